@@ -55,6 +55,7 @@ setup(
         "numpy>=2",
         "hydra-core>=1.3.2",
         "omegaconf>=2.3",
+        "bm25s>=0.3",
         "faiss-cpu",
         "sacrebleu",
         "regex",

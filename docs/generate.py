@@ -30,10 +30,9 @@ TABLES = {
     " models.clusterformer_classifier:ClusterformerClassifierConfig",
     "etc": "-models.encoder_only:EncoderOptions etc.encoder:ETCOptions",
     "etc pre-training": "etc.masked_lm_task:ETCMaskedLMTaskConfig"
-    " etc.masked_lm_loss:ETCMaskedLMLossConfig",
+    " etc.masked_lm_task:ETCMaskedLMLossConfig",
     "etc keyphrases": "-etc.encoder:ETCOptions etc.keyphrases_model:ETCKeyphrasesConfig",
-    "keyphrases": "etc.keyphrases_task:ETCKeyphrasesTaskConfig"
-    " etc.keyphrases:ETCKeyphrasesLossConfig",
+    "keyphrases": "etc.keyphrases:ETCKeyphrasesTaskConfig etc.keyphrases:ETCKeyphrasesLossConfig",
     "sentences": "tasks.clusterformer_sentence:ClusterformerSentenceConfig",
     "etc reader": "-etc.encoder:ETCOptions etc.reader:ETCReaderConfig",
     "reader": "-models.encoder_only:EncoderOptions -models.options:ClusteringOptions"

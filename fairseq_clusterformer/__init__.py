@@ -6,16 +6,18 @@ fairseq_clusterformer.plugin`` does.
 """
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
 
 __version__ = "0.1.0"
 
 
 @contextmanager
-def keep_root_logger() -> Iterator[None]:
-    """For imports of fairseq: some of its modules set up Python's root logger, at DEBUG."""
+def _keep_root_logger() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
@@ -23,6 +25,29 @@ def keep_root_logger() -> Iterator[None]:
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
+
+
+class _QuietFairseq(MetaPathFinder):
+    """Imports fairseq, and undoes that it sets up Python's root logger, at DEBUG."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != "fairseq":
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                with _keep_root_logger():
+                    execute(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+if "fairseq" not in sys.modules:
+    sys.meta_path.insert(0, _QuietFairseq())
 
 
 def load(path, *, device=None, dtype=None, data=None):
@@ -47,8 +72,7 @@ def load(path, *, device=None, dtype=None, data=None):
     Raises:
         UserError: a file or a folder that is missing, is something else, or does not fit.
     """
-    with keep_root_logger():
-        load_pretrained = import_module(f"{__name__}.inference.pretrained").load
+    load_pretrained = import_module(f"{__name__}.inference.pretrained").load
     return load_pretrained(path, device=device, dtype=dtype, data=data)
 
 

@@ -21,6 +21,11 @@ def bad_option(option: str, value: object, allowed: str, problem: str = "") -> U
     return UserError(f"{option} is {value}{problem and f': {problem}'}; allowed: {allowed}")
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, or what it is called."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 @contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
     """Lets a damaged file be one line that names it.
@@ -36,5 +41,5 @@ def reading(path: Path, what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if isinstance(error, UserError):
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise bad_option("the file", path, what, f"cannot be read ({reason})") from None
+        problem = f"cannot be read ({first_line(error)})"
+        raise bad_option("the file", path, what, problem) from None

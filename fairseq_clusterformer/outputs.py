@@ -69,7 +69,8 @@ def check_output(
         UserError: if the place is an input, no plain file, in no folder, or the user's file.
     """
     try:
-        if not makes_folder and not path.resolve().parent.is_dir():
+        folder = path.resolve().parent
+        if not makes_folder and not folder.is_dir():
             raise bad_option(
                 option, path, "a file to write in a folder that exists", "no such folder"
             )

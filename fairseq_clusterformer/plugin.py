@@ -4,19 +4,16 @@ It registers the models, criterions, tasks and the text coding with fairseq, and
 today's torch. It is the one module that knows all wings.
 """
 
-from . import keep_root_logger
+from . import compat, criterions, models  # noqa: F401  the last two register themselves
+from .data import encoder  # noqa: F401
+from .etc import keyphrases, masked_lm_task, reader  # noqa: F401
 from .inference import CLASSES
-
-with keep_root_logger():
-    from . import compat, criterions, models  # noqa: F401  the last two register themselves
-    from .data import encoder  # noqa: F401
-    from .etc import keyphrases_task, masked_lm_task, reader  # noqa: F401
-    from .readers import bidaf, qanet  # noqa: F401
-    from .tasks import (  # noqa: F401
-        clusterformer_masked_lm,
-        clusterformer_qa,
-        clusterformer_sentence,
-    )
+from .readers import bidaf, qanet  # noqa: F401
+from .tasks import (  # noqa: F401
+    clusterformer_masked_lm,
+    clusterformer_qa,
+    clusterformer_sentence,
+)
 
 CLASSES["etc_masked_lm"] = "fairseq_clusterformer.etc.pretrained:DocumentModel"
 CLASSES["etc_keyphrases"] = "fairseq_clusterformer.etc.pretrained:KeyphraseModel"

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import MultiheadAttention, parse_attention
+from fairseq_clusterformer.attention import Batch, MultiheadAttention, parse_attention
 from fairseq_clusterformer.clustering import LOSSES
 
 WINDOW = 5
@@ -52,6 +52,11 @@ CAUSAL = {
     "strided, fixed, gap": "strided(pattern=fixed,gap=5)",
     "kmeans": "kmeans(interval=1)",
     "window+kmeans, many clusters, gap": "window+kmeans(clusters=100,gap=3)",
+    "window, sinks": "window(sinks=2)",
+    "gated, sinks, gap": "gated(sinks=3,gap=4)",
+    "taught, sinks, summaries, probes": "taught(sinks=2,summaries=3,probes=2,gap=2)",
+    "window+lsh, sinks, gap": "window+lsh(sinks=2,gap=2)",
+    "xl, sinks": "xl(sinks=1)",
 }
 BIDIRECTIONAL = {
     "full": "full",
@@ -103,6 +108,7 @@ CARRIED_ON = (
     "taught, summaries",
     "taught, summaries, probes, gap",
     "taught, dropped keys, summaries, probes",
+    "taught, sinks, summaries, probes",
 )
 
 # By the kernel blocks every kind; by triton those whose layouts differ: its interpreter is slow.
@@ -240,3 +246,13 @@ def pads(lengths: list[int], total: int, side: str) -> torch.Tensor:
     place = torch.arange(total).expand(len(lengths), -1)
     real = torch.tensor(lengths).unsqueeze(-1)
     return place < total - real if side == "left" else place >= real
+
+
+def by_steps(module, x, mask=None, documents=None) -> tuple[torch.Tensor, dict]:
+    """Outputs [B, N, D] of single steps, and what they keep."""
+    state, outputs = {}, []
+    for t in range(x.size(1)):
+        hidden, numbers = (None if o is None else o[:, t : t + 1] for o in (mask, documents))
+        out, state = module.step(x[:, t : t + 1], state, Batch(hidden, numbers))
+        outputs.append(out)
+    return torch.cat(outputs, dim=1), state

@@ -23,6 +23,7 @@ from fairseq_cli import hydra_train
 from hydra import compose, initialize_config_dir
 
 from fairseq_clusterformer.data.subwords import TokenizerSubwords
+from tests.cli.in_process import QUESTIONS as READER
 from tests.cli.towns import squad
 from tests.data.tokenizers import made
 from tests.inference.commands import run
@@ -34,15 +35,13 @@ NOT_RUN = {
     "bash scripts/": "set-up, demo and tests themselves",
     "clusterformer prepare lm (enwik8|wikitext103)": "downloads its corpus",
     "clusterformer prepare translation (multi30k|iwslt14|wmt14)": "downloads its corpus",
-    "clusterformer prepare (classification mr|keyphrases openkp)": "of others' files",
-    "clusterformer prepare qa (quasar-t|hotpotqa|natural-questions|wikihop|babi) ": "the same",
+    "clusterformer prepare keyphrases openkp": "of others' files; tests/etc/test_openkp.py",
+    "clusterformer prepare qa (quasar-t|hotpotqa|natural-questions|wikihop) ": "the same, and "
+    "RoBERTa's; tests/corpora",
     "clusterformer answer .* --serve": "ends when it is stopped; tests/serve",
     "python -m scripts.(experiments.(run|distance)|benchmarks)": "takes hours; tests/experiments",
     "clusterformer prepare qa text raw/distance": "of what the line before makes",
     "torchrun .*--config-name hotpotqa": "asks for supporting sentences; test_etc_reader.py",
-    "fairseq-train data-bin/babi": "the same",
-    "clusterformer draw .*--document": "needs a trained reader; tests/visual/test_document.py",
-    "clusterformer convert": "takes a minute; tests/cli/test_convert.py",
     "fairseq-train data-bin/quasar-t": "starts from RoBERTa's weights; tests/cli/test_roberta.py",
 }
 #: pages that go on from what other pages made
@@ -113,6 +112,12 @@ def write_inputs(folder: Path) -> None:
     (folder / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
     (folder / "my-questions").mkdir()
     shutil.copy(folder / "questions.jsonl", folder / "my-questions" / "train.jsonl")
+    reviews = [f"{sign} {line}\n" for sign in "01" for line in lines[:60]]
+    (folder / "DIR" / "rt-polarity.all").write_text("".join(reviews))
+    story = "1 Ada moved to the mill.\n2 Bob went to the town.\n3 Where is {}?\t{}\t{}\n"
+    told = [story.format(*found) for found in (("Ada", "mill", 1), ("Bob", "town", 2)) * 20]
+    for name in ("qa1_train.txt", "qa1_test.txt"):
+        (folder / name).write_text("".join(told))
     (folder / "mnist").mkdir()
     draw = np.random.default_rng(1)
     for name, number in (("train", 200), ("t10k", 60)):
@@ -135,6 +140,30 @@ def write_encoder(folder: Path) -> None:
     BertModel(BertConfig(vocab_size=words, num_hidden_layers=6, **sizes)).save_pretrained(folder)
 
 
+def write_dense(path: Path) -> None:
+    """A language model of fairseq's own."""
+    sizes = "--decoder-layers 2 --decoder-attention-heads 4 --tokens-per-sample=256 --batch-size 8"
+    line = f"--task language_modeling --arch transformer_lm {sizes} --optimizer adam"
+    write_checkpoint(path, "data-bin/my-texts", line)
+
+
+def write_reader(path: Path) -> None:
+    """A reader whose attention clusters."""
+    write_checkpoint(path, "data-bin/squad", READER)
+
+
+def write_checkpoint(path: Path, data: str, line: str) -> None:
+    saved = Path("checkpoints", path.stem)
+    execute(["fairseq-train", data, *line.split(), "--save-dir", str(saved)])
+    shutil.copy(saved / "checkpoint_last.pt", path)
+
+
+#: what the pages take for given, and what makes it where a command names it
+MODELS = {
+    "MINILM": write_encoder,
+    "dense.pt": write_dense,
+    "clusterformer_reader.pt": write_reader,
+}
 QUESTIONS = "prepare qa text questions.jsonl {} --sentencepiece 300"
 LABELS = "prepare classification text reviews.tsv {}"
 PAIRS = "prepare translation text {} --train pairs.tsv --source-lang {} --target-lang {}"
@@ -147,7 +176,7 @@ MADE = {
     "data-bin/iwslt14": PAIRS.format("{}", "de", "en"),
     "data-bin/wmt14-en-de": PAIRS.format("{}", "en", "de"),
     "data-bin/20news": LABELS,
-    "data-bin/mr/fold0": LABELS,
+    "data-bin/mr": "prepare classification mr data-bin --source DIR",
     "data-bin/hotpotqa": QUESTIONS,
     "data-bin/nq": QUESTIONS,
     "data-bin/wikihop": QUESTIONS,
@@ -172,6 +201,8 @@ def tiny(words: list[str]) -> list[str]:
             words[i + 1] = str(TINY[word])
     if words[:2] == ["clusterformer", "generate"]:
         words += ["--max-tokens", "20"]
+    if words[:2] == ["clusterformer", "convert"]:
+        words += ["--updates", "2", "--tokens", "500"]
     if words[0] == "fairseq-train":
         words = [word for word in words if word != "--fp16"]  # needs a GPU
         words += [] if "--max-epoch" in words else ["--max-update", "2"]
@@ -219,8 +250,9 @@ def tiny_overrides(config: Path) -> list[str]:
 def execute(words: list[str]) -> None:
     words = words[words.index("--no-python") + 1 :] if words[0] == "torchrun" else words
     make_what_is_missing(words)
-    if any(word.startswith("MINILM") for word in words) and not Path("MINILM").exists():
-        write_encoder(Path("MINILM"))
+    for name, write in MODELS.items():
+        if any(word.startswith(name) for word in words) and not Path(name).exists():
+            write(Path(name))
     if words[0] == "clusterformer":
         assert run(*tiny(words)[1:]) == 0, words
     elif words[0] == "python":

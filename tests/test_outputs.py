@@ -146,6 +146,8 @@ def test_no_plain_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=f"--out is .*: .*{problem}"):
             check_output("--out", tmp_path / name, force=True)
+    with pytest.raises(UserError, match="--out is .*: .*(links|itself)"):
+        check_output("--out", tmp_path / "round", force=True, makes_folder=True)
 
 
 def test_a_link_stays_and_what_it_names_is_written(tmp_path: Path) -> None:

@@ -6,14 +6,18 @@ Shape letters: B batch, N tokens of the longest document, P paragraphs of a docu
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 #: Types of answers. If several are equally likely, the first counts. All are equally likely to a
 #: reader whose data never named a type; so such a reader gives short answers.
 TYPES = ("short", "yes", "no", "long", "none")
+_BLANKS = np.array([code for code in range(0x3001) if chr(code).isspace()], np.uint32)
+_EAST_ASIAN = 0x2E80  # the first of their letters
 
 
 class AnswerLogits(NamedTuple):
@@ -121,6 +125,22 @@ class Document:
     def paragraph_of(self, length: int) -> Tensor:
         """The number of the paragraph of each of the first tokens, int64 [length]."""
         return torch.searchsorted(self.starts, torch.arange(length), right=True) - 1
+
+    def word_of(self, length: int) -> Tensor:
+        """The number of the word that each of the first tokens ends in, int64 [length].
+
+        Blanks part words; of East Asian scripts, each letter is a word.
+        """
+        bounds = [*self.starts.tolist(), self.characters.size(1)]
+        found, before = [torch.zeros(bounds[0], dtype=torch.int64)], 0
+        for text, (first, last) in zip(self.texts, pairwise(bounds), strict=True):
+            codes = np.frombuffer(f" {text}".encode("utf-32-le", "surrogatepass"), np.uint32)
+            blank = np.isin(codes, _BLANKS)
+            begins = ~blank[1:] & (blank[:-1] | (codes[1:] >= _EAST_ASIAN))
+            number = torch.from_numpy(np.cumsum([before, *begins]))
+            found.append(number[self.characters[1, first:last].long().clamp(0, len(text))])
+            before = int(number[-1])
+        return torch.cat([*found, torch.full((length,), before)])[:length]
 
     def place(self, first: int, last: int) -> tuple[int, int, int]:
         """The paragraph and its characters [start, end), of tokens [first, last).

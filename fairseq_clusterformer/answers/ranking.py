@@ -13,6 +13,7 @@ from .documents import TYPES, Answer, Answers, Document, Logits, StructureLogits
 
 _SPANS = 20  # for each that is wanted: most overlap a better one
 _LEAST = -1e9  # JSON has no infinity
+_TOKENS = 4  # of a word, at most: of text without blanks, a span has so many times the limit
 
 
 @torch.no_grad()
@@ -38,7 +39,7 @@ def ranked_answers(
     Args:
         documents: B; a model may have read the beginning of one alone.
         top: of short answers and of paragraphs, at most.
-        max_answer_length: tokens of a short answer.
+        max_answer_length: words of a short answer.
         within_long: spans of the best paragraph alone, as Natural Questions has them.
         no_answer_bias: added to the logit of "no answer".
         supporting_threshold: sentences from this probability on support the answer.
@@ -62,7 +63,9 @@ def ranked_answers(
             start, end = (x.masked_fill(hidden, -torch.inf) for x in (start, end))
         if logits.candidates is not None:
             of_candidates = logits.candidates.log_softmax(-1).cpu()
-    spans = best_spans(start, end, within, max_length=max_answer_length, top=_SPANS * top)
+    words = torch.stack([document.word_of(start.size(1)) for document in documents])
+    limits = {"max_length": max_answer_length, "words": words, "top": _SPANS * top}
+    spans = best_spans(start, end, within, **limits)
     nones = [None] * len(documents)
     if isinstance(logits, WordLogits):
         # the model's own best span may be too long to be an answer
@@ -149,7 +152,13 @@ def _apart(document: Document, candidates: Iterable, log_prob: float, top: int) 
 
 
 def best_spans(
-    start: Tensor, end: Tensor, paragraph: Tensor, *, max_length: int, top: int = 1
+    start: Tensor,
+    end: Tensor,
+    paragraph: Tensor,
+    *,
+    max_length: int,
+    words: Tensor | None = None,
+    top: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The spans whose first token's start and last token's end are most in sum.
 
@@ -159,7 +168,9 @@ def best_spans(
         start: of each token being an answer's first, [..., N].
         end: of each being its last, [..., N].
         paragraph: the number of each token's paragraph, 0 or more, int64 [..., N].
-        max_length: tokens of a span, 1 or more.
+        max_length: words of a span, 1 or more.
+        words: the number of each token's word, never decreasing, int64 [..., N]; None: each token
+            is one.
         top: n, 1 or more; fewer where there are fewer pairs of tokens.
 
     Returns:
@@ -167,7 +178,12 @@ def best_spans(
         first and last, int64 [..., n].
     """
     length = start.size(-1)
-    width = max(1, min(max_length, length))
+    width = max_length
+    if words is not None and length:
+        # the most tokens that max_length words have
+        behind = torch.searchsorted(words, words + max_length) - torch.arange(length)
+        width = min(int(behind.max()), _TOKENS * max_length)
+    width = max(1, min(width, length))
 
     def following(x: Tensor, fill: float) -> Tensor:
         """Each token and those behind it, [..., N, width]."""
@@ -175,6 +191,8 @@ def best_spans(
 
     score = start.unsqueeze(-1) + following(end, -torch.inf)
     together = following(paragraph, -1) == paragraph.unsqueeze(-1)
+    if words is not None:
+        together &= following(words, -1) < words.unsqueeze(-1) + max_length
     score = score.masked_fill(~(together & (score > -torch.inf)), -torch.inf).flatten(-2)
     best, places = score.topk(min(top, score.size(-1)))
     first = places // width

@@ -3,7 +3,7 @@
 from . import gated, kmeans, lsh, neural, routing, strided, taught, window, xl  # noqa: F401 (they register)
 from .batch import Batch, any_padding
 from .kind import Assignment, Kind, Shape, Tokens, attention_kinds, register_attention
-from .multihead import MultiheadAttention, prefill
+from .multihead import MultiheadAttention
 from .options import ClusterOptions, OptionError, Options, WindowOptions, option
 from .spec import AttentionPlan, Heads, parse_attention, parse_layer
 
@@ -25,6 +25,5 @@ __all__ = [
     "option",
     "parse_attention",
     "parse_layer",
-    "prefill",
     "register_attention",
 ]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from ..clustering.report import Report
-from .batch import Batch
+from .batch import Batch, any_padding
 from .scouts import Scouts
 
 
@@ -81,6 +81,29 @@ class Tokens:
         """Keys, likewise."""
         return self._both()[1]
 
+    def behind(self, number: int) -> "Tokens":
+        """The same for parts that do not see the first ``number`` real tokens of each document:
+        these count as padding, and positions begin behind them."""
+        positions = self.positions - number
+
+        def make() -> Batch:
+            hidden = (positions < 0).expand(self.x.shape[:2])
+            if self.padding_mask is not None:
+                hidden = hidden | self.padding_mask
+            if self.decoding and not hidden.is_cuda:  # where nothing waits for a device
+                hidden = any_padding(hidden)
+            return Batch(hidden, self.batch.documents)
+
+        return Tokens(
+            self.x,
+            None,
+            self.batch.cached(("behind", number), make),
+            positions=positions,
+            impl=self.impl,
+            before=None if self.before is None else (self.before - number).clamp(min=0),
+            begins=self.begins,
+        )
+
     def _both(self) -> tuple[Tensor, Tensor]:
         if self._q_and_k is None:
             self._q_and_k = self._heads()
@@ -147,4 +170,5 @@ class Seeing(Protocol):
     cluster_window: int | None
     num_clusters: int
     num_rings: int
+    sinks: int
     options: Any

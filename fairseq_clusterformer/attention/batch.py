@@ -58,6 +58,12 @@ class Batch:
             return self.documents.size(1)
         return self.cached("documents", lambda: int(self.documents.max()) + 1)
 
+    @property
+    def real_first(self) -> Tensor:
+        """The tokens of each padded row, padding last, int64 [B, N]."""
+        mask = self.padding_mask
+        return self.cached("real first", lambda: mask.to(torch.uint8).argsort(dim=1, stable=True))
+
     def positions(self, x: Tensor) -> Tensor:
         """Places of x [B, N, ...] among the real tokens of their documents, int64 [1 or B, N]."""
         return self.cached("positions", lambda: self._positions(x))
@@ -80,6 +86,16 @@ class Batch:
         """The documents as rows of their own: the place of each token in the batch's B * N, int64
         [D, M], and the batch that they are."""
         return self.cached("apart", lambda: _apart(self.documents, self.padding_mask))
+
+    def together(self, x: Tensor) -> Tensor:
+        """The inverse: numbers of the documents' tokens [D, G, M, ...] to [B, G, N, ...]."""
+        place, documents = self.apart
+        count = self.documents.numel()
+        if documents.padding_mask is not None:  # padding goes to one token more, and away
+            place = place.masked_fill(documents.padding_mask, count)
+        x = x.transpose(1, 2).flatten(0, 1)
+        whole = x.new_zeros(count + 1, *x.shape[1:]).index_copy(0, place.flatten(), x)
+        return whole[:-1].unflatten(0, self.documents.shape).transpose(1, 2)
 
     # How many documents there are, and how long, is known when it is run.
     take_apart = not_compiled(lambda self: self.apart)

@@ -3,7 +3,7 @@
 Shape letters: B batch, N tokens, D model width, H heads, J heads of keys and values, E head width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,9 @@ from torch.nn.functional import linear, pad
 from ..clustering import State
 from ..precision import full_float32, is_exact
 from .batch import Batch
-from .projections import RelativePositions, ShortConvolution, rotated
+from .projections import RelativePositions, RMSNorm, Rotary, ShortConvolution, rotated
+
+BIASES = ("all", "qkv", "none")
 
 
 class Projected(NamedTuple):
@@ -71,28 +73,34 @@ class ProjectedHeads(nn.Module):
         kv_heads: int,
         *,
         causal: bool,
-        rotary: bool,
+        head_dim: int | None,
+        biases: str,
+        qk_norm: float | None,
+        rotary: bool | Rotary | None,
         relative: bool,
         short_convolution: int,
         copying_start: bool,
     ):
         super().__init__()
-        check_divides(num_heads, "heads", embed_dim, f"the width of {embed_dim}")
+        if head_dim is None:
+            check_divides(num_heads, "heads", embed_dim, f"the width of {embed_dim}")
         check_divides(kv_heads, "heads of keys and values", num_heads, f"{num_heads} heads")
         self.embed_dim, self.num_heads, self.kv_heads = embed_dim, num_heads, kv_heads
-        self.head_dim = embed_dim // num_heads
+        self.head_dim = head_dim or embed_dim // num_heads
         if rotary and self.head_dim % 2:
             raise ValueError(f"rotary positions with heads {self.head_dim} wide; allowed: even")
-        self.rotary = rotary
-        kv_dim = kv_heads * self.head_dim
-        self.q_proj = nn.Linear(embed_dim, embed_dim)
-        self.k_proj = nn.Linear(embed_dim, kv_dim)
-        self.v_proj = nn.Linear(embed_dim, kv_dim)
-        self.out_proj = nn.Linear(embed_dim, embed_dim)
+        self.rotary = Rotary() if rotary is True else rotary or None
+        q_dim, kv_dim = num_heads * self.head_dim, kv_heads * self.head_dim
+        self.q_proj = nn.Linear(embed_dim, q_dim, bias=biases != "none")
+        self.k_proj = nn.Linear(embed_dim, kv_dim, bias=biases != "none")
+        self.v_proj = nn.Linear(embed_dim, kv_dim, bias=biases != "none")
+        self.out_proj = nn.Linear(q_dim, embed_dim, bias=biases == "all")
         self.reset_parameters()
+        normed = () if qk_norm is None else ("q", "k")
+        self.norms = nn.ModuleDict({name: RMSNorm(self.head_dim, qk_norm) for name in normed})
         sizes = (num_heads, self.head_dim, embed_dim)
         self.relative = RelativePositions(*sizes) if relative else None
-        widths = {"q": embed_dim, "k": kv_dim, "v": kv_dim} if short_convolution else {}
+        widths = {"q": q_dim, "k": kv_dim, "v": kv_dim} if short_convolution else {}
         self.convolutions = nn.ModuleDict(
             {
                 name: ShortConvolution(n, short_convolution, causal=causal)
@@ -110,7 +118,14 @@ class ProjectedHeads(nn.Module):
         for projection in (self.q_proj, self.k_proj, self.v_proj):
             nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)
         nn.init.xavier_uniform_(self.out_proj.weight)
-        nn.init.zeros_(self.out_proj.bias)
+        if self.out_proj.bias is not None:
+            nn.init.zeros_(self.out_proj.bias)
+
+    def split(self, name: str, x: Tensor) -> Tensor:
+        """Projected queries ("q"), keys or values [B, N, H * E] as heads [B, H, N, E]; queries and
+        keys with their norm, if they have one."""
+        x = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return self.norms[name](x) if name in self.norms else x
 
     def project(
         self,
@@ -137,7 +152,8 @@ class ProjectedHeads(nn.Module):
         def heads(name: str, x: Tensor, key: str = "") -> Tensor:
             projection = getattr(self, f"{name}_proj")
             if key:  # in full float32
-                x = linear(x.float(), projection.weight.float(), projection.bias.float())
+                bias = None if projection.bias is None else projection.bias.float()
+                x = linear(x.float(), projection.weight.float(), bias)
             else:
                 x = projection(x)
             if name in self.convolutions and state is None:
@@ -145,7 +161,7 @@ class ProjectedHeads(nn.Module):
             elif name in self.convolutions:
                 key = f"{name}.{key}before"
                 x, after[key] = self.convolutions[name].following(x, state.get(key), batch, begins)
-            return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+            return self.split(name, x)
 
         q, k, v = (heads(name, x) for name in "qkv")
 
@@ -166,14 +182,14 @@ class ProjectedHeads(nn.Module):
         self, heads: slice, q: Tensor, k: Tensor, v: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys of some heads with their positions, and values as wide."""
-        if self.rotary:
-            q, k = (rotated(t, positions) for t in (q, k))
+        if self.rotary is not None:
+            q, k = (rotated(t, positions, self.rotary) for t in (q, k))
         if self.relative is not None:
             q, k = self.relative(q, k, positions, heads)
             v = pad(v, (0, k.size(-1) - v.size(-1)))
         return q, k, v
 
-    def merge(self, outputs: list[Tensor]) -> Tensor:
+    def merge(self, outputs: Sequence[Tensor]) -> Tensor:
         """The layer's output [B, N, D] of the values of all heads, [B, H, N, E] each."""
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return self.out_proj(out.transpose(1, 2).flatten(2))
@@ -216,7 +232,8 @@ def start_copying(attention: ProjectedHeads) -> None:
     of_keys = attention.k_proj.weight.unflatten(0, (attention.kv_heads, 1, -1)).expand(-1, *shape)
     attention.q_proj.weight.copy_(of_keys.flatten(0, 2))
     for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
-        nn.init.zeros_(projection.bias)
+        if projection.bias is not None:
+            nn.init.zeros_(projection.bias)
     of_values = torch.empty(attention.v_proj.weight.shape, dtype=torch.float32)  # not by halves
     attention.v_proj.weight.copy_(nn.init.orthogonal_(of_values, gain=2**-0.5))
     back = attention.v_proj.weight.unflatten(0, (attention.kv_heads, 1, -1)).expand(-1, *shape)

@@ -44,21 +44,15 @@ def token_clusters(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tenso
 
 @torch.no_grad()
 def tokens_seen(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
-    """Run a model, and return which tokens each query sees, in each group of heads.
+    """Run a model, and return which tokens each query sees, in each group of heads; arguments,
+    names and errors as of :func:`token_clusters`.
 
     Takes N x N of memory: for texts of some thousand tokens.
 
-    Args:
-        model, inputs, named_inputs: as of :func:`token_clusters`.
-
     Returns:
-        For each router, in the order in which they ran, its name in ``model`` and which key (the
-        last dimension) each query sees, bool [B, G, N, N]; B and G are 1 where all rows or heads
-        agree. A key that counts only where nothing else is seen is seen by such a query alone. The
-        mean of a cluster is no key.
-
-    Raises:
-        ValueError: a router ran more than once.
+        Which key (the last dimension) each query sees, bool [B, G, N, N], for each router; B and G
+        are 1 where all rows or heads agree. A key that counts only where nothing else is seen is
+        seen by such a query alone. The mean of a cluster is no key.
     """
     return _of_routers(_seen_by_any, model, *inputs, **named_inputs)
 

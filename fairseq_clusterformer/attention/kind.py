@@ -21,6 +21,7 @@ from .options import OptionError, Options, flag_of
 from .parts import Part
 from .ranged import RangedKeys
 from .scouts import Scouts
+from .sinks import Sinks
 from .summaries import ClusterMeans
 
 
@@ -91,6 +92,8 @@ class Kind(nn.Module, ABC):
             )
         if self.gap > self.least_gap and self.rule != "recent":
             raise OptionError("gap", self.gap, f"{self.least_gap} with the rule {self.rule}")
+        if self.sinks and not self.can_step:
+            raise OptionError("sinks", self.sinks, "0 but in a causal model with the rule recent")
         if self.cluster_window == 0:
             raise OptionError("window", self.window, "2 or more, the query's own included")
         # Checkpoints from before W counted the query's own key do not have this number.
@@ -118,6 +121,11 @@ class Kind(nn.Module, ABC):
     def num_clusters(self) -> int:
         """K."""
         return getattr(self.options, "clusters", 1)
+
+    @property
+    def sinks(self) -> int:
+        """First tokens of a document that each of its queries sees, besides W others."""
+        return getattr(self.options, "sinks", 0)
 
     @property
     def num_rings(self) -> int:
@@ -173,10 +181,19 @@ class Kind(nn.Module, ABC):
             The assignment, and the state for the next tokens: tensors with the batch first.
         """
 
-    def parts(
+    def seen(
         self, tokens: Tokens, assignment: Assignment, state: State | None = None
     ) -> list[Part]:
         """What a query sees; ``state``: of the parts, for the tokens before; None: a batch."""
+        if not self.sinks:
+            return self.parts(tokens, assignment, state)
+        others = self.parts(tokens.behind(self.sinks), assignment, state)
+        return [*others, Sinks(self, tokens, assignment, state)]
+
+    def parts(
+        self, tokens: Tokens, assignment: Assignment, state: State | None = None
+    ) -> list[Part]:
+        """What a query sees besides sinks; arguments as of ``seen``."""
         parts: list[Part] = [RangedKeys(self, tokens, assignment, state)]
         if getattr(self.options, "summaries", 0):
             parts.append(ClusterMeans.of(self, tokens, assignment, state))
@@ -196,7 +213,7 @@ class Kind(nn.Module, ABC):
                 "False"
             )
         return Routing(
-            tokens.x, self.parts(tokens, assignment), assignment.report, assignment.scouts
+            tokens.x, self.seen(tokens, assignment), assignment.report, assignment.scouts
         )
 
     def observe(self, observation: Tensor) -> None:

@@ -4,19 +4,14 @@ from dataclasses import dataclass
 
 from ..clustering import KMeansClustering, Report, State, cluster_sizes
 from .kind import Assignment, Kind, Shape, Tokens, register_attention
-from .options import ClusterOptions, OptionError, option
+from .options import ClusterOptions, OptionError, option, rule_option
 
 
 @dataclass(frozen=True)
 class KMeansOptions(ClusterOptions):
     """Options of K-Means."""
 
-    rule: str = option(
-        "recent",
-        "which tokens of its cluster a query sees",
-        flag="cluster_rule",
-        choices=("recent", "chunk"),
-    )
+    rule: str = rule_option("recent", "chunk")
     bank_size: int = option(
         100_000, "number of latest states that kmeans heads cluster", flag="kmeans_bank_size"
     )

@@ -96,10 +96,9 @@ def recent_layouts(
         """The place of the token that is so many real ones behind each query; negative: before."""
         if padding_mask is None or number in (0, 1):  # padding is in no cluster
             return (query_order + number).clamp(0, length)
-        real, hidden = ~padding_mask, padding_mask.to(torch.uint8)
-        places = batch.cached("real first", lambda: hidden.argsort(dim=1, stable=True))
+        real = ~padding_mask
         rank = real.cumsum(1) - 1 + number
-        place = places.gather(1, rank.clamp(0, length - 1)).masked_fill(rank < 0, 0)
+        place = batch.real_first.gather(1, rank.clamp(0, length - 1)).masked_fill(rank < 0, 0)
         place = place.masked_fill(rank >= real.sum(1, keepdim=True), length)
         return place.unsqueeze(1).expand_as(query_order).gather(-1, query_order)
 
@@ -118,6 +117,25 @@ def recent_layouts(
     after = slots_below(tokens_on(gap))
     until = end if window is None else torch.minimum(end, after + window)
     return layout(before, up_to), layout(after, until)
+
+
+def sink_layout(positions: Tensor, number: int, *, itself: bool, batch: Batch) -> Layout:
+    """Each query sees the first tokens of its document that stand before it.
+
+    Args:
+        positions: of the tokens in their documents, int64 [1 or B, N].
+        number: of first tokens.
+        itself: a query that is one of them sees its own key, too.
+        batch: padding is not seen.
+    """
+    order = None
+    if batch.padding_mask is not None:
+        order = batch.real_first.unsqueeze(1)
+        positions = positions.gather(1, batch.real_first)
+    slot = torch.arange(positions.size(-1), device=positions.device)
+    lo = (slot - positions).unsqueeze(1)  # where the document begins
+    hi = (lo + number).minimum(slot + itself)
+    return replace(_without_padding(lo, hi, order, order, batch.padding_mask), reach=number)
 
 
 def without_own(layout: Layout) -> tuple[Layout, Layout]:
@@ -153,11 +171,7 @@ def chunk_layout(
         padding_mask: bool [B, N], True where a token is padding.
     """
     order, _ = _sort_by_cluster(clusters, num_clusters, padding_mask, impl)
-    length = clusters.size(-1)
-    if padding_mask is None:
-        real = torch.full(order.shape[:-1], length, device=order.device)
-    else:
-        real = (~padding_mask).sum(-1, keepdim=True).expand(order.shape[:-1])
+    length, real = clusters.size(-1), _real(order, padding_mask)
     chunk = torch.div(real + num_clusters - 1, num_clusters, rounding_mode="floor").clamp(min=1)
     num_chunks = torch.div(real + chunk - 1, chunk, rounding_mode="floor")
     # Slots of the last chunk, repeated in front of the first unless it is the first.
@@ -187,30 +201,17 @@ def own_chunk_layout(
     impl: str = "auto",
 ) -> Layout:
     """Chunk rule of CF20 (eq. 6 and 7): tokens sorted by cluster, cut into chunks of C slots, and
-    what is left over; a query sees its own chunk.
-
-    Args:
-        clusters: cluster of each token, int64 [B, G, N] in [0, K).
-        num_clusters: K.
-        chunk: C.
-        padding_mask: bool [B, N], True where a token is padding.
-    """
+    what is left over; a query sees its own chunk. Arguments as of :func:`chunk_layout`."""
     order, _ = _sort_by_cluster(clusters, num_clusters, padding_mask, impl)
     slot = torch.arange(order.size(-1), device=order.device).expand_as(order)
-    real = torch.full_like(order[..., :1], order.size(-1))
-    if padding_mask is not None:
-        real = (~padding_mask).sum(-1).view(-1, 1, 1).expand_as(real)
+    real = _real(order, padding_mask).unsqueeze(-1)
     lo = slot - slot % chunk
     layout = _without_padding(lo, torch.minimum(lo + chunk, real), order, order, padding_mask)
     return replace(layout, reach=chunk)
 
 
 def top_layout(
-    clusters: Tensor,
-    similarity: Tensor,
-    *,
-    padding_mask: Tensor | None = None,
-    impl: str = "auto",
+    clusters: Tensor, similarity: Tensor, *, padding_mask: Tensor | None = None, impl: str = "auto"
 ) -> Layout:
     """Top rule (Routing Transformer): a query sees the 2 ceil(n / K) keys that are most similar to
     the centroid of its cluster, wherever they stand; n is the row's number of real tokens.
@@ -224,11 +225,10 @@ def top_layout(
         similarity: of keys and centroids, floating point [B, G, N, K].
         padding_mask: bool [B, N], True where a token is padding.
     """
-    order, _ = _sort_by_cluster(clusters, similarity.size(-1), padding_mask, impl)
     length, num_clusters = similarity.shape[-2:]
-    real = torch.full(order.shape[:-1], length, device=order.device)
+    order, _ = _sort_by_cluster(clusters, num_clusters, padding_mask, impl)
+    real = _real(order, padding_mask)
     if padding_mask is not None:
-        real = (~padding_mask).sum(-1, keepdim=True).expand(order.shape[:-1])
         similarity = similarity.masked_fill(padding_mask[:, None, :, None], -torch.inf)
     chunk = torch.div(real + num_clusters - 1, num_clusters, rounding_mode="floor")
     count = torch.minimum(2 * chunk, real).unsqueeze(-1)
@@ -253,18 +253,24 @@ def _sort_by_cluster(
     return sort_by_cluster(clusters.contiguous(), num_clusters + 1, impl=impl)
 
 
+def _real(order: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """n: real tokens of each row of an order [B, G, N], int64 [B, G]."""
+    if padding_mask is None:
+        return torch.full(order.shape[:-1], order.size(-1), device=order.device)
+    return (~padding_mask).sum(-1, keepdim=True).expand(order.shape[:-1])
+
+
 def _without_padding(
-    lo: Tensor, hi: Tensor, query_order: Tensor, key_order: Tensor, padding_mask: Tensor | None
+    lo: Tensor,
+    hi: Tensor,
+    query_order: Tensor | None,
+    key_order: Tensor | None,
+    padding_mask: Tensor | None,
 ) -> Layout:
+    """A layout of slots of which padding has the last."""
     if padding_mask is None:
         return Layout(lo=lo, hi=hi, query_order=query_order, key_order=key_order)
-    real = (~padding_mask).sum(-1, keepdim=True).expand(query_order.shape[:-1])
+    real = _real(query_order, padding_mask)
     empty = torch.arange(query_order.size(-1), device=lo.device) >= real.unsqueeze(-1)
-    return Layout(
-        lo=lo.masked_fill(empty, 0),
-        hi=hi.masked_fill(empty, 0),
-        query_order=query_order,
-        key_order=key_order,
-        num_queries=real,
-        num_keys=real,
-    )
+    lo, hi = (bound.masked_fill(empty, 0) for bound in (lo, hi))
+    return Layout(lo, hi, query_order, key_order, num_queries=real, num_keys=real)

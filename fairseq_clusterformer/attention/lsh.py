@@ -12,19 +12,14 @@ from ..clustering import Report, State, cluster_sizes
 from ..clustering.fuzzy import lowest_argmax
 from ..precision import Float32Buffers, at_least_float32, full_float32
 from .kind import Assignment, Kind, Shape, Tokens, register_attention, shared_vector
-from .options import ClusterOptions, option
+from .options import ClusterOptions, option, rule_option
 
 
 @dataclass(frozen=True)
 class LshOptions(ClusterOptions):
     """Options of hashing; the clusters are the buckets of a round."""
 
-    rule: str = option(
-        "recent",
-        "which tokens of its bucket a query sees",
-        flag="cluster_rule",
-        choices=("recent", "chunk"),
-    )
+    rule: str = rule_option("recent", "chunk")
     rounds: int = option(2, "hashes of each token in lsh heads", flag="hash_rounds", at_least=1)
 
 
@@ -51,8 +46,7 @@ class Lsh(Float32Buffers, Kind):
         super().__init__(options, shape)
         directions = -(-options.clusters // 2)  # two buckets each, or one of the last
         self.register_buffer(
-            "rotations",
-            torch.randn(options.rounds, shape.num_heads, shape.head_dim, directions),
+            "rotations", torch.randn(options.rounds, shape.num_heads, shape.head_dim, directions)
         )
 
     @property

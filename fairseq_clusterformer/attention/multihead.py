@@ -16,6 +16,7 @@ from .heads import Projected, ProjectedHeads, check_divides
 from .kind import Kind, Routing, Shape, Tokens, registered
 from .options import OptionError
 from .parts import QKV, attend, attend_behind
+from .projections import Rotary
 from .scouts import routing_gain, routing_loss, weighed
 from .spec import Heads, parse_layer
 
@@ -31,16 +32,17 @@ class MultiheadAttention(ProjectedHeads):
     Args:
         embed_dim: D.
         num_heads: H, divided equally among the kinds.
-        kinds: as a layer of a spec ("window(64)+gated(clusters=32)"), or as
-            :func:`parse_attention` returns a layer.
+        kinds: a layer of a spec ("window(64)+gated(clusters=32)"), or of `parse_attention`.
         causal: a query sees no later token.
         dropout: of the attention weights, in training.
         kv_heads: J, each for H / J queries (Ainslie et al. 2023); None: H.
-        rotary: queries and keys carry rotary positions.
+        head_dim: E; None: D / H.
+        biases: of the projections: "all" have one, "qkv" (the output has none), or "none".
+        qk_norm: epsilon of a root-mean-square norm over each query and each key; None: no norm.
+        rotary: queries and keys carry rotary positions; a ``Rotary`` says how fast they turn.
         relative: logits depend on distances, as in Transformer-XL.
         short_convolution: width of the convolutions over queries, keys and values; 0: none.
-        copying_start: begin as heads that copy, see ``start_copying``; causal, with a short
-            convolution of 3 or more.
+        copying_start: begin as heads that copy; causal, with a short convolution of 3 or more.
         kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
 
     Raises:
@@ -56,7 +58,10 @@ class MultiheadAttention(ProjectedHeads):
         causal: bool,
         dropout: float = 0.0,
         kv_heads: int | None = None,
-        rotary: bool = False,
+        head_dim: int | None = None,
+        biases: str = "all",
+        qk_norm: float | None = None,
+        rotary: bool | Rotary | None = False,
         relative: bool = False,
         short_convolution: int = 0,
         copying_start: bool = False,
@@ -71,6 +76,9 @@ class MultiheadAttention(ProjectedHeads):
             num_heads,
             num_heads if kv_heads is None else kv_heads,
             causal=causal,
+            head_dim=head_dim,
+            biases=biases,
+            qk_norm=qk_norm,
             rotary=rotary,
             relative=relative,
             short_convolution=short_convolution,
@@ -88,10 +96,7 @@ class MultiheadAttention(ProjectedHeads):
         self.reads_qk = any(router.reads_qk for router in self.routers)
 
     def forward(
-        self,
-        x: Tensor,
-        batch: Batch | Tensor | None = None,
-        centroids: Tensor | None = None,
+        self, x: Tensor, batch: Batch | Tensor | None = None, centroids: Tensor | None = None
     ) -> tuple[Tensor, list[Report]]:
         """Attend within each row, or within each document of it.
 
@@ -108,57 +113,36 @@ class MultiheadAttention(ProjectedHeads):
         if batch.documents is not None and not all(router.by_tokens for router in self.routers):
             batch.take_apart()  # here, where a compiled graph breaks once
         heads, _ = self.project(x, batch, exactly=self.reads_qk)
-        outputs, reports = [], []
-        for i, router in enumerate(self.routers):
-            whole_rows = batch.documents is not None and not router.by_tokens
-            attend_kind = self._attend_apart if whole_rows else self._attend
-            out, report = attend_kind(i, heads, batch, centroids)
-            outputs.append(out)
-            reports.append(report)
-        return self.merge(outputs), reports
+        results = [self._attend(i, heads, batch, centroids) for i in range(len(self.routers))]
+        outputs, reports = zip(*results, strict=True)
+        return self.merge(outputs), list(reports)
 
     def _attend(
         self, i: int, heads: Projected, batch: Batch, centroids: Tensor | None
     ) -> tuple[Tensor, Report]:
         """Values that the heads of a kind attend to [B, H, N, E], and its report."""
         router = self.routers[i]
+        if batch.documents is not None and not router.by_tokens:  # each document as a row
+            if centroids is not None and router.needs_centroids:
+                raise ValueError(
+                    "centroids that are handed on from layer to layer, in rows of several "
+                    "documents; allowed: each layer owns its centroids"
+                )
+            place, documents = batch.apart
+            out, report = self._attend(i, heads.apart(place), documents, None)
+            if report.clusters is not None:
+                report = report._replace(clusters=batch.together(report.clusters))
+            return batch.together(out), report
         tokens, qkv = self._of_kind(i, heads, batch, centroids=centroids)
         qkv = qkv.repeated()
         routing: Routing = router(tokens)
-        report, scouts, gain = routing.report, routing.scouts, None
-        if scouts is not None:
-            layouts = routing.parts[0].of_scouts
-            gain = routing_gain(qkv.q, qkv.k, layouts, scouts, impl=self.impl)
         out = attend(routing.parts, qkv)[..., : self.head_dim]
-        if gain is not None:
-            out, gain = weighed(out, gain)
-            report = report._replace(routing_loss=routing_loss(gain))
-        return out, report
-
-    def _attend_apart(
-        self, i: int, heads: Projected, batch: Batch, centroids: Tensor | None
-    ) -> tuple[Tensor, Report]:
-        """The same for a kind that looks at whole rows: each document is a row of its own."""
-        if centroids is not None and self.routers[i].needs_centroids:
-            raise ValueError(
-                "centroids that are handed on from layer to layer, in rows of several documents; "
-                "allowed: each layer owns its centroids"
-            )
-        place, documents = batch.apart
-        rows, length = heads.x.shape[:2]
-        out, report = self._attend(i, heads.apart(place), documents, None)
-        if documents.padding_mask is not None:  # its values go to one token more, and away
-            place = place.masked_fill(documents.padding_mask, rows * length)
-
-        def together(t: Tensor) -> Tensor:  # [documents, G, M, ...] to [B, G, N, ...]
-            t = t.transpose(1, 2).flatten(0, 1)
-            whole = t.new_zeros(rows * length + 1, *t.shape[1:])
-            whole = whole.index_copy(0, place.flatten(), t)[:-1]
-            return whole.unflatten(0, (rows, length)).transpose(1, 2)
-
-        if report.clusters is not None:
-            report = report._replace(clusters=together(report.clusters))
-        return together(out), report
+        if routing.scouts is None:
+            return out, routing.report
+        layouts = routing.parts[0].of_scouts
+        gain = routing_gain(qkv.q, qkv.k, layouts, routing.scouts, impl=self.impl)
+        out, gain = weighed(out, gain)
+        return out, routing.report._replace(routing_loss=routing_loss(gain))
 
     @property
     def can_step(self) -> bool:
@@ -181,8 +165,7 @@ class MultiheadAttention(ProjectedHeads):
             The output [B, N, D], equal to the last positions of ``forward``, and the state.
 
         Raises:
-            ValueError: a kind that cannot decode step by step; several tokens at once of rows of
-                several documents.
+            ValueError: a kind that cannot step; several tokens at once of several documents.
         """
         for router in self.routers:
             if not router.can_step:
@@ -193,34 +176,29 @@ class MultiheadAttention(ProjectedHeads):
         if not x.size(1):
             return x, state
         before, begins, after = _place(x, state, batch)
-        real = Batch(batch.padding_mask)
-        positions = before
-        if x.size(1) > 1:
-            positions = before + real.positions(x)
-        heads, kept = self.project(x, real, state, begins, exactly=self.reads_qk)
-        after |= kept
-        outputs = []
+        real, outputs = Batch(batch.padding_mask), []
+        heads, convolved = self.project(x, real, state, begins, exactly=self.reads_qk)
+        decoding = {"before": before, "begins": begins}
+        decoding["positions"] = before if x.size(1) == 1 else before + real.positions(x)
         for i, router in enumerate(self.routers):
             if begins is not None and not router.per_token:
                 raise ValueError(router.why_apart)
-            decoding = {"positions": positions, "before": before, "begins": begins}
             tokens, qkv = self._of_kind(i, heads, real, **decoding)
             assignment, routing = router.assign(tokens, _under(state, f"{i}.routing."))
             if qkv.k.size(1) < assignment.groups:
                 qkv = qkv.repeated()  # heads whose queries share keys have clusters of their own
-            parts = router.parts(tokens, assignment, _under(state, f"{i}.kept."))
+            parts = router.seen(tokens, assignment, _under(state, f"{i}.kept."))
             out, kept = attend_behind(parts, qkv)
             outputs.append(out[..., : self.head_dim])
             after |= {f"{i}.routing.{name}": t for name, t in routing.items()}
             after |= {f"{i}.kept.{name}": t for name, t in kept.items()}
-        return self.merge(outputs), after
+        return self.merge(outputs), after | convolved
 
     def _of_kind(
         self, i: int, heads: Projected, batch: Batch, **others: Any
     ) -> tuple[Tokens, QKV]:
         """What a kind may read, and what its heads attend with; ``others``: of ``Tokens``."""
         router, count = self.routers[i], self.num_heads // len(self.kinds)
-        part = slice(i * count, (i + 1) * count)
         # Heads of keys stay shared where a kind takes them as they are.
         shared = type(router).project is Kind.project and self.kv_heads % len(self.kinds) == 0
 
@@ -240,14 +218,16 @@ class MultiheadAttention(ProjectedHeads):
 
         tokens = Tokens(heads.x, exact, batch, impl=self.impl, **others)
 
+        def placed(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            of_kind = slice(i * count, (i + 1) * count)
+            return self._add_positions(of_kind, q, k, share(v), tokens.positions)
+
         def detached() -> tuple[Tensor, Tensor]:
             k, v = heads.detached()
-            k = projected(heads.q, k)[1]
-            return self._add_positions(part, q, k, share(v), tokens.positions)[1:]
+            return placed(projected(heads.q, k)[1], v)[1:]
 
-        qkv = self._add_positions(part, q, k, share(heads.v), tokens.positions)
         dropout = self.dropout if self.training else 0.0
-        return tokens, QKV(*qkv, dropout=dropout, detached=detached)
+        return tokens, QKV(*placed(k, heads.v), dropout=dropout, detached=detached)
 
     def observe(self, reports: list[Report]) -> None:
         """Let the kinds remember a training batch; called once its forward pass is over."""
@@ -289,13 +269,3 @@ def _place(x: Tensor, state: State, batch: Batch) -> tuple[Tensor, Tensor | None
 def _under(state: State, prefix: str) -> State:
     """What of a state begins with a prefix, without it."""
     return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
-
-
-def prefill(
-    attention: MultiheadAttention,
-    x: Tensor,
-    batch: Batch | Tensor | None = None,
-    state: State | None = None,
-) -> tuple[Tensor, State]:
-    """The next tokens of a causal sequence: :meth:`MultiheadAttention.step` of several."""
-    return attention.step(x, state or {}, batch)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..clustering import NeuralClustering, State
 from ..clustering.fuzzy import SIMILARITIES
 from .kind import Assignment, Kind, Shape, Tokens, register_attention
-from .options import ClusterOptions, OptionError, option
+from .options import ClusterOptions, OptionError, option, rule_option
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,7 @@ class FuzzyOptions(ClusterOptions):
 class NeuralOptions(FuzzyOptions):
     """Options of neural clustering."""
 
-    rule: str = option(
-        "recent",
-        "which tokens of its cluster a query sees",
-        flag="cluster_rule",
-        choices=("recent", "chunk", "leaking-chunk"),
-    )
+    rule: str = rule_option("recent", "chunk", "leaking-chunk")
     normalizer: str = option(
         "average",
         "what normalises the softmax over tokens in causal neural heads: an average over training "

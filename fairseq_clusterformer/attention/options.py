@@ -112,6 +112,12 @@ class WindowOptions(Options):
         flag="attention_window",
         at_least=1,
     )
+    sinks: int = option(
+        0,
+        "first tokens of a document that all queries of a decoder see, too",
+        flag="attention_sinks",
+        at_least=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -128,3 +134,9 @@ class ClusterOptions(WindowOptions):
         flag="cluster_gap",
         at_least=0,
     )
+
+
+def rule_option(*choices: str) -> Any:
+    """The option ``rule`` of a kind of clusters that has several."""
+    help_text = "which tokens of its cluster a query sees"
+    return option(choices[0], help_text, flag="cluster_rule", choices=choices)

@@ -19,21 +19,14 @@ from .rules import Own
 
 
 class QKV(NamedTuple):
-    """Queries, keys and values of a kind's heads, with their positions.
+    """Queries, keys and values of a kind's heads, with their positions."""
 
-    Attributes:
-        q: [B, H, N, E].
-        k, v: [B, J, N, E], each for H / J queries; of a batch, J = H.
-        dropout: of the attention weights.
-        biased: entries that are kept have a bias.
-        detached: makes keys and values of the same tokens whose states get no gradient.
-    """
-
-    q: Tensor
-    k: Tensor
+    q: Tensor  # [B, H, N, E]
+    k: Tensor  # like v [B, J, N, E], each for H / J queries; of a batch, J = H
     v: Tensor
-    dropout: float = 0.0
-    biased: bool = False
+    dropout: float = 0.0  # of the attention weights
+    biased: bool = False  # entries that are kept have a bias
+    # Makes keys and values of the same tokens whose states get no gradient.
     detached: Callable[[], tuple[Tensor, Tensor]] | None = None
 
     def repeated(self) -> "QKV":
@@ -44,14 +37,6 @@ class QKV(NamedTuple):
         k, v = (t.repeat_interleave(times, dim=1) for t in (self.k, self.v))
         return self._replace(k=k, v=v)
 
-    def wide(self) -> "QKV":
-        """In float32 at least, for results that are joined: then they are rounded once, as in a
-        step. A CPU's kernels compute in float32 anyway; a GPU's would be slower by far."""
-        if self.q.is_cuda:
-            return self
-        q, k, v = map(at_least_float32, self[:3])
-        return self._replace(q=q, k=k, v=v)
-
 
 class Part:
     """Keys that a query sees, in training and in decoding.
@@ -60,22 +45,14 @@ class Part:
     returned for the tokens before. In decoding :meth:`keep` is called last.
     """
 
-    biased = False
-    """Whether its entries have a bias."""
+    biased = False  # whether its entries have a bias
+    # Of a batch, for who looks on: single keys that are seen, and the own key if it is in none.
     layouts: Sequence[Layout] = ()
-    """Of a batch: single keys that are seen, for who looks on."""
     own: Own | None = None
-    """Of a batch: the query's own key, where no layout shows it."""
 
     def attend(self, qkv: QKV, joined: bool) -> list[tuple[Tensor, Tensor]]:
-        """Attend from a batch, or from several tokens behind the state's.
-
-        Args:
-            joined: the results are not the only ones.
-
-        Returns:
-            Values [B, H, N, E] and their log-sum-exp [B, H, N], once or more.
-        """
+        """What a batch, or several tokens behind the state's, attend to: values [B, H, N, E] and
+        their log-sum-exp [B, H, N], once or more; ``joined``: these are not the only results."""
         raise NotImplementedError
 
     def look(self, qkv: QKV) -> list[Entries]:
@@ -116,18 +93,14 @@ def _softmax(q: Tensor, seen: Sequence[Entries]) -> Tensor:
     entries, hidden, _ = seen[0]
     if len(seen) > 1:
         entries = torch.cat([part.entries for part in seen], dim=1)
-        masks = [part.hidden for part in seen]
-        if any(mask is not None for mask in masks):
-            groups = next(mask.size(1) for mask in masks if mask is not None)
-            hidden = torch.cat(
-                [
-                    entries.new_zeros(shape[0], groups, 1, part.entries.size(1), dtype=torch.bool)
-                    if mask is None
-                    else mask
-                    for part, mask in zip(seen, masks, strict=True)
-                ],
-                dim=-1,
-            )
+        groups = max(0 if part.hidden is None else part.hidden.size(1) for part in seen)
+        if groups:
+            none = entries.new_zeros(shape[0], groups, 1, 1, dtype=torch.bool)
+            masks = [
+                none.expand(-1, -1, -1, keys.size(1)) if mask is None else mask
+                for keys, mask, _ in seen
+            ]
+            hidden = torch.cat(masks, dim=-1)
     # Heads that share keys stand side by side, as queries of one product.
     q = at_least_float32(q).reshape(len(entries), -1, width) / math.sqrt(width)
     if entries.size(-1) > 2 * width:  # the bias is one more number of the key

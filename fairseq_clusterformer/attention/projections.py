@@ -3,10 +3,14 @@
 Shape letters: B batch, N tokens, C channels, H heads, E head width.
 """
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv1d, pad
+from torch.nn.functional import conv1d, pad, rms_norm
 
+from ..precision import at_least_float32
 from .batch import Batch
 
 
@@ -60,11 +64,7 @@ class ShortConvolution(nn.Module):
 
     def _without_padding(self, x: Tensor, batch: Batch) -> Tensor:
         """The same of rows whose real tokens are moved together."""
-        mask = batch.padding_mask
-        order = batch.cached(
-            "real first", lambda: mask.to(torch.uint8).argsort(dim=1, stable=True)
-        )
-        documents = batch.documents
+        mask, order, documents = batch.padding_mask, batch.real_first, batch.documents
         moved = x.masked_fill(mask.unsqueeze(-1), 0.0).gather(1, order.unsqueeze(-1).expand_as(x))
         if documents is not None:
             documents = documents.gather(1, order)
@@ -72,11 +72,7 @@ class ShortConvolution(nn.Module):
         return torch.empty_like(out).scatter(1, order.unsqueeze(-1).expand_as(out), out)
 
     def following(
-        self,
-        x: Tensor,
-        before: Tensor | None,
-        batch: Batch,
-        begins: Tensor | None = None,
+        self, x: Tensor, before: Tensor | None, batch: Batch, begins: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Convolve tokens that stand behind others; causal.
 
@@ -155,7 +151,7 @@ class RelativePositions(nn.Module):
         """
         half = self.width // 2
         wide = torch.promote_types(q.dtype, torch.float32)
-        sin, cos = (t.to(wide) for t in _turns(positions, half))
+        sin, cos = (t.to(wide) for t in _turns(positions, _rates(half, q.device)))
         content, distance = (
             q.to(wide) + bias[heads].unsqueeze(1).to(wide)
             for bias in (self.content_bias, self.distance_bias)
@@ -167,26 +163,61 @@ class RelativePositions(nn.Module):
         return (q_wide * scale).to(q.dtype), torch.cat([k, place], dim=-1)
 
 
-def rotated(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
-    """Rotary positions (RoFormer, Su et al. 2021, eq. 34).
+class RMSNorm(nn.RMSNorm):
+    """torch's, in float32 at least, whatever the input is."""
 
-    Each pair of channels (i, i + E / 2) is turned by the position times ``base ** (-2 i / E)``.
-    Products of queries and keys then depend on distances alone.
+    def forward(self, x: Tensor) -> Tensor:
+        weight = at_least_float32(self.weight)
+        out = rms_norm(at_least_float32(x), self.normalized_shape, weight, self.eps)
+        return out.to(x.dtype)
+
+
+class Rotary(NamedTuple):
+    """How fast rotary positions turn.
+
+    Attributes:
+        base: a pair of channels (i, i + E / 2) is turned by ``base ** (-2 i / E)`` a token.
+        scaling: for texts longer than the first ones of a training, as in Llama 3: factor, low
+            and high, and tokens of those first texts. A pair that turns less than ``low`` times
+            in them turns slower by the factor, one that turns more than ``high`` times as before,
+            and those between in proportion. None: all as before.
+    """
+
+    base: float = 10_000.0
+    scaling: tuple[float, float, float, float] | None = None
+
+    def turns(self, positions: Tensor, half: int) -> tuple[Tensor, Tensor]:
+        """Sines and cosines of ``half`` angles of each position, [1 or B, 1, N, half]."""
+        rate = _rates(half, positions.device, self.base)
+        if self.scaling is not None:
+            factor, low, high, length = self.scaling
+            kept = ((length * rate / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+            rate = rate * (kept + (1 - kept) / factor)
+        return _turns(positions, rate)
+
+
+def rotated(x: Tensor, positions: Tensor, rotary: Rotary | None = None) -> Tensor:
+    """Rotary positions (RoFormer, Su et al. 2021, eq. 34): products of queries and keys depend on
+    distances alone.
 
     Args:
         x: [B, H, N, E], E even.
         positions: int64 [1 or B, N].
+        rotary: how fast they turn; None: as Su et al. have it.
     """
     half = x.size(-1) // 2
     wide = torch.promote_types(x.dtype, torch.float32)
-    sin, cos = (t.to(wide) for t in _turns(positions, half, base))
+    sin, cos = (t.to(wide) for t in (rotary or Rotary()).turns(positions, half))
     a, b = x.to(wide).split(half, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
 
 
-def _turns(positions: Tensor, half: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
-    """Sines and cosines of ``half`` angles of each position, [1 or B, 1, N, half]; in float64, for
-    float32 knows an angle of millions to a tenth only."""
-    rate = base ** (-torch.arange(half, device=positions.device, dtype=torch.float64) / half)
+def _rates(half: int, device: torch.device, base: float = 10_000.0) -> Tensor:
+    """Angles [half] of a token, in float64, for float32 knows one of millions to a tenth only."""
+    return base ** (-torch.arange(half, device=device, dtype=torch.float64) / half)
+
+
+def _turns(positions: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
+    """Sines and cosines of the angles of each position, [1 or B, 1, N, half]."""
     angle = positions[:, None, :, None] * rate
     return angle.sin(), angle.cos()

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from ..clustering import State
 from ..kernels import Layout, chosen, ranged_attention, triton_kernels
+from ..precision import at_least_float32
 from .assignment import Assignment, Seeing, Tokens
 from .batch import Batch, any_padding
 from .parts import QKV, Part
@@ -24,10 +25,10 @@ def attend_layouts(
     qkv: QKV, tokens: Tokens, layouts: Sequence[Layout], own: Own | None, joined: bool
 ) -> list[tuple[Tensor, Tensor]]:
     """A result for each layout, and one for the own key."""
-    dtype = qkv.k.dtype
-    if joined or len(layouts) + (own is not None) > 1:
-        qkv = qkv.wide()
-    q, k, v = qkv[:3]
+    (q, k, v), dtype = qkv[:3], qkv.k.dtype
+    joined = joined or len(layouts) + (own is not None) > 1
+    if joined and not q.is_cuda:  # rounded once, as in a step; CPUs compute in float32 anyway
+        q, k, v = map(at_least_float32, (q, k, v))
     results = []
     for layout in layouts:
         if layout.key_bias is not None:  # decoding keeps it with its key, rounded like it
@@ -41,13 +42,9 @@ def attend_layouts(
 class RangedKeys(Part):
     """Keys in ranges of an order, by cluster and by position, and the query's own key.
 
-    In decoding, the latest keys of each cluster stand in rings. A portion is attended like a
-    batch: cached keys are prepended to the new tokens as if they were a short text, each in the
-    cluster of its ring.
-
-    Args:
-        kind, tokens, assignment: who sees whom.
-        state: of the tokens before; None: a batch.
+    In decoding (with the ``state`` of the tokens before), the latest keys of each cluster stand in
+    rings. A portion is attended like a batch: cached keys are prepended to the new tokens as if
+    they were a short text, each in the cluster of its ring.
     """
 
     def __init__(
@@ -56,8 +53,7 @@ class RangedKeys(Part):
         self.kind, self.tokens, self.assignment, self.state = kind, tokens, assignment, state
         self.own_bias = own_bias(kind) if kind.gap else 0.0
         self.biased = self.own_bias != 0.0 or assignment.key_bias is not None
-        self.near: LocalWindow | None = None
-        self.stored = False
+        self.near, self.stored = None, False
         if state is None:
             self.layouts, self.own, self.of_scouts = route(kind, tokens, assignment)
 
@@ -75,8 +71,11 @@ class RangedKeys(Part):
         seen = [self.kept.look(self.read, self.assignment.latest)._replace(some=some)]
         if gap > 0:
             bias = qkv.k.new_full((1, 1, 1), self.own_bias) if qkv.biased else None
-            own = entries_of(qkv.k, qkv.v, bias, self.written.size(1))
-            seen.append(Entries(own.flatten(0, 3), some=True))
+            groups, mask = self.written.size(1), self.tokens.padding_mask
+            own = entries_of(qkv.k, qkv.v, bias, groups)
+            if mask is not None:
+                mask = mask.view(-1, 1, 1, 1).expand(-1, groups, -1, -1)
+            seen.append(Entries(own.flatten(0, 3), mask, some=mask is None))
         if self.near is not None:
             seen.append(self.near.look(self.tokens.before, qkv.biased))
         return seen
@@ -119,26 +118,23 @@ class RangedKeys(Part):
             keys = [qkv.k.new_zeros(len(qkv.k), 1, qkv.k.size(2), dtype=torch.long)]
         if bias is None and qkv.biased:
             bias = qkv.k.new_zeros(1, 1, 1)
-        return entries_of(qkv.k, qkv.v, bias, keys[0].size(1)), _stacked(keys)
+        return entries_of(qkv.k, qkv.v, bias, keys[0].size(1)), torch.stack(keys, dim=2)
 
     def _open(self, qkv: QKV) -> None:
         """Make room for one token."""
         tokens, gap, rounds = self.tokens, self.kind.gap, self.assignment.rounds()
-        self.entry, written = self._new(qkv)
-        self.written = written.squeeze(-1)  # [B, G, L]
-        if rounds[0][0][0] is None:
-            self.read = written
-        else:  # [B, G, L, P]
-            reads = (torch.cat(q, dim=-1) if len(q) > 1 else q[0] for q, _ in rounds)
-            self.read = _stacked(list(reads))
+        self.entry, self.read = self._new(qkv)  # reading its own ring: [B, G, L, P]
+        self.written = self.read.squeeze(-1)  # [B, G, L]
+        if rounds[0][0][0] is not None:
+            reads = [torch.cat(q, dim=-1) if len(q) > 1 else q[0] for q, _ in rounds]
+            self.read = torch.stack(reads, dim=2)
         ragged = self.kind.drops_keys or tokens.padding_mask is not None
         ragged = ragged or tokens.begins is not None or gap > 1
-        layouts = len(rounds)
-        self.kept = opened(self.state, self.entry, layouts, self.kind, ragged)
+        self.kept = opened(self.state, self.entry, len(rounds), self.kind, ragged)
         if tokens.begins is not None:
             self.kept.forget(tokens.begins)
         if gap > 1:
-            self.near = LocalWindow(self.state, self.entry, layouts, gap)
+            self.near = LocalWindow(self.state, self.entry, len(rounds), gap)
 
     def _store(self) -> None:
         tokens = self.tokens
@@ -190,16 +186,15 @@ class RangedKeys(Part):
             by_cluster = [replace(layout, key_bias=bias) for layout in by_cluster]
         if i > 0:  # what is seen by position is seen once
             near, own = (), None
-        asks = torch.arange(rings.size(-1), device=q.device).view(1, 1, -1) >= past
         latest = self.assignment.latest
+        if latest is None:  # a new token may see all keys
+            latest = rings.new_full((1, qkv.q.size(2)), rings.size(-1))
+        latest = pad(latest, (past, 0)).unsqueeze(1)  # a cached one none
         layouts = []
         for layout in (*by_cluster, *near):
-            lo, hi = layout.lo, layout.hi
-            if latest is not None:
-                lo = lo.maximum(hi - _of_slots(pad(latest, (past, 0)).unsqueeze(1), layout))
-            if past:
-                hi = torch.where(_of_slots(asks, layout), hi, lo)
-            layouts.append(replace(layout, lo=lo, hi=hi))
+            order = layout.query_order
+            most = latest if order is None else latest.expand_as(order).gather(-1, order)
+            layouts.append(replace(layout, lo=layout.lo.maximum(layout.hi - most)))
         results = attend_layouts(
             qkv._replace(q=q, k=k, v=v).repeated(), tokens, layouts, own, joined
         )
@@ -213,18 +208,11 @@ class RangedKeys(Part):
             hidden = near if hidden is None else hidden | near
             state = self.near.state
         if hidden is not None:
+            some = ~hidden.flatten(0, 1).all(0)  # what no row keeps takes no slot
+            entries, rings, hidden = entries[..., some, :], rings[..., some], hidden[..., some]
+            hidden = any_padding(hidden)
+        if hidden is not None:
             entries = entries.masked_fill(hidden[:, None, :, None, :, None], 0.0)
             rings = rings.masked_fill(hidden.unsqueeze(1), self.kind.num_rings)
         ragged = hidden is not None or self.kind.drops_keys
         return state | filled(entries, rings, self.kind, ragged)
-
-
-def _of_slots(of_token: Tensor, layout: Layout) -> Tensor:
-    """Numbers of tokens [1 or B, 1, N], in the order of a layout's queries."""
-    order = layout.query_order
-    return of_token if order is None else of_token.expand_as(order).gather(-1, order)
-
-
-def _stacked(x: Sequence[Tensor]) -> Tensor:
-    """Tensors [B, G, ...] as one, [B, G, L, ...]."""
-    return x[0].unsqueeze(2) if len(x) == 1 else torch.stack(tuple(x), dim=2)

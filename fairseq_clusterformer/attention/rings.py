@@ -23,40 +23,24 @@ FIRST_ROOM = 8  # tokens that a history holds before it grows
 
 
 class Entries(NamedTuple):
-    """What one query may attend to.
+    """What one query may attend to."""
 
-    Attributes:
-        entries: [B * J, slots, C].
-        hidden: those that it does not see, bool [B, G, 1, slots]; None: it sees all.
-        some: it sees one of them at least.
-    """
-
-    entries: Tensor
-    hidden: Tensor | None = None
-    some: bool = False
+    entries: Tensor  # [B * J, slots, C]
+    hidden: Tensor | None = None  # those that it does not see, bool [B, G, 1, slots]; None: none
+    some: bool = False  # it sees one of them at least
 
 
 class Keys(NamedTuple):
-    """Keys as a text of N tokens, the oldest of each ring first.
+    """Keys as a text of N tokens, the oldest of each ring first."""
 
-    Attributes:
-        entries: [B, G, L, J / G, N, C].
-        rings: of each, R for none, int64 [B, G, L, N].
-        hidden: padding, and slots that are empty for all heads, bool [B, L, N].
-    """
-
-    entries: Tensor
-    rings: Tensor
-    hidden: Tensor
+    entries: Tensor  # [B, G, L, J / G, N, C]
+    rings: Tensor  # of each, R for none, int64 [B, G, L, N]
+    hidden: Tensor  # padding, and slots that are empty for all heads, bool [B, L, N]
 
 
 def entries_of(k: Tensor, v: Tensor, bias: Tensor | None, groups: int) -> Tensor:
-    """Keys, biases and values side by side, [B, G, 1, J / G, N, C].
-
-    Args:
-        k, v: [B, J, N, E].
-        bias: [B or 1, G or 1, N or 1]; None: entries have none.
-    """
+    """Keys and values [B, J, N, E], and biases [B or 1, G or 1, N or 1] if there are any, side by
+    side, [B, G, 1, J / G, N, C]."""
     parts = [k, v]
     if bias is not None:
         if 1 < bias.size(1) < k.size(1):  # the same for all heads of a group
@@ -69,23 +53,16 @@ def entries_of(k: Tensor, v: Tensor, bias: Tensor | None, groups: int) -> Tensor
 class History:
     """All keys, until a ring may be full; without a window, for ever.
 
-    State:
-
-    - ``steps``: [B, stored, 0], which holds no numbers. Its shape counts what was stored, so that
-      the host knows it without waiting for the device;
-    - ``kept``: [B, G, L, J / G, room, C]; the room doubles up to W, where it comes round;
-    - ``ring``: in which ring each is, R for none, int64 [B, G, L, room]; absent while all are in
-      the only one.
+    State: ``steps`` [B, stored, 0], whose shape counts what was stored: the host knows it without
+    waiting for the device; ``kept`` [B, G, L, J / G, room, C], where the room doubles up to W and
+    then comes round; ``ring``, in which ring each is, R for none, int64 [B, G, L, room], absent
+    while all are in the only one.
     """
 
     def __init__(self, state: State, kind: Seeing):
         self.state, self.num_rings = state, kind.num_rings
         self.steps, self.room = state["steps"].size(1), state["kept"].size(-2)
-
-    @property
-    def is_numbered(self) -> bool:
-        """Whether it is known in which ring each key is; else all are in the only one."""
-        return "ring" in self.state
+        self.is_numbered = "ring" in state  # else all keys are in the only ring
 
     def forget(self, rows: Tensor) -> None:
         """Drop all keys of some rows, bool [B, 1]."""
@@ -179,8 +156,7 @@ class Rings:
         rings, seen = self.rings, self.seen
         read = self._place(read).flatten(2)
         entries = rings.index_select(0, read.flatten()).view(*read.shape, *rings.shape[1:])
-        slot = torch.arange(rings.size(-2), device=rings.device)
-        stored = seen[read].unsqueeze(-1)
+        slot, stored = torch.arange(rings.size(-2), device=rings.device), seen[read].unsqueeze(-1)
         hidden = slot >= stored
         if latest is not None:
             hidden = hidden | ((stored - 1 - slot) % len(slot) >= latest.view(-1, 1, 1, 1))
@@ -189,15 +165,14 @@ class Rings:
     def keys(self) -> Keys:
         seen = self.state["seen"].unflatten(-1, (-1, self.num_rings))  # [B, G, L, R]
         kept = self.state["kept"].unflatten(2, seen.shape[2:])  # [B, G, L, R, J / G, W, C]
-        window, device = kept.size(-2), kept.device
-        place = torch.arange(window, device=device)
+        window = kept.size(-2)
+        place = torch.arange(window, device=kept.device)
         # The slot of the oldest key is where the next one would go, once a ring is full.
         oldest = torch.where(seen >= window, seen % window, 0).unsqueeze(-1)
         turned = ((oldest + place) % window)[..., None, :, None].expand_as(kept)
         entries = kept.gather(-2, turned).transpose(3, 4).flatten(4, 5)
-        rings = torch.arange(self.num_rings, device=device).view(-1, 1)
-        empty = place >= seen.unsqueeze(-1)
-        rings = rings.expand_as(empty).masked_fill(empty, self.num_rings).flatten(3)
+        rings = torch.arange(self.num_rings, device=kept.device).unsqueeze(-1)
+        rings = torch.where(place < seen.unsqueeze(-1), rings, self.num_rings).flatten(3)
         return Keys(entries, rings, rings.eq(self.num_rings).all(1))
 
     def _place(self, ring: Tensor) -> Tensor:
@@ -215,11 +190,11 @@ class LocalWindow:
     """
 
     def __init__(self, state: State, entry: Tensor, layouts: int, gap: int):
-        batch, groups, _, heads, _, width = entry.shape
         if "near" not in state:
-            ring = torch.zeros(batch, groups, layouts, gap - 1, dtype=torch.long)
+            batch, groups, _, heads, _, width = entry.shape
             kept = entry.new_zeros(batch, groups, heads, gap - 1, width)
-            state = {"near": kept, "near.ring": ring.to(entry.device)}
+            ring = kept.new_zeros(*kept.shape[:2], layouts, gap - 1, dtype=torch.long)
+            state = {"near": kept, "near.ring": ring}
         self.state = {name: state[name] for name in ("near", "near.ring")}
 
     def hidden(self, before: Tensor) -> Tensor:
@@ -245,23 +220,21 @@ class LocalWindow:
         if padding_mask is not None:
             skipped = skipped | padding_mask
         leaving = kept[..., 0, :].unsqueeze(2).expand_as(new), ring[..., 0], skipped
-        after = {  # shifted by one place
-            "near": torch.cat([kept[..., 1:, :], new[:, :, 0].unsqueeze(-2)], dim=-2),
-            "near.ring": torch.cat([ring[..., 1:], written.unsqueeze(-1)], dim=-1),
-        }
+        # shifted by one place
+        near = torch.cat([kept[..., 1:, :], new[:, :, 0].unsqueeze(-2)], dim=-2)
+        near_ring = torch.cat([ring[..., 1:], written.unsqueeze(-1)], dim=-1)
         if padding_mask is not None:  # which pushes nothing out
             hidden = padding_mask[..., None, None]
-            after["near.ring"] = torch.where(hidden, ring, after["near.ring"])
-            after["near"] = torch.where(hidden.unsqueeze(-1), kept, after["near"])
-        self.state = after
+            near_ring = torch.where(hidden, ring, near_ring)
+            near = torch.where(hidden.unsqueeze(-1), kept, near)
+        self.state = {"near": near, "near.ring": near_ring}
         return leaving
 
     def keys(self, before: Tensor) -> Keys:
         """All that is kept."""
         kept, ring = self.state["near"].unsqueeze(2), self.state["near.ring"]
-        layouts = ring.size(2)
-        hidden = self.hidden(before).expand(-1, layouts, -1)
-        return Keys(kept.expand(-1, -1, layouts, -1, -1, -1), ring, hidden)
+        hidden = self.hidden(before).expand(-1, ring.size(2), -1)
+        return Keys(kept.expand(-1, -1, ring.size(2), -1, -1, -1), ring, hidden)
 
     def fill(self, text: Keys) -> Tensor:
         """Keep the latest real tokens of a text, and return which those are, bool [B, N]."""
@@ -269,12 +242,10 @@ class LocalWindow:
         real = rings.new_ones(len(rings), rings.size(-1), dtype=torch.bool)
         if text.hidden is not None:
             real = ~text.hidden[:, 0]  # the latest tokens are the same in every layout
-        order = real.long().argsort(dim=1, stable=True)[:, -room:]  # real tokens last
-        order = order[:, None, None]
+        order = real.long().argsort(dim=1, stable=True)[:, None, None, -room:]  # real tokens last
         entries = text.entries[:, :, 0].masked_fill(~real[:, None, None, :, None], 0.0)
-        at = order.unsqueeze(-1)
-        kept = entries.gather(-2, at.expand(*entries.shape[:3], -1, entries.size(-1)))
-        ring = rings.gather(-1, order.expand(*rings.shape[:3], -1))
+        at = order.unsqueeze(-1).expand(*entries.shape[:3], -1, entries.size(-1))
+        kept, ring = entries.gather(-2, at), rings.gather(-1, order.expand(*rings.shape[:3], -1))
         if (missing := room - ring.size(-1)) > 0:
             kept, ring = pad(kept, (0, 0, missing, 0)), pad(ring, (missing, 0))
         self.state = {"near": kept, "near.ring": ring}
@@ -284,29 +255,23 @@ class LocalWindow:
 def opened(
     state: State, entry: Tensor, layouts: int, kind: Seeing, ragged: bool
 ) -> History | Rings:
-    """What is kept, with room for one more token.
-
-    Args:
-        entry: of the token [B, G, 1, J / G, 1, C].
-        ragged: the token is not kept in all rows, or was not: each key has a number then.
-    """
+    """What is kept, with room for one more token, of entries [B, G, 1, J / G, 1, C]; ``ragged``:
+    it is not kept in all rows, or one was not: each key has a number then."""
     if "seen" in state:
         return Rings(state, kind)
-    window = kind.cluster_window
     if "kept" not in state:
-        room = FIRST_ROOM if window is None else min(window, FIRST_ROOM)
-        batch, groups, _, heads, _, width = entry.shape
-        kept = entry.new_zeros(batch, groups, layouts, heads, room, width)
-        state = {"steps": entry.new_empty(batch, 0, 0), "kept": kept}
+        kept = entry[..., :0, :].expand(-1, -1, layouts, -1, -1, -1)
+        state = {"steps": entry.new_empty(len(entry), 0, 0), "kept": kept}
     kept, ring, steps = state["kept"], state.get("ring"), state["steps"].size(1)
-    room = kept.size(-2)
+    room, window = kept.size(-2), kind.cluster_window
     if ring is None and (kind.num_rings > 1 or ragged):
         if steps > room:  # the only ring, which has come round
             seen = kept.new_full(kept.shape[:3], steps, dtype=torch.long)
             return Rings(state | {"seen": seen}, kind)
         ring = kept.new_zeros(*kept.shape[:3], room, dtype=torch.long)
     if steps == room != window:
-        more = room if window is None else min(room, window - room)
+        more = max(room, FIRST_ROOM)  # a prompt of sinks alone has kept none
+        more = more if window is None else min(more, window - room)
         kept = pad(kept, (0, 0, 0, more))
         ring = None if ring is None else pad(ring, (0, more))
     if ring is None:
@@ -317,43 +282,38 @@ def opened(
 
 
 def filled(entries: Tensor, numbers: Tensor, kind: Seeing, ragged: bool) -> State:
-    """What is kept of N tokens, before which there are no others.
-
-    Args:
-        entries: [B, G, L, J / G, N, C].
-        numbers: the ring that each is stored in, R: in none, int64 [B, G, L, N].
-        ragged: some are in none.
-    """
+    """What is kept of the first N tokens, of entries [B, G, L, J / G, N, C], each in the ring of
+    that number, R: in none, int64 [B, G, L, N]; ``ragged``: some are in none."""
     length, window = entries.size(-2), kind.cluster_window
     state = {"steps": entries.new_empty(len(entries), length, 0)}
-    if kind.num_rings == 1 and not ragged:
-        if window is not None and length > window:  # the ring comes round
-            entries = entries[..., -window:, :].roll(length % window, -2)
-        return state | {"kept": entries.contiguous()}
-    if window is None or length < window:
-        return state | {"kept": entries.contiguous(), "ring": numbers.contiguous()}
-    return state | _in_rings(entries, numbers, kind)
+    if kind.num_rings > 1 or ragged:
+        if window is not None and length >= window:
+            return state | _in_rings(entries, numbers, kind)
+        state["ring"] = numbers.contiguous()
+    elif window is not None and length > window:  # the only ring comes round
+        entries = entries[..., -window:, :].roll(length % window, -2)
+    return state | {"kept": entries.contiguous()}
 
 
 def _in_rings(entries: Tensor, numbers: Tensor, kind: Seeing) -> State:
     """``kept`` and ``seen`` of :class:`Rings` that are given N tokens."""
-    batch, groups, layouts, heads, length, width = entries.shape
-    num_rings, window, device = kind.num_rings, kind.cluster_window, entries.device
-    entries = entries.flatten(0, 2).transpose(1, 2)  # [rows, N, J / G, C]
-    order, codes = sort_by_cluster(numbers.flatten(0, 2), num_rings + 1)
+    *_, heads, length, width = entries.shape
+    num_rings, window, groups = kind.num_rings, kind.cluster_window, numbers.shape[:2]
+    entries, numbers = entries.flatten(0, 2).transpose(1, 2), numbers.flatten(0, 2)
+    order, codes = sort_by_cluster(numbers, num_rings + 1)
     ring = codes // length  # of each slot of the order
-    begins = torch.arange(num_rings + 2, device=device) * length
-    begins = torch.searchsorted(codes, begins.repeat(len(codes), 1))
-    seen = begins.diff()
-    rank = torch.arange(length, device=device) - begins.gather(-1, ring)
-    ring = ring.masked_fill(rank < seen.gather(-1, ring) - window, num_rings)  # too old
-    row = torch.arange(len(codes), device=device).unsqueeze(-1)
+    seen = ring.new_zeros(len(ring), num_rings + 1).scatter_add(1, ring, torch.ones_like(ring))
+    rank = torch.arange(length, device=ring.device) - (seen.cumsum(1) - seen).gather(1, ring)
+    ring = ring.masked_fill(rank < seen.gather(1, ring) - window, num_rings)  # too old
+    row = torch.arange(len(ring), device=ring.device).unsqueeze(1)
     # One ring more, which is dropped, takes what is in none.
-    rings = entries.new_zeros(len(codes), num_rings + 1, window, heads, width)
+    rings = entries.new_zeros(len(ring), num_rings + 1, window, heads, width)
     rings[row, ring, rank % window] = entries[row, order]
     kept = rings[:, :num_rings].transpose(2, 3).contiguous()
-    seen = seen[:, :num_rings].contiguous().view(batch, groups, -1)
-    return {"kept": kept.view(batch, groups, layouts * num_rings, *kept.shape[2:]), "seen": seen}
+    return {
+        "kept": kept.view(*groups, -1, heads, window, width),
+        "seen": seen[:, :num_rings].contiguous().view(*groups, -1),
+    }
 
 
 def _side_by_side(entries: Tensor, hidden: Tensor | None) -> Entries:

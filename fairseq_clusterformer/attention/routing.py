@@ -12,19 +12,14 @@ from ..clustering import Report, State, cluster_sizes
 from ..clustering.spherical import SphericalMeans
 from ..precision import at_least_float32
 from .kind import Assignment, Kind, Shape, Tokens, register_attention, shared_vector
-from .options import ClusterOptions, option
+from .options import ClusterOptions, rule_option
 
 
 @dataclass(frozen=True)
 class RoutingOptions(ClusterOptions):
     """Options of routing heads."""
 
-    rule: str = option(
-        "recent",
-        "which tokens of its cluster a query sees",
-        flag="cluster_rule",
-        choices=("recent", "chunk"),
-    )
+    rule: str = rule_option("recent", "chunk")
 
 
 @register_attention("routing", RoutingOptions)

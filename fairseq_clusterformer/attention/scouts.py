@@ -137,12 +137,7 @@ def hidden_from(queries: Tensor, layouts: Sequence[Layout]) -> list[Layout]:
 
 @full_float32()
 def routing_gain(
-    q: Tensor,
-    k: Tensor,
-    layouts: Sequence[Layout],
-    scouts: Scouts,
-    *,
-    impl: str,
+    q: Tensor, k: Tensor, layouts: Sequence[Layout], scouts: Scouts, *, impl: str
 ) -> Gain:
     """The logarithm above, of each scout.
 
@@ -208,12 +203,8 @@ class _Weighed(torch.autograd.Function):
 
 
 def _sums(values: Tensor, layouts: Sequence[Layout], places: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the keys that each scout sees: the sum of their values [B, H, S, K], and how many they
-    are [B, H, S].
-
-    Args:
-        values: of all keys, [B, H, N, K].
-    """
+    """Sums of the values that each scout sees [B, H, S, K], of those of all keys [B, H, N, K], and
+    how many keys these are [B, H, S]."""
     total = values.new_zeros(*places.shape, values.size(-1))
     seen = values.new_zeros(places.shape)
     for layout in layouts:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from .kind import attention_kinds, registered
 from .options import OptionError, Options, flag_of, parse
+from .projections import Rotary
 
 _LAYER = re.compile(r"(?P<kinds>(?:[^*()]|\([^()]*\))+?)(?:\*(?P<times>\d+))?")
 _KIND = re.compile(r"(?P<name>[^()=*+,]+)(?:\((?P<options>[^()]*)\))?")
@@ -37,17 +38,23 @@ class AttentionPlan(NamedTuple):
 
     Attributes:
         layers: kinds of each layer's heads.
-        kv_heads, rotary, relative, short_convolution, copying_start, kernel: as of
-            :class:`~fairseq_clusterformer.attention.MultiheadAttention`.
+        others: as of :class:`~fairseq_clusterformer.attention.MultiheadAttention`.
     """
 
     layers: tuple[tuple[Heads, ...], ...]
     kv_heads: int | None = None
-    rotary: bool = False
+    head_dim: int | None = None
+    biases: str = "all"
+    qk_norm: float | None = None
+    rotary: Rotary | None = None
     relative: bool = False
     short_convolution: int = 0
     copying_start: bool = False
     kernel: str = "auto"
+
+    def of_layers(self) -> dict[str, Any]:
+        """What all layers have in common, as arguments of the attention."""
+        return {name: value for name, value in self._asdict().items() if name != "layers"}
 
 
 def parse_attention(

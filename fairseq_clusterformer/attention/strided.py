@@ -16,8 +16,7 @@ class StridedOptions(ClusterOptions):
     stride: int = option(0, "stride of strided heads; 0: as many as clusters", at_least=0)
     pattern: str = option(
         "strided",
-        "strided heads see every stride-th token, or the last token of each block of so many "
-        "tokens",
+        "what strided heads see: every stride-th token, or the last of each block of so many",
         flag="strided_pattern",
         choices=("strided", "fixed"),
     )

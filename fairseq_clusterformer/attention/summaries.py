@@ -133,6 +133,8 @@ class ClusterMeans(Part):
         slot = slot.clamp(max=at.chunks * room - 1).unsqueeze(-1)
         found = found.gather(2, slot.expand(*q.shape[:3], found.size(-1)))
         out, lse = found[..., :-1].to(q.dtype), found[..., -1]
+        if self.tokens.padding_mask is not None:
+            lse = lse.masked_fill(self.tokens.padding_mask.unsqueeze(1), -torch.inf)
         if self.scouts is not None:
             lse = lse.masked_fill(self.scouts, -torch.inf)
         return [(out, lse)]

@@ -50,9 +50,8 @@ class TaughtOptions(FuzzyOptions):
     )
     summaries: int = option(
         0,
-        "taught heads also see the mean of each cluster that they do not look into, as one key; "
-        "renewed after that many tokens (in an encoder, whatever the number, of all); 0: not at "
-        "all",
+        "taught heads also see the mean of each other cluster, as one key; renewed after that "
+        "many tokens (in an encoder, whatever the number, of all); 0: not at all",
         at_least=0,
     )
     routes_by: str = option(
@@ -170,11 +169,7 @@ class Taught(Kind):
         return assignment, state
 
     def routing(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """What routes queries and keys, [B, H, N, R].
-
-        Args:
-            x: the layer's input as routing reads it, [B, N, D].
-        """
+        """What routes queries and keys, [B, H, N, R], of the layer's input as routing reads it."""
         if self.reads_qk:
             return self.query_proj(tokens.q.detach()), self.key_proj(tokens.k.detach())
         return tuple(
@@ -183,12 +178,8 @@ class Taught(Kind):
         )
 
     def _held(self, gates: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """By the batch's own least gate: the log of the probability that a key is held
-        [B, H, N], and that gate [H].
-
-        Args:
-            gates: of keys, [B, H, N].
-        """
+        """By the batch's own least gate [H] of those of keys [B, H, N]: the log of the probability
+        that a key is held [B, H, N], and that gate."""
         of_batch = gates.detach()
         if padding_mask is not None:
             of_batch = of_batch.masked_fill(padding_mask.unsqueeze(1), torch.inf)
@@ -216,11 +207,7 @@ class Taught(Kind):
         return Scouts(*drawn, of_queries, of_keys)
 
     def shares(
-        self,
-        q: Tensor,
-        k: Tensor,
-        padding_mask: Tensor | None,
-        log_held: Tensor | None = None,
+        self, q: Tensor, k: Tensor, padding_mask: Tensor | None, log_held: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The share p(c) of each cluster in queries [B, H, S, K] and in keys [B, H, N, K],
         differentiable.

@@ -87,7 +87,8 @@ class XL(Kind):
     def _layouts(self, tokens: Tokens) -> tuple[Layout, Layout]:
         size, batch = self.segment, tokens.batch
         (before,) = window_layouts(tokens.x, None, causal=True, batch=batch)  # up to each query
-        into = (tokens.positions.clamp(min=0) % size + 1).unsqueeze(1)  # of them, its segment's
+        positions = tokens.positions + self.sinks  # which are seen apart
+        into = (positions.clamp(min=0) % size + 1).unsqueeze(1)  # of them, its segment's
         if before.query_order is not None:
             into = into.expand_as(before.query_order).gather(-1, before.query_order)
         begin = (before.hi - into).maximum(before.lo)  # padding has an empty range
@@ -99,7 +100,7 @@ class XL(Kind):
         if batch.is_plain:
             end = (begin + size).clamp(max=tokens.x.size(1))
             return replace(before, lo=begin, hi=end, reach=size), memory
-        number = (tokens.positions.clamp(min=0) // size).unsqueeze(1)
+        number = (positions.clamp(min=0) // size).unsqueeze(1)
         count = tokens.x.size(1) // size + 1
         (own,) = recent_layouts(number, count, size, causal=False, batch=batch)
         return own, memory

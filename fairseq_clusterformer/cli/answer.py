@@ -8,7 +8,8 @@ The reader is extractive: it finds a piece of a document, and writes no sentence
 
 For each answer this prints its probability, where it stands, and the sentence around it. A reader
 of words (bidaf_reader, qanet_reader) weighs each answer against "no answer" alone: several may
-have a probability near 1, also wrong ones. With another reader, all answers share a sum of 1.
+have a probability near 1, also wrong ones. With another reader, all answers share a sum of 1. With
+a calibrated reader (calibration.json), it is the share of right ones among such answers.
 Paragraphs are counted from 1. Characters [first, last) are those of the paragraph with single
 blanks. A reader with --supporting-facts (etc_reader) also says which sentences support the answer.
 If most likely nothing answers the question, this is said first. The margin is how much likelier
@@ -18,14 +19,15 @@ with less.
 Folders are searched with all folders below them for .txt, .md, .html and .pdf files. Hidden files
 and others are skipped and counted. A file in a folder that cannot be read is named and skipped.
 
-A document of more than --tokens-at-once subwords is read in windows, which know nothing of each
-other, so memory does not grow with its length. Of all windows, the --windows that share most
-words with the question are read. --html writes a page of the documents that the
-answers are from, which shows the tokens in one cluster with the answer's main word.
+Documents are read in passages of up to --tokens-at-once subwords, which know nothing of each
+other, so memory does not grow with their length. For a question the --windows most relevant ones
+are read, by their words (BM25) and, with --encoder, by their meaning. --html writes a page of the
+documents that the answers are from, which shows the tokens in one cluster with the answer's main
+word.
 
 --interactive reads questions from stdin, one on each line. Model and documents stay loaded.
 
---index keeps what the model makes of each document before it sees a question, so that a later
+--index keeps what the models make of each document before they see a question, so that a later
 run need not make it again. A document that has changed is read anew.
 
 --serve opens a page to drop documents on and to ask in, at http://127.0.0.1:8000. It needs
@@ -42,7 +44,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import (
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.outputs import check_output, write_text
+from fairseq_clusterformer.ranges import Range
+
+from .common import (
     NUMBER,
     PATH,
     Parser,
@@ -54,9 +60,6 @@ from fairseq_clusterformer.cli.common import (
     inputs_of,
     number,
 )
-from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.outputs import check_output, write_text
-from fairseq_clusterformer.ranges import Range
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.inference.found import Ranking
@@ -94,8 +97,9 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.inference.read import TASK, Reader
 
     loaded = load_checkpoint(path, data=args.data, task=TASK)
-    reader = Reader(loaded, index=args.index, device="cpu" if args.cpu else None)
-    windows = int(args.windows) or None
+    device = "cpu" if args.cpu else None
+    reader = Reader(loaded, index=args.index, encoder=args.encoder, device=device)
+    windows = reader.windows if args.windows is None else int(args.windows)
     if args.serve:
         from fairseq_clusterformer.serve import Desk, serve
 
@@ -112,12 +116,13 @@ def main(arguments: Sequence[str]) -> int:
             desk.add(source)
         return serve(desk, args.host, args.port, args.upload_limit * 1_000_000)
     sections = [part for each in sources for part in reader.sections(each, args.tokens_at_once)]
-    if windows and windows < len(sections):
-        say(f"of {len(sections):,} windows, {windows} are read for a question (--windows)")
+    passages = reader.passages(sections)
+    if 0 < windows < len(passages):
+        say(f"of {len(passages):,} passages, {windows} are read for a question (--windows)")
     for question in _questions(args):
         try:
             least = args.no_answer_margin
-            ranking = reader.ask(question, sections, args.top, least=least, windows=windows)
+            ranking = reader.ask(question, passages, args.top, least=least, windows=windows)
             _show(question, ranking, page if args.html else None)
         except UserError as error:
             if not args.interactive:
@@ -208,19 +213,23 @@ def _parser() -> Parser:
     add("--top", default=3, help="answers to print (default: %(default)s)", **NUMBER)
     about = 'least margin of an answer over "no answer" (default: %(default)s)'
     add("--no-answer-margin", type=finite, default=0.0, metavar="M", help=about)
-    about = "keep encodings of documents in this folder (models of words: bidaf_reader, "
-    add("--index", type=Path, metavar="DIR", help=about + "qanet_reader)")
+    about = "keep encodings of documents in this folder (with --encoder, or a model of words)"
+    add("--index", type=Path, metavar="DIR", help=about)
+    about = "folder of BERT's form whose vectors of sentences also choose passages, such as "
+    add("--encoder", type=Path, metavar="DIR", help=about + "all-MiniLM-L6-v2")
     add("--html", type=Path, metavar="FILE", help="page to write, of the latest question")
     add_force(parser)
     about = "of text and HTML (default: their own, else UTF-8)"
     add("--encoding", metavar="NAME", type=encoding, help=about)
     menus = "of HTML, leave out menus and the like; needs trafilatura (default: read all)"
     add("--main-text", action="store_true", help=menus)
-    at_once = "subwords of a document that are read at once (default: 100000; for a model of "
-    add("--tokens-at-once", help=at_once + "words, --max-positions of its training)", **NUMBER)
-    about = "parts of the documents to read, those that share most words with the question "
+    about = "subwords of a passage (default: --max-positions of the model's training)"
+    add("--tokens-at-once", help=about, **NUMBER)
+    about = (
+        "passages to read for a question, the most relevant ones (default: 10, or 32 of a model "
+    )
     some = number(Range(at_least=0, whole=True))
-    add("--windows", type=some, default=32, metavar="N", help=about + "(default: 32; 0: all)")
+    add("--windows", type=some, metavar="N", help=about + "of words; 0: all)")
     add("--serve", action="store_true", help="open a page to ask in")
     add("--host", default="127.0.0.1", help="of the page (default: %(default)s, this computer)")
     add("--port", default=8000, help="of the page (default: %(default)s)", **NUMBER)

@@ -12,37 +12,34 @@ fairseq-generate and --restore-file take the result as they take any checkpoint.
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from zipfile import is_zipfile
 
-from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import check_output, whole_file
+
+from . import common
+from .common import Parser
 
 
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer average", description=__doc__)
-    add = parser.add_argument
-    add("--inputs", **PATH, nargs="+", required=True, help="files, or one folder")
-    add("--output", **PATH, required=True, help="the file to write")
-    add("--ema", action="store_true", help="of each file take the average of --store-ema")
-    add("--force", action="store_true", help="replace --output if it is there")
-    either = parser.add_mutually_exclusive_group().add_argument
-    either("--num-epoch-checkpoints", **NUMBER, help="the last N epochs' files")
+    add = parser.add
+    add("--inputs PATH", "files, or one folder", nargs="+", required=True)
+    add("--output PATH", "the file to write", required=True)
+    add("--ema", "of each file take the average of --store-ema")
+    add("--force", "replace --output if it is there")
+    either = partial(common.add, parser.add_mutually_exclusive_group())
+    either("--num-epoch-checkpoints N", "the last N epochs' files")
     about = "the last N files written at an update (--save-interval-updates)"
-    either("--num-update-checkpoints", **NUMBER, help=about)
-    about = "leave out what is later than epoch or update N"
-    add("--checkpoint-upper-bound", **NUMBER, help=about)
+    either("--num-update-checkpoints N", about)
+    add("--checkpoint-upper-bound N", "leave out what is later than epoch or update N")
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the average; returns the exit status.
-
-    Raises:
-        UserError: if an input is missing or something else, or the output is an input, a folder
-            or, without --force, a file that exists.
-    """
+    """Write the average; returns the exit status, or raises UserError."""
     args = _parser().parse_args(arguments)
     how = {"force": args.force, "makes_folder": True}
     check_output("--output", args.output, **how | {"force": True})
@@ -60,7 +57,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _inputs(args: argparse.Namespace) -> list[Path]:
-    """The files to average."""
     from fairseq_clusterformer.inference.average import latest
 
     numbered = "--num-epoch-checkpoints or --num-update-checkpoints"

@@ -10,40 +10,27 @@ fairseq's own commands take checkpoints alone.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_output,
-    add_places,
-    finite,
-    megabytes,
-    read_card,
-    whole_number,
-)
 from fairseq_clusterformer.errors import UserError, bad_option
+
+from .common import Parser, add_output, add_places, finite, megabytes, read_card
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write a bundle; returns the exit status.
-
-    Raises:
-        UserError: if the checkpoint or its data is wrong, or OUT is there.
-    """
+    """Write a bundle; returns the exit status, or raises UserError."""
     parser = Parser(prog="clusterformer bundle", description=__doc__)
-    add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", type=Path, help="of fairseq, or a bundle")
-    add("out", metavar="OUT", type=Path, help="the folder to make")
+    add = parser.add
+    add("checkpoint CHECKPOINT", "of fairseq, or a bundle")
+    add("out OUT", "the folder to make")
     add_places(parser)
     add_output(parser, "a bundle")
-    about = (
-        "a reader of words knows the words of this file (of the space that it was trained with)"
-    )
-    add("--word-vectors", metavar="FILE", type=Path, help=about)
-    about = "so many words of it, the first ones (default: 50000)"
-    add("--max-words", metavar="N", type=whole_number, help=about)
+    about = "a reader of words knows the words of this file (of the space it was trained with)"
+    add("--word-vectors FILE", about)
+    add("--max-words N", "so many words of it, the first ones (default: 50000)")
     about = 'a reader adds this to the score of "no answer" (default: as in training, 0)'
-    add("--no-answer-bias", metavar="B", type=finite, help=about)
+    add("--no-answer-bias B", about, type=finite)
+    about = "how often a reader is right, a file that scripts/experiments/folders.py wrote"
+    add("--calibration FILE", about)
     args = parser.parse_args(arguments)
     if args.max_words is not None and args.word_vectors is None:
         raise bad_option("--max-words", args.max_words, "with --word-vectors")
@@ -52,13 +39,18 @@ def main(arguments: Sequence[str]) -> int:
 
     from fairseq_clusterformer.inference import CLASSES
     from fairseq_clusterformer.inference.bundle import CARD, check_out, is_bundle, write_bundle
+    from fairseq_clusterformer.inference.found import Weights
     from fairseq_clusterformer.inference.load import load_checkpoint
 
     check_out(args.out, args.force, [args.checkpoint], early=True)
     done = is_bundle(args.out) and not args.force
     card = read_card(args.card)
-    bias = args.no_answer_bias
-    task = list(CLASSES) if bias is None else "clusterformer_qa"
+    bias, calibration = args.no_answer_bias, None
+    of_reader = bias is not None or args.calibration is not None
+    task = "clusterformer_qa" if of_reader else list(CLASSES)
+    if args.calibration is not None:
+        Weights.from_file(args.calibration)
+        calibration = args.calibration.read_text(encoding="utf-8")
     loaded = load_checkpoint(args.checkpoint, data=args.data, task=task, option="CHECKPOINT")
     if card is None and (loaded.path / CARD).is_file():  # of a bundle
         card = read_card(loaded.path / CARD)
@@ -73,7 +65,8 @@ def main(arguments: Sequence[str]) -> int:
             take(str(args.word_vectors), args.max_words or 50_000)
         except ValueError as error:
             raise UserError(str(error)) from None
-    write_bundle(loaded, args.out, dtype=args.dtype, card=card, force=args.force)
+    options = {"dtype": args.dtype, "card": card, "calibration": calibration}
+    write_bundle(loaded, args.out, **options, force=args.force)
     what = f": {type(loaded.model).__name__}, {megabytes(args.out)} in {args.dtype}"
     print(f"{args.out}{' is already done' if done else what}")
     return 0

@@ -13,11 +13,11 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import Parser, add_model, harmless, input_lines, whole_number
 from fairseq_clusterformer.errors import UserError
+
+from .common import Parser, add_model, harmless, input_lines
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.inference.classify import Classification
@@ -27,22 +27,18 @@ Texts = tuple[str, ...]  # one text, or the two of a pair
 
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer classify", description=__doc__)
-    add = parser.add_argument
-    add("texts", metavar="TEXT", nargs="*", help="a text to label (default: the lines of stdin)")
+    add = parser.add
+    add("texts TEXT", "a text to label (default: the lines of stdin)", nargs="*")
     add_model(parser, "a classifier's, or a bundle")
-    add("--input", metavar="FILE", type=Path, help="label its lines")
-    add("--top", metavar="N", type=whole_number, default=1, help="labels per text (default: 1)")
-    add("--json", action="store_true", help="write one JSON object per line")
-    add("--batch-size", metavar="N", type=whole_number, default=32, help="default: %(default)s")
+    add("--input FILE", "label its lines")
+    add("--top N", "labels per text", default=1)
+    add("--json", "write one JSON object per line")
+    add("--batch-size N", "texts at once", default=32)
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Label texts; returns the exit status.
-
-    Raises:
-        UserError: if the checkpoint, its data or a text is wrong.
-    """
+    """Label texts; returns the exit status, or raises UserError."""
     parser = _parser()
     args = parser.parse_args(arguments)
     lines = input_lines(parser, args.texts, args.input)

@@ -21,15 +21,15 @@ _CHOICE = re.compile(r"^(\S+): invalid choice: (.+?) \(choose from (.*)\)$")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser without abbreviations, whose errors are one line with the usage.
-
-    Args:
-        options: as `argparse.ArgumentParser` takes them.
-    """
+    """A parser without abbreviations, whose errors are one line with the usage."""
 
     def __init__(self, **options) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
+
+    def add(self, name: str, about: str, **how) -> None:
+        """See the function `add`."""
+        add(self, name, about, **how)
 
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().split())
@@ -60,28 +60,25 @@ class Parser(argparse.ArgumentParser):
 
 
 def harmless(text: str) -> str:
-    """A stranger's text without the characters that could command a terminal: each becomes
-    U+FFFD. Everything that commands print of models, documents and files goes through this."""
+    """What is printed of models, documents and files: U+FFFD for what could command a terminal."""
     return _COMMANDS.sub("\ufffd", text)
 
 
 def add_model(parser: Parser, whose: str, *, several: bool = False, required: bool = True) -> None:
     """Add the options of a command that uses a trained model, or an ensemble of `several`."""
-    add = parser.add_argument
     whose += "; given several times: an ensemble" if several else ""
     whose += "" if required else " (default: the one that is installed with this package)"
-    action = "append" if several else "store"
-    add("--checkpoint", required=required, metavar="PATH", action=action, help=whose)
+    how = {"action": "append"} if several else {}
+    add(parser, "--checkpoint PATH", whose, type=str, required=required, **how)
     add_places(parser)
-    add("--cpu", action="store_true", help="do not use an accelerator")
+    add(parser, "--cpu", "do not use an accelerator")
 
 
 def add_places(parser: Parser) -> None:
     """Add the options that say where a model's data and a plug-in of the user's own are."""
-    add = parser.add_argument
-    add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
+    add(parser, "--data FOLDER", "of the training (default: as the checkpoint says)", type=str)
     about = "a plug-in of your own that the training had, with a kind of attention, say"
-    add("--user-dir", metavar="FOLDER", type=_imported, help=about)
+    add(parser, "--user-dir FOLDER", about, type=_imported)
 
 
 def _imported(folder: str) -> str:
@@ -98,8 +95,7 @@ def _imported(folder: str) -> str:
 
 def add_force(parser: Parser) -> None:
     """Add the option to replace files of the user's."""
-    about = "replace files that this program did not write, but no input"
-    parser.add_argument("--force", action="store_true", help=about)
+    add(parser, "--force", "replace files that this program did not write, but no input")
 
 
 def inputs_of(args: argparse.Namespace, *more: Path | None) -> list[Path]:
@@ -109,15 +105,16 @@ def inputs_of(args: argparse.Namespace, *more: Path | None) -> list[Path]:
     return [Path(each) for each in named if each is not None]
 
 
+def check_file(option: str, path: Path, allowed: str) -> None:
+    """Raise UserError if a path is not that of a file."""
+    if not path.is_file():
+        problem = "it is a folder" if path.is_dir() else "no such file"
+        raise bad_option(option, path, allowed, problem)
+
+
 def check_files(folder: Path, names: Sequence[str], **how) -> None:
-    """Refuse a folder of ``--out`` if one of the files must not be written there.
-
-    Args:
-        how: as :func:`~fairseq_clusterformer.outputs.check_output` takes it.
-
-    Raises:
-        UserError: if it is no folder, cannot be written to, or holds such a file of the user's.
-    """
+    """Raise UserError if one of the files must not, or cannot, be written into the folder of
+    ``--out``; `how` as :func:`~fairseq_clusterformer.outputs.check_output` takes it."""
     allowed = "a folder to write to"
     try:
         if folder.exists() and not folder.is_dir():
@@ -139,12 +136,8 @@ def input_lines(parser: Parser, given: Sequence[str], path: Path | None) -> Iter
 
 
 def read_lines(path: Path | None, option: str) -> Iterator[str]:
-    """Yield the lines of a file, or of stdin as they come. A newline alone ends a line.
-    A byte-order mark, by which other systems begin a file, is no text.
-
-    Raises:
-        UserError: a file that is not there, or another text than UTF-8.
-    """
+    """Yield the lines of a file, or of stdin as they come, without a byte order mark. A newline
+    alone ends a line. Raises UserError for a file that is not there, or not UTF-8."""
     name, count = path or "stdin", 0
     try:
         with open(path, "rb") if path else nullcontext(sys.stdin.buffer) as lines:
@@ -201,30 +194,27 @@ def line_encoding(text: str) -> str:
 
 
 NUMBER = {"metavar": "N", "type": whole_number}
-FRACTION = {"metavar": "F", "type": fraction}
 PATH = {"metavar": "PATH", "type": Path}
-# The arguments that several commands have; each adds its own help.
-_SHARED = {
-    "source": {"metavar": "SOURCE", "type": Path},
-    "--source": {"metavar": "DIR", "type": Path},
-    "--valid-fraction": FRACTION,
-    "--test-fraction": FRACTION,
-    "--seed": NUMBER | {"default": 1},
-    "--workers": NUMBER | {"default": 1},
-    "--sentencepiece": {"metavar": "VOCAB", "type": whole_number},
-    "--force": {"action": "store_true"},
-}
+#: of an option's value, by what stands for it in the help; text otherwise
+_TYPES = {"N": whole_number, "F": fraction, "VOCAB": whole_number}
+_TYPES |= dict.fromkeys(
+    ("FILE", "FOLDER", "DIR", "PATH", "PREFIX", "CHECKPOINT", "SOURCE", "OUT", "DEST"), Path
+)
 
 
 def add(parser: argparse._ActionsContainer, name: str, about: str, **how) -> None:
-    """Add an argument to the parser of a command that prepares data.
+    """Add ``--option VALUE``, ``--flag`` or ``argument VALUE`` to a parser.
 
     Args:
         about: its help, to which a default is added.
-        how: as `argparse` takes it, where it is not an argument that several commands have.
+        how: as `argparse` takes it; the type is by default that of VALUE.
     """
-    how = _SHARED.get(name, {}) | how
-    if how.get("default") not in (None, ()):
+    name, _, value = name.partition(" ")
+    if value:
+        how = {"metavar": value, "type": _TYPES.get(value, str)} | how
+    elif "choices" not in how:
+        how["action"] = "store_true"
+    if how.get("default") not in (None, (), []):
         about += " (default: %(default)s)"
     parser.add_argument(name, help=about, **how)
 
@@ -233,18 +223,12 @@ def add_dest(parser: argparse.ArgumentParser, default: str | None = None) -> Non
     """Add DEST, which may have a default in ``data-bin``."""
     how = {"nargs": "?", "default": Path("data-bin", default)} if default else {}
     about = "the folder to make; it appears when it is complete, and then nothing is done again"
-    add(parser, "dest", about, metavar="DEST", type=Path, **how)
+    add(parser, "dest DEST", about, **how)
 
 
 def prepare_folder(options: dict) -> int:
-    """Call ``options["prepare"]`` with the other options, and print what became of DEST.
-
-    Returns:
-        the exit status, 0.
-
-    Raises:
-        UserError: if a package is missing.
-    """
+    """Call ``options["prepare"]`` with the other options, and print what became of DEST; returns
+    the exit status. Raises UserError if a package is missing."""
     prepare, start = options.pop("prepare"), time.monotonic()
     try:
         record = prepare(**options)
@@ -265,25 +249,19 @@ def prepare_folder(options: dict) -> int:
 
 
 def add_output(parser: Parser, replaced: str) -> None:
-    """Add the options of commands that write a model into a folder OUT.
-
-    Args:
-        replaced: what --force replaces, such as "a bundle".
-    """
-    add = parser.add_argument
-    about = "of the weights in the file (default: float32, which changes no output)"
-    add("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help=about)
+    """Add the options of commands that write a model into a folder OUT: what --force replaces,
+    such as "a bundle", and others."""
+    about = "of the weights in the file; float32 changes no output; int8, of bundles alone: a "
+    about += "quarter of it, with a factor for each row of a matrix"
+    dtypes = ("float32", "float16", "bfloat16", "int8")
+    add(parser, "--dtype", about, choices=dtypes, default="float32")
     about = "a Markdown file that says what the model is, of what data, and how good"
-    add("--card", metavar="FILE", type=Path, help=about)
-    add("--force", action="store_true", help=f"replace {replaced}, nothing else")
+    add(parser, "--card FILE", about)
+    add(parser, "--force", f"replace {replaced}, nothing else")
 
 
 def read_card(path: Path | None) -> str | None:
-    """The text of --card; None: none was given.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """The text of --card, or None where none was given."""
     try:
         return None if path is None else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -6,93 +6,66 @@
   clusterformer convert a-marian clustered --text source.txt target.txt
 
 CHECKPOINT is a dense model: fairseq's transformer_lm, transformer or roberta, one of ours whose
-attention is full, or a folder of Hugging Face's GPT-2, RoBERTa, Marian or BART. OUT becomes a
-folder with checkpoint.pt, convert.json and convert.png. Without a data folder, it also has data/,
-which holds the dictionary and the subwords. All dense weights are kept. The attention of each head
-is measured on texts of the model's own task: heads that look near become windows, the others
-cluster. Heads change places within their layer so that they fit its spec; this changes no output.
-Heads of the kind taught are fitted to the dense attention; other kinds that learn clusters start
-anew. At the end stands the command that goes on with training.
+attention is full, or a folder of transformers' GPT-2, BERT, RoBERTa, Marian, BART, Llama (SmolLM
+too), Mistral, Qwen2 or Qwen3. OUT becomes a folder with checkpoint.pt, convert.json and
+convert.png. Without a data folder, it also has data/, which holds the dictionary and the subwords.
+All dense weights are kept. The attention of each head is measured on texts of the model's own
+task: heads that look near become windows, the others cluster. Heads change places within their
+layer so that they fit its spec; this changes no output. Heads of the kind taught are fitted to the
+dense attention; other kinds that learn clusters start anew. At the end stands the command that
+goes on with training.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_places, number, whole_number
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.ranges import Range
+
+from .common import Parser, add_places, check_file, number
 
 _LENGTH = 2048  # short texts are enough to teach a router
 
 
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer convert", description=__doc__)
-    add = parser.add_argument
-    whole = {"metavar": "N", "type": whole_number}
-    add(
-        "checkpoint",
-        metavar="CHECKPOINT",
-        type=Path,
-        help="of a dense model, a bundle, or such a folder",
-    )
-    add("out", metavar="OUT", type=Path, help="the folder to make")
+    add = parser.add
+    add("checkpoint CHECKPOINT", "of a dense model, a bundle, or such a folder")
+    add("out OUT", "the folder to make")
     add_places(parser)
-    spec = {"metavar": "SPEC"}
-    about = (
-        "of all layers (default: what the heads' attention suggests, by --clusters, --probes, "
-        "--scouts and --window-below)"
-    )
-    add("--attention", **spec, help=about)
-    add("--encoder-attention", **spec, help="of a translator's encoder alone")
-    add("--decoder-attention", **spec, help="of a translator's decoder alone")
-    about = "tokens that are near: the window of all heads (default: 128)"
-    add("--near-window", **whole, default=128, help=about)
-    about = (
-        "W, tokens of their clusters that heads see beyond the near window; of an encoder, on "
-        "either side (default: 64)"
-    )
-    add("--far-window", **whole, default=64, help=about)
-    about = "of heads that cluster (default: positions / --far-window)"
-    add("--clusters", **whole, help=about)
-    about = "clusters that a query looks into, which share --far-window (default: 2)"
-    add("--probes", **whole, help=about)
+    about = "of all layers (default: what the heads' attention suggests, by --clusters, --probes, "
+    add("--attention SPEC", about + "--scouts and --window-below)")
+    add("--encoder-attention SPEC", "of a translator's encoder alone")
+    add("--decoder-attention SPEC", "of a translator's decoder alone")
+    add("--near-window N", "tokens that are near: the window of all heads", default=128)
+    about = "W, tokens of their clusters that heads see beyond the near window; of an encoder, on "
+    add("--far-window N", about + "either side", default=64)
+    add("--clusters N", "of heads that cluster (default: positions / --far-window)")
+    add("--probes N", "clusters that a query looks into, which share --far-window (default: 2)")
     about = "a head with less attention beyond the near window becomes a window (default: 0.05)"
-    add("--window-below", metavar="F", type=number(Range(0, 1)), help=about)
+    add("--window-below F", about, type=number(Range(0, 1)))
     about = "tokens of the longest text; learned positions are repeated (default: as before)"
-    add("--max-positions", **whole, help=about)
-    add("--gen-subset", metavar="SPLIT", default="train", help="to read (default: train)")
+    add("--max-positions N", about)
+    add("--gen-subset SPLIT", "to read", default="train")
     about = "text files, instead of a split; of a translator two, line by line: source and target"
-    add("--text", metavar="FILE", type=Path, nargs="+", help=about)
+    add("--text FILE", about, nargs="+")
     about = f"of a text that is read (default: as trained, but at most {_LENGTH})"
-    add("--tokens-per-sample", **whole, help=about)
-    about = "to read, the first 8,192 to measure on (default: 262144)"
-    add("--tokens", **whole, default=1 << 18, help=about)
-    about = "of the routers, a batch of 2,048 tokens each; 0: as they begin (default: 300)"
-    add(
-        "--updates",
-        metavar="N",
-        type=number(Range(at_least=0, whole=True)),
-        default=300,
-        help=about,
-    )
-    rate = {"metavar": "F", "type": number(Range(above=0))}
-    add("--lr", **rate, default=0.02, help="of the routers (default: 0.02)")
+    add("--tokens-per-sample N", about)
+    add("--tokens N", "to read, the first 8,192 to measure on", default=1 << 18)
+    about = "of the routers, a batch of 2,048 tokens each; 0: as they begin"
+    add("--updates N", about, type=number(Range(at_least=0, whole=True)), default=300)
+    add("--lr F", "of the routers", type=number(Range(above=0)), default=0.02)
     about = "of heads that cluster, queries that teach in the training that follows (default: 16)"
-    add("--scouts", **whole, help=about)
-    add("--seed", **whole, default=1, help="of what is drawn (default: 1)")
-    add("--force", action="store_true", help="replace what convert has written, nothing else")
+    add("--scouts N", about)
+    add("--seed N", "of what is drawn", default=1)
+    add("--force", "replace what convert has written, nothing else")
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Convert a model; returns the exit status.
-
-    Raises:
-        UserError: if the checkpoint or its data is wrong, a spec does not fit, or OUT is there.
-    """
+    """Convert a model; returns the exit status, or raises UserError."""
     parser = _parser()
     args = parser.parse_args(arguments)
     if args.far_window < 2:
@@ -103,9 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     if args.probes is not None and args.probes >= args.far_window:
         raise bad_option("--probes", args.probes, f"less than --far-window, {args.far_window}")
     for file in args.text or ():
-        if not file.is_file():
-            problem = "it is a folder" if file.is_dir() else "no such file"
-            raise bad_option("--text", file, "a file of text", problem)
+        check_file("--text", file, "a file of text")
 
     from tqdm import tqdm
 
@@ -146,11 +117,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _plan(args: argparse.Namespace, loaded):
-    """What the options ask for.
-
-    Raises:
-        UserError: an option of specs that are made, where all are given.
-    """
+    """What the options ask for; raises UserError for one of specs that are made, if none is."""
     from fairseq_clusterformer.conversion.convert import Plan
     from fairseq_clusterformer.conversion.model import target_of
 

@@ -19,25 +19,15 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_force,
-    add_places,
-    check_files,
-    inputs_of,
-    number,
-)
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import whole_file, write_text
 from fairseq_clusterformer.ranges import Range
 
+from .common import Parser, add_force, add_places, check_files, inputs_of, number
+
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Raises:
-        UserError: for a mistake of the user's.
-    """
+    """Draw; returns the exit status, or raises UserError."""
     args = _arguments(arguments)
     names = ("clusters.png", "clusters.html") if args.centroids is None else ("centroids.png",)
     how = {"inputs": inputs_of(args, args.text, args.centroids), "force": args.force}
@@ -63,17 +53,17 @@ def main(arguments: Sequence[str]) -> int:
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="clusterformer draw", description=__doc__)
-    add = parser.add_argument
-    add("--checkpoint", metavar="PATH", help="of a language model or a reader; a bundle")
-    add("--centroids", type=Path, metavar="FILE", help="centroids of images, a .npz file instead")
-    what = "the passage for a language model; the document for a reader"
-    add("--text", "--document", type=Path, metavar="FILE", help=what)
-    add("--question", metavar="TEXT", help="for a reader, which reads the document for a question")
-    add("--out", type=Path, metavar="FOLDER", required=True, help="folder for the files")
+    add = parser.add
+    add("--checkpoint PATH", "of a language model or a reader; a bundle", type=str)
+    add("--centroids FILE", "centroids of images, a .npz file instead")
+    about = "the passage for a language model; the document for a reader"
+    parser.add_argument("--text", "--document", type=Path, metavar="FILE", help=about)
+    add("--question TEXT", "for a reader, which reads the document for a question")
+    add("--out FOLDER", "folder for the files", required=True)
     add_force(parser)
     add_places(parser)
-    layer = "to draw, from 0 (default: that which divides the text most evenly)"
-    add("--layer", type=number(Range(whole=True)), metavar="N", help=layer)
+    about = "to draw, from 0 (default: that which divides the text most evenly)"
+    add("--layer N", about, type=number(Range(whole=True)))
     args = parser.parse_args(arguments)
     given = [
         name

@@ -6,35 +6,23 @@
 The folder holds config.json, model.safetensors, the tokenizer, generation_config.json and a card.
 AutoModelForCausalLM.from_pretrained (AutoModelForSeq2SeqLM, ...) reads it after
 `import fairseq_clusterformer.hf`. --to fairseq also takes what was fine-tuned there, and a folder
-of GPT-2, RoBERTa, Marian or BART.
+of GPT-2, BERT, RoBERTa, Marian, BART, Llama, Mistral, Qwen2 or Qwen3.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_output,
-    add_places,
-    megabytes,
-    read_card,
-)
 from fairseq_clusterformer.errors import UserError
+
+from .common import Parser, add_output, add_places, megabytes, read_card
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the folder; returns the exit status.
-
-    Raises:
-        UserError: if the model is missing or something else, OUT is there, or transformers is not
-            installed.
-    """
+    """Write the folder; returns the exit status, or raises UserError."""
     parser = Parser(prog="clusterformer export", description=__doc__)
-    add = parser.add_argument
     about = "of fairseq, a bundle, or with --to fairseq a folder of transformers"
-    add("checkpoint", metavar="CHECKPOINT", type=Path, help=about)
-    add("out", metavar="OUT", type=Path, help="the folder to make")
-    add("--to", choices=("transformers", "fairseq"), required=True, help="what OUT is for")
+    parser.add("checkpoint CHECKPOINT", about)
+    parser.add("out OUT", "the folder to make")
+    parser.add("--to", "what OUT is for", choices=("transformers", "fairseq"), required=True)
     add_places(parser)
     add_output(parser, "what this command wrote")
     args = parser.parse_args(arguments)

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.cli.common import harmless
 from fairseq_clusterformer.errors import UserError
+
+from .common import harmless
 
 #: each sub-command's words, which are also its module's path in this package
 COMMANDS = {

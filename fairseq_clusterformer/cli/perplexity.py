@@ -16,64 +16,40 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_force,
-    add_model,
-    inputs_of,
-    whole_number,
-)
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import check_output, write_text
+
+from .common import Parser, add_force, add_model, check_file, inputs_of
 
 
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer perplexity", description=__doc__)
-    add = parser.add_argument
+    add = parser.add
     add_model(parser, "a language model's, a bundle, or an installed one: python-code, books-en")
-    add("--gen-subset", metavar="SPLIT", help="of the folder (default: valid)")
-    add("--text", metavar="FILE", type=Path, help="a text file, instead of a split")
-    add("--tokens-per-sample", metavar="N", type=whole_number, help="of a block, as trained")
+    add("--gen-subset SPLIT", "of the folder (default: valid)")
+    add("--text FILE", "a text file, instead of a split")
+    add("--tokens-per-sample N", "of a block, as trained")
     about = "tokens before their segment that heads of kind xl see (default: as trained)"
-    add("--memory", metavar="N", type=whole_number, help=about)
-    add("--max-blocks", metavar="N", type=whole_number, help="score the first N blocks")
-    add("--teacher-forced", action="store_true", help="one pass only, which is much faster")
-    add(
-        "--stream",
-        action="store_true",
-        help="also read all blocks as one text: each behind what the layers keep of those before, "
-        "which is bounded except for the kind full",
-    )
-    add(
-        "--breakdown",
-        action="store_true",
-        help="also bits by position, and on rare identifiers (of bytes) or pairs (of pieces and "
-        "words) that the text has had before, by how far back; one pass",
-    )
-    add(
-        "--rare",
-        metavar="N",
-        type=whole_number,
-        help="with --breakdown, what the training split holds at most N times is rare (default: "
-        "20; without the split, everything is)",
-    )
-    add("--out", metavar="FILE", type=Path, help="also write the numbers as JSON")
+    add("--memory N", about)
+    add("--max-blocks N", "score the first N blocks")
+    add("--teacher-forced", "one pass only, which is much faster")
+    about = "also read all blocks as one text: each behind what the layers keep of those before, "
+    add("--stream", about + "which is bounded except for the kind full")
+    about = "also bits by position, and on rare identifiers (of bytes) or pairs (of pieces and "
+    add("--breakdown", about + "words) that the text has had before, by how far back; one pass")
+    about = "with --breakdown, what the training split holds at most N times is rare (default: "
+    add("--rare N", about + "20; without the split, everything is)")
+    add("--out FILE", "also write the numbers as JSON")
     add_force(parser)
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the numbers; returns the exit status.
-
-    Raises:
-        UserError: if the checkpoint or its data is wrong, or there is nothing to score.
-    """
+    """Print the numbers; returns the exit status, or raises UserError."""
     args = _parser().parse_args(arguments)
-    if args.text and not args.text.is_file():
-        problem = "it is a folder" if args.text.is_dir() else "no such file"
-        raise bad_option("--text", args.text, "a file of text", problem)
+    if args.text:
+        check_file("--text", args.text, "a file of text")
     if args.text and args.gen_subset:
         raise bad_option("--gen-subset", args.gen_subset, "none with --text")
     if args.rare is not None and not args.breakdown:

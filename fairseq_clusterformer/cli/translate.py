@@ -12,18 +12,11 @@ anything is translated: a line longer than the model allows is an error, which n
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_model,
-    harmless,
-    input_lines,
-    number,
-    whole_number,
-)
 from fairseq_clusterformer.ranges import LENGTH_PENALTY
+
+from .common import Parser, add_model, harmless, input_lines, number
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.inference.translate import Translator
@@ -33,21 +26,15 @@ def add_translator(parser: Parser) -> None:
     """Add the options of commands that translate."""
     about = "a translation model's, a bundle, or an installed one: multi30k-de-en, multi30k-en-de"
     add_model(parser, about, several=True)
-    add = parser.add_argument
     about = "to be sure: an error if the model has another"
-    add("-s", "--source-lang", metavar="LANG", help=about)
-    add("-t", "--target-lang", metavar="LANG")
-    add("--beam", type=whole_number, default=5, help="default: %(default)s")
-    kind = number(LENGTH_PENALTY)
-    add("--lenpen", type=kind, default=1.0, help="length penalty (default: %(default)s)")
+    parser.add_argument("-s", "--source-lang", metavar="LANG", help=about)
+    parser.add_argument("-t", "--target-lang", metavar="LANG")
+    parser.add("--beam N", "hypotheses that are followed", default=5)
+    parser.add("--lenpen F", "length penalty", type=number(LENGTH_PENALTY), default=1.0)
 
 
 def load_translator(args: argparse.Namespace) -> "Translator":
-    """The models of a command line, checked for the languages in it.
-
-    Raises:
-        UserError: if a checkpoint or its data is wrong, or has other languages.
-    """
+    """The models of a command line, checked for the languages in it."""
     from fairseq_clusterformer.inference.load import load_checkpoint
     from fairseq_clusterformer.inference.translate import Translator
 
@@ -59,23 +46,19 @@ def load_translator(args: argparse.Namespace) -> "Translator":
 
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer translate", description=__doc__)
-    add = parser.add_argument
-    add("sentences", nargs="*", metavar="SENTENCE", help="default: lines of --input or stdin")
+    add = parser.add
+    add("sentences SENTENCE", "default: lines of --input or stdin", nargs="*")
     add_translator(parser)
-    add("--input", metavar="FILE", type=Path, help="a sentence per line")
-    add("--batch-size", type=whole_number, default=32, help="sentences at once; default: 32")
-    add("--nbest", type=whole_number, default=1, help="translations of each line, the best first")
-    add("--scores", action="store_true", help="each line begins with log2 p / length, and a tab")
-    add("--capitalize", action="store_true", help="begin each line with a capital letter")
+    add("--input FILE", "a sentence per line")
+    add("--batch-size N", "sentences at once", default=32)
+    add("--nbest N", "translations of each line, the best first", default=1)
+    add("--scores", "each line begins with log2 p / length, and a tab")
+    add("--capitalize", "begin each line with a capital letter")
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Translate; returns the exit status.
-
-    Raises:
-        UserError: if a checkpoint, its data or the input is wrong.
-    """
+    """Translate; returns the exit status, or raises UserError."""
     parser = _parser()
     args = parser.parse_args(arguments)
     if args.nbest > args.beam:

@@ -10,40 +10,38 @@ pip install "fairseq_clusterformer[vectors]".
 
 import time
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 
-from fairseq_clusterformer.cli import common
-from fairseq_clusterformer.cli.common import NUMBER, Parser, number
 from fairseq_clusterformer.corpora.vectors import METHODS, learn_vectors
 from fairseq_clusterformer.ranges import Range
 
-_FLAG = {"action": "store_true"}
+from .common import Parser, number
+
 # gensim looks at all words of a window, and reads 10,000 words at once
-_WINDOW = {"metavar": "N", "type": number(Range(1, 10_000, whole=True))}
+_WINDOW = number(Range(1, 10_000, whole=True))
 
 
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer vectors", description=__doc__)
-    add = partial(common.add, parser)
-    text = "folders, searched recursively except for hidden files, or files; .xz, .gz and .bz2 are"
-    add("sources", f"{text} unpacked", metavar="SOURCE", nargs="+", type=Path)
-    add("out", "the file to write", metavar="OUT", type=Path)
+    add = parser.add
+    about = "folders, searched recursively except for hidden files, or files; .xz, .gz and .bz2 "
+    add("sources SOURCE", f"{about}are unpacked", nargs="+")
+    add("out OUT", "the file to write")
     add("--method", "what learns the vectors", choices=METHODS, default="word2vec")
-    add("--width", "numbers of a vector", default=300, **_WINDOW)
-    add("--window", "words on either side that a word is to predict", default=5, **_WINDOW)
-    add("--cbow", "predict a word from its window: faster, and worse for rare words", **_FLAG)
-    add("--negative", "words drawn against each right one", default=5, **_WINDOW)
-    add("--epochs", "passes over the text", **NUMBER, default=5)
-    add("--min-count", "rarer words have no vector", **NUMBER, default=5)
-    add("--max-words", "write only as many, the most frequent ones", **NUMBER)
-    add("--lower-case", "of all words; GloVe's 6B files are so", **_FLAG)
+    add("--width N", "numbers of a vector", default=300, type=_WINDOW)
+    add("--window N", "words on either side that a word is to predict", default=5, type=_WINDOW)
+    add("--cbow", "predict a word from its window: faster, and worse for rare words")
+    add("--negative N", "words drawn against each right one", default=5, type=_WINDOW)
+    add("--epochs N", "passes over the text", default=5)
+    add("--min-count N", "rarer words have no vector", default=5)
+    add("--max-words N", "write only as many, the most frequent ones")
+    add("--lower-case", "of all words; GloVe's 6B files are so")
     about = "the line that ends a document (default: each file is a document)"
-    add("--document-separator", about, metavar="LINE")
+    add("--document-separator LINE", about)
     about = "take files of such names only, such as '*.txt'; may be repeated"
-    add("--pattern", about, metavar="GLOB", action="append")
-    add("--seed", "of the drawing; with one worker the vectors are the same each time")
-    add("--workers", "threads")
+    add("--pattern GLOB", about, action="append")
+    about = "of the drawing; with one worker the vectors are the same each time"
+    add("--seed N", about, default=1)
+    add("--workers N", "threads", default=1)
     add("--force", "replace OUT")
     return parser
 

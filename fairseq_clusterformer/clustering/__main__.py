@@ -76,11 +76,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_fit(args: argparse.Namespace) -> None:
-    """Fit every method, K and seed asked for; print a table of means over seeds.
-
-    Raises:
-        UserError: before any fitting, for what is not allowed.
-    """
+    """Fit every method, K and seed asked for; print a table of means over seeds. Raises UserError
+    before any fitting, for what is not allowed."""
     methods = list(METHODS) if "all" in args.methods else list(dict.fromkeys(args.methods))
     plan = [(m, k, s) for m in methods for k in args.num_clusters for s in args.seed]
     x, labels, test, test_labels = _data(args)
@@ -124,11 +121,9 @@ def run_fit(args: argparse.Namespace) -> None:
 def majority_accuracy(
     train_clusters: Tensor, train_labels: Tensor, clusters: Tensor, labels: Tensor
 ) -> float:
-    """Share of vectors that have their cluster's label, from 0 to 1.
-
-    A cluster's label is the most frequent one of its members in training (the lowest of several);
-    a vector in a cluster that had none counts as wrong. All int64, [N] of training and [M].
-    """
+    """Share of vectors that have their cluster's label, from 0 to 1: the most frequent one of its
+    members in training (the lowest of several); a vector in a cluster that had none counts as
+    wrong. All int64, [N] of training and [M]."""
     size = (int(max(train_clusters.max(), clusters.max())) + 1, int(train_labels.max()) + 1)
     counts = torch.zeros(size, dtype=torch.long)
     counts.index_put_((train_clusters, train_labels), torch.tensor(1), accumulate=True)
@@ -143,10 +138,8 @@ def _data(
     names = ("labels", "test", "test_labels")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
     if given not in ([], ["--labels"], ["--labels", "--test", "--test-labels"]):
-        raise UserError(
-            f"given are {' and '.join(given)}; allowed: --labels, or it with --test and "
-            "--test-labels, or none"
-        )
+        allowed = "--labels, or it with --test and --test-labels, or none"
+        raise UserError(f"given are {' and '.join(given)}; allowed: {allowed}")
     x, labels, test, test_labels = read_matrix(args.input), None, None, None
     if args.labels is not None:
         labels = torch.from_numpy(read_labels(args.labels, args.input, len(x)))

@@ -41,13 +41,8 @@ class AverageNormalizer(Float32Buffers):
     def observation(
         self, log_mass: Tensor, tokens: Tensor, others: Tensor | None = None
     ) -> Tensor | None:
-        """What :meth:`observe` takes; None if nothing is kept.
-
-        Args:
-            log_mass: log of the sum of exp(s) over a batch's tokens, of ``shape``.
-            tokens: number of tokens, a scalar.
-            others: sums of the other numbers over the tokens.
-        """
+        """What :meth:`observe` takes (None if nothing is kept) of a batch: the log of the sum of
+        exp(s), of ``shape``, the number of tokens, and sums of the other numbers over them."""
         if not self.learns:
             return None
         sums = [] if others is None else [others.to(log_mass.dtype)]
@@ -75,10 +70,8 @@ class AverageNormalizer(Float32Buffers):
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Move the average by what was observed since the last update, if anything was.
-
-        What is not finite (an overflow that a loss scaler skips) is dropped.
-        """
+        """Move the average by what was observed since the last update, if anything was. What is
+        not finite (an overflow that a loss scaler skips) is dropped."""
         if not self.learns:
             return
         seen = self.pending_log_mass - self.pending_tokens.log()

@@ -90,8 +90,7 @@ def fit(
         options: of the method; its defaults if None.
 
     Raises:
-        UserError: an unknown method, K above N or below 1, options of another method, or a value
-            that is not allowed; or "som" without its library.
+        UserError: a value that is not allowed, or "som" without its library.
     """
     x = torch.as_tensor(x, dtype=torch.float32)
     options = check(method, num_clusters, len(x), options)
@@ -99,7 +98,7 @@ def fit(
 
 
 def check(method: str, num_clusters: int, length: int, options: Options | None = None) -> Options:
-    """Raise what :func:`fit` would for `length` vectors; return the options it would take."""
+    """Raise what :func:`fit` would for ``length`` vectors; return the options it would take."""
     if method not in METHODS:
         raise bad_option("--method", method, ", ".join(METHODS))
     if not 1 <= num_clusters <= length:

@@ -22,16 +22,14 @@ from .fuzzy import SIMILARITIES, Similarity, fuzzy_clusters
 
 @dataclass(frozen=True)
 class Clusters:
-    """Clusters of K-Means or of a map, which have ``spherical``, or neural ones, which have the
-    rest.
+    """Clusters of K-Means or of a map, which have ``spherical``, or neural ones, with the rest.
 
     Attributes:
         centroids: float32 [K, D]; neural ones are in the space of X W_c.
         spherical: whether a vector belongs to the nearest centroid by cosine, else by distance.
-        log_normalizer: log of the mean of exp(s) over the vectors that were learned from, [K]. It
-            is eq. 2's denominator, so that a cluster does not depend on what else is assigned.
-        similarity: phi of eq. 2.
-        temperature: divides phi.
+        log_normalizer: log of the mean of exp(s) over the vectors that were learned from, [K]:
+            eq. 2's denominator, so that a cluster does not depend on what else is assigned.
+        similarity, temperature: phi of eq. 2, and what divides it.
         w_c: W_c of eq. 2, [D, D]; None: the identity.
     """
 
@@ -45,11 +43,8 @@ class Clusters:
     @torch.no_grad()
     @full_float32()
     def assign(self, x: np.ndarray | Tensor) -> Tensor:
-        """The cluster of each vector: x [N, D] to int64 [N] (neural: CF22 eq. 4).
-
-        Raises:
-            UserError: vectors of another width.
-        """
+        """The cluster of each vector: x [N, D] to int64 [N] (neural: CF22 eq. 4). Raises UserError
+        for vectors of another width."""
         x = torch.as_tensor(x, dtype=torch.float32).contiguous()
         if x.dim() != 2 or x.size(1) != self.centroids.size(1):
             allowed = f"[N, {self.centroids.size(1)}], as fitted"
@@ -78,38 +73,32 @@ class Clusters:
 
 
 def load_clusters(path: Path | str) -> Clusters:
-    """Read what ``save`` wrote.
-
-    Raises:
-        UserError: it is something else.
-    """
+    """Read what ``save`` wrote; raises UserError if it is something else."""
     try:
         with np.load(path, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
-        _check(arrays)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; allowed: a file that --out wrote") from None
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, _WrongArrays) as error:
-        reason = error
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        problem = str(error) or type(error).__name__
     except (ValueError, TypeError):  # numpy advises to unpickle it, which runs whatever it says
-        reason = "it holds something else than arrays of numbers and text"
+        problem = "it holds something else than arrays of numbers and text"
     else:
-        return Clusters(
-            **{n: torch.from_numpy(a) if a.ndim else a.item() for n, a in arrays.items()}
-        )
-    raise UserError(f"{path}: not fitted clusters ({reason}); allowed: a file that --out wrote")
+        problem = _problem(arrays)
+    if problem:
+        problem = f"not fitted clusters ({problem})"
+        raise UserError(f"{path}: {problem}; allowed: a file that --out wrote")
+    found = {name: torch.from_numpy(a) if a.ndim else a.item() for name, a in arrays.items()}
+    return Clusters(**found)
 
 
-class _WrongArrays(Exception):
-    """What is wrong with the arrays of a file."""
-
-
-def _check(arrays: dict[str, np.ndarray]) -> None:
-    shape = arrays["centroids"].shape if "centroids" in arrays else None
-    if shape is None or len(shape) != 2 or 0 in shape:
-        raise _WrongArrays(
-            f"centroids have shape {shape}, not [K, D]" if shape else "no centroids"
-        )
+def _problem(arrays: dict[str, np.ndarray]) -> str:
+    """What is wrong with the arrays of a file, in words; empty: nothing."""
+    if "centroids" not in arrays:
+        return "no centroids"
+    shape = arrays["centroids"].shape
+    if len(shape) != 2 or 0 in shape:
+        return f"centroids have shape {shape}, not [K, D]"
     expected = {"centroids": ("float32", shape)}
     if "spherical" in arrays:
         expected["spherical"] = ("bool", ())
@@ -118,13 +107,13 @@ def _check(arrays: dict[str, np.ndarray]) -> None:
         expected |= {"similarity": ("str", ()), "temperature": ("float64", ())}
         if "w_c" in arrays:
             expected["w_c"] = ("float32", (shape[1], shape[1]))
-    if arrays.keys() != expected.keys():
-        different = ", ".join(sorted(arrays.keys() ^ expected.keys()))
-        raise _WrongArrays(f"missing, or one too many: {different}")
+    if different := ", ".join(sorted(arrays.keys() ^ expected.keys())):
+        return f"missing, or one too many: {different}"
     for name, (kind, wanted) in expected.items():
         array = arrays[name]
         found = "str" if array.dtype.kind == "U" else str(array.dtype)
         if (found, array.shape) != (kind, wanted):
-            raise _WrongArrays(f"{name} is {found} {array.shape}, not {kind} {wanted}")
-    if "similarity" in arrays and str(arrays["similarity"]) not in SIMILARITIES:
-        raise _WrongArrays(f"similarity is {arrays['similarity']}")
+            return f"{name} is {found} {array.shape}, not {kind} {wanted}"
+    if str(arrays.get("similarity", "dot")) not in SIMILARITIES:
+        return f"similarity is {arrays['similarity']}"
+    return ""

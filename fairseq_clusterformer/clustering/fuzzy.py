@@ -23,11 +23,8 @@ NORM_EPS = 1e-12  # as in torch.nn.functional.normalize
 
 
 class Similarity(NamedTuple):
-    """phi, as inner products of vectors that are scaled first.
-
-    Attributes:
-        kind: "dot" (the paper's), "scaled-dot" (divided by sqrt(D)) or "cosine".
-    """
+    """phi, as inner products of vectors that are scaled first: "dot" (the paper's), "scaled-dot"
+    (divided by sqrt(D)) or "cosine"."""
 
     kind: str
 
@@ -52,19 +49,14 @@ class Similarity(NamedTuple):
 
 
 class FuzzyClusters(NamedTuple):
-    """What :func:`fuzzy_clusters` finds.
+    """What :func:`fuzzy_clusters` finds."""
 
-    Attributes:
-        clusters: of each token, int64 [B, N] (0 at padding).
-        log_mass: log of eq. 2's denominator over the row [B, K] (-inf for a row of padding alone).
-        updated: centroids Chat [B, K, D] (0 for such a row), differentiable in ``keys`` and
-            ``centroids``.
-        so_far: log of the running denominator after the last token, float64 [B, 1, K].
-    """
-
-    clusters: Tensor
+    clusters: Tensor  # of each token, int64 [B, N] (0 at padding)
+    #: log of eq. 2's denominator over the row [B, K] (-inf for a row of padding alone)
     log_mass: Tensor | None
+    #: centroids Chat [B, K, D] (0 for such a row), differentiable in ``keys`` and ``centroids``
     updated: Tensor | None
+    #: log of the running denominator after the last token, float64 [B, 1, K]
     so_far: Tensor | None
 
 
@@ -84,13 +76,11 @@ def fuzzy_clusters(
     Args:
         keys: X W_c, [B, N, D]; finite at padding.
         centroids: [K, D] or [B, K, D].
-        similarity: phi.
-        temperature: divides phi inside the exponent of eq. 2.
+        similarity, temperature: phi, and what divides it inside the exponent of eq. 2.
         normalizer: denominator of eq. 2 in assignments: "sentence" (all of the row), "running"
             (the tokens so far), or the log of one for each cluster [K].
         padding_mask: bool [B, N], True where a token is padding.
-        so_far: of the running normaliser, what was returned for the tokens before; None: the
-            first is the row's first.
+        so_far: what was returned for the tokens before; None: the first is the row's first.
         update: False: clusters alone, with nothing to differentiate.
     """
     vectors = similarity.vectors(centroids)
@@ -211,13 +201,8 @@ def cluster_sums(
     """Sum of the vectors of each cluster's tokens [B, K, D], differentiable in x.
 
     This turns eq. 6 into K inner products: no token is multiplied with the other clusters'
-    centroids.
-
-    Args:
-        x: [B, N, D].
-        clusters: int64 [B, N] in [0, K).
-        num_clusters: K.
-        weight: of each token, 0 at padding, [B, N].
+    centroids. Of x [B, N, D], clusters int64 [B, N] in [0, K), and each token's weight [B, N],
+    which is 0 at padding.
     """
     return _ClusterSums.apply(x, clusters, num_clusters, similarity, weight)
 
@@ -262,20 +247,16 @@ def chunks(x: Tensor, numbers: int) -> Iterator[slice]:
         yield slice(begin, min(begin + step, x.size(-2)))
 
 
-def exponents(unit: Tensor, vectors: Tensor, temperature: float) -> Tensor:
-    """s_ij of eq. 2, [B, N, K], from the scaled vectors of both."""
-    # Not a matmul of [B, N, D] and [D, K]: its rounding depends on whether gradients are
-    # recorded, and an activation checkpoint would assign another cluster the second time.
-    if vectors.dim() == 2:
-        return linear(unit, vectors).div_(temperature)
-    return torch.bmm(unit, vectors.transpose(1, 2)).div_(temperature)
-
-
 def _scores(
     unit: Tensor, vectors: Tensor, temperature: float, padding_mask: Tensor | None, part: slice
 ) -> Tensor:
-    """The exponents of a chunk [B, n, K]; -inf at padding."""
-    scores = exponents(unit, vectors, temperature)
+    """The exponents s of eq. 2 of a chunk [B, n, K], from the scaled vectors of both; -inf at
+    padding."""
+    # Not a matmul of [B, N, D] and [D, K]: its rounding depends on whether gradients are
+    # recorded, and an activation checkpoint would assign another cluster the second time.
+    by_row = vectors.dim() == 3
+    scores = torch.bmm(unit, vectors.mT) if by_row else linear(unit, vectors)
+    scores.div_(temperature)
     if padding_mask is not None:
         scores.masked_fill_(padding_mask[:, part].unsqueeze(-1), -math.inf)
     return scores
@@ -295,16 +276,12 @@ def lowest_argmax(scores: Tensor, offsets: Tensor | None = None) -> Tensor:
 
 
 def largest_few(scores: Tensor, number: int, offsets: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Indices of the largest of K scores, in order; the lowest first where several tie.
+    """Indices of the largest of K scores [..., K], in order; the lowest first where several tie.
 
     A tie is what lies within rounding of the largest: within ``TIE`` times the largest magnitude
-    of the K scores and their offsets. (All clusters tie at the first token of a text and where
-    it is repeated, if the offsets are the log-sum-exp of the tokens so far.)
-
-    Args:
-        scores: [..., K].
-        number: of indices, up to K.
-        offsets: what was subtracted from them, of a shape that broadcasts; None: nothing.
+    of the K scores and of ``offsets``, which were subtracted from them and broadcast. (All
+    clusters tie at the first token of a text and where it is repeated, if the offsets are the
+    log-sum-exp of the tokens so far.)
     """
     largest = scores.amax(-1, keepdim=True)
     magnitude = torch.maximum(largest, -scores.amin(-1, keepdim=True))
@@ -323,12 +300,8 @@ def largest_few(scores: Tensor, number: int, offsets: Tensor | None = None) -> t
 @torch.no_grad()
 @full_float32()
 def nearest_by_cosine(vectors: Tensor, centroids: Tensor) -> Tensor:
-    """The nearest centroid of each vector, int64 [..., N], without the cosines to all of them.
-
-    Args:
-        vectors: of any length, [..., N, D].
-        centroids: of length 1, [K, D] or such that its products with vectors broadcast.
-    """
+    """The nearest centroid of each vector [..., N, D] of any length, int64 [..., N], without the
+    cosines to all of them; centroids are of length 1, [K, D] or such that products broadcast."""
     clusters = torch.empty(vectors.shape[:-1], dtype=torch.long, device=vectors.device)
     for part in chunks(vectors, centroids.size(-2)):
         unit = normalize(at_least_float32(vectors[..., part, :]), dim=-1)

@@ -64,9 +64,7 @@ class KMeansClustering(Float32Buffers):
     called; another number of workers divides them.
 
     Args:
-        embed_dim: D.
-        num_clusters: K.
-        bank_size: M.
+        embed_dim, num_clusters, bank_size: D, K and M.
         interval: updates between two clusterings; 0: an epoch.
     """
 
@@ -115,10 +113,8 @@ class KMeansClustering(Float32Buffers):
 
     @torch.no_grad()
     def update(self) -> None:
-        """New centroids from what all workers remember; called by all of them at once.
-
-        Fewer states than clusters leave the centroids as they are.
-        """
+        """New centroids from what all workers remember; called by all of them at once. Fewer
+        states than clusters leave the centroids as they are."""
         banks = self._all_banks()
         states = None if banks is None else torch.cat(banks).float()
         if states is not None and len(states) < self.num_clusters:
@@ -198,12 +194,9 @@ def kmeans(
 
     Args:
         vectors: float32 [n, D], n >= K, on the CPU.
-        num_clusters: K.
         spherical: nearest by cosine; vectors are of length 1 then, and so are the centroids.
-        iterations: of each run.
-        redos: runs, of which the best by its loss is kept.
-        start: centroids to begin with, float32 [K, D]; None: vectors drawn at random.
-        seed: of the vectors that the centroids start from.
+        iterations: of each of ``redos`` runs, of which the best by its loss is kept.
+        start: centroids to begin with, float32 [K, D]; None: vectors drawn by the seed.
     """
     import faiss
 

@@ -11,11 +11,8 @@ FORMATS = ".npy, .csv and idx-ubyte files, each with .gz behind it or not"
 
 
 def read_matrix(path: Path) -> np.ndarray:
-    """Read vectors, one per row, as float32 [N, D]; images of an idx file are flattened.
-
-    Raises:
-        UserError: damaged, not a matrix, empty, or a number that is not finite.
-    """
+    """Read vectors, one per row, as float32 [N, D]; images of an idx file are flattened. Raises
+    UserError: damaged, not a matrix, empty, or a number that is not finite."""
     values = _read(path)
     if values.ndim > 2 and values.dtype == np.uint8:
         values = values.reshape(len(values), -1)
@@ -33,11 +30,8 @@ def read_matrix(path: Path) -> np.ndarray:
 
 
 def read_labels(path: Path, of: Path, length: int) -> np.ndarray:
-    """Read a whole number of 0 or more for each of `length` rows of the file `of`, int64 [N].
-
-    Raises:
-        UserError: damaged, not such numbers, or not as many.
-    """
+    """Read a whole number of 0 or more for each of ``length`` rows of the file ``of``, int64 [N].
+    Raises UserError: damaged, not such numbers, or not as many."""
     values = _read(path).squeeze()
     if values.shape != (length,):
         allowed = f"({length},), a label for each row of {of}"

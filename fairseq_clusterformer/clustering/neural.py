@@ -9,18 +9,18 @@ from torch import Tensor, nn
 from ..precision import ExactLinear, at_least_float32, full_float32
 from .average import AverageNormalizer
 from .fuzzy import FuzzyClusters, Similarity, cluster_sums, fuzzy_clusters
-from .report import Report, State
+from .report import Report, State, cluster_sizes
 
 
 class NeuralClustering(AverageNormalizer):
     """Assigns tokens to K centroids, and returns the losses that teach them.
 
-    Equation numbers are CF22's. Everything is computed in float32 (float64 for a float64 model)
-    whatever the model's precision.
+    Equation numbers are CF22's. All is computed in float32 (float64 for a float64 model) whatever
+    the model's precision. Parameters learn through the two losses alone: the argmax of eq. 4
+    carries no gradient.
 
     Args:
-        embed_dim: D.
-        num_clusters: K.
+        embed_dim, num_clusters: D and K.
         similarity: phi: "dot" (the paper's), "scaled-dot" (divided by sqrt(D)) or "cosine".
         temperature: divides phi inside the exponent of eq. 2.
         normalizer: the denominator of eq. 2 when tokens are assigned. "sentence": over all tokens
@@ -29,8 +29,6 @@ class NeuralClustering(AverageNormalizer):
             for each cluster. The last two keep an assignment independent of later tokens.
         momentum: of that average.
         own_centroids: False: the centroids are given to each ``assign``.
-
-    Parameters learn through the two losses alone: the argmax of eq. 4 carries no gradient.
     """
 
     def __init__(
@@ -76,12 +74,8 @@ class NeuralClustering(AverageNormalizer):
             reports: False: the report is empty.
 
         Returns:
-            The cluster of each token, int64 [B, N] (0 at padding); a report: both losses, the
-            cluster sizes, the updated centroids, and the observation for :meth:`observe`, if the
-            normalizer is an average; and the state, which the normalizer "running" carries on.
-
-        Raises:
-            ValueError: no centroids, owned or given.
+            The cluster of each token, int64 [B, N] (0 at padding); a report, whose observation is
+            for :meth:`observe`; and the state, which the normalizer "running" carries on.
         """
         if centroids is None and self.centroids is None:
             raise ValueError("this clustering owns no centroids, and was given none")
@@ -106,14 +100,10 @@ class NeuralClustering(AverageNormalizer):
             state = state | {"log_sum": found.so_far}
         if not reports:
             return found.clusters, Report(), state
-        real = x.new_ones(x.shape[:2])
-        if padding_mask is not None:
-            real = real.masked_fill(padding_mask, 0.0)
-        sizes = x.new_zeros(self.num_clusters)
-        sizes.index_add_(0, found.clusters.flatten(), real.flatten())
+        sizes = cluster_sizes(found.clusters.unsqueeze(1), self.num_clusters, padding_mask)[0]
         report = Report(cluster_sizes=sizes, centroids=found.updated)
         if learns:
-            report = self._taught(report, x, found, real)
+            report = self._taught(report, x, found, padding_mask)
         return found.clusters, report, state
 
     def forward(
@@ -125,8 +115,11 @@ class NeuralClustering(AverageNormalizer):
         """Clusters and report of ``assign``."""
         return self.assign(x, padding_mask, centroids)[:2]
 
-    def _taught(self, report: Report, x: Tensor, found: FuzzyClusters, real: Tensor) -> Report:
+    def _taught(
+        self, report: Report, x: Tensor, found: FuzzyClusters, padding_mask: Tensor | None
+    ) -> Report:
         """The report with what teaches: losses, and the normaliser's observation."""
+        real = x.new_ones(x.shape[:2]) if padding_mask is None else (~padding_mask).to(x)
         tokens = real.sum()
         vectors = self.similarity.vectors(found.updated)
 

@@ -12,58 +12,40 @@ LOSSES = ("clustering_loss", "sorting_loss", "routing_loss")
 
 class Report(NamedTuple):
     """What a router says about one forward pass, besides the layout; None where a kind has nothing
-    to say. Tensors only, so that a report can leave an activation checkpoint.
+    to say. Tensors only, so that a report can leave an activation checkpoint."""
 
-    Attributes:
-        clustering_loss: float32 scalar, CF22 eq. 6, a mean over real tokens.
-        sorting_loss: float32 scalar, CF22 eq. 11, a mean over rows weighted by their real tokens.
-        routing_loss: float32 scalar, what teaches clusters where attention goes: minus the nats by
-            which attention lands in a query's cluster more often than by chance.
-        cluster_sizes: tokens in each cluster over the batch, float32 [K]; of several clusterings
-            in one layer, [..., K].
-        clusters: of each query, int64 [B, G, N] where G heads cluster apart, or G = 1; at padding
-            it has no meaning. Of several hash rounds, the first.
-        centroids: updated centroids for the next layer, CF22 eq. 3, float32 [B, K, D].
-        observation: what the router wants to remember of a training batch, once the forward
-            pass is over; of a shape that the kind chooses.
-    """
-
+    #: float32 scalars: CF22 eq. 6, a mean over real tokens; eq. 11, a mean over rows weighted by
+    #: their real tokens; and what teaches clusters where attention goes: minus the nats by which
+    #: attention lands in a query's cluster more often than by chance
     clustering_loss: Tensor | None = None
     sorting_loss: Tensor | None = None
     routing_loss: Tensor | None = None
+    #: tokens in each cluster over the batch, float32 [K]; of several clusterings, [..., K]
     cluster_sizes: Tensor | None = None
+    #: of each query, int64 [B, G, N] where G heads cluster apart, or G = 1; at padding it has no
+    #: meaning. Of several hash rounds, the first.
     clusters: Tensor | None = None
+    #: updated centroids for the next layer, CF22 eq. 3, float32 [B, K, D]
     centroids: Tensor | None = None
+    #: what the router wants to remember of a training batch, once the forward pass is over
     observation: Tensor | None = None
 
 
 class ClusterUse(NamedTuple):
-    """Float32 scalars.
+    """Statistics of clusters' shares of the tokens, float32 scalars."""
 
-    Attributes:
-        entropy: of the clusters' shares of the tokens, in nats.
-        effective: effective number of clusters, exp(entropy), from 1 to K.
-        largest: share of the largest cluster.
-        empty: number of clusters without a token.
-    """
-
-    entropy: Tensor
-    effective: Tensor
-    largest: Tensor
-    empty: Tensor
+    entropy: Tensor  # of the shares, in nats
+    effective: Tensor  # number of clusters, exp(entropy), from 1 to K
+    largest: Tensor  # share of the largest cluster
+    empty: Tensor  # number of clusters without a token
 
 
 @torch.no_grad()
 def cluster_sizes(
     clusters: Tensor, num_clusters: int, padding_mask: Tensor | None = None
 ) -> Tensor:
-    """Tokens in each cluster over a batch, float32 [G, K].
-
-    Args:
-        clusters: of several clusterings, int64 [B, G, N] in [0, K).
-        num_clusters: K.
-        padding_mask: bool [B, N], True where a token is padding.
-    """
+    """Tokens in each of K clusters over a batch, float32 [G, K], by the clusters of several
+    clusterings, int64 [B, G, N]; ``padding_mask``, bool [B, N], is True at padding."""
     if padding_mask is not None:  # padding is counted in a cluster K, which is cut off
         clusters = clusters.masked_fill(padding_mask.unsqueeze(1), num_clusters)
     members = clusters.transpose(0, 1).flatten(1)
@@ -86,15 +68,12 @@ def cluster_use(sizes: Tensor) -> ClusterUse:
 
 
 def summary(reports: dict[str, list[Report]]) -> dict[str, Tensor] | None:
-    """What a criterion needs of a model's reports; None if no layer clusters.
-
-    Args:
-        reports: of the layers of each side of the model, such as "encoder" and "decoder".
+    """What a criterion needs of the reports of each side's layers; None if no layer clusters.
 
     Returns:
         Float32 scalars: each of ``LOSSES``, a mean over the layers that have it, so that its
         weight means the same at any depth; ``cluster_`` and each field of :class:`ClusterUse`,
-        means too; and ``SIDE_cluster_effective`` of each side that clusters.
+        means too; and ``SIDE_cluster_effective`` of each side that clusters, such as "encoder".
     """
     sides = {
         side: [report for report in layers if report.cluster_sizes is not None]

@@ -17,27 +17,19 @@ from .report import cluster_sizes
 
 
 class Assigned(NamedTuple):
-    """Floating point as it was computed, if not said otherwise; shapes of :func:`assign_both`, and
-    of :func:`assign_with_shares` where these differ.
+    """Floating point as it was computed; shapes of :func:`assign_both` (or, where these differ, of
+    :func:`assign_with_shares`)."""
 
-    Attributes:
-        queries: cluster of each query, int64 [B, H, N].
-        keys: cluster of each key, the same: where it lies, if it explores.
-        log_mass: log of the sum of exp(s) over the real tokens of a batch: of keys, weighed, [H,
-            K]; or of queries and of keys, [2, H, K].
-        sizes: real queries and keys nearest to each cluster [2, H, K], exploring or not.
-        tokens: number of real tokens, a scalar.
-        probes: the clusters of each query that are next, as ``queries``.
-        log_share: log of each key's share of its cluster [B, H, N], differentiable in keys and
-            centroids; of a key that explores, of value 0 and with the gradient of the log.
-    """
-
-    queries: Tensor
-    keys: Tensor
+    queries: Tensor  # cluster of each query, int64 [B, H, N]
+    keys: Tensor  # cluster of each key, the same: where it lies, if it explores
+    #: log of the sum of exp(s) over the real tokens of a batch: of keys, weighed, [H, K] (or of
+    #: queries and of keys, [2, H, K])
     log_mass: Tensor
-    sizes: Tensor
-    tokens: Tensor
-    probes: tuple[Tensor, ...] = ()
+    sizes: Tensor  # real queries and keys nearest to each cluster [2, H, K], exploring or not
+    tokens: Tensor  # number of real tokens, a scalar
+    probes: tuple[Tensor, ...] = ()  # the clusters of each query that are next, as ``queries``
+    #: log of each key's share of its cluster [B, H, N], differentiable in keys and centroids; of a
+    #: key that explores, of value 0 and with the gradient of the log
     log_share: Tensor | None = None
 
 
@@ -56,9 +48,8 @@ def assign_both(
     log_weights: Tensor | None = None,
 ) -> Assigned:
     """Assign queries, each to the largest s, and keys, each to the largest of
-    ``s - log_normalizer``, as :func:`assign_with_shares` does, with no gradient.
-
-    Keys spread over the clusters. Queries may crowd: each sees W keys, whatever others see.
+    ``s - log_normalizer``, as :func:`assign_with_shares` does, with no gradient. Keys spread over
+    the clusters. Queries may crowd: each sees W keys, whatever others see.
 
     Args:
         log_normalizer: of keys, [H, K].
@@ -89,15 +80,13 @@ def assign_with_shares(
     exploration: float = 0.0,
 ) -> Assigned:
     """Assign queries and keys, each to the largest of ``s - log_normalizer``, where the exponents
-    s are those of CF22 eq. 2; a key's shares are their softmax over clusters.
-
-    Computed in full float32 (float64 for float64), in any precision of the model and in autocast.
+    s are those of CF22 eq. 2; a key's shares are their softmax over clusters. Computed in full
+    float32 (float64 for float64), in any precision of the model and in autocast.
 
     Args:
         q, k: [B, H, N, E], of any floating dtype; anything at padding.
         centroids: [H, K, E].
-        similarity: phi of eq. 2.
-        temperature: divides phi.
+        similarity, temperature: phi of eq. 2, and what divides it.
         log_normalizer: of queries, and of keys, [2, H, K].
         padding_mask: bool [B, N], True where a token is padding.
         exploration: share of the keys that are put into a cluster drawn at random (by torch's
@@ -140,6 +129,7 @@ class _LogShares(torch.autograd.Function):
                 nearest = torch.where(of_chunk < 0, nearest, of_chunk)
             of_own = scores.gather(-1, nearest.unsqueeze(-1)).squeeze(-1)
             largest = scores.amax(-1, keepdim=True)
+            # log-sum-exp over the clusters, the largest taken out
             total = (scores - largest).exp_().sum(-1).log_().add_(largest.squeeze(-1))
             log_total[:, :, part] = total
             log_share[:, :, part] = of_own.sub_(total)
@@ -165,7 +155,7 @@ class _LogShares(torch.autograd.Function):
             # of s_own - log(sum of exp(s)): 1 at the own cluster, less each cluster's share
             d_scores = scores.sub_(log_total[:, :, part].unsqueeze(-1)).exp_().mul_(-gradient)
             d_scores.scatter_add_(-1, keys[:, :, part].unsqueeze(-1), gradient)
-            d_vectors += (d_scores.transpose(-1, -2) @ unit).sum(0)
+            d_vectors += (d_scores.transpose(-1, -2) @ unit).sum(0)  # [H, K, E]
             d_part = ctx.similarity.backward(d_scores @ vectors, unit, scale)
             if padding_mask is not None:
                 d_part.masked_fill_(padding_mask[:, None, part, None], 0.0)
@@ -185,11 +175,8 @@ def _assign(
     mass: bool = True,
 ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
     """The nearest ``probes`` clusters of x, int64 [B, H, N] each; of each cluster, the log of the
-    sum of exp(s), times ``log_weights``, over real tokens, and the number of those in it [H, K].
-
-    Without ``mass`` that sum is 0. ``with_chunk`` is called with each slice of tokens, their
-    ``s - offsets``, and their clusters.
-    """
+    sum of exp(s), times ``log_weights``, over real tokens (without ``mass``: 0), and their number
+    [H, K]. ``with_chunk`` gets each slice of tokens, their ``s - offsets``, and their clusters."""
     clusters = tuple(
         torch.empty(x.shape[:3], dtype=torch.long, device=x.device) for _ in range(probes)
     )
@@ -226,8 +213,8 @@ def _scores(
     padding_mask: Tensor | None,
     part: slice,
 ) -> tuple[Tensor, Tensor | float, Tensor]:
-    """Of a slice of tokens, 0 at padding: vectors [B, H, n, E], what these were multiplied by, and
-    the exponents of eq. 2 less offsets [B, H, n, K]."""
+    """Of a slice of tokens (0 at padding): vectors [B, H, n, E], what these were multiplied by,
+    and the exponents of eq. 2 less offsets [B, H, n, K]."""
     chunk = x[:, :, part].to(vectors.dtype)
     if padding_mask is not None:
         chunk = chunk.masked_fill(padding_mask[:, None, part, None], 0.0)

@@ -14,14 +14,8 @@ from .report import cluster_sizes
 
 
 class SphericalMeans(Float32Buffers):
-    """K centroids of length 1 for each head, fixed while a batch runs; no gradient reaches them.
-
-    Args:
-        num_heads: H.
-        num_clusters: K.
-        head_dim: E.
-        momentum: of the moving average; the paper's 0.999 is for hundreds of thousands of updates.
-    """
+    """K centroids of length 1 for each head, [H, K, E], fixed while a batch runs; no gradient
+    reaches them. The paper's ``momentum``, 0.999, is for hundreds of thousands of updates."""
 
     learns = True
 
@@ -38,12 +32,8 @@ class SphericalMeans(Float32Buffers):
     @torch.no_grad()
     @full_float32()
     def forward(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Assign vectors of any length [B, H, N, E].
-
-        Returns:
-            The nearest centroid, int64 [B, H, N], and the cosines to all, at least float32
-            [B, H, N, K].
-        """
+        """The nearest centroid of vectors of any length [B, H, N, E], int64 [B, H, N], and the
+        cosines to all, at least float32 [B, H, N, K]."""
         unit = normalize(at_least_float32(vectors), dim=-1)
         cosines = unit @ self.centroids.to(unit.dtype).mT
         return lowest_argmax(cosines), cosines
@@ -80,11 +70,9 @@ class SphericalMeans(Float32Buffers):
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Move each centroid towards the mean of what it was nearest to since the last update.
-
-        One that was nearest to nothing moves towards the mean of all, until it is nearest to
-        something again. What is not finite (an overflow that a loss scaler skips) is dropped.
-        """
+        """Move each centroid towards the mean of what it was nearest to since the last update; one
+        that was nearest to nothing, towards the mean of all, until it is nearest to something.
+        What is not finite (an overflow that a loss scaler skips) is dropped."""
         sums, count = self.pending[..., :-1], self.pending[..., -1:]
         seen = torch.where(count > 0, sums, sums.sum(1, keepdim=True))
         moved = torch.lerp(self.centroids, normalize(seen, dim=-1), 1.0 - self.momentum)

@@ -8,14 +8,13 @@ as well, for dense models too: see `keep_last_batches`.
 import argparse
 import collections
 import contextlib
-import functools
 import io
 import os
 import sys
 import types
 import typing
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ import omegaconf
 import torch
 import torch.distributed as dist
 from fairseq import checkpoint_utils, options, utils
-from fairseq.data import Dictionary, data_utils
+from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.data.indexed_dataset import IndexedDataset, MMapIndexedDataset
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass import utils as dataclass_utils
@@ -36,12 +35,13 @@ from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
 from torch import nn
 
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, first_line
 
 from .checks import check_numbers
 from .one_line import report_in_one_line
 from .processes import train_in_several_processes
 from .saving import keep_trainings_whole
+from .wrapping import wrap, wraps
 
 # fairseq calls torch.load without weights_only (checkpoint_utils.load_checkpoint_to_cpu,
 # distributed/utils._broadcast_object_slow), which since torch 2.6 means True. These are the types
@@ -81,37 +81,35 @@ KNOWN_WARNINGS = (
     # data/iterators.EpochBatchIterator: DataLoader(pin_memory=True), also without an accelerator
     (r"'pin_memory' argument is set as true but no accelerator", UserWarning, ""),
     # tasks/fairseq_task.train_step, optim/amp_optimizer: the older names
-    (
-        r"`torch\.cuda\.amp\.(autocast|GradScaler)\(args\.\.\.\)` is deprecated",
-        FutureWarning,
-        r"fairseq\.",
-    ),
+    (r"`torch\.cuda\.amp\.(autocast|GradScaler)\(", FutureWarning, r"fairseq\."),
     # modules/multihead_attention: a boolean padding mask with a float future mask
-    (
-        r"Support for mismatched key_padding_mask and attn_mask",
-        UserWarning,
-        r"torch\.nn\.functional",
-    ),
+    (r"Support for mismatched key_padding_mask and", UserWarning, r"torch\.nn\.functional"),
 )
+
+
+#: owner and name of fairseq's functions that give way, and what takes their place
+_MENDED: list[tuple[object, str, Callable]] = []
+
+
+def mends(owner: object, name: str) -> Callable[[Callable], Callable]:
+    """Decorator: :func:`apply` puts the function in the place of one of fairseq's."""
+
+    def note(function: Callable) -> Callable:
+        _MENDED.append((owner, name, function))
+        return function
+
+    return note
 
 
 def apply() -> None:
     """Apply all changes. Calling it again changes nothing."""
+    for owner, name, function in _MENDED:
+        wrap(owner, name, function)
     allow_checkpoint_types()
     restore_numpy_compat()
-    refuse_lists()
-    mend_ngram_blocking()
-    keep_last_batches()
-    gather_without_cuda()
-    shuffle_after_curriculum()
-    keep_whole_numbers()
-    validate_the_average()
-    announce_epochs()
-    announce_saving()
     check_numbers()
     name_damaged_data()
     know_user_dir()
-    show_help_of_models()
     silence_known_warnings()
     keep_trainings_whole()
     train_in_several_processes()
@@ -135,143 +133,100 @@ def restore_numpy_compat() -> None:
         np.compat.long = int
 
 
-def refuse_lists() -> None:
+@mends(dataclass_utils, "eval_str_list")
+def refuse_lists(read, x, x_type=float):
     """Lets a list of numbers that Python cannot read, such as ``--lr abc``, be one line."""
-    read = dataclass_utils.eval_str_list
-    if hasattr(read, "__wrapped__"):
-        return
-
-    @functools.wraps(read)
-    def eval_str_list(x, x_type=float):
-        try:
-            return read(x, x_type)
-        except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-            allowed = f"one {x_type.__name__} or several, separated by commas"
-            raise argparse.ArgumentTypeError(f"is {x}; allowed: {allowed}") from None
-
-    dataclass_utils.eval_str_list = eval_str_list
+    try:
+        return read(x, x_type)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        allowed = f"one {x_type.__name__} or several, separated by commas"
+        raise argparse.ArgumentTypeError(f"is {x}; allowed: {allowed}") from None
 
 
-def mend_ngram_blocking() -> None:
+@mends(NGramRepeatBlock, "_no_repeat_ngram")
+def mend_ngram_blocking(blocked, self, tokens, lprobs, bsz: int, beam_size: int, step: int):
     """Makes ``--no-repeat-ngram-size`` work without fairseq's CUDA extension.
 
     ngram_repeat_block compares n-grams with the end of the token buffer, which is padding until
     the last step. Nothing was ever blocked.
     """
-    blocked = NGramRepeatBlock._no_repeat_ngram
-    if hasattr(blocked, "__wrapped__"):
-        return
-
-    @functools.wraps(blocked)
-    def no_repeat_ngram(self, tokens, lprobs, bsz: int, beam_size: int, step: int):
-        return blocked(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
-
-    NGramRepeatBlock._no_repeat_ngram = no_repeat_ngram
+    return blocked(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
 
 
-def keep_last_batches() -> None:
+@mends(data_utils, "batch_by_size")
+def keep_last_batches(batches_of, indices, *args, **kwargs):
     """Keeps the last batch of a data set, whatever its size.
 
     fairseq drops it if its size is not a multiple of ``--required-batch-size-multiple``, which is
     8 by default. Up to 7 sentences were not translated, scored or trained on, without a message.
     """
-    batches_of = data_utils.batch_by_size
-    if hasattr(batches_of, "__wrapped__"):
-        return
-
-    @functools.wraps(batches_of)
-    def batch_by_size(indices, *args, **kwargs):
-        if not isinstance(indices, np.ndarray):
-            indices = np.fromiter(indices, dtype=np.int64, count=-1)
-        if not len(indices):
-            return []
-        batches = list(batches_of(indices, *args, **kwargs))
-        left_out = indices[sum(map(len, batches)) :]
-        return [*batches, left_out] if len(left_out) else batches
-
-    data_utils.batch_by_size = batch_by_size
+    if not isinstance(indices, np.ndarray):
+        indices = np.fromiter(indices, dtype=np.int64, count=-1)
+    if not len(indices):
+        return []
+    batches = list(batches_of(indices, *args, **kwargs))
+    left_out = indices[sum(map(len, batches)) :]
+    return [*batches, left_out] if len(left_out) else batches
 
 
-def gather_without_cuda() -> None:
+@mends(distributed_utils, "all_gather_list")
+def gather_without_cuda(gather, data, group=None, max_size=16384):
     """Lets workers without a GPU exchange what cannot be summed, such as ranked pairs.
 
     fairseq's own function needs a GPU.
     """
-    gather = distributed_utils.all_gather_list
-    if hasattr(gather, "__wrapped__"):
-        return
-
-    @functools.wraps(gather)
-    def all_gather_list(data, group=None, max_size=16384):
-        group = group or distributed_utils.get_global_group()
-        if dist.get_backend(group) != "gloo":
-            return gather(data, group, max_size)
-        everyone = [None] * dist.get_world_size(group)
-        dist.all_gather_object(everyone, data, group=group)
-        return everyone
-
-    distributed_utils.all_gather_list = all_gather_list
+    group = group or distributed_utils.get_global_group()
+    if dist.get_backend(group) != "gloo":
+        return gather(data, group, max_size)
+    everyone = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, data, group=group)
+    return everyone
 
 
-def shuffle_after_curriculum() -> None:
+@mends(EpochBatchIterator, "_get_iterator_for_epoch")
+def shuffle_after_curriculum(iterate, self, epoch, shuffle, *args, **kwargs):
     """Lets ``--curriculum N`` end.
 
     A data loader that fairseq used again stayed as in its first epoch and never shuffled.
     """
-    iterate = EpochBatchIterator._get_iterator_for_epoch
-    if hasattr(iterate, "__wrapped__"):
-        return
-
-    @functools.wraps(iterate)
-    def iterator_for_epoch(self, epoch, shuffle, *args, **kwargs):
-        if self.dataloader is not None:
-            self.epoch_batch_sampler.shuffle = shuffle
-        return iterate(self, epoch, shuffle, *args, **kwargs)
-
-    EpochBatchIterator._get_iterator_for_epoch = iterator_for_epoch
+    if self.dataloader is not None:
+        self.epoch_batch_sampler.shuffle = shuffle
+    return iterate(self, epoch, shuffle, *args, **kwargs)
 
 
-def keep_whole_numbers() -> None:
-    """Lets ``--store-ema`` average models that have whole numbers, truth values and a version.
+@mends(EMA, "__init__")
+def keep_whole_numbers(init, self, model, config, device=None, skip_keys=None):
+    """Lets ``--store-ema`` average models that have whole numbers and truth values.
 
-    fairseq multiplies every tensor by the decay, which is an error for whole numbers: the average
-    takes the newest ones. It gives the average no ``version``, and so takes a decoder's last layer
-    norm from it, as from decoders that are older than this norm.
+    fairseq multiplies every tensor by the decay, which is an error for these. The average takes
+    the newest ones.
     """
-    init, restore = EMA.__init__, EMA.restore
-    if hasattr(init, "__wrapped__"):
-        return
+    whole = {n for n, t in model.state_dict().items() if not _is_averaged(t)}
+    init(self, model, config, device, {*(skip_keys or ()), *whole})
 
-    @functools.wraps(init)
-    def init_ema(self, model, config, device=None, skip_keys=None):
-        whole = {n for n, t in model.state_dict().items() if not _is_averaged(t)}
-        init(self, model, config, device, {*(skip_keys or ()), *whole})
 
-    def restore_ema(self, state_dict, build_fp32_params=False):
-        versions = {n: t for n, t in self.model.state_dict().items() if "version" in n}
-        restore(self, {**versions, **state_dict}, build_fp32_params)
+@mends(EMA, "restore")
+def keep_versions(restore, self, state_dict, build_fp32_params=False):
+    """Keeps a decoder's ``version`` in its average.
 
-    EMA.__init__, EMA.restore = init_ema, restore_ema
+    Without one, fairseq takes the last layer norm for that of an older decoder, and drops it.
+    """
+    versions = {n: t for n, t in self.model.state_dict().items() if "version" in n}
+    restore(self, {**versions, **state_dict}, build_fp32_params)
 
 
 def _is_averaged(value) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def validate_the_average() -> None:
+@mends(Trainer, "valid_step")
+def validate_the_average(valid_step, self, sample, raise_oom=False):
     """Lets ``--store-ema`` validate the average, which is what will be used, instead of the newest
     weights: ``checkpoint_best.pt`` is then the one whose average is best."""
-    valid_step = Trainer.valid_step
-    if valid_step.__module__ == __name__:
-        return
-
-    def averaged(self, sample, raise_oom=False):
-        if self._ema is None:  # also before the first update
-            return valid_step(self, sample, raise_oom)
-        with _exchanged(self.get_model(), self.ema.get_model()):
-            return valid_step(self, sample, raise_oom)
-
-    Trainer.valid_step = averaged
+    if self._ema is None:  # also before the first update
+        return valid_step(self, sample, raise_oom)
+    with _exchanged(self.get_model(), self.ema.get_model()):
+        return valid_step(self, sample, raise_oom)
 
 
 @contextlib.contextmanager
@@ -303,39 +258,25 @@ def _exchanged(model: nn.Module, average: nn.Module) -> Iterator[None]:
         exchange()
 
 
-def announce_epochs() -> None:
+@mends(Trainer, "begin_epoch")
+def announce_epochs(begin, self, epoch: int):
     """Calls a model's ``set_epoch`` when an epoch begins, with every task. fairseq does not."""
-    begin = Trainer.begin_epoch
-    if hasattr(begin, "__wrapped__"):
-        return
-
-    @functools.wraps(begin)
-    def begin_epoch(self, epoch: int):
-        begin(self, epoch)
-        if hasattr(self.get_model(), "set_epoch"):
-            self.get_model().set_epoch(epoch)
-
-    Trainer.begin_epoch = begin_epoch
+    begin(self, epoch)
+    if hasattr(self.get_model(), "set_epoch"):
+        self.get_model().set_epoch(epoch)
 
 
-def announce_saving() -> None:
+@mends(checkpoint_utils, "save_checkpoint")
+def announce_saving(save, cfg, trainer, *args, **kwargs):
     """Calls ``consolidate`` of a model's modules before a checkpoint is written.
 
     Only the first worker writes it. Here the others can send it what they have.
     """
-    save = checkpoint_utils.save_checkpoint
-    if hasattr(save, "__wrapped__"):
-        return
-
-    @functools.wraps(save)
-    def save_checkpoint(cfg, trainer, *args, **kwargs):
-        if not cfg.no_save:
-            for module in trainer.get_model().modules():
-                if hasattr(module, "consolidate"):
-                    module.consolidate()
-        return save(cfg, trainer, *args, **kwargs)
-
-    checkpoint_utils.save_checkpoint = save_checkpoint
+    if not cfg.no_save:
+        for module in trainer.get_model().modules():
+            if hasattr(module, "consolidate"):
+                module.consolidate()
+    return save(cfg, trainer, *args, **kwargs)
 
 
 def name_damaged_data() -> None:
@@ -347,30 +288,38 @@ def name_damaged_data() -> None:
     ):
         _name_file(owner, method, files)
     for owner in (MMapIndexedDataset, MMapIndexedDataset.Index):
-        _end_quietly(owner)
+
+        @wraps(owner, "__del__")
+        def quiet(end, self):  # what was not begun has nothing to close
+            with contextlib.suppress(AttributeError):
+                end(self)
 
 
-def _end_quietly(owner: type) -> None:
-    """What was not begun has nothing to close; Python would print a traceback."""
-    end = owner.__del__
-    if hasattr(end, "__wrapped__"):
-        return
+@mends(indexed_dataset, "make_dataset")
+def know_the_dictionary(make, path, impl, fix_lua_indexing=False, dictionary=None):
+    """Tells data how many symbols there are; see `name_unknown_tokens`."""
+    data = make(path, impl, fix_lua_indexing, dictionary)
+    if isinstance(data, MMapIndexedDataset) and dictionary is not None:
+        data.num_symbols = len(dictionary)
+    return data
 
-    @functools.wraps(end)
-    def quiet(self):
-        with contextlib.suppress(AttributeError):
-            end(self)
 
-    owner.__del__ = quiet
+@mends(MMapIndexedDataset, "__getitem__")
+def name_unknown_tokens(item_of, self, index):
+    """A token that the dictionary does not have would be a row that no embedding has."""
+    tokens = item_of(self, index)
+    most = getattr(self, "num_symbols", None)
+    if most is not None and len(tokens) and not 0 <= int(tokens.max()) < most:
+        raise NamedError(
+            f"{self._path}.bin: damaged (token {tokens.max()} of a dictionary of {most} in item "
+            f"{index}); allowed: data as it was prepared with its dictionary"
+        )
+    return tokens
 
 
 def _name_file(owner: type, method: str, files: str) -> None:
-    read = getattr(owner, method)
-    if hasattr(read, "__wrapped__"):
-        return
-
-    @functools.wraps(read)
-    def named(self, path, *args, **kwargs):
+    @wraps(owner, method)
+    def named(read, self, path, *args, **kwargs):
         try:
             result = read(self, path, *args, **kwargs)
             if isinstance(self, MMapIndexedDataset):
@@ -381,12 +330,9 @@ def _name_file(owner: type, method: str, files: str) -> None:
         except Exception as error:  # of every kind, from AssertionError to struct.error
             if not isinstance(path, str) or isinstance(error, NamedError):
                 raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             allowed = "a file as it was prepared"
-            message = f"{files.format(path)}: damaged ({reason}); allowed: {allowed}"
+            message = f"{files.format(path)}: damaged ({first_line(error)}); allowed: {allowed}"
             raise NamedError(message) from None
-
-    setattr(owner, method, named)
 
 
 class NamedError(UserError, ValueError):
@@ -418,26 +364,19 @@ def know_user_dir() -> None:
     function.memo = getattr(function, "memo", set()) | known
 
 
-def show_help_of_models() -> None:
+@mends(options, "parse_args_and_arch")
+def show_help_of_models(parse, parser, input_args=None, *args, **kwargs):
     """Makes ``--help`` of fairseq's programs list the options of the model and the task that the
     command line names. fairseq prints it before it knows them."""
-    parse = options.parse_args_and_arch
-    if hasattr(parse, "__wrapped__"):
-        return
-
-    @functools.wraps(parse)
-    def parse_args_and_arch(parser, input_args=None, *args, **kwargs):
-        given = sys.argv[1:] if input_args is None else list(input_args)
-        asked = [word for word in given if word in ("-h", "--help")]
-        if not asked:
-            return parse(parser, input_args, *args, **kwargs)
-        rest = [word for word in given if word not in asked]
-        with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
-            parse(parser, rest, *args, **kwargs)  # adds the options to the parser
-        parser.print_help()
-        raise SystemExit(0)
-
-    options.parse_args_and_arch = parse_args_and_arch
+    given = sys.argv[1:] if input_args is None else list(input_args)
+    asked = [word for word in given if word in ("-h", "--help")]
+    if not asked:
+        return parse(parser, input_args, *args, **kwargs)
+    rest = [word for word in given if word not in asked]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+        parse(parser, rest, *args, **kwargs)  # adds the options to the parser
+    parser.print_help()
+    raise SystemExit(0)
 
 
 def silence_known_warnings() -> None:

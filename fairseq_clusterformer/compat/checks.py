@@ -2,15 +2,27 @@
 
 import argparse
 import ast
-import functools
+from difflib import get_close_matches
 from pathlib import Path
 
 import omegaconf
 import torch
-from fairseq import models, registry, tasks
+from fairseq import models, registry, tasks, utils
 from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
+from hydra.core.hydra_config import HydraConfig
+from omegaconf.errors import ValidationError
 
 from fairseq_clusterformer.ranges import strays
+
+from .wrapping import wraps
+
+#: tasks of fairseq's, and what prepares their data
+_PREPARED = {
+    "language_modeling": "clusterformer prepare lm",
+    "masked_lm": "clusterformer prepare lm",
+    "clusterformer_masked_lm": "clusterformer prepare lm",
+    "translation": "clusterformer prepare translation",
+}
 
 
 def check_numbers() -> None:
@@ -19,17 +31,13 @@ def check_numbers() -> None:
     Every program of fairseq's, hydra's and ours does that first. Of a checkpoint, only what its
     model and its task need is checked.
     """
-    setup = tasks.setup_task
-    if hasattr(setup, "__wrapped__"):
-        return
 
-    @functools.wraps(setup)
-    def setup_task(cfg, **kwargs):
+    @wraps(tasks, "setup_task")
+    def setup_task(setup, cfg, **kwargs):
         root = cfg._get_root() if omegaconf.OmegaConf.is_config(cfg) else {"task": cfg}
         check(root, ("task", "model") if kwargs.get("from_checkpoint") else tuple(root))
+        check_data(cfg)
         return setup(cfg, **kwargs)
-
-    tasks.setup_task = setup_task
 
 
 def check(root, sections: tuple[str, ...]) -> None:
@@ -45,6 +53,26 @@ def check(root, sections: tuple[str, ...]) -> None:
                 raise ValueError(problem)
 
 
+def check_data(task) -> None:
+    """Check the folders of a task of fairseq's; others do so where they read the dictionary.
+
+    Raises:
+        ValueError: one is missing, or the first has no dictionary.
+    """
+    made_by, data = _PREPARED.get(getattr(task, "_name", None)), getattr(task, "data", None)
+    if made_by is None or not isinstance(data, str):
+        return
+    shards = [Path(shard) for shard in utils.split_paths(data)]
+    missing = [shard for shard in shards if not shard.is_dir()]
+    if not missing and any(shards[0].glob("dict*.txt")):
+        return
+    problem = f"{missing[0]} is no folder" if missing else f"{shards[0]} has no dictionary"
+    raise ValueError(
+        f"DATA is {data}: {problem}; allowed: a folder that `{made_by}` or fairseq-preprocess "
+        "made, or several, FIRST:SECOND"
+    )
+
+
 def check_training(cfg) -> None:
     """Check what a training does before it sets up its task: it draws numbers and writes.
 
@@ -52,6 +80,9 @@ def check_training(cfg) -> None:
         ValueError: an option that cannot be, alone or with another.
     """
     check(cfg, ("common",))
+    check_data(cfg.task)
+    if cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
+        raise ValueError("--batch-size is not given; allowed: --batch-size or --max-tokens")
     _check_optimizer(cfg)
     on_cpu = cfg.common.cpu or not torch.cuda.is_available()
     if cfg.common.fp16 and on_cpu and not cfg.common.fp16_no_flatten_grads:
@@ -62,6 +93,40 @@ def check_training(cfg) -> None:
         _check_save_dir(Path(cfg.checkpoint.save_dir))
 
 
+def check_names(cfg) -> None:
+    """Check what a configuration of hydra's chooses by name.
+
+    Raises:
+        ValueError: there is no such file, task, model or other part.
+    """
+    if cfg.task is None and HydraConfig.initialized():
+        raise ValueError(
+            f"--config-name is {HydraConfig.get().job.config_name}: it names no task; allowed: a "
+            "file of --config-dir, without .yaml"
+        )
+    known = {name: {*of["registry"]} for name, of in registry.REGISTRIES.items()}
+    known["task"] = {*tasks.TASK_REGISTRY}
+    known["model"] = {*models.MODEL_REGISTRY, *models.ARCH_MODEL_REGISTRY}
+    for section, names in known.items():
+        chosen = cfg.get(section)
+        chosen = chosen if chosen is None or isinstance(chosen, str) else chosen.get("_name")
+        if chosen is not None and chosen not in names:
+            close = ", ".join(get_close_matches(chosen, sorted(names))) or "a registered name"
+            raise ValueError(f"{section}._name is {chosen}: unknown; allowed: {close}")
+
+
+def wrong_type(cfg, error: ValidationError) -> str:
+    """What is wrong with an option of hydra's that has a value of another type, in one line."""
+    message = str(error.msg).splitlines()[0]
+    types = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
+    types |= {"to string": "one word, or text in quotes", "expected": message.split("of ")[-1]}
+    allowed = next((text for word, text in types.items() if word in message), message)
+    for name, section in cfg.items():
+        if section and dataclass_of(name, section) is error.object_type:
+            return f"{name}.{error.full_key} is {section[error.key]}; allowed: {allowed}"
+    return f"{error.full_key}: {message}; allowed: {allowed}"
+
+
 def _check_optimizer(cfg) -> None:
     """Refuse what fairseq's optimizers and schedules would end in a traceback for."""
     for name in ("adam_betas", "adamax_betas"):
@@ -69,6 +134,10 @@ def _check_optimizer(cfg) -> None:
         if isinstance(betas, str) and not _are_betas(betas):
             option = name.replace("_", "-")
             raise ValueError(f'--{option} is {betas}; allowed: two numbers below 1: "(0.9, 0.98)"')
+    for name in ("lr", "update_freq"):
+        if cfg.optimization[name] is not None and not len(cfg.optimization[name]):
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} is empty; allowed: numbers, separated by commas")
     schedule = getattr(cfg.lr_scheduler, "_name", None)
     if schedule == "inverse_sqrt" and cfg.lr_scheduler.warmup_updates == 0:
         raise ValueError(

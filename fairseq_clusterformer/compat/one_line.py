@@ -13,7 +13,8 @@ from .saving import what_is_saved
 def one_line(error: BaseException) -> str | None:
     """What a user needs to know of a mistake; None: it is an error of another kind."""
     text = f"{type(error).__name__}: {error}"
-    if isinstance(error, ProcessRaisedException):  # it quotes the traceback of its process
+    # these quote the traceback of their process
+    if isinstance(error, ProcessRaisedException) or "Original Traceback" in text:
         text = str(error).strip().splitlines()[-1]
     # a file or folder that is missing, or a full disk, is no fault of the program's either
     known = "allowed: " in text or isinstance(error, OSError)

@@ -1,6 +1,5 @@
 """Several processes train one model, on CPUs too, and the jobs of a sweep train several."""
 
-import functools
 import importlib
 import os
 import socket
@@ -8,13 +7,15 @@ import sys
 from pathlib import Path
 
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, utils
 from fairseq.distributed import utils as distributed_utils
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf.errors import ValidationError
 
-from .checks import check_training
+from .checks import check_names, check_training, wrong_type
 from .saving import keep_what_is_said, what_is_saved
+from .wrapping import wraps
 
 #: what torchrun says to each process
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
@@ -27,14 +28,15 @@ def train_in_several_processes() -> None:
     """Lets torchrun, and on CPUs ``--distributed-world-size``, start processes that train one
     model. fairseq counts GPUs: with none, or one a machine, each process trained its own model.
     """
-    call = distributed_utils.call_main
-    if hasattr(call, "__wrapped__"):
+    if hasattr(distributed_utils.call_main, "__wrapped__"):
         return
 
-    @functools.wraps(call)
-    def call_main(cfg, main, **kwargs):
+    @wraps(distributed_utils, "call_main")
+    def call_main(call, cfg, main, **kwargs):
         if Path(main.__code__.co_filename).name == "train.py":
             check_training(cfg)
+        if cfg.common.bf16 and utils.xm is None:
+            cfg.common.tpu = False  # fairseq takes --bf16 for a TPU, which is not here
         _join(cfg)
         training = cfg.distributed_training
         alone = training.distributed_world_size == 1
@@ -42,26 +44,25 @@ def train_in_several_processes() -> None:
             return call(cfg, main, **kwargs)
         return _spawn(cfg, main, kwargs)
 
-    distributed_utils.call_main = call_main
-
     # fairseq-hydra-train imports the plug-in later: in its job, before fairseq adds defaults
     train = sys.modules.get("fairseq_cli.train")
     if train is None or not HydraConfig.initialized():
         return
-    add = train.add_defaults
 
-    @functools.wraps(add)
-    def add_defaults(cfg):
+    @wraps(train, "add_defaults")
+    def add_defaults(add, cfg):
         check_training(cfg)
-        add(cfg)
+        check_names(cfg)
+        try:
+            add(cfg)
+        except ValidationError as error:
+            raise ValueError(wrong_type(cfg, error)) from None
         if HydraConfig.initialized():
             _begin_job(cfg, train)
         if cfg.distributed_training.distributed_init_method is None:
             _join(cfg)
             if cfg.distributed_training.distributed_init_method is not None:
                 distributed_utils.distributed_init(cfg)
-
-    train.add_defaults = add_defaults
 
 
 def _on_cpus(cfg) -> bool:

@@ -1,7 +1,6 @@
 """What a training saves stays whole: copies, two trainings at once, and one that is finished."""
 
 import fcntl
-import functools
 import logging
 import math
 import os
@@ -15,6 +14,8 @@ from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
+
+from .wrapping import wraps
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +31,9 @@ def keep_trainings_whole() -> None:
     if hasattr(checkpoint_utils.load_checkpoint, "__wrapped__"):
         return
     _copy_whole_files()
-    load, save = checkpoint_utils.load_checkpoint, Trainer.save_checkpoint
 
-    @functools.wraps(load)
-    def load_checkpoint(cfg: CheckpointConfig, trainer: Trainer, **kwargs):
+    @wraps(checkpoint_utils, "load_checkpoint")
+    def load_checkpoint(load, cfg: CheckpointConfig, trainer: Trainer, **kwargs):
         if trainer.is_data_parallel_master and not cfg.no_save:
             _lock(Path(cfg.save_dir), trainer)
         own = _last(cfg).is_file()
@@ -50,17 +50,14 @@ def keep_trainings_whole() -> None:
                 batches = SimpleNamespace(next_epoch_idx=math.nan)
         return extra_state, batches
 
-    @functools.wraps(save)
-    def save_checkpoint(self: Trainer, filename: str, extra_state: dict):
+    @wraps(Trainer, "save_checkpoint")
+    def save_checkpoint(save, self: Trainer, filename: str, extra_state: dict):
         stopping = vars(_should_stop_early())
         if "best" in stopping:
             extra_state["early_stopping"] = {k: stopping[k] for k in ("best", "num_runs")}
         saved = save(self, filename, extra_state)
         _now.saved = self.get_num_updates()
         return saved
-
-    checkpoint_utils.load_checkpoint = load_checkpoint
-    Trainer.save_checkpoint = save_checkpoint
 
 
 def what_is_saved() -> str:

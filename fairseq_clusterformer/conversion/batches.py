@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from fairseq import tasks
 from fairseq.data import FairseqDataset, LanguagePairDataset
+from fairseq.data.data_utils import collate_tokens
 from torch import Tensor
 
 from fairseq_clusterformer.data.coding import TextCoding
@@ -43,10 +44,10 @@ def length_of(loaded: Loaded, wanted: int | None, most: int) -> int | None:
 def batches_of_split(
     loaded: Loaded, split: str, tokens: int, length: int | None, *, seed: int
 ) -> list[Inputs]:
-    """What the model is given of a split, by its task, until there are so many tokens.
+    """What the model is given of a split, by its task, until there are so many tokens, padding
+    included, or no more text.
 
     Args:
-        tokens: in all, padding included; fewer if the split has no more.
         length: tokens of a text, see :func:`length_of`.
         seed: of the order in which texts are drawn.
 
@@ -74,10 +75,7 @@ def batches_of_text(
     loaded: Loaded, files: Sequence[Path], tokens: int, length: int | None
 ) -> list[Inputs]:
     """Texts from their beginning, in rows of a length; of a translator, the lines of two files.
-
-    Raises:
-        UserError: a model that needs more than text, or files that do not fit.
-    """
+    Raises UserError for a model that needs more than text, or files that do not fit."""
     task = loaded.cfg.task._name
     if task == "translation":
         return _batches_of_pairs(loaded, files, tokens)
@@ -144,9 +142,8 @@ def _collated(dataset: FairseqDataset, order: Sequence[int], tokens: int) -> lis
 
 
 def _padded(rows: Sequence[Tensor], padding: int) -> Inputs:
-    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
     lengths = torch.tensor([len(row) for row in rows])
-    return {"src_tokens": tokens, "src_lengths": lengths}
+    return {"src_tokens": collate_tokens(rows, padding), "src_lengths": lengths}
 
 
 def _cut(rows: Iterator[tuple[int, Any]], tokens: int) -> Iterator[list[Any]]:

@@ -70,12 +70,8 @@ class Converted:
 
 
 def check(loaded: Loaded, plan: Plan) -> None:
-    """Refuse what cannot be converted, before any work.
-
-    Raises:
-        UserError: a model without a clustered form, or one that is not dense; a spec that does not
-            fit; fewer positions than there are.
-    """
+    """Refuse what cannot be converted, before any work: UserError for a model without a clustered
+    form, or one that is not dense; a spec that does not fit; fewer positions than there are."""
     name, model = "CHECKPOINT", loaded.model
     target = target_of(loaded)
     for side, number, attention in attentions(model) if _is_ours(model) else ():
@@ -115,10 +111,9 @@ def convert(
     *,
     progress: Callable[[range], Iterator[int]] = iter,
 ) -> Converted:
-    """Convert a dense model.
+    """Convert a dense model, which :func:`check` has found good.
 
     Args:
-        loaded: the model, which :func:`check` has found good.
         batches: of its inputs; heads are measured on the first ones, which nothing is fitted to
             unless there is one batch alone.
         progress: of the fitting.

@@ -1,9 +1,10 @@
 """Dense models of ``transformers`` as ours with full attention: the same logits, word by word."""
 
 import json
+import shutil
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from fairseq.data import Dictionary
@@ -12,19 +13,24 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
+from transformers import AutoConfig
 
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
+from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
+from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.hf.configuration import ClusterformerConfig, build_model
 from fairseq_clusterformer.inference.load import Loaded, reason_of
 from fairseq_clusterformer.models.checkpoints import CheckpointError
-from fairseq_clusterformer.models.encoder_only import fingerprint
+from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
+from fairseq_clusterformer.models.pretrained import FAMILIES as ENCODERS
+from fairseq_clusterformer.models.pretrained import load_folder, set_sizes_of_folder
 
-from .families import FAMILIES, Family
-from .texts import languages
+from .families import FAMILIES, KNOWN
+from .texts import languages, roberta_text
 
-ALLOWED = (
-    "a folder of GPT-2, RoBERTa, Marian or BART that save_pretrained wrote, tokenizer included"
-)
+ALLOWED = f"a folder of {KNOWN} that save_pretrained wrote, tokenizer included"
+
+_DROPOUT = {"dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob"}
 
 
 def is_dense(folder: Path) -> bool:
@@ -47,16 +53,19 @@ def read_dense(folder: Path, data: Path) -> Loaded:
         UserError: a model of another type or with another form of a layer; files that are missing
             or damaged.
     """
-    record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    family = FAMILIES.get(record["model_type"])
-    if family is None:
-        problem = f"a model of the type {record['model_type']}"
-        raise bad_option("CHECKPOINT", folder, ALLOWED, problem)
+    kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    if kind not in FAMILIES | ENCODERS:
+        raise bad_option("CHECKPOINT", folder, ALLOWED, f"a model of the type {kind}")
+    data.mkdir(parents=True, exist_ok=True)
     try:
+        if kind in ENCODERS:
+            return _read_encoder(folder, data)
+        family = FAMILIES[kind]
         theirs = family.auto.from_pretrained(folder, dtype=torch.float32).eval()
         options = family.options_of(theirs.config)
-        data.mkdir(parents=True, exist_ok=True)
         numbers = family.text(folder, data, theirs.config)
+    except CheckpointError as error:
+        raise UserError(str(error)) from None
     except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise bad_option("CHECKPOINT", folder, ALLOWED, reason_of(error)) from None
     config = ClusterformerConfig(
@@ -67,10 +76,6 @@ def read_dense(folder: Path, data: Path) -> Loaded:
     )
     model = build_model(config)
     state = family.state_of(theirs.state_dict(), theirs.config, numbers)
-    if family.task == "masked_lm":
-        dictionary = Dictionary.load(str(data / "dict.txt"))
-        dictionary.add_symbol("<mask>")  # as fairseq's task does
-        state["vocabulary"] = model.vocabulary = fingerprint(dictionary)
     own = model.state_dict()  # without its version, fairseq drops the last layer norm
     state |= {name: tensor for name, tensor in own.items() if name.endswith(".version")}
     try:
@@ -80,30 +85,59 @@ def read_dense(folder: Path, data: Path) -> Loaded:
     of_task = {"tokens_per_sample": options["max_target_positions"]}
     if family.task == "translation":
         of_task = dict(zip(("source_lang", "target_lang"), languages(folder), strict=True))
-    return Loaded(
-        model=model.eval(),
-        task=SimpleNamespace(cfg=SimpleNamespace(**of_task)),
-        cfg=_training(family, vars(config.namespace()), of_task),
-        folder=data,
-        path=folder,
-        updates=0,
-    )
+    names = (family.architecture, family.task, family.criterion)
+    return _loaded(model, names, vars(config.namespace()), of_task, folder, data)
 
 
-def _training(family: Family, options: dict[str, Any], of_task: dict[str, Any]):
-    """The options of a training that would have made the model."""
+def _read_encoder(folder: Path, data: Path) -> Loaded:
+    """An encoder of BERT's form. RoBERTa's text is coded by GPT-2's files, as transformers can
+    have it back; that of the others by their ``tokenizer.json``."""
+    args, config = Namespace(pretrained=str(folder)), AutoConfig.from_pretrained(folder)
+    set_sizes_of_folder(args, "CHECKPOINT")
+    numbers = None
+    if config.model_type == "roberta":
+        numbers = torch.tensor(roberta_text(folder, data, config))
+    else:
+        shutil.copyfile(folder / TOKENIZER, data / TOKENIZER)
+        symbol_dictionary(TokenizerSubwords(data / TOKENIZER).symbols).save(str(data / "dict.txt"))
+    words, most = Dictionary.load(str(data / "dict.txt")), args.window_positions
+    words.add_symbol("<mask>")  # as fairseq's task does
+    task = SimpleNamespace(source_dictionary=words, max_positions=lambda: most)
+    model = ClusterformerMaskedLM.build_model(args, task)
+    load_folder(model, str(folder), "CHECKPOINT", numbers)
+    known = vars(MODEL_DATACLASS_REGISTRY["clusterformer_masked_lm"]())
+    options = {name: getattr(args, name) for name in known if name != "_name"}
+    options |= {"pretrained": ""} | {
+        ours: getattr(config, theirs, getattr(config, ours, 0.1))
+        for ours, theirs in _DROPOUT.items()
+    }
+    names = ("clusterformer_masked_lm", "masked_lm", "clusterformer_masked_lm")
+    return _loaded(model, names, options, {"tokens_per_sample": most}, folder, data)
+
+
+def _loaded(model, names, options, of_task, folder: Path, data: Path) -> Loaded:
+    """A model with the options of a training that would have made it; ``names`` are those of its
+    architecture, task and criterion."""
+    architecture, task, criterion = names
     sections = {
         "common": CommonConfig(),  # which options of others refer to
         "dataset": DatasetConfig(),
         "generation": GenerationConfig(),
-        "task": TASK_DATACLASS_REGISTRY[family.task](),
-        "model": MODEL_DATACLASS_REGISTRY[family.architecture](),
+        "task": TASK_DATACLASS_REGISTRY[task](),
+        "model": MODEL_DATACLASS_REGISTRY[architecture](),
     }
     sections = {name: dict(vars(section)) for name, section in sections.items()}
-    sections["task"] |= {"_name": family.task, "data": None, **of_task}
-    sections["model"] |= {"_name": family.architecture, **options}
-    sections["criterion"] = {"_name": family.criterion}
+    sections["task"] |= {"_name": task, "data": None, **of_task}
+    sections["model"] |= {"_name": architecture, **options}
+    sections["criterion"] = {"_name": criterion}
     given = OmegaConf.create(sections, flags={"allow_objects": True})
     resolved = OmegaConf.to_container(given, resolve=True, enum_to_str=True)
     del resolved["common"], resolved["dataset"]
-    return OmegaConf.create(resolved, flags={"allow_objects": True})
+    return Loaded(
+        model=model.eval(),
+        task=SimpleNamespace(cfg=SimpleNamespace(**of_task)),
+        cfg=OmegaConf.create(resolved, flags={"allow_objects": True}),
+        folder=data,
+        path=folder,
+        updates=0,
+    )

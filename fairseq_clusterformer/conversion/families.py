@@ -1,6 +1,7 @@
 """Families of dense models as tables of facts: what is fixed, names of options and of tensors.
 
 A new family is a row of :data:`FAMILIES`, and a function for what no table says: its embeddings.
+Encoders of BERT's form are in ``models/pretrained.py``.
 Shape letters: D model width, V words.
 """
 
@@ -11,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from .texts import bart_text, gpt2_text, marian_text, roberta_text
+from .texts import bart_text, gpt2_text, marian_text, tokenizer_text
 
 State = dict[str, Tensor]
 EPSILON = 1e-5  # of fairseq's layer norm
@@ -25,6 +26,7 @@ _ACTIVATIONS = {
     "relu": "relu",
     "swish": "swish",
     "silu": "swish",
+    "swiglu": "swiglu",
 }
 
 
@@ -87,8 +89,10 @@ class Family:
 
 def _rows(table: Tensor, numbers: list[int], silent: Tensor | None = None) -> Tensor:
     """Rows of a table [V, D] or biases [V] in our order; `silent` (default: 0) for no row."""
-    silent = torch.zeros_like(table[0]) if silent is None else silent
-    return torch.stack([silent if number < 0 else table[number] for number in numbers])
+    order = torch.tensor(numbers)
+    rows = table[order.clamp(min=0)]
+    rows[order < 0] = torch.zeros_like(table[0]) if silent is None else silent
+    return rows
 
 
 def _behind_padding(places: Tensor) -> Tensor:
@@ -172,63 +176,6 @@ GPT2 = Family(
     split=_gpt2_split,
 )
 
-
-def _roberta_tables(theirs: State, config: Any, numbers: list[int]) -> State:
-    of = {
-        name: theirs[f"roberta.embeddings.{name}_embeddings.weight"]
-        for name in ("word", "position", "token_type")
-    }
-    table, bias = _rows(of["word"], numbers), theirs["lm_head.bias"]
-    return {
-        "encoder.embed_tokens.weight": table,
-        "encoder.embed_positions.weight": of["position"] + of["token_type"][0],  # the one type
-        "lm_head.weight": table,
-        "lm_head.bias": _rows(bias, numbers, bias.new_tensor(NEVER)),
-    }
-
-
-ROBERTA = Family(
-    AutoModelForMaskedLM,
-    "clusterformer_masked_lm",
-    "masked_lm",
-    "clusterformer_masked_lm",
-    fixed={
-        "layer_norm_eps": EPSILON,
-        "pad_token_id": 1,
-        "is_decoder": False,
-        "tie_word_embeddings": True,
-    },
-    always={
-        "encoder_attention": "full",
-        "encoder_learned_pos": True,
-        "layernorm_embedding": True,
-        "no_scale_embedding": True,
-    },
-    options={
-        **_sizes("encoder"),
-        "encoder_ffn_embed_dim": "intermediate_size",
-        "activation_fn": "hidden_act",
-        "dropout": "hidden_dropout_prob",
-        "attention_dropout": "attention_probs_dropout_prob",
-        "max_target_positions": lambda config: config.max_position_embeddings - 2,
-    },
-    names={
-        "roberta.embeddings.LayerNorm.": "encoder.layernorm_embedding.",
-        "roberta.encoder.layer.": "encoder.layers.",
-        ".attention.self.query.": ".self_attn.q_proj.",
-        ".attention.self.key.": ".self_attn.k_proj.",
-        ".attention.self.value.": ".self_attn.v_proj.",
-        ".attention.output.dense.": ".self_attn.out_proj.",
-        ".attention.output.LayerNorm.": ".self_attn_layer_norm.",
-        ".intermediate.dense.": ".fc1.",
-        ".output.dense.": ".fc2.",
-        ".output.LayerNorm.": ".final_layer_norm.",
-        "lm_head.dense.": "lm_head.dense.",
-        "lm_head.layer_norm.": "lm_head.layer_norm.",
-    },
-    tables=_roberta_tables,
-    text=roberta_text,
-)
 
 _SIDES = ("encoder", "decoder")
 
@@ -315,4 +262,90 @@ MARIAN = replace(
     tables=_marian_tables,
     text=marian_text,
 )
-FAMILIES = {"gpt2": GPT2, "roberta": ROBERTA, "marian": MARIAN, "bart": BART}
+
+
+def _llama_tables(theirs: State, config: Any, numbers: list[int]) -> State:
+    words = theirs["model.embed_tokens.weight"]
+    table = output = _rows(words, numbers)
+    if not config.tie_word_embeddings:
+        output = _rows(theirs["lm_head.weight"], numbers)
+    none = words.new_zeros(len(words))
+    return {
+        "decoder.embed_tokens.weight": table,
+        "decoder.output_projection.weight": output,
+        "decoder.output_projection.bias": _rows(none, numbers, none[0] + NEVER),
+    }
+
+
+def _llama_sight(config: Any) -> str:
+    """What the heads of each layer see."""
+    window = getattr(config, "sliding_window", None)
+    if window is None:
+        return "full"
+    layers = getattr(config, "layer_types", None) or ["sliding_attention"]
+    return ",".join("full" if kind == "full_attention" else f"window({window})" for kind in layers)
+
+
+def _llama_scaling(config: Any) -> str:
+    """As ``--rotary-scaling`` has it."""
+    rope = config.rope_parameters
+    if (kind := rope["rope_type"]) not in ("default", "llama3"):
+        raise ValueError(f"its rope_type is {kind}, not default, llama3")
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    return ",".join(str(rope[name]) for name in names) if kind == "llama3" else ""
+
+
+LLAMA = Family(
+    AutoModelForCausalLM,
+    "clusterformer_lm",
+    "language_modeling",
+    "clusterformer_cross_entropy",
+    fixed={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    always={
+        "decoder_normalize_before": True,
+        "no_scale_embedding": True,
+        "output_bias": True,  # which hides what their vocabulary does not have
+        "norm": "rms",
+        "biases": "none",
+        "activation_fn": "swiglu",
+        "positions": "rotary",
+        "dropout": 0.0,
+    },
+    options={
+        **_sizes("decoder"),
+        "decoder_ffn_embed_dim": "intermediate_size",
+        "decoder_kv_heads": "num_key_value_heads",
+        "decoder_head_dim": lambda config: getattr(config, "head_dim", None) or 0,
+        "share_decoder_input_output_embed": "tie_word_embeddings",
+        "norm_eps": "rms_norm_eps",
+        "rotary_base": lambda config: config.rope_parameters["rope_theta"],
+        "rotary_scaling": _llama_scaling,
+        "attention": _llama_sight,
+        "attention_dropout": "attention_dropout",
+        "max_target_positions": "max_position_embeddings",
+    },
+    names={
+        "model.layers.": "decoder.layers.",
+        "model.norm.": "decoder.layer_norm.",
+        ".input_layernorm.": ".self_attn_layer_norm.",
+        ".post_attention_layernorm.": ".final_layer_norm.",
+        ".mlp.gate_proj.": ".fc1.",
+        ".mlp.up_proj.": ".fc_gated.",
+        ".mlp.down_proj.": ".fc2.",
+        ".o_proj.": ".out_proj.",
+        ".q_norm.": ".norms.q.",
+        ".k_norm.": ".norms.k.",
+    },
+    tables=_llama_tables,
+    text=tokenizer_text,
+)
+FAMILIES = {
+    "gpt2": GPT2,
+    "marian": MARIAN,
+    "bart": BART,
+    "llama": LLAMA,  # SmolLM2, too
+    "mistral": LLAMA,
+    "qwen2": replace(LLAMA, always=LLAMA.always | {"biases": "qkv"}),
+    "qwen3": replace(LLAMA, always=LLAMA.always | {"qk_norm": True}),
+}
+KNOWN = "GPT-2, BERT, RoBERTa, Marian, BART, Llama, Mistral, Qwen2 or Qwen3"

@@ -119,25 +119,24 @@ def _real(readings: Sequence[Read], of_each: Sequence[Tensor]) -> Tensor:
 
 
 def _far_rotation(pupil: Pupil, length: int) -> Tensor:
-    """What rotary positions do to keys beyond the window, on average over the distances, [E, E];
-    the identity if positions are not rotary. Channels that turn fast are worth nothing there."""
+    """What rotary positions do to far keys, a mean over distances [E, E]; or the identity."""
     width = pupil.attention.head_dim
     identity = torch.eye(width)
-    if not pupil.attention.rotary:
+    rotary = pupil.attention.rotary
+    if rotary is None:
         return identity
     first = min(pupil.router.gap, length - 1)
     distances = torch.linspace(first, length - 1, DISTANCES).round().long()
     if not pupil.router.causal:
         distances = torch.cat([distances, -distances])
     positions = -distances.unsqueeze(-1).expand(-1, width)
-    turned = rotated(identity.expand(len(distances), 1, -1, -1), positions)
+    turned = rotated(identity.expand(len(distances), 1, -1, -1), positions, rotary)
     return turned[:, 0].mean(0)
 
 
 def _directions(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, ...]:
-    """Queries and keys [n, E] as vectors [n, R] whose products are nearest to those of q and k,
-    each less its mean: a mean of the keys changes no softmax, and one of the queries is for all
-    alike. What is beyond E directions is 0."""
+    """Vectors [n, R] whose products are nearest to those of q and k [n, E], each less its mean: a
+    mean of the keys changes no softmax, one of the queries none between keys. 0 beyond E."""
     q, k = q - q.mean(0), k - k.mean(0)
     (root_q, inverse_q), (root_k, inverse_k) = _roots(q), _roots(k)
     left, size, right = torch.linalg.svd(root_q @ root_k)

@@ -36,10 +36,10 @@ class Read(NamedTuple):
 
     def attended(self, attention: SelfAttention) -> tuple[Tensor, Tensor]:
         """Queries and keys as they meet, with their positions if these are rotary."""
-        if not attention.rotary:
+        if attention.rotary is None:
             return self.q, self.k
         positions = self.batch.positions(self.x)
-        return rotated(self.q, positions), rotated(self.k, positions)
+        return tuple(rotated(t, positions, attention.rotary) for t in (self.q, self.k))
 
 
 @torch.no_grad()
@@ -74,14 +74,13 @@ def _read(attention: SelfAttention, x: Tensor, batch: Batch) -> Read:
         y = getattr(attention, f"{name}_proj")(x)
         if name in attention.convolutions:
             y = attention.convolutions[name](y, batch)
-        y = y.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)  # [B, H or J, N, E]
+        y = attention.split(name, y)  # [B, H or J, N, E]
         heads.append(y.repeat_interleave(attention.num_heads // y.size(1), dim=1))
     return Read(x, batch, *heads)
 
 
-def in_sight(reading: Read, causal: bool) -> tuple[Tensor, Tensor]:
-    """Which keys a query of the dense model sees, bool [B, N, N], and how many tokens lie between
-    them, int64 [N, N]."""
+def _in_sight(reading: Read, causal: bool) -> tuple[Tensor, Tensor]:
+    """Which keys a query of the dense model sees, bool [B, N, N]; distances, int64 [N, N]."""
     batch, length, _ = reading.x.shape
     place = torch.arange(length, device=reading.x.device)
     distance = place.unsqueeze(-1) - place  # of a key before its query, above 0
@@ -95,15 +94,11 @@ def in_sight(reading: Read, causal: bool) -> tuple[Tensor, Tensor]:
 
 class Mass(NamedTuple):
     """Where the attention of a layer's heads goes, as means over the queries that have keys
-    beyond the window; float64 [H].
+    beyond the window; float64 [H]."""
 
-    Attributes:
-        far: share of the attention beyond the window.
-        best: share that the window and the W heaviest keys beyond it have, of a row that is not
-            causal the 2 W heaviest; no clusters whose queries see as many keys can exceed it.
-    """
-
-    far: Tensor
+    far: Tensor  # share of the attention beyond the window
+    # share of the window and the W heaviest keys beyond it, of a row that is not causal the 2 W
+    # heaviest: no clusters whose queries see as many keys can exceed it
     best: Tensor
 
 
@@ -111,14 +106,12 @@ class Mass(NamedTuple):
 def head_mass(
     model: nn.Module, batches: Sequence[Inputs], window: int, heaviest: int
 ) -> dict[Place, Mass]:
-    """Where the attention of a dense model goes, layer by layer.
+    """Where the attention of a dense model goes, layer by layer; UserError if no text is so long
+    that any key is beyond the window.
 
     Args:
         window: keys within it are near.
         heaviest: W, on either side of a query that is not causal.
-
-    Raises:
-        UserError: no text is so long that any key is beyond the window.
     """
 
     def of_layer(place: Place, causal: bool, reading: Read, seen: Tensor, beyond: Tensor):
@@ -146,15 +139,14 @@ def recall(
     """Attention-mass recall: the share of the dense model's attention that clustered heads see.
 
     Args:
-        clustered: the dense model except for its heads' order and kinds; in evaluation mode. It
+        clustered: the dense model except for its heads' order and kinds, in evaluation mode; it
             is given what the dense model's layers read.
         orders: which head of the dense model stands at each place.
         window: queries with keys beyond it are counted.
 
     Returns:
-        For each layer the recall of each head, and what chance would give: the share seen of the
-        keys beyond the window takes the place of the share of their attention; float64 [H], heads
-        counted as in the dense model.
+        For each layer, float64 [H] by the dense model's heads: the recall, and what chance would
+        give, where far attention is spread evenly over the keys beyond the window.
     """
     layers = {(side, number): attention for side, number, attention in attentions(clustered)}
 
@@ -183,18 +175,17 @@ def recall(
 def _means(
     model: nn.Module, batches: Sequence[Inputs], window: int, of_layer: Callable
 ) -> dict[Place, tuple[Tensor, Tensor]]:
-    """For each layer, means over the queries that have keys beyond the window, float64 [H], of the
-    two numbers [B, N] that the function by ``of_layer`` returns for a head and its weights."""
+    """Means of two numbers [B, N] of each head over the queries that see beyond the window."""
     layers = {(side, number): attention for side, number, attention in attentions(model)}
     totals: dict[Place, Tensor] = {}
     for inputs in batches:
         for place, reading in read(model, inputs).items():
             causal = layers[place].routers[0].causal
-            seen, distance = in_sight(reading, causal)
+            seen, distance = _in_sight(reading, causal)
             beyond = seen & (distance >= window if causal else distance > window)
             counted = beyond.any(-1)
             shares = of_layer(place, causal, reading, seen, beyond)
-            weights = weights_of_heads(layers[place], reading, seen)
+            weights = _weights_of_heads(layers[place], reading, seen)
             rows = [torch.stack(shares(*of_head))[:, counted] for of_head in enumerate(weights)]
             sums = torch.stack(rows).sum(-1).double()  # [H, 2]
             number = counted.sum().double().expand(len(rows), 1)
@@ -206,7 +197,7 @@ def _means(
     return {place: tuple((t[:, :2] / t[:, 2:]).unbind(-1)) for place, t in totals.items()}
 
 
-def weights_of_heads(attention: SelfAttention, reading: Read, seen: Tensor) -> Iterator[Tensor]:
+def _weights_of_heads(attention: SelfAttention, reading: Read, seen: Tensor) -> Iterator[Tensor]:
     """Yield the dense attention of each head, float32 [B, N, N]; 0 where a query sees nothing."""
     q, k = reading.attended(attention)
     for head in range(q.size(1)):
@@ -233,12 +224,8 @@ def kinds_for(far: Tensor, window_below: float) -> list[str]:
 
 def order_of_heads(kinds: Sequence[Heads], mass: Mass, shared: int) -> list[int]:
     """Which head comes to each place of a layer's spec: windows take the heads that look nearest,
-    full kinds those that lose most by W keys, all others what is left, by their far mass.
-
-    Args:
-        kinds: of the layer.
-        shared: heads that have their keys and values in common, and stay together.
-    """
+    full kinds those that lose most by W keys, all others what is left, by their far mass. Groups
+    of ``shared`` heads, which have their keys and values in common, stay together."""
     heads = len(mass.far)
     size = heads // len(kinds)
     reach = [

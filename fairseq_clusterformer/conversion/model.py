@@ -22,12 +22,8 @@ Place = tuple[str, int]
 
 
 class Target(NamedTuple):
-    """What a dense model becomes.
-
-    Attributes:
-        arch: the clustered architecture.
-        specs: the option that names the attention of each side, by side.
-    """
+    """What a dense model becomes: the clustered architecture, and by side the option that names
+    its attention."""
 
     arch: str
     specs: dict[str, str]
@@ -60,11 +56,7 @@ _LIMITS = ("tokens_per_sample", "max_positions", "max_source_positions", "max_ta
 
 
 def target_of(loaded: Loaded) -> Target:
-    """What a dense model becomes.
-
-    Raises:
-        UserError: another architecture than those that are known.
-    """
+    """What a dense model becomes; UserError for an architecture that is not known."""
     arch = loaded.cfg.model._name
     name = ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
     if name not in TARGETS:
@@ -125,12 +117,8 @@ def clustered_state(
     orders: Mapping[Place, Sequence[int]],
     padding: int,
 ) -> dict[str, Tensor]:
-    """A dense model's tensors for the clustered model.
-
-    Args:
-        orders: which head comes to each place of a layer; those of other layers stay.
-        padding: index of the dictionary.
-    """
+    """A dense model's tensors for the clustered model. ``orders`` says which head comes to each
+    place of a layer (others stay), ``padding`` is an index of the dictionary."""
     state = {}
     for name, tensor in dense.items():  # RoBERTa's names differ
         if re.match(r"encoder\.(sentence_encoder|lm_head)\.", name):
@@ -166,8 +154,7 @@ def permute_heads(
         state: of the whole model, changed in place.
         prefix: of the layer's attention, with a dot at its end.
         attention: of the dense model, for its sizes.
-        order: which head comes to each place, H numbers. Heads that share keys and values stay
-            next to each other.
+        order: which head comes to each place, H numbers.
 
     Raises:
         ValueError: heads that share keys and values would be parted.
@@ -198,13 +185,9 @@ def _channels(heads: Sequence[int], width: int) -> Tensor:
 
 def extend_positions(state: dict[str, Tensor], wanted: Mapping[str, Tensor], padding: int) -> None:
     """Repeat learned positions until there are enough (Longformer, Beltagy et al. 2020, section
-    5): near tokens keep their distances, except where one copy ends and the next begins.
-
-    Args:
-        state: of the whole model, changed in place.
-        wanted: state of the model that is to take it.
-        padding: index of the dictionary; fairseq's positions begin behind it.
-    """
+    5): near tokens keep their distances, except where one copy ends and the next begins. Of the
+    whole model, ``state`` is changed in place; ``wanted`` is what is to take it. fairseq's
+    positions begin behind the index ``padding``."""
     for name, tensor in wanted.items():
         if not name.endswith("embed_positions.weight") or name not in state:
             continue

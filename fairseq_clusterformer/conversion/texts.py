@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_clusterformer.data import RECORD
+from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
 from fairseq_clusterformer.data.text import TARGETS_OWN, VOCABULARIES, TextPipeline
+from fairseq_clusterformer.inference.bundle import CHAT_FILES
 
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 
@@ -28,6 +30,28 @@ def roberta_text(folder: Path, data: Path, config: Any) -> list[int]:
     return [*special, *words, config.vocab_size - 1]
 
 
+def tokenizer_text(folder: Path, data: Path, config: Any) -> list[int]:
+    """The text of a ``tokenizer.json``. Our texts begin by ``</s>``, which is here the token that
+    the tokenizer puts in front, or the model's end of a text."""
+    subwords = TokenizerSubwords(folder / TOKENIZER)
+    symbols, end = subwords.symbols, config.eos_token_id
+    begin = end[0] if isinstance(end, list) else end
+    begin = begin if subwords.first is None else subwords.first
+    if not isinstance(begin, int):
+        raise ValueError(f"its eos_token_id is {end}, not a number")
+    _check_size(len(symbols) - 1, config)
+    named = [symbols.index(name) if name in symbols else -1 for name in _SPECIAL]
+    special = [-1 if number == begin else number for number in named]
+    special[2] = begin
+    others = [number for number in range(len(symbols)) if number not in special]
+    names = (f"<token-{i}>" if symbols[i] in _SPECIAL else symbols[i] for i in others)
+    _write_dictionary(data, list(names))
+    for name in (TOKENIZER, *CHAT_FILES):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, data / name)
+    return [*special, *others]
+
+
 def bart_text(folder: Path, data: Path, config: Any) -> list[int]:
     """RoBERTa's, of both languages."""
     numbers = roberta_text(folder, data, config)
@@ -40,7 +64,7 @@ def bart_text(folder: Path, data: Path, config: Any) -> list[int]:
 def marian_text(folder: Path, data: Path, config: Any) -> list[int]:
     """A sentencepiece model for each language, and one list of pieces."""
     pieces = _read_json(folder / "vocab.json")
-    _check_size(pieces, config)
+    _check_size(max(pieces.values(), default=0), config)
     special = [config.pad_token_id, config.eos_token_id, pieces["<unk>"]]
     in_order = sorted((number, piece) for piece, number in pieces.items() if number not in special)
     _write_dictionary(data, [piece for _, piece in in_order])
@@ -62,17 +86,11 @@ def _byte_pairs(
     folder: Path, data: Path, config: Any, fixed: dict[str, int] | None = None
 ) -> list[int]:
     """Write the files that GPT-2's coding is read from; return the model's numbers of the pieces.
-
-    Args:
-        fixed: symbols, and the numbers that they must have if they are there.
-
-    Raises:
-        ValueError: a symbol with another number.
-    """
+    Symbols of ``fixed`` must have these numbers if they are there, else ValueError."""
     pieces, merges = _vocabulary(folder)
     if not isinstance(config.eos_token_id, int):
         raise ValueError(f"its eos_token_id is {config.eos_token_id}, not a number")
-    _check_size(pieces, config)
+    _check_size(max(pieces.values(), default=0), config)
     for symbol, wanted in (fixed or {}).items():
         if (found := pieces.get(symbol, wanted)) != wanted:
             raise ValueError(f"its {symbol} is number {found}, not {wanted}")
@@ -98,8 +116,8 @@ def _vocabulary(folder: Path) -> tuple[dict[str, int], list[str]]:
     return _read_json(folder / "vocab.json"), merges
 
 
-def _check_size(pieces: dict[str, int], config: Any) -> None:
-    if (most := max(pieces.values(), default=0)) >= config.vocab_size:
+def _check_size(most: int, config: Any) -> None:
+    if most >= config.vocab_size:
         raise ValueError(f"its tokenizer has number {most}, and the model {config.vocab_size}")
 
 

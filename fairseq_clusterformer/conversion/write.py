@@ -29,7 +29,7 @@ _CRITERIONS = {
     "clusterformer_classifier": "clusterformer_sentence_prediction",
 }
 #: what a model starts from, which is the checkpoint now
-_STARTS = ("word_vectors", "pretrained_checkpoint", "freeze_word_vectors")
+_STARTS = ("word_vectors", "pretrained_checkpoint", "pretrained", "freeze_word_vectors")
 _SHORTEST = 100  # updates of the training that follows
 
 

@@ -77,13 +77,9 @@ def count_words(text: Path, form: str = FORM) -> Counter:
 def word_dictionary(
     counts: Counter, *, size: int = -1, min_count: int = -1, multiple: int = 8
 ) -> Dictionary:
-    """Return the dictionary that ``fairseq-preprocess`` makes: the most frequent word first.
-
-    Args:
-        size: entries at most, the four special symbols among them; -1: any number.
-        min_count: how often a word must occur; -1: any.
-        multiple: the size is padded to a multiple of it.
-    """
+    """Return the dictionary that ``fairseq-preprocess`` makes, the most frequent word first: of
+    `size` entries at most, special symbols included, and words of `min_count` (-1: any). The size
+    is padded to a `multiple`."""
     dictionary = Dictionary()
     for word, count in sorted(counts.items()):
         dictionary.add_symbol(word, count)
@@ -129,12 +125,8 @@ def train_sentencepiece(
     Args:
         option: the user's option that `vocab` comes from.
         words: each becomes a piece, with the blank before it.
-        at_most: a text that gives fewer pieces gets fewer.
-        form: of Unicode, that of the texts to come.
+        at_most: a text that gives fewer pieces gets fewer; else that is a UserError.
         sample: MB of the texts to learn from; of more, lines are drawn, always the same.
-
-    Raises:
-        UserError: if the text cannot give that many pieces, or needs more.
     """
     sentencepiece.set_random_generator_seed(1)
     try:

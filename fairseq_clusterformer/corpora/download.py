@@ -16,17 +16,11 @@ from fairseq_clusterformer.outputs import checksum, digest
 
 @dataclass(frozen=True)
 class Archive:
-    """A file that a corpus comes in. Checksums are ``algorithm:hex``; None: nobody publishes one.
+    """A file that a corpus comes in. Checksums are ``algorithm:hex``; None: none is published."""
 
-    Args:
-        url: of a zip or tar file, or of a single file that needs no unpacking.
-        checksum: of that file.
-        members: the names of the files wanted from it (or its own name), with their checksums.
-    """
-
-    url: str
+    url: str  # of a zip or tar file, or of a single file that needs no unpacking
     checksum: str | None
-    members: dict[str, str | None]
+    members: dict[str, str | None]  # files wanted from it (or its own name), with checksums
 
     @property
     def name(self) -> str:
@@ -34,8 +28,8 @@ class Archive:
 
 
 def checksums(paths: Iterable[Path]) -> dict[str, str]:
-    """Return the checksums of sources, for a recipe, by their folders' and their own names;
-    further sources of the same names are numbered."""
+    """Return the checksums of sources, by their folders' and their own names; equal ones are
+    numbered."""
     found, times = {}, Counter()
     for path in map(Path.resolve, paths):
         name = f"{path.parent.name}/{path.name}"
@@ -57,15 +51,8 @@ def verify(path: Path, checksum: str | None) -> None:
 
 
 def obtain(archives: Sequence[Archive], source: Path | None, work: Path) -> dict[str, Path]:
-    """Return the archives' members by their names, as files whose checksums are right.
-
-    Args:
-        source: a folder of the archives or their members, also in a subfolder; None: download.
-        work: where to download and unpack.
-
-    Raises:
-        UserError: if a member is missing or is not the right one.
-    """
+    """Return the archives' members by their names, as files whose checksums are right, from the
+    folder `source` (None: download), unpacked in `work`. Raises UserError if one is missing."""
     paths = {}
     wanted = [(archive, *member) for archive in archives for member in archive.members.items()]
     for archive, name, published in wanted:
@@ -104,8 +91,8 @@ def _unpack(path: Path, name: str, work: Path) -> Path:
 
 
 def download(archive: Archive, folder: Path) -> Path:
-    """Download the archive into `folder`, or go on with a download that was interrupted; warn if
-    nobody publishes a checksum. Raises UserError if that fails, or the checksum is wrong."""
+    """Download the archive into `folder`, or go on where that was interrupted; warn if nobody
+    publishes a checksum. Raises UserError if that fails, or the checksum is wrong."""
     from http.client import HTTPException  # http and urllib.request would slow down each --help
 
     elsewhere = "or get it elsewhere and pass --source DIR"

@@ -28,15 +28,12 @@ def make_folder(
 
     Args:
         recipe: the options, as JSON; they go into ``prepared.json``.
-        build: returns more for ``prepared.json``, which also lists the files that were written,
-            and the checksums of what was downloaded.
+        build: returns more for ``prepared.json``.
         force: replace a `dest` that was prepared before and holds no other file.
 
     Returns:
         the content of ``prepared.json``, or None if `dest` was there, made by the same recipe.
-
-    Raises:
-        UserError: if something else is there.
+        Raises UserError if something else is there.
     """
     dest, recipe = resolved("DEST", dest), json.loads(json.dumps(recipe))
     work = dest.with_name(dest.name + ".partial")
@@ -113,7 +110,7 @@ def _short(value: object, most: int = 60) -> str:
 
 @contextmanager
 def _locked(work: Path) -> Iterator[None]:
-    """Lock the working folder and clear it. Remove it at the end, unless something is kept."""
+    """Lock the working folder and clear it; remove it at the end, unless something is kept."""
     from filelock import FileLock, Timeout  # here, since it would slow down each --help
 
     # importing fairseq makes every logger print its debugging messages

@@ -17,13 +17,8 @@ def parallel(
     batch: int | None = None,
     unit: str = " pairs",
 ) -> Iterator:
-    """Yield ``function(item)`` of each item in order.
-
-    Args:
-        workers: processes; 1: this one alone.
-        label: of the progress bar, which counts in `unit`.
-        batch: how many items may be read ahead of what is yielded (default: `BATCH`).
-    """
+    """Yield ``function(item)`` of each item in order, by so many processes (1: this one alone).
+    `batch`: how many items may be read ahead of what is yielded (default: `BATCH`)."""
     from concurrent.futures import ProcessPoolExecutor
 
     from tqdm import tqdm

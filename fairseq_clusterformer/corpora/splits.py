@@ -26,14 +26,10 @@ def draw(
     name: str,
     total: int | None = None,
 ) -> dict[_Item, str]:
-    """Return the split of each item that is drawn. All other items are of train.
-
-    In their order, items are drawn as long as each brings a split closer to its share.
+    """Return the split of each item that is drawn, as long as each brings a split closer to its
+    share of all sizes, in their order; all other items are of train.
 
     Args:
-        sizes: of each item.
-        shares: of the sum of all sizes, for each split that is drawn.
-        order: of all items.
         name: of the items and where they come from, for an error.
         total: of all sizes, where only the first items are given.
 

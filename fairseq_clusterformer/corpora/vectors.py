@@ -41,12 +41,7 @@ def learn_vectors(
     force: bool = False,
 ) -> dict[str, int] | None:
     """Learn vectors of the words in some text, and write them; always the same if `workers` is 1.
-
-    Args:
-        sources: files and folders of text, as ``clusterformer prepare lm text`` takes them.
-        out: the file to write, whole or not at all.
-        force: replace a file, but no text of `sources`.
-        others: as ``clusterformer vectors --help`` says.
+    The arguments are as ``clusterformer vectors --help`` describes them.
 
     Returns:
         How many ``documents`` and running ``words`` were read, and ``vectors`` written; None if
@@ -73,15 +68,13 @@ def learn_vectors(
             return None
         problem = f"was made otherwise ({difference(made['recipe'] or {}, recipe)})"
         raise bad_option("OUT", out, "another file, or --force to replace this one", problem)
-    reader = TextReader(None if document_separator is None else document_separator.encode())
+    reader = TextReader(document_separator)
     how = {"inputs": inputs, "force": force, "recipe": recipe}
     with whole_file("OUT", out, **how) as partial:
         words = partial.with_name("scratch")
         with naming_all(texts):
             counts = _write_words(reader.documents(texts), words, lower_case)
-        if document_separator is not None and not reader.separators_seen:
-            problem = "no such line in SOURCE"
-            raise bad_option("--document-separator", document_separator, "a line of it", problem)
+        reader.check_separator("SOURCE")
         try:
             model = model_of(
                 corpus_file=str(words),

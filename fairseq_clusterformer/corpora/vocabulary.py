@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import UserError, bad_option
@@ -11,26 +12,21 @@ from fairseq_clusterformer.outputs import digest
 
 from . import SAMPLE
 
+if TYPE_CHECKING:
+    from fairseq_clusterformer.data.subwords import Subwords
+
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Which subwords: an existing model, or the size of one to train on the training split.
+    """Which subwords: an existing model, or the size of one to train on the training split."""
 
-    Args:
-        model: a folder with GPT-2's files, a sentencepiece model or a ``tokenizer.json``.
-        train: the number of pieces of a sentencepiece model.
-        at_most: train fewer pieces, if the text gives no more.
-        dictionary: in fairseq's format, as RoBERTa's ``dict.txt``; None: all symbols of the model.
-        whole_words: each word that is trained on becomes a piece: for languages of few words.
-        sample: MB of text to train on; of more, lines are drawn.
-    """
-
+    #: a folder with GPT-2's files, a sentencepiece model or a ``tokenizer.json``
     model: Path | None = None
-    train: int | None = None
-    at_most: bool = False
-    dictionary: Path | None = None
-    whole_words: bool = False
-    sample: int = SAMPLE
+    train: int | None = None  # the number of pieces of a sentencepiece model
+    at_most: bool = False  # train fewer pieces, if the text gives no more
+    dictionary: Path | None = None  # of fairseq's format; None: all symbols of the model
+    whole_words: bool = False  # each word is a piece: for languages of few words
+    sample: int = SAMPLE  # MB of text to train on; of more, lines are drawn
 
     def recipe(self) -> dict:
         """What ``prepared.json`` says of it."""
@@ -67,6 +63,16 @@ def _digests(path: Path) -> dict[str, str]:
     return {file.name: digest(file) for file in files if file.is_file()}
 
 
+def load_model(path: Path) -> "Subwords":
+    """A model of subwords, see `subwords.load`; raises UserError for a file that is none."""
+    from fairseq_clusterformer.data import subwords
+
+    try:
+        return subwords.load(path)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
 def copy_model(vocabulary: Vocabulary, out: Path) -> None:
     """Copy the model and write ``dict.txt``, its own or all its symbols."""
     from fairseq.data import Dictionary
@@ -76,8 +82,8 @@ def copy_model(vocabulary: Vocabulary, out: Path) -> None:
     from .binarize import symbol_dictionary
 
     given = vocabulary.model
+    symbols = load_model(given or out / subwords.MODEL).symbols
     try:
-        symbols = subwords.load(given or out / subwords.MODEL).symbols
         if vocabulary.dictionary:
             dictionary = Dictionary.load(str(vocabulary.dictionary))
         else:

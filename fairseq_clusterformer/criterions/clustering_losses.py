@@ -7,13 +7,7 @@ from fairseq.logging import metrics
 from fairseq_clusterformer.clustering import LOSSES, summary
 from fairseq_clusterformer.models.options import check_ranges, option, options_of
 
-STATISTICS = (
-    *LOSSES,
-    "cluster_entropy",
-    "cluster_effective",
-    "cluster_largest",
-    "cluster_empty",
-)
+STATISTICS = (*LOSSES, "cluster_entropy", "cluster_effective", "cluster_largest", "cluster_empty")
 
 
 def weight(default: float, meaning: str) -> float:

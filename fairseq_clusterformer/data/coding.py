@@ -4,11 +4,11 @@
     tokens = coding.encode("The cat")
     text = coding.decode(tokens)
 
-A line end is ``</s>`` for pieces and words. Bytes need none: a line end is a byte.
+A line end is ``</s>`` for pieces and words. Bytes need none: a line end is a byte; the same holds
+for subwords that are made of bytes, as GPT-2's.
 """
 
 import codecs
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -19,10 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, reading
 
 from . import bytes as byte_coding
-from .subwords import GPT2_FILES, GPT2Subwords, load_sentencepiece
+from .subwords import (
+    BYTE_PIECE,
+    GPT2_FILES,
+    TOKENIZER,
+    GPT2Subwords,
+    TokenizerSubwords,
+    load_sentencepiece,
+)
 from .unicode import FORM, composed, form_of
 
 SUBWORD_MODEL = "sentencepiece.model"
@@ -34,7 +41,6 @@ BYTES_PER_ITEM = 4093
 
 UNREADABLE = "\ufffd".encode()
 _BLANK = "\u2581"  # how sentencepiece writes a blank
-_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class TextCoding(ABC):
@@ -70,8 +76,12 @@ class TextCoding(ABC):
             return ByteCoding(dictionary)
         if (folder / SUBWORD_MODEL).is_file():
             coding: TextCoding = PieceCoding(dictionary, folder / SUBWORD_MODEL)
+        elif (folder / TOKENIZER).is_file():
+            with reading(folder / TOKENIZER, "a tokenizer.json"):
+                model = TokenizerSubwords(folder / TOKENIZER)
+            coding = (ByteSubwords if model.keeps_lines else LineSubwords)(dictionary, model)
         elif all((folder / name).is_file() for name in GPT2_FILES):
-            coding = GPT2Coding(dictionary, folder)
+            coding = ByteSubwords(dictionary, GPT2Subwords(folder))
         else:
             coding = WordCoding(dictionary)
         coding.form = form_of(folder)
@@ -163,19 +173,23 @@ class ByteCoding(TextCoding):
             yield self._bytes[int(token)]
 
 
-class GPT2Coding(TextCoding):
-    """GPT-2's byte pairs, of which a line end is one like any other, from a folder's files."""
+class ByteSubwords(TextCoding):
+    """Subwords of bytes, of which a line end is one like any other: GPT-2's files, or a
+    ``tokenizer.json``."""
 
     unit = "piece"
 
-    def __init__(self, dictionary, folder: Path) -> None:
+    def __init__(self, dictionary, model: TokenizerSubwords) -> None:
         super().__init__(dictionary)
-        self._model = GPT2Subwords(folder)
-        indices = map(dictionary.index, self._model.symbols)
-        self._bytes = dict(zip(indices, self._model.bytes, strict=True))
+        self._model = model
+        self._index_of = np.array([dictionary.index(symbol) for symbol in model.symbols])
+        self._bytes = dict(zip(self._index_of.tolist(), model.bytes, strict=True))
+        # Some put a blank before a text.
+        first = model.encode("a").ids[:1]
+        self._leads = bool(len(first)) and model.bytes[first[0]].startswith(b" ")
 
     def _encode(self, text: str) -> list[int]:
-        return [self.dictionary.index(str(i)) for i in self._model.encode(text).ids]
+        return self._index_of[self._model.encode(text).ids].tolist()
 
     def items(self, file: Path) -> Iterator[Tensor]:
         with open(file, encoding="utf-8", newline="") as opened:
@@ -183,9 +197,14 @@ class GPT2Coding(TextCoding):
                 yield self.encode(lines)
 
     def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
-        for token in tokens:
-            end = int(token) == self.dictionary.eos()  # of a text, which is no line
-            yield b"" if end else self._bytes.get(int(token), UNREADABLE)
+        special, end = range(self.dictionary.nspecial), self.dictionary.eos()
+        before = end if after is None else after
+        for token in map(int, tokens):
+            found = UNREADABLE if token in special else self._bytes.get(token, UNREADABLE)
+            if token == end:  # of a text, which is no line
+                found = b""
+            yield found.removeprefix(b" ") if self._leads and before == end else found
+            before = token
 
 
 class _LineCoding(TextCoding):
@@ -237,13 +256,34 @@ class PieceCoding(_LineCoding):
         return [self._index_of[ids].tolist() if ids else [] for ids in self._model.encode(lines)]
 
     def _chunk(self, symbol: str, begins_line: bool) -> bytes:
-        if found := _BYTE_PIECE.fullmatch(symbol):
+        if found := BYTE_PIECE.fullmatch(symbol):
             return bytes.fromhex(found[1])
         if symbol in self.dictionary.symbols[: self.dictionary.nspecial]:
             return UNREADABLE
         if begins_line:  # sentencepiece puts a blank before each line
             symbol = symbol.removeprefix(_BLANK)
         return symbol.replace(_BLANK, " ").encode()
+
+
+class LineSubwords(_LineCoding):
+    """Subwords of a ``tokenizer.json`` that reads line ends as blanks, such as word pieces."""
+
+    unit = "piece"
+
+    def __init__(self, dictionary, model: TokenizerSubwords) -> None:
+        super().__init__(dictionary)
+        self._model = model
+        self._index_of = np.array([dictionary.index(symbol) for symbol in model.symbols])
+        self._bytes = dict(zip(model.symbols, model.bytes, strict=True))
+
+    def _lines(self, lines: list[str]) -> list[list[int]]:
+        return [self._index_of[self._model.encode(line).ids].tolist() for line in lines]
+
+    def _chunk(self, symbol: str, begins_line: bool) -> bytes:
+        if symbol in self.dictionary.symbols[: self.dictionary.nspecial]:
+            return UNREADABLE
+        piece = self._bytes.get(symbol, UNREADABLE)
+        return piece.removeprefix(b" ") if begins_line else piece
 
 
 class WordCoding(_LineCoding):

@@ -58,13 +58,7 @@ class RecordData(Sequence):
         ValueError: if the files do not hold equally many records.
     """
 
-    def __init__(
-        self,
-        folder: Path | str,
-        split: str,
-        parts: Sequence[str],
-        made_by: str,
-    ) -> None:
+    def __init__(self, folder: Path | str, split: str, parts: Sequence[str], made_by: str) -> None:
         self.prefix = prefix = Path(folder) / split
         names = [f"{part}.{end}" for part in parts for end in ("bin", "idx")]
         for name in (*names, "jsonl", "lines.npy"):

@@ -6,9 +6,11 @@ given, whatever a model makes of it inside.
 """
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ from .unicode import READ_FORM, form_of, with_places
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
+BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # as sentencepiece writes a byte
 GPT2_FILES = ("encoder.json", "vocab.bpe")
 MODEL, TOKENIZER = "sentencepiece.model", "tokenizer.json"  # in a prepared folder
 
@@ -114,69 +117,15 @@ class Subwords(ABC):
         """The tokens of a text in the form."""
 
 
-class GPT2Subwords(Subwords):
-    """GPT-2's byte pair encoding, from a folder with ``encoder.json`` and ``vocab.bpe``, or
-    ValueError if these do not belong together. Its symbols are the ids as text, as in RoBERTa's
-    ``dict.txt``; ``bytes`` are what each id stands for."""
-
-    def __init__(self, folder: Path) -> None:
-        from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-        files = [folder / name for name in GPT2_FILES]
-        try:
-            vocabulary, merges = models.BPE.read_file(*map(str, files))
-        except Exception as error:  # the library raises nothing narrower
-            raise ValueError(
-                f"{folder}: no encoder.json and vocab.bpe of GPT-2: {error}"
-            ) from None
-        pieces = [*pre_tokenizers.ByteLevel.alphabet(), *map("".join, merges)]
-        if missing := [piece for piece in pieces if piece not in vocabulary]:
-            raise ValueError(
-                f"{files[0]}: lacks {len(missing):,} pieces, {missing[0]!r} first; allowed: all "
-                f"256 bytes and what {files[1].name} merges"
-            )
-        ids = sorted(vocabulary.values())
-        if ids != list(range(len(ids))):
-            raise ValueError(f"{files[0]}: its ids are not 0 to {len(ids) - 1:,}, each once")
-        self.symbols = [str(id_) for id_ in ids]
-        # a piece is written in letters that stand for its bytes; 0xFF is in no UTF-8
-        of_letter = {letter: byte for byte, letter in bytes_to_unicode().items()}
-        self.bytes = [
-            bytes(of_letter.get(letter, 0xFF) for letter in piece)
-            for piece in sorted(vocabulary, key=vocabulary.get)
-        ]
-        self.texts = [piece.decode(errors="ignore") for piece in self.bytes]
-        self._tokenizer = Tokenizer(models.BPE(vocabulary, merges))
-        self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
-            add_prefix_space=False, trim_offsets=False
-        )
-        self._tokenizer.decoder = decoders.ByteLevel()
-
-    def _encode(self, text: str) -> Tokens:
-        encoding = self._tokenizer.encode(text)
-        spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-        return Tokens(np.array(encoding.ids, np.int32), spans[:, 0], spans[:, 1])
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of some ids; bytes that are no character become U+FFFD."""
-        return self._tokenizer.decode(list(ids))
-
-
 class SentencePieceSubwords(Subwords):
-    """A sentencepiece model, or ValueError; its symbols are the pieces.
+    """A sentencepiece model, or UserError; its symbols are the pieces.
 
     A model that leaves the text as it is, as ``clusterformer prepare`` trains them, keeps every
     character in a token. One that normalises drops some blanks.
     """
 
     def __init__(self, model: Path) -> None:
-        import sentencepiece
-
-        try:
-            self._model = sentencepiece.SentencePieceProcessor(model_file=str(model))
-        except (OSError, RuntimeError) as error:
-            raise ValueError(f"{model}: is no sentencepiece model: {error}") from None
+        self._model = load_sentencepiece(model)
         ids = range(self._model.get_piece_size())
         self.symbols = [self._model.id_to_piece(id_) for id_ in ids]
         self.texts = list(map(self._text, ids))
@@ -201,17 +150,24 @@ class SentencePieceSubwords(Subwords):
 
 
 class TokenizerSubwords(Subwords):
-    """A tokenizer's word pieces, byte pairs or unigrams.
+    """A tokenizer's word pieces, byte pairs or unigrams; ``bytes`` are what each id stands for.
 
     Its symbols are its tokens; those that stand for fairseq's special symbols have fairseq's
-    names. What a text writes like a special token is text.
+    names, and those with white space their numbers. What a text writes like a special token is
+    text.
 
     Args:
         file: its ``tokenizer.json``.
 
+    Attributes:
+        bytes: what each id stands for.
+        first: the special token that it puts in front of a text; None: it puts none.
+
     Raises:
-        ValueError: a file that is no tokenizer, or has a token that a dictionary cannot hold.
+        ValueError: a file that is no tokenizer.
     """
+
+    bytes: list[bytes]
 
     def __init__(self, file: Path) -> None:
         from tokenizers import Tokenizer
@@ -236,14 +192,26 @@ class TokenizerSubwords(Subwords):
         known = {symbol: i for i, symbol in enumerate(self.symbols) if symbol in ROLES}
         self._unknown = known.pop("<unk>", None)
         self._special = list(known.values())
-        if odd := next((s for s in self.symbols if not s or s.split() != [s]), None):
-            raise ValueError(f"{file}: has the token {odd!r}; allowed: none with white space")
+        for number, symbol in enumerate(self.symbols):
+            if symbol.split() != [symbol]:  # white space, which no dictionary holds
+                self.symbols[number] = f"<token-{number}>"
         special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
-        numbers = sorted(vocabulary.items(), key=lambda item: item[1])
-        self.texts = [""] * len(self.symbols)
-        for token, number in numbers:
+        self.bytes = [b""] * len(self.symbols)
+        for token, number in vocabulary.items():
             if token not in special:
-                self.texts[number] = _text(token, kinds)
+                self.bytes[number] = _bytes(token, kinds)
+        around = self._tokenizer.encode("").ids
+        self.first = around[0] if around else None
+
+    @cached_property
+    def texts(self) -> list[str]:
+        return [piece.decode(errors="ignore") for piece in self.bytes]
+
+    @property
+    def keeps_lines(self) -> bool:
+        """Whether line ends are pieces like any others; else they are lost as blanks are."""
+        found = b"".join(self.bytes[i] for i in self.encode("a\n\na").ids)
+        return found.lstrip(b" ") == b"a\n\na"
 
     def _encode(self, text: str) -> Tokens:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
@@ -254,23 +222,73 @@ class TokenizerSubwords(Subwords):
         return Tokens(ids, spans[:, 0], spans[:, 1])
 
 
+class GPT2Subwords(TokenizerSubwords):
+    """GPT-2's byte pair encoding, from a folder with ``encoder.json`` and ``vocab.bpe``, or
+    ValueError if these do not belong together. Its symbols are the ids as text, as in RoBERTa's
+    ``dict.txt``."""
+
+    _unknown = None
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+        files = [folder / name for name in GPT2_FILES]
+        try:
+            vocabulary, merges = models.BPE.read_file(*map(str, files))
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(
+                f"{folder}: no encoder.json and vocab.bpe of GPT-2: {error}"
+            ) from None
+        pieces = [*pre_tokenizers.ByteLevel.alphabet(), *map("".join, merges)]
+        if missing := [piece for piece in pieces if piece not in vocabulary]:
+            raise ValueError(
+                f"{files[0]}: lacks {len(missing):,} pieces, {missing[0]!r} first; allowed: all "
+                f"256 bytes and what {files[1].name} merges"
+            )
+        ids = sorted(vocabulary.values())
+        if ids != list(range(len(ids))):
+            raise ValueError(f"{files[0]}: its ids are not 0 to {len(ids) - 1:,}, each once")
+        self.symbols = [str(id_) for id_ in ids]
+        # 0xFF is in no UTF-8
+        letters = _letters()
+        self.bytes = [
+            bytes(letters.get(letter, 0xFF) for letter in piece)
+            for piece in sorted(vocabulary, key=vocabulary.get)
+        ]
+        self._tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+        self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+            add_prefix_space=False, trim_offsets=False
+        )
+        self._tokenizer.decoder = decoders.ByteLevel()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of some ids; bytes that are no character become U+FFFD."""
+        return self._tokenizer.decode(list(ids))
+
+
 def _kinds(content: dict) -> tuple[str, str]:
-    """The kind of a tokenizer's model, and what marks the continuation of a word."""
-    return content["model"]["type"], content["model"].get("continuing_subword_prefix") or ""
+    """How a tokenizer writes its tokens: the kind of its model, or "bytes" for letters that stand
+    for bytes; and what marks the continuation of a word."""
+    model, steps = content["model"], [content.get("pre_tokenizer"), content.get("decoder")]
+    kind = "bytes" if '"ByteLevel"' in json.dumps(steps) else model["type"]
+    return kind, model.get("continuing_subword_prefix") or ""
 
 
-def _text(token: str, kinds: tuple[str, str]) -> str:
+def _bytes(token: str, kinds: tuple[str, str]) -> bytes:
     """What a token stands for, led by a blank where a word begins."""
     kind, prefix = kinds
     if kind in ("WordPiece", "WordLevel"):
         rest = token.removeprefix(prefix) if prefix else token
-        return rest if rest != token else f" {token}"
+        return (rest if rest != token else f" {token}").encode()
     letters = _letters()
-    if kind == "BPE" and letters.keys() >= set(token):
-        return bytes(letters[letter] for letter in token).decode(errors="ignore")
-    return token.replace("\u2581", " ")
+    if kind == "bytes" and letters.keys() >= set(token):
+        return bytes(letters[letter] for letter in token)
+    if found := BYTE_PIECE.fullmatch(token):
+        return bytes.fromhex(found[1])
+    return token.replace("\u2581", " ").encode()
 
 
+@cache
 def _letters() -> dict[str, int]:
     """The byte of each letter that stands for one, in byte-level models."""
     from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
@@ -280,7 +298,7 @@ def _letters() -> dict[str, int]:
 
 def load(path: Path) -> Subwords:
     """The model of a folder (GPT-2's files) or a file (``tokenizer.json``, sentencepiece);
-    ValueError: neither."""
+    ValueError or UserError: neither."""
     if path.suffix == ".json":
         return TokenizerSubwords(path)
     return GPT2Subwords(path) if path.is_dir() else SentencePieceSubwords(path)

@@ -100,10 +100,7 @@ class TextPipeline:
             line = _moses("MosesPunctNormalizer", lang).normalize(line).strip()
         if self.tokenizer == "moses":
             line = _moses("MosesTokenizer", lang).tokenize(
-                line,
-                aggressive_dash_splits=self.dash_splits,
-                escape=self.escape,
-                return_str=True,
+                line, aggressive_dash_splits=self.dash_splits, escape=self.escape, return_str=True
             )
         return self.as_tokens(line)
 

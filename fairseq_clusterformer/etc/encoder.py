@@ -14,15 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_clusterformer.etc.global_local import (
-    NUM_LABELS,
-    PROJECTIONS,
-    GlobalLocalAttention,
-    Structure,
-)
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS
 from fairseq_clusterformer.models.encoder_only import EncoderOptions
 from fairseq_clusterformer.models.options import check_heads, option
+
+from .global_local import NUM_LABELS, PROJECTIONS, GlobalLocalAttention, Structure
 
 GLOBAL_TYPE, LONG_TYPE, NUM_TYPES = 0, 1, 16
 
@@ -73,8 +69,8 @@ class ETCOptions(EncoderOptions):
     )
     lift: str = option(
         "",
-        "checkpoint of fairseq's roberta, of clusterformer_masked_lm or of etc_masked_lm, whose "
-        "weights the encoder starts from",
+        "folder of BERT's form, or checkpoint of fairseq's roberta, of clusterformer_masked_lm or "
+        "of etc_masked_lm, whose weights the encoder starts from",
     )
 
 
@@ -87,8 +83,8 @@ class Streams(NamedTuple):
 
 
 def fixed_blocks(tokens: Tensor, block: int, pad: int) -> Structure:
-    """Parts of ``block`` tokens each, the last one of what is left; the paper's "fixed blocks".
-    Of tokens int64 [B, N], with padding behind."""
+    """The paper's "fixed blocks": parts of ``block`` tokens each, the last one of what is left; of
+    tokens int64 [B, N], with padding behind."""
     padding = tokens.eq(pad)
     length = tokens.size(1)
     real = (~padding).sum(1, keepdim=True)
@@ -160,31 +156,21 @@ def _normed(norms: Iterable[nn.Module], streams: Iterable[Tensor]) -> list[Tenso
 
 
 class ETCEncoder(nn.Module):
-    """Embeddings of words and types, without positions, and :class:`ETCLayer`.
-
-    Args:
-        args: `ETCOptions`.
-        dictionary: of the words; a global token without one of its own is ``<s>``.
-
-    Raises:
-        ValueError: options that do not fit each other.
-    """
+    """Embeddings of words and types, without positions, and :class:`ETCLayer`. A global token
+    without a word of its own is ``<s>``. Raises ValueError for options that do not fit."""
 
     def __init__(self, args, dictionary: Dictionary):
         super().__init__()
         check_heads(args, "encoder")
         if args.same_cluster and not args.clusters:
-            raise ValueError(
-                f"--same-cluster is {args.same_cluster}, and --clusters 0; allowed: 0 without "
-                "clusters"
-            )
+            given = f"--same-cluster is {args.same_cluster}, and --clusters 0"
+            raise ValueError(f"{given}; allowed: 0 without clusters")
         own = 5 if args.same_cluster else 4  # labels that are no distances, and the token's own
         if args.num_labels < 2 * args.max_distance + own:
-            raise ValueError(
-                f"--max-distance is {args.max_distance}, and --num-labels {args.num_labels}; "
-                f"allowed: {(args.num_labels - own) // 2} or less, or "
-                f"{2 * args.max_distance + own} labels"
-            )
+            given = f"--max-distance is {args.max_distance}, and --num-labels {args.num_labels}"
+            most = (args.num_labels - own) // 2
+            labels = 2 * args.max_distance + own
+            raise ValueError(f"{given}; allowed: {most} or less, or {labels} labels")
         self.dictionary, self.block, self.dropout = dictionary, args.block, args.dropout
         self.checkpoint_activations = args.checkpoint_activations
         width = args.encoder_embed_dim
@@ -216,9 +202,8 @@ class ETCEncoder(nn.Module):
             structure: which global tokens stand for which parts; None: fixed blocks. With
                 clusters it has no global tokens, but may have examples.
             global_tokens: words of the global tokens, int64 [B, G]; None, or clusters: ``<s>``.
-            types: of the long tokens, int64 [B, N] below 16; None: 1. Or vectors [B, N, D], which
-                are added as well.
-            global_types: of the global ones, likewise, [B, G] or [B, G, D]; None: 0.
+            types, global_types: of the tokens, int64 below 16 (None: 1 of long tokens, 0 of
+                global ones), or vectors [..., D], which are added as well.
 
         Raises:
             ValueError: padding before a token, or streams that do not fit the structure.
@@ -295,8 +280,8 @@ class ETCEncoder(nn.Module):
 
 
 def _size(layers: int, width: int, heads: int, radius: int, **more: int) -> dict[str, Any]:
-    sizes = {"layers": layers, "width": width, "heads": heads, "radius": radius, **more}
-    return sizes | {"inner": more.get("inner", 4 * width), "activation_fn": "gelu"}
+    sizes = {"layers": layers, "width": width, "heads": heads, "radius": radius}
+    return sizes | {"inner": 4 * width, "activation_fn": "gelu"} | more
 
 
 #: as `set_sizes` takes them; "base" and "large" are the paper's, of 166 and 539 million parameters

@@ -5,12 +5,9 @@ Each stream has one softmax: a global token attends to global tokens (g2g) and t
 (g2l), a long one to global tokens (l2g) and to the long tokens nearby (l2l). The logit of a pair
 whose label is c is ``(q . (k + a_c) + b_c) / sqrt(E)``; the bias is in the authors' code alone.
 Labels say how far apart two tokens of a stream are, and whether a global token stands for a long
-one.
-
-Most pairs have a label that is constant over a range of keys. A kernel attends to such a range,
-and what its label adds is one number for each query: it goes to the log-sum-exp of that part
-before the parts are joined. This is exact, and linear in N. Only the 2k - 1 nearest keys have a
-label each.
+one. Most labels are constant over a range of keys: a kernel attends to the range, and what the
+label adds to a query's logits is added to the log-sum-exp of that part before parts are joined.
+This is exact, and linear in N. Only the 2k - 1 nearest keys have a label each.
 
 Shape letters: B batch, G global tokens, N long tokens, M = G + N, D width, H heads, E head width,
 P global tokens that stand for one long token, L labels, k the largest distance.
@@ -49,7 +46,7 @@ class Labels:
 
     def of_distance(self, distance: Tensor) -> Tensor:
         """0 for the token itself, 1 to k to the right, k + 1 to 2k to the left; of the key's place
-        less that of the query, int64."""
+        less the query's, int64."""
         clipped = distance.clamp(-self.most, self.most)
         return torch.where(clipped < 0, self.most - clipped, clipped)
 
@@ -88,8 +85,8 @@ class Structure:
             self.spans = self.spans.unsqueeze(2)
 
     def clustered(self, clusters: Tensor) -> "Structure":
-        """The same rows, where global tokens stand for clusters instead of spans: of each long
-        token the global token of its example, int64 [B, N]; anything for padding."""
+        """The same rows, where global tokens stand for clusters: of each long token the number of
+        its global token, int64 [B, N]; anything for padding."""
         number = self.spans.size(1)
         if self.long_padding is not None:
             clusters = clusters.masked_fill(self.long_padding, number)
@@ -101,11 +98,8 @@ class Structure:
 
     def members(self, begin: Tensor, end: Tensor, most: int) -> Iterator[tuple[Tensor, Tensor]]:
         """For the long token at each place of ``order``, up to ``most`` of its cluster before
-        ``begin``, and as many from ``end`` on: the first place and one past the last, [B, N].
-
-        Args:
-            begin, end: of long tokens, at their own places, int64 [B, N].
-        """
+        ``begin``, and as many from ``end`` on, both int64 [B, N] at the tokens' own places: the
+        first place and one past the last, [B, N]."""
         clusters, order = self.clusters, self.order
         ranked = clusters * self.length + order  # rises: clusters are sorted, and so are members
         first = clusters * self.length
@@ -120,8 +114,8 @@ class Structure:
 
     @cached_property
     def local_bounds(self) -> tuple[Tensor, Tensor]:
-        """For each long token, where the long input of its example begins and ends [B, N]; with
-        paragraphs, where its paragraph does within it."""
+        """Where the long input that each long token may see begins and ends, [B, N]: that of its
+        example, and of its paragraph."""
         low, high = _bounds(self._long, self._long)
         if self.long_paragraphs is None:
             return low, high
@@ -130,12 +124,12 @@ class Structure:
 
     @cached_property
     def bounds_of_global(self) -> tuple[Tensor, Tensor]:
-        """For each global token, where the long input of its example begins and ends [B, G]."""
+        """Where the long input of each global token's example begins and ends, [B, G]."""
         return _bounds(self._global, self._long)
 
     @cached_property
     def global_bounds(self) -> tuple[Tensor, Tensor]:
-        """For each long token, where the global tokens of its example begin and end [B, N]."""
+        """Where the global tokens of each long token's example begin and end, [B, N]."""
         return _bounds(self._long, self._global)
 
     @cached_property
@@ -145,7 +139,7 @@ class Structure:
         begin, end = (bound.flatten() for bound in self.own)
         rows, number, several = self.spans.shape[:3]
         # one entry for each pair of a span and a token of it, in the order of the spans
-        of = torch.repeat_interleave(end - begin)  # its span
+        of = torch.repeat_interleave(end - begin)  # the span of each entry
         behind = torch.arange(len(of), device=of.device) - (end - begin).cumsum(0)[of]
         spans_of_row = max(number * several, 1)
         token = of // spans_of_row * self.length + end[of] + behind  # row * N + place
@@ -195,8 +189,7 @@ class Structure:
 
 
 def _bounds(tokens: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """For each token, the first of the others that are of its example, and one past the last;
-    equal for padding."""
+    """The first of the others of each token's example, one past the last; equal for padding."""
     tokens, others = tokens.contiguous(), others.contiguous()
     begin = torch.searchsorted(others, tokens)
     end = torch.searchsorted(others, tokens, right=True)
@@ -221,23 +214,17 @@ class GlobalLocalAttention(nn.Module):
     """Attention of both streams.
 
     Args:
-        embed_dim: D.
-        num_heads: H, which divides D.
+        embed_dim, num_heads: D and H, which divides D.
         radius: r; a long token sees those up to r away on either side.
         max_distance: k of the labels; 0: long tokens have one label, and so have global ones.
-        projections: "separate" (2 of queries, 4 of keys, 4 of values, 2 of outputs: the paper's
-            default), "shared-kv" (keys and values of a stream serve the queries of both), or
-            "shared" (one of each).
+        projections: of :data:`PROJECTIONS`: "separate" is the paper's default.
         hard: a global token sees its own span alone of the long input (g2l).
         hard_long: a long token sees those global tokens alone that stand for it (l2g).
-        clusters: global tokens are centroids: each stands for the long tokens whose logits of
-            all heads are together largest for it (l2g). Neither paper has this. The softmax of
-            long tokens over all global ones teaches queries, keys and centroids, and so what
-            belongs together.
+        clusters: global tokens are centroids (ours): each stands for the long tokens whose logits
+            of all heads are together largest for it. The softmax of long tokens over all global
+            ones teaches queries, keys and centroids, and so what belongs together.
         same_cluster: with clusters, beyond the radius a long token sees so many of its cluster on
-            either side, the nearest ones, also of other paragraphs. They have a label of their
-            own, which learns how much a cluster counts against nearness. 0: none. Neither paper
-            has this.
+            either side, of any paragraph, with a label of their own (ours). 0: none.
         dropout: of the attention weights, in training.
         num_labels: L, 2 k + 4 or more, and one more with ``same_cluster``.
         kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
@@ -277,8 +264,8 @@ class GlobalLocalAttention(nn.Module):
         self.label_biases = nn.Parameter(torch.zeros(2, num_labels, num_heads))
 
     def named(self, what: str, pair: str) -> str:
-        """The name in ``linear`` of a projection: of ``what`` ("q", "k", "v" or "out") for "g2l",
-        say: queries of the global stream, and keys and values of the long one."""
+        """The name in ``linear`` of ``what`` ("q", "k", "v" or "out"); of "g2l", say: queries of
+        the global stream, and keys and values of the long one."""
         if self.projections == "shared":
             return f"{what}_g"
         if what in "kv" and self.projections == "separate":
@@ -317,29 +304,24 @@ class GlobalLocalAttention(nn.Module):
     def _projected(self, side: int, own: Tensor, x_global: Tensor, x_long: Tensor) -> _Projected:
         """Of the global stream's softmax (0) or the long one's (1)."""
         stream = "gl"[side]
+
+        def of_both(what: str) -> Tensor:  # keys or values [B, H, M, E], global tokens first
+            parts = {f"{stream}2g": x_global, f"{stream}2l": x_long}
+            found = [self.linear[self.named(what, pair)](x) for pair, x in parts.items()]
+            return self._heads(torch.cat(found, dim=1))
+
         q = self._heads(self.linear[self.named("q", stream)](own))
-        k, v = (
-            self._heads(
-                torch.cat(
-                    [
-                        self.linear[self.named(what, f"{stream}2g")](x_global),
-                        self.linear[self.named(what, f"{stream}2l")](x_long),
-                    ],
-                    dim=1,
-                )
-            )
-            for what in "kv"
-        )
         # q . a_c and b_c of each label c, scaled as logits are
         added = torch.einsum("bhne,lhe->bhnl", self._scaled(q), self.label_vectors[side].to(q))
         bias = self._scaled(at_least_float32(self.label_biases[side]))
-        return _Projected(q, k, v, at_least_float32(added) + bias.T[:, None])
+        added = at_least_float32(added) + bias.T[:, None]
+        return _Projected(q, of_both("k"), of_both("v"), added)
 
     @torch.no_grad()
     @full_float32()
     def _assigned(self, x_global: Tensor, x_long: Tensor, structure: Structure) -> Tensor:
-        """The global token of its example that each long one is nearest to, int64 [B, N]; in full
-        float32, or rounding decides."""
+        """The global token that each long one is nearest to, int64 [B, N]; in full float32, or
+        rounding decides."""
         number = structure.spans.size(1)
         q, k = (
             linear(*(at_least_float32(t) for t in (x, projection.weight, projection.bias)))
@@ -395,13 +377,9 @@ class GlobalLocalAttention(nn.Module):
         first: int = 0,
         order: Tensor | None = None,
     ) -> Iterator[Part]:
-        """What queries find in each of several ranges of key slots, all of one label.
-
-        Args:
-            lo, hi: of each query, int64 [B, G or N, R].
-            first: the slot of the first query: long ones stand behind global ones.
-            order: the key at each slot, int64 [B, M]; None: keys as they are.
-        """
+        """What queries find in each of R ranges [B, G or N, R] of key slots, all of one label.
+        ``first`` is the slot of the first query (long ones stand behind global ones); ``order``
+        is the key at each slot, int64 [B, M], None: keys as they are."""
         number, several = lo.shape[1:]
         asked, keys = number * several, given.k.size(2)
         slots = max(first + asked, keys)  # each query R times; kernels want as many keys
@@ -422,8 +400,8 @@ class GlobalLocalAttention(nn.Module):
             yield each, of_each + given.added[..., label]
 
     def _ranges_of_long(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """The ranges of keys that long tokens see besides their nearest neighbours, [B, N], and
-        their labels: the global tokens of each and those between them, and distances from k on."""
+        """The ranges of keys [B, N] that long tokens see besides their nearest neighbours, and
+        their labels: own global tokens, those between them, and distances from k on."""
         after, high = structure.global_bounds
         for mine in structure.mine.unbind(-1):
             if not self.hard_long:
@@ -507,15 +485,8 @@ class GlobalLocalAttention(nn.Module):
 
 
 def _attended(logits: Tensor, v: Tensor, hidden: Tensor, rate: float, length: int) -> Part:
-    """Values and log-sum-exps of blocks of queries, put together.
-
-    Args:
-        logits: [B, H, blocks, queries, keys].
-        v: [B, H, blocks, keys, E].
-        hidden: bool, as logits.
-        rate: of dropout.
-        length: queries that there are.
-    """
+    """Values and log-sum-exps of ``length`` queries, which come in blocks: logits and ``hidden``
+    [B, H, blocks, queries, keys], v [B, H, blocks, keys, E]; ``rate`` is dropout's."""
     logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min)  # -inf has no gradient
     if not logits.numel():  # no global token
         return v.flatten(2, 3)[:, :, :length], logits.sum(-1).flatten(2, 3)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.data.structure import Outline, nothing
@@ -53,15 +54,12 @@ class DocumentStructure:
 
     def check(self, outline: Outline, question: int, paragraphs: int, most: int) -> None:
         """Refuse what takes more than ``most`` global tokens (0: any number), or has candidates
-        that nothing stands for.
+        that nothing stands for; raises ValueError.
 
         Args:
             outline: as :meth:`read` returns it.
             question: Q, with ``<s>`` and ``</s>``.
             paragraphs: that are read.
-
-        Raises:
-            ValueError: saying what is allowed.
         """
         if self.flat and outline.candidates:
             raise ValueError(
@@ -82,8 +80,8 @@ class DocumentStructure:
         dictionary: Dictionary,
     ) -> GlobalTokens:
         """The global tokens of a question and its document: one for ``<s>`` of the question, or
-        one for each candidate instead, then one for each token of the question, and then for each
-        paragraph one for it and one for each of its sentences.
+        one for each candidate instead; one for each token of the question; and for each paragraph
+        one for it and one for each of its sentences.
 
         Args:
             question: ``<s> question </s>``, int64 [Q].
@@ -120,11 +118,13 @@ class DocumentStructure:
         )
 
     def batch(self, rows: Sequence[GlobalTokens], pad: int) -> dict[str, Tensor]:
-        """Global tokens of B questions, by the names of their fields, with padding behind:
-        ``words`` of ``pad``, and spans without a token."""
+        """Global tokens of B questions by their fields; padding is ``pad``, or an empty span."""
         most = max(row.spans.size(1) for row in rows)
         # pad_sequence lengthens the first dimension alone
-        wide = [row._replace(spans=_widened(row.spans, most)) for row in rows]
+        wide = [
+            row._replace(spans=functional.pad(row.spans, (0, 0, 0, most - row.spans.size(1))))
+            for row in rows
+        ]
         fill = {"words": pad}
         return {
             name: pad_sequence([getattr(row, name) for row in wide], True, fill.get(name, 0))
@@ -132,13 +132,8 @@ class DocumentStructure:
         }
 
 
-def _widened(spans: Tensor, most: int) -> Tensor:
-    return torch.nn.functional.pad(spans, (0, 0, 0, most - spans.size(1)))
-
-
 def _mentions(outline: Outline, before: int) -> Tensor:
-    """The mentions of each candidate, rising, in a long input where some tokens stand before the
-    document: int64 [C, K, 2]."""
+    """The mentions of each candidate, rising, ``before`` tokens behind: int64 [C, K, 2]."""
     of_each = [
         outline.mentions[outline.mentions[:, 0] == number, 1:]
         for number in range(outline.candidates)

@@ -1,6 +1,7 @@
-"""``--criterion etc_keyphrases``: keyphrases among a page's n-grams (Ainslie et al. 2020), and
-OpenKP's scores of them."""
+"""Task and criterion ``etc_keyphrases``: keyphrases among the n-grams of web pages (Ainslie et al.
+2020: OpenKP), and OpenKP's scores of them."""
 
+import logging
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,17 @@ import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
+from fairseq.tasks import register_task
 from torch import Tensor
 
+from fairseq_clusterformer.data.stored import load_dictionary, shard_of
 from fairseq_clusterformer.models.options import option
+from fairseq_clusterformer.tasks.own_models import DataOptions, OwnModels
+
+from .keyphrases_model import ETCKeyphrases
+from .pages import PageData, PageDataset
+
+logger = logging.getLogger(__name__)
 
 DEPTHS = (1, 3, 5)
 SCORES = tuple(f"{name}_at_{k}" for k in DEPTHS for name in ("precision", "recall", "f1"))
@@ -20,13 +29,13 @@ SCORES = tuple(f"{name}_at_{k}" for k in DEPTHS for name in ("precision", "recal
 def best_keyphrases(
     logits: Tensor, words: Sequence[str], most: int = 5
 ) -> list[tuple[str, float]]:
-    """The best distinct phrases in lower case, each with the largest of its logits.
+    """The best distinct phrases in lower case, ``most`` or fewer, each with the largest of its
+    logits.
 
     Args:
         logits: of n-grams, [n, W]: row i has those of i + 1 words, by their first word; -inf
             where there is none.
         words: of the page; as many as W, or more.
-        most: phrases.
     """
     found: dict[str, float] = {}
     scores, order = logits.flatten().sort(descending=True, stable=True)
@@ -39,15 +48,10 @@ def best_keyphrases(
 
 
 def keyphrase_scores(found: Sequence[str], gold: Collection[str]) -> dict[str, float]:
-    """Return ``precision_at_K``, ``recall_at_K`` and ``f1_at_K`` of one page, from 0 to 1, for K
-    of :data:`DEPTHS`.
-
-    Phrases are equal if they are so in lower case; repeated ones count once. Precision at K is
-    over K phrases even where fewer are found; the most likely one comes first.
-
-    Raises:
-        ValueError: if ``gold`` has no phrase.
-    """
+    """``precision_at_K``, ``recall_at_K`` and ``f1_at_K`` of one page, from 0 to 1, for K of
+    :data:`DEPTHS`. Phrases are equal if they are so in lower case; repeated ones count once.
+    Precision at K is over K phrases even where fewer are found, the most likely first. Raises
+    ValueError if ``gold`` has no phrase."""
     right, found = ([" ".join(p.lower().split()) for p in phrases] for phrases in (gold, found))
     right = set(right) - {""}
     if not right:
@@ -79,10 +83,10 @@ def phrase_nll(logits: Tensor, phrases: Tensor, first: Tensor, place: str) -> Te
     flat = logits.flatten(1)
     if place == "max":
         row = torch.arange(logits.size(1), device=first.device).unsqueeze(-1)
-        group = (row * width + first).flatten(1)
+        group = (row * width + first).flatten(1)  # of equal n-grams, the place of the first
         flat = torch.full_like(flat, -torch.inf).scatter_reduce(1, group, flat, "amax")
     some = phrases[..., 1] > 0
-    right = (phrases[..., 1] - 1) * width + phrases[..., 0]
+    right = (phrases[..., 1] - 1) * width + phrases[..., 0]  # places in `flat`
     of_each = flat.gather(1, right.masked_fill(~some, 0)).masked_fill(~some, 0.0)
     number = some.sum(1)
     loss = flat.logsumexp(1) - of_each.sum(1) / number.clamp(min=1)
@@ -103,26 +107,18 @@ class ETCKeyphrasesLossConfig(FairseqDataclass):
 
 @register_criterion("etc_keyphrases", dataclass=ETCKeyphrasesLossConfig)
 class ETCKeyphrasesLoss(FairseqCriterion):
-    """One softmax over all n-grams of a page; see :func:`phrase_nll`.
-
-    Validation also logs precision, recall and F1 of the best 1, 3 and 5 phrases in percent, means
-    over the pages whose keyphrases are known, as OpenKP's script counts them.
-
-    Raises:
-        ValueError: another task than ``etc_keyphrases``.
-    """
+    """One softmax over all n-grams of a page; see :func:`phrase_nll`. Validation also logs F1,
+    precision and recall of the best 1, 3 and 5 phrases in percent, means over the pages whose
+    keyphrases are known. Raises ValueError for another task than ``etc_keyphrases``."""
 
     def __init__(self, task, phrase_loss: str):
         super().__init__(task)
         if not hasattr(task.cfg, "max_nodes"):
-            raise ValueError(
-                f"--criterion is etc_keyphrases, and --task {task.cfg._name}; allowed: "
-                "etc_keyphrases"
-            )
+            given = f"--criterion is etc_keyphrases, and --task {task.cfg._name}"
+            raise ValueError(f"{given}; allowed: etc_keyphrases")
         self.phrase_loss = phrase_loss
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
-        """The loss, the pages with a keyphrase, and what to log."""
         logits, _ = model(**sample["net_input"])
         target = sample["target"]
         loss = phrase_nll(logits, target["phrases"], target["first"], self.phrase_loss)
@@ -169,3 +165,57 @@ class ETCKeyphrasesLoss(FairseqCriterion):
     def logging_outputs_can_be_summed() -> bool:
         """All of them are sums."""
         return True
+
+
+@dataclass
+class ETCKeyphrasesTaskConfig(DataOptions):
+    """Options; the defaults are the paper's."""
+
+    max_positions: int = option(
+        4096, "most tokens of a page, which is cut between words", at_least=1
+    )
+    max_nodes: int = option(512, "most nodes of a page, which is cut behind them", at_least=1)
+
+
+@register_task("etc_keyphrases", dataclass=ETCKeyphrasesTaskConfig)
+class ETCKeyphrasesTask(OwnModels):
+    """Pages, and the phrases in them that say what they are about."""
+
+    name, model, criterion = "etc_keyphrases", ETCKeyphrases, ETCKeyphrasesLoss
+
+    @classmethod
+    def setup_task(cls, cfg: ETCKeyphrasesTaskConfig, **kwargs):
+        """Read the dictionary."""
+        dictionary = load_dictionary(cfg.data, "clusterformer prepare keyphrases")
+        logger.info(f"{len(dictionary)} symbols")
+        return cls(cfg, dictionary)
+
+    def load_dataset(
+        self, split: str, combine: bool = False, epoch: int = 1, **kwargs
+    ) -> PageDataset:
+        """Load "train", "valid" or "test", and log what is cut. Pages that lose all their
+        keyphrases are left out of training, as in the paper. Raises FileNotFoundError or
+        ValueError: files that are missing or do not fit together, or no page to train on."""
+        in_training = split == self.cfg.train_subset
+        data = PageData(shard_of(self.cfg.data, epoch), split)
+        dataset = PageDataset(
+            data,
+            self.dictionary,
+            split=split,
+            max_positions=self.cfg.max_positions,
+            max_nodes=self.cfg.max_nodes,
+            only_with_phrases=in_training,
+            shuffle=not self.cfg.no_shuffle,
+        )
+        options = f"--max-positions {self.cfg.max_positions}, --max-nodes {self.cfg.max_nodes}"
+        if dataset.cut:
+            logger.info(f"{split}: {dataset.cut} of {len(data)} pages are cut ({options})")
+        if lost := len(data) - len(dataset):
+            logger.info(f"{split}: {lost} pages are left out, which have no keyphrase (left)")
+        if not len(dataset):
+            raise ValueError(
+                f"{split} of {self.cfg.data}: no page has a keyphrase left ({options}); allowed: "
+                "one or more"
+            )
+        self.datasets[split] = dataset
+        return dataset

@@ -105,13 +105,8 @@ class PhraseHead(nn.Module):
 
     def forward(self, states: Tensor, words: Tensor, num_words: Tensor) -> Tensor:
         """Logits, [B, 5, W]: row i has those of n-grams of i + 1 words, by their first word; -inf
-        where there is none.
-
-        Args:
-            states: of tokens, [B, N, D]; 0 for padding.
-            words: the word of each token, int64 [B, N].
-            num_words: int64 [B]; the largest is W.
-        """
+        where there is none. Of tokens' states [B, N, D], 0 for padding, and words, int64 [B, N];
+        W is the largest of ``num_words``, int64 [B]."""
         number = int(num_words.max())
         # a width that no page has words for has a gradient too, of 0
         room = max(number, MOST_WORDS)
@@ -143,10 +138,8 @@ class ETCKeyphrases(ETCModel):
     @classmethod
     def check(cls, args, task) -> None:
         if args.clusters:
-            raise ValueError(
-                f"--clusters is {args.clusters}; allowed: 0 for keyphrases, where global tokens "
-                "stand for nodes of the page"
-            )
+            allowed = "0 for keyphrases, where global tokens stand for nodes of the page"
+            raise ValueError(f"--clusters is {args.clusters}; allowed: {allowed}")
 
     def forward(
         self, src_tokens: Tensor, page: dict[str, Tensor]
@@ -154,15 +147,11 @@ class ETCKeyphrases(ETCModel):
         """Rate the n-grams of pages.
 
         Args:
-            src_tokens: int64 [B, N], with padding behind.
-            page: see :func:`~fairseq_clusterformer.etc.page_dataset.batch_of_pages`.
+            src_tokens: int64 [B, N], with padding behind, else ValueError.
+            page: see :func:`~fairseq_clusterformer.etc.pages.batch_of_pages`.
 
         Returns:
-            Logits, [B, 5, W], see :class:`PhraseHead`; and the layers' ``reports``, of which there
-            are none.
-
-        Raises:
-            ValueError: padding before a token.
+            Logits, [B, 5, W], see :class:`PhraseHead`; and the layers' ``reports``: none.
         """
         states = self.encoded(src_tokens, page)
         padding = src_tokens.eq(self.encoder.dictionary.pad()).unsqueeze(-1)

@@ -4,6 +4,7 @@
 import copy
 import re
 from functools import partial
+from pathlib import Path
 
 import torch
 from fairseq.models import register_model, register_model_architecture
@@ -12,11 +13,12 @@ from torch import Tensor
 from fairseq_clusterformer.models.checkpoints import CheckpointError, read_checkpoint
 from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel, fingerprint
 from fairseq_clusterformer.models.options import set_sizes
-from fairseq_clusterformer.models.roberta import check_words
+from fairseq_clusterformer.models.pretrained import check_words, folder_tensors, renamed
 
 from .encoder import SIZES, ETCEncoder, ETCOptions
 
 _OPTION = "--lift"
+_FITTING = "an encoder of the same sizes and words, with a norm of its embeddings"
 _WORDS, _TYPES, _CENTROIDS = "embed_tokens.weight", "embed_types.weight", "centroids"
 #: parts of other models that have no place in the encoder
 _LEFT_OUT = ("embed_positions.", "lm_head.", "classification_heads.", "contrast.", "version")
@@ -40,7 +42,6 @@ class ETCModel(EncoderOnlyModel):
 
     @classmethod
     def build_encoder(cls, args, task) -> ETCEncoder:
-        """The encoder that the options name."""
         return ETCEncoder(args, task.source_dictionary)
 
     def load_initial_weights(self) -> None:
@@ -48,7 +49,8 @@ class ETCModel(EncoderOnlyModel):
         cannot be read, or that does not fit."""
         if not self.args.lift:
             return
-        given = read_checkpoint(_OPTION, self.args.lift)
+        is_folder = Path(self.args.lift).is_dir()
+        given = self._folder() if is_folder else read_checkpoint(_OPTION, self.args.lift)
         try:
             self.encoder.load_state_dict(self._lifted(given))
         except KeyError as error:
@@ -56,10 +58,15 @@ class ETCModel(EncoderOnlyModel):
         except RuntimeError as error:  # torch names what is of another size in its second line
             raise self._error(str(error).splitlines()[1].strip()) from None
 
-    def _error(self, problem: str, allowed: str = "") -> CheckpointError:
-        allowed = (
-            allowed or "an encoder of the same sizes and words, with a norm of its embeddings"
-        )
+    def _folder(self) -> dict:
+        """A folder of BERT's form as a checkpoint; its first type is added to each word."""
+        words = self.encoder.dictionary
+        found, _ = folder_tensors(self.args.lift, _OPTION, words, self.args)
+        types = found.pop("encoder.embed_types.weight")
+        found["encoder.embed_tokens.weight"] += types[0]
+        return {"model": found | {"vocabulary": fingerprint(words)}}
+
+    def _error(self, problem: str, allowed: str = _FITTING) -> CheckpointError:
         return CheckpointError(f"{_OPTION} is {self.args.lift}: {problem}; allowed: {allowed}")
 
     def _lifted(self, given: dict) -> dict[str, Tensor]:
@@ -86,37 +93,17 @@ class ETCModel(EncoderOnlyModel):
         return own
 
 
-def renamed(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters of an encoder by today's names, without "encoder." in front. RoBERTa was released
-    with other names, and with queries, keys and values as one."""
-    found = {}
-    for name, tensor in given.items():
-        short = re.sub(r"^decoder\.(?=sentence_encoder|lm_head)", "encoder.", name)
-        short = short.removeprefix("encoder.").removeprefix("sentence_encoder.")
-        short = short.replace("emb_layer_norm.", "layernorm_embedding.")
-        if "in_proj_" in short:
-            for which, part in zip("qkv", tensor.chunk(3), strict=True):
-                found[short.replace("in_proj_", f"{which}_proj.")] = part
-        else:
-            found[short] = tensor
-    return found
-
-
 def lifted(
     given: dict[str, Tensor], mine: dict[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The parameters of a dense encoder as those of an ETC encoder, one by one: queries, keys and
-    values go to every copy of theirs, norms to both streams, words and feed-forward layers as
-    they are. Positions have no place here, and labels and types start anew: where these are 0 and
-    the radius covers the text, the encoder is the dense one, except for the epsilon of the norm
-    behind words that a dense encoder scales. Parameters of another ETC encoder stay as they are;
-    centroids start anew where it has none.
+    """The parameters of a dense encoder as those of an ETC encoder, and the names of what was not
+    used; raises KeyError for what ``given`` has no tensor for.
 
-    Returns:
-        The parameters, and the names of what was not used.
-
-    Raises:
-        KeyError: what ``given`` has no tensor for.
+    Queries, keys and values go to every copy of theirs, norms to both streams, words and
+    feed-forward layers as they are. Positions have no place, and labels and types start anew:
+    where these are 0 and the radius covers the text, the encoder is the dense one, except for the
+    epsilon of the norm behind words that a dense encoder scales. Parameters of another ETC encoder
+    stay as they are; centroids start anew where it has none.
     """
     result, used, same = {}, set(), _TYPES in given
     for name, tensor in mine.items():
@@ -141,7 +128,7 @@ _DENSE = {
 
 
 def _dense_name(name: str) -> str:
-    """The name in a dense encoder of what an ETC parameter is lifted from."""
+    """What a dense encoder calls what an ETC parameter is lifted from."""
     for pattern, dense in _DENSE.items():
         name = re.sub(pattern, dense, name)
     return name

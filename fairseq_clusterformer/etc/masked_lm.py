@@ -39,10 +39,8 @@ class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
     def check(cls, args, task) -> None:
         parts = getattr(getattr(task, "cfg", None), "parts", "none")
         if args.clusters and parts != "none":
-            raise ValueError(
-                f"--clusters is {args.clusters}, and --parts {parts}; allowed: --parts none, or "
-                "--clusters 0"
-            )
+            given = f"--clusters is {args.clusters}, and --parts {parts}"
+            raise ValueError(f"{given}; allowed: --parts none, or --clusters 0")
 
     def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
         """As fairseq's; the two maps are left out where the task hides no parts."""
@@ -59,8 +57,8 @@ class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
         masked_tokens: Tensor | None = None,
         parts: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, dict]:
-        """As its parent's. With ``parts``, as `MaskedParts` has them, also "contrast": what the S
-        hidden parts should be like, and what they are, both [S, D]. Without: fixed blocks."""
+        """As its parent's. With ``parts`` of `MaskedParts` (None: fixed blocks), also "contrast":
+        what the S hidden parts should be like, and what they are, both [S, D]."""
         if parts is None:
             return super().forward(src_tokens, masked_tokens=masked_tokens)
         streams = self.read(src_tokens, parts)
@@ -71,7 +69,7 @@ class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
         return self.lm_head(streams.of_long, masked_tokens), extra
 
     def read(self, src_tokens: Tensor, parts: dict[str, Tensor]) -> Streams:
-        """What the encoder makes of documents with their parts; see `forward`."""
+        """The encoder's states of documents with their parts; see `forward`."""
         words = self.encoder.dictionary
         structure = Structure(
             parts["spans"],

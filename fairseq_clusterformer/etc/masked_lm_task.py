@@ -1,26 +1,104 @@
-"""``--task etc_masked_lm``: ETC's pre-training (Ainslie et al. 2020) on documents of sentences."""
+"""Task and criterion ``etc_masked_lm``: ETC's pre-training (Ainslie et al. 2020) on documents of
+sentences."""
 
 import logging
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
+from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
+from fairseq_clusterformer.criterions.clustering_losses import weight
 from fairseq_clusterformer.data.stored import load_dictionary, shard_of
 from fairseq_clusterformer.data.subwords import texts_of
-from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
-from fairseq_clusterformer.etc.masked_lm_loss import ETCMaskedLMLoss
-from fairseq_clusterformer.etc.masked_parts import PARTS, MaskedParts
 from fairseq_clusterformer.models.options import option
+from fairseq_clusterformer.precision import at_least_float32
 from fairseq_clusterformer.tasks.own_models import OwnModels
 
+from .masked_lm import ETCMaskedLM
+from .masked_parts import PARTS, MaskedParts
+
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ETCMaskedLMLossConfig(FairseqDataclass):
+    """The paper's weights (section 4.1)."""
+
+    words_weight: float = weight(0.8, "weight of the words' loss")
+    parts_weight: float = weight(0.2, "weight of the hidden parts' loss")
+
+
+@register_criterion("etc_masked_lm", dataclass=ETCMaskedLMLossConfig)
+class ETCMaskedLMLoss(FairseqCriterion):
+    """Cross-entropy of guessed words, and InfoNCE (van den Oord et al. 2018) of hidden parts.
+
+    Each hidden part is to be recognised among those of the batch, by the dot product of what its
+    context expects and what it is, over sqrt(D). Both losses are means, so that the weights mean
+    the same in any batch.
+    """
+
+    def __init__(self, task, words_weight: float, parts_weight: float):
+        super().__init__(task)
+        self.words_weight, self.parts_weight = words_weight, parts_weight
+        self.pad = task.target_dictionary.pad()
+
+    def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
+        masked = sample["target"].ne(self.pad)
+        logits, extra = model(**sample["net_input"], masked_tokens=masked)
+        target, size = sample["target"][masked], max(int(masked.sum()), 1)
+        words = cross_entropy(at_least_float32(logits), target, reduction="sum")
+        log = {
+            "loss": words.detach(),
+            "sample_size": size,
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["nsentences"],
+        }
+        total = self.words_weight * words
+        if "contrast" in extra:
+            expected, actual = map(at_least_float32, extra["contrast"])
+            alike = expected @ actual.T * expected.size(-1) ** -0.5
+            own = torch.arange(len(alike), device=alike.device)
+            parts = cross_entropy(alike, own, reduction="sum")
+            total = total + self.parts_weight * size * parts / max(len(own), 1)
+            log |= {
+                "parts_loss": parts.detach(),
+                # a tensor in each worker, also of no part: fairseq adds up numbers apart
+                "parts_right": (alike.argmax(-1) == own).sum() if len(own) else own.sum(),
+                "parts": len(own),
+            }
+        return total, size, log
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict]) -> None:
+        """Log ``loss`` in bits a guessed word, ``ppl``, and of hidden parts ``parts_loss`` in bits
+        and the share that are recognised, ``parts_accuracy``."""
+
+        def total(name: str) -> float:
+            return sum(log.get(name, 0) for log in logging_outputs)
+
+        size, parts = total("sample_size"), total("parts")
+        metrics.log_scalar("loss", total("loss") / size / math.log(2), size, round=3)
+        metrics.log_derived("ppl", lambda meters: 2 ** meters["loss"].avg)
+        if parts:
+            metrics.log_scalar(
+                "parts_loss", total("parts_loss") / parts / math.log(2), parts, round=3
+            )
+            metrics.log_scalar("parts_accuracy", total("parts_right") / parts, parts, round=3)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """They can."""
+        return True
 
 
 @dataclass
@@ -72,10 +150,9 @@ class ETCMaskedLMTask(OwnModels):
     def setup_task(cls, cfg: ETCMaskedLMTaskConfig, **kwargs):
         """Read the dictionary; raises ValueError for an option that is not allowed."""
         if cfg.leave_unmasked_prob + cfg.random_token_prob > 1:
-            raise ValueError(
-                f"--random-token-prob is {cfg.random_token_prob}, and --leave-unmasked-prob "
-                f"{cfg.leave_unmasked_prob}; allowed: a sum of 1 or less"
-            )
+            given = f"--random-token-prob is {cfg.random_token_prob}"
+            given += f", and --leave-unmasked-prob {cfg.leave_unmasked_prob}"
+            raise ValueError(f"{given}; allowed: a sum of 1 or less")
         dictionary = load_dictionary(cfg.data, "clusterformer prepare lm text --sentences")
         dictionary.add_symbol("<mask>")
         return cls(cfg, dictionary)
@@ -83,20 +160,16 @@ class ETCMaskedLMTask(OwnModels):
     def load_dataset(
         self, split: str, combine: bool = False, epoch: int = 1, **kwargs
     ) -> MaskedParts:
-        """Load "train", "valid" or "test", and log what is left out.
-
-        Raises:
-            FileNotFoundError, ValueError: no such split, or none with a word.
-        """
+        """Load "train", "valid" or "test", and log what is left out; raises FileNotFoundError or
+        ValueError: no such split, or none with a word."""
         path = shard_of(self.cfg.data, epoch) / split
         lines = data_utils.load_indexed_dataset(str(path), self.dictionary, combine=combine)
         if lines is None:
             raise FileNotFoundError(f"{path}.idx: no such file; allowed: a split of DATA")
+        made_by = "clusterformer prepare lm text --sentences"
         if not (lines.sizes == 1).any():
-            raise ValueError(
-                f"{path} has no empty line, which ends a document; allowed: a folder that "
-                "`clusterformer prepare lm text --sentences` made"
-            )
+            problem = "has no empty line, which ends a document"
+            raise ValueError(f"{path} {problem}; allowed: a folder that `{made_by}` made")
         dataset = self._in_rows(
             lines,
             most=self.cfg.tokens_per_sample,
@@ -141,8 +214,8 @@ class ETCMaskedLMTask(OwnModels):
         return begins
 
     def document(self, sentences: list[Tensor]) -> dict:
-        """What the model reads of one document, of any length, with nothing hidden; of the words
-        of each sentence, int64 [n]."""
+        """What the model reads of one document of any length, with nothing hidden; ``sentences``
+        are their words, int64 [n] each."""
         lines = Lines(torch.cat([x, x.new_tensor([self.dictionary.eos()])]) for x in sentences)
         most = sum(map(len, lines))
         rows = self._in_rows(lines, most=most, most_parts=most, hidden_parts=0, guessed=0)
@@ -162,4 +235,4 @@ class Lines(list):
 
     @property
     def sizes(self) -> np.ndarray:
-        return np.array([len(item) for item in self])
+        return np.array(list(map(len, self)))

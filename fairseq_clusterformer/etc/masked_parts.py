@@ -45,15 +45,9 @@ def pieces_of(
 
 
 def packed(tokens: np.ndarray, parts: np.ndarray, most: int, most_parts: int) -> list[list[int]]:
-    """Rows of short pieces: each, the longest first, joins the row that it fills best among those
-    that surely have room for its parts.
-
-    Args:
-        tokens, parts: of each piece, int [n], ``most`` and ``most_parts`` or less.
-
-    Returns:
-        Numbers of pieces for each row, rising.
-    """
+    """Rows of short pieces, numbers rising: each piece, the longest first, joins the row that it
+    fills best among those that surely have room for its parts. ``tokens`` and ``parts`` of each
+    piece, int [n], are ``most`` and ``most_parts`` or less."""
     rows: list[list[int]] = []
     # by powers of 2 of the parts that are left: tokens that are left, parts that are, and the row
     free: list[list[tuple[int, int, int]]] = [[] for _ in range(most_parts.bit_length() + 1)]
@@ -81,8 +75,8 @@ class MaskedParts(BySize):
     """Rows of documents' parts. A row holds one piece of a long document, or several short ones,
     which do not see each other.
 
-    In a share of the parts, all tokens are hidden. The model is to recognise these parts by their
-    global tokens. In the other parts, a share of the words is guessed. By default, of 10 of their
+    In a share of the parts, all tokens are hidden; the model is to recognise these parts by their
+    global tokens. In the others, a share of the words is guessed. By default, of 10 of their
     tokens 8 are hidden, 1 becomes another word and 1 stays. What is hidden differs between epochs.
 
     Args:
@@ -94,7 +88,10 @@ class MaskedParts(BySize):
         parts: of :data:`PARTS`: each line is one, or each ``block`` tokens, or there are none.
         hidden_parts, guessed: shares of the parts, and of the words.
         kept, replaced: shares of the guessed tokens that stay, and that become another word.
-        seed: of all that is drawn.
+
+    Attributes:
+        left_out: lines of documents that are too short.
+        lost: tokens of lines that are too long for a row.
     """
 
     shuffle = True
@@ -127,10 +124,8 @@ class MaskedParts(BySize):
         most_lines = most_parts if parts == "sentences" else len(self._lengths)
         self.pieces = pieces_of(self._lengths, most, most_lines, least_lines)
         self._tokens = np.array([self._lengths[slice(*piece)].sum() for piece in self.pieces], int)
-        left_out = (self._lengths > 0).sum() - sum(last - first for first, last in self.pieces)
-        #: lines of documents that are too short
-        self.left_out = int(left_out)
-        #: tokens of lines that are too long for a row
+        used = sum(last - first for first, last in self.pieces)
+        self.left_out = int((self._lengths > 0).sum()) - used
         self.lost = int((np.asarray(lines.sizes) - 1 - self._lengths).sum())
         counts = np.array([len(self._ends(piece)) for piece in range(len(self.pieces))], int)
         self.rows = packed(self._tokens, counts.clip(min=1), most, most_parts)
@@ -157,12 +152,12 @@ class MaskedParts(BySize):
         lines = [line for piece in pieces for line in range(*self.pieces[piece])]
         tokens = torch.cat([self.lines[line][: self._lengths[line]] for line in lines]).numpy()
         examples, sizes = np.arange(len(pieces)), self._tokens[pieces]
-        first = sizes.cumsum() - sizes
+        first = sizes.cumsum() - sizes  # where each piece begins in the row
         ends = [self._ends(piece) for piece in pieces]
         starts = [np.concatenate([[0], of_piece[:-1]])[: len(of_piece)] for of_piece in ends]
         of_parts = np.repeat(examples, [len(of_piece) for of_piece in ends])
         spans = np.stack([np.concatenate(x) for x in (starts, ends)], -1).astype(int)
-        spans += first[of_parts, None]
+        spans += first[of_parts, None]  # from places in a piece to places in the row
         words, of_spans = (
             np.random.default_rng((self.seed, self.epoch, index, of)) for of in range(2)
         )  # what is guessed does not depend on what parts there are
@@ -171,7 +166,7 @@ class MaskedParts(BySize):
         for span in spans[hidden]:
             in_hidden[slice(*span)] = True
         begins = self.begins_word[tokens]
-        begins[np.cumsum([0, *self._lengths[lines[:-1]]])] = True
+        begins[np.cumsum([0, *self._lengths[lines[:-1]]])] = True  # so does every line
         shown, target = self._masked(tokens, begins, in_hidden, words)
         return {
             "id": index,
@@ -187,9 +182,9 @@ class MaskedParts(BySize):
     def _masked(
         self, tokens: np.ndarray, begins: np.ndarray, hidden: np.ndarray, draw: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What the model reads, and what it guesses, with padding for the rest; int64 [N]. Of
-        tokens, whether each begins a word, and whether it is of a hidden part, bool [N]."""
-        word = begins.cumsum() - 1
+        """What the model reads, and what it guesses (padding elsewhere), int64 [N]; of tokens,
+        whether each begins a word, and whether it is of a hidden part, bool [N]."""
+        word = begins.cumsum() - 1  # one draw a word: all its tokens are guessed, or none
         guessed = (draw.random(len(tokens)) < self.guessed)[word] & ~hidden
         change = draw.random(len(tokens))
         others = draw.integers(self.dictionary.nspecial, len(self.dictionary), len(tokens))
@@ -200,11 +195,10 @@ class MaskedParts(BySize):
         return shown, np.where(guessed, tokens, self.dictionary.pad())
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch: ``src_tokens`` and ``target``, int64 [B, N], and ``parts``: their ``spans``
-        [B, G, 2], whether they are ``hidden`` [B, G], ``long_examples`` [B, N] and
-        ``global_examples`` [B, G] (:data:`NO_EXAMPLE` for padding), and all hidden ones
-        ``alone``: rows of them, which do not see each other, as ``src_tokens`` and the same
-        fields, and where each of the S global tokens is, ``at`` int64 [S, 2]."""
+        """``src_tokens`` and ``target``, int64 [B, N], and ``parts``: their ``spans`` [B, G, 2],
+        whether each is ``hidden`` [B, G], ``long_examples`` [B, N], ``global_examples`` [B, G]
+        (:data:`NO_EXAMPLE` for padding). ``alone`` has all hidden ones as rows that do not see
+        each other, with the same fields, and where each global token is, ``at`` int64 [S, 2]."""
         if not samples:
             return {}
         alone = [tokens for sample in samples for tokens in sample["alone"]]

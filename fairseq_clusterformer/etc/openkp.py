@@ -16,6 +16,7 @@ from typing import Any
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
     Unusable,
+    check_unicode,
     convert,
     get,
     json_lines,
@@ -43,64 +44,46 @@ class PageRecord:
 
 
 def openkp(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterator[PageRecord]:
-    """Yield the record of each line. Of one address the first page is kept.
-
-    Args:
-        keep_unfound: keep pages whose keyphrases are unknown, or stand in none of their nodes.
-    """
+    """Yield the record of each line, of one address the first; with ``keep_unfound`` also of pages
+    whose keyphrases are unknown, or stand in none of their nodes."""
 
     def to_record(item: Mapping) -> PageRecord:
         record = page_record(item)
         if not keep_unfound and not phrase_places(record):
-            told = record.phrases and ", ".join(map(repr, map(" ".join, record.phrases)))
-            raise Unusable("no keyphrase in the text", f"{told or 'none'} of {record.id}")
+            known = ", ".join(map(repr, map(" ".join, record.phrases or ())))
+            raise Unusable("no keyphrase in the text", f"{known or 'none'} of {record.id}")
         return record
 
     return convert(json_lines(path, drops), to_record, drops)
 
 
 def page_record(item: Mapping) -> PageRecord:
-    """The record of one page, given as in OpenKP's files.
-
-    Raises:
-        Unusable: with what is wrong.
-    """
+    """The record of one page, given as in OpenKP's files; raises `Unusable`."""
     url, text = get(item, "url"), get(item, "text")
-    try:
-        (url + text).encode()
-    except UnicodeEncodeError as error:
-        char = error.object[error.start]
-        raise Unusable("not valid Unicode", f"{char!r} is half a character") from None
+    check_unicode(url + text)
     given = text.split(" ")
     # words that are empty, as between two blanks, are left out
     number = list(accumulate((bool(word.strip()) for word in given), initial=0))
     words = tuple(word for word in given if word.strip())
     if not words:
         raise Unusable("empty text", f"text of {url}")
-    nodes, visual = [], []
-    last = 0
+    nodes, visual, last = [], [], 0
     for place, node in enumerate(_parsed(item, "VDOM")):
+        name = f"node {place} of {url}"
         start, end = get(node, "start_idx", int), get(node, "end_idx", int)
         if start != last or not start <= end <= len(given):
-            raise Unusable(
-                "nodes that do not cover the text",
-                f"node {place} of {url} is words [{start}, {end}); allowed: from {last} to "
-                f"{len(given)} or before",
-            )
+            allowed = f"from {last} to {len(given)} or before"
+            problem = f"{name} is words [{start}, {end}); allowed: {allowed}"
+            raise Unusable("nodes that do not cover the text", problem)
         last, found = end, " ".join(given[start:end])
         if get(node, "text") != found:
-            raise Unusable(
-                "node of another text",
-                f"node {place} of {url} is {node['text'][:60]!r}, where the text has "
-                f"{found[:60]!r}",
-            )
+            problem = f"{name} is {node['text'][:60]!r}, where the text has {found[:60]!r}"
+            raise Unusable("node of another text", problem)
         nodes.append((number[start], number[end]))
-        visual.append(_visual(node, f"node {place} of {url}"))
+        visual.append(_visual(node, name))
     if last != len(given):
-        raise Unusable(
-            "nodes that do not cover the text",
-            f"the last node of {url} ends at word {last}; allowed: {len(given)}",
-        )
+        problem = f"the last node of {url} ends at word {last}; allowed: {len(given)}"
+        raise Unusable("nodes that do not cover the text", problem)
     return PageRecord(url, words, tuple(nodes), tuple(visual), _phrases(item))
 
 

@@ -29,9 +29,8 @@ def prepare(
     workers: int = 1,
     force: bool = False,
 ) -> dict | None:
-    """Prepare the files of `splits` in the folder `dest`. Returns the content of
-    ``prepared.json``, or None if `dest` has been prepared before; raises UserError for a file that
-    cannot be read, or has no page that can be used."""
+    """Prepare the files of `splits` in the folder `dest`; return what ``prepared.json`` says, or
+    None if `dest` was prepared before. Raises UserError for a file without a usable page."""
     recipe = {
         "corpus": "openkp",
         "files": {split: checksums(paths) for split, paths in splits.items()},

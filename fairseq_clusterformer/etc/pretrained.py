@@ -16,8 +16,7 @@ from fairseq_clusterformer.inference.pretrained import MaskedLanguageModel, Pret
 
 from .keyphrases import best_keyphrases
 from .openkp import VISUAL, PageRecord, page_record
-from .page_dataset import batch_of_pages
-from .pages import encode_record, page_of
+from .pages import batch_of_pages, encode_record, page_of
 
 #: a text, or a page as OpenKP's files have it
 WebPage = str | Mapping[str, Any]
@@ -52,8 +51,8 @@ class KeyphraseModel(Pretrained):
 
     @torch.no_grad()
     def keyphrases(self, page: WebPage, most: int = 5) -> list[tuple[str, float]]:
-        """The best phrases of a page in lower case, ``most`` or fewer, each with its logit; of a
-        page that is longer than those of the training, the beginning counts.
+        """The best phrases of a page in lower case, ``most`` or fewer, each with its logit; what
+        is longer than a page of the training is cut.
 
         Args:
             page: with "text" and "VDOM", as in OpenKP's files; or a text, each line of which is a
@@ -102,6 +101,5 @@ class KeyphraseModel(Pretrained):
 
 
 def _shown(page: WebPage) -> str:
-    """The beginning of it."""
     text = page if isinstance(page, str) else str(page.get("text"))
     return repr(text if len(text) <= 60 else f"{text[:60]}...")

@@ -1,8 +1,8 @@
 """``--arch etc_reader``: answers from structured documents, by ETC's encoder.
 
 The question and the document are one long input (Ainslie et al. 2020, section 4 and appendix B).
-There are global tokens for all of it, for each token of the question, for each paragraph and for
-each sentence; see :class:`~fairseq_clusterformer.etc.global_tokens.DocumentStructure`.
+Global tokens stand for all of it, for each token of the question, each paragraph and each
+sentence; see :class:`~fairseq_clusterformer.etc.global_tokens.DocumentStructure`.
 
 Shape letters: B batch, Q question tokens, N document tokens, G global tokens, S sentences,
 C candidates, D width.
@@ -75,12 +75,9 @@ class ETCReading(NamedTuple):
     question_padding: Tensor  # bool [B, 1, Q]
     document_padding: Tensor  # bool [B, N]
     reports: list[Report]  # none, for no layer clusters
-    # [B, G, D]; where global tokens stand for blocks or clusters, the first long token of each
-    # part instead
-    of_global: Tensor
+    of_global: Tensor  # [B, G, D]; of blocks or clusters, each part's first long token instead
     types: Tensor  # of the global tokens, int64 [B, G]; -1 for padding
-    # the first token of the document that each stands for, int64 [B, G]; negative in front of it
-    starts: Tensor
+    starts: Tensor  # the first document token of each, int64 [B, G]; negative in front of it
 
 
 class _LongInput(NamedTuple):
@@ -150,16 +147,16 @@ class ETCReaderEncoder(ETCEncoder):
     ) -> _LongInput:
         """The question and the document behind it, with no padding in between."""
         pad, bos = self.dictionary.pad(), self.dictionary.bos()
-        asked, told = (
+        asked, read = (  # tokens of each
             tokens.ne(pad).sum(1, keepdim=True) for tokens in (question_tokens, document_tokens)
         )
         both = torch.cat([question_tokens, document_tokens], dim=1)
-        place = torch.arange(int((asked + told).max()), device=both.device).expand(len(both), -1)
+        place = torch.arange(int((asked + read).max()), device=both.device).expand(len(both), -1)
         in_question = place < asked
         # the place in `both` of each token: behind the question, its padding is skipped
         source = torch.where(in_question, place, place - asked + question_tokens.size(1))
         source = source.clamp(max=both.size(1) - 1)
-        padding = place >= asked + told
+        padding = place >= asked + read
         tokens = both.gather(1, source).masked_fill(padding, pad)
         is_text = torch.cat([torch.zeros_like(question_tokens, dtype=torch.bool), text_mask], 1)
         types = torch.where(is_text.gather(1, source), OF_TEXT, IN_TITLE)
@@ -205,8 +202,8 @@ class ETCReaderEncoder(ETCEncoder):
 
 
 class StructureHeads(nn.Module):
-    """Linear maps, computed in float32 or more: spans from the long stream; paragraphs, types,
-    supporting sentences (if asked for) and candidates from the tokens that stand for them."""
+    """Linear maps in float32 or more: spans from the long stream; paragraphs, types, supporting
+    sentences (if asked for) and candidates from the tokens that stand for them."""
 
     def __init__(self, embed_dim: int, *, supporting: bool):
         super().__init__()
@@ -251,8 +248,7 @@ class StructureHeads(nn.Module):
 
 
 def _chosen(logits: Tensor, chosen: Tensor) -> Tensor:
-    """Of [B, G, 1] those that are chosen, bool [B, G], in their order; -inf where a row has no
-    more."""
+    """Those of [B, G, 1] that are chosen, bool [B, G], in order; -inf where a row has no more."""
     most = int(chosen.sum(1).max())
     order = (~chosen).byte().argsort(dim=1, stable=True)[:, :most]
     found = logits.squeeze(-1).masked_fill(~chosen, -torch.inf)
@@ -306,13 +302,9 @@ class ETCReader(ETCModel, ReaderModel):
         text_mask: Tensor | None = None,
         structure: dict[str, Tensor] | None = None,
     ) -> tuple[StructureLogits, dict[str, Any]]:
-        """Answer questions from a document each; as `ClusterformerReader.forward`.
-
-        Args:
-            structure: the global tokens, as
-                :meth:`~fairseq_clusterformer.etc.global_tokens.DocumentStructure.batch` has them;
-                None: one for each paragraph, and none for sentences.
-        """
+        """As `ClusterformerReader.forward`. ``structure`` is the global tokens, as
+        :meth:`~fairseq_clusterformer.etc.global_tokens.DocumentStructure.batch` has them; None:
+        one for each paragraph, and none for sentences."""
         text = document_tokens.ne(self.encoder.dictionary.bos())
         if text_mask is not None:
             text = text & text_mask

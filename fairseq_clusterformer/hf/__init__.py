@@ -32,6 +32,7 @@ from .encoders import (
     ClusterformerForSequenceClassification,
     ClusterformerModel,
 )
+from .folder import KINDS
 from .reader import ClusterformerForQuestionAnswering
 from .tokenizer import ClusterformerTokenizer
 from .translation import ClusterformerForConditionalGeneration
@@ -52,12 +53,5 @@ transformers.utils.import_utils.is_torchaudio_available.cache_clear()
 no_progress_bars = transformers.utils.logging.disable_progress_bar
 transformers.AutoConfig.register(ClusterformerConfig.model_type, ClusterformerConfig)
 transformers.AutoTokenizer.register(ClusterformerConfig, tokenizer_class=ClusterformerTokenizer)
-for _model in (
-    ClusterformerModel,
-    ClusterformerForCausalLM,
-    ClusterformerForConditionalGeneration,
-    ClusterformerForMaskedLM,
-    ClusterformerForQuestionAnswering,
-    ClusterformerForSequenceClassification,
-):
+for _model in (ClusterformerModel, *KINDS.values()):
     getattr(transformers, _model.auto).register(ClusterformerConfig, _model)

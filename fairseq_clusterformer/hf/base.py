@@ -34,6 +34,12 @@ _REFUSED = {
 class ClusterformerPreTrainedModel(PreTrainedModel):
     """A fairseq model in ``model``, whose parameters have fairseq's names behind ``model.``.
 
+    Arguments that every ``forward`` takes, documented here alone: ``input_ids`` int64 [B, N];
+    ``attention_mask`` [B, N], 1 at real tokens (None: all but the padding symbol);
+    ``position_ids``, from 0 in each row; ``output_hidden_states`` to return the input and each
+    layer's output too, [B, N, D] each; ``return_dict=False`` for a tuple. An argument that says
+    something and is not read raises ValueError.
+
     Attributes:
         families: of architectures that the class is for.
         auto: the Auto class that loads it.
@@ -187,7 +193,6 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         return documents
 
     def _wants_states(self, output_hidden_states: bool | None) -> bool:
-        """Whether the input and each layer's output are to be returned."""
         return bool(output_hidden_states or self.config.output_hidden_states)
 
     def _decoded(

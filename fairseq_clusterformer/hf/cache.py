@@ -7,14 +7,8 @@ from transformers import Cache
 
 
 class ClusterformerCache(Cache):
-    """What a decoder keeps from token to token: rings of W keys and values for each cluster.
-
-    Its size is bounded however long the text, except for layers of the kind full.
-
-    Attributes:
-        state: of fairseq's modules, by their names; the batch comes first in each tensor.
-        tokens: how many were seen, padding included.
-    """
+    """What a decoder keeps from token to token: rings of W keys and values for each cluster. Its
+    size is bounded however long the text, except for layers of the kind full."""
 
     def __init__(self):
         super().__init__(layers=[])
@@ -22,8 +16,9 @@ class ClusterformerCache(Cache):
 
     def reset(self) -> None:
         """Forget everything."""
+        #: of fairseq's modules, by their names; the batch comes first in each tensor
         self.state: dict[str, dict[str, Tensor | None]] = {}
-        self.tokens = 0
+        self.tokens = 0  # how many were seen, padding included
 
     @property
     def num_bytes(self) -> int:

@@ -33,24 +33,17 @@ class ClusterformerForCausalLM(GeneratingModel):
         logits_to_keep: int | Tensor = 0,
         **kwargs,
     ) -> CausalLMOutputWithPast | tuple:
-        """Logits of the next token.
+        """Logits of the next token [B, N, vocabulary]; labels are shifted here by one.
 
         Args:
-            input_ids: int64 [B, N]; with ``cache`` the tokens after those it holds.
-            attention_mask: 1 at real tokens, [B, N], with ``cache`` of all tokens so far; None:
-                all but the padding symbol are real.
-            position_ids: int64 [1 or B, N], each row's from 0; those of packed documents begin
-                again at each, which is then read as a row of its own. Anything at padding.
-            cache: what an earlier call returned, which is used up.
-            labels: int64 [B, N], -100 where there is no loss; shifted here by one.
+            attention_mask: with ``cache`` of all tokens so far.
+            position_ids: [1 or B, N]; those of packed documents begin again at each, which is
+                then read as a row of its own.
+            cache: what an earlier call returned, which is used up; ``input_ids`` follow it.
+            labels: int64 [B, N], -100 where there is no loss.
             use_cache: return a cache, in evaluation: without gradients.
-            output_hidden_states: also return the input and each layer's output, [B, N, D] each;
-                not with a cache.
+            output_hidden_states: not with a cache.
             logits_to_keep: logits of the last so many tokens, or at these indices; 0: of all.
-            kwargs: ``return_dict=False`` returns a tuple; see `_begin` for what is refused.
-
-        Raises:
-            ValueError: what is refused, or a mask or positions of other tokens.
         """
         self._begin(position_ids=position_ids, **kwargs)
         if cache is None and use_cache and labels is None and not torch.is_grad_enabled():

@@ -20,47 +20,31 @@ from fairseq_clusterformer.models.options import defaults_of, set_defaults
 
 
 class ClusterformerConfig(PreTrainedConfig):
-    """A model's architecture and its options.
+    """A model's architecture and its options; ValueError for an architecture that is not known.
 
-        ClusterformerConfig(
-            architecture="clusterformer_lm_tiny",
-            options={"attention": "window(64)+taught", "decoder_layers": 4},
-            vocab_size=260,
-        )
-
-    Args:
-        architecture: as ``fairseq-train --arch`` has it.
-        options: of the model, by their names in fairseq's configuration (docs/options.md); those
-            that are missing are the architecture's.
-        task, others: what else fairseq's configuration says, for the way back.
-        form: of a classifier's texts, "text" or "joined" pairs.
-        criterion: weights of the clustering losses, such as ``{"routing_loss_weight": 0.5}``;
-            training adds these losses to the task's.
-        updates: how many the training has made.
-        vocab_size: of the input, and of the output where there is one.
-        source_vocab_size: of the encoder's input where it has a dictionary of its own.
-        max_position_embeddings: tokens of the longest text of the training.
-        languages: source and target of a translation model.
-        kwargs: see `transformers.PreTrainedConfig`.
-
-    Raises:
-        ValueError: an architecture that this version does not have.
+    ClusterformerConfig(
+        architecture="clusterformer_lm_tiny",
+        options={"attention": "window(64)+taught", "decoder_layers": 4},
+        vocab_size=260,
+    )
     """
 
     model_type = "clusterformer"
     keys_to_ignore_at_inference = ["cache", "encoder_last_hidden_state"]
 
-    architecture: str = "clusterformer_lm_tiny"
+    architecture: str = "clusterformer_lm_tiny"  # as ``fairseq-train --arch`` has it
+    #: of the model, by fairseq's names (docs/options.md); what is missing is the architecture's
     options: dict[str, Any] | None = None
-    task: dict[str, Any] | None = None
+    task: dict[str, Any] | None = None  # what else fairseq's configuration says, for the way back
+    #: weights of the clustering losses, such as {"routing_loss_weight": 0.5}, which training adds
     criterion: dict[str, Any] | None = None
-    form: str = "text"
-    others: dict[str, Any] | None = None
-    updates: int = 0
-    vocab_size: int = 260
-    source_vocab_size: int | None = None
-    max_position_embeddings: int = 1024
-    languages: list[str] | None = None
+    form: str = "text"  # of a classifier's texts, or "joined" pairs
+    others: dict[str, Any] | None = None  # as `task`
+    updates: int = 0  # of the training
+    vocab_size: int = 260  # of the input, and of the output where there is one
+    source_vocab_size: int | None = None  # of an encoder with a dictionary of its own
+    max_position_embeddings: int = 1024  # tokens of the longest text of the training
+    languages: list[str] | None = None  # source and target of a translation model
     bos_token_id: int | None = 0
     pad_token_id: int | None = 1
     eos_token_id: int | None = 2
@@ -120,13 +104,11 @@ class ClusterformerConfig(PreTrainedConfig):
 
 
 def build_model(config: ClusterformerConfig) -> BaseFairseqModel:
-    """fairseq's model with its initial values, without fairseq's task and files.
+    """fairseq's model with its initial values, without fairseq's task and files; ValueError for an
+    option that is not allowed.
 
     It is made on the CPU wherever transformers would make it: kinds of attention initialise
     centroids and buffers from data, which a meta device does not have.
-
-    Raises:
-        ValueError: an option that is not allowed.
     """
     target = source = numbered(config.vocab_size)
     if config.source_vocab_size is not None:

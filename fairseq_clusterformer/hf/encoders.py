@@ -38,18 +38,7 @@ class ClusterformerModel(ClusterformerPreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs,
     ) -> BaseModelOutput | tuple:
-        """States [B, N, D] of the tokens, int64 [B, N].
-
-        Args:
-            attention_mask: 1 at real tokens, [B, N]; None: all but the padding symbol are real.
-            position_ids: of a language model as :class:`ClusterformerForCausalLM` has them; of
-                others, from 0 in each row.
-            output_hidden_states: also return the input and each layer's output.
-            kwargs: ``return_dict=False`` returns a tuple; see `_begin` for what is refused.
-
-        Raises:
-            ValueError: what is refused.
-        """
+        """States [B, N, D] of the tokens."""
         self._begin(position_ids=position_ids, **kwargs)
         wanted = self._wants_states(output_hidden_states)
         if self.config.family == "clusterformer_lm":
@@ -78,12 +67,10 @@ class _EncoderWithHead(ClusterformerPreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs,
     ) -> MaskedLMOutput | SequenceClassifierOutput | tuple:
-        """Logits: [B, N, vocabulary], or a classifier's [B, classes]; see
-        :class:`ClusterformerModel`.
+        """Logits: [B, N, vocabulary], or a classifier's [B, classes].
 
         Args:
-            token_type_ids: 1 at the second text of a joined pair, 0 elsewhere; the model finds
-                it itself.
+            token_type_ids: 1 at the second text of a joined pair; the model finds it itself.
             labels: int64 [B, N], -100 where there is no loss; a classifier's [B], of a regression
                 floating point.
         """

@@ -42,17 +42,12 @@ _NORMAL, _USER_DEFINED, _UNUSED, _BYTE = 1, 4, 5, 6  # and of types of pieces
 
 
 class Form(NamedTuple):
-    """What a kind of model reads, in the words of templates of `tokenizers`.
+    """What a kind of model reads, in the words of templates of `tokenizers`."""
 
-    Attributes:
-        text: what stands around one text ``$A``.
-        second: what a pair has behind it.
-        line_end: the special symbol that a line end becomes; not of bytes and GPT-2's byte pairs,
-            of which it is one like any other. The normaliser puts it into the text.
-    """
-
-    text: str
-    second: str
+    text: str  # what stands around one text ``$A``
+    second: str  # what a pair has behind it
+    #: the special symbol that the normaliser puts for a line end; None of bytes and GPT-2's byte
+    #: pairs, of which it is one like any other
     line_end: str | None = None
 
 
@@ -66,11 +61,8 @@ FORMS = {
 
 
 def fast(slow: "PreTrainedTokenizer") -> Tokenizer | None:
-    """What ``tokenizer.json`` holds; None: it would give other tokens.
-
-    Raises:
-        ValueError: files that are no model of subwords.
-    """
+    """What ``tokenizer.json`` holds; None: it would give other tokens. Raises ValueError for files
+    that are no model of subwords."""
     symbols, folder, form = slow.target_symbols.symbols, slow.folder, slow.form
     line_end, steps = FORMS[form].line_end, []
     if _beyond_a_file(slow):
@@ -188,12 +180,8 @@ def _sentence(symbols: list[str], tokenised: bool) -> Tokenizer:
 def _pieces(
     symbols: list[str], model: Path, steps: list, line_end: str | None
 ) -> Tokenizer | None:
-    """A sentencepiece model, whose pieces are symbols.
-
-    Args:
-        steps: of normalising, before the model's own.
-        line_end: the symbol that a line end becomes.
-    """
+    """A sentencepiece model, whose pieces are symbols; ``steps`` of normalising come before its
+    own, and ``line_end`` is the symbol that a line end becomes."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto()

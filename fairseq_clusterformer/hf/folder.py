@@ -89,14 +89,11 @@ def export(
     card: str | None = None,
     force: bool = False,
 ) -> Path:
-    """Write a model as a folder that ``from_pretrained`` of the Auto classes reads.
+    """Write a model as a folder that ``from_pretrained`` of the Auto classes reads; return `out`.
 
     Args:
         card: text of the model's card, in Markdown; None: the bundle's, if it is one.
         out, dtype, force: as of :func:`~fairseq_clusterformer.inference.bundle.write_bundle`.
-
-    Returns:
-        `out`.
 
     Raises:
         UserError: a model of another kind, or `out` is there otherwise or cannot be written.
@@ -146,11 +143,7 @@ def is_exported(folder: Path) -> bool:
 
 
 def config_of(loaded: Loaded) -> ClusterformerConfig:
-    """The configuration of a loaded model.
-
-    Raises:
-        UserError: a model that transformers has no class of ours for.
-    """
+    """The configuration of a loaded model; UserError where transformers has no place for it."""
     sections, namespaces = plain_options(loaded)
     options = dict(sections.pop("model"))
     architecture, task = options.pop("_name"), loaded.task
@@ -269,28 +262,24 @@ def _known(loaded: Loaded, config: ClusterformerConfig) -> str:
     """What the checkpoint itself says about the model, as Markdown."""
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     made_by = f"fairseq_clusterformer {__version__}, fairseq-fixed {version('fairseq-fixed')}"
-    lines = [
-        f"- Architecture: `{config.architecture}`, {parameters:,} parameters",
-        f"- Updates: {loaded.updates:,}",
-        f"- Made by: {made_by}",
-    ]
-    for name in ("attention", "encoder_attention", "decoder_attention"):
-        if spec := config.options.get(name):
-            lines.append(f"- `{name}`: {spec}")
-    return "\n".join(lines)
+    facts = {
+        "Architecture": f"`{config.architecture}`, {parameters:,} parameters",
+        "Updates": f"{loaded.updates:,}",
+        "Made by": made_by,
+    }
+    names = ("attention", "encoder_attention", "decoder_attention")
+    facts |= {f"`{name}`": spec for name in names if (spec := config.options.get(name))}
+    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
 
 
 def back(
     folder: Path | str, out: Path | str, *, dtype: str = "float32", force: bool = False
 ) -> Path:
-    """Write an exported folder, or what was fine-tuned from it, as a bundle of fairseq's model.
+    """Write an exported folder, or what was fine-tuned from it, as a bundle; return `out`.
 
     Args:
         folder: by :func:`export`, or ``save_pretrained`` of a model and its tokenizer.
         out, dtype, force: as of :func:`~fairseq_clusterformer.inference.bundle.write_bundle`.
-
-    Returns:
-        `out`.
 
     Raises:
         UserError: a folder that is missing, something else or damaged, or a dictionary of another
@@ -350,8 +339,7 @@ def back(
 
 
 def _write_labels(labels: list[str], folder: Path) -> None:
-    """The labels' dictionary, unless the folder has one of these labels: save_pretrained copies
-    none, and they may be others than before."""
+    """The labels' dictionary, unless it has these already; save_pretrained copies none."""
     file = folder / "dict.txt"
     if file.is_file():
         there = Dictionary.load(str(file))

@@ -44,23 +44,14 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs,
     ) -> ReaderOutput | tuple:
-        """Logits of where the answer starts and ends.
+        """Logits [B, N] of where the answer starts and ends: the lowest number there is outside of
+        the document.
 
         Args:
-            input_ids: int64 [B, N].
-            attention_mask: 1 at real tokens, [B, N]; None: all but the padding symbol are real.
-            token_type_ids: 0 at the question, 1 at the document, [B, N].
-            position_ids: from 0 in each row.
+            token_type_ids: 0 at the question, 1 at the document, [B, N]; needed.
             start_positions: the answer's first token, int64 [B]; 0: there is none.
             end_positions: its last token, int64 [B].
             output_hidden_states: refused.
-            kwargs: ``return_dict=False`` returns a tuple; see `_begin` for what is refused.
-
-        Returns:
-            Logits [B, N]; outside of the document they are the lowest number there is.
-
-        Raises:
-            ValueError: what is refused, or no ``token_type_ids``.
         """
         self._begin(position_ids=position_ids, **kwargs)
         if self._wants_states(output_hidden_states):

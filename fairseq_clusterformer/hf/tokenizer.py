@@ -189,23 +189,16 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         return begin_of(task, self.coding, empty=empty).tolist()
 
     def frame(self, pair: bool = False, empty: bool = False) -> str:
-        """What stands around a text ``$A``, or a pair, in the words of templates of `tokenizers`.
-
-        Args:
-            empty: the text has no token.
-        """
+        """What stands around a text ``$A`` (without a token if `empty`), or a pair, in the words
+        of templates of `tokenizers`."""
         begin = [self.target_symbols[i] for i in self._begin(empty)]
         around = FORMS[self.form]
         return " ".join([*begin, around.text, *([around.second] if pair else [])])
 
     def _framed(self, first: list[int], second: list[int] | None) -> Iterator[tuple[int, int]]:
         """Yield tokens and their types."""
-        tokens = {
-            "$A": first,
-            "$B": second,
-            "<s>": [self.bos_token_id],
-            "</s>": [self.eos_token_id],
-        }
+        around = {"<s>": [self.bos_token_id], "</s>": [self.eos_token_id]}
+        tokens = {"$A": first, "$B": second} | around
         for part in self.frame(pair=second is not None, empty=not first).split():
             name, _, kind = part.partition(":")
             for token in tokens[name]:

@@ -80,24 +80,17 @@ class ClusterformerForConditionalGeneration(GeneratingModel):
         output_hidden_states: bool | None = None,
         **kwargs,
     ) -> Seq2SeqLMOutput | tuple:
-        """Logits of the target's next token.
+        """Logits of the target's next token [B, N, vocabulary].
 
         Args:
             input_ids: source sentences, int64 [B, S]; not needed with ``encoder_outputs``.
-            attention_mask: 1 at real tokens of the source, [B, S]; None: all but the padding
-                symbol.
-            position_ids: of the source, from 0 in each row.
             decoder_input_ids: int64 [B, N], beginning with ``</s>``; None: made of the labels.
             decoder_attention_mask: 1 at real tokens, the last N of which count.
             encoder_outputs: of an earlier call.
             cache: what an earlier call returned, which is used up.
             labels: int64 [B, N], ending in ``</s>``; -100 where there is no loss.
             use_cache: return a cache, in evaluation: without gradients.
-            output_hidden_states: also return the decoder's, [B, N, D] each; not with a cache.
-            kwargs: ``return_dict=False`` returns a tuple; see `_begin` for what is refused.
-
-        Raises:
-            ValueError: what is refused, or nothing to decode.
+            output_hidden_states: the decoder's; not with a cache.
         """
         self._begin(position_ids=position_ids, **kwargs)
         if decoder_input_ids is None:

@@ -1,8 +1,10 @@
 """A bundle: one folder with all that a model needs, without pickle.
 
 ``bundle.json``        its format, its files, the options of the training, and what made it
-``model.safetensors``  parameters and buffers; a tensor that has several names is in it once
+``model.safetensors``  parameters and buffers; a tensor that has several names is in it once. In
+                       int8, a matrix NAME has whole numbers, and NAME:scale a factor for each row
 ``MODEL_CARD.md``      if one was given: what the model is, of what data, and how good
+``calibration.json``   of a reader, if one was given: how often it is right
 and the dictionaries, the subword model and the recipe of the data folder that it stands for
 """
 
@@ -33,14 +35,19 @@ FORMAT = 1
 MARK = "bundle.json"
 WEIGHTS = "model.safetensors"
 CARD = "MODEL_CARD.md"
+CALIBRATION = "calibration.json"  # of a reader
 SHIPPED = Path(__file__).parents[1] / "trained"  # bundles that are installed with this package
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
+INT8, SCALE = "int8", ":scale"
 _ALLOWED = "a bundle that clusterformer bundle wrote"
 # What read_bundle needs of bundle.json.
 _TYPES = {"cfg": dict, "shared": dict, "namespaces": list, "updates": int}
 #: what a model reads from its data folder, whatever its task
 _FILES = ("dict*.txt", "input?/dict.txt", "label/dict.txt", "data.json", "bpe.codes")
 _FILES = (*_FILES, "sentencepiece*.model", "encoder.json", "vocab.bpe", "tokenizer.json")
+_FILES = (*_FILES, CALIBRATION)
+#: and what transformers' tokenizer reads, such as the template of a chat
+CHAT_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _SECTIONS = ("model", "task", "criterion", "dataset", "generation", "bpe", "tokenizer")
 #: options of where and how a training ran, which models of argparse have among their own
 _OF_A_RUN = {
@@ -94,6 +101,7 @@ def write_bundle(
     *,
     dtype: str = "float32",
     card: str | None = None,
+    calibration: str | None = None,
     force: bool = False,
 ) -> Path:
     """Write a model and all that it needs into one new folder.
@@ -101,8 +109,10 @@ def write_bundle(
     Args:
         out: the folder; it is complete or not there at all. A bundle with the same content is
             left as it is.
-        dtype: of the parameters in the file, one of `DTYPES`. Buffers keep their own.
+        dtype: of the parameters in the file, one of `DTYPES`; or "int8" of matrices, with a
+            factor for each row. Buffers keep their own.
         card: text of the model's card, in Markdown; None: it has none.
+        calibration: of a reader, in JSON; None: the one that it has.
         force: replace a bundle that is there. It must hold no other file.
 
     Returns:
@@ -113,14 +123,14 @@ def write_bundle(
             unknown.
     """
     out = Path(out)
-    if dtype not in DTYPES:
-        raise bad_option("--dtype", dtype, ", ".join(DTYPES))
+    if dtype not in (*DTYPES, INT8):
+        raise bad_option("--dtype", dtype, ", ".join([*DTYPES, INT8]))
     inputs = (loaded.path, loaded.folder)
     check_out(out, force, inputs, early=True)
     with whole_folder(out, lambda: check_out(out, force, inputs)) as new:
         if card is not None:
             (new / CARD).write_text(card, encoding="utf-8")
-        _write(loaded, new, dtype)
+        _write(loaded, new, dtype, calibration)
     return out
 
 
@@ -136,13 +146,19 @@ def check_out(out: Path, force: bool, inputs: Sequence[Path] = (), *, early: boo
     check_new(out, force, ours=is_bundle(out), files=files, inputs=inputs, early=early)
 
 
-def _write(loaded: Loaded, folder: Path, dtype: str) -> None:
+def _write(loaded: Loaded, folder: Path, dtype: str, calibration: str | None) -> None:
     tensors, shared = distinct(loaded.model.state_dict())
     for name, _ in loaded.model.named_parameters(remove_duplicate=False):
-        if name in tensors and tensors[name].is_floating_point():
+        if name not in tensors or not tensors[name].is_floating_point():
+            continue
+        if dtype != INT8:
             tensors[name] = tensors[name].to(DTYPES[dtype])
+        elif tensors[name].dim() == 2 and tensors[name].numel():
+            tensors[name], tensors[name + SCALE] = _as_int8(tensors[name])
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     copy_data(loaded.folder, folder)
+    if calibration is not None:
+        (folder / CALIBRATION).write_text(calibration, encoding="utf-8")
     sections, namespaces = plain_options(loaded)
     written = sorted(file for file in folder.rglob("*") if file.is_file())
     record = {
@@ -166,9 +182,27 @@ def _write(loaded: Loaded, folder: Path, dtype: str) -> None:
     shutil.copymode(folder / MARK, folder / WEIGHTS)  # safetensors makes it the owner's alone
 
 
+def _as_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers from -127 to 127, int8 [M, N], and the factor of each row, float32 [M]."""
+    scale = matrix.float().abs().amax(1) / 127
+    whole = (matrix / scale.clamp(min=1e-30).unsqueeze(1)).round()
+    return whole.to(torch.int8), scale
+
+
+def _from_int8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """All weights in floating point; raises ValueError for factors of another matrix."""
+    found = {name: tensor for name, tensor in weights.items() if not name.endswith(SCALE)}
+    for name in weights.keys() - found.keys():
+        whole, scale = found[name.removesuffix(SCALE)], weights[name]
+        if whole.dim() != 2 or scale.shape != whole.shape[:1]:
+            raise ValueError(f"{name} is {list(scale.shape)}, its matrix {list(whole.shape)}")
+        found[name.removesuffix(SCALE)] = whole * scale.unsqueeze(1)
+    return found
+
+
 def copy_data(source: Path, folder: Path) -> None:
     """Copy what a model reads from a data folder: dictionaries, subwords and their recipe."""
-    for pattern in _FILES:
+    for pattern in (*_FILES, *CHAT_FILES):
         for file in source.glob(pattern):
             copy = folder / file.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -234,7 +268,7 @@ def read_bundle(folder: Path, option: str) -> dict:
         problem = f"its options hold {found[0][:60]}, which stands for something else"
         raise bad_option(option, folder, _ALLOWED, problem)
     with _damage(folder, option):
-        weights = load_file(folder / WEIGHTS)
+        weights = _from_int8(load_file(folder / WEIGHTS))
         weights |= {name: weights[kept] for name, kept in record["shared"].items()}
         sections = _with_data(record["cfg"], str(folder))
         sections |= {name: Namespace(**sections[name]) for name in record["namespaces"]}

@@ -2,7 +2,8 @@
 
 What divides paragraphs depends on the kind of file:
 
-- plain text: blank lines;
+- plain text: blank lines; also line ends, where lines are too long to be those of one paragraph,
+  or three or more all end a sentence;
 - Markdown: blank lines, headings, items of lists, and rows of tables;
 - HTML: block elements, which rows of tables are too;
 - PDF: blank lines, lines that end early, and the ends of pages. A longer paragraph is divided
@@ -16,13 +17,14 @@ import importlib.util
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fairseq_clusterformer.errors import UserError, bad_option
 
-from .parsing import BLANK_LINE, Unreadable, parse_elsewhere
+from .parsing import BLANK_LINE, DATE, Unreadable, parse_elsewhere
 
 _KINDS = "a file of text, Markdown (.md), HTML (.html) or PDF"
 ALLOWED = f"{_KINDS}, or a folder of them"
@@ -32,6 +34,13 @@ _HTML = (".html", ".htm", ".xhtml", ".xht")
 ENDINGS = (".txt", ".text", ".pdf", *_MARKDOWN, *_HTML)
 
 _BLANKS = re.compile(r"\s+")
+_WORD_END, _PART = re.compile(r"(?<=\S)\s"), 1 << 16  # characters, or a few more
+_DATED = re.compile(  # with each date as <date>: dates or a page number, and no more
+    r"(?i)(?=.*<date>)(?:(?:last|posted|published|updated|modified|on|at|\w+day)\b|<date>|[\W\d_])*"
+    r"|page\s\d+(?:\s(?:of|/)\s\d+)?"
+)
+_WIDEST = 130  # characters of a line, where a paragraph has several
+_CLOSING = "\"')]\u201d\u2019"  # behind the end of a sentence
 # What a blank may be matched by is one place of a pattern: no text takes quadratic time.
 _TABLE_RULE = re.compile(r"\|?(\s*+:?-++:?\s*+\|)++(\s*+:?-++:?)?")  # of a line without margins
 _MARKDOWN_RULE = re.compile(r"\s*+([-=*_]\s?+){3,}+\s*")
@@ -60,11 +69,14 @@ class Source:
         name: the file as it was given, or what the caller calls a text.
         title: of an HTML page or a PDF; else the file's name without its ending.
         paragraphs: none of them is empty.
+        silent: the numbers of those that answer nothing: dates, page numbers, and what half of the
+            files in a folder have, such as menus.
     """
 
     name: str
     title: str
     paragraphs: tuple[str, ...]
+    silent: frozenset[int] = frozenset()
 
 
 def text_source(text: str, name: str) -> Source:
@@ -73,7 +85,7 @@ def text_source(text: str, name: str) -> Source:
     Raises:
         UserError: if there is no text in it.
     """
-    paragraphs = _joined(BLANK_LINE.split(text))
+    paragraphs = _joined(_of_plain(text))
     if not paragraphs:
         raise bad_option("documents", name, "text", "is empty")
     return Source(name, "", paragraphs)
@@ -144,7 +156,30 @@ def read_sources(
         if len(found) == unreadable:
             raise bad_option("--document", path, ALLOWED, f"no document in this folder: {what}")
         report(f"{path}: {what}")
-    return list(sources.values())
+    return _silenced(list(sources.values()))
+
+
+def _silenced(sources: list[Source]) -> list[Source]:
+    """Sources that know what of them answers nothing."""
+    files = Counter(text for source in sources for text in {*source.paragraphs})
+    many = max(3, len(sources) / 2)
+
+    def is_silent(text: str) -> bool:
+        return files[text] >= many or bool(_DATED.fullmatch(DATE.sub("<date>", text[:200])))
+
+    return [
+        replace(
+            source, silent=frozenset(i for i, t in enumerate(source.paragraphs) if is_silent(t))
+        )
+        for source in sources
+    ]
+
+
+def state_of(path: Path) -> list[tuple[str, int, int]]:
+    """What changes when a file, or one that is read of a folder, changes: names, times, sizes."""
+    files = _files(path)[0] if path.is_dir() else [path] if path.exists() else []
+    found = ((file, file.stat()) for file in files)
+    return [(str(file), state.st_mtime_ns, state.st_size) for file, state in found]
 
 
 def _files(folder: Path) -> tuple[list[Path], int]:
@@ -185,7 +220,7 @@ def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) ->
         title, texts = parse_elsewhere("main HTML" if main_text else "HTML", text.encode())
     else:
         text = _decoded(data, encoding)
-        texts = _of_markdown(text) if ending in _MARKDOWN else BLANK_LINE.split(text)
+        texts = _of_markdown(text) if ending in _MARKDOWN else _of_plain(text)
     if not (paragraphs := _joined(texts)):
         raise Unreadable("holds no text")
     (title,) = _joined([title]) or (_printable(path.stem),)
@@ -194,8 +229,17 @@ def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) ->
 
 def _joined(texts: Iterable[str]) -> tuple[str, ...]:
     """Paragraphs with single blanks, without the empty ones."""
-    # not by split(): of a long paragraph, its words take ten times its memory
-    return tuple(filter(None, (_BLANKS.sub(" ", text).strip() for text in texts)))
+    return tuple(filter(None, ("".join(_single_blanks(text)).strip() for text in texts)))
+
+
+def _single_blanks(text: str) -> Iterator[str]:
+    """Parts of a text with single blanks: words take ten times the memory of their text, so those
+    of a long paragraph are not all there at once. A part ends with a word."""
+    start = 0
+    while word_end := _WORD_END.search(text, start + _PART):
+        yield _BLANKS.sub(" ", text[start : word_end.start()])
+        start = word_end.start()
+    yield _BLANKS.sub(" ", text[start:])
 
 
 def _printable(name: str) -> str:
@@ -236,6 +280,18 @@ def _decoded(data: bytes, encoding: str | None, declared: str | None = None) -> 
     if "\0" in text:
         raise Unreadable(f"holds the character NUL, so it is no text in {used}")
     return text
+
+
+def _of_plain(text: str) -> Iterator[str]:
+    """Paragraphs: what blank lines divide, and lines that are paragraphs themselves."""
+    for block in BLANK_LINE.split(text):
+        lines = [line.strip() for line in block.split("\n")]
+        lines = [line for line in lines if line]
+        ended = all(line.rstrip(_CLOSING).endswith((".", "!", "?", "\u2026")) for line in lines)
+        if max(map(len, lines), default=0) > _WIDEST or (len(lines) > 2 and ended):
+            yield from lines
+        else:
+            yield block
 
 
 def _of_markdown(text: str) -> list[str]:

@@ -1,14 +1,18 @@
 """What is found in sections of documents: answers, their places, and their order among all."""
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import regex
 import torch
 from torch import Tensor
+
+from fairseq_clusterformer.errors import reading
 
 from ..answers import TYPES, Answer, Answers, text_mask
 from .parsing import SENTENCE_END
@@ -21,9 +25,11 @@ WORD = regex.compile(
     r"|[\w--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]+"
     r"(?:['\u2019](?!s\b)\p{L}+)*"
 )
+_SIGN = regex.compile(r"(?<![^\s(])[-+\u2212\u00b1]\d")  # not a hyphen
+_PAIRS = dict(zip('([{\u201c\u00ab\u201e"', ')]}\u201d\u00bb\u201c"', strict=True))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class SectionRead:
     """What a model makes of a section and a question.
 
@@ -31,11 +37,14 @@ class SectionRead:
         section: what was read.
         answers: in it.
         find_clusters: reads the section again, for its clusters.
+        words, likeness: how relevant it is to the question; see `Passages`.
     """
 
     section: Section
     answers: Answers
     find_clusters: Callable[[], dict[tuple[int, str], Tensor]] = field(default=dict, repr=False)
+    words: float = 0.0
+    likeness: float = 0.0
 
     @cached_property
     def clusters(self) -> dict[tuple[int, str], Tensor]:
@@ -52,7 +61,8 @@ class FoundAnswer:
         text: whole words of the document, unchanged; or "yes", "no".
         type: "short" for a span, "long" for a paragraph as a whole, "yes" or "no".
         score: the logarithm of its probability.
-        margin: by how much it is likelier than "no answer", in nats.
+        margin: by how much it is likelier than "no answer", in nats; of a calibrated reader, than
+            to be wrong.
         file: the name of the document.
         paragraph: its number in the document, from 0; None of yes and no.
         characters: [start, end) of the paragraph; None of yes and no.
@@ -70,7 +80,8 @@ class FoundAnswer:
 
     @property
     def probability(self) -> float:
-        """Of all answers and "no answer", or of this one and "no answer"; see :func:`ranked`."""
+        """Of all answers and "no answer", or of this one and "no answer", or to be right; see
+        :func:`ranked`."""
         return math.exp(self.score)
 
     @property
@@ -130,20 +141,62 @@ class FoundAnswer:
         )
 
 
+@dataclass(frozen=True)
+class Weights:
+    """What ranks answers: a weighted sum. Of a calibrated reader, it is the log-odds that an
+    answer is right, among the best answers to questions that were asked of folders.
+
+    Attributes:
+        margin, words, likeness: of a reader's margin, and of the relevance of the passage; see
+            `Passages`.
+        bias: added to the sum.
+        threshold: the probability from which on an answer counts; None: not calibrated.
+    """
+
+    margin: float = 1.0
+    words: float = 0.5
+    likeness: float = 0.0
+    bias: float = 0.0
+    threshold: float | None = None
+
+    def of(self, found: FoundAnswer) -> float:
+        """The sum."""
+        relevance = self.words * found.read.words + self.likeness * found.read.likeness
+        return self.margin * found.margin + relevance + self.bias
+
+    @staticmethod
+    def from_file(path: Path) -> "Weights":
+        """Those of a calibration.
+
+        Raises:
+            UserError: a file that is missing, or holds something else.
+        """
+        names = [each.name for each in fields(Weights)]
+        with reading(path, f"a calibration, with the weights {', '.join(names)}"):
+            given = json.loads(path.read_text(encoding="utf-8"))["weights"]
+            found = Weights(**{name: float(given[name]) for name in names})
+            if not 0 < found.threshold < 1 or not all(map(math.isfinite, astuple(found))):
+                raise ValueError("a threshold outside of 0 to 1, or a number that is not finite")
+        return found
+
+
 class Ranking(NamedTuple):
     """The answers of all documents.
 
     Attributes:
         answers: best first.
-        no_answer: the probability that there is none in any of the documents.
-        least: the margin that the best answer must have over "no answer", in nats.
+        no_answer: the probability that there is none in any of the documents; of a calibrated
+            reader, that the best one is wrong.
+        least: the margin that the best answer must have, in nats.
         by_margin: the probabilities are no shares of 1; see `ranked`.
+        calibrated: they are shares of right answers.
     """
 
     answers: list[FoundAnswer]
     no_answer: float
     least: float = 0.0
     by_margin: bool = False
+    calibrated: bool = False
 
     @property
     def is_answered(self) -> bool:
@@ -155,6 +208,8 @@ class Ranking(NamedTuple):
         """One sentence that says that there is no answer, and why; "" if there is one."""
         if self.is_answered:
             return ""
+        if self.calibrated and self.answers:
+            return f"No answer found: of such answers, {1 - self.no_answer:.0%} are right."
         if self.no_answer >= 0.5 or not self.answers:
             return f"Most likely, no answer here ({confidence(self.no_answer)})."
         best = self.answers[0].margin
@@ -163,7 +218,7 @@ class Ranking(NamedTuple):
     @property
     def note(self) -> str:
         """One sentence about probabilities that may all be near 1; "" if they are shares."""
-        several = self.by_margin and len(self.answers) > 1
+        several = self.by_margin and not self.calibrated and len(self.answers) > 1
         return 'Each probability is against "no answer" alone.' if several else ""
 
 
@@ -174,7 +229,9 @@ def confidence(probability: float) -> str:
     return f"probability {figures}{words if probability < 0.5 else ''}"
 
 
-def ranked(reads: Sequence[SectionRead], top: int, least: float = 0.0) -> Ranking:
+def ranked(
+    reads: Sequence[SectionRead], top: int, least: float = 0.0, weights: Weights | None = None
+) -> Ranking:
     """The `top` best answers of all sections.
 
     A reader's probabilities are softmaxes over one section each, and cannot be compared: in a
@@ -185,6 +242,10 @@ def ranked(reads: Sequence[SectionRead], top: int, least: float = 0.0) -> Rankin
     (Alberti et al. 2019 rank windows so). Its probability is that of the two. "No answer" in all
     documents is as likely as against the best answer.
 
+    The order is that of :class:`Weights`: the margin and the relevance of the passage. A
+    calibrated reader's probabilities are those of being right, and its best answer counts from a
+    threshold on.
+
     **By shares** otherwise. Each section first gets a share of the evidence in all sections: the
     softmax of `Answers.evidence`. An answer's probability is its section's share times its
     probability in the section. For spans this is one softmax over the spans of all sections
@@ -194,19 +255,33 @@ def ranked(reads: Sequence[SectionRead], top: int, least: float = 0.0) -> Rankin
     100 questions, and by shares in 99.
 
     Args:
-        least: see `Ranking`.
+        least: added to what the best answer must have; see `Ranking`.
+        weights: None: the defaults.
     """
+    weights = weights or Weights()
     by_margin = all(read.answers.none is not None for read in reads)
-    found, none = (_by_margin if by_margin else _by_share)(reads)
+    found, likeliest, none = (_by_margin if by_margin else _by_share)(reads)
+    found.sort(key=lambda each: (likeliest not in (None, each.type), -weights.of(each)))
     kept: list[FoundAnswer] = []
     for answer in found:
         if len(kept) < top and not any(map(answer.overlaps, kept)):
             kept.append(answer)
-    return Ranking(kept, none, least, by_margin)
+    if weights.threshold is None:
+        if by_margin and kept:
+            none = _sigmoid(-kept[0].margin)
+        return Ranking(kept, none, least, by_margin)
+    least += math.log(weights.threshold / (1 - weights.threshold))
+    sums = [weights.of(each) for each in kept]
+    kept = [
+        replace(each, margin=margin, score=math.log(max(_sigmoid(margin), 1e-300)))
+        for each, margin in zip(kept, sums, strict=True)
+    ]
+    none = 1 - kept[0].probability if kept else 1.0
+    return Ranking(kept, none, least, by_margin, calibrated=True)
 
 
-def _by_margin(reads: Sequence[SectionRead]) -> tuple[list[FoundAnswer], float]:
-    """Answers, best first, and the probability of none."""
+def _by_margin(reads: Sequence[SectionRead]) -> tuple[list[FoundAnswer], None, float]:
+    """Answers, no type that comes first, and the probability of none if there is no answer."""
     found = []
     for read in reads:
         for type_, answer in _candidates(read):
@@ -214,12 +289,11 @@ def _by_margin(reads: Sequence[SectionRead]) -> tuple[list[FoundAnswer], float]:
             found.append(
                 _found(math.log(max(_sigmoid(margin), 1e-300)), margin, answer, type_, read)
             )
-    found.sort(key=lambda each: -each.margin)
-    return found, _sigmoid(-found[0].margin) if found else 1.0
+    return found, None, 1.0
 
 
-def _by_share(reads: Sequence[SectionRead]) -> tuple[list[FoundAnswer], float]:
-    """Answers, best first, and the probability of none."""
+def _by_share(reads: Sequence[SectionRead]) -> tuple[list[FoundAnswer], str, float]:
+    """Answers, the type that comes first, and the probability of none."""
     shares = torch.tensor([read.answers.evidence for read in reads], dtype=torch.float64)
     shares = shares.clamp(min=-1e30).log_softmax(0).tolist()  # no text: no evidence
     types = dict.fromkeys(TYPES, 0.0)
@@ -232,8 +306,7 @@ def _by_share(reads: Sequence[SectionRead]) -> tuple[list[FoundAnswer], float]:
         for type_, answer in _candidates(read):
             score = share + answer.score
             found.append(_found(score, score - log_none, answer, type_, read))
-    likeliest = max(TYPES[:-1], key=types.get)
-    return sorted(found, key=lambda each: (each.type != likeliest, -each.score)), types["none"]
+    return found, max(TYPES[:-1], key=types.get), types["none"]
 
 
 def _candidates(read: SectionRead) -> Iterator[tuple[str, Answer]]:
@@ -264,7 +337,8 @@ def _sigmoid(x: float) -> float:
 
 
 def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
-    """Characters [start, end) and the rest of the words that they begin or end within.
+    """Characters [start, end) and the rest of the words that they begin or end within, with the
+    sign of a number, and without a bracket or a quotation mark that has no partner in them.
 
     This is for people: a corpus is scored by the tokens that the model chose.
     """
@@ -273,6 +347,13 @@ def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
             start = match.start()
         if match.start() < end < match.end():
             end = match.end()
+    start -= bool(start and _SIGN.match(text, start - 1))
+    for mark, partner in _PAIRS.items():
+        inside = text[start:end]
+        if inside[:1] == mark and partner not in inside[1:]:
+            start += 1
+        elif inside[-1:] == partner and mark not in inside[:-1]:
+            end -= 1
     return start, end
 
 

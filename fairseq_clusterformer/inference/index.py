@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 MARK = ".clusterformer-index"
 MOST_KEPT = 300_000  # words whose encodings stay in memory
+MOST_ENCODED = 1024  # sections that are encoded before a question is asked, without an index
 _AT_ONCE = 256  # sections in a file, and those that are encoded together
 _FORMAT = b"1"  # of what a hash stands for: another one makes older files unknown
 _ALLOWED = "a new or empty folder, or one that clusterformer has made as an index"
@@ -61,6 +62,14 @@ class Encodings:
         if folder is not None:
             _claim(folder)
             self._model = _hash_of_model(model)
+
+    def prepare(self, sections: Sequence[Section]) -> None:
+        """Encode sections before they are asked for: into the index, or else into memory, unless
+        they are too many for that."""
+        if self.folder is not None:
+            self.write(sections)
+        elif len(sections) <= MOST_ENCODED:
+            self.of(sections)
 
     def of(self, sections: Sequence[Section]) -> list[Tensor]:
         """States of the sections' words, float16 [W, D] on the CPU."""
@@ -108,7 +117,8 @@ class Encodings:
             file.unlink(missing_ok=True)
 
     def _add(self, sections: Sequence[Section]) -> None:
-        for section, states in zip(sections, self._encode(sections), strict=True):
+        encoded = self._encode(sections) if sections else []
+        for section, states in zip(sections, encoded, strict=True):
             self._kept[section] = states.to("cpu", torch.float16)
 
     def _file(self, block: Sequence[Section]) -> Path:

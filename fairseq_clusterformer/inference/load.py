@@ -1,40 +1,37 @@
 """Loads any checkpoint: a file that fairseq wrote, or a bundle."""
 
-import pickle
 import re
-import struct
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Optional
 
 import torch
+from fairseq import checkpoint_utils, tasks, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from fairseq_clusterformer import keep_root_logger
+from fairseq_clusterformer.compat.checks import dataclass_of
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference import Loaded
-
-with keep_root_logger():
-    from fairseq import checkpoint_utils, tasks, utils
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
-    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
-    from fairseq.tasks import TASK_REGISTRY
-
-from fairseq_clusterformer.compat.checks import dataclass_of
 from fairseq_clusterformer.inference.bundle import is_bundle, located, read_bundle, shipped
+from fairseq_clusterformer.models.checkpoints import (
+    UNREADABLE,
+    explained,
+    unfit_numbers,
+    why_no_checkpoint,
+)
 from fairseq_clusterformer.ranges import strays
 
 import_module("fairseq_clusterformer.plugin")  # all that a checkpoint may name
 
 PLUGIN = "and the plug-in (--user-dir)"
 ALLOWED = "a checkpoint that fairseq-train wrote, or a bundle"
-#: what torch.load ends in where a file is something else; no code of ours runs in it
-_UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
-_UNREADABLE += (struct.error, pickle.UnpicklingError)
 
 
 def load_checkpoint(
@@ -96,7 +93,8 @@ def load_checkpoint(
         for name, value in state["model"].items():
             if not isinstance(value, Tensor) and name not in banks:
                 raise ValueError(f"{name} is no tensor")
-        _check_weights(model, state["model"])
+        if told := explained(unfit_numbers(model, state["model"])):
+            raise ValueError(told)
         model.load_state_dict(state["model"], strict=True, model_cfg=cfg.model)
     except (ValueError, RuntimeError, ImportError) as error:
         allowed = f"a model of this version, with the data (--data) {PLUGIN} of its training"
@@ -120,21 +118,6 @@ def _check_types(cfg: DictConfig) -> None:
             raise ValueError(problem)
 
 
-def _check_weights(model: BaseFairseqModel, given: Mapping[str, Tensor]) -> None:
-    """Raises ValueError: a given tensor that is not finite, or is of whole numbers where the
-    model's is not. A buffer may hold the logarithm of 0."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, own in model.state_dict().items():
-        tensor = given.get(name)
-        if not isinstance(tensor, Tensor) or not own.is_floating_point():
-            continue
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} is of {tensor.dtype}; allowed: floating point")
-        numbers = tensor if name in parameters else tensor.clamp_min(torch.finfo(tensor.dtype).min)
-        if not numbers.isfinite().all():
-            raise ValueError(f"{name} holds numbers that are not finite; allowed: finite ones")
-
-
 def read_tensors(path: Path, option: str) -> dict:
     """Everything in a file that fairseq wrote, on the CPU.
 
@@ -147,8 +130,9 @@ def read_tensors(path: Path, option: str) -> dict:
         raise bad_option(option, path, allowed if shipped() else ALLOWED, what)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except _UNREADABLE as error:
-        raise bad_option(option, path, ALLOWED, f"cannot be read ({reason_of(error)})") from None
+    except UNREADABLE as error:
+        problem = f"cannot be read ({why_no_checkpoint(error)})"
+        raise bad_option(option, path, ALLOWED, problem) from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise bad_option(option, path, ALLOWED, "holds no model")
     history = state.get("optimizer_history", [{}])  # fairseq's first versions wrote none
@@ -218,10 +202,5 @@ def reason_of(error: BaseException) -> str:
     """An error of a library in a few words."""
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"holds no {Path(error.filename).name}"
-    text = str(error).strip()
-    if found := re.search(r"Unsupported (?:global|class).*? ([\w.]+) was not", text, re.DOTALL):
-        return f"it needs {found[1]}, which fairseq does not write"
-    lines = [line.strip() for line in text.splitlines()] or [repr(error)]
-    if lines[0].startswith("Weights only load failed"):
-        return "it is no checkpoint"
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [repr(error)]
     return lines[1] if lines[0].startswith("Error(s) in loading") and lines[1:] else lines[0]

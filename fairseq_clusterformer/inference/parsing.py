@@ -40,7 +40,7 @@ _MONTH = (
     r"[^\W\d_]{0,7}\.?"
 )
 _DAY = r"\d{1,2}(?:\.|st|nd|rd|th)?"
-_DATE = re.compile(
+DATE = re.compile(
     rf"(?:{_DAY}\s{_MONTH}|{_MONTH}\s{_DAY}),?\s\d{{4}}"
     r"|\d{1,4}[-/.]\d{1,2}[-/.]\d{2,4}|\d{1,2}:\d{2}(?::\d{2})?",
     re.IGNORECASE,
@@ -56,7 +56,7 @@ _BLOCKS = set(
     "main menu nav ol p pre search section summary table tr ul".split()
 )
 _BLANKS = {"br", "td", "th"}  # between words, not paragraphs
-_UNSEEN = {"noscript", "script", "select", "style", "svg", "template", "textarea", "title"}
+_UNSEEN = set("menu nav noscript script select style svg template textarea title".split())
 
 _lock = threading.Lock()  # one document at a time
 
@@ -237,7 +237,7 @@ def _without_running(pages: list[list[str]]) -> list[list[str]]:
     def edges(number: int, lines: list[str]) -> dict[tuple[int, str], int]:
         """Where each outer line lies, by its place and by each form in which it may recur."""
         full = [place for place, line in enumerate(lines) if line.strip()]
-        dated = Counter(_DATE.sub("<date>", line) for line in lines)
+        dated = Counter(DATE.sub("<date>", line) for line in lines)
         outer = [*enumerate(full[:_EDGE]), *((-1 - i, n) for i, n in enumerate(full[:-4:-1]))]
         return {
             (place, form): line
@@ -262,7 +262,7 @@ def _forms(page: int, line: str, dated: Counter) -> Iterator[str]:
     few lines of the page are so; or itself but for a number that rises with the pages'."""
     plain = " ".join(line.split()).casefold()
     yield plain
-    masked = _DATE.sub("<date>", line)
+    masked = DATE.sub("<date>", line)
     if masked != line and dated[masked] <= 2:
         yield " ".join(masked.split()).casefold()
     if _ROMAN.fullmatch(plain):

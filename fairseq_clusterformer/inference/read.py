@@ -19,21 +19,26 @@ from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models.stack import ClusteredStack
 
-from ..answers import Answers, Document, Logits, ranked_answers, text_mask
-from .documents import Source, read_sources, text_source
-from .found import FoundAnswer, Ranking, SectionRead, ranked
+from ..answers import Logits, ranked_answers, text_mask
+from .bundle import CALIBRATION
+from .documents import Source, read_sources, state_of, text_source
+from .found import FoundAnswer, Ranking, SectionRead, Weights, ranked
 from .index import Encodings
 from .load import Loaded
 from .pretrained import Pretrained
-from .retrieval import WordCounts
+from .retrieval import Passages
 from .sections import Section, Splitter
+from .sentences import SentenceEncoder
 
 logger = logging.getLogger(__name__)
 
+Documents = str | Path | Passages | Sequence[str | Path]
+
 TASK = "clusterformer_qa"
-TOKENS_AT_ONCE = 100_000  # of a document; a longer one is read in sections
+TOKENS_AT_ONCE = 100_000  # of a document, for a model whose training had no limit
+WINDOWS, WINDOWS_WITH_QUESTION = 32, 10  # passages that a model reads for a question: one that
+# encodes them before, and one that reads each with the question
 IN_A_BATCH = 8192  # tokens of sections that are read together
-MOST_ENCODED = 1024  # sections that are encoded before a question is asked, without an index
 
 
 class Reader(Pretrained):
@@ -45,13 +50,19 @@ class Reader(Pretrained):
     training, many at once. What it makes of a window before it sees a question is kept in an
     index, or for the latest windows in memory.
 
+    Of many passages, it reads those that are most relevant by their words and, with an encoder of
+    sentences, by their meaning.
+
     Args:
         loaded: a checkpoint or a bundle of the task clusterformer_qa.
         index: a folder to keep encodings of documents in; None: none are kept.
+        encoder: a folder of BERT's form that gives sentence vectors, such as all-MiniLM-L6-v2.
         options: see `Pretrained`.
 
     Attributes:
-        window: tokens that are read at once unless another number is asked for.
+        window: tokens of a passage, unless another number is asked for.
+        windows: passages that are read for a question, unless another number is asked for.
+        weights: what ranks answers.
 
     Raises:
         UserError: if the data folder is something else, or there is no index for this model or in
@@ -61,22 +72,26 @@ class Reader(Pretrained):
     kind = "reader"
     abilities = ("answer", "encode")
 
-    def __init__(self, loaded: Loaded, *, index: Path | None = None, **options) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        *,
+        index: Path | None = None,
+        encoder: Path | None = None,
+        **options,
+    ) -> None:
         super().__init__(loaded, **options)
         self.task, folder = loaded.task, loaded.folder
-        self._encodings, self._counts = None, WordCounts()
         self._structure = self.model.structure
-        window = 0
-        if self.model.encodes_apart:
-            window = self.task.cfg.max_positions
-            self._encodings = Encodings(self.model.encoder, self._encode_sections, index)
-        elif index is not None:
-            problem = f"a {loaded.cfg.model._name} reads each document with its question"
-            allowed = "no index, or a model of words: bidaf_reader, qanet_reader"
-            raise bad_option("--index", index, allowed, problem)
-        if self._structure is not None:
-            window = self.task.cfg.max_positions_inference
-        self.window = window or TOKENS_AT_ONCE
+        calibrated = (folder / CALIBRATION).is_file()
+        self.weights = Weights.from_file(folder / CALIBRATION) if calibrated else Weights()
+        self.windows = WINDOWS if self.model.encodes_apart else WINDOWS_WITH_QUESTION
+        cfg = self.task.cfg
+        structured = self._structure is not None
+        self.window = cfg.max_positions_inference if structured else cfg.max_positions
+        self.window = self.window or TOKENS_AT_ONCE
+        self._latest: tuple[list, Passages] | None = None
+        self._keep_in(index, encoder)
         try:
             pieces = subwords.load_prepared(folder)
             titles = bool(json.loads((folder / RECORD).read_text())["recipe"]["titles"])
@@ -87,17 +102,64 @@ class Reader(Pretrained):
             pieces,
             self.task.source_dictionary,
             titles=titles,
-            overlap=self._encodings is not None,
-            sentences=self._structure is not None,
+            overlap=not structured,
+            sentences=structured,
         )
 
-    def answer(
-        self, question: str, documents: str | Path | Sequence[str | Path], *, top: int = 3
-    ) -> list[FoundAnswer]:
-        """Answer a question from documents; what is skipped in a folder is logged as a warning.
+    def _keep_in(self, index: Path | None, encoder: Path | None) -> None:
+        self._encodings = self._vectors = self._sentences = None
+        if self.model.encodes_apart:
+            self._encodings = Encodings(self.model.encoder, self._encode_sections, index)
+        if encoder is not None:
+            dtype = next(self.model.parameters()).dtype
+            self._sentences = found = SentenceEncoder(encoder, self.device, dtype)
+            self._vectors = Encodings(found.model, found.of_sections, index)
+        if index is not None and self._encodings is self._vectors is None:
+            problem = f"a {self.loaded.cfg.model._name} reads each document with its question"
+            allowed = "with --encoder, or a model of words: bidaf_reader, qanet_reader"
+            raise bad_option("--index", index, allowed, problem)
+
+    def index(
+        self,
+        documents: Documents,
+        folder: str | Path | None = None,
+        *,
+        encoder: str | Path | None = None,
+    ) -> Passages:
+        """Read and encode documents, for the questions to come.
+
+        The same documents as last time are read again only if a file has changed. What is skipped
+        in a folder is logged as a warning.
 
         Args:
-            documents: one or several; a string is a text itself, a `Path` is a file or a folder.
+            documents: see `answer`.
+            folder, encoder: as the class has them; None: as before.
+
+        Raises:
+            UserError: a file that cannot be read, or an index that cannot be written.
+        """
+        if isinstance(documents, Passages):
+            return documents
+        if folder is not None or encoder is not None:
+            self._latest = None
+            self._keep_in(folder and Path(folder), encoder and Path(encoder))
+        given = [documents] if isinstance(documents, str | Path) else [*documents]
+        state = [each if isinstance(each, str) else state_of(each) for each in given]
+        if self._latest is None or self._latest[0] != state:
+            texts = [(i, each) for i, each in enumerate(given) if isinstance(each, str)]
+            paths = [each for each in given if isinstance(each, Path)]
+            sources = [text_source(text, f"text {number}") for number, text in texts]
+            sources += read_sources(paths, report=logger.warning)
+            sections = [part for source in sources for part in self.sections(source)]
+            self._latest = state, self.passages(sections)
+        return self._latest[1]
+
+    def answer(self, question: str, documents: Documents, *, top: int = 3) -> list[FoundAnswer]:
+        """Answer a question from documents.
+
+        Args:
+            documents: one or several; a string is a text itself, a `Path` is a file or a folder;
+                or what `index` returned.
             top: answers to return.
 
         Returns:
@@ -107,53 +169,48 @@ class Reader(Pretrained):
         Raises:
             UserError: for a question that cannot be asked, or a file that cannot be read.
         """
-        sources: list[Source] = []
-        for document in [documents] if isinstance(documents, str | Path) else documents:
-            if isinstance(document, Path):
-                sources += read_sources([document], report=logger.warning)
-            else:
-                sources.append(text_source(document, f"text {len(sources)}"))
-        sections = [part for source in sources for part in self.sections(source)]
-        return self.ask(question, sections, top).answers
+        return self.ask(question, self.index(documents), top).answers
 
     def ask(
         self,
         question: str,
-        sections: Sequence[Section],
+        passages: Passages,
         top: int,
         *,
         least: float = 0.0,
         windows: int | None = None,
     ) -> Ranking:
-        """Answer a question from sections.
+        """Answer a question from passages.
+
+        Args:
+            passages: as `index` and `passages` return them.
+            top: answers to return.
+            least: the margin over "no answer" that an answer must have; see `Ranking`.
+            windows: passages to read at most, the most relevant ones; 0: all; None: as the class
+                has it.
+
+        Raises:
+            UserError: for a question that cannot be asked.
+        """
+        tokens = self.question(question)
+        most = self.windows if windows is None else windows or len(passages)
+        chosen = passages.likeliest(question, most)
+        reads = self._read_all(tokens, [passages.sections[place] for place, *_ in chosen], top)
+        for read, (_, words, likeness) in zip(reads, chosen, strict=True):
+            read.words, read.likeness = words, likeness
+        return ranked(reads, top, least, self.weights)
+
+    def passages(self, sections: Sequence[Section]) -> Passages:
+        """Sections to ask, encoded unless they are too many for memory; see `Encodings`.
 
         Args:
             sections: those of one document together and in their order.
-            top: answers to return.
-            least: the margin over "no answer" that an answer must have; see `Ranking`.
-            windows: sections to read at most, those that share most words with the question; see
-                `WordCounts`. None: all.
-
-        Raises:
-            UserError: for a question that cannot be asked, or an index that cannot be written.
         """
-        tokens = self.question(question)
-        if self._encodings is not None and self._encodings.folder is not None:
-            self._encodings.write(sections)
-        if windows is not None:
-            chosen = self._counts.likeliest(question, sections, windows)
-            sections = [sections[place] for place in chosen]
-        return ranked(self._read_all(tokens, sections, top), top, least)
-
-    def encode_sections(self, sections: Sequence[Section]) -> None:
-        """Encode sections before a question is asked, if the model can and they are not too many
-        for memory; see `Encodings`."""
-        if self._encodings is None:
-            return
-        if self._encodings.folder is not None:
-            self._encodings.write(sections)
-        elif len(sections) <= MOST_ENCODED:
-            self._encodings.of(sections)
+        for encodings in filter(None, (self._encodings, self._vectors)):
+            encodings.prepare(sections)
+        if self._vectors is None or not sections:
+            return Passages(sections)
+        return Passages(sections, self._vectors.of(sections), self._sentences.of_question)
 
     def sections(self, source: Source, most: int | None = None) -> list[Section]:
         """A document in sections of whole paragraphs; a paragraph that is too long, in pieces.
@@ -185,22 +242,23 @@ class Reader(Pretrained):
 
     def read(self, question: Tensor, section: Section, top: int) -> SectionRead:
         """Read a section for a question, and keep the `top` best answers in it."""
-        logits, _ = self._together(question, section)
-        (answers,) = self._answers(logits, [section.document], top)
-        return SectionRead(section, answers, partial(self._clusters, question, section))
+        return self._read_all(question, [section], top)[0]
 
     @torch.no_grad()
-    def _together(self, question: Tensor, section: Section) -> tuple[Logits, dict]:
-        """What the model returns for a question and one section."""
-        rows = (question, section.tokens, text_mask(section.document.characters))
-        more = [] if self._structure is None else [self._globals(question, section)]
-        return self.model(*(row.unsqueeze(0).to(self.device) for row in rows), *more)
+    def _together(
+        self, question: Tensor, sections: Sequence[Section], *more: object
+    ) -> tuple[Logits, dict]:
+        """What the model returns for a question and some sections, one of a structured model."""
+        if self._structure is not None:
+            more = (self._globals(question, sections[0]),)
+        rows = question.expand(len(sections), -1).to(self.device)
+        return self.model(rows, *self._padded(sections), *more)
 
     def _clusters(self, question: Tensor, section: Section) -> dict[tuple[int, str], Tensor]:
         encoder = self.model.encoder
         if not isinstance(encoder, ClusteredStack):
             return {}
-        return encoder.clusters(self._together(question, section)[1]["reading"])
+        return encoder.clusters(self._together(question, [section])[1]["reading"])
 
     def _globals(self, question: Tensor, section: Section) -> dict[str, Tensor]:
         """The global tokens of a section, as a batch of one."""
@@ -214,34 +272,27 @@ class Reader(Pretrained):
     def _read_all(
         self, question: Tensor, sections: Sequence[Section], top: int
     ) -> list[SectionRead]:
-        """As :meth:`read`; a model that encodes documents apart reads many sections at once."""
-        if self._encodings is None:
-            return [self.read(question, section, top) for section in sections]
+        """As :meth:`read`, many sections at once, unless the model reads their structure."""
+        names = ("max_answer_length", "no_answer_bias", "supporting_threshold")
+        options = {name: getattr(self.task.cfg, name) for name in names} | {"top": top}
         found: dict[int, SectionRead] = {}
-        for places in _batches(sections):
-            chosen = [sections[place] for place in places]
-            of_words = pad_sequence(self._encodings.of(chosen), batch_first=True)
-            logits, _ = self.model(
-                question.expand(len(chosen), -1).to(self.device),
-                *self._padded(chosen),
-                of_words.to(self.device, next(self.model.parameters()).dtype),
-            )
-            answers = self._answers(logits, [section.document for section in chosen], top)
+        for places in _batches(sections, 1 if self._structure is not None else IN_A_BATCH):
+            chosen, more = [sections[place] for place in places], []
+            if self._encodings is not None:
+                of_words = pad_sequence(self._encodings.of(chosen), batch_first=True)
+                more.append(of_words.to(self.device, next(self.model.parameters()).dtype))
+            logits, _ = self._together(question, chosen, *more)
+            answers = ranked_answers(logits, [each.document for each in chosen], **options)
             for place, section, answer in zip(places, chosen, answers, strict=True):
                 again = partial(self._clusters, question, section)
                 found[place] = SectionRead(section, answer, again)
         return [found[place] for place in range(len(sections))]
 
-    def _answers(self, logits: Logits, documents: Sequence[Document], top: int) -> list[Answers]:
-        names = ("max_answer_length", "no_answer_bias", "supporting_threshold")
-        options = {name: getattr(self.task.cfg, name) for name in names}
-        return ranked_answers(logits, documents, top=top, **options)
-
     @torch.no_grad()
     def _encode_sections(self, sections: Sequence[Section]) -> list[Tensor]:
         """States [W, D] of the words of each section."""
         found: dict[int, Tensor] = {}
-        for places in _batches(sections):
+        for places in _batches(sections, IN_A_BATCH):
             states = self.model.encode(*self._padded([sections[place] for place in places]))
             found |= dict(zip(places, states, strict=True))
         return [found[place] for place in range(len(sections))]
@@ -266,11 +317,11 @@ class Reader(Pretrained):
         return torch.cat([reading.document[0] for reading in read])
 
 
-def _batches(sections: Sequence[Section]) -> Iterator[list[int]]:
-    """Places of sections that are read together: of like length, and not too many."""
+def _batches(sections: Sequence[Section], most: int) -> Iterator[list[int]]:
+    """Places of sections that are read together: of like length, with up to `most` tokens."""
     batch: list[int] = []
     for place in sorted(range(len(sections)), key=lambda place: sections[place].length):
-        if batch and sections[place].length * (len(batch) + 1) > IN_A_BATCH:
+        if batch and sections[place].length * (len(batch) + 1) > most:
             yield batch
             batch = []
         batch.append(place)

@@ -63,6 +63,14 @@ class Section:
     encode: Callable[["Section"], tuple[Tensor, Document]] = field(repr=False)
 
     @property
+    def text(self) -> str:
+        """Of all pieces."""
+        paragraphs = self.source.paragraphs
+        return "\n".join(
+            paragraphs[piece.number][piece.start : piece.end] for piece in self.pieces
+        )
+
+    @property
     def tokens(self) -> Tensor:
         """int64 [N]."""
         return self.encode(self)[0]
@@ -133,17 +141,25 @@ class Splitter:
     def sections(self, source: Source, most: int) -> list[Section]:
         """Sections of whole paragraphs, and pieces of those that are too long.
 
+        A fifth of the room is kept for what would be a short section by itself, such as a heading
+        in front of a long paragraph: it joins the section behind it, or else the one before.
+
         Args:
             most: tokens of a section.
         """
-        found, pieces, length = [], [], 0
-        for piece, size in self._pieces(source, most):
-            if pieces and length + size > most:
-                found.append(Section(source, tuple(pieces), length, self._encoded))
-                pieces, length = [], 0
-            pieces.append(piece)
-            length += size
-        return [*found, Section(source, tuple(pieces), length, self._encoded)]
+        short = most // 5
+        found: list[tuple[list[Piece], int]] = [([], 0)]
+        for piece, size in self._pieces(source, most - short):
+            pieces, length = found[-1]
+            if pieces and length + size > (most if length <= short else most - short):
+                found.append(([piece], size))
+            else:
+                pieces.append(piece)
+                found[-1] = pieces, length + size
+        if len(found) > 1 and found[-1][1] <= short and found[-2][1] + found[-1][1] <= most:
+            pieces, length = found.pop()
+            found[-1] = found[-1][0] + pieces, found[-1][1] + length
+        return [Section(source, tuple(pieces), length, self._encoded) for pieces, length in found]
 
     def _title(self, source: Source) -> Tokens | None:
         return self._tokens(source.title) if self._titles else None
@@ -153,7 +169,9 @@ class Splitter:
         head = 1 + len(self._title(source) or ())
         room = max(1, most - head)
         step = room - room // 4 if self._overlap else room
-        for number, text in enumerate(source.paragraphs):
+        spoken = [n for n in range(len(source.paragraphs)) if n not in source.silent]
+        for number in spoken or range(len(source.paragraphs)):
+            text = source.paragraphs[number]
             for stretch in _stretches(text):
                 tokens = self._tokens(text[slice(*stretch)])
                 length = len(tokens)

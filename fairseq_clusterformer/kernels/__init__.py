@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from . import cpu
-from .layout import Layout, validate
+from .layout import Call, Layout, validate
 from .op import attention
 from .reference import reference_attention
 
@@ -137,14 +137,15 @@ def ranged_attention(
         if key_bias is not None:
             raise ValueError("key_bias and layout.key_bias are both given; allowed: one of them")
         key_bias = layout.key_bias
-    validate(q, k, v, layout, key_bias=key_bias, dropout=dropout)
+    call = Call(q, k, v, key_bias, None, layout, dropout)
+    validate(call)
     if layout.earlier_only and impl not in ("auto", "reference"):
         raise ValueError(
             f"the rule is leaking-chunk, and the kernel is {impl}; allowed: auto, reference"
         )
     if layout.earlier_only or impl == "reference":
-        return reference_attention(q, k, v, layout, key_bias=key_bias, dropout=dropout)
-    return attention(q, k, v, layout, key_bias=key_bias, dropout=dropout, impl=impl)
+        return reference_attention(call)
+    return attention(call, impl)
 
 
 def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..precision import at_least_float32
-from .layout import TENSORS, Layout
+from .layout import TENSORS, Call
 
 TILE = 64  # slots, if the sequence is longer than that
 LOG2_E = math.log2(math.e)
@@ -44,14 +44,15 @@ class _Side(NamedTuple):
 
 
 class _Plan:
-    """A layout's orders and ranges in tiles, for q [B, H, N, E]."""
+    """A layout's orders and ranges in tiles."""
 
-    def __init__(self, layout: Layout, q: Tensor, key_bias: Tensor | None):
+    def __init__(self, call: Call):
+        q, layout = call.q, call.layout
         batch, heads, length, _ = q.shape
         parts = [x for name in TENSORS if (x := getattr(layout, name)) is not None]
         self.groups = heads if any(x.size(1) > 1 for x in parts) else 1
         self.shape, self.rows, self.heads = q.shape, batch * self.groups, heads // self.groups
-        slots = length if layout.key_order is None else layout.key_order.size(-1)
+        slots = layout.slots
         # A short sequence is one tile, of a multiple of 8 slots.
         self.tile = min(TILE, -(-max(length, slots) // 8) * 8)
         identity = torch.arange(length, device=q.device).view(1, 1, length)
@@ -62,12 +63,11 @@ class _Plan:
         self.lo = self._tiled(layout.lo.masked_fill(empty, 0))
         self.hi = self._tiled(layout.hi.masked_fill(empty, 0))
         self.bias = None  # [R * h * tiles, T, 1]
-        if key_bias is not None:
-            bias = key_bias.expand(batch, heads, length).unsqueeze(-1)
+        if call.key_bias is not None:
+            bias = call.key_bias.to(_accumulator(q))
+            bias = bias.expand(batch, heads, length).unsqueeze(-1)
             self.bias = self.to_slots(bias, self.keys).mul_(LOG2_E)
-        self.grouped = self._grouped(
-            GROUP_NUMBERS_CPU if q.device.type == "cpu" else GROUP_NUMBERS_GPU
-        )
+        self.grouped = self._grouped(GROUP_NUMBERS_CPU if q.is_cpu else GROUP_NUMBERS_GPU)
 
     def _side(
         self, order: Tensor | None, count: Tensor | None, slots: int, identity: Tensor
@@ -180,18 +180,10 @@ class _Plan:
         return found.view(-1, group.num_tiles * self.tile, tiles.size(-1))
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_bias: Tensor | None,
-    seed: Tensor | None,
-    layout: Layout,
-    dropout: float,
-) -> tuple[Tensor, Tensor, _Plan]:
+def forward(call: Call) -> tuple[Tensor, Tensor, _Plan]:
     """See :mod:`.op`; what is kept is the plan."""
-    plan = _plan(layout, q, key_bias)
-    dtype = _accumulator(q)
+    q, k, v, _, seed, _, dropout = call
+    plan, dtype = _Plan(call), _accumulator(q)
     seed = 0 if seed is None else int(seed)
     q_tiles = plan.to_slots(q, plan.queries)
     k_tiles, v_tiles = (plan.to_slots(x, plan.keys) for x in (k, v))
@@ -216,21 +208,11 @@ def forward(
 
 
 def backward(
-    d_out: Tensor,
-    d_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_bias: Tensor | None,
-    seed: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    layout: Layout,
-    dropout: float,
-    plan: _Plan | None,
+    call: Call, d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, plan: _Plan | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """See :mod:`.op`."""
-    plan = _plan(layout, q, key_bias) if plan is None else plan
+    q, k, v, key_bias, seed, _, dropout = call
+    plan = _Plan(call) if plan is None else plan
     dtype, width = lse.dtype, q.size(-1)
     seed = 0 if seed is None else int(seed)
     # Softmax backward: dS = P * (dP - delta); the log-sum-exp's gradient adds P * d_lse.
@@ -281,10 +263,6 @@ def backward(
 
 def _accumulator(q: Tensor) -> torch.dtype:
     return at_least_float32(q.new_empty(0)).dtype
-
-
-def _plan(layout: Layout, q: Tensor, key_bias: Tensor | None) -> _Plan:
-    return _Plan(layout, q, None if key_bias is None else key_bias.to(_accumulator(q)))
 
 
 def _scaled(q: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,6 +5,7 @@ It is all that a kernel knows: not why an order was chosen, nor what is causal o
 
 import os
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +47,11 @@ class Layout:
     earlier_only: bool = False
     reach: int | None = None
 
+    @property
+    def slots(self) -> int:
+        """M, key slots."""
+        return (self.lo if self.key_order is None else self.key_order).size(-1)
+
     def check(self) -> None:
         """Check what attention trusts, which waits for the device: ranges lie within the key
         slots, orders name tokens, and an order of N slots names each token once.
@@ -53,8 +59,7 @@ class Layout:
         Raises:
             ValueError: the first number that is wrong, and what is allowed.
         """
-        length = self.lo.size(-1)
-        slots = length if self.key_order is None else self.key_order.size(-1)
+        length, slots = self.lo.size(-1), self.slots
         seen = self.hi > self.lo
         _refuse("lo", self.lo, seen & (self.lo < 0), "0 or more")
         _refuse("hi", self.hi, seen & (self.hi > slots), f"up to {slots}, the key slots")
@@ -72,6 +77,18 @@ class Layout:
                 _refuse(name, found, twice, "a permutation")
 
 
+class Call(NamedTuple):
+    """What a kernel is given."""
+
+    q: Tensor  # like k and v, [B, H, N, E]
+    k: Tensor
+    v: Tensor
+    key_bias: Tensor | None  # [B, 1 or H, N]
+    seed: Tensor | None  # names the masks of dropout; None: there is none
+    layout: Layout
+    dropout: float
+
+
 TENSORS = ("lo", "hi", "query_order", "key_order", "num_queries", "num_keys")
 """Layout's first fields: orders and ranges, without a bias."""
 
@@ -82,15 +99,14 @@ def _refuse(name: str, numbers: Tensor, wrong: Tensor, allowed: str) -> None:
         raise ValueError(f"layout.{name} has {number}; allowed: {allowed}")
 
 
-def validate(
-    q: Tensor, k: Tensor, v: Tensor, layout: Layout, *, key_bias: Tensor | None, dropout: float
-) -> None:
+def validate(call: Call) -> None:
     """Check the shapes, dtypes and devices that every kernel relies on. What the layout holds is
     checked only where the environment has ``CLUSTERFORMER_CHECK_LAYOUTS=1``.
 
     Raises:
         ValueError: what was given and what is allowed.
     """
+    q, k, v, key_bias, _, layout, dropout = call
     if q.dim() != 4 or not q.is_floating_point():
         raise ValueError(
             f"q has shape {tuple(q.shape)} and dtype {q.dtype}; "
@@ -104,8 +120,7 @@ def validate(
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout is {dropout}; allowed: 0 <= dropout < 1")
     length = q.size(2)
-    slots = length if layout.key_order is None else layout.key_order.size(-1)
-    sizes = [(length,), (length,), (length,), (slots,), (), ()]
+    sizes = [(length,), (length,), (length,), (layout.slots,), (), ()]
     for name, size in zip(TENSORS, sizes, strict=True):
         if (x := getattr(layout, name)) is None:
             continue

@@ -1,10 +1,10 @@
 """The kernels in autograd, and as one operator of torch for ``torch.compile``.
 
-A kernel is a module with two functions. ``forward(q, k, v, key_bias, seed, layout, dropout)``
-returns the output, the log-sum-exp, and what its backward pass would otherwise compute again, or
-None. ``backward(d_out, d_lse, q, k, v, key_bias, seed, out, lse, layout, dropout, kept)`` returns
-the gradients of q, k, v and key_bias; it computes again what is not ``kept``. Outputs and
-gradients of q's shape have the heads of a token next to each other in memory, as projections do.
+A kernel is a module with two functions. ``forward(call)`` returns the output, the log-sum-exp, and
+what its backward pass would otherwise compute again, or None. ``backward(call, d_out, d_lse, out,
+lse, kept)`` returns the gradients of q, k, v and key_bias; it computes again what is not ``kept``.
+Outputs and gradients of q's shape have the heads of a token next to each other in memory, as
+projections do.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,20 +14,12 @@ import torch
 from torch import Tensor
 
 from ..precision import at_least_float32
-from .layout import TENSORS, Layout
+from .layout import TENSORS, Call, Layout
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: Layout,
-    *,
-    key_bias: Tensor | None,
-    dropout: float,
-    impl: str,
-) -> tuple[Tensor, Tensor]:
+def attention(call: Call, impl: str) -> tuple[Tensor, Tensor]:
     """See :func:`fairseq_clusterformer.kernels.ranged_attention`; any ``impl`` but reference."""
+    q, k, v, key_bias, _, layout, dropout = call
     # One number names this call's dropout masks: the backward pass and activation checkpoints draw
     # them again. It stays on the device, so that a CUDA graph draws anew.
     seed = torch.randint(1 << 62, (), device=q.device) if dropout > 0.0 else None
@@ -52,13 +44,14 @@ class _Attention(torch.autograd.Function):
     """What eager code calls: an operator costs more for each call."""
 
     @staticmethod
-    def forward(ctx, kernel, q, k, v, key_bias, seed, layout, dropout):
-        with _autocast_off(q):
-            out, lse, kept = kernel.forward(q, k, v, key_bias, seed, layout, dropout)
+    def forward(ctx, kernel, *inputs):
+        *tensors, layout, dropout = inputs
+        with _autocast_off(tensors[0]):
+            out, lse, kept = kernel.forward(Call(*inputs))
         # Tensors that are kept are saved, too: an activation checkpoint drops what is saved alone.
-        tensors = kept if isinstance(kept, tuple) else ()
-        ctx.save_for_backward(q, k, v, key_bias, seed, out, lse, *tensors)
-        ctx.kernel, ctx.rest = kernel, (layout, dropout, None if tensors else kept)
+        more = kept if isinstance(kept, tuple) else ()
+        ctx.save_for_backward(*tensors, out, lse, *more)
+        ctx.kernel, ctx.rest = kernel, (layout, dropout, None if more else kept)
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -69,10 +62,10 @@ class _Attention(torch.autograd.Function):
         tensors = ctx.saved_tensors
         *saved, out, lse = tensors[:7]
         layout, dropout, kept = ctx.rest
-        kept = tensors[7:] or kept
+        call, kept = Call(*saved, layout, dropout), tensors[7:] or kept
         d_out = torch.zeros_like(out) if d_out is None else d_out
         with _autocast_off(out):
-            gradients = ctx.kernel.backward(d_out, d_lse, *saved, out, lse, layout, dropout, kept)
+            gradients = ctx.kernel.backward(call, d_out, d_lse, out, lse, kept)
         return None, *gradients, None, None, None
 
 
@@ -89,8 +82,10 @@ _INPUTS = (
 )
 
 
-def _layout(lo, hi, query_order, key_order, num_queries, num_keys, reach) -> Layout:
-    return Layout(lo, hi, query_order, key_order, num_queries, num_keys, reach=reach)
+def _call(q, k, v, key_bias, seed, *rest) -> tuple[Call, str]:
+    """What the operators are given, as kernels take it; and the name of the kernel."""
+    *tensors, dropout, reach, impl = rest
+    return Call(q, k, v, key_bias, seed, Layout(*tensors, reach=reach), dropout), impl
 
 
 @torch.library.custom_op(
@@ -98,11 +93,10 @@ def _layout(lo, hi, query_order, key_order, num_queries, num_keys, reach) -> Lay
     mutates_args=(),
     schema=f"({_INPUTS}) -> (Tensor, Tensor)",
 )
-def ranged_attention(q, k, v, key_bias, seed, *rest):
-    *tensors, dropout, reach, impl = rest
-    layout = _layout(*tensors, reach)
-    with _autocast_off(q):
-        return _kernel(impl, q).forward(q, k, v, key_bias, seed, layout, dropout)[:2]
+def ranged_attention(*inputs):
+    call, impl = _call(*inputs)
+    with _autocast_off(call.q):
+        return _kernel(impl, call.q).forward(call)[:2]
 
 
 @ranged_attention.register_fake
@@ -116,13 +110,13 @@ def _(q, *_others):
     schema=f"(Tensor d_out, Tensor d_lse, Tensor out, Tensor lse, {_INPUTS}) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
 )
-def ranged_attention_backward(d_out, d_lse, out, lse, q, k, v, key_bias, seed, *rest):
+def ranged_attention_backward(d_out, d_lse, out, lse, *inputs):
     """Gradients of q, k, v and key_bias (empty without one)."""
-    *tensors, dropout, reach, impl = rest
-    layout, saved = _layout(*tensors, reach), (q, k, v, key_bias, seed, out, lse)
-    with _autocast_off(q):
-        *gradients, d_bias = _kernel(impl, q).backward(d_out, d_lse, *saved, layout, dropout, None)
-    return *gradients, q.new_empty(0) if d_bias is None else d_bias
+    call, impl = _call(*inputs)
+    with _autocast_off(out):
+        backward = _kernel(impl, call.q).backward
+        *gradients, d_bias = backward(call, d_out, d_lse, out, lse, None)
+    return *gradients, out.new_empty(0) if d_bias is None else d_bias
 
 
 @ranged_attention_backward.register_fake

@@ -6,22 +6,14 @@ import torch
 from torch import Tensor
 
 from ..precision import at_least_float32
-from .layout import Layout
+from .layout import Call
 
 
-def reference_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: Layout,
-    *,
-    key_bias: Tensor | None = None,
-    dropout: float = 0.0,
-) -> tuple[Tensor, Tensor]:
+def reference_attention(call: Call) -> tuple[Tensor, Tensor]:
     """See :func:`fairseq_clusterformer.kernels.ranged_attention`. Memory O(N * M)."""
-    batch, heads, length, width = q.shape
-    dtype = q.dtype
-    q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
+    _, _, _, key_bias, _, layout, dropout = call
+    batch, heads, length, width = call.q.shape
+    q, k, v = map(at_least_float32, call[:3])
 
     # The token at each slot, [B, H, N] and [B, H, M].
     tokens = torch.arange(length, device=q.device).view(1, 1, length)
@@ -37,6 +29,8 @@ def reference_attention(
     logits = q @ k.transpose(-1, -2) / math.sqrt(width)  # [B, H, N, M]
     if key_bias is not None:
         bias = key_bias.to(q.dtype).expand(batch, heads, length).unsqueeze(-1)
+        # Kernels have logits in units of log 2, where the least finite number is -inf.
+        bias = bias.masked_fill(torch.isneginf(bias * math.log2(math.e)), -math.inf)
         # [B, H, M, 1] to [B, H, 1, M]: the same for each query
         logits = logits + _hide_unused(_take(bias, key_order), layout.num_keys).mT
 
@@ -54,7 +48,7 @@ def reference_attention(
     out = torch.nn.functional.dropout(weights, dropout) @ v
 
     restore = query_order.argsort(-1)  # the slot of each token
-    return _take(out, restore).to(dtype), lse.gather(-1, restore)
+    return _take(out, restore).to(call.q.dtype), lse.gather(-1, restore)
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:

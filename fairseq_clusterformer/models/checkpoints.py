@@ -4,11 +4,12 @@ fairseq's trainer says "ensure that the architectures match", and trains from sc
 of ``--restore-file`` does not exist.
 """
 
-import functools
 import logging
 import pickle
 import re
+import struct
 from argparse import Namespace
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
 from fairseq_clusterformer.attention.spec import written
+from fairseq_clusterformer.compat.wrapping import wraps
+from fairseq_clusterformer.errors import first_line
 
 logger = logging.getLogger(__name__)
+
+
+#: what torch.load ends in where a file is something else; no code of ours runs in it
+UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
+UNREADABLE += (struct.error, pickle.UnpicklingError)
 
 
 class CheckpointError(ValueError):
@@ -60,19 +68,12 @@ class ExplainedCheckpoints:
             fitting = {name: t for name, t in given.items() if name not in other_shapes}
             result = nn.Module.load_state_dict(self, fitting, strict=False)
             differences["of another shape"] = list(other_shapes.values())
-            differences["that are not finite"] = [
-                name for name, p in self.named_parameters() if not p.isfinite().all()
-            ]
+            differences |= unfit_numbers(self, given)
             if strict:
                 missing = [name for name in result.missing_keys if name not in other_shapes]
                 differences |= {"missing": missing, "of another model": result.unexpected_keys}
-        told = [
-            f"tensors {what}: {len(names)}, such as {names[0]}"
-            for what, names in differences.items()
-            if names
-        ]
-        if told:
-            raise CheckpointError("; ".join(told))
+        if told := explained(differences):
+            raise CheckpointError(told)
         return result
 
     def _prune(self, state: dict[str, Tensor], cfg: DictConfig | Namespace | None):
@@ -105,6 +106,33 @@ class ExplainedCheckpoints:
         return state
 
 
+def unfit_numbers(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Given tensors that are not finite, or of whole numbers where the model's are not. A buffer
+    may hold the logarithm of 0."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    found: dict[str, list[str]] = {"that are not finite": [], "of whole numbers": []}
+    for name, own in model.state_dict().items():
+        tensor = given.get(name)
+        if not torch.is_tensor(own) or not torch.is_tensor(tensor) or not own.is_floating_point():
+            continue
+        if not tensor.is_floating_point():
+            found["of whole numbers"].append(name)
+            continue
+        numbers = tensor if name in parameters else tensor.clamp_min(torch.finfo(tensor.dtype).min)
+        if not numbers.isfinite().all():
+            found["that are not finite"].append(name)
+    return found
+
+
+def explained(differences: Mapping[str, list[str]]) -> str:
+    """What differs, in one line; empty: nothing."""
+    return "; ".join(
+        f"tensors {what}: {len(names)}, such as {names[0]}"
+        for what, names in differences.items()
+        if names
+    )
+
+
 def read_checkpoint(option: str, path: str) -> dict[str, Any]:
     """A checkpoint that an option names, on the CPU; "model" has its tensors, "cfg", where it is,
     its options. Raises CheckpointError: no such file, or fairseq has not written it."""
@@ -114,23 +142,35 @@ def read_checkpoint(option: str, path: str) -> dict[str, Any]:
         state = load_checkpoint_to_cpu(path)
         state["model"]
         return state
-    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    except UNREADABLE as error:
         raise CheckpointError(
-            f"{option} is {path}: it cannot be read ({reason}); allowed: a checkpoint that "
-            "fairseq has written"
+            f"{option} is {path}: it cannot be read ({why_no_checkpoint(error)}); allowed: a "
+            "checkpoint that fairseq has written"
         ) from error
+
+
+def why_no_checkpoint(error: BaseException) -> str:
+    """What is wrong with a file, by the error that ``torch.load`` ended in. Of a file that is no
+    checkpoint, pickle says a bare number, or what a byte of it would mean."""
+    if found := re.search(
+        r"Unsupported (?:global|class).*? ([\w.]+) was not", str(error), re.DOTALL
+    ):
+        return f"it needs {found[1]}, which fairseq does not write"
+    if isinstance(error, EOFError):
+        return "it is empty or cut off"
+    if isinstance(error, OSError):
+        return error.strerror or first_line(error)
+    if "PytorchStreamReader" in str(error):
+        return "it is cut off or damaged"
+    return "it is no checkpoint, or damaged"
 
 
 def explain_loading() -> None:
     """Lets fairseq's trainer say why it cannot load a checkpoint into one of our models, and go
     on from the newest whole one where the last one is broken or missing."""
-    load = Trainer.load_checkpoint
-    if hasattr(load, "__wrapped__"):
-        return
 
-    @functools.wraps(load)
-    def load_checkpoint(self: Trainer, filename: str, *args, **kwargs):
+    @wraps(Trainer, "load_checkpoint")
+    def load_checkpoint(load, self: Trainer, filename: str, *args, **kwargs):
         explains = isinstance(self.get_model(), ExplainedCheckpoints)
         option, value = _option(self.cfg.checkpoint, filename)
         ours = Path(filename).resolve().parent == Path(self.cfg.checkpoint.save_dir).resolve()
@@ -160,8 +200,6 @@ def explain_loading() -> None:
                 "with the same sizes and dictionary"
             ) from None
 
-    Trainer.load_checkpoint = load_checkpoint
-
 
 def _why_unreadable(filename: str) -> str:
     """What is wrong with a file; empty: nothing, or there is none."""
@@ -169,7 +207,7 @@ def _why_unreadable(filename: str) -> str:
         if Path(filename).is_file():
             load_checkpoint_to_cpu(filename)["extra_state"]
     except Exception as error:
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
+        return why_no_checkpoint(error)
     return ""
 
 

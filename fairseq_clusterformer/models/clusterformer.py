@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass
 from typing import Optional
 
-import torch
 from fairseq.dataclass import ChoiceEnum
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model, register_model_architecture
@@ -20,7 +19,7 @@ from fairseq.models.transformer import (
 )
 from fairseq.utils import get_available_activation_fns
 from omegaconf import II
-from torch import Tensor, nn
+from torch import Tensor
 
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
@@ -145,18 +144,14 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
 
     @classmethod
     def build_decoder(cls, cfg, tgt_dict, embed_tokens):
-        decoder = ClusterformerDecoder(
+        return ClusterformerDecoder(
             cfg,
             tgt_dict,
             embed_tokens,
             no_encoder_attn=cfg.no_cross_attention,
             plan=cfg.attention["decoder"],
+            output_bias=cfg.output_bias,
         )
-        if cfg.output_bias:
-            if decoder.output_projection is None:
-                raise ValueError("--output-bias is True; allowed: without an adaptive softmax")
-            decoder.output_projection.bias = nn.Parameter(torch.zeros(len(tgt_dict)))
-        return decoder
 
     def forward(
         self,

@@ -8,15 +8,22 @@ import torch
 from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 
-from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions, masked_mean, tiny_encoder
+from .encoder_only import (
+    EncoderOnlyModel,
+    EncoderOnlyOptions,
+    PretrainedOptions,
+    masked_mean,
+    tiny_encoder,
+)
 from .options import option, set_sizes
+from .pretrained import load_pretrained, set_sizes_of_folder
 from .word_vectors import read_word_vectors
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class ClusterformerClassifierConfig(EncoderOnlyOptions):
+class ClusterformerClassifierConfig(PretrainedOptions, EncoderOnlyOptions):
     """Options of the encoder, and those of the classifier on it."""
 
     pooling: str = option(
@@ -68,10 +75,12 @@ class ClusterformerClassifier(EncoderOnlyModel):
 
     @classmethod
     def check(cls, args, task) -> None:
-        if args.word_vectors and args.pretrained_checkpoint:
+        starts = ("word_vectors", "pretrained_checkpoint", "pretrained")
+        (first, value), *others = [(n, v) for n in starts if (v := getattr(args, n))] or [("", "")]
+        for name, other in others:
+            names = [f"--{n.replace('_', '-')}" for n in (first, name)]
             raise ValueError(
-                f"--word-vectors is {args.word_vectors}, and --pretrained-checkpoint "
-                f"{args.pretrained_checkpoint}; allowed: one of them"
+                f"{names[0]} is {value}, and {names[1]} {other}; allowed: one of them"
             )
 
     def forward(
@@ -133,12 +142,14 @@ class ClusterformerClassifier(EncoderOnlyModel):
         return logits.log_softmax(-1) if log_probs else logits.softmax(-1)
 
     def load_initial_weights(self) -> None:
-        """Start from what ``--word-vectors`` or ``--pretrained-checkpoint`` names; raises
-        ValueError for a file that cannot be read or does not fit."""
+        """Start from what ``--word-vectors``, ``--pretrained-checkpoint`` or ``--pretrained``
+        names; raises ValueError for files that cannot be read or do not fit."""
         if self.args.word_vectors:
             self._load_word_vectors(self.args.word_vectors)
         if self.args.pretrained_checkpoint:
             self.load_encoder(self.args.pretrained_checkpoint)
+        if self.args.pretrained:
+            load_pretrained(self, self.args.pretrained)
 
     @torch.no_grad()
     def _load_word_vectors(self, path: str) -> None:
@@ -161,4 +172,7 @@ def clusterformer_classifier_base(args):
 
 register_model_architecture("clusterformer_classifier", "clusterformer_classifier_tiny")(
     tiny_encoder
+)
+register_model_architecture("clusterformer_classifier", "clusterformer_classifier_pretrained")(
+    set_sizes_of_folder
 )

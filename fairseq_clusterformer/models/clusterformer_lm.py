@@ -14,6 +14,8 @@ from fairseq.models.transformer_lm import (
 )
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 
+from fairseq_clusterformer.attention.heads import BIASES
+
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
 from .options import (
@@ -24,6 +26,7 @@ from .options import (
     set_defaults,
     set_sizes,
 )
+from .stack import LayerForm
 
 
 @dataclass
@@ -45,6 +48,28 @@ class LanguageModelOptions(ClusteringOptions):
         "heads of keys and values in each layer, each shared by some heads of queries; 0: as many",
         at_least=0,
     )
+    decoder_head_dim: int = option(
+        0, "width of a head; 0: that of the decoder, divided among the heads", at_least=0
+    )
+    qk_norm: bool = option(False, "a root-mean-square norm of queries and keys")
+    biases: str = option(
+        "all",
+        "maps and norms of a layer that have a bias: all, qkv, none",
+        choices=BIASES,
+    )
+    norm: str = option("layer", "norms of layers: layer, rms", choices=("layer", "rms"))
+    norm_eps: float = option(1e-5, "epsilon of norms", above=0)
+    activation_fn: str = option(
+        "relu",
+        "activation of the feed-forward blocks; swiglu: swish, and multiplied by a second map",
+        choices=(*utils.get_available_activation_fns(), "swish", "swiglu"),
+    )
+    rotary_base: float = option(10_000.0, "base of rotary positions", above=0)
+    rotary_scaling: str = option(
+        "",
+        "slower rotary positions, as Llama 3 has them: FACTOR,LOW,HIGH,TOKENS",
+    )
+    output_bias: bool = option(False, "add a bias to the logits")
     separate_documents: bool = option(
         False,
         "tokens do not see other documents of their row: each end-of-sentence symbol ends one, "
@@ -70,13 +95,18 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
             args.max_target_positions = utils.safe_getattr(
                 args, "tokens_per_sample", DEFAULT_MAX_TARGET_POSITIONS
             )
+        cfg, gated = TransformerConfig.from_namespace(args), args.activation_fn == "swiglu"
+        if gated:
+            cfg.activation_fn = "swish"
         decoder = ClusterformerDecoder(
-            TransformerConfig.from_namespace(args),
+            cfg,
             task.target_dictionary,
             cls._build_input(args, task.source_dictionary),
             no_encoder_attn=True,
             plan=plan,
+            form=LayerForm(args.norm, args.norm_eps, gated, biases=args.biases == "all"),
             separate_documents=args.separate_documents,
+            output_bias=args.output_bias,
         )
         routers = [router for layer in decoder.all_layers() for router in layer.self_attn.routers]
         for router in routers if args.separate_documents else ():
@@ -148,6 +178,16 @@ def clusterformer_lm_enwik8(args):
     set_sizes(args, "decoder", layers=12, width=512, inner=2048, heads=8)
     set_defaults(args, share_decoder_input_output_embed=True, activation_fn="gelu")
     set_defaults(args, attention_window=256, num_clusters=32)
+    base_lm_architecture(args)
+
+
+@register_model_architecture("clusterformer_lm", "clusterformer_lm_llama")
+def clusterformer_lm_llama(args):
+    """8 layers of Llama's form, 256 wide, 6 million parameters without the words."""
+    set_sizes(args, "decoder", layers=8, width=256, inner=704, heads=8, dropout=0.0)
+    set_defaults(args, decoder_kv_heads=2, share_decoder_input_output_embed=True)
+    set_defaults(args, norm="rms", biases="none", activation_fn="swiglu", positions="rotary")
+    set_defaults(args, no_scale_embedding=True, attention="window*3,gated", attention_sinks=4)
     base_lm_architecture(args)
 
 

@@ -12,12 +12,19 @@ from torch import Tensor
 
 from fairseq_clusterformer.clustering import Report
 
-from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions, tiny_encoder
+from .encoder_only import (
+    EncoderOnlyModel,
+    EncoderOnlyOptions,
+    PretrainedOptions,
+    set_epsilon,
+    tiny_encoder,
+)
 from .options import set_sizes
+from .pretrained import load_pretrained, set_sizes_of_folder
 
 
 @dataclass
-class ClusterformerMaskedLMConfig(EncoderOnlyOptions):
+class ClusterformerMaskedLMConfig(PretrainedOptions, EncoderOnlyOptions):
     """Options of the encoder."""
 
 
@@ -33,6 +40,13 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
             activation_fn=args.activation_fn,
             weight=self.encoder.embed_tokens.weight,
         )
+        set_epsilon(self.lm_head, args.layer_norm_eps)
+
+    def load_initial_weights(self) -> None:
+        """Start from what ``--pretrained`` names; raises CheckpointError for files that cannot be
+        read or do not fit."""
+        if self.args.pretrained:
+            load_pretrained(self, self.args.pretrained)
 
     def forward(
         self,
@@ -69,4 +83,7 @@ def clusterformer_masked_lm_small(args):
 
 register_model_architecture("clusterformer_masked_lm", "clusterformer_masked_lm_tiny")(
     tiny_encoder
+)
+register_model_architecture("clusterformer_masked_lm", "clusterformer_masked_lm_pretrained")(
+    set_sizes_of_folder
 )

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from fairseq_clusterformer.answers import TYPES, AnswerLogits
 from fairseq_clusterformer.precision import ExactLinear
 
-from .encoder_only import ACTIVATIONS, EncoderOptions, embed_words, masked_mean
+from .encoder_only import (
+    ACTIVATIONS,
+    EncoderOptions,
+    PretrainedOptions,
+    embed_words,
+    masked_mean,
+)
 from .options import (
     ClusteringOptions,
     attention_plan,
@@ -20,13 +26,12 @@ from .options import (
     set_defaults,
     set_sizes,
 )
-from .pretrained import load_folder
+from .pretrained import load_pretrained, set_sizes_of_folder
 from .reader import ReaderEncoder, ReaderModel, Reading
-from .roberta import load_roberta
 
 
 @dataclass
-class ClusterformerReaderConfig(EncoderOptions, ClusteringOptions):
+class ClusterformerReaderConfig(PretrainedOptions, EncoderOptions, ClusteringOptions):
     """Options of the encoder; by default it has RoBERTa-base's sizes."""
 
     activation_fn: ACTIVATIONS = option("gelu", "activation function")
@@ -71,15 +76,7 @@ class ClusterformerReaderConfig(EncoderOptions, ClusteringOptions):
     token_types: int = option(
         0, "2: question and document have embeddings of their own, as in BERT; 0: none"
     )
-    layer_norm_eps: float = option(1e-5, "epsilon of layer norms; BERT's is 1e-12", above=0)
-    pretrained: str = option(
-        "",
-        "folder of BERT's form (BERT, MiniLM, DistilBERT, ELECTRA, RoBERTa), from which the "
-        "encoder starts",
-    )
-    roberta_checkpoint: str = option(
-        "", "checkpoint of fairseq's roberta, from which the encoder starts"
-    )
+    roberta_checkpoint: str = option("", "older name of --pretrained")
 
 
 class AnswerHeads(nn.Module):
@@ -196,16 +193,10 @@ class ClusterformerReader(ReaderModel):
             token_types=args.token_types,
         )
         encoder.embed_scale = args.embedding_scale
-        for module in encoder.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.eps = args.layer_norm_eps
         return encoder
 
     def forward(
-        self,
-        question_tokens: Tensor,
-        document_tokens: Tensor,
-        text_mask: Tensor | None = None,
+        self, question_tokens: Tensor, document_tokens: Tensor, text_mask: Tensor | None = None
     ) -> tuple[AnswerLogits, dict[str, Any]]:
         """Answer questions from a document each: logits, the ``reading`` of the encoder, and its
         layers' ``reports``.
@@ -234,10 +225,9 @@ class ClusterformerReader(ReaderModel):
     def load_initial_weights(self) -> None:
         """Start from what ``--pretrained`` or ``--roberta-checkpoint`` names; raises
         CheckpointError for files that cannot be read or do not fit."""
-        if self.args.pretrained:
-            load_folder(self, self.args.pretrained)
-        elif self.args.roberta_checkpoint:
-            load_roberta(self, self.args.roberta_checkpoint)
+        for name in ("pretrained", "roberta_checkpoint"):
+            if path := getattr(self.args, name):
+                load_pretrained(self, path, f"--{name.replace('_', '-')}")
 
 
 @register_model_architecture("clusterformer_reader", "clusterformer_reader_tiny")
@@ -253,6 +243,15 @@ def clusterformer_reader_minilm(args):
     """The 6 layers of 384 of MiniLM, with BERT's token types; layers 3 and 5 across windows."""
     set_sizes(args, "encoder", layers=6, width=384, inner=1536, heads=12)
     set_defaults(args, token_types=2, layer_norm_eps=1e-12, cluster_layers="3,5")
+
+
+@register_model_architecture("clusterformer_reader", "clusterformer_reader_pretrained")
+def clusterformer_reader_pretrained(args):
+    """The sizes of the folder that ``--pretrained`` names; the middle and the last layer across
+    windows."""
+    set_sizes_of_folder(args)
+    layers = getattr(args, "encoder_layers", 12)
+    set_defaults(args, cluster_layers=f"{layers // 2},{layers - 1}")
 
 
 @register_model_architecture("clusterformer_reader", "clusterformer_reader_base")

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import torch
 from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_clusterformer.attention import Batch, any_padding
 from fairseq_clusterformer.clustering import Report
@@ -74,7 +75,7 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
         residual = x
         if self.normalize_before:
             x = self.final_layer_norm(x)
-        x = self.activation_dropout_module(self.activation_fn(self.fc1(x)))
+        x = self.activation_dropout_module(self.activated(x))
         if self.ffn_layernorm is not None:
             x = self.ffn_layernorm(x)
         x = self.dropout_module(self.fc2(x))
@@ -90,12 +91,19 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
     """fairseq's decoder over :class:`ClusterformerDecoderLayer`; no [N, N] mask is ever made.
 
     With ``separate_documents`` an end-of-sentence symbol begins a document of its own, which sees
-    nothing of those before; positions start again.
+    nothing of those before; positions start again. With ``output_bias`` logits have a bias.
     """
 
-    def __init__(self, *args, separate_documents: bool = False, **kwargs):
+    def __init__(
+        self, *args, separate_documents: bool = False, output_bias: bool = False, **kwargs
+    ):
         super().__init__(*args, **kwargs)
         self.separate_documents = separate_documents
+        if output_bias:
+            if self.output_projection is None:
+                raise ValueError("--output-bias is True; allowed: without an adaptive softmax")
+            words = len(self.output_projection.weight)
+            self.output_projection.bias = nn.Parameter(torch.zeros(words))
 
     @property
     def leaks_future(self) -> bool:

@@ -1,7 +1,6 @@
 """More tokens for each row, by the layers of our decoder and what they keep of those before."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,21 +11,14 @@ from .attention import State
 from .decoder import ClusterformerDecoder
 
 
-class Kept(Protocol):
-    """What layers keep of the tokens before.
+@dataclass
+class DecoderState:
+    """What layers keep of the tokens before; anything with these attributes will do.
 
     Attributes:
         state: of fairseq's modules, by their names; the batch comes first in each tensor.
         tokens: how many were seen, padding included.
     """
-
-    state: State
-    tokens: int
-
-
-@dataclass
-class DecoderState:
-    """:class:`Kept`, empty at first."""
 
     state: State = field(default_factory=dict)
     tokens: int = 0
@@ -36,7 +28,7 @@ class DecoderState:
 def decode(
     decoder: ClusterformerDecoder,
     tokens: Tensor,
-    cache: Kept,
+    cache: DecoderState,
     encoder_out: dict[str, list[Tensor]] | None = None,
 ) -> Tensor:
     """Features [B, n, D] of n more tokens, int64 [B, n], which the cache then holds; read at once,
@@ -48,11 +40,6 @@ def decode(
     Raises:
         ValueError: a decoder that sees the future.
     """
-    if decoder.leaks_future:
-        raise ValueError(
-            "cluster_rule is leaking-chunk, by which later tokens change earlier outputs: it "
-            "cannot generate; allowed: recent"
-        )
     padding = tokens.eq(decoder.padding_idx)
     # Avoid a device sync: on a GPU it would cost more than a step.
     padded = tokens.is_cuda or any_padding(padding) is not None
@@ -62,8 +49,7 @@ def decode(
     features = []
     for part in (slice(first, first + size) for first in range(0, length, size)):
         batch = Batch(
-            padding[:, part] if padded else None,
-            None if documents is None else documents[:, part],
+            padding[:, part] if padded else None, None if documents is None else documents[:, part]
         )
         x = decoder.embed(tokens[:, part], places[:, part])
         features.append(decoder.run(x, batch, encoder_out, cache.state)[0])
@@ -72,11 +58,7 @@ def decode(
 
 
 def _places(
-    decoder: ClusterformerDecoder,
-    tokens: Tensor,
-    real: Tensor,
-    padded: bool,
-    cache: Kept,
+    decoder: ClusterformerDecoder, tokens: Tensor, real: Tensor, padded: bool, cache: DecoderState
 ) -> tuple[Tensor, Tensor | None]:
     """Numbers of the tokens in their rows or documents, from 0, int64 [1 or B, n]; and those of
     the documents [B, n], where an end-of-sentence symbol begins one."""

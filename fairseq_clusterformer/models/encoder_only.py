@@ -45,6 +45,7 @@ class EncoderOptions(FairseqDataclass):
     encoder_normalize_before: bool = option(
         False, "layer norm before each block, instead of after it"
     )
+    layer_norm_eps: float = option(1e-5, "epsilon of layer norms; BERT's is 1e-12", above=0)
     checkpoint_activations: bool = option(False, "save memory: compute activations twice")
 
 
@@ -62,6 +63,17 @@ class EncoderOnlyOptions(EncoderOptions, EncoderClusteringOptions):
     no_scale_embedding: bool = option(False, "do not multiply embeddings by the root of the width")
 
 
+@dataclass
+class PretrainedOptions(FairseqDataclass):
+    """What an encoder of BERT's form starts from."""
+
+    pretrained: str = option(
+        "",
+        "folder of BERT's form (BERT, MiniLM, DistilBERT, ELECTRA, RoBERTa), or checkpoint of "
+        "fairseq's roberta, from which the encoder starts",
+    )
+
+
 class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
     """An encoder of one dictionary, which its checkpoints remember.
 
@@ -76,6 +88,7 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         super().__init__()
         self.args = args
         self.encoder = self.build_encoder(args, task)
+        set_epsilon(self.encoder, getattr(args, "layer_norm_eps", 1e-5))
         self.register_buffer("vocabulary", fingerprint(self.encoder.dictionary))
 
     @classmethod
@@ -145,6 +158,13 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
     def max_positions(self) -> int:
         """Tokens of the longest sequence."""
         return self.encoder.max_positions()
+
+
+def set_epsilon(module: nn.Module, epsilon: float) -> None:
+    """Give all layer norms in a module another epsilon."""
+    for norm in module.modules():
+        if isinstance(norm, nn.LayerNorm):
+            norm.eps = epsilon
 
 
 def embed_words(args, dictionary: Dictionary) -> nn.Embedding:

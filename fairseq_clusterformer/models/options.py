@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from importlib.util import find_spec
 from typing import Any, Optional, get_args, get_type_hints
@@ -16,6 +16,7 @@ from omegaconf import OmegaConf, open_dict
 from fairseq_clusterformer.attention import AttentionPlan, OptionError, attention_kinds
 from fairseq_clusterformer.attention.kind import Registered, listen, registered
 from fairseq_clusterformer.attention.options import flag_of
+from fairseq_clusterformer.attention.projections import Rotary
 from fairseq_clusterformer.attention.spec import parse_attention, written
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, WIDEST
 from fairseq_clusterformer.ranges import Range, strays
@@ -67,9 +68,7 @@ class _CommonOptions(FairseqDataclass):
         choices=POSITIONS,
     )
     short_convolution: int = option(
-        0,
-        "width of a depthwise convolution over queries, keys and values; 0: none",
-        at_least=0,
+        0, "width of a depthwise convolution over queries, keys and values; 0: none", at_least=0
     )
     copying_start: bool = option(
         False,
@@ -198,7 +197,7 @@ def options_of(model: type) -> type[FairseqDataclass]:
 def check_heads(args: Namespace, side: str) -> None:
     """Raise ValueError for heads that do not divide the width of the encoder or the decoder."""
     heads, width = getattr(args, f"{side}_attention_heads"), getattr(args, f"{side}_embed_dim")
-    if heads < 1 or width % heads:
+    if heads < 1 or width % heads and not getattr(args, f"{side}_head_dim", 0):
         raise ValueError(
             f"--{side}-attention-heads is {heads}; allowed: a number that divides "
             f"--{side}-embed-dim, which is {width}"
@@ -237,7 +236,10 @@ def attention_plan(
     values = {
         f: getattr(args, f, item.default) for f, _, item in options_of_kinds(attention_kinds())
     }
-    if cluster_rule == "chunk":  # which has no gap; a spec's is refused
+    # What an encoder does not have is for the decoder; in a spec it is refused.
+    if side == "encoder":
+        values["attention_sinks"] = 0
+    if cluster_rule == "chunk":
         values["cluster_gap"] = 0
     values |= {"cluster_rule": cluster_rule, "own_centroids": own_centroids, **instead}
     layers = getattr(args, f"{side}_layers")
@@ -292,11 +294,29 @@ def attention_plan(
     return AttentionPlan(
         tuple(kinds),
         kv_heads=shared,
-        rotary=args.positions == "rotary",
+        head_dim=getattr(args, f"{side}_head_dim", 0) or None,
+        biases=getattr(args, "biases", "all"),
+        qk_norm=args.norm_eps if getattr(args, "qk_norm", False) else None,
+        rotary=_rotary(args) if args.positions == "rotary" else None,
         relative=args.positions == "relative",
         short_convolution=args.short_convolution,
         copying_start=args.copying_start and side == "decoder",
         kernel=kernel,
+    )
+
+
+def _rotary(args: Namespace) -> Rotary:
+    """How fast rotary positions turn; raises ValueError for a scaling that is none."""
+    base, text = getattr(args, "rotary_base", Rotary().base), getattr(args, "rotary_scaling", "")
+    if not text:
+        return Rotary(base)
+    with suppress(ValueError):
+        factor, low, high, tokens = map(float, text.split(","))
+        if factor >= 1 and 0 < low < high and tokens > 0:
+            return Rotary(base, (factor, low, high, tokens))
+    raise ValueError(
+        f"--rotary-scaling is {text}; allowed: FACTOR,LOW,HIGH,TOKENS as of Llama 3, such as "
+        "8,1,4,8192"
     )
 
 
@@ -322,12 +342,13 @@ def _set_positions(args: Namespace, side: str) -> None:
     args.no_token_positional_embeddings = args.positions not in ("learned", "sinusoidal")
     setattr(args, f"{side}_learned_pos", args.positions == "learned")
     width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
-    if args.positions == "rotary" and width // heads % 2:
+    of_head = getattr(args, f"{side}_head_dim", 0) or width // heads
+    if args.positions == "rotary" and of_head % 2:
         raise ValueError(
-            f"--positions is rotary, and a head is {width // heads} wide; allowed: "
+            f"--positions is rotary, and a head is {of_head} wide; allowed: "
             f"--{side}-embed-dim and --{side}-attention-heads that make it even"
         )
-    whole = width // heads + width  # of a head with its positions
+    whole = of_head + width  # of a head with its positions
     if args.positions == "relative" and whole > WIDEST and args.attention_kernel == "triton":
         raise ValueError(
             f"--positions is relative, which makes a head {whole} wide; allowed: up to "

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
 from fairseq_clusterformer.attention import AttentionPlan, OptionError
+from fairseq_clusterformer.attention.projections import RMSNorm
 from fairseq_clusterformer.clustering import Report
 
 from .attention import SelfAttention
@@ -24,17 +26,59 @@ from .options import flagged
 AT_ONCE_CPU, AT_ONCE_GPU = 1 << 12, 1 << 16
 
 
+class LayerForm(NamedTuple):
+    """What fairseq's layers do not offer; attention apart.
+
+    Attributes:
+        norm: "layer", or "rms" (of the root of the mean square alone, Zhang and Sennrich 2019).
+        eps: of the norms.
+        gated: the inner activation is multiplied by a second projection (Shazeer 2020); with the
+            activation ``swish`` this is SwiGLU.
+        biases: feed-forward maps and norms have some; a norm of the form "rms" has none.
+    """
+
+    norm: str = "layer"
+    eps: float = 1e-5
+    gated: bool = False
+    biases: bool = True
+
+    def give(self, module: nn.Module) -> None:
+        """Norms and biases of this form, in a layer or a stack that fairseq has built."""
+        for name, child in module.named_children():
+            if isinstance(child, nn.LayerNorm) and self.norm == "rms":
+                setattr(module, name, RMSNorm(child.normalized_shape, self.eps))
+            elif isinstance(child, nn.LayerNorm):
+                bias = self.biases
+                setattr(module, name, nn.LayerNorm(child.normalized_shape, self.eps, bias=bias))
+            elif isinstance(child, nn.Linear) and not self.biases:
+                child.bias = None
+
+
+FAIRSEQS = LayerForm()
+
+
 class ClusteredLayer:
     """Mixin before a fairseq Transformer layer: self-attention as layer ``number`` of a plan, from
     0, has it; ``causal`` in a decoder."""
 
     causal: bool
 
-    def __init__(self, cfg, *args, plan: AttentionPlan, number: int):
+    def __init__(self, cfg, *args, plan: AttentionPlan, number: int, form: LayerForm = FAIRSEQS):
         self.plan, self.kinds = plan, plan.layers[number]
         super().__init__(cfg, *args)
         if cfg.activation_fn == "swish":  # fairseq takes the class for the function
             self.activation_fn = nn.functional.silu
+        self.fc_gated = None
+        if form.gated:
+            noise = self.quant_noise, self.quant_noise_block_size
+            self.fc_gated = self.build_fc1(*reversed(self.fc1.weight.shape), *noise)
+        if form != FAIRSEQS:
+            form.give(self)
+
+    def activated(self, x: Tensor) -> Tensor:
+        """The inner activation of the feed-forward block."""
+        out = self.activation_fn(self.fc1(x))
+        return out if self.fc_gated is None else out * self.fc_gated(x)
 
     def build_self_attention(self, embed_dim, cfg, add_bias_kv=False, add_zero_attn=False):
         side = cfg.decoder if self.causal else cfg.encoder
@@ -45,12 +89,7 @@ class ClusteredLayer:
                 kinds=self.kinds,
                 causal=self.causal,
                 dropout=cfg.attention_dropout,
-                kv_heads=self.plan.kv_heads,
-                rotary=self.plan.rotary,
-                relative=self.plan.relative,
-                short_convolution=self.plan.short_convolution,
-                copying_start=self.plan.copying_start,
-                kernel=self.plan.kernel,
+                **self.plan.of_layers(),
             )
         except OptionError as error:
             raise flagged(error) from None
@@ -66,9 +105,11 @@ class ClusteredStack:
 
     num_updates: int | None = None
 
-    def __init__(self, *args, plan: AttentionPlan, **kwargs):
-        self.plan, self._planned = plan, 0
+    def __init__(self, *args, plan: AttentionPlan, form: LayerForm = FAIRSEQS, **kwargs):
+        self.plan, self.form, self._planned = plan, form, 0
         super().__init__(*args, **kwargs)
+        if form != FAIRSEQS:
+            form.give(self)
         table = getattr(self, "embed_positions", None)
         if isinstance(table, SinusoidalPositionalEmbedding):
             size = len(table.weights)
@@ -76,7 +117,7 @@ class ClusteredStack:
 
     def build_layer(self, layer: type[ClusteredLayer], cfg: TransformerConfig, *args) -> nn.Module:
         """The next layer, as fairseq wraps it for activation checkpointing and FSDP."""
-        built = layer(cfg, *args, plan=self.plan, number=self._planned)
+        built = layer(cfg, *args, plan=self.plan, number=self._planned, form=self.form)
         self._planned += 1
         if cfg.checkpoint_activations:
             built = checkpoint_wrapper(built, offload_to_cpu=cfg.offload_activations)

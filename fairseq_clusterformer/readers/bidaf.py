@@ -35,14 +35,8 @@ class BidafReaderConfig(WordReaderOptions):
 
 
 class TwoWayLSTM(nn.Module):
-    """An LSTM from either side, over the words that there are.
-
-    Args:
-        inputs: width of what it reads.
-        width: D of each direction.
-        layers: how many.
-        dropout: of what a layer gives.
-    """
+    """An LSTM of width D from either side, over the words that there are; with dropout behind
+    each layer."""
 
     def __init__(self, inputs: int, width: int, layers: int, dropout: float):
         super().__init__()
@@ -79,13 +73,13 @@ class BidafEncoder(WordReaderEncoder):
         self.dropout = args.dropout
 
     def encode(self, words: Words) -> tuple[Tensor, list[Report]]:
-        """Up to the contextual LSTM: states [B, W, 2 D], and no reports."""
+        """See :class:`WordReaderEncoder`: up to the contextual LSTM, [B, W, 2 D]."""
         return self.contextual(self.embedding(words), words.padding), []
 
     def read(
         self, asked: Words, words: Words, states: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, LayerReports]:
-        """See :meth:`WordReaderEncoder.read`; there are no reports."""
+        """See :class:`WordReaderEncoder`."""
         question, _ = self.encode(asked)
         document = self.encode(words)[0] if states is None else states
         both = self.attention(document, question, words, asked)
@@ -95,10 +89,6 @@ class BidafEncoder(WordReaderEncoder):
         end = torch.cat([both, self.ends(modelled, words.padding)], dim=-1)
         return question, modelled, begin, end, []
 
-    def clusters(self, reading) -> dict:
-        """None: no layer clusters."""
-        return {}
-
 
 @register_model("bidaf_reader", dataclass=BidafReaderConfig)
 class BidafReader(WordReader):
@@ -106,7 +96,6 @@ class BidafReader(WordReader):
 
     @classmethod
     def build_encoder(cls, args, task) -> BidafEncoder:
-        """The encoder that the options name."""
         return BidafEncoder(task, args)
 
 

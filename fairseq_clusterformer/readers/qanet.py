@@ -102,11 +102,9 @@ class SeparableConvolution(nn.Module):
 
 
 def stochastic_depth(x: Tensor, change: Tensor, survival: float, training: bool) -> Tensor:
-    """``x + change``; in training, of each row the change is left out or not (Huang et al. 2016).
-
-    It is divided by the probability ``survival``, so that its mean is that of inference. Rows
-    are drawn one by one: then every parameter has a gradient in each update.
-    """
+    """``x + change``; in training, of each row the change is left out or not (Huang et al. 2016),
+    and divided by the probability ``survival``, so that its mean is that of inference. Rows are
+    drawn one by one: then every parameter has a gradient in each update."""
     if not training or survival == 1:
         return x + change
     kept = torch.rand(len(x), 1, 1, device=x.device) < survival
@@ -114,14 +112,8 @@ def stochastic_depth(x: Tensor, change: Tensor, survival: float, training: bool)
 
 
 class EncoderBlock(nn.Module):
-    """Convolutions, self-attention and a feed-forward layer, each normalised before and added.
-
-    Args:
-        args: `QANetReaderConfig`.
-        plan: of the attention.
-        number: of the block in the plan, counted from 0.
-        convolutions, kernel: how many, and their width.
-    """
+    """Convolutions of a width ``kernel``, self-attention of block ``number`` of the plan and a
+    feed-forward layer, each normalised before and added."""
 
     def __init__(self, args, plan: AttentionPlan, number: int, *, convolutions: int, kernel: int):
         super().__init__()
@@ -160,8 +152,7 @@ class EncoderBlock(nn.Module):
     def forward(
         self, x: Tensor, batch: Batch, padding: Tensor, survival: list[float]
     ) -> tuple[Tensor, list[Report]]:
-        """[B, W, D] to the same, and the reports of self-attention. ``batch`` has the padding too;
-        ``survival`` is of each sublayer."""
+        """[B, W, D] to the same, and the reports; ``survival`` is of each sublayer."""
         reports: list[Report] = []
 
         def attended(y: Tensor) -> Tensor:
@@ -199,14 +190,14 @@ class QANetEncoder(ClusteredStack, WordReaderEncoder, FairseqEncoder):
         self.dropout, self.left_out = args.dropout, args.stochastic_depth
 
     def encode(self, words: Words) -> tuple[Tensor, list[Report]]:
-        """By the first block: states [B, W, D], and its reports."""
+        """See :class:`WordReaderEncoder`: by the first block."""
         x, layers = self._run(self.embedding(words), _batch(words), words.padding, range(1))
         return x, layers[0][1]
 
     def read(
         self, asked: Words, words: Words, states: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, LayerReports]:
-        """See :meth:`WordReaderEncoder.read`; all blocks have reports."""
+        """See :class:`WordReaderEncoder`."""
         question, reports = self.encode(asked)
         layers = [(0, reports)]
         if states is None:
@@ -240,8 +231,8 @@ class QANetEncoder(ClusteredStack, WordReaderEncoder, FairseqEncoder):
         return x, layers
 
     def clusters(self, reading: WordReading) -> dict[tuple[int, str], Tensor]:
-        """The cluster of each token of one document, int64 [N], for each block (and head) that
-        clusters, in the model encoder's last pass: its number from 0, and its label."""
+        """The cluster of each token of one document, int64 [N], in the model encoder's last pass,
+        by the number from 0 and the label of each block (and head) that clusters."""
         found = {}
         for number, reports in reading.layers[1:]:  # the first is of the question
             for heads, report in zip(self.layers[number].kinds, reports, strict=True):
@@ -269,25 +260,17 @@ class QANetReader(WordReader):
 
     @classmethod
     def build_encoder(cls, args, task) -> QANetEncoder:
-        """The encoder that the options name.
-
-        Raises:
-            ValueError: an option of the attention that is not allowed.
-        """
+        """The encoder that the options name; ValueError for an attention that is not allowed."""
         if args.positions in ("learned", "none"):
-            raise ValueError(
-                f"--positions is {args.positions}; allowed: sinusoidal, rotary, relative, for a "
-                "document may have any length"
-            )
+            allowed = "sinusoidal, rotary, relative, for a document may have any length"
+            raise ValueError(f"--positions is {args.positions}; allowed: {allowed}")
         # what the plan sets, by fairseq's names, if --positions is given
         set_defaults(args, encoder_learned_pos=False, no_token_positional_embeddings=False)
         plan = attention_plan(args, "encoder", spec="attention", rule="cluster_rule")
         for heads in (heads for layer in plan.layers for heads in layer):
             if not getattr(heads.options, "own_centroids", True):
-                raise ValueError(
-                    f"--attention is {args.attention}; allowed: centroids of its own for each "
-                    "block"
-                )
+                allowed = "centroids of its own for each block"
+                raise ValueError(f"--attention is {args.attention}; allowed: {allowed}")
         return QANetEncoder(task, args, plan=plan)
 
 

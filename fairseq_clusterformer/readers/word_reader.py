@@ -84,10 +84,8 @@ class Highway(nn.Module):
 
 
 class LetterConvolution(nn.Module):
-    """Each filter's largest value over the letters of a word (Kim 2014; XLQA section 4.1).
-
-    A filter sees three letters, of which those outside of the word are 0.
-    """
+    """Each filter's largest value over the letters of a word (Kim 2014; XLQA section 4.1). A
+    filter sees three letters, of which those outside of the word are 0."""
 
     def __init__(self, letters: int, width: int, filters: int, dropout: float):
         super().__init__()
@@ -104,13 +102,9 @@ class LetterConvolution(nn.Module):
 
 
 class WordEmbedding(nn.Module):
-    """Words by their vectors, their subwords and their letters.
-
-    Args:
-        width: of what vectors and subwords are mapped to.
-        joint: letters are mapped together with them; or they are put behind, and ``self.width``,
-            that of the result, is larger.
-    """
+    """Words by their vectors, their subwords and their letters. The first two are mapped to
+    ``width``; letters are mapped together with them (``joint``), or put behind: ``self.width`` is
+    that of the result."""
 
     def __init__(self, task, args, *, width: int, joint: bool):
         super().__init__()
@@ -151,10 +145,10 @@ class ContextQueryAttention(nn.Module):
     A word c and a word q of the question are as alike as w . [c; q; c * q] + b. By S, the softmax
     of that over the question, and T, over the document, a = S Q and b = S T' C.
 
-    With matches, a learned number is added where two words are spelt alike. The result then also
-    says of each word whether it is in the question: the exact match of Chen et al. 2017, but after
-    the encoding of the document, which so is the same for any question. fairseq's own symbols
-    have no spelling and count as alike.
+    With matches, a learned number is added where two words are spelt alike, and the result says of
+    each word whether it is in the question: the exact match of Chen et al. 2017, but after the
+    encoding of the document, which so is the same for any question. fairseq's own symbols have no
+    spelling and count as alike.
     """
 
     def __init__(self, width: int, *, matches: bool = False):
@@ -169,7 +163,7 @@ class ContextQueryAttention(nn.Module):
     def forward(self, document: Tensor, question: Tensor, words: Words, asked: Words) -> Tensor:
         """Of C [B, W, D] and Q [B, V, D], and of the words of both: [c; a; c * a; c * b],
         [B, W, 4 D], or with matches [c; a; c * a; c * b; m], [B, W, 4 D + 2]."""
-        likeness = (document * self.of_both) @ question.mT
+        likeness = (document * self.of_both) @ question.mT  # [B, W, V]
         likeness = likeness + self.of_document(document) + self.of_question(question).mT
         found = []
         if self.of_match is not None:
@@ -190,7 +184,7 @@ def _softmax(x: Tensor, hidden: Tensor, dim: int) -> Tensor:
 
 
 class SpanHeads(nn.Module):
-    """Where an answer begins and ends, or that there is none; computed in float32 or more.
+    """Where an answer begins and ends, or that there is none; in float32 or more.
 
     In front of the words, both softmaxes have a place for each answer that is no span: the
     leading ``<s>`` stands for "no answer", as XLQA's leading word outside of the vocabulary does.
@@ -203,7 +197,7 @@ class SpanHeads(nn.Module):
         self.paragraph = ExactLinear(width, 1)
 
     def forward(self, reading: WordReading, starts: Tensor, text_mask: Tensor) -> WordLogits:
-        """Logits of B documents; True are ``starts`` for each ``<s>``, and ``text_mask`` where a
+        """Logits of B documents; ``starts`` are each ``<s>``, and ``text_mask`` is True where a
         short answer can begin and end, bool [B, N]."""
         words, real = reading.words, ~reading.document_padding
         places = torch.arange(real.size(1), device=real.device)
@@ -213,6 +207,7 @@ class SpanHeads(nn.Module):
             zip((self.begin, self.end), self.others, (reading.begin, reading.end), strict=True)
         ):
             of_words = head(x).squeeze(-1)
+            # yes, no, long and none, all read at the leading <s>: [B, 4]
             slots.append(torch.cat([others(x[:, 0]), of_words[:, :1]], dim=-1))
             # a word begins at its first token, and ends at its last one
             own = bounds[..., side].eq(places) & text_mask & real
@@ -222,7 +217,7 @@ class SpanHeads(nn.Module):
         slots = torch.stack(slots, dim=1)
         best = slots.new_full((len(slots),), -torch.inf)  # of the spans whose end is not first
         if begin.size(1):
-            best = (end + begin.cummax(1).values).amax(1)
+            best = (end + begin.cummax(1).values).amax(1)  # the best begin up to each end
         return WordLogits(
             start=begin,
             end=end,
@@ -237,28 +232,14 @@ class WordReaderEncoder(nn.Module):
     """Mixin of encoders: words of questions and documents, and what is made of them.
 
     Subclasses have ``dictionary``, ``embedding``, ``head_width`` (of `WordReading.begin` and
-    ``end``), :meth:`encode` and :meth:`read`.
+    ``end``) and two methods. ``encode(words)`` returns the states [B, W, D] of words by
+    themselves, and the reports of the layers. ``read(asked, words, states)`` reads documents for
+    the questions ``asked``; ``states`` are those that ``encode`` made of the documents, or None.
+    It returns the states of questions [B, V, D] and documents [B, W, D], what says where an
+    answer begins and where it ends, each [B, W, ``head_width``], and reports of layers.
     """
 
     head_width: int
-
-    def encode(self, words: Words) -> tuple[Tensor, list[Report]]:
-        """The states [B, W, D] of words by themselves, and the reports of the layers."""
-        raise NotImplementedError
-
-    def read(
-        self, asked: Words, words: Words, states: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, LayerReports]:
-        """Read documents for the questions ``asked``.
-
-        Args:
-            states: of the documents, as :meth:`encode` returns them; None: they are made here.
-
-        Returns:
-            The states of questions [B, V, D] and documents [B, W, D]; what says where an answer
-            begins and where it ends, each [B, W, ``head_width``]; and reports of layers.
-        """
-        raise NotImplementedError
 
     def forward(
         self,
@@ -267,7 +248,7 @@ class WordReaderEncoder(nn.Module):
         text_mask: Tensor | None = None,
         states: Tensor | None = None,
     ) -> WordReading:
-        """Encode documents, each with its question; see :meth:`WordReader.forward`."""
+        """See :meth:`WordReader.forward`."""
         pad = self.dictionary.pad()
         check_padding(question_tokens, document_tokens, pad)
         asked = self.embedding.speller(question_tokens)
@@ -287,6 +268,10 @@ class WordReaderEncoder(nn.Module):
 
     def max_positions(self) -> None:
         """A document may have any number of tokens."""
+
+    def clusters(self, reading: WordReading) -> dict[tuple[int, str], Tensor]:
+        """No layer clusters."""
+        return {}
 
 
 def register_sizes(model: str, sizes: dict[str, dict[str, Any]]) -> None:
@@ -318,22 +303,16 @@ class WordReader(ReaderModel):
         text_mask: Tensor | None = None,
         states: Tensor | None = None,
     ) -> tuple[WordLogits, dict[str, Any]]:
-        """Answer questions from a document each; as `ClusterformerReader.forward`.
-
-        Args:
-            states: what :meth:`encode` made of the same documents, [B, W, D]; None: it is made
-                here.
-        """
+        """As `ClusterformerReader.forward`; ``states`` are what :meth:`encode` made of the same
+        documents, [B, W, D], None: it is made here."""
         starts, text = self._starts_and_text(document_tokens, text_mask)
         reading = self.encoder(question_tokens, document_tokens, text, states)
         extra = {"reading": reading, "reports": {"encoder": reading.reports}}
         return self.heads(reading, starts, text), extra
 
     def encode(self, document_tokens: Tensor, text_mask: Tensor | None = None) -> list[Tensor]:
-        """What any question is asked of: the states [W, D] of the words of each document.
-
-        Padded to [B, W, D], they are what :meth:`forward` takes; so are the arguments.
-        """
+        """What any question is asked of: the states [W, D] of the words of each document, which
+        :meth:`forward` takes, padded to [B, W, D]."""
         _, text = self._starts_and_text(document_tokens, text_mask)
         words = self.encoder.embedding.speller(document_tokens, text)
         states, _ = self.encoder.encode(words)
@@ -352,13 +331,9 @@ class WordReader(ReaderModel):
             self.take_word_vectors(self.args.word_vectors, self.args.max_words)
 
     def take_word_vectors(self, path: str, most: int) -> None:
-        """Know the first words of a file, ``most`` or fewer, and no others, by vectors. They must
-        be of the space that the model was trained with.
-
-        Raises:
-            ValueError: a model without vectors, or a file that cannot be read or is of another
-                width.
-        """
+        """Know the first words of a file, ``most`` or fewer, and no others, by vectors of the
+        space that the model was trained with. Raises ValueError for a model without vectors, or a
+        file that cannot be read or is of another width."""
         if not self.args.word_dim:
             raise ValueError(f"--word-vectors is {path}; allowed: none, for --word-dim is 0")
         words = first_word_vectors(path, self.args.word_dim, most)

@@ -72,7 +72,8 @@ class Speller(nn.Module):
         table("_is_blank", [text.isspace() for text in texts])
         table("_is_led", [own or text[:1].isspace() for own, text in both])
         table("_sizes", list(map(len, bare)))
-        table("_letters", [_filled([alphabet[x] for x in text[:LETTERS]]) for text in bare])
+        spelt = [[alphabet[x] for x in text[:LETTERS]] for text in bare]
+        table("_letters", [letters + [0] * (LETTERS - len(letters)) for letters in spelt])
         table("_codes", [[spelling_code(t), spelling_code(t.lower())] for t in bare])
         powers = [pow(_BASE, i, _BITS) for i in range(_PIECES * _LONGEST)]
         table("_powers", list(map(_signed, powers)))
@@ -182,7 +183,3 @@ def spelling_code(word: str) -> int:
 
 def _signed(number: int) -> int:
     return number - _BITS if number >= _BITS >> 1 else number
-
-
-def _filled(letters: list[int]) -> list[int]:
-    return letters + [0] * (LETTERS - len(letters))

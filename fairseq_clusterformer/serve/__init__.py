@@ -7,11 +7,9 @@ the extra ``serve`` installs.
 import socket
 import sys
 
-from fairseq_clusterformer import keep_root_logger
 from fairseq_clusterformer.errors import UserError, bad_option
 
-with keep_root_logger():
-    from .desk import Desk
+from .desk import Desk
 
 __all__ = ["Desk", "check_installed", "serve"]
 

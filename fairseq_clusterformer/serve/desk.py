@@ -8,6 +8,7 @@ from fairseq_clusterformer.errors import bad_option
 from ..inference.documents import Source, uploaded_source
 from ..inference.found import FoundAnswer, Ranking, confidence
 from ..inference.read import Reader
+from ..inference.retrieval import Passages
 from ..inference.sections import Section
 
 AROUND = 250  # characters of a passage on either side of an answer
@@ -43,8 +44,10 @@ class Desk:
         windows: int | None = None,
     ) -> None:
         self.reader, self.encoding, self.main_text = reader, encoding, main_text
-        self.top, self.most, self.least, self.windows = top, most, least, windows
+        self.top, self.most, self.least = top, most, least
+        self.windows = reader.windows if windows is None else windows
         self._documents: dict[str, _Document] = {}  # by name
+        self._passages: Passages | None = None  # of all documents, once somebody asks
         self._lock = threading.Lock()
 
     def documents(self) -> list[dict[str, Any]]:
@@ -74,7 +77,8 @@ class Desk:
                 problem = f"there would be {size:,} characters"
                 raise bad_option("document", source.name, allowed, problem)
             sections = self.reader.sections(source, self.most)
-            self.reader.encode_sections(sections)
+            self.reader.passages(sections)  # encoded now, not when somebody asks
+            self._passages = None
             words = sum(len(text.split()) for text in source.paragraphs)
             self._documents[source.name] = _Document(sections, words, own)
 
@@ -99,6 +103,7 @@ class Desk:
         with self._lock:
             if self._documents.pop(name, None) is None:
                 raise bad_option("document", name, ", ".join(self._documents) or "none is here")
+            self._passages = None
 
     def ask(self, question: str) -> dict[str, Any]:
         """Answer a question.
@@ -111,17 +116,19 @@ class Desk:
             UserError: if there is no document, or the question cannot be asked.
         """
         with self._lock:
-            sections = [part for own in self._documents.values() for part in own.sections]
-            if not sections:
+            if not self._documents:
                 raise bad_option("document", "none", "one or more: drop a file on the page first")
-            options = {"least": self.least, "windows": self.windows}
-            ranking = self.reader.ask(question, sections, self.top, **options)
+            if self._passages is None:
+                parts = [part for own in self._documents.values() for part in own.sections]
+                self._passages = self.reader.passages(parts)
+            passages, options = self._passages, {"least": self.least, "windows": self.windows}
+            ranking = self.reader.ask(question, passages, self.top, **options)
         return {
             "verdict": ranking.verdict,
             "note": ranking.note,
             "answers": [_shown(found, ranking) for found in ranking.answers],
-            "read": min(len(sections), self.windows or len(sections)),
-            "of": len(sections),
+            "read": min(len(passages), self.windows or len(passages)),
+            "of": len(passages),
         }
 
 

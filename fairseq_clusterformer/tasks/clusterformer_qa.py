@@ -25,9 +25,7 @@ class ClusterformerQAConfig(DataOptions):
     """Options; the lengths are those of CF20 section 4.2."""
 
     max_positions: int = option(
-        5000,
-        "most tokens of a document in training, which is cut; 0: no limit",
-        at_least=0,
+        5000, "most tokens of a document in training, which is cut; 0: no limit", at_least=0
     )
     max_positions_inference: int = option(
         10000, "the same for validation and inference; 0: no limit", at_least=0
@@ -35,7 +33,7 @@ class ClusterformerQAConfig(DataOptions):
     max_question_positions: int = option(
         64, "most tokens of a question, with <s> and </s>", at_least=3
     )
-    max_answer_length: int = option(30, "most tokens of a predicted short answer", at_least=1)
+    max_answer_length: int = option(30, "most words of a predicted short answer", at_least=1)
     no_answer_bias: float = option(
         0.0, 'added to the score of "no answer" in validation and inference'
     )

@@ -1,8 +1,8 @@
 """The clusters that a reader sees in a document: as text with colours, and as a picture.
 
-The picture has a row for each of the largest clusters of a layer: its number, its share of the
-document, the words that it has more of than chance would give, and where in the document its
-tokens stand. Words are whole, also where a token is part of one; ``<s>`` leads a paragraph.
+The picture has a row for each of the largest clusters of a layer: its number and share, the words
+that it has more of than chance would give, and where in the document its tokens stand. Words are
+whole, also where a token is part of one; ``<s>`` leads a paragraph.
 """
 
 from collections import Counter
@@ -44,11 +44,8 @@ def words_of(section: Section) -> list[str]:
 
 
 def read_clusters(loaded: Loaded, path: Path, question: str) -> ClusteredText:
-    """Read the beginning of a document with a reader, for a question.
-
-    Raises:
-        UserError: if no layer clusters, or the file or the question cannot be read.
-    """
+    """Read the beginning of a document with a reader, for a question; raises UserError if no layer
+    clusters, or the file or the question cannot be read."""
     source, reader = read_source(path), Reader(loaded)
     section = reader.sections(source, TOKENS)[0]
     read = reader.read(reader.question(question), section, 1)

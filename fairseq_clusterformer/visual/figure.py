@@ -35,11 +35,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 class Drawing:
-    """A page of pixels with a title, and its origin at the top left.
-
-    Args:
-        what: the line below the title.
-    """
+    """A page of pixels with a title, a line ``what`` below it, and its origin at the top left."""
 
     def __init__(self, height: int, title: str, what: str):
         self.figure = Figure(figsize=(WIDTH / DPI, height / DPI), facecolor="white")
@@ -116,12 +112,9 @@ def wrapped(tokens: list[str], columns: int) -> Lines:
 
 
 def example(tokens: list[str], clusters: list[int], window: int | None, end: int) -> set[int]:
-    """What the last token before `end` sees that shows something and sees all that it may.
-
-    Returns:
-        Positions of `window` tokens of its own cluster, its own being the largest; empty if there
-        is no such token or `window` is None.
-    """
+    """Positions of the ``window`` tokens that the last token before ``end`` sees that shows
+    something and sees all that it may, of its own cluster, its own being the largest; empty if
+    there is no such token or ``window`` is None."""
     if window is None:
         return set()
     oldest = oldest_key_in_sight(torch.tensor(clusters), window).tolist()
@@ -181,17 +174,9 @@ def _draw_table(
 
 
 def draw_centroids(clusters: Path) -> tuple[Figure, int]:
-    """Draw all centroids. Dark is high; each image has a scale of its own.
-
-    Args:
-        clusters: the file that ``fit --out`` wrote.
-
-    Returns:
-        the figure, and K, the number of centroids.
-
-    Raises:
-        UserError: no such file, something else, or centroids that are no square images.
-    """
+    """Draw all centroids of the file that ``fit --out`` wrote, and return their number as well.
+    Dark is high; each image has a scale of its own. Raises UserError for no such file, something
+    else, or centroids that are no square images."""
     from fairseq_clusterformer.clustering.fitted import load_clusters
 
     try:

@@ -19,17 +19,11 @@ MOST_SHOWN = 1 << 13  # tokens of the passage
 
 
 def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
-    """Run a language model over a passage and over its validation text.
+    """Run a language model over the passage of a file and over its validation text.
 
     Clusters are described by the validation text (``valid.bin`` of the data folder). Where there
-    is none, as in a bundle, they are described by the passage.
-
-    Args:
-        loaded: a language model with a layer that clusters.
-        text: a file with the passage.
-
-    Raises:
-        UserError: if no layer clusters, or the file has no text.
+    is none, as in a bundle, they are described by the passage. Raises UserError if no layer
+    clusters, or the file has no text.
     """
     model = loaded.model
     coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
@@ -49,8 +43,7 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
     for (name, head), clusters in of_counted.items():
         router = model.get_submodule(name)
         recent = router.can_step and router.gap == 0
-        # Heads that cluster apart may cluster keys apart from queries.
-        window = router.window if recent and head is None else None
+        window = router.window if recent else None
         number = router.num_rings
         described = describe(rows, clusters, number, window=window, endings=endings)
         of_layer = sum(of_passage[name, head], [])
@@ -73,11 +66,7 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
 
 
 def encode_file(coding: TextCoding, text: Path) -> Tensor:
-    """Tokens of a text file, int64 [N].
-
-    Raises:
-        UserError: if there is no text in it, or it is not UTF-8.
-    """
+    """Tokens of a text file, int64 [N]; UserError if it has no text, or is not UTF-8."""
     if not text.is_file():
         problem = "it is a folder" if text.is_dir() else "no such file"
         raise bad_option("--text", text, "a file of text", problem)
@@ -112,8 +101,7 @@ def _validation_text(folder: Path) -> Tensor | None:
 def _clusters_by_row(
     model, tokens: Tensor, row: int
 ) -> dict[tuple[str, int | None], list[list[int]]]:
-    """Clusters of the tokens [N], in rows of at most ``row`` tokens, by router and by its head, or
-    None where its heads cluster together."""
+    """Clusters of tokens [N] in rows, by router and by head: None where its heads share them."""
     rows: dict[tuple[str, int | None], list[list[int]]] = {}
     for part in tokens.split(row):
         for name, clusters in token_clusters(model, part.unsqueeze(0)).items():

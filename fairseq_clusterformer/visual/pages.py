@@ -36,11 +36,7 @@ _ENVIRONMENT.filters |= {"visible": visible, "css": css}
 
 
 def cluster_page(text: ClusteredText, first: DrawnLayer) -> str:
-    """The clusters of a passage, in every layer that clusters.
-
-    Args:
-        first: the layer that the page opens with.
-    """
+    """The clusters of a passage, in every layer that clusters; it opens with ``first``."""
     clusters = max(len(layer.clusters) for layer in text.layers)
     return _ENVIRONMENT.get_template("cluster_page.html").render(
         title="What clustered together",
@@ -77,14 +73,9 @@ def positions(passage: list[int], cluster: int) -> str:
 
 
 def answer_page(question: str, ranking: Ranking) -> str:
-    """The answers to a question in their documents, and what shares a cluster with one token.
-
-    A page opens with the best answer and the cluster of its head word. It shows the sections that
-    the answers are from.
-
-    Args:
-        question: as it was asked.
-    """
+    """The answers to a question in their documents, and what shares a cluster with one token. It
+    opens with the best answer and the cluster of its head word, and shows the sections that the
+    answers are from."""
     reads = list(dict.fromkeys(each.read for each in ranking.answers))
     layers = list(dict.fromkeys(name for read in reads for _, name in read.clusters))
     spans = [_tokens_of(each) for each in ranking.answers]

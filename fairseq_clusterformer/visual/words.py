@@ -28,8 +28,8 @@ _PATTERNS = {"": (), "//": (-45,), "\\\\": (45,), "xx": (-45, 45)}
 
 
 class Item(NamedTuple):
-    """Something that a cluster has more of than chance would give it: `text`, which is `inside`
-    the cluster that many times of its `total` times."""
+    """Something that a cluster has more of than chance would give it: ``inside`` the cluster so
+    many times of its ``total`` times."""
 
     text: str
     inside: int
@@ -38,12 +38,12 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Cluster:
-    """Attributes: ``size`` in tokens and ``share`` of them all; ``tokens`` and ``endings`` typical
-    of it; ``reach``: how many tokens back a query in it sees, the median (None: unknown)."""
+    """What is in a cluster: tokens and endings typical of it, and its ``reach``: how many tokens
+    back a query in it sees, the median (None: unknown)."""
 
     index: int
-    size: int
-    share: float
+    size: int  # in tokens
+    share: float  # of them all
     tokens: list[Item]
     endings: list[Item]
     reach: int | None
@@ -51,21 +51,13 @@ class Cluster:
 
 @dataclass(frozen=True)
 class DrawnLayer:
-    """One clustering of a model, over a passage and over a text.
+    """One clustering of a model, over a passage and over a text."""
 
-    Attributes:
-        number: of the layer, from 0.
-        name: such as "layer 2 of layers 0 to 3, all heads, neural".
-        window: how many keys of its own cluster a query sees, if that is the rule.
-        passage: the cluster of each token of the passage.
-        clusters: what is in each of them over the text.
-    """
-
-    number: int
-    name: str
-    window: int | None
-    passage: list[int]
-    clusters: list[Cluster]
+    number: int  # of the layer, from 0
+    name: str  # such as "layer 2 of layers 0 to 3, all heads, neural"
+    window: int | None  # keys of its own cluster that a query sees, if that is the rule
+    passage: list[int]  # the cluster of each token of the passage
+    clusters: list[Cluster]  # what is in each of them over the text
 
     def largest(self, most: int) -> list[Cluster]:
         """The clusters of most tokens, in the order of their numbers."""
@@ -80,34 +72,20 @@ class DrawnLayer:
 
 @dataclass(frozen=True)
 class ClusteredText:
-    """A passage and the clusters that a model puts its tokens into.
+    """A passage and the clusters that a model puts its tokens into."""
 
-    Attributes:
-        model: one line that says which model this is.
-        unit: what a token is: "byte", "piece", "word" or "subword".
-        tokens: what each token of the passage shows; joined, they are the passage.
-        row: tokens that the model sees at once; a longer passage is read in parts.
-        counted: one sentence on the text whose clusters are counted.
-        note: what else a reader of the page must know.
-        layers: one or more.
-    """
-
-    model: str
-    unit: str
-    tokens: list[str]
-    row: int
-    counted: str
-    note: str
-    layers: list[DrawnLayer]
+    model: str  # one line that says which model this is
+    unit: str  # what a token is: "byte", "piece", "word" or "subword"
+    tokens: list[str]  # what each token of the passage shows; joined, they are the passage
+    row: int  # tokens that the model sees at once; a longer passage is read in parts
+    counted: str  # one sentence on the text whose clusters are counted
+    note: str  # what else a reader of the page must know
+    layers: list[DrawnLayer]  # one or more
 
     def most_spread(self, number: int | None = None) -> DrawnLayer:
         """Of the layer with this number, or of all layers, the clustering that divides the passage
         most evenly among clusters: heads may cluster apart, and some put all into one. The last,
-        if two do alike.
-
-        Raises:
-            UserError: that layer does not cluster.
-        """
+        if two do alike. Raises UserError if that layer does not cluster."""
         numbers = sorted({layer.number for layer in self.layers})
         if number is not None and number not in numbers:
             allowed = ", ".join(map(str, numbers))
@@ -123,11 +101,8 @@ def typical_items(
 
     The order is by ``inside * log(share of the item in the cluster / share of the cluster)``, what
     the pair adds to the mutual information of items and clusters: it puts neither the rare
-    before the frequent, nor what is frequent everywhere first.
-
-    Args:
-        items: one for each token; those that are empty count as tokens only.
-        clusters: of each token, in [0, num_clusters).
+    before the frequent, nor what is frequent everywhere first. There is an item for each token, of
+    which empty ones count as tokens only.
     """
     total = Counter(items)
     inside = Counter(zip(clusters, items, strict=True))
@@ -152,9 +127,8 @@ def describe(
 
     Args:
         rows: what each token reads, for each row that the model saw on its own.
-        clusters: of the same tokens.
+        clusters, endings: of the same tokens; see :func:`word_endings`.
         window: keys of its own cluster that a query sees (causal, recent rule), if that is known.
-        endings: of the same tokens, see :func:`word_endings`.
     """
     flat = [cluster for row in clusters for cluster in row]
     size = Counter(flat)

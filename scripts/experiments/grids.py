@@ -70,6 +70,7 @@ def load_grid(path: Path, of: tuple[Path, ...] = ()) -> dict:
     try:
         grid = _read(path, of)
         runs_of(grid)
+        _check_columns(grid["columns"])
     except (
         OSError,
         ValueError,
@@ -101,6 +102,16 @@ def _read(path: Path, of: tuple[Path, ...]) -> dict:
         }
         grid = {**base, **grid, **options, "rows": rows}
     return grid
+
+
+def _check_columns(columns: dict) -> None:
+    """Raises ValueError: a column with another number of digits, or a score without a name."""
+    for column in columns.values():
+        described = column if isinstance(column, dict) else {"digits": column}
+        digits = described.get("digits", 1)
+        named = isinstance(described.get("score", ""), str)
+        if type(digits) is not int or not 0 <= digits <= 20 or not named:
+            raise ValueError
 
 
 def runs_of(grid: dict, quick: bool = False) -> list[Run]:

@@ -1,14 +1,19 @@
 """The questions that ``reader-en`` learns from and is tested on, from files in SQuAD's format.
 
     python -m scripts.experiments.reader_data DIR data/reader-en
+    python -m scripts.experiments.reader_data DIR data/reader-en-long --long
     clusterformer prepare qa text data/reader-en data-bin/reader-en \\
         --tokenizer MINILM/tokenizer.json
 
-DIR has ``squad/`` and ``qa/``. The articles of SQuAD 1.1's development set are divided: every
-fourth is for tests, every twelfth for validation. Questions of SQuAD 2.0 follow their article.
-Each file may have a limit, so that no kind of text outweighs the others. For a share of the
-questions, the paragraph is exchanged for the one of the same article, or of another one, that
-shares most words with the question and has no answer in it: these have no answer.
+DIR has ``squad/``, ``qa/`` and ``longqa/``. The articles of SQuAD 1.1's development set are
+divided: every fourth is for tests, every twelfth for validation. Questions of SQuAD 2.0 follow
+their article. Each file may have a limit, so that no kind of text outweighs the others. For a
+share of the questions, the paragraph is exchanged for the one of the same article, or of another
+one, that shares most words with the question and has no answer in it: these have no answer.
+
+With ``--long``, a document is a run of paragraphs of an article: 4 to 14 in training, 12 else. So
+are the parts of FairytaleQA's stories. A question of QED has seven other questions' paragraphs
+around its own. For a share of the training questions, paragraphs with an answer are left out.
 """
 
 import argparse
@@ -34,6 +39,10 @@ DIVIDED = (
     "squad/dev-v2.0.16articles.json",
     "squad/v2.0-test-half-derived.json",
 )
+STORIES = "qa/fairytaleqa/fairytaleqa-train.squad-v1.1.json.xz"
+QED = "longqa/qed-dev.first1000.jsonlines"
+QED_TRAIN = 800  # the others are for tests
+LONG, LONG_TEST = 20_000, 600  # questions over many paragraphs
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 
 
@@ -88,9 +97,108 @@ def unanswered(found: list[dict], share: float, draw: random.Random) -> Iterator
             yield record | {"id": record["id"] + "-none", "context": best, "answers": []}
 
 
+def of_run(record: dict, texts: list[str], own: int, length: int, draw: random.Random) -> dict:
+    """A question over a run of paragraphs, which its own is among."""
+    first = draw.randint(max(0, own - length + 1), own)
+    first = max(0, min(first, len(texts) - length))
+    answers = [a | {"paragraph": own - first} for a in record["answers"]]
+    rest = {name: record[name] for name in ("id", "title", "question")}
+    return rest | {"paragraphs": texts[first : first + length], "answers": answers}
+
+
+def runs(articles: list[dict], lengths: tuple[int, int], draw: random.Random) -> Iterator[dict]:
+    """Each question of articles over a run of their paragraphs."""
+    for article in articles:
+        texts = [paragraph["context"] for paragraph in article["paragraphs"]]
+        for own, paragraph in enumerate(article["paragraphs"]):
+            for record in records([article | {"paragraphs": [paragraph]}]):
+                yield of_run(record, texts, own, draw.randint(*lengths), draw)
+
+
+def stories(articles: list[dict], draw: random.Random) -> Iterator[dict]:
+    """Each question of stories, whose sections are lines, over a run of 4 to 14 sections."""
+    for record in records(articles):
+        texts, answers = record["context"].split("\n"), []
+        starts = [0]
+        for text in texts:
+            starts.append(starts[-1] + len(text) + 1)
+        for answer in record["answers"]:
+            own = next(i for i, start in enumerate(starts) if start > answer["answer_start"]) - 1
+            answers.append((own, answer | {"answer_start": answer["answer_start"] - starts[own]}))
+        own = answers[0][0]
+        inside = [answer for place, answer in answers if place == own]
+        yield of_run(record | {"answers": inside}, texts, own, draw.randint(4, 14), draw)
+
+
+def natural_questions(path: Path, draw: random.Random) -> list[dict]:
+    """The questions of QED's file, each with seven other questions' paragraphs."""
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    texts = list(dict.fromkeys(item["paragraph_text"] for item in found))
+    made = []
+    for item in found:
+        own = item["paragraph_text"]
+        paragraphs = draw.sample([text for text in texts if text != own], 7)
+        place = draw.randint(0, 7)
+        paragraphs.insert(place, own)
+        answers = [
+            {"text": part["string"], "answer_start": part["start"], "paragraph": place}
+            for part, *more in item["original_nq_answers"]
+            if not more
+        ]
+        if answers:
+            named = {"id": str(item["example_id"]), "title": "", "question": item["question_text"]}
+            made.append(named | {"paragraphs": paragraphs, "answers": answers})
+    return made
+
+
+def without_answers(record: dict) -> dict:
+    """A question with its document, but for all paragraphs that have an answer's text."""
+    wanted = [answer["text"].lower() for answer in record["answers"]]
+    kept = [p for p in record["paragraphs"] if not any(text in p.lower() for text in wanted)]
+    if not wanted or not kept:
+        return record
+    return record | {"id": record["id"] + "-none", "paragraphs": kept, "answers": []}
+
+
+def long_splits(folder: Path, share: float, draw: random.Random) -> dict[str, list[dict]]:
+    """The splits of ``--long``."""
+    splits: dict[str, list[dict]] = {"train": [], "valid": [], "test": []}
+    divided = read(folder / DIVIDED[0])
+    titles = [article["title"] for article in divided]
+    for article in divided:
+        split = part_of(titles, article["title"])
+        splits[split] += runs([article], (4, 14) if split == "train" else (12, 12), draw)
+    for name in TRAIN:
+        if "squad" in name:
+            splits["train"] += runs(read(folder / name), (4, 14), draw)
+    splits["train"] += stories(read(folder / STORIES), draw)
+    splits["train"] += natural_questions(folder / QED, draw)[:QED_TRAIN]
+    drawn = draw.sample(splits["train"], min(LONG, len(splits["train"])))
+    splits["train"] = [without_answers(r) if draw.random() < share else r for r in drawn]
+    splits["test"] = draw.sample(splits["test"], min(LONG_TEST, len(splits["test"])))
+    return splits
+
+
 def words_of(text: str) -> set[str]:
     """Words of more than three letters."""
     return set(re.findall(r"\w{4,}", text.lower()))
+
+
+def short_splits(folder: Path, share: float, draw: random.Random) -> dict[str, list[dict]]:
+    """The splits without ``--long``: a paragraph a question."""
+    splits: dict[str, list[dict]] = {"train": [], "valid": [], "test": []}
+    titles = [article["title"] for article in read(folder / DIVIDED[0])]
+    for name in DIVIDED:
+        for article in read(folder / name):
+            split = part_of(titles, article["title"])
+            # answerable ones of 2.0 are those of 1.1
+            more = [r for r in records([article]) if name == DIVIDED[0] or not r["answers"]]
+            splits[split] += more
+    for name, most in TRAIN.items():
+        found = list(records(read(folder / name)))
+        splits["train"] += found if most is None else draw.sample(found, most)
+    splits["train"] += list(unanswered(splits["train"], share, draw))
+    return splits
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -102,21 +210,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("dir", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--long", action="store_true", help="many paragraphs a document")
     parser.add_argument("--none", type=float, default=0.2, help="share asked without an answer")
     args = parser.parse_args(argv)
     draw = random.Random(1)
-    splits: dict[str, list[dict]] = {"train": [], "valid": [], "test": []}
-    titles = [article["title"] for article in read(args.dir / DIVIDED[0])]
-    for name in DIVIDED:
-        for article in read(args.dir / name):
-            split = part_of(titles, article["title"])
-            # answerable ones of 2.0 are those of 1.1
-            more = [r for r in records([article]) if name == DIVIDED[0] or not r["answers"]]
-            splits[split] += more
-    for name, most in TRAIN.items():
-        found = list(records(read(args.dir / name)))
-        splits["train"] += found if most is None else draw.sample(found, most)
-    splits["train"] += list(unanswered(splits["train"], args.none, draw))
+    make = long_splits if args.long else short_splits
+    splits = make(args.dir, args.none, draw)
     args.out.mkdir(parents=True)
     for split, found in splits.items():
         lines = (json.dumps(record, ensure_ascii=False) for record in found)

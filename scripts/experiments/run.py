@@ -79,7 +79,7 @@ def result_of(place: Place, out: Path) -> dict | None:
         result, here = json.loads(path.read_text()), commands(place)
         before, now = ([of["command"], *of["scored by"]] for of in (result, here))
         other = difference(before, now)
-    except (ValueError, LookupError, AttributeError, TypeError):
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):
         raise bad_option("--out", path, "results of this grid", "not a result") from None
     if other:
         raise bad_option("--out", path, "another folder for other options", other)

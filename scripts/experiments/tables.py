@@ -32,13 +32,13 @@ def markdown(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
 def lookup(result: dict, key: str) -> float | None:
     """A number of a result; ``test/accuracy`` is ``accuracy`` of its ``test``."""
     for part in key.split("/"):
-        if isinstance(result, list) and int(part) < len(result):
+        if isinstance(result, list) and part.isdecimal() and int(part) < len(result):
             result = result[int(part)]
         elif isinstance(result, dict) and part in result:
             result = result[part]
         else:
             return None
-    return result
+    return result if isinstance(result, (int, float)) else None
 
 
 def table(grid: dict, results: Sequence[tuple[str, str, dict]]) -> str:

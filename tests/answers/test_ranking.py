@@ -122,11 +122,30 @@ def test_short_answers_within_the_long_one() -> None:
     assert within[1] == free[1]
 
 
-def test_longest() -> None:
+def test_the_longest_answer_is_counted_in_words() -> None:
+    """Not in tokens, of which this one has three."""
     logits = batch(certain(5, 7, 3))
-    assert ranked_answers(logits, DOCUMENTS[:1], max_answer_length=3)[0].text == "in\r\nBerlin"
-    (found,) = ranked_answers(logits, DOCUMENTS[:1], max_answer_length=2)
-    assert found.short[0].tokens[1] - found.short[0].tokens[0] <= 2
+    assert ranked_answers(logits, DOCUMENTS[:1], max_answer_length=2)[0].text == "in\r\nBerlin"
+    (found,) = ranked_answers(logits, DOCUMENTS[:1], max_answer_length=1)
+    assert len(found.short[0].text.split()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "ends", "words"),
+    [
+        ("unbe-liev able x", (2, 5, 9, 10, 14, 16), (1, 1, 1, 1, 2, 3)),
+        (" a\u00a0b\tc", (2, 3, 4, 6), (1, 1, 2, 3)),
+        ("\u6771\u4eac\u306f", (1, 2, 3), (1, 2, 3)),
+    ],
+)
+def test_the_word_of_each_token(text: str, ends: tuple, words: tuple) -> None:
+    """Words go on being counted in the next paragraph; <s> has none of its own."""
+    starts = (0, *ends[:-1])
+    characters = torch.tensor([[-1, *starts], [-1, *ends]]).repeat(1, 2)
+    document = Document([text, text], torch.tensor([0, len(ends) + 1]), characters)
+    expected = [0, *words, words[-1], *(word + words[-1] for word in words)]
+    assert document.word_of(len(expected) + 1).tolist() == [*expected, expected[-1]]
+    assert document.word_of(3).tolist() == expected[:3]
 
 
 def test_nothing_to_answer_with() -> None:

@@ -17,13 +17,16 @@ def draw(*shape: int, barred: float = 0.3) -> tuple[Tensor, Tensor, Tensor]:
     return start, end, (torch.rand(shape) < 0.25).cumsum(-1)
 
 
-def every_span(start: Tensor, end: Tensor, paragraph: Tensor, longest: int) -> list[tuple]:
+def every_span(
+    start: Tensor, end: Tensor, paragraph: Tensor, longest: int, words: Tensor | None = None
+) -> list[tuple]:
     """(score, first, last) of one document, best first."""
+    words = torch.arange(len(start)) if words is None else words
     pairs = itertools.combinations_with_replacement(range(len(start)), 2)
     spans = [
         (float(start[i] + end[j]), i, j + 1)
         for i, j in pairs
-        if j - i < longest and paragraph[i] == paragraph[j]
+        if words[j] - words[i] < longest and paragraph[i] == paragraph[j]
     ]
     return sorted((span for span in spans if span[0] > -torch.inf), reverse=True)
 
@@ -31,11 +34,15 @@ def every_span(start: Tensor, end: Tensor, paragraph: Tensor, longest: int) -> l
 @pytest.mark.parametrize("longest", [1, 2, 5, 40])
 @pytest.mark.parametrize("length", [1, 2, 7, 23])
 @pytest.mark.parametrize("top", [1, 4, 1000])
-def test_against_every_pair(longest: int, length: int, top: int) -> None:
+@pytest.mark.parametrize("in_words", [False, True])
+def test_against_every_pair(longest: int, length: int, top: int, in_words: bool) -> None:
     logits = draw(4, length)
-    spans = best_spans(*logits, max_length=longest, top=top)
+    words = torch.arange(length).repeat(4, 1) // torch.tensor([[1], [2], [3], [4]])
+    words = words if in_words else None
+    spans = best_spans(*logits, max_length=longest, top=top, words=words)
     for row in range(4):
-        expected = every_span(*(x[row] for x in logits), longest)
+        own = [x if x is None else x[row] for x in (*logits, words)]
+        expected = every_span(*own[:3], longest, own[3])
         found = [
             span
             for span in zip(*(x[row].tolist() for x in spans), strict=True)

@@ -14,8 +14,9 @@ from .plain import documents
     [("neural(clusters=3)+gated(clusters=3,gap=4)", True), ("lsh+routing", False)],
 )
 def test_a_layer_is_one_graph(spec: str, causal: bool) -> None:
-    module = MultiheadAttention(16, 4, kinds=spec, causal=causal, short_convolution=3).eval()
-    module.rotary = True
+    module = MultiheadAttention(
+        16, 4, kinds=spec, causal=causal, rotary=True, short_convolution=3
+    ).eval()
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     results = []
     for layer in (module, compiled):
@@ -29,7 +30,7 @@ def test_a_layer_is_one_graph(spec: str, causal: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "causal"), [("gated, gap", True), ("kmeans", True), ("kmeans, chunk", False)]
+    ("kind", "causal"), [("gated, sinks, gap", True), ("kmeans", True), ("kmeans, chunk", False)]
 )
 def test_documents_and_padding_break_no_graph(kind, causal):
     module, hidden = build(kind, causal=causal, dtype=torch.float32).train(), documents() > 1

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention
 
-from ..kinds import CARRIED_ON, CAUSAL, WIDTH, build, every_causal_kind, every_kind, pads
+from ..kinds import CARRIED_ON, CAUSAL, WIDTH, build, by_steps, every_causal_kind, every_kind, pads
 from .plain import LENGTHS, TOTAL, documents
 
 ALL = {"rotary": True, "short_convolution": 3}
@@ -61,9 +61,9 @@ def test_steps_begin_anew(kind, of):
     module, x = build(kind, causal=True, of=of), inputs()
     if kind in CARRIED_ON:
         with pytest.raises(ValueError, match="carries what it saw .*; allowed in rows of se"):
-            steps(module, x, documents(), None)
+            by_steps(module, x, documents=documents())
         return
-    found = steps(module, x, documents(), None)
+    found, _ = by_steps(module, x, documents=documents())
     torch.testing.assert_close(found, alone(module, apart(x)), rtol=0, atol=1e-12)
 
 
@@ -76,17 +76,8 @@ def test_steps_with_padding(kind):
     x[~mask] = given.flatten(0, 1)
     numbers = torch.zeros_like(mask, dtype=torch.long)
     numbers[~mask] = documents().flatten()
-    found = steps(module, x, numbers, mask)[~mask].view(3, TOTAL, WIDTH)
+    found = by_steps(module, x, mask, numbers)[0][~mask].view(3, TOTAL, WIDTH)
     torch.testing.assert_close(found, alone(module, apart(given)), rtol=0, atol=1e-12)
-
-
-def steps(module: MultiheadAttention, x: Tensor, numbers: Tensor, mask: Tensor | None) -> Tensor:
-    state, outputs = {}, []
-    for t in range(x.size(1)):
-        hidden = None if mask is None else mask[:, t : t + 1]
-        out, state = module.step(x[:, t : t + 1], state, Batch(hidden, numbers[:, t : t + 1]))
-        outputs.append(out)
-    return torch.cat(outputs, dim=1)
 
 
 def test_centroids_of_the_layer_before_are_of_a_whole_row():

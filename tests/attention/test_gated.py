@@ -8,7 +8,7 @@ import torch
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, Tokens, parse_layer
 from fairseq_clusterformer.clustering import cluster_use
 
-from ..kinds import pads
+from ..kinds import by_steps, pads
 
 BATCH, LENGTH, HEADS, WIDTH, CLUSTERS, WINDOW = 2, 15, 2, 4, 3, 3
 
@@ -156,18 +156,6 @@ def test_ties_go_to_the_lowest_cluster():
     assert report.cluster_sizes[..., 0].eq(BATCH * LENGTH).all()
 
 
-def test_a_query_alone_in_its_cluster_sees_itself():
-    """Also in an encoder: there is always a key in sight."""
-    for causal in (True, False):
-        module = make(causal, clusters=50)
-        x = inputs()[:, :2]
-        with torch.no_grad():
-            (report,) = module(x)[1]
-            out, _ = module(x[:, :1])
-        assert report.cluster_sizes.shape == (2, HEADS, 50)
-        torch.testing.assert_close(out, module.out_proj(module.v_proj(x[:, :1])))
-
-
 @torch.no_grad()
 def test_exploration_is_not_reported():
     """What is logged in training is where keys belong: that all are in one shows."""
@@ -207,10 +195,8 @@ def test_steps_round_what_the_parallel_pass_rounds(spec):
         projection = getattr(module, f"{name}_proj")
         torch.nn.init.eye_(projection.weight)
         torch.nn.init.zeros_(projection.bias)
-    x, state, steps = torch.randn(2, 64, 32).bfloat16(), {}, []
-    for t in range(x.size(1)):
-        out, state = module.step(x[:, t : t + 1], state)
-        steps.append(out)
+    x = torch.randn(2, 64, 32).bfloat16()
+    steps, _ = by_steps(module, x)
     for parallel in (module(x)[0], module.step(x, {})[0]):
-        share = (torch.cat(steps, dim=1) != parallel).double().mean()
+        share = (steps != parallel).double().mean()
         assert share < 0.02

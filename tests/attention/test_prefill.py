@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import Batch, prefill
-from tests.kinds import CAUSAL, WIDTH, build, every_causal_kind
+from fairseq_clusterformer.attention import Batch
+from tests.kinds import CAUSAL, WIDTH, build, by_steps, every_causal_kind
 
 BATCH, AFTER = 3, 14
+CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 OPTIONS = {
     "shared keys, rotary": {"kv_heads": 2, "rotary": True},
     "convolution": {"short_convolution": 3},
@@ -29,24 +30,26 @@ def check(module, length: int, padding: str, tolerance: float = 1e-12) -> None:
     dtype = module.q_proj.weight.dtype
     x = torch.randn(BATCH, length + AFTER, WIDTH, dtype=dtype)
     hidden = hidden_of(padding, length)
-    step_by_step, state = [], {}
-    for t in range(length):
-        mask = None if hidden is None else hidden[:, t : t + 1]
-        out, state = module.step(x[:, t : t + 1], state, mask)
-        step_by_step.append(out)
-    wanted = torch.cat(step_by_step, dim=1)
-    found, filled = prefill(module, x[:, :length], hidden)
+    wanted, state = by_steps(module, x[:, :length], hidden)
+    found, filled = module.step(x[:, :length], {}, hidden)
     real = torch.ones(BATCH, length, dtype=torch.bool) if hidden is None else ~hidden
     close = {"rtol": tolerance, "atol": tolerance}
     torch.testing.assert_close(found[real], wanted[real], **close)
-    for t in range(length, length + AFTER):
-        wanted, state = module.step(x[:, t : t + 1], state)
-        found, filled = module.step(x[:, t : t + 1], filled)
-        torch.testing.assert_close(found, wanted, **close)
+    state, filled = goes_on(module, x[:, length:], state, filled, close=close)
     assert {n: t.shape[0] for n, t in filled.items()} == {n: BATCH for n in state}
     if length + AFTER > 30 and module.routers[-1].cluster_window is not None:  # no more is kept
         names = [n for n in state if n.endswith("kept.kept")]
         assert [filled[n].shape for n in names] == [state[n].shape for n in names]
+
+
+def goes_on(module, x, *states, close) -> list[dict]:
+    """Each step behind one state is that behind the other; the states behind them all."""
+    for token in x.split(1, dim=1):
+        (wanted, found), states = zip(
+            *(module.step(token, state) for state in states), strict=True
+        )
+        torch.testing.assert_close(found, wanted, **close)
+    return list(states)
 
 
 @every_causal_kind(padding=["none", "left", "right"], length=[1, 4, 5, 23])
@@ -75,25 +78,15 @@ def check_portions(module, portions: tuple[int, ...], padding: str) -> None:
     if hidden is None:
         hidden = torch.zeros(BATCH, length, dtype=torch.bool)
     x[:, :length][hidden] = float("nan")
-    wanted, state = [], {}
-    for t in range(length):
-        out, state = module.step(x[:, t : t + 1], state, hidden[:, t : t + 1])
-        wanted.append(out)
+    wanted, state = by_steps(module, x[:, :length], hidden)
     found, filled, begin = [], {}, 0
     for size in portions:
         part = slice(begin, begin := begin + size)
         mask = hidden[:, part] if padding != "none" else None
-        by_step = size == 1 and begin > 1
-        read = module.step if by_step else lambda x, state, mask: prefill(module, x, mask, state)
-        out, filled = read(x[:, part], filled, mask)
+        out, filled = module.step(x[:, part], filled, mask)
         found.append(out)
-    close = {"rtol": 1e-12, "atol": 1e-12}
-    found, wanted = torch.cat(found, dim=1), torch.cat(wanted, dim=1)
-    torch.testing.assert_close(found[~hidden], wanted[~hidden], **close)
-    for t in range(length, length + AFTER):
-        wanted, state = module.step(x[:, t : t + 1], state)
-        found, filled = module.step(x[:, t : t + 1], filled)
-        torch.testing.assert_close(found, wanted, **close)
+    torch.testing.assert_close(torch.cat(found, dim=1)[~hidden], wanted[~hidden], **CLOSE)
+    goes_on(module, x[:, length:], state, filled, close=CLOSE)
 
 
 @pytest.mark.parametrize("of", OPTIONS)
@@ -115,6 +108,6 @@ def test_half_precision() -> None:
 def test_what_is_refused() -> None:
     x = torch.randn(2, 4, WIDTH, dtype=torch.float64)
     with pytest.raises(ValueError, match="documents in a prompt; allowed: one document"):
-        prefill(build("window", causal=True), x, Batch(None, torch.zeros(2, 4).long()))
+        build("window", causal=True).step(x, {}, Batch(None, torch.zeros(2, 4).long()))
     with pytest.raises(ValueError, match="cannot decode step by step"):
-        prefill(build("window", causal=False), x)
+        build("window", causal=False).step(x, {})

@@ -19,52 +19,30 @@ from fairseq_clusterformer.attention import (
 )
 from fairseq_clusterformer.attention.kind import registered
 from fairseq_clusterformer.attention.options import flag_of
-
-
-def written(layers) -> list[tuple[str, ...]]:
-    return [tuple(heads.written for heads in layer) for layer in layers]
+from fairseq_clusterformer.attention.spec import written
 
 
 @pytest.mark.parametrize(
     ("spec", "layers"),
     [
-        ("neural", [("neural",)] * 5),
-        (
-            "window*3,neural",
-            [("window",), ("window",), ("window",), ("neural",), ("window",)],
-        ),
-        ("window+neural", [("window", "neural")] * 5),
-        (
-            "full, window+neural*2",
-            [
-                ("full",),
-                ("window", "neural"),
-                ("window", "neural"),
-                ("full",),
-                ("window", "neural"),
-            ],
-        ),
-        ("window*9", [("window",)] * 5),
+        ("neural", "neural,neural,neural,neural,neural"),
+        ("window*3,neural", "window,window,window,neural,window"),
+        ("window+neural", ",".join(["window+neural"] * 5)),
+        ("full, window+neural*2", "full,window+neural,window+neural,full,window+neural"),
+        ("window*9", "window,window,window,window,window"),
         (
             "window(64)*2, window(64)+gated(clusters=32, gap=4)",
-            [
-                ("window(64)",),
-                ("window(64)",),
-                ("window(64)", "gated(clusters=32,gap=4)"),
-                ("window(64)",),
-                ("window(64)",),
-            ],
+            "window(64),window(64),window(64)+gated(clusters=32,gap=4),window(64),window(64)",
         ),
-        ("full()", [("full()",)] * 5),
+        ("full()", "full(),full(),full(),full(),full()"),
     ],
 )
 def test_grammar(spec, layers):
     parsed = parse_attention(spec, num_layers=5, num_heads=4)
     assert written(parsed) == layers
-    for layer in parsed:
-        for heads in layer:
-            assert heads.kind == heads.written.partition("(")[0]
-            assert type(heads.options) is registered(heads.kind).options
+    for heads in (heads for layer in parsed for heads in layer):
+        assert heads.kind == heads.written.partition("(")[0]
+        assert type(heads.options) is registered(heads.kind).options
 
 
 @pytest.mark.parametrize(
@@ -192,8 +170,7 @@ def test_a_kind_is_offered_only_options_that_mean_something_to_it():
     for defaults in ({"clusters": 3}, {"num_clusters": 3}):
         (name,) = defaults
         with pytest.raises(
-            ValueError,
-            match=f"^window has no option '{name}'; allowed: attention_window, window$",
+            ValueError, match=f"^window has no option '{name}'; allowed: attention_window, window$"
         ):
             parse_layer("window", **defaults)
     assert parse_layer("window+neural", clusters=3)[1].options.clusters == 3

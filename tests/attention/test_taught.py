@@ -19,6 +19,8 @@ from fairseq_clusterformer.attention.scouts import (
 )
 from fairseq_clusterformer.clustering.shares import assign_both
 
+from ..kinds import by_steps
+
 B, N, D, H, K = 2, 19, 16, 2, 5
 E = D // H
 
@@ -79,6 +81,8 @@ def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl):
 
 
 def test_the_loss_is_zero_where_nobody_teaches():
+    module = layer(f"taught(clusters={K},scouts=0)").train()
+    assert module(torch.randn(B, N, D).double())[1][0].routing_loss is None
     shares = torch.full((2, 1, 1, 2, K), 1 / K).double().requires_grad_()
     queries, places = draw_scouts(2, 1, shares[0, :, 0], None)
     layouts = scout_layouts(queries, causal=True, gap=2, batch=Batch())
@@ -93,26 +97,21 @@ def test_the_loss_is_zero_where_nobody_teaches():
 @pytest.mark.parametrize("gap", [0, 5])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", ["plain", "padded", "documents"])
-def test_scouts_attend_as_dense_attention_does(name, causal, gap):
-    spec = f"taught(window=2,clusters={K},gap={gap},scouts={N})"
-    taught, dense = layer(spec, causal).train(), layer("full", causal)
+@pytest.mark.parametrize(
+    ("spec", "training"),
+    [
+        (f"taught(window=2,clusters={K},scouts={N},gap={{}})", True),  # all are scouts
+        (f"taught(window={N + 1},clusters=3,probes=3,gap={{}})", False),  # all clusters probed
+    ],
+)
+def test_who_sees_all_attends_as_dense_attention_does(spec, training, name, causal, gap):
+    taught, dense = layer(spec.format(gap), causal).train(training), layer("full", causal)
     dense.load_state_dict(taught.state_dict(), strict=False)
     x, batch = torch.randn(B, N, D).double(), batches()[name]
     real = slice(None) if batch.padding_mask is None else ~batch.padding_mask
     torch.testing.assert_close(taught(x, batch)[0][real], dense(x, batch)[0][real])
-    assert not torch.allclose(taught.eval()(x, batch)[0][real], dense(x, batch)[0][real])
-
-
-@pytest.mark.parametrize("gap", [0, 5])
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("name", ["plain", "padded", "documents"])
-def test_all_clusters_probed_are_dense_attention(name, causal, gap):
-    taught = layer(f"taught(window={N + 1},clusters=3,probes=3,gap={gap})", causal).eval()
-    dense = layer("full", causal)
-    dense.load_state_dict(taught.state_dict(), strict=False)
-    x, batch = torch.randn(B, N, D).double(), batches()[name]
-    real = slice(None) if batch.padding_mask is None else ~batch.padding_mask
-    torch.testing.assert_close(taught(x, batch)[0][real], dense(x, batch)[0][real])
+    if training:
+        assert not torch.allclose(taught.eval()(x, batch)[0][real], dense(x, batch)[0][real])
 
 
 def test_a_query_probes_its_nearest_clusters():
@@ -407,14 +406,9 @@ def test_keys_that_are_alike_are_dropped_alike():
     for _ in range(30):
         module.observe(module(rows())[1])
         module.commit()
-    x, state, outputs = rows()[:1], {}, []
-    module.eval()
-    with torch.no_grad():
-        expected, _ = module(x)
-        for token in x.split(1, dim=1):
-            out, state = module.step(token, state)
-            outputs.append(out)
-    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, atol=1e-4, rtol=1e-4)
+    x = rows()[:1]
+    expected, _ = module.eval()(x)
+    torch.testing.assert_close(by_steps(module, x)[0], expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("routes_by", ["input", "heads"])
@@ -445,8 +439,3 @@ def test_keys_that_attention_asks_for_are_held(routes_by):
     ).values()
     seen = (seen[0] & ~torch.eye(N, dtype=torch.bool)).any(-2)[..., :-1]
     assert torch.equal(seen, of_first[:-1].expand_as(seen))
-
-
-def test_no_scouts_no_loss():
-    module = layer(f"taught(clusters={K},scouts=0)").train()
-    assert module(torch.randn(B, N, D).double())[1][0].routing_loss is None

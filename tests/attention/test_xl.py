@@ -6,8 +6,6 @@ from torch import Tensor
 
 from fairseq_clusterformer.attention import MultiheadAttention, OptionError
 
-from ..kinds import pads
-
 WIDTH, HEADS, SEGMENT = 8, 2, 3
 CLOSE = {"rtol": 0, "atol": 1e-12}
 
@@ -106,16 +104,6 @@ def test_the_memory_gets_no_gradient() -> None:
     changed = x.detach().clone()
     changed[:, 0] += 1.0  # though they are seen
     assert not torch.allclose(module(changed)[0][:, SEGMENT:], module(x)[0][:, SEGMENT:])
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_one_segment_is_full_attention(causal: bool) -> None:
-    full, segment = layer("full", causal), layer("xl(window=26)", causal)
-    segment.load_state_dict(full.state_dict(), strict=False)
-    x = torch.randn(2, 13, WIDTH, dtype=torch.float64)
-    for mask in (None, pads([13, 6], 13, "right")):
-        real = slice(None) if mask is None else ~mask
-        torch.testing.assert_close(segment(x, mask)[0][real], full(x, mask)[0][real], **CLOSE)
 
 
 @torch.no_grad()

@@ -9,11 +9,14 @@ from fairseq import options
 from fairseq_cli import preprocess
 
 from fairseq_clusterformer.cli.prepare import lm
+from tests.cli.expected import assert_logged
 from tests.cli.in_process import (
+    CLASSIFICATION,
     CLUSTERED_TRANSLATION,
     CLUSTERFORMER,
     DENSE_TRANSLATION,
     HERE,
+    QUESTIONS,
     ROBERTA,
     SIZES,
     TRANSFORMER,
@@ -21,6 +24,7 @@ from tests.cli.in_process import (
 )
 from tests.cli.qa_data import write_questions
 from tests.cli.sentence_data import write_pairs, write_texts
+from tests.cli.tasks import MASKED, pages, stories, train_task  # noqa: F401  fixtures
 from tests.cli.topics import prepare_documents
 from tests.cli.towns import towns_data, towns_reader  # noqa: F401  fixtures
 
@@ -149,6 +153,35 @@ def dense_translator(parallel_data: Path, tmp_path_factory: pytest.TempPathFacto
     """fairseq's own translation model of the same size after as many updates."""
     folder = tmp_path_factory.mktemp("dense_translator")
     train(parallel_data, f"{DENSE_TRANSLATION} {LEARNED}", folder)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def masked_lm(text_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("masked_lm")
+    run = train(text_data / "input0", MASKED, folder)
+    assert run.mean_loss(-1) < run.mean_loss(0) - 0.1
+    assert_logged(run)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def ranker(pair_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """After too few updates to be sure of anything."""
+    folder = tmp_path_factory.mktemp("ranker")
+    line = f"{CLASSIFICATION} --pair-form siamese"
+    line += " --best-checkpoint-metric map --maximize-best-checkpoint-metric"
+    train(pair_data, line, folder)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def qa_reader(qa_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """After too few updates to be sure of anything."""
+    folder = tmp_path_factory.mktemp("reader")
+    line = f"{QUESTIONS} --lr 0.006 --dropout 0 --attention-dropout 0 --validate-interval 20"
+    line += " --best-checkpoint-metric f1 --maximize-best-checkpoint-metric"
+    train(qa_data, f"{line} --max-update 50 --batch-size-valid 3", folder)
     return folder / "checkpoint_last.pt"
 
 

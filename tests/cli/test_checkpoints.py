@@ -1,7 +1,6 @@
 """Checkpoints: resumed, warm-started from a dense model, finetuned from, older than an option."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,44 +14,72 @@ from tests.cli.in_process import (
     load_state,
     train,
 )
+from tests.cli.qa_data import WORDS
+from tests.cli.sentence_data import WORDS as LETTERS
+from tests.cli.tasks import last
+from tests.cli.towns import vectors
 
 #: what a dense checkpoint does not have
 NEW = {
     *("centroids", "w_c.weight", "log_normalizer"),
     *("pending_log_mass", "pending_tokens", "updates"),
 }
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        "--attention window*3,neural",
-        "--attention lsh+routing,window+gated --checkpoint-activations",
+RESUMED = [
+    ("lm", "--decoder-layers 4 --attention window*3,neural"),
+    ("lm", "--attention lsh+routing,window+gated --checkpoint-activations"),
+    (
+        "lm",
         "--attention kmeans --kmeans-interval 2 --kmeans-bank-size 300 --checkpoint-activations",
-        "--attention window+kmeans --kmeans-bank-size 300 --batch-size 80",  # 4 an epoch
-    ],
-)
-def test_resuming_in_mid_epoch_equals_never_stopping(
-    options: str, byte_data: Path, tmp_path: Path
-) -> None:
-    line = f"{CLUSTERFORMER} --decoder-layers 4 {options}"
-    whole = train(byte_data, line, tmp_path / "whole", "--save-interval-updates", 3)
-    middle = tmp_path / "whole" / "checkpoint_1_3.pt"
-    resumed = train(byte_data, line, tmp_path / "resumed", "--restore-file", middle)
+    ),
+    ("lm", "--attention window+kmeans --kmeans-bank-size 300 --batch-size 80"),  # 4 an epoch
+    ("translation", ""),
+    ("classifier", ""),
+    (
+        "reader",
+        "--kmeans-interval 2 --max-update 12 --best-checkpoint-metric f1"
+        " --maximize-best-checkpoint-metric",
+    ),
+    ("bidaf", "--max-update 8"),
+    ("qanet", "--attention window+taught,kmeans --stochastic-depth 0.3 --max-update 8"),
+    ("etc", "--max-update 4"),
+]
+
+
+@pytest.mark.parametrize(("task", "options"), RESUMED)
+def test_resuming_in_mid_epoch_equals_never_stopping(task, options, train_task, tmp_path):
+    """Word vectors are in the checkpoint, so their file may be gone."""
+    more = ["--save-interval-updates", 3]
+    words, width = (LETTERS, 32) if task == "classifier" else (WORDS, 8)
+    if path := task in ("classifier", "bidaf", "qanet") and vectors(tmp_path, [*words], width):
+        more += ["--word-vectors", path]
+    whole = train_task(task, options, tmp_path / "whole", *more)
+    options += f" --restore-file {tmp_path / 'whole' / 'checkpoint_1_3.pt'}"
+    if path:
+        path.unlink()
+        with pytest.raises(ValueError, match="no such file; .* to resume, leave the option out"):
+            train_task(task, f"{options} --word-vectors {path}", tmp_path / "resumed")
+    resumed = train_task(task, options, tmp_path / "resumed")
     assert resumed.updates == whole.updates[3:]
-    states = [load_state(tmp_path / run / "checkpoint_last.pt") for run in ("whole", "resumed")]
-    assert_equal_states(states[0]["model"], states[1]["model"])
+    states = [load_state(last(tmp_path / run)) for run in ("whole", "resumed")]
+    assert_equal_states(*(state["model"] for state in states))
     optimizers = [state["last_optimizer_state"]["state"] for state in states]
     for parameter, moments in optimizers[0].items():
         assert_equal_states(moments, optimizers[1][parameter])
+    assert states[0]["extra_state"].get("best") == states[1]["extra_state"].get("best")
+
+
+def test_a_job_may_restore_what_it_has_not_saved_yet(train_task, tmp_path):
+    """Such jobs are started anew by the same command until they are done."""
+    for updates in (1, 2):
+        train_task("lm", f"--restore-file {last(tmp_path)} --max-update {updates}")
+    state = torch.load(last(tmp_path), weights_only=True)
+    assert state["optimizer_history"][-1]["num_updates"] == 2
 
 
 class TestWarmStart:
     """From fairseq's own language model."""
 
-    def test_full_attention_is_the_dense_model(
-        self, byte_data: Path, dense_checkpoint: Path, tmp_path: Path
-    ) -> None:
+    def test_full_attention_is_the_dense_model(self, byte_data, dense_checkpoint, tmp_path):
         line = f"--dropout 0 --restore-file {dense_checkpoint} {RESET} --max-update 2"
         dense = train(byte_data, f"{TRANSFORMER} {line}", tmp_path / "dense")
         full = train(byte_data, f"{CLUSTERFORMER} --attention full {line}", tmp_path / "full")
@@ -63,9 +90,7 @@ class TestWarmStart:
             assert math.isclose(batch["loss"], same["loss"], rel_tol=1e-5)
 
     @pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
-    def test_only_what_routes_is_new(
-        self, option: str, byte_data: Path, dense_checkpoint: Path, tmp_path: Path
-    ) -> None:
+    def test_only_what_routes_is_new(self, option, byte_data, dense_checkpoint, tmp_path):
         """After updates of size 0, all is as in the checkpoint."""
         line = f"{CLUSTERFORMER} --lr 0 --max-update 1 {option} {dense_checkpoint}"
         if option == "--restore-file":
@@ -84,7 +109,7 @@ class TestWarmStart:
 
 
 @pytest.mark.parametrize("arch", ["clusterformer_lm", "clusterformer_lm_tiny"])
-def test_checkpoint_older_than_an_option(arch: str, byte_data: Path, tmp_path: Path) -> None:
+def test_checkpoint_older_than_an_option(arch, byte_data, tmp_path):
     """Its configuration lacks what was added since; the option's default stands in."""
     train(byte_data, f"{CLUSTERFORMER} --arch {arch} --max-update 1", tmp_path)
     path = tmp_path / "checkpoint_last.pt"

@@ -18,7 +18,7 @@ from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.errors import UserError
 
 
-def test_files_of_somebody_else_are_kept(tmp_path: Path) -> None:
+def test_files_of_somebody_else_are_kept(tmp_path):
     (tmp_path / "clusters.png").write_text("mine")
     with pytest.raises(UserError, match=r"--out is .*/clusters\.png: it exists; allowed: "):
         check_files(tmp_path, ["clusters.html", "clusters.png"])
@@ -27,7 +27,7 @@ def test_files_of_somebody_else_are_kept(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["clusters.png"]
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="--out is .*file: it is a file; allowed: a folder"):
         check_files(tmp_path / "file", ["scores.json"])
@@ -35,7 +35,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
         check_files(tmp_path / "file" / "out", ["scores.json"])
 
 
-def test_where_nothing_can_be_made(tmp_path: Path) -> None:
+def test_where_nothing_can_be_made(tmp_path):
     """Before anything is computed."""
     (tmp_path / "file").write_text("mine")
     for place, said in (("file/out", "file cannot be written to"), (300 * "x", "name too long")):
@@ -43,19 +43,19 @@ def test_where_nothing_can_be_made(tmp_path: Path) -> None:
             check_files(tmp_path / place, ["scores.json"])
 
 
-def test_a_check_leaves_nothing(tmp_path: Path) -> None:
+def test_a_check_leaves_nothing(tmp_path):
     check_files(tmp_path / "new", ["scores.json"])
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("bad", ["\x1b", "\x9b", "\x7f", "\r", "\0", "\u202e"])
-def test_what_commands_a_terminal_is_not_printed(bad: str) -> None:
+def test_what_commands_a_terminal_is_not_printed(bad):
     assert harmless(f"a{bad}[2Jb\n\tc") == "a\ufffd[2Jb\n\tc"
     letters = "é \xa0\u200c\u200d\u3000👩\u200d🚀 العربية"
     assert harmless(letters) == letters
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_no_text(tmp_path):
     """Only where a file begins."""
     file = tmp_path / "text"
     file.write_bytes("\ufeffEin Hund.\n\ufeffé\r\n".encode())
@@ -65,7 +65,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
         list(read_lines(file, "--input"))
 
 
-def test_plugin_of_a_users_own(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_plugin_of_a_users_own(tmp_path, capsys):
     """A kind of attention in it is known afterwards; what is no package is one line."""
     from fairseq_clusterformer.attention import attention_kinds, kind
 
@@ -85,6 +85,19 @@ def test_plugin_of_a_users_own(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     with pytest.raises(SystemExit):
         parser.parse_args(["--user-dir", str(tmp_path / "no")])
     assert capsys.readouterr().err.startswith("test: error: --user-dir is ")
+
+
+def test_an_option_is_its_name_its_value_and_its_help():
+    """The value's name says its type; a default is shown where there is one."""
+    parser = Parser(prog="test")
+    parser.add("out OUT", "a file")
+    parser.add("--top N", "labels", default=3)
+    parser.add("--more FILE", "files", action="append", default=[])
+    parser.add("--quick", "a flag")
+    found = vars(parser.parse_args(["x", "--top", "5", "--quick"]))
+    assert found == {"out": Path("x"), "top": 5, "more": [], "quick": True}
+    assert "labels (default: 3)" in parser.format_help()
+    assert parser.format_help().count("(default") == 1
 
 
 @pytest.mark.parametrize(
@@ -108,8 +121,8 @@ def test_plugin_of_a_users_own(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     ],
 )
 def test_no_command_writes_over_a_file_of_the_user_s(
-    line: str, names: tuple, is_input: bool, tmp_path: Path, monkeypatch, capsys
-) -> None:
+    line, names, is_input, tmp_path, monkeypatch, capsys
+):
     """Not even by force if it is an input; and before any work."""
     monkeypatch.chdir(tmp_path)
     Path("drawn").mkdir()
@@ -141,7 +154,7 @@ def test_no_command_writes_over_a_file_of_the_user_s(
         ("caf\\udce9", "/dev/null", ""),
     ],
 )
-def test_what_stdout_does_not_take(text: str, stdout: str, error: str) -> None:
+def test_what_stdout_does_not_take(text, stdout, error):
     code = (
         "import sys, fairseq_clusterformer.cli.average as average\n"
         "from fairseq_clusterformer.cli.main import run\n"
@@ -169,7 +182,7 @@ def test_what_stdout_does_not_take(text: str, stdout: str, error: str) -> None:
         (["convert", "x", "y", "--lr", "inf"], "--lr is inf; allowed: a number, above 0"),
     ],
 )
-def test_numbers_have_ranges(line: list[str], says: str, capsys: pytest.CaptureFixture) -> None:
+def test_numbers_have_ranges(line, says, capsys):
     with pytest.raises(SystemExit) as ended:
         main(line)
     assert ended.value.code == 2
@@ -177,7 +190,7 @@ def test_numbers_have_ranges(line: list[str], says: str, capsys: pytest.CaptureF
     assert says in said
 
 
-def test_a_loop_of_links_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_loop_of_links_is_one_line(tmp_path, capsys):
     (tmp_path / "loop").symlink_to("loop")
     assert main(["prepare", "lm", "text", str(tmp_path / "loop"), str(tmp_path / "out")]) == 1
     (said,) = capsys.readouterr().err.splitlines()

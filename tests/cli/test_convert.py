@@ -61,12 +61,13 @@ def letters(data: Path, *shape: int, name: str = "dict.txt") -> Tensor:
 class TestSameOutputs:
     """Where every head sees everything, nothing changes, whatever place a head has."""
 
-    @pytest.mark.parametrize("which", ["dense_checkpoint", "rotary"])
-    def test_language_model(
-        self, which: str, byte_data: Path, tmp_path: Path, request: pytest.FixtureRequest
-    ) -> None:
+    @pytest.mark.parametrize(
+        ("which", "more"),
+        [("dense_checkpoint", ()), ("rotary", ()), ("roberta", ("--max-positions", 150))],
+    )
+    def test_language_model(self, which, more, byte_data, tmp_path, request):
         dense = request.getfixturevalue(which)
-        assert convert(dense, tmp_path / "out", "--attention", WIDE, *FAST.split()) == 0
+        assert convert(dense, tmp_path / "out", "--attention", WIDE, *more, *FAST.split()) == 0
         report = json.loads((tmp_path / "out" / "convert.json").read_text())
         assert any(head["place"] != head["head"] for head in report["heads"])
         tokens = letters(byte_data, 3, 60)
@@ -74,15 +75,7 @@ class TestSameOutputs:
         expected = outputs(dense, byte_data, tokens)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
-    def test_masked_language_model(self, roberta: Path, byte_data: Path, tmp_path: Path) -> None:
-        words = ["--max-positions", 150, *FAST.split()]
-        assert convert(roberta, tmp_path / "out", "--attention", WIDE, *words) == 0
-        tokens = letters(byte_data, 3, 60)
-        found = outputs(tmp_path / "out" / "checkpoint.pt", byte_data, tokens)
-        expected = outputs(roberta, byte_data, tokens)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-
-    def test_translator(self, dense_translator: Path, parallel_data: Path, tmp_path: Path) -> None:
+    def test_translator(self, dense_translator, parallel_data, tmp_path):
         words = ["--encoder-attention", WIDE, "--decoder-attention", f"full,{WIDE}"]
         words += [*FAST.split(), "--near-window", 2]
         assert convert(dense_translator, tmp_path / "out", *words) == 0
@@ -104,7 +97,7 @@ def converted(dense_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
-def test_what_it_writes(converted: Path, dense_checkpoint: Path) -> None:
+def test_what_it_writes(converted, dense_checkpoint):
     files = {file.name: file for file in converted.iterdir()}
     assert sorted(files) == ["checkpoint.pt", "convert.json", "convert.png"]
     assert files["convert.png"].read_bytes().startswith(b"\x89PNG")
@@ -134,7 +127,7 @@ def test_what_it_writes(converted: Path, dense_checkpoint: Path) -> None:
         assert max(window) <= min(taught)
 
 
-def test_every_dense_weight_is_kept(converted: Path, dense_checkpoint: Path) -> None:
+def test_every_dense_weight_is_kept(converted, dense_checkpoint):
     dense, new = (
         load_state(path)["model"] for path in (dense_checkpoint, converted / "checkpoint.pt")
     )
@@ -146,9 +139,7 @@ def test_every_dense_weight_is_kept(converted: Path, dense_checkpoint: Path) -> 
 
 
 class TestWhatTakesIt:
-    def test_evaluation_and_bundle(
-        self, converted: Path, byte_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-    ) -> None:
+    def test_evaluation_and_bundle(self, converted, byte_data, tmp_path, capsys):
         checkpoint = converted / "checkpoint.pt"
         assert 3 < eval_lm(byte_data, checkpoint, "--tokens-per-sample 64")["loss"] < 8
         assert main(["bundle", str(checkpoint), str(tmp_path / "bundle")]) == 0
@@ -159,9 +150,7 @@ class TestWhatTakesIt:
         assert "stepwise perplexity" in capsys.readouterr().out
 
     @pytest.mark.parametrize("option", ["--finetune-from-model", "--restore-file"])
-    def test_training_goes_on(
-        self, option: str, converted: Path, byte_data: Path, tmp_path: Path
-    ) -> None:
+    def test_training_goes_on(self, option, converted, byte_data, tmp_path):
         spec = json.loads((converted / "convert.json").read_text())["attention"]["decoder"]
         line = f"{CLUSTERFORMER} --lr 0 {option} {converted / 'checkpoint.pt'} --max-update 2"
         run = train(byte_data, line, tmp_path, "--attention", spec)
@@ -177,8 +166,8 @@ class TestWhatTakesIt:
 
 
 def test_normalizers_are_of_the_routers_as_they_are_fitted(
-    dense_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    dense_checkpoint, tmp_path, monkeypatch
+):
     given = []
 
     def listen(*args: object) -> None:
@@ -195,9 +184,7 @@ def test_normalizers_are_of_the_routers_as_they_are_fitted(
         torch.testing.assert_close(before, pupil.router.normalizer.log_normalizer)
 
 
-def test_the_command_that_it_prints(
-    dense_checkpoint: Path, byte_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_command_that_it_prints(dense_checkpoint, byte_data, tmp_path, capsys):
     """It goes on with training, also where a text is longer than a batch was."""
     state = torch.load(dense_checkpoint, weights_only=False)
     state["cfg"]["dataset"]["max_tokens"] = 128
@@ -211,9 +198,7 @@ def test_the_command_that_it_prints(
     assert (options.probes, options.window) == (2, 4)  # 2 clusters share --far-window 8
 
 
-def test_roberta_of_more_positions(
-    roberta: Path, byte_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_roberta_of_more_positions(roberta, byte_data, tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("The cat sat on the mat. " * 40)
     words = ["--text", text, "--max-positions", 300, *FAST.split(), "--window-below", 0]
@@ -239,9 +224,7 @@ def words_of(capsys: pytest.CaptureFixture) -> list[str]:
     return [*words[:at], *words[at + 2 :], *HERE.split()]
 
 
-def test_a_translator(
-    dense_translator: Path, parallel_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_translator(dense_translator, parallel_data, tmp_path, capsys):
     """One side as asked for, the other by what its heads do."""
     words = f"{FAST} --near-window 2 --far-window 2 --clusters 2 --window-below 0"
     words += " --gen-subset valid --encoder-attention window(3)+neural(clusters=3)"
@@ -255,7 +238,7 @@ def test_a_translator(
     assert len(run.updates) == 1
 
 
-def test_a_classifier(text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_classifier(text_data, tmp_path, capsys):
     train(text_data, f"{CLASSIFICATION} --encoder-attention full --max-update 1", tmp_path)
     words = f"{FAST} --near-window 2 --far-window 2 --clusters 2 --max-positions 600 --updates 1"
     assert convert(tmp_path / "checkpoint_last.pt", tmp_path / "out", *words.split()) == 0
@@ -265,9 +248,7 @@ def test_a_classifier(text_data: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert len(run.updates) == 1
 
 
-def test_other_kinds_start_anew(
-    dense_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_other_kinds_start_anew(dense_checkpoint, tmp_path, capsys):
     kinds = "gated(8,clusters=4)+kmeans(8,clusters=4)+xl(8)+window(8)"
     words = ["--attention", f"{kinds},{TAUGHT}", *FAST.split()]
     assert convert(dense_checkpoint, tmp_path / "out", *words) == 0
@@ -302,21 +283,12 @@ class TestBadInput:
             ("--data no/such", "--data is no/such: no such folder; allowed: "),
         ],
     )
-    def test_one_line(
-        self,
-        words: str,
-        message: str,
-        dense_checkpoint: Path,
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture,
-    ) -> None:
+    def test_one_line(self, words, message, dense_checkpoint, tmp_path, capsys):
         line = error(capsys, "convert", dense_checkpoint, tmp_path / "out", *words.split())
         assert message in line
         assert not (tmp_path / "out").exists()
 
-    def test_another_model(
-        self, checkpoint: Path, dense_checkpoint: Path, tmp_path: Path, capsys
-    ) -> None:
+    def test_another_model(self, checkpoint, dense_checkpoint, tmp_path, capsys):
         line = error(capsys, "convert", checkpoint, tmp_path / "out")
         assert "layer 0 of the decoder is window+neural; allowed: a dense model" in line
         loaded = load_checkpoint(dense_checkpoint)
@@ -324,9 +296,7 @@ class TestBadInput:
         with pytest.raises(UserError, match="its architecture is lightconv_lm; allowed: trans"):
             target_of(loaded)
 
-    def test_what_is_there(
-        self, converted: Path, dense_checkpoint: Path, tmp_path: Path, capsys
-    ) -> None:
+    def test_what_is_there(self, converted, dense_checkpoint, tmp_path, capsys):
         mine, out = tmp_path / "mine", tmp_path / "out"
         mine.mkdir()
         (mine / "notes").write_text("mine")
@@ -345,9 +315,7 @@ class TestBadInput:
         assert report["attention"] == {"decoder": "full"}
 
 
-def test_features_that_no_clustered_model_has(
-    dense_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_features_that_no_clustered_model_has(dense_checkpoint, tmp_path, monkeypatch, capsys):
     """What computes something else than the same weights do here is found out by its outputs."""
     from fairseq.models.transformer_lm import TransformerLanguageModel
 

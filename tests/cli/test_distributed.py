@@ -5,91 +5,101 @@ from pathlib import Path
 import pytest
 
 from tests.cli.in_process import (
-    CLUSTERFORMER,
+    CLASSIFICATION,
+    QUESTIONS,
     RESET,
     assert_equal_states,
     in_two_processes,
     load_state,
     train,
+    validate,
 )
-from tests.cli.topics import LINE as ETC
+from tests.cli.tasks import TASKS, last
 from tests.conftest import RunCli
 
 # Batches in order, so that two of 2 are one of 4; no dropout, for its mask depends on the batch.
-# A large epsilon: Adam would turn rounding of tiny gradients into steps of full size.
-LINE = (
-    CLUSTERFORMER.replace("--cpu --distributed-world-size 1", "--cpu")
-    + " --dropout 0 --curriculum 100 --adam-eps 1e-3 --attention window+neural"
-    + " --clustering-loss-weight 10 --centroid-sorting-loss-weight 10"
-)
-CLOSE = {"rtol": 1e-5, "atol": 2e-6}
+# A large epsilon: Adam would turn rounding of tiny gradients into steps of full size. Neighbours
+# of parallel text have the same length.
+SAME = " --dropout 0 --curriculum 100 --adam-eps 1e-3"
+LOSSES = " --clustering-loss-weight 10 --centroid-sorting-loss-weight 10"
+
+
+def line_of(task: str) -> str:
+    line = TASKS[task][1].replace("--cpu --distributed-world-size 1", "--cpu")
+    return line.replace("--max-tokens 400", "").replace("--batch-size 4", "") + SAME
+
+
+LM = f"{line_of('lm')} --attention window+neural{LOSSES}"
+LINES = {"lm": LM, "translation": f"{line_of('translation')}{LOSSES} --lr 0.005"}
+CLOSE = {
+    "lm": {"rtol": 1e-5, "atol": 2e-6},
+    "translation": {"rtol": 1e-4, "atol": 5e-6},
+}
 
 
 @pytest.fixture(scope="session")
-def double_batch(
-    byte_data: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """One process, from a checkpoint whose normaliser is no longer at its start."""
-    folder = tmp_path_factory.mktemp("double")
-    line = f"{LINE} {RESET} --distributed-world-size 1 --batch-size 4"
-    train(byte_data, line, folder, "--restore-file", checkpoint)
-    return folder / "checkpoint_last.pt"
+def double_batch(request, byte_data, checkpoint, tmp_path_factory) -> dict[str, tuple]:
+    """Of two tasks: the data, a checkpoint whose normaliser is no longer at its start, and where
+    one process goes on from it with batches of 4."""
+    found = {}
+    for task in LINES:
+        data, begun = byte_data, checkpoint
+        if task == "translation":
+            data, begun = map(request.getfixturevalue, ("parallel_data", "translator"))
+        folder = tmp_path_factory.mktemp("double")
+        line = f"{LINES[task]} {RESET} --distributed-world-size 1 --batch-size 4"
+        train(data, line, folder, "--restore-file", begun)
+        found[task] = data, begun, last(folder)
+    return found
 
 
-def assert_close_to(double_batch: Path, saved: Path, started: Path) -> None:
-    state, expected = load_state(saved)["model"], load_state(double_batch)["model"]
-    assert_equal_states(state, expected, **CLOSE)
+def assert_close_to(double_batch: dict[str, tuple], task: str, saved: Path) -> None:
+    _, started, expected = double_batch[task]
+    state = load_state(saved)["model"]
+    assert_equal_states(state, load_state(expected)["model"], **CLOSE[task])
     # the comparison means something: all of it has moved further than that
     for name, before in load_state(started)["model"].items():
         if name.endswith((".centroids", ".w_c.weight", ".log_normalizer", ".fc1.weight")):
-            assert (state[name] - before).abs().max() > 100 * CLOSE["atol"], name
+            assert (state[name] - before).abs().max() > 100 * CLOSE[task]["atol"], name
 
 
-def test_update_frequency(
-    byte_data: Path, checkpoint: Path, double_batch: Path, tmp_path: Path
-) -> None:
-    line = f"{LINE} {RESET} --distributed-world-size 1 --batch-size 2 --update-freq 2"
-    train(byte_data, line, tmp_path, "--restore-file", checkpoint)
-    assert_close_to(double_batch, tmp_path / "checkpoint_last.pt", checkpoint)
+@pytest.mark.parametrize("task", LINES)
+def test_update_frequency(task, double_batch, tmp_path):
+    data, begun, _ = double_batch[task]
+    line = f"{LINES[task]} {RESET} --distributed-world-size 1 --batch-size 2 --update-freq 2"
+    train(data, line, tmp_path, "--restore-file", begun)
+    assert_close_to(double_batch, task, last(tmp_path))
 
 
 def in_two(run_cli: RunCli, data: Path, line: str, folder: Path, **how: bool) -> Path:
     """The checkpoint that two processes end with."""
     words = [data, *line.split(), "--save-dir", folder]
     assert "done training" in in_two_processes(run_cli, "fairseq-train", *words, **how)
-    return folder / "checkpoint_last.pt"
+    return last(folder)
 
 
-@pytest.mark.parametrize("torchrun", [True, False])
-def test_two_processes(
-    torchrun: bool,
-    byte_data: Path,
-    checkpoint: Path,
-    double_batch: Path,
-    tmp_path: Path,
-    run_cli: RunCli,
-) -> None:
+@pytest.mark.parametrize(
+    ("task", "torchrun"),
+    [("lm", True), ("lm", False), pytest.param("translation", True, marks=pytest.mark.slow)],
+)
+def test_two_processes(task, torchrun, double_batch, tmp_path, run_cli):
     """The checkpoint is read by the first and sent to the second."""
-    line = f"{LINE} {RESET} --batch-size 2 --restore-file {checkpoint}"
-    saved = in_two(run_cli, byte_data, line, tmp_path, torchrun=torchrun)
-    assert_close_to(double_batch, saved, checkpoint)
+    data, begun, _ = double_batch[task]
+    line = f"{LINES[task]} {RESET} --batch-size 2 --restore-file {begun}"
+    assert_close_to(double_batch, task, in_two(run_cli, data, line, tmp_path, torchrun=torchrun))
 
 
-def test_two_processes_that_fairseq_starts(
-    byte_data: Path, checkpoint: Path, double_batch: Path, tmp_path: Path, run_cli: RunCli
-) -> None:
-    words = f"{LINE} {RESET} --batch-size 2 --distributed-world-size 2".split()
-    words += ["--save-dir", tmp_path, "--restore-file", checkpoint]
-    run = run_cli("fairseq-train", byte_data, *words)
-    assert run.stdout.count("done training") == 1
-    assert_close_to(double_batch, tmp_path / "checkpoint_last.pt", checkpoint)
+def test_two_processes_that_fairseq_starts(double_batch, tmp_path, run_cli):
+    data, begun, _ = double_batch["lm"]
+    words = f"{LM} {RESET} --batch-size 2 --distributed-world-size 2".split()
+    words += ["--save-dir", tmp_path, "--restore-file", begun]
+    assert run_cli("fairseq-train", data, *words).stdout.count("done training") == 1
+    assert_close_to(double_batch, "lm", last(tmp_path))
 
 
-def test_two_processes_that_stop_go_on_with_the_banks_of_both(
-    byte_data: Path, tmp_path: Path, run_cli: RunCli
-) -> None:
+def test_two_processes_that_stop_go_on_with_the_banks_of_both(byte_data, tmp_path, run_cli):
     line = (
-        f"{LINE} --attention kmeans --kmeans-interval 2 --kmeans-bank-size 200 --batch-size 2"
+        f"{LM} --attention kmeans --kmeans-interval 2 --kmeans-bank-size 200 --batch-size 2"
         " --max-update 5 --save-interval-updates 3 --disable-validation"
     )
     whole = in_two(run_cli, byte_data, line, tmp_path / "whole")
@@ -101,27 +111,59 @@ def test_two_processes_that_stop_go_on_with_the_banks_of_both(
     assert_equal_states(*states)
 
 
-def test_two_processes_move_the_centroids_of_routing_heads(
-    byte_data: Path, tmp_path: Path, run_cli: RunCli
-) -> None:
-    """From scratch: the seed is the same, and so are the first centroids."""
-    line = f"{LINE} --attention routing --max-update 3"
-    train(byte_data, f"{line} --distributed-world-size 1 --batch-size 4", tmp_path / "one")
-    two = in_two(run_cli, byte_data, f"{line} --batch-size 2", tmp_path / "two")
-    one = load_state(tmp_path / "one" / "checkpoint_last.pt")["model"]
-    centroids = {name: tensor for name, tensor in one.items() if ".means." in name}
-    assert len(centroids) == 4
-    both = load_state(two)["model"]
-    assert_equal_states({name: both[name] for name in centroids}, centroids, **CLOSE)
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        ("lm", f"--attention routing --max-update 3{LOSSES}"),
+        # hidden parts are told from those of one worker, so none is hidden
+        ("etc", "--hide-parts 0 --max-update 6 --max-epoch 1"),
+    ],
+)
+def test_two_processes_from_scratch(task, options, request, tmp_path, run_cli):
+    """The seed is the same, and so are the first centroids of routing heads, which move alike."""
+    data = request.getfixturevalue(TASKS[task][0])
+    line = f"{line_of(task)} {options}"
+    train(data, f"{line} --distributed-world-size 1 --batch-size 4", tmp_path / "one")
+    two = in_two(run_cli, data, f"{line} --batch-size 2", tmp_path / "two")
+    one, both = (load_state(path)["model"] for path in (last(tmp_path / "one"), two))
+    if task == "lm":
+        one, both = ({n: t for n, t in of.items() if ".means." in n} for of in (one, both))
+        assert len(one) == 4
+    assert_equal_states(both, one, **CLOSE["lm"])
 
 
 @pytest.mark.parametrize("hidden", ["0.1", "0"])
-def test_two_processes_pre_train_etc(
-    hidden: str, sentences: Path, tmp_path: Path, run_cli: RunCli
-) -> None:
+def test_two_processes_pre_train_etc(hidden, sentences, tmp_path, run_cli):
     """Also where only one of them has a hidden part to tell."""
-    line = ETC.replace("--cpu --distributed-world-size 1", "--cpu").replace("size 4", "size 2")
+    line = TASKS["etc"][1].replace("--cpu --distributed-world-size 1", "--cpu")
+    line = line.replace("size 4", "size 2")
     line += f" --hide-parts {hidden} --max-update 6 --disable-validation"
-    saved = in_two(run_cli, sentences, line, tmp_path)
-    found = load_state(saved)["model"]
+    found = load_state(in_two(run_cli, sentences, line, tmp_path))["model"]
     assert any(name.startswith("contrast.") for name in found) == (hidden != "0")
+
+
+def test_two_processes_rank_as_one(pair_data, ranker, tmp_path, run_cli):
+    """A question's candidates lie on both."""
+    line = CLASSIFICATION.replace("--distributed-world-size 1", "")
+    line += " --pair-form siamese --batch-size 5 --lr 0 --max-update 1"
+    line += " --best-checkpoint-metric map --maximize-best-checkpoint-metric"
+    saved = in_two(run_cli, pair_data, f"{line} --finetune-from-model {ranker}", tmp_path)
+    printed = validate(
+        pair_data, ranker, "--task clusterformer_sentence --valid-subset valid --batch-size 42"
+    )
+    assert load_state(saved)["extra_state"]["best"] == printed["map"]
+
+
+def test_two_processes_score_as_one(qa_data, qa_reader, tmp_path, run_cli):
+    """Five batches for two: at last one has none."""
+    line = QUESTIONS.replace("--distributed-world-size 1", "")
+    line += " --lr 0 --kmeans-interval 99 --max-update 1"
+    line += " --best-checkpoint-metric f1 --maximize-best-checkpoint-metric"
+    words = [qa_data, *line.split(), "--finetune-from-model", qa_reader, "--save-dir", tmp_path]
+    said = in_two_processes(run_cli, "fairseq-train", *words)
+    printed = validate(
+        qa_data, qa_reader, "--task clusterformer_qa --valid-subset valid --batch-size 20"
+    )
+    assert load_state(last(tmp_path))["extra_state"]["best"] == printed["f1"]
+    (line,) = [line for line in said.splitlines() if "valid on 'valid'" in line]
+    assert f"| long_f1 {printed['long_f1']:g} |" in line

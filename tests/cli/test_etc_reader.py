@@ -1,7 +1,6 @@
 """etc_reader by fairseq's commands: from bAbI's files to answers with their supporting facts."""
 
 import json
-import math
 import random
 from pathlib import Path
 
@@ -15,53 +14,23 @@ from fairseq_clusterformer.inference.documents import text_source
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.inference.read import Reader
 from fairseq_clusterformer.metrics import hotpotqa
-from tests.cli.in_process import HERE, Run, train, validate
+from tests.cli.in_process import Run, train, validate
+from tests.cli.tasks import ETC_READER
 
-READER = (
-    "--task clusterformer_qa --arch etc_reader --criterion clusterformer_qa --encoder-layers 2"
-    " --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --encoder-attention-heads 4 --radius 4"
-    " --max-distance 4 --encoder-normalize-before --dropout 0 --batch-size 8 --optimizer adam"
-    f" --lr 0.006 --clip-norm 1 --seed 1 --max-update 2 {HERE}"
-)
 TASK = "--task clusterformer_qa --valid-subset valid --batch-size 7"
 SCORES = ("em", "f1", "answerable_accuracy", "sp_em", "sp_f1", "joint_em", "joint_f1")
 NAMES, PLACES = ("Ada", "Bob", "Eve"), ("hall", "park", "shop", "barn")
 
 
-def write_stories(path: Path, questions: int) -> None:
-    """Two sentences a question on different people, one of which it asks about."""
-    draw, lines = random.Random(1), []
-    for number in range(questions):
-        names, places = draw.sample(NAMES, 2), draw.sample(PLACES, 2)
-        lines += [f"{i} {names[i - 1]} is in the {places[i - 1]}." for i in (1, 2)]
-        asked = draw.randrange(2)
-        if number % 4:
-            lines.append(f"3 Where is {names[asked]}? \t{places[asked]}\t{asked + 1}")
-        else:
-            place, right = draw.choice([(places[asked], "yes"), ("shed", "no")])
-            lines.append(f"3 Is {names[asked]} in the {place}?\t{right}\t{asked + 1}")
-    path.write_text("\n".join(lines) + "\n")
-
-
-@pytest.fixture(scope="module")
-def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared folder whose ``valid`` is as its ``train``."""
-    folder = tmp_path_factory.mktemp("stories")
-    write_stories(path := folder / "qa.txt", 16)
-    words = ["prepare", "qa", "babi", folder / "data", "--train", path, "--valid", path]
-    assert main(list(map(str, words))) == 0
-    return folder / "data"
-
-
 @pytest.fixture(scope="module")
 def learned(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     folder = tmp_path_factory.mktemp("learned")
-    line = f"{READER} --supporting-facts --max-update 130 --disable-validation"
+    line = f"{ETC_READER} --supporting-facts --max-update 130 --disable-validation"
     run = train(stories, line, folder)
     return folder / "checkpoint_last.pt", run
 
 
-def test_sentences_without_global_tokens(stories: Path, tmp_path: Path, monkeypatch) -> None:
+def test_sentences_without_global_tokens(stories, tmp_path, monkeypatch):
     """As in Natural Questions: of the question, for all, and of the one paragraph; also in
     inference. With those of sentences there would be two more."""
     seen = []
@@ -72,7 +41,7 @@ def test_sentences_without_global_tokens(stories: Path, tmp_path: Path, monkeypa
         return forward(self, question_tokens, document_tokens, text_mask, structure)
 
     monkeypatch.setattr(ETCReaderEncoder, "forward", spy)
-    line = f"{READER} --structure text --paragraphs-alone --max-global-positions 8"
+    line = f"{ETC_READER} --structure text --paragraphs-alone --max-global-positions 8"
     train(stories, line, tmp_path)
     checkpoint = tmp_path / "checkpoint_last.pt"
     reader = Reader(load_checkpoint(checkpoint, data=stories, task="clusterformer_qa"))
@@ -86,7 +55,7 @@ def test_sentences_without_global_tokens(stories: Path, tmp_path: Path, monkeypa
         assert not types.eq(OF_SENTENCE).any()
 
 
-def test_it_learns_answers_and_what_supports_them(learned: tuple[Path, Run], stories: Path):
+def test_it_learns_answers_and_what_supports_them(learned, stories):
     checkpoint, run = learned
     printed = validate(stories, checkpoint, TASK)
     assert {name: printed[name] for name in SCORES} == dict.fromkeys(SCORES, 100)
@@ -97,9 +66,7 @@ def test_it_learns_answers_and_what_supports_them(learned: tuple[Path, Run], sto
     assert run.mean_loss(-1) < 0.1 < 1 < run.mean_loss(0)
 
 
-def test_scores_and_files_of_a_corpus(
-    learned: tuple[Path, Run], stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_scores_and_files_of_a_corpus(learned, stories, tmp_path, capsys):
     words = ["evaluate", "qa", "--checkpoint", learned[0], "--data", stories, "--cpu"]
     assert main(list(map(str, [*words, "--out", tmp_path]))) == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
@@ -118,9 +85,7 @@ def test_scores_and_files_of_a_corpus(
     assert hotpotqa.evaluate(gold, written["answer"], facts, found) == pytest.approx(scores)
 
 
-def test_answers_from_a_text_show_what_supports_them(
-    learned: tuple[Path, Run], stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_answers_from_a_text_show_what_supports_them(learned, stories, tmp_path, capsys):
     line = next(
         texts
         for texts in map(QAData(stories, "valid").texts, range(16))
@@ -137,9 +102,7 @@ def test_answers_from_a_text_show_what_supports_them(
     assert f": {fact.rstrip('.')}.\n" in shown.split("supported by (")[1]
 
 
-def test_sentences_of_a_text_are_those_of_its_tokens(
-    learned: tuple[Path, Run], stories: Path
-) -> None:
+def test_sentences_of_a_text_are_those_of_its_tokens(learned, stories):
     """Whole, and in pieces that cut them."""
     reader = Reader(load_checkpoint(learned[0], data=stories, task="clusterformer_qa"))
     source = text_source("Ada is in the hall. Bob is in the park.\n\nEve is in the shop.", "text")
@@ -157,72 +120,7 @@ def test_sentences_of_a_text_are_those_of_its_tokens(
         assert (found.sentences[:, 1] <= len(part.tokens)).all()
 
 
-def test_a_bundle_answers_as_its_checkpoint(
-    learned: tuple[Path, Run], stories: Path, tmp_path: Path
-) -> None:
-    words = ["bundle", learned[0], tmp_path / "bundle", "--data", stories]
-    assert main(list(map(str, words))) == 0
-    path = tmp_path / "story.txt"
-    path.write_text("Ada is in the hall. Bob is in the park.")
-    found = []
-    for given, data in ((learned[0], stories), (tmp_path / "bundle", None)):
-        reader = Reader(load_checkpoint(given, data=data, task="clusterformer_qa"))
-        found.append(reader.answer("Where is Bob?", path, top=1)[0])
-    assert found[0].text == found[1].text
-    assert found[0].supporting == found[1].supporting
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        "",
-        "--supporting-facts --hard-global --projections shared-kv",
-        "--supporting-facts --structure text --hard-global --narrow-cls --checkpoint-activations",
-        "--supporting-facts --max-distance 0 --max-positions 9 --max-positions-inference 9",
-        "--supporting-facts --projections shared --amp",
-    ],
-)
-def test_option(options: str, stories: Path, tmp_path: Path) -> None:
-    run = train(stories, f"{READER} {options}", tmp_path)
-    assert len(run.updates) == 2
-    for update in run.updates + run.valid:
-        assert all(map(math.isfinite, update.values()))
-    scored = sum(log["facts_scored"] for log in run.valid)
-    assert scored == (16 if "--supporting-facts" in options else 0)
-
-
-@pytest.mark.usefixtures("no_update")
-class TestRefused:
-    def test_more_global_tokens_than_are_allowed(self, stories: Path, tmp_path: Path) -> None:
-        """The longest questions have six words, with one for all, one paragraph, two sentences."""
-        message = r"valid.structure.idx: question 0 \(id qa-1\): 1\d global tokens; allowed: 8 "
-        with pytest.raises(ValueError, match=message):
-            train(stories, f"{READER} --max-global-positions 8", tmp_path)
-
-    def test_supporting_facts_that_the_data_has_not(self, qa_data: Path, tmp_path: Path) -> None:
-        message = "--supporting-facts is given: train of .* has none within --max-positions 5000; "
-        with pytest.raises(ValueError, match=message):
-            train(qa_data, f"{READER} --supporting-facts --max-question-positions 16", tmp_path)
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (
-                "--supporting-threshold 2",
-                "--supporting-threshold is 2.0; allowed: 0 or more, up to 1",
-            ),
-            ("--max-global-positions -1", "--max-global-positions is -1; allowed: 0 or more"),
-            ("--structure x", "--structure is x; allowed: contexts, text, flat"),
-        ],
-    )
-    def test_option(self, options: str, message: str, stories: Path, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=message):
-            train(stories, f"{READER} {options}", tmp_path)
-
-
-def test_wikihop_from_its_file_to_an_accuracy(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_wikihop_from_its_file_to_an_accuracy(tmp_path, capsys):
     """The candidate whose paragraph says something else than the others."""
     draw, items = random.Random(1), []
     for number in range(12):
@@ -242,7 +140,7 @@ def test_wikihop_from_its_file_to_an_accuracy(
     folder = tmp_path / "data"
     words = ["prepare", "qa", "wikihop", folder, "--train", path, "--valid", path]
     assert main(list(map(str, words))) == 0
-    line = f"{READER} --max-update 60 --disable-validation --batch-size 12"
+    line = f"{ETC_READER} --max-update 60 --disable-validation --batch-size 12"
     run = train(folder, line, tmp_path / "out")
     for update in run.updates:
         assert (update["candidate_size"], update["span_size"]) == (12, 0)

@@ -37,7 +37,7 @@ def bits_per_token(
     return total / count / math.log(2)
 
 
-def test_symbols_stand_in_the_order_of_bytes(byte_data: Path, checkpoint: Path) -> None:
+def test_symbols_stand_in_the_order_of_bytes(byte_data, checkpoint):
     """What ``tokens_of`` relies on."""
     _, task = load_model(checkpoint, byte_data)
     task.load_dataset("test")
@@ -48,7 +48,7 @@ def test_symbols_stand_in_the_order_of_bytes(byte_data: Path, checkpoint: Path) 
 
 
 class TestEvalLm:
-    def test_blocks_and_batches(self, byte_data: Path, checkpoint: Path) -> None:
+    def test_blocks_and_batches(self, byte_data, checkpoint):
         model, task = load_model(checkpoint, byte_data)
         tokens = tokens_of(byte_data, "test", task)
         for length in (64, 37):
@@ -58,7 +58,7 @@ class TestEvalLm:
                 results = eval_lm(byte_data, checkpoint, line)
                 assert math.isclose(results["loss"], bits, rel_tol=1e-6)
 
-    def test_context_window(self, byte_data: Path, checkpoint: Path) -> None:
+    def test_context_window(self, byte_data, checkpoint):
         """Each block sees 40 tokens before it; rows of the first batches are padded."""
         model, task = load_model(checkpoint, byte_data)
         tokens = tokens_of(byte_data, "test", task)
@@ -68,7 +68,7 @@ class TestEvalLm:
             line = f"--tokens-per-sample 64 --context-window 40 --batch-size {batch_size}"
             assert math.isclose(eval_lm(byte_data, checkpoint, line)["loss"], bits, rel_tol=1e-6)
 
-    def test_model_overrides(self, byte_data: Path, checkpoint: Path) -> None:
+    def test_model_overrides(self, byte_data, checkpoint):
         """A window that sees everything makes windowed heads dense; nothing is trained anew."""
         line = "--tokens-per-sample 64 --model-overrides"
         losses = [
@@ -79,7 +79,7 @@ class TestEvalLm:
         assert losses[0] != losses[1] == losses[2]
 
 
-def test_logged_losses_are_the_tasks_alone(byte_data: Path, tmp_path: Path) -> None:
+def test_logged_losses_are_the_tasks_alone(byte_data, tmp_path):
     """In validation and in training; equal to fairseq's cross_entropy on the same model."""
     line = f"{CLUSTERFORMER} --clustering-loss-weight 7 --centroid-sorting-loss-weight 5"
     run = train(byte_data, line, tmp_path / "a", "--task-loss-weight", 3)

@@ -66,9 +66,7 @@ def word_checkpoint(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -
     ("unit", "bos", "begin"),
     [("bytes", False, []), ("bytes", True, [0]), ("words", False, [2]), ("words", True, [0, 2])],
 )
-def test_a_language_model_is_fairseqs(
-    unit: str, bos: bool, begin: list[int], checkpoint: Path, word_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_language_model_is_fairseqs(unit, bos, begin, checkpoint, word_checkpoint, tmp_path):
     """Tensors, how a text begins (--add-bos-token), perplexity, and greedy text, by our own
     tokenizer and by tokenizer.json; also after the way back."""
     state = torch.load(checkpoint if unit == "bytes" else word_checkpoint, weights_only=True)
@@ -116,7 +114,7 @@ def test_a_language_model_is_fairseqs(
     assert again._begin(again.coding.encode("a"))[:-1].tolist() == begin
 
 
-def test_a_translator_is_fairseqs(exported: Path) -> None:
+def test_a_translator_is_fairseqs(exported):
     """The same tokens, by beam search and greedily, of a batch padded on the right."""
     ours = fairseq_clusterformer.load(TRANSLATOR, device="cpu")
     model = AutoModelForSeq2SeqLM.from_pretrained(exported).eval()
@@ -131,7 +129,7 @@ def test_a_translator_is_fairseqs(exported: Path) -> None:
     assert tokenizer.decode(english, skip_special_tokens=True) == "a dog runs."
 
 
-def test_there_and_back_is_the_same_bundle(exported: Path, tmp_path: Path) -> None:
+def test_there_and_back_is_the_same_bundle(exported, tmp_path):
     """Every file byte by byte, but for what says by which versions it was made."""
     out = tmp_path / "bundle"
     assert run("export", exported, out, "--to", "fairseq", "--dtype", "float16") == 0
@@ -163,7 +161,7 @@ def classifier(pair_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return last
 
 
-def test_a_classifier_labels_as_ours(classifier: Path, tmp_path: Path) -> None:
+def test_a_classifier_labels_as_ours(classifier, tmp_path):
     out = classifier.parent / "out"
     ours = fairseq_clusterformer.load(classifier, device="cpu")
     model = AutoModelForSequenceClassification.from_pretrained(out).eval()
@@ -185,9 +183,7 @@ def test_a_classifier_labels_as_ours(classifier: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("labels", [None, ["no", "perhaps", "quite so"]])
-def test_a_fine_tuned_classifier_has_its_labels(
-    labels: list[str] | None, classifier: Path, tmp_path: Path
-) -> None:
+def test_a_fine_tuned_classifier_has_its_labels(labels, classifier, tmp_path):
     """Its own, or others of another number."""
     out, tuned = classifier.parent / "out", tmp_path / "tuned"
     new = {"id2label": dict(enumerate(labels)), "ignore_mismatched_sizes": True} if labels else {}
@@ -202,9 +198,7 @@ def test_a_fine_tuned_classifier_has_its_labels(
     assert again.classify(("a b", "e")).probability == pytest.approx(float(wanted.max()), abs=1e-6)
 
 
-def test_a_classifier_from_a_masked_model_makes_no_bundle(
-    pair_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_classifier_from_a_masked_model_makes_no_bundle(pair_data, tmp_path, capsys):
     line, out = CLASSIFICATION, tmp_path / "out"
     for old, new in (
         ("clusterformer_sentence_prediction", "clusterformer_masked_lm"),
@@ -225,7 +219,7 @@ def test_a_classifier_from_a_masked_model_makes_no_bundle(
 
 
 @pytest.mark.parametrize("titles", [False, True])
-def test_a_reader_reads_as_ours(titles: bool, tmp_path: Path) -> None:
+def test_a_reader_reads_as_ours(titles, tmp_path):
     """The tokens of the preparation, also where the title, a document's first line, stands before
     each paragraph, which tokenizer.json cannot say; and the same logits."""
     source, out = squad(12, 3), tmp_path / "out"
@@ -270,7 +264,7 @@ def test_a_reader_reads_as_ours(titles: bool, tmp_path: Path) -> None:
     assert_equal_states(*states)
 
 
-def test_cards(checkpoint: Path, classifier: Path, exported: Path, tmp_path: Path, capsys) -> None:
+def test_cards(checkpoint, classifier, exported, tmp_path, capsys):
     """And --force replaces its own files alone."""
     card = (exported / "README.md").read_text()
     assert "\npipeline_tag: translation\n" in card
@@ -286,7 +280,7 @@ def test_cards(checkpoint: Path, classifier: Path, exported: Path, tmp_path: Pat
     assert "holds notes.txt" in error(capsys, *words, "--force")
 
 
-def test_mistakes_are_one_line(exported: Path, tmp_path: Path, capsys) -> None:
+def test_mistakes_are_one_line(exported, tmp_path, capsys):
     to = ("--to", "transformers")
     assert "no such file" in error(capsys, "export", tmp_path / "none", tmp_path / "o", *to)
     assert "it exists" in error(capsys, "export", TRANSLATOR, exported, *to, "--dtype", "float16")

@@ -9,7 +9,6 @@ import torch
 from fairseq_clusterformer.data.bytes import encode
 from tests.cli.expected import assert_same, parse, targets
 from tests.cli.in_process import ALL, generate, interactive, load_model
-from tests.conftest import RunCli
 
 PROMPT = 8
 LENGTH = 24
@@ -23,7 +22,7 @@ PROMPTS = [b"The for stat", b"x", b"assert expr", b"class C:\n    def "]
 
 
 class TestGenerate:
-    def test_command_line(self, byte_data: Path, checkpoint: Path, run_cli: RunCli) -> None:
+    def test_command_line(self, byte_data, checkpoint, run_cli):
         run = run_cli(
             *("fairseq-generate", byte_data, "--task", "language_modeling", "--cpu"),
             *("--path", checkpoint, *BEAM.split(), "--batch-size", 4, "--nbest", 3),
@@ -38,21 +37,14 @@ class TestGenerate:
                 assert len(positions) == LENGTH + 1  # and </s>, which nothing precedes in training
                 assert math.isclose(score, sum(positions) / (LENGTH + 1), abs_tol=1e-3)
 
-    def test_a_batch_is_its_sentences(
-        self, byte_data: Path, checkpoint: Path, tmp_path: Path
-    ) -> None:
-        batches = [
-            parse(generate(byte_data, checkpoint, f"{BEAM} --batch-size {n}", tmp_path / str(n)))
-            for n in (1, 10)
-        ]
-        assert_same(*batches)
-
     @torch.no_grad()
-    def test_probabilities_are_the_parallel_models(
-        self, byte_data: Path, checkpoint: Path, tmp_path: Path
-    ) -> None:
-        """Of every token that was chosen, in a batch, with beams."""
-        results = parse(generate(byte_data, checkpoint, f"{BEAM} --batch-size 5", tmp_path))
+    def test_probabilities_are_the_parallel_models(self, byte_data, checkpoint, tmp_path):
+        """Of every token that was chosen, in a batch or alone, with beams."""
+        results, alone = (
+            parse(generate(byte_data, checkpoint, f"{BEAM} --batch-size {n}", tmp_path / str(n)))
+            for n in (5, 1)
+        )
+        assert_same(results, alone)
         model, task = load_model(checkpoint, byte_data)
         eos = task.dictionary.eos()
         for _, text, positions in (results[number][0] for number in results):
@@ -62,9 +54,7 @@ class TestGenerate:
             expected = log2.squeeze(-1) / math.log(2)
             torch.testing.assert_close(torch.tensor(positions), expected, rtol=1e-4, atol=2e-4)
 
-    def test_beyond_the_length_of_training(
-        self, byte_data: Path, checkpoint: Path, tmp_path: Path
-    ) -> None:
+    def test_beyond_the_length_of_training(self, byte_data, checkpoint, tmp_path):
         line = GREEDY.replace(f"--max-len-b {LENGTH}", "--max-len-b 300")
         line += " --batch-size 10 --model-overrides {'max_target_positions':400}"
         results = parse(generate(byte_data, checkpoint, line, tmp_path, "--min-len", 300))
@@ -80,9 +70,7 @@ class TestInteractive:
 
     OPTIONS = f"--max-len-a 0 --max-len-b {LENGTH} --beam 3"
 
-    def test_command_line(
-        self, byte_data: Path, checkpoint: Path, run_cli: RunCli, prompts: Path, capsys
-    ) -> None:
+    def test_command_line(self, byte_data, checkpoint, run_cli, prompts, capsys):
         """Prompts on standard input, one by one; they go on as in a batch, though ragged there."""
         run = run_cli(
             *("fairseq-interactive", byte_data, "--task", "language_modeling", "--cpu"),

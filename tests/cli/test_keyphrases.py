@@ -10,42 +10,22 @@ import pytest
 import fairseq_clusterformer
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.etc.pages import PageData
-from tests.cli.in_process import HERE, Run, train, validate
+from tests.cli.in_process import Run, train, validate
+from tests.cli.tasks import KEYPHRASES
 from tests.corpora.commands import run
-from tests.web_pages import HEADING, PLAIN, page, pages_with_headings, write_pages
+from tests.web_pages import page, pages_with_headings
 
-LINE = (
-    "--task etc_keyphrases --arch etc_keyphrases --criterion etc_keyphrases --encoder-layers 1"
-    " --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --encoder-attention-heads 4 --radius 4"
-    " --max-distance 3 --encoder-normalize-before --dropout 0 --batch-size 16 --optimizer adam"
-    f" --lr 0.006 --clip-norm 1 --seed 1 --max-update 2 --no-epoch-checkpoints {HERE}"
-)
 TASK = "--task etc_keyphrases --batch-size 5"
-
-
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared folder whose ``valid`` is as its ``train``; the test set also has a page whose
-    keyphrase stands nowhere, and one whose keyphrases are unknown."""
-    folder = tmp_path_factory.mktemp("pages")
-    items = pages_with_headings(16)
-    path = write_pages(folder / "pages.jsonl", items)
-    nodes = [("red gold", HEADING), ("cat", PLAIN)]
-    others = [page(nodes, ["no such"], "b.com"), page(nodes, None, "c.com")]
-    test = write_pages(folder / "test.jsonl", [*items[:2], *others])
-    words = ("--train", path, "--valid", path, "--test", test)
-    assert run("prepare keyphrases openkp", folder / "data", *words) == 0
-    return folder / "data"
 
 
 @pytest.fixture(scope="module")
 def learned(pages: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     folder = tmp_path_factory.mktemp("learned")
-    run = train(pages, f"{LINE} --max-update 40 --disable-validation", folder)
+    run = train(pages, f"{KEYPHRASES} --max-update 40 --disable-validation", folder)
     return folder / "checkpoint_last.pt", run
 
 
-def test_it_learns_keyphrases(learned: tuple[Path, Run], pages: Path) -> None:
+def test_it_learns_keyphrases(learned, pages):
     """Each page has one, so that three or five phrases have two or four too many."""
     checkpoint, run = learned
     assert run.mean_loss(-1) < 1 < 3 < run.mean_loss(0)
@@ -54,16 +34,14 @@ def test_it_learns_keyphrases(learned: tuple[Path, Run], pages: Path) -> None:
     assert (printed["precision_at_3"], printed["f1_at_5"]) == (33.33, 33.33)
 
 
-def test_pages_count_whose_keyphrases_are_known(learned: tuple[Path, Run], pages: Path) -> None:
+def test_pages_count_whose_keyphrases_are_known(learned, pages):
     """Of four, two are right, and one has a keyphrase that is not in its text."""
     printed = validate(pages, learned[0], f"{TASK} --valid-subset test")
     assert len(PageData(pages, "test")) == 4
     assert printed["f1_at_1"] == printed["recall_at_3"] == 66.67
 
 
-def test_keyphrases_of_a_page_by_a_checkpoint_and_its_bundle(
-    learned: tuple[Path, Run], pages: Path, tmp_path: Path
-) -> None:
+def test_keyphrases_of_a_page_by_a_checkpoint_and_its_bundle(learned, pages, tmp_path):
     assert run("bundle", learned[0], tmp_path / "bundle") == 0
     item = pages_with_headings(3)[2]
     wanted = " ".join(item.pop("KeyPhrases")[0])
@@ -88,9 +66,9 @@ def test_keyphrases_of_a_page_by_a_checkpoint_and_its_bundle(
         model.answer("What?", "red")
 
 
-def test_keyphrases_of_a_text(pages: Path, tmp_path: Path) -> None:
+def test_keyphrases_of_a_text(pages, tmp_path):
     """Its lines are nodes, as those of a page that looks like nothing."""
-    train(pages, f"{LINE} --no-visual-features --disable-validation", tmp_path)
+    train(pages, f"{KEYPHRASES} --no-visual-features --disable-validation", tmp_path)
     model = fairseq_clusterformer.load(tmp_path / "checkpoint_last.pt", device="cpu")
     found = model.keyphrases("Red  gold\n\n cat sun dog\n")
     nodes = [("Red gold", [0] * 20), ("cat sun dog", [0] * 20)]
@@ -109,12 +87,10 @@ def test_keyphrases_of_a_text(pages: Path, tmp_path: Path) -> None:
         ("--max-positions 8", 16),
     ],
 )
-def test_option(
-    options: str, cut: int, pages: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_option(options, cut, pages, tmp_path, caplog):
     """Pages that lose their keyphrase are left out of training, and count in validation."""
     with caplog.at_level(logging.INFO, "fairseq_clusterformer"):
-        run = train(pages, f"{LINE} {options}", tmp_path)
+        run = train(pages, f"{KEYPHRASES} {options}", tmp_path)
     assert len(run.updates) == 2
     for update in run.updates + run.valid:
         assert all(map(math.isfinite, update.values()))
@@ -125,29 +101,3 @@ def test_option(
     left_out = re.findall(r"train: (\d+) pages are left out", caplog.text)
     assert [run.updates[0]["nsentences"]] == [16 - int(*left_out or "0")]
     assert bool(left_out) == bool(cut)
-
-
-@pytest.mark.usefixtures("no_update")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--max-nodes 0", "--max-nodes is 0; allowed: 1 or more"),
-        ("--max-positions 1", r"train of .*: no page has a keyphrase left \(--max-positions 1,"),
-        ("--arch etc_reader", "--arch is etc_reader: --task etc_keyphrases does not train it"),
-        ("--criterion cross_entropy", "--task is etc_keyphrases, and --criterion cross_entropy"),
-        ("--task clusterformer_qa", "--arch is etc_keyphrases: --task clusterformer_qa does not"),
-        ("--clusters 3", "--clusters is 3; allowed: 0 for keyphrases"),
-    ],
-)
-def test_refused(options: str, message: str, pages: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        train(pages, f"{LINE} {options}", tmp_path)
-
-
-def test_a_folder_of_something_else(pages: Path, tmp_path: Path) -> None:
-    message = f"DATA is {tmp_path}: it has no dict.txt; allowed: a folder that `clusterformer prep"
-    with pytest.raises(FileNotFoundError, match=re.escape(message)):
-        train(tmp_path, LINE, tmp_path / "out")
-    (tmp_path / "dict.txt").write_text((pages / "dict.txt").read_text())
-    with pytest.raises(FileNotFoundError, match=r"document.bin: no such file; allowed"):
-        train(tmp_path, LINE, tmp_path / "out")

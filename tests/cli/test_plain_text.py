@@ -41,7 +41,7 @@ def language_model(request, tmp_path_factory) -> tuple[str, Path, Path]:
     return request.param, folder / "data", folder
 
 
-def test_prompts_are_plain_text(language_model, tmp_path: Path, capsys) -> None:
+def test_prompts_are_plain_text(language_model, tmp_path, capsys):
     unit, data, folder = language_model
     prompts = ["Two  cafés", "The with statement"]
     (tmp_path / "prompts").write_text("\n".join(prompts))
@@ -54,7 +54,7 @@ def test_prompts_are_plain_text(language_model, tmp_path: Path, capsys) -> None:
         assert len(text) > len(prompt)
 
 
-def test_sample_keeps_blanks_and_line_ends(language_model) -> None:
+def test_sample_keeps_blanks_and_line_ends(language_model):
     unit, data, folder = language_model
     with quiet():
         hub = ClusterformerLanguageModel.from_pretrained(
@@ -86,7 +86,7 @@ def translator(request, tmp_path_factory) -> tuple[Path, Path]:
     return folder / "data", folder
 
 
-def test_translation_of_raw_text(translator, tmp_path: Path, capsys) -> None:
+def test_translation_of_raw_text(translator, tmp_path, capsys):
     """Also in the direction that the folder was not made for."""
     data, folder = translator
     (tmp_path / "input").write_text("Un chat  repu.\nLe chien.\n")

@@ -1,7 +1,6 @@
 """A reader from a folder of BERT's form, by commands: prepared, trained, bundled, asked."""
 
 import json
-from pathlib import Path
 
 from tests.cli.in_process import train
 from tests.inference.commands import run
@@ -16,7 +15,7 @@ LINE = (
 )
 
 
-def test_from_folder_to_answer(tmp_path: Path, capsys) -> None:
+def test_from_folder_to_answer(tmp_path, capsys):
     bert = folder_of("bert", tmp_path / "bert")
     asked = [
         {"question": "Where?", "context": f"A lake and a fish {n}.", "answers": ["a fish"]}

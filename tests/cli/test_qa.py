@@ -1,7 +1,6 @@
 """Question answering by fairseq's commands: trained, resumed, validated."""
 
 import math
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,28 +9,22 @@ import torch
 from fairseq_clusterformer.answers import TYPES
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.metrics.answers import exact_match, f1
-from tests.cli.expected import assert_logged, last_line
+from tests.cli.expected import assert_logged
 from tests.cli.in_process import (
-    HERE,
     QUESTIONS,
     Run,
     assert_equal_states,
-    in_two_processes,
     load_model,
     load_state,
     train,
     validate,
 )
-from tests.conftest import RunCli
+from tests.cli.tasks import last
 
 BY_HEART = "--max-update 100 --lr 0.006 --dropout 0 --attention-dropout 0 --validate-interval 20"
 BEST = "--best-checkpoint-metric f1 --maximize-best-checkpoint-metric"
 TASK = "--task clusterformer_qa --valid-subset valid"
 SCORES = ("em", "f1", "long_f1", "answerable_accuracy")
-
-
-def last(folder: Path) -> Path:
-    return folder / "checkpoint_last.pt"
 
 
 @pytest.fixture(scope="session")
@@ -41,16 +34,8 @@ def learned(qa_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return folder / "checkpoint_best.pt", run
 
 
-@pytest.fixture(scope="session")
-def reader(qa_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """After too few updates to be sure of anything."""
-    folder = tmp_path_factory.mktemp("reader")
-    train(qa_data, f"{QUESTIONS} {BY_HEART} {BEST} --max-update 50 --batch-size-valid 3", folder)
-    return last(folder)
-
-
 class TestTrain:
-    def test_every_type_is_learned_by_heart(self, learned: tuple[Path, Run], qa_data: Path):
+    def test_every_type_is_learned_by_heart(self, learned, qa_data):
         checkpoint, run = learned
         printed = validate(qa_data, checkpoint, TASK, "--batch-size", 7)
         assert {name: printed[name] for name in SCORES} == dict.fromkeys(SCORES, 100)
@@ -61,23 +46,7 @@ class TestTrain:
             assert update["loss"] == pytest.approx(parts)
         assert run.mean_loss(-1) < 0.1 < 3 < run.mean_loss(0)
 
-    @pytest.mark.parametrize(
-        "options",
-        [
-            "--update-freq 2 --checkpoint-activations --dropout 0.2",
-            "--max-tokens 200 --batch-size 100 --no-shuffle --num-workers 2 --max-positions 0"
-            " --max-positions-inference 2000000000 --max-answer-length 5",
-            "--fp16 --fp16-no-flatten-grads --fp16-init-scale 4",
-            "--amp --span-marginal apart",
-        ],
-    )
-    def test_option(self, options: str, qa_data: Path, tmp_path: Path) -> None:
-        run = train(qa_data, f"{QUESTIONS} {options}", tmp_path)
-        assert len(run.updates) == 6
-        for update in run.updates + run.valid:
-            assert all(math.isfinite(value) for value in update.values())
-
-    def test_gradient_accumulation_is_a_larger_batch(self, qa_data: Path, tmp_path: Path) -> None:
+    def test_gradient_accumulation_is_a_larger_batch(self, qa_data, tmp_path):
         """All of the questions in one update, or in five batches."""
         line = f"{QUESTIONS} --dropout 0 --attention-dropout 0 --adam-eps 1e-3 --max-update 2"
         for name, more in (("one", "--batch-size 20"), ("five", "--update-freq 5")):
@@ -87,9 +56,7 @@ class TestTrain:
         state, expected = ({n: of[n] for n in names} for of in (five, one))
         assert_equal_states(state, expected, rtol=1e-4, atol=2e-6)
 
-    def test_centroids_are_found_every_so_many_updates(
-        self, qa_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_centroids_are_found_every_so_many_updates(self, qa_data, tmp_path, caplog):
         """And move by nothing else: with a step of 0, the states are always the same."""
         line = f"{QUESTIONS} --lr 0 --dropout 0 --attention-dropout 0 --save-interval-updates 1"
         with caplog.at_level("INFO", "fairseq_clusterformer"):
@@ -101,28 +68,7 @@ class TestTrain:
         assert moved == [False, False, False, True, False]
         assert sum("K-Means of" in record.getMessage() for record in caplog.records) == 1
 
-    def test_resuming_in_mid_epoch_equals_never_stopping(
-        self, qa_data: Path, tmp_path: Path
-    ) -> None:
-        line = f"{QUESTIONS} {BEST} --kmeans-interval 2 --max-update 12"
-        whole = train(qa_data, line, tmp_path / "whole", "--save-interval-updates", 3)
-        line += f" --restore-file {tmp_path / 'whole' / 'checkpoint_1_3.pt'}"
-        resumed = train(qa_data, line, tmp_path / "resumed")
-        assert resumed.updates == whole.updates[3:]
-        states = [load_state(last(tmp_path / run)) for run in ("whole", "resumed")]
-        extra = [
-            {name: state["model"].pop(name) for name in list(state["model"]) if "_extra" in name}
-            for state in states
-        ]
-        assert_equal_states(states[0]["model"], states[1]["model"])
-        (banks,), (others,) = (of.values() for of in extra)
-        assert torch.equal(banks["banks"][0], others["banks"][0])
-        assert (banks["age"], banks["epoch"]) == (others["age"], others["epoch"])
-        assert states[0]["extra_state"]["best"] == states[1]["extra_state"]["best"]
-
-    def test_what_is_cut_is_told(
-        self, qa_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_what_is_cut_is_told(self, qa_data, tmp_path, caplog):
         data = QAData(qa_data, "train")
         longer = [i for i, size in enumerate(data.sizes) if size > 30]
         lost = sum(
@@ -192,24 +138,24 @@ class TestValidate:
         return means | {"long_f1": 100 * 2 * precision * recall / (precision + recall)}
 
     @pytest.mark.parametrize("batch_size", [1, 7])
-    def test_scores(self, batch_size: int, qa_data: Path, reader: Path) -> None:
-        printed = validate(qa_data, reader, TASK, "--batch-size", batch_size)
-        expected = self.scores(reader, qa_data)
+    def test_scores(self, batch_size, qa_data, qa_reader):
+        printed = validate(qa_data, qa_reader, TASK, "--batch-size", batch_size)
+        expected = self.scores(qa_reader, qa_data)
         assert all(5 < value < 95 for value in expected.values())
         found = {name: printed[name] for name in SCORES}
         assert found == pytest.approx(expected, abs=0.0051)
 
-    def test_best_checkpoint(self, qa_data: Path, reader: Path) -> None:
+    def test_best_checkpoint(self, qa_data, qa_reader):
         """What training compares checkpoints by is what fairseq-validate prints."""
-        best = load_state(reader.with_name("checkpoint_best.pt"))["extra_state"]["best"]
-        path = reader.with_name("checkpoint_best.pt")
+        best = load_state(qa_reader.with_name("checkpoint_best.pt"))["extra_state"]["best"]
+        path = qa_reader.with_name("checkpoint_best.pt")
         assert validate(qa_data, path, TASK, "--batch-size", 3)["f1"] == best
 
-    def test_answers_that_are_kept_secret(self, qa_data: Path, reader: Path) -> None:
-        printed = validate(qa_data, reader, f"{TASK} --valid-subset test", "--batch-size", 6)
+    def test_answers_that_are_kept_secret(self, qa_data, qa_reader):
+        printed = validate(qa_data, qa_reader, f"{TASK} --valid-subset test", "--batch-size", 6)
         assert not printed.keys() & {*SCORES, "span_loss", "type_loss"}
 
-    def test_documents_that_are_cut(self, qa_data: Path, learned: tuple[Path, Run]) -> None:
+    def test_documents_that_are_cut(self, qa_data, learned):
         """By a reader that holds some questions for unanswerable."""
         expected = self.scores(learned[0], qa_data, max_positions_inference=20)
         assert all(5 < expected[name] < 95 for name in ("em", "f1", "long_f1"))
@@ -218,92 +164,6 @@ class TestValidate:
         found = {name: printed[name] for name in SCORES}
         assert found == pytest.approx(expected, abs=0.0051)
 
-    def test_half_precision(self, qa_data: Path, learned: tuple[Path, Run]) -> None:
+    def test_half_precision(self, qa_data, learned):
         printed = validate(qa_data, learned[0], f"{TASK} --fp16", "--batch-size", 6)
         assert printed["f1"] > 90
-
-
-def test_two_processes_score_as_one(
-    qa_data: Path, reader: Path, tmp_path: Path, run_cli: RunCli
-) -> None:
-    """Five batches for two: at last one has none."""
-    line = QUESTIONS.replace("--distributed-world-size 1", "")
-    line += (
-        f" --lr 0 --kmeans-interval 99 --max-update 1 {BEST}"
-        f" --finetune-from-model {reader} --save-dir {tmp_path}"
-    )
-    said = in_two_processes(run_cli, "fairseq-train", qa_data, *line.split())
-    best = load_state(last(tmp_path))["extra_state"]["best"]
-    printed = validate(qa_data, reader, TASK, "--batch-size", 20)
-    assert best == printed["f1"]
-    (line,) = [line for line in said.splitlines() if "valid on 'valid'" in line]
-    assert f"| long_f1 {printed['long_f1']:g} |" in line
-
-
-@pytest.mark.usefixtures("no_update")
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ("--max-positions 1", "--max-positions is 1; allowed: 2 or more, or 0 for documents"),
-            ("--max-positions-inference -1", "--max-positions-inference is -1; allowed: 0 or"),
-            ("--max-question-positions 2", "--max-question-positions is 2; allowed: 3 or more"),
-            (
-                "--max-question-positions 17",
-                "--max-question-positions is 17; allowed: up to 16, which is --window-positions",
-            ),
-            ("--max-answer-length 0", "--max-answer-length is 0; allowed: 1 or more"),
-            ("--span-marginal both", "--span-marginal is both; allowed: joint, apart"),
-            (
-                "--cluster-attention dense",
-                "--cluster-attention is dense: unknown kind 'dense'; allowed: full",
-            ),
-            ("--clustering-loss-weight -1", "--clustering-loss-weight is -1.0; allowed: 0 or"),
-            (
-                "--criterion cross_entropy",
-                "--task is clusterformer_qa, and --criterion cross_entropy; allowed: "
-                "clusterformer_qa",
-            ),
-        ],
-    )
-    def test_option(self, options: str, message: str, qa_data: Path, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="allowed") as caught:
-            train(qa_data, f"{QUESTIONS} {options}", tmp_path)
-        assert message in last_line(caught.value)
-
-    @pytest.mark.parametrize("name", ["dict.txt", "valid.document.bin", "train.jsonl"])
-    def test_missing_file(self, name: str, qa_data: Path, tmp_path: Path) -> None:
-        data = shutil.copytree(qa_data, tmp_path / "data")
-        (data / name).unlink()
-        with pytest.raises(FileNotFoundError) as caught:
-            train(data, QUESTIONS, tmp_path)
-        message = last_line(caught.value)
-        assert "allowed: a folder that `clusterformer prepare qa` made" in message
-
-    def test_another_dictionary(self, qa_data: Path, reader: Path, tmp_path: Path) -> None:
-        data = shutil.copytree(qa_data, tmp_path / "data")
-        lines = (data / "dict.txt").read_text().splitlines()
-        (data / "dict.txt").write_text("\n".join(lines[::-1]) + "\n")
-        with pytest.raises(ValueError, match="it was trained with another dictionary"):
-            validate(data, reader, TASK, "--batch-size", 4)
-        with pytest.raises(ValueError, match="another dictionary") as caught:
-            train(data, f"{QUESTIONS} --finetune-from-model {reader}", tmp_path)
-        assert f"--finetune-from-model is {reader}: " in last_line(caught.value)
-
-    def test_another_architecture(self, qa_data: Path, tmp_path: Path) -> None:
-        line = "--task clusterformer_qa --arch clusterformer_masked_lm --max-update 1"
-        with pytest.raises(ValueError, match="allowed") as caught:
-            train(qa_data, f"{line} --criterion clusterformer_qa --batch-size 4 {HERE}", tmp_path)
-        known = (
-            "bidaf_reader, clusterformer_reader, etc_reader, qanet_reader and their named sizes"
-        )
-        message = "--arch is clusterformer_masked_lm: --task clusterformer_qa does not train it; "
-        assert f"{message}allowed: {known}" in last_line(caught.value)
-
-    def test_another_task(self, byte_data: Path, tmp_path: Path) -> None:
-        line = QUESTIONS.replace("--task clusterformer_qa", "--task masked_lm")
-        line = line.replace("--max-question-positions 16", "--tokens-per-sample 16")
-        with pytest.raises(ValueError, match="allowed") as caught:
-            train(byte_data, line, tmp_path)
-        message = "--criterion is clusterformer_qa, and --task masked_lm; allowed: clusterform"
-        assert message in last_line(caught.value)

@@ -13,6 +13,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_clusterformer.models.checkpoints import CheckpointError
+from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
 from tests.cli.in_process import ROBERTA_SIZES, load_model, load_state
 
@@ -44,9 +45,7 @@ def letters(data: Path, *shape: int) -> Tensor:
         {"attention_window": 100},  # one chunk holds every token
     ],
 )
-def test_a_reader_with_one_window_is_roberta(
-    attention: dict, roberta: Path, byte_data: Path
-) -> None:
+def test_a_reader_with_one_window_is_roberta(attention, roberta, byte_data):
     theirs, _ = load_model(roberta, byte_data)
     question, document = letters(byte_data, 3, 12), letters(byte_data, 3, 40)
     expected, _ = theirs(torch.cat([question, document], 1), features_only=True)
@@ -56,9 +55,7 @@ def test_a_reader_with_one_window_is_roberta(
     assert expected.std() > 0.1
 
 
-def test_every_tensor_is_accounted_for(
-    roberta: Path, byte_data: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_tensor_is_accounted_for(roberta, byte_data, caplog):
     with caplog.at_level(logging.INFO):
         model = reader(byte_data, roberta)
     told = {}
@@ -77,7 +74,7 @@ def test_every_tensor_is_accounted_for(
 
 
 @torch.no_grad()
-def test_an_older_roberta(roberta: Path, byte_data: Path, tmp_path: Path) -> None:
+def test_an_older_roberta(roberta, byte_data, tmp_path):
     """As released in 2019: other names, and one matrix for queries, keys and values."""
     state = load_state(roberta)
     old = {}
@@ -100,6 +97,27 @@ def test_an_older_roberta(roberta: Path, byte_data: Path, tmp_path: Path) -> Non
     assert torch.equal(new.document, old.document)
 
 
+@torch.no_grad()
+def test_masked_words_by_roberta(roberta: Path, byte_data: Path) -> None:
+    """--pretrained takes the checkpoint, too, and its head."""
+    theirs, task = load_model(roberta, byte_data)
+    options = {"encoder_learned_pos": True, "layernorm_embedding": True}
+    options |= {"encoder_attention": "full", "activation_fn": "gelu", "pretrained": str(roberta)}
+    of_task = SimpleNamespace(source_dictionary=task.source_dictionary, max_positions=lambda: 64)
+
+    def model(**more) -> ClusterformerMaskedLM:
+        args = Namespace(**ROBERTA_SIZES, **options, **more)
+        built = ClusterformerMaskedLM.build_model(args, of_task)
+        built.load_initial_weights()
+        return built.eval()
+
+    tokens = letters(byte_data, 2, 30)
+    found, expected = model(no_scale_embedding=True)(tokens)[0], theirs(tokens)[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    with pytest.raises(CheckpointError, match="words are scaled by .* allowed: --no-scale-emb"):
+        model()
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -109,14 +127,12 @@ def test_an_older_roberta(roberta: Path, byte_data: Path, tmp_path: Path) -> Non
         ({"window_positions": 80}, r"of another shape: 1, such as encoder.embed_positions"),
     ],
 )
-def test_other_sizes(changes: dict, reason: str, roberta: Path, byte_data: Path) -> None:
+def test_other_sizes(changes, reason, roberta, byte_data):
     with pytest.raises(CheckpointError, match=f"does not fit the model: .*{reason}.*allowed"):
         reader(byte_data, roberta, **changes)
 
 
-def test_other_files_and_words(
-    roberta: Path, checkpoint: Path, byte_data: Path, tmp_path: Path
-) -> None:
+def test_other_files_and_words(roberta, checkpoint, byte_data, tmp_path):
     with pytest.raises(CheckpointError, match="--roberta-checkpoint is .*: no such file"):
         reader(byte_data, tmp_path / "none.pt")
     with pytest.raises(CheckpointError, match="it is no RoBERTa, it has decoder."):

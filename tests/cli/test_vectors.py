@@ -43,7 +43,7 @@ def run(*words: object) -> int:
 
 
 @pytest.mark.parametrize("more", [[], ["--cbow"], ["--method", "fasttext"]])
-def test_words_of_like_places_come_close(text: Path, tmp_path: Path, more: list[str]) -> None:
+def test_words_of_like_places_come_close(text, tmp_path, more):
     out = tmp_path / "vectors.txt"
     assert run(text, out, *SMALL, "--epochs", 60, *more) == 0
     dictionary = Dictionary()
@@ -57,7 +57,7 @@ def test_words_of_like_places_come_close(text: Path, tmp_path: Path, more: list[
     assert right.float().mean() > 0.9
 
 
-def test_form_and_order(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_form_and_order(text, tmp_path, capsys):
     """Frequent words first; the point, which each sentence has, before all others."""
     assert run(text, tmp_path / "all.txt", *SMALL) == 0
     told = capsys.readouterr().out.splitlines()
@@ -77,7 +77,7 @@ def test_form_and_order(text: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     ]
 
 
-def test_case_and_rare_words(tmp_path: Path) -> None:
+def test_case_and_rare_words(tmp_path):
     (tmp_path / "text").write_text("The the THE a a b\n" * 2)
     line = ["--width", 2, "--min-count", 3]
     assert run(tmp_path / "text", tmp_path / "1", *line) == 0
@@ -89,26 +89,24 @@ def test_case_and_rare_words(tmp_path: Path) -> None:
     assert words == [{"a"}, {"a", "the"}]
 
 
-def test_no_line_holds_words_of_two_documents(tmp_path: Path) -> None:
+def test_no_line_holds_words_of_two_documents(tmp_path):
     text, out = tmp_path / "text", tmp_path / "words"
     text.write_text("one two.\n\nthree\n<|end|>\nfour's\n<|end|>\n<|end|>\n" + "w " * 2500)
-    counts = _write_words(TextReader(b"<|end|>").documents([text]), out, lower_case=False)
+    counts = _write_words(TextReader("<|end|>").documents([text]), out, lower_case=False)
     assert counts == {"documents": 3, "words": 2507}
     lines = [line.split(" ") for line in out.read_text().splitlines()]
     assert lines[:2] == [["one", "two", ".", "three"], ["four", "'", "s"]]
     assert [len(line) for line in lines[2:]] == [1000, 1000, 500]
 
 
-def test_words() -> None:
+def test_words():
     assert words_of("Don't (re-)use 1950s cafe\u0301, x_y") == (
         ["Don", "'", "t", "(", "re", "-", ")", "use", "1950s", "cafe\u0301", ",", "x", "_", "y"]
     )
     assert words_of(" \u6771\u4eac a\n") == ["\u6771", "\u4eac", "a"]
 
 
-def test_what_is_refused(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused(text, tmp_path, capsys, monkeypatch):
     out = tmp_path / "vectors.txt"
 
     def told(*words: object) -> str:

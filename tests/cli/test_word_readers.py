@@ -11,20 +11,22 @@ import torch
 from fairseq_clusterformer import load
 from fairseq_clusterformer.answers import ranked_answers
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.inference.documents import text_source
 from fairseq_clusterformer.readers.words import spelling_code
-from tests.cli.expected import assert_logged, last_line
-from tests.cli.in_process import Run, assert_equal_states, load_model, load_state, train, validate
+from tests.cli.expected import assert_logged
+from tests.cli.in_process import (
+    Run,
+    assert_equal_states,
+    load_model,
+    load_state,
+    train,
+    validate,
+)
 from tests.cli.qa_data import WORDS
-from tests.cli.towns import BIDAF, COMMON, NAMES, vectors
+from tests.cli.tasks import QANET
+from tests.cli.towns import BIDAF, NAMES, vectors
 
 TASK = "--task clusterformer_qa --valid-subset valid"
 SCORES = ("em", "f1", "long_f1", "answerable_accuracy")
-QANET = (
-    f"{COMMON} --arch qanet_reader --encoder-embed-dim 32 --encoder-ffn-embed-dim 32"
-    " --encoder-attention-heads 4 --encoder-layers 2 --convolutions 2 --attention-window 4"
-    " --num-clusters 4 --kmeans-interval 2"
-)
 LINES = {"bidaf": BIDAF, "qanet": QANET}
 BY_HEART = "--lr 0.01 --dropout 0 --batch-size 10 --validate-interval 100"
 
@@ -46,7 +48,7 @@ def by_heart(
 
 class TestTrain:
     @pytest.mark.parametrize("name", LINES)
-    def test_every_type_is_learned_by_heart(self, name: str, by_heart, qa_data: Path) -> None:
+    def test_every_type_is_learned_by_heart(self, name, by_heart, qa_data):
         folder, run = by_heart[name]
         printed = validate(qa_data, folder / "checkpoint_last.pt", TASK, "--batch-size", 7)
         assert {name: printed[name] for name in SCORES} == dict.fromkeys(SCORES, 100)
@@ -57,7 +59,7 @@ class TestTrain:
             assert update["loss"] == pytest.approx(update["span_loss"] + update["long_loss"])
         assert run.mean_loss(-1) < 0.1 < 3 < run.mean_loss(0)
 
-    def test_a_moving_average_is_kept_and_validated(self, qa_data: Path, tmp_path: Path) -> None:
+    def test_a_moving_average_is_kept_and_validated(self, qa_data, tmp_path):
         run = train(qa_data, f"{BIDAF} --max-update 3 --store-ema --ema-decay 0.5", tmp_path)
         path, out = tmp_path / "checkpoint_last.pt", tmp_path / "average.pt"
         assert main(["average", "--inputs", str(path), "--output", str(out), "--ema"]) == 0
@@ -73,7 +75,7 @@ class TestTrain:
         assert abs(of_last - of_average) > 0.01
         assert_equal_states(run.model.state_dict(), last)  # trained on, not the average
 
-    def test_clusters_reach_the_criterion(self, qa_data: Path, tmp_path: Path) -> None:
+    def test_clusters_reach_the_criterion(self, qa_data, tmp_path):
         line = f"{QANET} --attention window+taught,kmeans+neural --dropout 0"
         run = train(qa_data, f"{line} --max-update 15 --lr 0.01", tmp_path)
         assert_logged(run)
@@ -83,50 +85,7 @@ class TestTrain:
         first, last = (sum(log["loss"] for log in run.updates[i : i + 5]) for i in (0, 10))
         assert last < 0.9 * first
 
-    @pytest.mark.parametrize(
-        ("name", "options"),
-        [
-            ("bidaf", "--update-freq 2 --span-marginal apart --word-dim 0 --letter-filters 0"),
-            ("bidaf", "--optimizer adadelta --lr 0.5"),
-            ("qanet", "--fp16 --fp16-no-flatten-grads --fp16-init-scale 4"),
-            ("qanet", "--amp --max-positions 30 --positions rotary --short-convolution 3"),
-        ],
-    )
-    def test_option(self, name: str, options: str, qa_data: Path, tmp_path: Path) -> None:
-        line = (
-            LINES[name].replace("--optimizer adam", "") if "adadelta" in options else LINES[name]
-        )
-        run = train(qa_data, f"{line} {options}", tmp_path)
-        assert len(run.updates) == 6
-        for update in run.updates + run.valid:
-            assert all(math.isfinite(value) for value in update.values())
-
-    @pytest.mark.parametrize(
-        ("name", "options"),
-        [("bidaf", ""), ("qanet", "--attention window+taught,kmeans --stochastic-depth 0.3")],
-    )
-    def test_resuming_in_mid_epoch_equals_never_stopping(
-        self, name: str, options: str, qa_data: Path, tmp_path: Path
-    ) -> None:
-        """With word vectors, which the checkpoint has: their file is gone."""
-        path = vectors(tmp_path, WORDS)
-        line = f"{LINES[name]} {options} --max-update 8 --save-interval-updates 3"
-        whole = train(qa_data, line, tmp_path / "whole", "--word-vectors", path)
-        path.unlink()
-        line += f" --restore-file {tmp_path / 'whole' / 'checkpoint_1_3.pt'}"
-        resumed = train(qa_data, line, tmp_path / "resumed")
-        assert resumed.updates == whole.updates[3:]
-        states = [
-            load_state(tmp_path / run / "checkpoint_last.pt")["model"]
-            for run in ("whole", "resumed")
-        ]
-        for state in states:
-            for extra in [key for key in state if "_extra" in key]:
-                state.pop(extra)
-        assert_equal_states(*states)
-        assert len(states[0]["encoder.embedding.vectors.codes"]) == len(WORDS)
-
-    def test_vectors_do_not_learn(self, qa_data: Path, tmp_path: Path) -> None:
+    def test_vectors_do_not_learn(self, qa_data, tmp_path):
         """The first ones are taken; each word has its own."""
         path = vectors(tmp_path, WORDS)
         train(qa_data, f"{BIDAF} --max-words 7 --word-vectors {path}", tmp_path)
@@ -144,7 +103,7 @@ class TestTrain:
             assert row.tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_scores_are_those_of_one_question_at_a_time(by_heart, qa_data: Path) -> None:
+def test_scores_are_those_of_one_question_at_a_time(by_heart, qa_data):
     (checkpoint,) = by_heart["bidaf"][0].glob("checkpoint_*_31.pt")
     printed = validate(qa_data, checkpoint, TASK, "--batch-size", 7)
     model, task = load_model(checkpoint, qa_data)
@@ -175,13 +134,13 @@ def test_scores_are_those_of_one_question_at_a_time(by_heart, qa_data: Path) -> 
     assert nll_one > nll + 1
 
 
-def test_contexts_never_seen_are_read(towns_data: Path, towns_reader: Path) -> None:
+def test_contexts_never_seen_are_read(towns_data, towns_reader):
     printed = validate(towns_data, towns_reader, TASK, "--batch-size", 20)
     assert printed["f1"] > 75
     assert printed["answerable_accuracy"] > 75
 
 
-def test_evaluate(towns_data: Path, towns_reader: Path, tmp_path: Path, capsys) -> None:
+def test_evaluate(towns_data, towns_reader, tmp_path, capsys):
     printed = validate(towns_data, towns_reader, TASK, "--batch-size", 20)
     line = ["--checkpoint", towns_reader, "--split", "valid", "--out", tmp_path / "out", "--cpu"]
     assert main(["evaluate", "qa", *map(str, line)]) == 0
@@ -197,30 +156,7 @@ def test_evaluate(towns_data: Path, towns_reader: Path, tmp_path: Path, capsys) 
     assert all(text in spoken for text in found.values() if "rules" not in text)
 
 
-@pytest.mark.parametrize("form", ["checkpoint", "bundle"])
-def test_answer(form: str, towns_reader: Path, tmp_path: Path, capsys) -> None:
-    """From a file, and that there is no answer in it."""
-    path = towns_reader
-    if form == "bundle":
-        path = tmp_path / "bundle"
-        assert main(["bundle", str(towns_reader), str(path), "--dtype", "float16"]) == 0
-    text = "Ida Brun rules Ulm. Noor rules Bree. Mary-Ann rules Pisa."
-    (tmp_path / "towns.txt").write_text(f"{text}\n")
-    asked = ["--document", tmp_path / "towns.txt", "--question", "Who rules Bree?"]
-    capsys.readouterr()
-    assert main(["answer", "--checkpoint", str(path), *map(str, asked), "--cpu"]) == 0
-    assert "Noor" in capsys.readouterr().out
-    found = load(path, device="cpu")
-    rankings = [
-        found.ask(f"Who rules {town}?", found.sections(text_source(text, "towns")), 3)
-        for town in ("Bree", "Orsk")
-    ]
-    assert rankings[0].answers[0].text == "Noor"
-    assert rankings[0].no_answer < 0.5 < rankings[1].no_answer
-    assert len(found.encode(text)[0]) > len(text.split())
-
-
-def test_a_bundle_may_know_other_words(towns_reader: Path, tmp_path: Path, capsys) -> None:
+def test_a_bundle_may_know_other_words(towns_reader, tmp_path, capsys):
     """The first two of a file's words have its vectors, and no others any."""
     path, out = vectors(tmp_path, ["rules", "Ulm", "Bree"]), tmp_path / "bundle"
     command = ["bundle", towns_reader, out, "--word-vectors", path, "--max-words", 2]
@@ -233,27 +169,3 @@ def test_a_bundle_may_know_other_words(towns_reader: Path, tmp_path: Path, capsy
     path.write_text("Ulm 1 2\n")
     assert main([*map(str, [*command, "--force"])]) == 1
     assert "has 2 numbers; allowed: a word and 8 numbers" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("no_update")
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("name", "options", "message"),
-        [
-            ("bidaf", "--word-dim -3", "--word-dim is -3; allowed: 0 or more"),
-            ("bidaf", "--word-vectors none.txt", "--word-vectors is none.txt: no such file"),
-        ],
-    )
-    def test_option(
-        self, name: str, options: str, message: str, qa_data: Path, tmp_path: Path
-    ) -> None:
-        with pytest.raises(ValueError, match="allowed") as caught:
-            train(qa_data, f"{LINES[name]} {options}", tmp_path)
-        assert message in last_line(caught.value)
-
-    def test_vectors_of_another_width(self, qa_data: Path, tmp_path: Path) -> None:
-        path = vectors(tmp_path, WORDS, 9)
-        message = f"--word-vectors is {path}: line 1 has 9 numbers; allowed: a word and 8 numbers"
-        with pytest.raises(ValueError, match="allowed") as caught:
-            train(qa_data, BIDAF, tmp_path / "out", "--word-vectors", path)
-        assert message in last_line(caught.value)

@@ -9,7 +9,6 @@ import pytest
 from filelock import FileLock
 
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.inference.documents import text_source
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.inference.read import Reader
 from tests.cli.in_process import HERE, train
@@ -96,8 +95,7 @@ def knows_the_towns(checkpoint: Path) -> bool:
     reader = Reader(load_checkpoint(checkpoint), device="cpu")
     for paragraph in squad(40, 9)["data"][0]["paragraphs"]:
         (asked,) = paragraph["qas"]
-        source = text_source(paragraph["context"], "towns")
-        found = reader.ask(asked["question"], reader.sections(source), 1)
+        found = reader.ask(asked["question"], reader.index(paragraph["context"]), 1)
         if asked["is_impossible"]:
             if found.no_answer < 0.9:
                 return False

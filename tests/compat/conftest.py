@@ -1,1 +1,7 @@
-from tests.cli.conftest import byte_data  # noqa: F401  fixture
+from tests.cli.conftest import (  # noqa: F401  fixtures
+    byte_data,
+    parallel_data,
+    parallel_text,
+    qa_data,
+    text_data,
+)

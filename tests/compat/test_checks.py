@@ -1,26 +1,47 @@
 """What a training is given is refused before it draws a number or writes a file."""
 
 import os
+import re
+import shutil
 from pathlib import Path
 
 import fairseq_cli.train
 import pytest
 from fairseq import options as fairseq_options
+from fairseq import tasks
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 import fairseq_clusterformer.plugin  # noqa: F401
+from fairseq_clusterformer.compat.processes import train_in_several_processes
+from tests.cli.in_process import CLUSTERFORMER, train
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (
+            "nope",
+            "DATA is nope: nope is no folder; allowed: a folder that `clusterformer prep",
+        ),
+        ("data:nope", "DATA is data:nope: nope is no folder; allowed: a folder that"),
+        ("file", "DATA is file: file is no folder; allowed: a folder that"),
+        ("taken", "DATA is taken: taken has no dictionary; allowed: a folder that"),
+        ("nope --task translation --arch transformer", "nope is no folder; allowed: a folder"),
+        ("data", "--batch-size is not given; allowed: --batch-size or --max-tokens"),
         ("--seed -1", "--seed is -1; allowed: 0 or more"),
         ("--seed 4294967296", "--seed is 4294967296; allowed: 0 or more, up to 2147483647"),
         ("--save-dir file", "--save-dir is file: it is a file; allowed: a folder to write to"),
         ("--save-dir file/a/b", "/file is a file; allowed: a folder to write to"),
         ("--optimizer adam --adam-betas (0.9,nan)", "--adam-betas is (0.9,nan); allowed: two"),
         ("--optimizer adam --adam-betas 0.9", "--adam-betas is 0.9; allowed: two numbers"),
+        ("--update-freq=", "--update-freq is empty; allowed: numbers, separated by commas"),
+        ("--lr=", "--lr is empty; allowed: numbers, separated by commas"),
         ("--lr-scheduler inverse_sqrt --warmup-updates 0", "--warmup-updates is 0; allowed: 1"),
         ("--fp16", "--fp16 is given: no GPU; allowed: float32"),
         ("--save-dir taken", "taken/checkpoint_last.pt is a folder; allowed: a folder with"),
@@ -32,19 +53,86 @@ def test_before_anything_is_written(
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     os.makedirs("taken/checkpoint_last.pt")
+    Path("data").mkdir()
+    Path("data/dict.txt").touch()
     before = sorted(tmp_path.rglob("*"))
-    words = [
-        "data",
-        "--task",
-        "language_modeling",
-        "--arch",
-        "transformer_lm",
-        "--cpu",
-        *options.split(),
-    ]
+    words = ["data", "--batch-size", "2"] if options.startswith("-") else []
+    words += [*options.split(), "--cpu"]
+    if "--task" not in words:
+        words += "--task language_modeling --arch transformer_lm".split()
     args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), words)
     cfg = convert_namespace_to_omegaconf(args)
     with pytest.raises(ValueError, match="; allowed: ") as caught:
         distributed_utils.call_main(cfg, fairseq_cli.train.main)
     assert message in str(caught.value)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_tokens_that_the_dictionary_does_not_have(byte_data: Path, tmp_path: Path) -> None:
+    shutil.copytree(byte_data, tmp_path / "data")
+    (tmp_path / "data" / "train.bin").write_bytes(
+        b"\xff" * (byte_data / "train.bin").stat().st_size
+    )
+    said = r"data/train.bin: damaged \(token 65535 of a dictionary of \d+ in item \d+\); allowed"
+    with pytest.raises(ValueError, match=said):
+        train(tmp_path / "data", CLUSTERFORMER, tmp_path / "saved")
+
+
+OWN = {"clusterformer_masked_lm", "clusterformer_qa", "clusterformer_sentence"}
+OWN |= {"etc_keyphrases", "etc_masked_lm"}
+
+
+@pytest.mark.parametrize("name", sorted(OWN))
+def test_a_missing_folder_of_our_tasks(name: str) -> None:
+    ours = {task for task in tasks.TASK_REGISTRY if task.startswith(("clusterformer", "etc"))}
+    assert ours == OWN
+    cfg = hydra_config(task={"_name": name, "data": "nope"}, model=None)
+    add_defaults(cfg)
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        tasks.setup_task(cfg.task)
+    assert re.match("DATA is nope.*; allowed: .*`clusterformer prepare ", str(caught.value))
+
+
+def hydra_config(**changed: object) -> DictConfig:
+    """As ``fairseq-hydra-train`` has read it, with our model and criterion."""
+    cfg = OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(FairseqConfig)))
+    cfg.task = {"_name": "language_modeling", "data": "data"}
+    cfg.model = {"_name": "clusterformer_lm"}
+    cfg.dataset.batch_size = 2
+    for name, value in changed.items():
+        OmegaConf.update(cfg, name.replace("__", "."), value)
+    return cfg
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model__num_clusters": "many"}, "model.num_clusters is many; allowed: a whole number"),
+        ({"model__dropout": "x"}, "model.dropout is x; allowed: a number"),
+        ({"model__decoder_normalize_before": "x"}, "is x; allowed: true or false"),
+        ({"model__attention": [1]}, "model.attention is [1]; allowed: one word, or text in quot"),
+        ({"task__sample_break_mode": "x"}, "is x; allowed: [none, complete, complete_doc, eos]"),
+        (
+            {"model___name": "clusterfomer_lm"},
+            "model._name is clusterfomer_lm: unknown; allowed: clusterformer_lm, ",
+        ),
+        ({"criterion": "nope"}, "criterion._name is nope: unknown; allowed: a registered name"),
+        ({"task": None}, "--config-name is byt: it names no task; allowed: a file of"),
+    ],
+)
+def test_a_configuration_of_hydra_s(
+    changed: dict, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("data/dict.txt").touch()
+    job = OmegaConf.create({"job": {"config_name": "byt"}, "mode": RunMode.RUN})
+    monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
+    monkeypatch.setattr(HydraConfig, "get", lambda: job)
+    monkeypatch.setattr(fairseq_cli.train, "add_defaults", add_defaults)
+    monkeypatch.setattr(distributed_utils, "call_main", distributed_utils.call_main.__wrapped__)
+    train_in_several_processes()
+    with pytest.raises(ValueError, match="; allowed: ") as caught:
+        fairseq_cli.train.add_defaults(hydra_config(**changed))
+    assert message in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]

@@ -35,6 +35,7 @@ def hook(monkeypatch: pytest.MonkeyPatch):
     [
         (ValueError(MISTAKE), f"ValueError: {MISTAKE}"),
         (ProcessRaisedException(f"-- 0:\nTraceback\n E: {MISTAKE}\n", 0, 1), f"E: {MISTAKE}"),
+        (ValueError(f"Caught\nOriginal Traceback\n  x\nE: {MISTAKE}\n"), f"E: {MISTAKE}"),
         (
             FileNotFoundError(2, "No such file", "x/dict.txt"),
             "FileNotFoundError: [Errno 2] No such file: 'x/dict.txt'",
@@ -107,7 +108,7 @@ def test_ctrl_c_in_several_processes(byte_data: Path, tmp_path: Path) -> None:
     assert not (last.parent / ".training").exists()
 
 
-@pytest.mark.parametrize("name", ["plugin", "serve.app"])
+@pytest.mark.parametrize("name", ["plugin", "inference.read"])
 def test_python_s_root_logger_stays_as_it_was(name: str, run_cli: RunCli) -> None:
     imported = f"import logging, fairseq_clusterformer.{name}"
     shown = "print(logging.root.level, logging.root.handlers)"

@@ -6,7 +6,7 @@ from pathlib import Path
 import sentencepiece
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 ENGLISH = [
@@ -41,8 +41,15 @@ def save(folder: Path, model: PreTrainedModel) -> None:
     model.save_pretrained(folder)
 
 
-def save_byte_pairs(folder: Path, size: int, special: list[str]) -> None:
-    """A byte-level BPE of so many pieces; with <unk>, <mask> comes last."""
+def save_byte_pairs(
+    folder: Path, size: int, special: list[str], first: str | None = None, **options
+) -> None:
+    """A byte-level BPE of so many pieces; with <unk>, <mask> comes last.
+
+    Args:
+        first: what stands in front of each text.
+        options: of the tokenizer.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -55,7 +62,28 @@ def save_byte_pairs(folder: Path, size: int, special: list[str]) -> None:
     if "<unk>" in special:
         tokenizer.add_special_tokens(["<mask>"])
     assert tokenizer.get_vocab_size() == size
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    if first is not None:
+        around = {"single": f"{first} $A", "special_tokens": [(first, special.index(first))]}
+        tokenizer.post_processor = processors.TemplateProcessing(**around)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options).save_pretrained(folder)
+
+
+def save_pieces(folder: Path, **options) -> None:
+    """Pieces that begin words by a mark, and bytes for what they lack, as sentencepiece's."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trained.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=60, show_progress=False))
+    found = json.loads(trained.to_str())["model"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    numbers = {token: i for i, token in enumerate([*tokens, *found["vocab"]])}
+    merges = [tuple(merge) for merge in found["merges"]]
+    tokenizer = Tokenizer(models.BPE(numbers, merges, byte_fallback=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = trained.pre_tokenizer
+    tokenizer.add_special_tokens(tokens[:3])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options).save_pretrained(folder)
 
 
 def gpt2(folder: Path) -> None:
@@ -119,4 +147,51 @@ def marian(folder: Path) -> None:
     save(folder, transformers.MarianMTModel(config))
 
 
+OF_LLAMA = {
+    "vocab_size": 330,  # more than the tokenizers have
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+
+
+def llama(folder: Path) -> None:
+    """Of the third generation: slower positions, and a token in front of each text."""
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    scaling = dict(zip(names, (4.0, 1.0, 4.0, 32), strict=True))
+    rope = {"rope_type": "llama3", "rope_theta": 5e3, **scaling}
+    tokens = {"bos_token_id": 1, "eos_token_id": [0, 2]}
+    config = transformers.LlamaConfig(rope_parameters=rope, **tokens, **OF_LLAMA)
+    save(folder, transformers.LlamaForCausalLM(config))
+    special = ["<|end|>", "<s>", "</s>", "<unk>"]
+    save_byte_pairs(folder, 280, special, first="<s>", chat_template=CHAT)
+
+
+def mistral(folder: Path) -> None:
+    """It sees the latest 8 tokens."""
+    config = transformers.MistralConfig(sliding_window=8, head_dim=6, **OF_LLAMA)
+    save(folder, transformers.MistralForCausalLM(config))
+    save_pieces(folder, chat_template=CHAT)
+
+
+def qwen2(folder: Path) -> None:
+    config = transformers.Qwen2Config(tie_word_embeddings=True, eos_token_id=0, **OF_LLAMA)
+    save(folder, transformers.Qwen2ForCausalLM(config))
+    save_byte_pairs(folder, 280, ["<|end|>", "<pad>"], chat_template=CHAT)
+
+
+def qwen3(folder: Path) -> None:
+    """Its second layer sees the latest 8 tokens."""
+    window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    config = transformers.Qwen3Config(head_dim=8, eos_token_id=0, **window, **OF_LLAMA)
+    save(folder, transformers.Qwen3ForCausalLM(config))
+    save_byte_pairs(folder, 280, ["<|end|>"], chat_template=CHAT)
+
+
+#: those of Llama's form
+LLAMAS = {make.__name__: make for make in (llama, mistral, qwen2, qwen3)}
 MAKERS = {make.__name__: make for make in (gpt2, roberta, marian, bart)}

@@ -11,16 +11,20 @@ pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
 import transformers  # noqa: E402
 from transformers import (  # noqa: E402
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    PreTrainedTokenizerFast,
 )
 
 import fairseq_clusterformer  # noqa: E402
+from fairseq_clusterformer.conversion.batches import batches_of_text  # noqa: E402
 from fairseq_clusterformer.inference.load import load_checkpoint  # noqa: E402
 from tests.conversion.dense import ENGLISH, GERMAN, MAKERS, TEXT  # noqa: E402
 from tests.inference.commands import error, run  # noqa: E402
+from tests.models.bert import folder_of  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +71,30 @@ def test_roberta_has_the_same_logits(folders: Path) -> None:
     theirs = AutoModelForMaskedLM.from_pretrained(folders / "roberta").eval()
     torch.testing.assert_close(ours.model(tokens)[0], theirs(tokens).logits, rtol=1e-5, atol=1e-4)
     assert ours.encode("A small cat")[0].shape == (tokens.shape[1], 16)
+
+
+@torch.no_grad()
+def test_sentence_vectors_of_an_encoder(tmp_path: Path) -> None:
+    """The mean of the states under the attention mask, as sentence-transformers has it; small
+    weights keep the cosines."""
+    folder = folder_of("bert", tmp_path / "bert")
+    wanted = AutoModel.from_pretrained(folder).eval()
+    read = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), pad_token="[PAD]", unk_token="[UNK]"
+    )
+    texts = ["A lake and a fish.", "cafés", "A café and Zürich's lake"]
+    rows = read([f"[CLS] {text} [SEP]" for text in texts])
+    given = read.pad(rows, return_tensors="pt")
+    hidden = wanted(**given | {"token_type_ids": torch.zeros_like(given["input_ids"])})
+    mask = given["attention_mask"].unsqueeze(-1)
+    expected = (hidden.last_hidden_state * mask).sum(1) / mask.sum(1)
+    found = {}
+    for dtype in ("float32", "int8"):
+        assert run("export", folder, tmp_path / dtype, "--to", "fairseq", "--dtype", dtype) == 0
+        found[dtype] = fairseq_clusterformer.load(tmp_path / dtype).encode(texts, pooled=True)
+    torch.testing.assert_close(found["float32"], expected, rtol=0, atol=1e-5)
+    first, other = (x / x.norm(dim=1, keepdim=True) for x in found.values())
+    torch.testing.assert_close(first @ first.t(), other @ other.t(), rtol=0, atol=0.05)
 
 
 def their_tokens(folder: Path) -> list[list[int]]:
@@ -189,14 +217,26 @@ def test_clusters_by_what_the_heads_do(name: str, folders: Path, tmp_path: Path)
         assert len(model.translate(ENGLISH)) == len(ENGLISH)
 
 
+def test_short_texts_are_padded(folders: Path) -> None:
+    loaded = load_checkpoint(folders / "roberta-bundle")
+    batches = batches_of_text(loaded, texts(folders, "roberta"), 10**6, 24)
+    lengths = [batch["src_tokens"].ne(1).sum(1) for batch in batches]
+    assert all(map(torch.equal, lengths, (batch["src_lengths"] for batch in batches)))
+    assert torch.cat(lengths).unique().numel() == 2  # the last one is shorter
+
+
 def test_mistakes_are_one_line(
     folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out, other = tmp_path / "out", tmp_path / "other"
     transformers.BertConfig(vocab_size=20).save_pretrained(tmp_path / "bert")
+    transformers.T5Config(vocab_size=20).save_pretrained(tmp_path / "t5")
     for words in (("convert",), ("export", "--to", "fairseq")):
+        line = error(capsys, words[0], tmp_path / "t5", out, *words[1:])
+        assert "a model of the type t5; allowed: a folder of GPT-2, BERT, RoBERTa, Mar" in line
         line = error(capsys, words[0], tmp_path / "bert", out, *words[1:])
-        assert "a model of the type bert; allowed: a folder of GPT-2, RoBERTa, Marian or" in line
+        assert "CHECKPOINT is" in line
+        assert "tokenizer.json" in line
     transformers.GPT2Config(vocab_size=20).save_pretrained(tmp_path / "empty")
     assert "CHECKPOINT is" in error(capsys, "export", tmp_path / "empty", out, "--to", "fairseq")
     for name in ("marian", "bart", "gpt2"):

@@ -2,8 +2,11 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
+import tarfile
+import zipfile
 from pathlib import Path
 
 from fairseq_clusterformer.cli.main import main
@@ -39,6 +42,29 @@ def write_splits(folder: Path, content: str | bytes, name: str = "{}.txt") -> Pa
     for split in SPLITS:
         write(folder / name.format(split), content)
     return folder
+
+
+def pack(path: Path, files: dict[str, str | bytes]) -> Path:
+    """Write a .zip or .tar, packed as its name says, of files in this order."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    contents = {n: c.encode() if isinstance(c, str) else c for n, c in files.items()}
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in contents.items():
+                archive.writestr(name, data)
+        return path
+    with tarfile.open(path, "w" if path.suffix == ".tar" else "w:gz") as archive:
+        for name, data in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def files_in(folder: Path, top: str = "") -> dict[str, bytes]:
+    """All files of a folder, by their names in it, behind another name."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {f"{top}{path.relative_to(folder)}": path.read_bytes() for path in paths}
 
 
 def record_of(dest: Path) -> dict:

@@ -1,7 +1,6 @@
 """Subwords learned from text."""
 
 import json
-from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -11,7 +10,7 @@ from fairseq_clusterformer.corpora.binarize import train_sentencepiece
 from tests.corpora.commands import record_of, run
 
 
-def test_a_line_of_any_length_is_learned_from(tmp_path: Path) -> None:
+def test_a_line_of_any_length_is_learned_from(tmp_path):
     """A whole document on one line, of more bytes than sentencepiece takes."""
     text, model = tmp_path / "text", tmp_path / "model"
     text.write_text("\n" + "clusters attend 東京 " * 5000 + "\n", encoding="utf-8")

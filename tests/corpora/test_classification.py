@@ -1,17 +1,19 @@
 """Classification data: every example accounted for, folds disjoint, nothing half-made."""
 
-import io
 import json
-import tarfile
 from collections import Counter
+from itertools import product
 
 import pytest
-from fairseq.data import indexed_dataset
+from fairseq.data import Dictionary, indexed_dataset
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 
 from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.corpora import binarize
 from fairseq_clusterformer.corpora.classification.readers import GROUPS
-from tests.corpora.commands import SPLITS, one_line, write, write_splits
+from fairseq_clusterformer.data.subwords import TokenizerSubwords
+from tests.corpora.commands import SPLITS, one_line, pack, write, write_splits
+from tests.data.tokenizers import made
 
 PLACES = {"train": "train", "valid": "dev", "test": "test"}
 
@@ -183,12 +185,7 @@ def posts(request, tmp_path):
         for name, data in files.items():
             write(tmp_path / "source" / name, data.decode("latin-1"), "latin-1")
         return tmp_path
-    (tmp_path / "source").mkdir()
-    with tarfile.open(tmp_path / "source" / "20news-bydate.tar.gz", "w:gz") as archive:
-        for name, data in reversed(files.items()):
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
+    pack(tmp_path / "source" / "20news-bydate.tar.gz", dict(reversed(files.items())))
     return tmp_path
 
 
@@ -213,6 +210,7 @@ QUORA = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
 NLI = ("contradiction", "entailment", "neutral")
 PAIR = ("a man ' s dog , 3 .", "no dog ?")
 RAW = ("A man's dog, 3.", "No dog?")
+TOKENISED = ("a man 's dog", "no-dog ?")  # of some layouts, whose words stand between blanks
 
 
 def json_line(label):
@@ -228,7 +226,7 @@ LAYOUTS = {  # a file for each split, its header, and a line of each label
     "scitail json": ("snli_format/scitail_1.0_{}.txt", "", json_line),
     "scitail": ("tsv_format/scitail_1.0_{}.tsv", "", lambda label: tabs(*RAW, label)),
     "sick": ("SICK_{}.txt", SICK, lambda label: tabs("1", *RAW, "4.5", label)),
-    "quora partition": ("{}.tsv", "", lambda label: tabs(label, *PAIR, "1")),
+    "quora partition": ("{}.tsv", "", lambda label: tabs(label, *TOKENISED, "1")),
     "wikiqa": (
         "WikiQACorpus/WikiQA-{}.tsv",
         WIKIQA,
@@ -236,7 +234,7 @@ LAYOUTS = {  # a file for each split, its header, and a line of each label
     ),
 }
 COLUMNS = {"sim.txt": str, "id.txt": lambda _: "Q1"}
-COLUMNS |= {"a.toks": lambda _: PAIR[0], "b.toks": lambda _: PAIR[1]}
+COLUMNS |= {"a.toks": lambda _: TOKENISED[0], "b.toks": lambda _: TOKENISED[1]}
 
 
 def write_pairs(source, layout, labels):
@@ -271,8 +269,9 @@ def test_official_splits_of_pairs(tmp_path, layout, labels, classes):
     write_pairs(tmp_path / "source", layout, labels)
     assert run(name, tmp_path) == 0
     folder = tmp_path / "dest" / name
+    pair = TOKENISED if layout in ("quora partition", "wikiqa aligned") else PAIR
     for split in SPLITS:
-        assert examples_of(folder, split, 2) == [(label, *PAIR) for label in classes]
+        assert examples_of(folder, split, 2) == [(label, *pair) for label in classes]
         if name == "wikiqa":
             assert (folder / "group" / f"{split}.txt").read_text() == "Q1\nQ1\n"
     dictionaries = [(folder / f"input{i}" / "dict.txt").read_text() for i in (0, 1)]
@@ -459,11 +458,28 @@ def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
     assert not (tmp_path / "dest" / "input0" / "test.bin").exists()
 
 
+def test_a_label_for_each_example(tmp_path, capsys):
+    """In a folder per label, or with labels that are chosen, no text is taken for the label."""
+    for split in ("train", "valid"):
+        for label in "abc":
+            write(tmp_path / "folders" / split / label / "1.txt", f"text {label}")
+        rows = "".join(f"{label}\ttext {label} {split}\n" for label in "abc")
+        write(tmp_path / f"{split}.tsv", rows)
+    write(tmp_path / "folders" / "valid" / "a" / "2.txt", "another")
+    assert prepare("text", tmp_path / "folders", tmp_path / "one") == 0
+    table, valid = tmp_path / "train.tsv", tmp_path / "valid.tsv"
+    chosen = ("--valid", valid, "--labels", "a,b,c")
+    assert prepare("text", table, tmp_path / "two", *chosen) == 0
+    for name in ("one", "two"):
+        assert len(examples_of(tmp_path / name, "train")) == 3
+
+
 OWN_MISTAKES = {  # a file's name, its lines, what is said, and options
     "one column": ("a.tsv", "x\ty\nx", "line 2: 1 columns, ['x']; allowed: 2 columns (lab"),
     "empty label": ("a.tsv", "x\ty\n\ty", "a.tsv: line 2: the label is empty"),
     "one label": ("a.tsv", "x\ty\n" * 9, "9 examples, labels: x; allowed: two labels or more"),
     "labels": ("a.tsv", "".join(f"{i}\ty\n" for i in range(9)), "9 labels in 9 examples, such as"),
+    "labels of which each is one": ("a.tsv", "a\tx\nb\ty\nc\tz", "or --labels, or a folder per"),
     "few": ("a.tsv", "a\tx\nb\ty\n" * 2, "4 examples are too few to draw test from"),
     "no such label": ("a.tsv", "a\tx\nb\ty\n" * 9, "--labels is a,c: no example", "--labels=a,c"),
     "columns": ("a.csv", "a,b,c,d", "line 1: 4 columns, ['a', 'b', 'c', 'd']; allowed: 3 colum"),
@@ -503,71 +519,48 @@ def test_mistakes_in_own_files(tmp_path, capsys, mistake):
 
 # Mistakes
 
-DAMAGES = {  # corpus, layout, file, content (None: it goes), message
-    "Latin-1": (
-        "sick",
-        "SICK_trial.txt",
-        (SICK + "1\tcafé").encode("latin-1"),
-        "line 2: byte 0xE9",
-    ),
-    "label": (
-        "sick",
-        "SICK_trial.txt",
-        SICK + "1\ta\tb\t1\tMAYBE\n",
+SNLI = "snli_1.0/snli_1.0_dev.jsonl"
+DAMAGES = [  # corpus (with its layout), file, content (None: it goes), what is said
+    ("sick", "SICK_trial.txt", (SICK + "1\tcafé").encode("latin-1"), "line 2: byte 0xE9"),
+    (
+        *("sick", "SICK_trial.txt", SICK + "1\ta\tb\t1\tMAYBE\n"),
         "line 2: label is 'MAYBE'; allowed: CONTRADICTION, ENTAILMENT",
     ),
-    "column": ("sick", "SICK_trial.txt", SICK + "1\ta\tb\t1\n", "line 2: 4 columns"),
-    "header": (
-        "sick",
-        "SICK_trial.txt",
-        "a\tb\n",
-        "line 1: ['a', 'b']; allowed: a header with ent",
-    ),
-    "empty": ("sick", "SICK_trial.txt", SICK, "SICK_trial.txt: no example; allowed: one or more"),
-    "missing": (
-        "sick",
-        "SICK_trial.txt",
-        None,
-        "no files of sick; allowed: a folder that holds SICK",
-    ),
-    "ragged": ("wikiqa aligned", "wikiqa/dev/b.toks", "one\n", "b.toks has 1 lines, "),
-    "JSON": (
-        "snli",
-        "snli_1.0/snli_1.0_dev.jsonl.gz",
-        '{"gold_label": "neutral", "sentence1": "a", "sentence2": "b"}\n{"sentence1"\n',
+    ("sick", "SICK_trial.txt", SICK + "1\ta\tb\t1\n", "line 2: 4 columns"),
+    ("sick", "SICK_trial.txt", "a\tb\n", "line 1: ['a', 'b']; allowed: a header with ent"),
+    ("sick", "SICK_trial.txt", SICK, "SICK_trial.txt: no example; allowed: one or more"),
+    ("sick", "SICK_trial.txt", None, "no files of sick; allowed: a folder that holds SICK"),
+    ("wikiqa aligned", "wikiqa/dev/b.toks", "one\n", "b.toks has 1 lines, "),
+    (
+        *("snli", f"{SNLI}.gz", json_line("neutral") + '{"sentence1"\n'),
         "dev.jsonl.gz: line 2: '{\"sentence1\"'; allowed: a JSON object",
     ),
-    "field": (
-        "snli",
-        "snli_1.0/snli_1.0_dev.jsonl.gz",
-        '{"gold_label": "neutral"}\n',
-        "dev.jsonl.gz: line 1",
-    ),
-    "twice": ("snli", "snli_1.0/snli_1.0_dev.jsonl", "", "allowed: one */snli_1.0_dev*.jsonl*"),
-    "no label": ("cr", "custrev.all", "0 fine\nfine\n", "line 2: 'fine'; allowed: LABEL text"),
-    "no tar": ("20news", "20news-bydate.tar.gz", "text", "tar.gz: cannot be read after 0 files"),
-    "quote": (
-        "quora",
-        "quora_duplicate_questions.tsv",
-        QUORA + '1\t1\t2\t"a\tb\t1\n',
+    ("snli", f"{SNLI}.gz", '{"gold_label": "neutral"}\n', "dev.jsonl.gz: line 1"),
+    ("snli", SNLI, "", "allowed: one */snli_1.0_dev*.jsonl*"),
+    ("cr", "custrev.all", "0 fine\nfine\n", "line 2: 'fine'; allowed: LABEL text"),
+    ("20news", "20news-bydate.tar.gz", b"text", "tar.gz: cannot be read after 0 files"),
+    (
+        *("quora", "quora_duplicate_questions.tsv", QUORA + '1\t1\t2\t"a\tb\t1\n'),
         "questions.tsv: line 2: unexpected end of data",
     ),
-}
+]
 LABELS = {"sick": ("NEUTRAL",), "snli": NLI}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_files_are_refused_and_nothing_is_left(tmp_path, capsys, damage):
-    layout, name, content, message = DAMAGES[damage]
+@pytest.mark.parametrize(("layout", "name", "content", "message"), DAMAGES)
+def test_damaged_files_are_refused_and_nothing_is_left(
+    tmp_path, capsys, layout, name, content, message
+):
     source, corpus = tmp_path / "source", layout.split()[0]
     if corpus in ("sick", "snli", "wikiqa"):
         write_pairs(source, layout, LABELS.get(corpus, "01"))
     if content is None:
         (source / name).unlink()
+    elif name.endswith(".tar.gz"):
+        source.mkdir()
+        (source / name).write_bytes(content)
     else:
         write(source / name, content)
-    if damage == "no tar":
-        (source / name).write_bytes(b"text")
     assert run(corpus, tmp_path) == 1
     assert message in one_line(capsys)
     assert not list((tmp_path / "dest").glob("*"))
@@ -584,3 +577,34 @@ def test_options_are_checked(tmp_path, capsys, options, message):
     with pytest.raises(SystemExit):
         run("mr", tmp_path, *options)
     assert message in capsys.readouterr().err
+
+
+# Subwords of a tokenizer.json
+
+
+def test_a_tokenizer_says_the_words(tmp_path, capsys):
+    """Of each split, whatever train holds; the file goes along."""
+    pairs = product(("A lake", "a", "and", "Fish", "cafés,"), repeat=2)
+    rows = [f"{i % 2}\t{' '.join(pair)}, a café and a fish\n" for i, pair in enumerate(pairs)]
+    write(tmp_path / "rows.tsv", "".join(rows))
+    tokenizer = made("wordpiece", tmp_path / "tokenizer.json")
+    words = ("text", tmp_path / "rows.tsv", tmp_path / "dest", "--tokenizer", tokenizer)
+    words += ("--test-fraction", "0.2", "--valid-fraction", "0.2")
+    assert prepare(*words, "--max-length", "6") == 0
+    model = TokenizerSubwords(tokenizer)
+    own = Dictionary.load(str(tmp_path / "dest" / "input0" / "dict.txt"))
+    assert own.symbols == binarize.symbol_dictionary(model.symbols).symbols
+    whole = [
+        (row[0], " ".join(model.symbols[i] for i in model.encode(row[2:]).ids)) for row in rows
+    ]
+    found = [e for split in SPLITS for e in examples_of(tmp_path / "dest", split)]
+    assert sorted(found) == sorted((label, " ".join(t.split()[:5])) for label, t in whole)
+    assert (tmp_path / "dest" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
+    assert facts_of(tmp_path / "dest")["subwords"].keys() == {"tokenizer.json"}
+    capsys.readouterr()
+    assert prepare(*words, "--min-count", "2", "--force") == 1
+    assert "--min-count is 2; allowed: without --tokenizer" in one_line(capsys)
+    (tmp_path / "bad.json").write_text("{}")
+    assert prepare(*words[:3], "--tokenizer", tmp_path / "bad.json", "--force") == 1
+    assert "bad.json: is no tokenizer.json" in one_line(capsys)
+    assert prepare(*words, "--max-length", "6") == 0  # is there already

@@ -23,7 +23,7 @@ THIRD = "Then the people of Bree, about 1,200 of them, went home (Ulm was far)."
 PASSAGE = f"{FIRST} {SECOND} {THIRD}"
 
 
-def test_every_question_of_a_passage() -> None:
+def test_every_question_of_a_passage():
     """What stands in two sentences is asked for, once, from a sentence that has it once."""
     found = questions(PASSAGE, random.Random(1))
     assert sorted(answer for *_, answer in found) == ["1,200", "Bree", "Ida Brun", "Ulm"]
@@ -45,11 +45,11 @@ def test_every_question_of_a_passage() -> None:
         "People of the town had left the place long ago. People come back to it now, they say.",
     ],
 )
-def test_no_question(passage: str) -> None:
+def test_no_question(passage):
     assert not questions(passage, random.Random(1))
 
 
-def test_passages() -> None:
+def test_passages():
     """Lines are joined until there are enough words; what is too long parts them."""
     lines = ["a " * 30, "", "b " * 15, "c " * 45, "d " * 20, "e " * 250, "f " * 39, "g h"]
     found = [passage.split() for passage in passages(line.strip() for line in lines)]
@@ -67,7 +67,7 @@ def write(path: Path, documents: int) -> Path:
     return path
 
 
-def test_records(tmp_path: Path) -> None:
+def test_records(tmp_path):
     path = write(tmp_path / "text.txt", 5)
     drops = Drops()
     found = list(cloze_questions(path, drops, document_separator="<|end|>", per_passage=3))
@@ -85,7 +85,7 @@ def test_records(tmp_path: Path) -> None:
     assert [record.question for record in other][:3] != [record.question for record in found][:3]
 
 
-def test_command(tmp_path: Path) -> None:
+def test_command(tmp_path):
     """Documents are drawn whole; the same question twice is left out."""
     source, dest = write(tmp_path / "text.txt", 40), tmp_path / "data"
     line = ["text", source, dest, "--cloze", "--document-separator", "<|end|>"]
@@ -113,14 +113,14 @@ def test_command(tmp_path: Path) -> None:
         (["--cloze", "--paragraphs", "3"], "--paragraphs is given; allowed: without --cloze"),
     ],
 )
-def test_mistakes(more: list[str], message: str, tmp_path: Path, capsys) -> None:
+def test_mistakes(more, message, tmp_path, capsys):
     line = ["text", str(write(tmp_path / "text.txt", 3)), str(tmp_path / "data"), *more]
     assert main(["prepare", "qa", *line]) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
 
 
-def test_other_text_than_utf8(tmp_path: Path) -> None:
+def test_other_text_than_utf8(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(PASSAGE.encode() + b"\n\xff\n")
     with pytest.raises(UserError, match="line 2: byte 0xFF cannot be read as UTF-8"):

@@ -1,9 +1,7 @@
 """Downloads: resumed, verified, and never unverified without a word."""
 
 import http.server
-import tarfile
 import threading
-import zipfile
 from hashlib import sha1, sha256
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from fairseq_clusterformer.corpora.download import Archive, download, obtain
 from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.errors import UserError
+from tests.corpora.commands import pack
 
 CONTENT = bytes(range(256)) * 40
 
@@ -18,10 +17,7 @@ CONTENT = bytes(range(256)) * 40
 @pytest.fixture
 def archive(tmp_path):
     """A zip with one member, and its description."""
-    (tmp_path / "zip").mkdir()
-    path = tmp_path / "zip" / "corpus.zip"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("corpus/text", CONTENT)
+    path = pack(tmp_path / "zip" / "corpus.zip", {"corpus/text": CONTENT})
     checksum = "sha256:" + sha256(path.read_bytes()).hexdigest()
     return Archive(path.as_uri(), checksum, {"text": "sha1:" + sha1(CONTENT).hexdigest()})
 
@@ -101,8 +97,7 @@ def test_files_at_hand(archive, tmp_path, form):
         place = source / ("text" if form == "member" else "corpus/text")
         place.write_bytes(CONTENT)
     if form == "tar":
-        with tarfile.open(source / "corpus.tgz", "w:gz") as file:
-            file.add(source / "corpus", "corpus")
+        pack(source / "corpus.tgz", {"corpus/text": CONTENT})
         (source / "corpus" / "text").unlink()
         archive = Archive("http://nowhere/corpus.tgz", None, archive.members)
     assert obtain([archive], source, tmp_path)["text"].read_bytes() == CONTENT

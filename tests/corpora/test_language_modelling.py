@@ -4,7 +4,6 @@ import gzip
 import re
 import subprocess
 import sys
-import zipfile
 from hashlib import sha1, sha256
 
 import numpy as np
@@ -23,8 +22,9 @@ from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.bytes import byte_symbols, decode, encode
 from fairseq_clusterformer.data.coding import BYTES_PER_ITEM, TextCoding
 from fairseq_clusterformer.errors import UserError
-from tests.corpora.commands import SPLITS, one_line, record_of, run, write, write_splits
+from tests.corpora.commands import SPLITS, one_line, pack, record_of, run, write, write_splits
 from tests.data.subword_models import LOSSLESS, write_gpt2, write_sentencepiece
+from tests.data.tokenizers import made
 
 ALL_BYTES = bytes(range(256))
 
@@ -153,7 +153,7 @@ def texts(tmp_path):
 
 
 @pytest.mark.parametrize("sentences", [False, True])
-def test_subwords_of_a_pretrained_model(texts, tmp_path, sentences: bool) -> None:
+def test_subwords_of_a_pretrained_model(texts, tmp_path, sentences):
     """By its own dictionary. Its line ends are subwords, or each sentence ends in ``</s>``."""
     model = write_gpt2(tmp_path / "gpt2")
     words = binarize.symbol_dictionary(reversed(subwords.load(model).symbols))
@@ -179,7 +179,21 @@ def test_subwords_of_a_pretrained_model(texts, tmp_path, sentences: bool) -> Non
     assert list(recipe["dictionary"]) == ["dict.txt"]
 
 
-def test_an_existing_sentencepiece_model(texts, tmp_path) -> None:
+def test_a_tokenizer(texts, tmp_path):
+    """Also as one line for each sentence."""
+    model = made("wordpiece", tmp_path / "tokenizer.json")
+    for name, more in (("lines", ""), ("sentences", " --sentences")):
+        options = f"--tokenizer {model} --document-separator ##{more}"
+        assert run("prepare lm text", texts, tmp_path / name, options) == 0
+        coding = TextCoding.from_folder(tmp_path / name)
+        items = items_of(tmp_path / name, "train")
+        assert all(item[-1] == coding.dictionary.eos() for item in items)
+        assert len(items) == (6 if more else 4)
+    assert (tmp_path / "lines" / "tokenizer.json").read_bytes() == model.read_bytes()
+    assert list(record_of(tmp_path / "lines")["recipe"]["subwords"]) == ["tokenizer.json"]
+
+
+def test_an_existing_sentencepiece_model(texts, tmp_path):
     model = write_sentencepiece(tmp_path / "some.model", **LOSSLESS)
     options = f"--sentencepiece-model {model} --document-separator ##"
     assert run("prepare lm text", texts, tmp_path / "dest", options) == 0
@@ -199,12 +213,14 @@ def test_an_existing_sentencepiece_model(texts, tmp_path) -> None:
             "the dictionary that belongs to the model of subwords",
         ),
         ("--gpt2-bpe {missing}", "no such folder; allowed: a folder with encoder.json and"),
+        ("--tokenizer {missing}.json", "no such file; allowed: a tokenizer.json"),
+        ("--tokenizer {gpt2}/encoder.json", "encoder.json: is no tokenizer.json"),
         ("--sentencepiece-model {missing}", "no such file; allowed: a sentencepiece model"),
         ("--gpt2-bpe {gpt2} --allow-binary", "together with --bytes only"),
         ("--gpt2-bpe {gpt2} --words", "not allowed with argument"),
     ],
 )
-def test_subwords_that_do_not_fit(options, message, texts, tmp_path, capsys) -> None:
+def test_subwords_that_do_not_fit(options, message, texts, tmp_path, capsys):
     (tmp_path / "dict.txt").write_text("0 1\n")
     places = {"dict": tmp_path / "dict.txt", "missing": tmp_path / "none"}
     line = options.format(gpt2=write_gpt2(tmp_path / "gpt2"), **places)
@@ -232,51 +248,42 @@ def test_whole_documents_are_split_always_the_same(tmp_path):
     assert 0.1 * total - most < sum(map(len, splits[0]["test"])) <= 0.1 * total
 
 
+def parts_of(folder, contents, fraction, separator=None):
+    """What `by_document` makes of files: the split and the text of each document."""
+    texts = [write(folder / f"{i}.txt", content) for i, content in enumerate(contents)]
+    parts = by_document(texts, TextReader(separator), {"valid": fraction, "test": fraction})
+    return [(split, b"".join(document)) for split, document in parts]
+
+
 @pytest.mark.parametrize("sizes", [(1, 2, 1000), (1000, 1, 2), (1, 1000, 2, 3)])
 def test_few_documents_leave_the_longest_to_train(tmp_path, sizes):
-    for i, size in enumerate(sizes):
-        (tmp_path / f"{i}.txt").write_bytes(b"%d\n" % i * size)
-    texts = sorted(tmp_path.iterdir())
-    parts = by_document(texts, TextReader(), {"valid": 0.05, "test": 0.05})
-    found = sorted((split, len(list(document))) for split, document in parts)
-    others = sorted(sizes)[2:]
-    assert found == sorted([("valid", 1), ("test", 2), *(("train", size) for size in others)])
+    found = parts_of(tmp_path, [f"{i}\n" * size for i, size in enumerate(sizes)], 0.05)
+    expected = zip(["valid", "test", "train", "train"], sorted(sizes), strict=False)
+    assert sorted((split, len(text) // 2) for split, text in found) == sorted(expected)
 
 
-def test_each_split_gets_a_document_whatever_the_fractions(tmp_path):
-    texts = [write(tmp_path / f"{i}.txt", f"{i}\n") for i in range(3)]
-    parts = by_document(texts, TextReader(), {"valid": 0.9, "test": 0.9})
-    assert sorted(split for split, _ in parts) == ["test", "train", "valid"]
-
-
-def test_equal_documents_come_to_one_split(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"".join(b"%d\n#\n" % (i % 4) for i in range(100)))
-    parts = by_document([tmp_path / "a.txt"], TextReader(b"#"), {"valid": 0.2, "test": 0.2})
-    split_of = {}
-    for split, document in parts:
-        assert split_of.setdefault(b"".join(document), split) == split
+def test_each_split_gets_a_document_and_equal_ones_share_it(tmp_path):
+    found = parts_of(tmp_path, ["0\n", "1\n", "2\n"], 0.9)  # whatever the fractions
+    assert sorted(split for split, _ in found) == ["test", "train", "valid"]
+    equal = "".join(f"{i % 4}\n#\n" for i in range(100))
+    split_of = {text: split for split, text in parts_of(tmp_path, [equal], 0.2, "#")}
     assert sorted(split_of.values()) == ["test", "train", "train", "valid"]
+    assert all(split_of[text] == split for split, text in parts_of(tmp_path, [equal], 0.2, "#"))
 
 
-def test_one_file_is_cut_at_line_ends(tmp_path):
-    text = b"".join(b"line %d\n" % i for i in range(1000))
-    (tmp_path / "page.odd").write_bytes(text)
-    dest = tmp_path / "dest"
-    assert run("prepare lm text", tmp_path / "page.odd", dest) == 0
-    parts = [bytes_of(dest, split) for split in SPLITS]
+@pytest.mark.parametrize("files", [["page.odd"], [f"in/{i}.txt" for i in range(3)]])
+def test_few_files_are_cut_at_line_ends(tmp_path, files):
+    """Whole, each of three would be a third of the text, and no twentieth."""
+    text = b""
+    for name in files:
+        text += (part := b"".join(b"line %d of %s\n" % (i, name.encode()) for i in range(1000)))
+        write(tmp_path / name, part)
+    source = tmp_path / files[0].partition("/")[0]
+    assert run("prepare lm text", source, tmp_path / "dest") == 0
+    parts = [bytes_of(tmp_path / "dest", split) for split in SPLITS]
     assert b"".join(parts) == text
     assert all(part.endswith(b"\n") for part in parts)
     assert [round(len(part) / len(text), 2) for part in parts] == [0.9, 0.05, 0.05]
-
-
-def test_few_files_are_cut_at_line_ends_too(tmp_path):
-    """Whole, each of three would be a third of the text, and no twentieth."""
-    for number in range(3):
-        text = b"".join(b"line %d of %d\n" % (i, number) for i in range(1000))
-        write(tmp_path / "in" / f"{number}.txt", text)
-    assert run("prepare lm text", tmp_path / "in", tmp_path / "dest") == 0
-    sizes = [len(bytes_of(tmp_path / "dest", split)) for split in SPLITS]
-    assert [round(size / sum(sizes), 2) for size in sizes] == [0.9, 0.05, 0.05]
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(41, 41), (40, 33), (1000, 48)])
@@ -357,13 +364,10 @@ def test_words_are_those_of_train(tmp_path):
 
 def make_zip(folder, members):
     """Write ``corpus.zip`` and return its description."""
-    folder.mkdir()
-    with zipfile.ZipFile(folder / "corpus.zip", "w", zipfile.ZIP_DEFLATED) as file:
-        for name, content in members.items():
-            file.writestr(f"corpus/{name}", content)
+    path = pack(folder / "corpus.zip", {f"corpus/{name}": c for name, c in members.items()})
     return Archive(
-        url=(folder / "corpus.zip").as_uri(),
-        checksum="sha256:" + sha256((folder / "corpus.zip").read_bytes()).hexdigest(),
+        url=path.as_uri(),
+        checksum="sha256:" + sha256(path.read_bytes()).hexdigest(),
         members={name: "sha1:" + sha1(content).hexdigest() for name, content in members.items()},
     )
 
@@ -419,7 +423,7 @@ MISTAKES = {
     "good {dest} --pattern *.md": r"SOURCE is .*: no text file, only test\.txt, train",
     "blank {dest}": r"SOURCE has no text for train; allowed: a line",
     "equal {dest} --split documents": r"--split is documents: SOURCE has 1; allowed: 3 .*",
-    "good {dest} --document-separator ##": r"--document-separator is ##: SOURCE .*no such line; ",
+    "good {dest} --document-separator ##": r"--document-separator is ##: no such line in SOURCE ",
     "notext/b.png {dest}": r"SOURCE is .*b\.png: not a text file; allowed: text, plain or as .xz",
     "latin {dest}": r"a\.txt: line 2: byte 0xE9 cannot be read as UTF-8, \S*c\.txt: line 1: byte "
     r"0xFC cannot be read as UTF-8; allowed: text in this encoding, --encoding NAME for another",

@@ -3,7 +3,6 @@
 import lzma
 import tracemalloc
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,9 +27,7 @@ def read_lines(path: Path) -> list:
     ("central", "local", "value", "says"),
     [(8, 6, 1, "password required"), (10, 8, 97, "compression method is not supported")],
 )
-def test_a_zip_that_cannot_be_opened(
-    read: Callable, central: int, local: int, value: int, says: str, tmp_path: Path
-) -> None:
+def test_a_zip_that_cannot_be_opened(read, central, local, value, says, tmp_path):
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", "text")
@@ -43,7 +40,7 @@ def test_a_zip_that_cannot_be_opened(
     assert "\n" not in str(caught.value)
 
 
-def test_a_line_may_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_may_not_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(lines, "LONGEST", 100_000)
     path = tmp_path / "a.xz"
     path.write_bytes(lzma.compress(b"short\n" + b"a" * 5_000_000))
@@ -56,7 +53,7 @@ def test_a_line_may_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(read_lines(plain)) == 1
 
 
-def test_texts_seen_before_take_a_few_bytes_each() -> None:
+def test_texts_seen_before_take_a_few_bytes_each():
     texts = [f"line {i}" for i in range(20_000)]
     tracemalloc.start()
     seen = SeenTexts()
@@ -87,7 +84,7 @@ ICONV = "as iconv -f latin1 -t utf-8 makes of Latin-1"
         ("vectors {0} {0}.out --min-count 1", ICONV),
     ],
 )
-def test_all_files_of_another_encoding_are_named(command, remedy, tmp_path, capsys) -> None:
+def test_all_files_of_another_encoding_are_named(command, remedy, tmp_path, capsys):
     if command.startswith("vectors"):
         pytest.importorskip("gensim")
     folder = tmp_path / "in"

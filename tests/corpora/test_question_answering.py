@@ -81,7 +81,7 @@ def assert_answers(folder: Path, split: str) -> None:
             assert last - first == 1 or data.document(i).place(first, last - 1)[2] < told[2]
 
 
-def test_squad_to_folder_and_back(source: Path, model: Path, tmp_path: Path, capsys) -> None:
+def test_squad_to_folder_and_back(source, model, tmp_path, capsys):
     dest = tmp_path / "dest"
     arguments = ("squad2", dest, "--source", source, "--gpt2-bpe", model)
     assert run(*arguments) == 0
@@ -113,18 +113,7 @@ def test_squad_to_folder_and_back(source: Path, model: Path, tmp_path: Path, cap
     assert snapshot(dest) == before
 
 
-def test_long_documents_of_squad(source: Path, model: Path, tmp_path: Path) -> None:
-    arguments = ("squad2", tmp_path / "dest", "--source", source, "--gpt2-bpe", model)
-    assert run(*arguments, "--paragraphs", 2) == 0
-    assert_answers(tmp_path / "dest", "train")
-    data = QAData(tmp_path / "dest", "train")
-    assert {len(example.paragraph_starts) for example in data} == {2}
-    assert [len(example.long_answers) for example in data] == [1, 0] * 3
-
-
-def test_workers_make_no_difference(
-    source: Path, pieces: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_workers_make_no_difference(source, pieces, tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "_BATCH", 2)
     for workers in (1, 2):
         arguments = ("--sentencepiece-model", pieces, "--workers", workers)
@@ -133,7 +122,7 @@ def test_workers_make_no_difference(
     assert_answers(tmp_path / "2", "train")
 
 
-def test_a_model_of_its_own(source: Path, tmp_path: Path, capsys) -> None:
+def test_a_model_of_its_own(source, tmp_path, capsys):
     arguments = ("squad2", tmp_path / "dest", "--source", source, "--sentencepiece")
     assert run(*arguments, 9000) == 1
     assert "--sentencepiece is 9000; allowed: at most" in capsys.readouterr().err
@@ -145,7 +134,7 @@ def test_a_model_of_its_own(source: Path, tmp_path: Path, capsys) -> None:
     assert 330 < len(subwords.load_prepared(tmp_path / "most").symbols) < 8000
 
 
-def test_titles_and_several_paragraphs(model: Path, tmp_path: Path) -> None:
+def test_titles_and_several_paragraphs(model, tmp_path):
     question = {
         "_id": "1",
         "question": "Where?",
@@ -176,9 +165,7 @@ def test_titles_and_several_paragraphs(model: Path, tmp_path: Path) -> None:
     assert torch.equal(titled[0].answers, plain[0].answers + sum(more))
 
 
-def test_interrupted_goes_on_with_whole_files(
-    source: Path, model: Path, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_interrupted_goes_on_with_whole_files(source, model, tmp_path, monkeypatch, capsys):
     dest = tmp_path / "dest"
     files = [source / "train-v2.0.json", source / "dev-v2.0.json"]
     arguments = ("--train", *files, "--valid", files[1], "--gpt2-bpe", model)
@@ -208,9 +195,7 @@ def test_interrupted_goes_on_with_whole_files(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dest", "other", "source"]
 
 
-def test_parts_of_another_recipe_are_made_anew(
-    source: Path, model: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_parts_of_another_recipe_are_made_anew(source, model, tmp_path, monkeypatch):
     arguments = ("squad2", tmp_path / "dest", "--source", source, "--gpt2-bpe", model)
     encode_record = encode.encode_record
 
@@ -229,7 +214,7 @@ def test_parts_of_another_recipe_are_made_anew(
     assert run(*arguments) == 1  # another model of the same name
 
 
-def test_a_dictionary_that_is_there(source: Path, model: Path, tmp_path: Path, capsys) -> None:
+def test_a_dictionary_that_is_there(source, model, tmp_path, capsys):
     symbols = subwords.load(model).symbols
     path = tmp_path / "dict.txt"
     path.write_text("".join(f"{symbol} 1\n" for symbol in reversed(symbols)))
@@ -241,7 +226,7 @@ def test_a_dictionary_that_is_there(source: Path, model: Path, tmp_path: Path, c
     assert "lacks 2 of its" in capsys.readouterr().err
 
 
-def test_nothing_left_is_an_error(model: Path, tmp_path: Path, capsys) -> None:
+def test_nothing_left_is_an_error(model, tmp_path, capsys):
     path = tmp_path / "train.json"
     path.write_text(json.dumps({"data": [{"paragraphs": [{"context": "x", "qas": [WRONG]}]}]}))
     assert run("squad1", tmp_path / "dest", "--train", path, "--gpt2-bpe", model) == 1
@@ -273,7 +258,7 @@ def test_nothing_left_is_an_error(model: Path, tmp_path: Path, capsys) -> None:
         ("text {model} --gpt2-bpe {model}", "no train, valid or test; allowed: a file, or"),
     ],
 )
-def test_mistakes(source: Path, model: Path, tmp_path: Path, capsys, arguments, message) -> None:
+def test_mistakes(source, model, tmp_path, capsys, arguments, message):
     name, *words = arguments.format(source=source, model=model).split()
     place = 1 if name == "text" else 0
     assert run(name, *words[:place], tmp_path / "dest", *words[place:]) == 1
@@ -308,9 +293,7 @@ def own_lines(number: int) -> list[dict]:
         ),
     ],
 )
-def test_too_few_documents_because_questions_are_unusable(
-    line, reason, model, tmp_path: Path, capsys
-) -> None:
+def test_too_few_documents_because_questions_are_unusable(line, reason, model, tmp_path, capsys):
     path = tmp_path / "own.jsonl"
     path.write_text(f"{line}\n" * 3)
     assert run("text", path, tmp_path / "dest", "--gpt2-bpe", model) == 1
@@ -333,7 +316,7 @@ def write_own(path: Path, *titles: str, **more: object) -> None:
     path.write_text("".join(lines))
 
 
-def test_ids_are_of_one_question_in_all_files_of_a_split(pieces, tmp_path: Path, capsys) -> None:
+def test_ids_are_of_one_question_in_all_files_of_a_split(pieces, tmp_path, capsys):
     source = tmp_path / "source"
     source.mkdir()
     for name in ("train", "valid-one", "valid-two"):
@@ -353,7 +336,7 @@ def test_ids_are_of_one_question_in_all_files_of_a_split(pieces, tmp_path: Path,
     assert "valid: 1 ids are of more than one question, '7' first; allowed: " in error
 
 
-def test_the_same_text_under_two_titles_is_one_document(pieces, tmp_path: Path) -> None:
+def test_the_same_text_under_two_titles_is_one_document(pieces, tmp_path):
     titles = [f"house{i} {again}" for again in ("first", "second", "third") for i in range(10)]
     write_own(tmp_path / "own.jsonl", *titles)
     arguments = (tmp_path / "own.jsonl", tmp_path / "dest", "--sentencepiece-model", pieces)
@@ -367,7 +350,7 @@ def test_the_same_text_under_two_titles_is_one_document(pieces, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["own.jsonl", "own.json"])
-def test_own_questions_are_divided_by_document(name, model, tmp_path: Path, capsys) -> None:
+def test_own_questions_are_divided_by_document(name, model, tmp_path, capsys):
     lines = own_lines(40)
     text = "\n".join(map(json.dumps, lines)) if name == "own.jsonl" else json.dumps(lines)
     (tmp_path / name).write_text(text)
@@ -390,20 +373,28 @@ def test_own_questions_are_divided_by_document(name, model, tmp_path: Path, caps
     assert run("text", tmp_path / name, tmp_path / "dest", *arguments, "--seed", 2, "--force") == 0
 
 
-def test_own_files_of_splits(source: Path, model: Path, tmp_path: Path) -> None:
-    """SQuAD's format, recognised by what is in it; test is not drawn where valid is there."""
+def test_own_files_of_splits(source, model, tmp_path):
+    """SQuAD's format, recognised by what is in it; test is not drawn where valid is there. Files
+    that bear no split's name are named."""
     assert run("text", source, tmp_path / "dest", "--gpt2-bpe", model) == 0
-    assert questions_of(tmp_path / "dest") == {"train": 6, "valid": 2}
+    (source / "train-v2.0.json").rename(source / "questions.json")
+    named = ("--train", source / "questions.json", "--paragraphs", 2)
+    assert run("text", source, tmp_path / "named", *named, "--gpt2-bpe", model) == 0
+    assert_answers(tmp_path / "named", "train")
+    for name, paragraphs in (("dest", 1), ("named", 2)):
+        assert questions_of(tmp_path / name) == {"train": 6, "valid": 2}
+        data = QAData(tmp_path / name, "train")
+        assert {len(example.paragraph_starts) for example in data} == {paragraphs}
 
 
-def test_own_files_to_evaluate_on_alone(source: Path, model: Path, tmp_path: Path) -> None:
+def test_own_files_to_evaluate_on_alone(source, model, tmp_path):
     (tmp_path / "own").mkdir()
     shutil.copy(source / "dev-v2.0.json", tmp_path / "own")
     assert run("text", tmp_path / "own", tmp_path / "dest", "--gpt2-bpe", model) == 0
     assert questions_of(tmp_path / "dest") == {"valid": 2}
 
 
-def test_squad_validates_on_articles_of_train(tmp_path: Path, model: Path, capsys) -> None:
+def test_squad_validates_on_articles_of_train(tmp_path, model, capsys):
     """What is left out of train is reported once."""
     content = squad(*[(f"{i} is here.", str(i)) for i in range(10)])
     (data,) = content["data"]
@@ -423,7 +414,7 @@ def test_squad_validates_on_articles_of_train(tmp_path: Path, model: Path, capsy
     )
 
 
-def test_what_is_not_found_is_scored_and_not_trained_on(model: Path, tmp_path: Path) -> None:
+def test_what_is_not_found_is_scored_and_not_trained_on(model, tmp_path):
     """Also where splits are drawn."""
     lines = [
         {"question": f"{answer} {i}?", "context": f"The bar {i}.", "answers": [answer]}
@@ -434,13 +425,3 @@ def test_what_is_not_found_is_scored_and_not_trained_on(model: Path, tmp_path: P
     words = ("text", tmp_path / "own.jsonl", tmp_path / "dest", "--gpt2-bpe", model)
     assert run(*words) == 0
     assert questions_of(tmp_path / "dest") == {"train": 24, "valid": 6, "test": 6}
-
-
-def test_named_files_of_a_folder_without_train(source: Path, model: Path, tmp_path: Path) -> None:
-    """--train stands for files of the folder that bear no split's name."""
-    for split in ("train", "dev"):
-        (tmp_path / f"{split}-like.json").write_bytes((source / f"{split}-v2.0.json").read_bytes())
-    (tmp_path / "train-like.json").rename(tmp_path / "questions.json")
-    files = ("--train", tmp_path / "questions.json", "--valid", tmp_path / "dev-like.json")
-    assert run("text", tmp_path, tmp_path / "dest", *files, "--gpt2-bpe", model) == 0
-    assert questions_of(tmp_path / "dest") == {"train": 6, "valid": 2}

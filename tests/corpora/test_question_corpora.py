@@ -1,11 +1,8 @@
 """Question answering corpora in their own formats: every answer at its place, every loss told."""
 
 import copy
-import io
 import json
 import random
-import tarfile
-import zipfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +17,10 @@ from fairseq_clusterformer.corpora.question_answering.open_domain import (
     searchqa,
     triviaqa,
 )
-from fairseq_clusterformer.corpora.question_answering.own import own_questions
 from fairseq_clusterformer.corpora.question_answering.records import Drops, Paragraph, Record
-from fairseq_clusterformer.corpora.question_answering.squad import qed, squad
+from fairseq_clusterformer.corpora.question_answering.squad import own_questions, qed, squad
 from fairseq_clusterformer.errors import UserError
+from tests.corpora.commands import pack
 from tests.corpora.commands import write as write_file
 
 
@@ -70,7 +67,7 @@ NONE = question("none", is_impossible=True, plausible_answers=[{"text": "x", "an
 
 
 @pytest.mark.parametrize("name", ["dev.json", "dev.json.gz", "dev.json.bz2"])
-def test_squad(tmp_path: Path, name: str) -> None:
+def test_squad(tmp_path, name):
     where = question("where", ("Poznań", CONTEXT.index("Poznań")), is_impossible=False)
     data = b"\xef\xbb\xbf" + json.dumps(articles(GOOD, NONE, where)).encode()
     records, drops = read(squad, write(tmp_path / name, data))
@@ -83,7 +80,7 @@ def test_squad(tmp_path: Path, name: str) -> None:
     assert (records["none"].answers, records["none"].answerable) == ((), False)
 
 
-def test_squad_with_paragraphs_around(tmp_path: Path) -> None:
+def test_squad_with_paragraphs_around(tmp_path):
     paragraphs = [
         {
             "context": f"{i} is here.",
@@ -110,57 +107,36 @@ def test_squad_with_paragraphs_around(tmp_path: Path) -> None:
     assert {place for wanted, place in places if wanted == 3} == {0, 1, 2}
 
 
-@pytest.mark.parametrize(
-    ("text", "start", "found", "moved"),
-    [
-        ("café", 6, 6, 0),
-        *(("café", 6 + off, 6, 1) for off in (-2, -1, 1, 2)),
-        ("Zoë", -1, 0, 1),
-        ("closed.", 36, 35, 1),
-        ("Poznań", 25, 24, 1),  # in UTF-16
-        ("Poznań", 27, 24, 1),  # in UTF-16, off by two
-        ("o", 14, 13, 1),  # in UTF-16; in characters, it is the "p" of opened
-        ("e", 15, 15, 0),
-    ],
-)
-@pytest.mark.parametrize("own", [False, True])
-def test_an_answer_is_taken_where_its_text_stands(tmp_path, text, start, found, moved, own):
-    asked = question("a", (text, start))
-    if own:
-        path = write(tmp_path / "own.json", [asked | {"context": CONTEXT}])
-    else:
-        path = write(tmp_path / "dev.json", articles(asked))
-    records, drops = read(own_questions if own else squad, path)
-    assert spans(records["a"]) == [(0, found, text)]
-    assert (drops.moved, drops.counts.total()) == (moved, 0)
-    assert ("took 1 answer where the text stands" in str(drops)) is bool(moved)
-
-
 NFD_NAME = "Rene\u0301 Mu\u0308ller"
+PLACED = [  # context, answer, its place as given, what is found where
+    (CONTEXT, "café", 6, "café", 6),
+    *((CONTEXT, "café", 6 + off, "café", 6) for off in (-2, -1, 1, 2)),
+    (CONTEXT, "Zoë", -1, "Zoë", 0),
+    (CONTEXT, "closed.", 36, "closed.", 35),
+    (CONTEXT, "Poznań", 25, "Poznań", 24),  # in UTF-16
+    (CONTEXT, "Poznań", 27, "Poznań", 24),  # in UTF-16, off by two
+    (CONTEXT, "o", 14, "o", 13),  # in UTF-16; in characters, it is the "p" of opened
+    (CONTEXT, "e", 15, "e", 15),
+    (f"Heute kam {NFD_NAME} an.", "René Müller", 10, NFD_NAME, 10),
+    ("Heute kam René Müller an.", NFD_NAME, 10, "René Müller", 10),
+    ("The o\ufb03ce of Smith.", "office", 4, "o\ufb03ce", 4),
+    ("In １９９８ he came.", "1998", 4, "１９９８", 3),
+    (f"{NFD_NAME} kam.", "Müller", 6, "Mu\u0308ller", 6),
+]
 
 
-@pytest.mark.parametrize(
-    ("context", "answer", "start", "found"),
-    [
-        (f"Heute kam {NFD_NAME} an.", "René Müller", 10, NFD_NAME),
-        ("Heute kam René Müller an.", NFD_NAME, 10, "René Müller"),
-        ("The o\ufb03ce of Smith.", "office", 4, "o\ufb03ce"),
-        ("In １９９８ he came.", "1998", 4, "１９９８"),
-        (f"{NFD_NAME} kam.", "Müller", 6, "Mu\u0308ller"),
-    ],
-)
+@pytest.mark.parametrize(("context", "answer", "start", "found", "place"), PLACED)
 @pytest.mark.parametrize("own", [False, True])
-def test_an_answer_in_another_form_of_unicode(tmp_path, context, answer, start, found, own):
+def test_an_answer_is_taken_where_its_text_stands(
+    tmp_path, context, answer, start, found, place, own
+):
     asked = question("a", (answer, start))
-    if own:
-        path = write(tmp_path / "own.json", [asked | {"context": context}])
-    else:
-        content = {"data": [{"paragraphs": [{"context": context, "qas": [asked]}]}]}
-        path = write(tmp_path / "dev.json", content)
+    content = {"data": [{"paragraphs": [{"context": context, "qas": [asked]}]}]}
+    path = write(tmp_path / "dev.json", [asked | {"context": context}] if own else content)
     records, drops = read(own_questions if own else squad, path)
-    assert not drops.counts
-    assert spans(records["a"]) == [(0, context.index(found), found)]
-    assert drops.moved == (context.index(found) != start)
+    assert spans(records["a"]) == [(0, place, found)]
+    assert (drops.moved, drops.counts.total()) == (start != place, 0)
+    assert ("took 1 answer where the text stands" in str(drops)) is (start != place)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +163,7 @@ def test_an_answer_in_another_form_of_unicode(tmp_path, context, answer, start, 
         (GOOD, "id seen before", "cake"),
     ],
 )
-def test_squad_drops_one_question(tmp_path: Path, wrong, reason: str, detail: str) -> None:
+def test_squad_drops_one_question(tmp_path, wrong, reason, detail):
     text = json.dumps(articles(GOOD, wrong, NONE)).encode()
     records, drops = read(squad, write(tmp_path / "dev.json", text))
     assert list(records) == ["cake", "none"]
@@ -208,12 +184,12 @@ def test_squad_drops_one_question(tmp_path: Path, wrong, reason: str, detail: st
         (b"[" * 100_000, "dev.json: broken JSON: "),
     ],
 )
-def test_squad_refuses_a_file(tmp_path: Path, data: bytes, message: str) -> None:
+def test_squad_refuses_a_file(tmp_path, data, message):
     with pytest.raises(UserError, match=message):
         read(squad, write(tmp_path / "dev.json", data))
 
 
-def test_empty_documents_are_dropped(tmp_path: Path) -> None:
+def test_empty_documents_are_dropped(tmp_path):
     content = articles(GOOD)
     content["data"][0]["paragraphs"].append({"context": " \n", "qas": [question("b", ("x", 0))]})
     content["data"][0]["paragraphs"].append({"context": "x"})
@@ -224,7 +200,7 @@ def test_empty_documents_are_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [None, "text", {"context": " "}, {"context": 1}])
-def test_a_damaged_paragraph_of_squad_costs_no_other(tmp_path: Path, damage: object) -> None:
+def test_a_damaged_paragraph_of_squad_costs_no_other(tmp_path, damage):
     content = articles(GOOD)
     (good,) = content["data"][0]["paragraphs"]
     good_too = {"context": CONTEXT, "qas": [NONE]}
@@ -252,13 +228,13 @@ QED = {
 }
 
 
-def test_qed(tmp_path: Path) -> None:
+def test_qed(tmp_path):
     records, drops = read(qed, write(tmp_path / "qed.jsonl", [QED]))
     assert not drops.counts
     assert spans(records["-329"]) == [(0, 3, text) for text in records["-329"].texts]
 
 
-def test_qed_among_paragraphs_of_other_questions(tmp_path: Path) -> None:
+def test_qed_among_paragraphs_of_other_questions(tmp_path):
     lines = [
         QED | {"example_id": i, "paragraph_text": f"To Wilhelm Röntgen , of Germany . {i // 2}"}
         for i in range(12)
@@ -278,7 +254,7 @@ def test_qed_among_paragraphs_of_other_questions(tmp_path: Path) -> None:
         assert len(places) >= min(there, 3)
 
 
-def test_a_damaged_line_is_dropped(tmp_path: Path) -> None:
+def test_a_damaged_line_is_dropped(tmp_path):
     good = json.dumps(QED).encode()
     wrong = json.dumps(QED | {"example_id": 1, "original_nq_answers": []}).encode()
     latin = json.dumps(QED, ensure_ascii=False).encode("latin-1")
@@ -294,7 +270,7 @@ def test_a_damaged_line_is_dropped(tmp_path: Path) -> None:
     assert drops.examples["not UTF-8"][0].startswith(f"{path}: line 3: byte 0xF6")
 
 
-def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(tmp_path):
     random.seed(0)
     lines = [QED | {"example_id": i, "noise": random.random()} for i in range(2000)]
     path = write(tmp_path / "qed.jsonl.gz", lines)
@@ -329,14 +305,14 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
         ("", "x", []),
     ],
 )
-def test_find_answers(text: str, answer: str, found: list[str]) -> None:
+def test_find_answers(text, answer, found):
     answers = find_answers([answer], [Paragraph("", "none"), Paragraph("", text)])
     assert [place.text for place in answers] == found
     assert all(place.paragraph == 1 for place in answers)
     assert all(text[place.start : place.end] == place.text for place in answers)
 
 
-def test_longest_of_several_names() -> None:
+def test_longest_of_several_names():
     paragraph = Paragraph("", "Sinclair Lewis; Harry Sinclair Lewis; Lewis")
     answers = find_answers(["Lewis", "Sinclair", "Sinclair Lewis"], [paragraph])
     assert [(a.start, a.text) for a in answers] == [
@@ -365,7 +341,7 @@ def quasar_folder(folder: Path) -> Path:
     return write(folder / "questions" / "dev_questions.json.gz", questions)
 
 
-def test_quasar_t(tmp_path: Path) -> None:
+def test_quasar_t(tmp_path):
     path = quasar_folder(tmp_path)
     records, drops = read(quasar_t, path)
     assert list(records) == ["s3q2", "s3q0"]
@@ -397,7 +373,7 @@ SEARCHQA = {
 
 
 @pytest.mark.parametrize("name", ["folder", "train.tar", "train.tar.gz", "train.zip"])
-def test_searchqa(tmp_path: Path, name: str) -> None:
+def test_searchqa(tmp_path, name):
     items = {
         "train/030000-1.json": json.dumps(SEARCHQA).encode(),
         "train/030001-1.json": b"{",
@@ -406,12 +382,8 @@ def test_searchqa(tmp_path: Path, name: str) -> None:
         "train/readme.txt": b"",
     }
     path = tmp_path / name
-    if name.endswith(".zip"):
-        with zipfile.ZipFile(path, "w") as archive:
-            for member, data in items.items():
-                archive.writestr(member, data)
-    elif ".tar" in name:
-        write_tar(path, items)
+    if path.suffix:
+        pack(path, items)
     else:
         for member, data in items.items():
             write(path / member, data)
@@ -423,20 +395,11 @@ def test_searchqa(tmp_path: Path, name: str) -> None:
     assert "030001-1.json" in drops.examples["broken JSON"][0]
 
 
-def test_searchqa_refuses_what_is_no_archive(tmp_path: Path) -> None:
+def test_searchqa_refuses_what_is_no_archive(tmp_path):
     with pytest.raises(UserError, match="cannot be read after 0 files"):
         read(searchqa, write(tmp_path / "train.tar", b"no archive"))
     with pytest.raises(UserError, match="allowed: a folder, .tar"):
         read(searchqa, tmp_path)
-
-
-def write_tar(path: Path, items: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
-        for name, data in items.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return path
 
 
 # TriviaQA
@@ -479,7 +442,7 @@ EVIDENCE = {
 
 
 @pytest.mark.parametrize("layout", ["folder", "archive", "archive without a top folder"])
-def test_triviaqa(tmp_path: Path, layout: str) -> None:
+def test_triviaqa(tmp_path, layout):
     files = {"qa/web-train.json": json.dumps(TRIVIA).encode()} | EVIDENCE
     if layout == "folder":
         for name, data in files.items():
@@ -488,7 +451,7 @@ def test_triviaqa(tmp_path: Path, layout: str) -> None:
     else:
         top = "triviaqa-rc/" if layout == "archive" else ""
         archive = {top + name: files[name] for name in sorted(files)}  # evidence first
-        path = write_tar(tmp_path / "triviaqa-rc.tar.gz", archive) / "qa" / "web-train.json"
+        path = pack(tmp_path / "triviaqa-rc.tar.gz", archive) / "qa" / "web-train.json"
     records, drops = read(triviaqa, path)
     assert list(records) == ["tc_1", "tc_6"]
     texts = ["Harry Sinclair Lewis was", "born.", "The prize", "went to SINCLAIR LEWIS."]
@@ -507,7 +470,7 @@ def test_triviaqa(tmp_path: Path, layout: str) -> None:
     }
 
 
-def test_triviaqa_wants_an_answer_from_each_page_of_the_web(tmp_path: Path) -> None:
+def test_triviaqa_wants_an_answer_from_each_page_of_the_web(tmp_path):
     """By the names that its script gives them; a page that is missing costs no other."""
     data = [
         trivia("tc_1", "46/46_46.txt", "46/46_46.txt", "46/missing.txt"),
@@ -533,11 +496,11 @@ def test_triviaqa_wants_an_answer_from_each_page_of_the_web(tmp_path: Path) -> N
     assert read(triviaqa, path)[1].counts == {"no evidence": 1}
 
 
-def test_triviaqa_refuses_what_is_no_archive(tmp_path: Path) -> None:
+def test_triviaqa_refuses_what_is_no_archive(tmp_path):
     with pytest.raises(UserError, match="qa.tar.gz: cannot be read after 0 files"):
         read(triviaqa, write(tmp_path / "qa.tar.gz", b"") / "qa" / "web-dev.json")
     with pytest.raises(UserError, match="cannot be read after line 0: .*No such file"):
-        read(triviaqa, write_tar(tmp_path / "trivia.tar", EVIDENCE) / "qa" / "web-dev.json")
+        read(triviaqa, pack(tmp_path / "trivia.tar", EVIDENCE) / "qa" / "web-dev.json")
 
 
 # HotpotQA and 2WikiMultihopQA
@@ -559,7 +522,7 @@ def hop(id_: str, answer: str, **more) -> dict:
     } | more
 
 
-def test_hotpotqa(tmp_path: Path) -> None:
+def test_hotpotqa(tmp_path):
     items = [
         hop("found", "Paris"),  # in A, which supports it; in C too
         hop("yes", "yes"),
@@ -592,7 +555,7 @@ def test_hotpotqa(tmp_path: Path) -> None:
         read(several_hops, write(tmp_path / "other.json", {}))
 
 
-def test_wiki2_looks_up_its_paragraphs(tmp_path: Path) -> None:
+def test_wiki2_looks_up_its_paragraphs(tmp_path):
     passages = [{"title": title, "text": f"{title} is in Paris."} for title in "ABCDEFGH"]
     corpus = write(tmp_path / "corpus.json", passages)
     items = [{k: v for k, v in hop(id_, "Paris").items() if k != "context"} for id_ in "12"]
@@ -673,7 +636,7 @@ ROW = ((12, 16), [(13, 15)], "NONE")
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_natural_questions(tmp_path: Path, full: bool) -> None:
+def test_natural_questions(tmp_path, full):
     items = [
         nq(1, PARAGRAPH, full=full),
         nq(2, NULL, full=full),
@@ -708,7 +671,7 @@ def test_natural_questions(tmp_path: Path, full: bool) -> None:
     assert records["8"].answerable is None
 
 
-def test_natural_questions_drops_wrong_spans(tmp_path: Path) -> None:
+def test_natural_questions_drops_wrong_spans(tmp_path):
     full = nq(4, PARAGRAPH, full=True)
     full["annotations"][0]["short_answers"][0]["end_byte"] += 1
     items = [
@@ -758,17 +721,12 @@ def damaged(value: object) -> Iterable[object]:
 
 @pytest.mark.parametrize(
     ("reader", "item"),
-    [
-        (qed, QED),
-        (natural_questions, nq(1, PARAGRAPH)),
-        (natural_questions, nq(1, PARAGRAPH, full=True)),
-    ],
+    [(qed, QED), *((natural_questions, nq(1, PARAGRAPH, full=full)) for full in (False, True))],
 )
-def test_no_damaged_line_stops_a_reader(tmp_path: Path, reader: Callable, item: dict) -> None:
+def test_no_damaged_line_stops_a_reader(tmp_path, reader, item):
     items = list(damaged(item))
-    records, drops = read(
-        reader, write(tmp_path / "all.jsonl", [*items, item | {"example_id": 0}])
-    )
+    path = write(tmp_path / "all.jsonl", [*items, item | {"example_id": 0}])
+    records, drops = read(reader, path)
     assert "0" in records
     assert len(records) + drops.counts.total() == len(items) + 1
     assert drops.counts.total() > 20
@@ -783,7 +741,7 @@ def test_no_damaged_line_stops_a_reader(tmp_path: Path, reader: Callable, item: 
         (searchqa, SEARCHQA),
     ],
 )
-def test_no_damage_stops_a_reader(tmp_path: Path, reader: Callable, content: object) -> None:
+def test_no_damage_stops_a_reader(tmp_path, reader, content):
     for name, data in EVIDENCE.items():
         write(tmp_path / name, data)
     path = tmp_path / "qa" / "file.json"

@@ -37,7 +37,7 @@ def labelled(folder: Path) -> tuple:
 
 
 @pytest.mark.parametrize("make", [text, questions, pairs, labelled])
-def test_an_edit_of_the_same_size_is_seen(make, tmp_path: Path, capsys) -> None:
+def test_an_edit_of_the_same_size_is_seen(make, tmp_path, capsys):
     words = ("prepare", *make(tmp_path / "source"))
     assert run(*words) == 0
     assert run(*words) == 0
@@ -53,7 +53,7 @@ def test_an_edit_of_the_same_size_is_seen(make, tmp_path: Path, capsys) -> None:
     assert run(*words) == 0
 
 
-def test_sources_of_equal_names_keep_a_checksum_each(tmp_path: Path) -> None:
+def test_sources_of_equal_names_keep_a_checksum_each(tmp_path):
     paths = [tmp_path / place / "texts" / "train.txt" for place in ("first", "second")]
     for number, path in enumerate(paths):
         path.parent.mkdir(parents=True)

@@ -3,9 +3,7 @@
 import gzip
 import random
 import re
-import tarfile
 import tracemalloc
-import zipfile
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +18,7 @@ from fairseq_clusterformer.corpora.translation.corpora import CORPORA, known_cor
 from fairseq_clusterformer.corpora.translation.pairs import draw_pairs
 from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import UserError
-from tests.corpora.commands import SPLITS, one_line, record_of, write
+from tests.corpora.commands import SPLITS, files_in, one_line, pack, record_of, write
 from tests.corpora.commands import run as run_command
 
 LANGUAGES = ("de", "en")
@@ -123,9 +121,7 @@ def test_talks_lose_their_markup_and_every_23rd_pair_is_valid(talks, tmp_path, c
     dest, source = tmp_path / "dest", talks
     if packed:
         source = tmp_path / "packed"
-        source.mkdir()
-        with tarfile.open(source / "de-en.tgz", "w:gz") as archive:
-            archive.add(talks / "de-en", "de-en")
+        pack(source / "de-en.tgz", files_in(talks))
     assert run(dest, "--source", source) == 0
     assert "\r" not in "".join(capsys.readouterr())  # no progress bars where nobody looks
     kept = [("men &amp; man de", "men &amp; man en"), ("ted : it &apos; s", "ted : it &apos;s")]
@@ -147,14 +143,6 @@ def test_talks_lose_their_markup_and_every_23rd_pair_is_valid(talks, tmp_path, c
     assert raw_of(dest, "test") == tests
     assert words_of(dest, "test")[1] == ("man &amp; men",) * 2
     assert record_of(dest)["recipe"]["detokenised"] is True
-
-
-def files_of(dest):
-    return {
-        str(path.relative_to(dest)): path.read_bytes()
-        for path in dest.rglob("*")
-        if path.is_file()
-    }
 
 
 def test_tokenised_text_is_taken_as_it_is(tokenised, tmp_path):
@@ -252,9 +240,7 @@ def test_extra_pairs_come_to_train_unless_held_out(tokenised, tmp_path):
     write_pairs(tmp_path / "more", [caption(200), caption(105), ("", "x"), caption(201)], ".gz")
     columns = "Hi there.\tHallo du.\tsource\nThe man 1 0 5 walks.\tEin anderer Mann ging fort.\n"
     columns += "A cat.\tA cat.\n"
-    with zipfile.ZipFile(tmp_path / "pairs.zip", "w") as archive:
-        archive.writestr("deu.txt", columns)
-        archive.writestr("_about.txt", "not pairs")
+    pack(tmp_path / "pairs.zip", {"deu.txt": columns, "_about.txt": "not pairs"})
     extra = "--extra-train", tmp_path / "more", "--extra-train", tmp_path / "pairs.zip"
     assert run(dest, "--source", tokenised, *extra) == 0
     more = [lower_caption(200), lower_caption(201), ("hallo du .", "hi there ."), ("a cat .",) * 2]
@@ -306,11 +292,11 @@ def test_wmt14_is_cleaned_by_subwords_and_keeps_its_case(tmp_path):
     write_pairs(folder / "europarl-v7.de-en", pairs[:150])
     write_pairs(folder / "commoncrawl.de-en", [(long, long), *pairs[150:200]])
     write_pairs(folder / "news-commentary-v9.de-en", [*pairs[200:], ("", "Nothing.")])
-    with tarfile.open(folder / "test-full.tgz", "w:gz") as archive:
-        for name, text in (("ref.de", "Ein <b>-Test."), ("src.en", "A test’s end.")):
-            segment = f'<srcset>\n<seg id="1">{text}</seg>\n'
-            path = write(tmp_path / f"newstest2014-deen-{name}.sgm", segment)
-            archive.add(path, f"test-full/{path.name}")
+    segments = {
+        f"test-full/newstest2014-deen-{name}.sgm": f'<srcset>\n<seg id="1">{text}</seg>\n'
+        for name, text in (("ref.de", "Ein <b>-Test."), ("src.en", "A test’s end."))
+    }
+    pack(folder / "test-full.tgz", segments)
     options = "--bpe-operations 60"
     assert run(dest, "--source", folder, name="wmt14-en-de", operations=options) == 0
     lines = [*pairs[:150], (long, long), *pairs[150:], ("", "Nothing.")]
@@ -339,8 +325,7 @@ def test_tokenised_wmt14_knows_its_sides(tmp_path):
 
 
 def test_download_of_iwslt14_is_unverified_and_its_pairs_are_counted(talks, tmp_path, capsys):
-    with tarfile.open(tmp_path / "de-en.tgz", "w:gz") as file:
-        file.add(talks / "de-en", "de-en")
+    pack(tmp_path / "de-en.tgz", files_in(talks))
     archive = Archive(
         (tmp_path / "de-en.tgz").as_uri(), None, CORPORA["iwslt14"].archives[0].members
     )
@@ -379,9 +364,7 @@ def test_own_pairs_of_any_language(tmp_path, form):
     else:
         write_own(train, pairs, form)
     if form == "zip":
-        with zipfile.ZipFile(tmp_path / "train.zip", "w") as file:
-            file.write(train, "pairs/train.tsv")
-        train = tmp_path / "train.zip"
+        train = pack(tmp_path / "train.zip", {"pairs/train.tsv": train.read_bytes()})
     write_own(tmp_path / "valid", [own(50)])
     write_own(tmp_path / "test", [own(60), own(61)])
     options = "--valid", tmp_path / "valid", "--test", tmp_path / "test"
@@ -449,7 +432,7 @@ def test_several_processes_give_the_same(talks, tmp_path, monkeypatch):
     monkeypatch.setattr(parallel, "BATCH", 20)
     one, two = tmp_path / "one", tmp_path / "two"
     assert run(one, "--source", talks) == run(two, "--source", talks, "--workers 2") == 0
-    assert files_of(one) == files_of(two)
+    assert files_in(one) == files_in(two)
 
 
 # Mistakes: one line that names the file, the value and what is allowed
@@ -475,18 +458,6 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistake_in_a_file(tokenised, tmp_path, capsys, mistake):
-    for name, content in MISTAKES[mistake].items():
-        if content is None:
-            (tokenised / name).unlink()
-        else:
-            (tokenised / name).write_bytes(content)
-    assert run(tmp_path / "dest", "--source", tokenised) == 1
-    assert_error(capsys, mistake)
-    assert [path.name for path in tmp_path.iterdir()] == ["tokenised"]
-
-
 OPTIONS = {
     "--source nowhere": r"--source is nowhere: no such folder; allowed: .*de-en.tgz",
     "--source .": r"--source is \.: holds no train.tags.de-en.de; allowed: a folder",
@@ -499,14 +470,21 @@ OPTIONS = {
     "--source {source} --vocabulary sentencepiece --bpe-operations 9000": r"--bpe-operations is "
     r"9000; allowed: at most \d+ for this text",
 }
+WRONG = [("--source {source} --bpe-operations 30", *each) for each in MISTAKES.items()]
+WRONG += [(words, message, {}) for words, message in OPTIONS.items()]
 
 
-@pytest.mark.parametrize("mistake", OPTIONS)
-def test_mistaken_option(tokenised, tmp_path, monkeypatch, capsys, mistake):
+@pytest.mark.parametrize(("words", "message", "files"), WRONG)
+def test_mistake(tokenised, tmp_path, monkeypatch, capsys, words, message, files):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "one.tsv", "a\tb\nonly\n")
-    assert run("dest", mistake.format(source=tokenised), operations="")
-    assert_error(capsys, OPTIONS[mistake])
+    for name, content in files.items():
+        if content is None:
+            (tokenised / name).unlink()
+        else:
+            (tokenised / name).write_bytes(content)
+    assert run("dest", words.format(source=tokenised), operations="")
+    assert_error(capsys, message)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.tsv", "tokenised"]
 
 

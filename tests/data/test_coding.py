@@ -8,7 +8,9 @@ from fairseq.data import Dictionary
 
 from fairseq_clusterformer.corpora import binarize
 from fairseq_clusterformer.data.coding import BYTES_PER_ITEM, TextCoding
+from fairseq_clusterformer.data.subwords import TokenizerSubwords
 from fairseq_clusterformer.errors import UserError
+from tests.data.tokenizers import made
 
 LINES = ["The cat sat.", "", "  The  café sat!", "\u3042 cat"]
 
@@ -117,3 +119,26 @@ def test_bytes_and_a_mask_are_bytes(folders):
     coding = TextCoding.from_folder(folders["byte"], dictionary)
     assert coding.unit == "byte"
     assert coding.decode(coding.encode("a b\n")) == "a b\n"
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
+def test_any_tokenizer_is_a_coding(kind, tmp_path):
+    """Word pieces and unigrams lose line ends, which become </s>; those of bytes keep all."""
+    model = TokenizerSubwords(made(kind, tmp_path / "tokenizer.json"))
+    binarize.symbol_dictionary(model.symbols).save(str(tmp_path / "dict.txt"))
+    coding = TextCoding.from_folder(tmp_path)
+    assert coding.unit == "piece"
+    text = "a lake and a fish\n\na lake"
+    tokens = coding.encode(text)
+    assert coding.decode(tokens) == text
+    assert coding.decode(tokens[2:], after=int(tokens[1])).startswith(" and")
+    ends = tokens.eq(coding.dictionary.eos()).sum()
+    assert ends == (0 if kind == "bytes" else 2)
+    (tmp_path / "text").write_text(text + "\n")
+    items = list(coding.items(tmp_path / "text"))
+    assert len(items) == (1 if kind == "bytes" else 3)
+    assert torch.equal(torch.cat(items), coding.encode(text + "\n"))
+    assert coding.decode([coding.dictionary.bos()]) == "\ufffd"
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(UserError, match="tokenizer.json: cannot be read"):
+        TextCoding.from_folder(tmp_path)

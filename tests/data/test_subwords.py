@@ -10,6 +10,7 @@ from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.subwords import Subwords, Tokens
+from fairseq_clusterformer.errors import UserError
 from tests.data.subword_models import LOSSLESS, write_gpt2, write_sentencepiece
 
 # ASCII, white space of all kinds, marks that combine, letters of one to four bytes, emoji that
@@ -160,5 +161,5 @@ def test_refuses_other_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no encoder.json and vocab.bpe"):
         subwords.load(tmp_path)
     (tmp_path / "text.model").write_text("no model")
-    with pytest.raises(ValueError, match="text.model: is no sentencepiece model"):
+    with pytest.raises(UserError, match="text.model: .*; allowed: a sentencepiece model"):
         subwords.load(tmp_path / "text.model")

@@ -11,7 +11,9 @@ from fairseq.data import Dictionary
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.roberta.model import base_architecture
 from torch import Tensor
+from transformers import AutoModel
 
+from fairseq_clusterformer.data.subwords import TokenizerSubwords
 from fairseq_clusterformer.etc import encoder as etc
 from fairseq_clusterformer.etc.global_local import Structure
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
@@ -27,6 +29,7 @@ from tests.etc.models import (
     of_size,
     write,
 )
+from tests.models.bert import folder_of
 
 DENSE = {name: SIZES[name] for name in SIZES if name not in ("radius", "max_distance", "block")}
 
@@ -141,6 +144,33 @@ def test_lifted_is_dense(tmp_path: Path, form: str) -> None:
     found = lifted.encoder(tokens, no_global_token(tokens)).of_long
     expected = stack(tokens)["encoder_out"][0].transpose(0, 1)
     torch.testing.assert_close(found[tokens != 1], expected[tokens != 1], **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+def test_lifted_from_a_folder(tmp_path: Path, family: str) -> None:
+    """Equal to transformers' model without positions; its first type is in the words."""
+    folder = folder_of(family, tmp_path / family)
+    words = Dictionary()
+    for symbol in TokenizerSubwords(folder / "tokenizer.json").symbols:
+        words.add_symbol(symbol)
+    task = make_task(words=20)
+    task.source_dictionary = words
+    sizes = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 32, "encoder_attention_heads": 2}
+    options = {"activation_fn": "gelu", "layer_norm_eps": 1e-12, "lift": str(folder)}
+    lifted = build(ETCMaskedLM, task, **sizes, **options, encoder_layers=2, radius=50)
+    lifted.load_initial_weights()
+    for name, parameter in lifted.encoder.named_parameters():
+        if "label_" in name or "types" in name:
+            torch.nn.init.zeros_(parameter)
+    theirs = AutoModel.from_pretrained(folder).eval().double()
+    theirs.embeddings.position_embeddings.weight.zero_()
+    tokens = torch.randint(4, 24, (2, 30))
+    symbols = TokenizerSubwords(folder / "tokenizer.json").symbols
+    numbers = torch.tensor([symbols.index(symbol) for symbol in words.symbols])
+    found = lifted.encoder(tokens, no_global_token(tokens)).of_long
+    expected = theirs(numbers[tokens]).last_hidden_state
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 def test_lifting_needs_the_words_of_the_other_model(tmp_path: Path) -> None:

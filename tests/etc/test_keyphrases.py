@@ -77,22 +77,13 @@ def test_what_is_right(place: str, right: list[float], all_: list[float]) -> Non
 
 
 @pytest.mark.parametrize("place", ["first", "max"])
-def test_gradients(place: str) -> None:
-    """Against finite differences; none where there is no n-gram, or no keyphrase."""
-    phrases, first = torch.cat([PHRASES, NO_PHRASE]), FIRST.repeat(2, 1, 1)
-    real = LOGITS.repeat(2, 1, 1).isfinite()
-
-    def loss(numbers: torch.Tensor) -> torch.Tensor:
-        logits = torch.full(real.shape, NONE, dtype=numbers.dtype).masked_scatter(real, numbers)
-        return phrase_nll(logits, phrases, first, place)
-
-    numbers = LOGITS.repeat(2, 1, 1)[real].requires_grad_()
-    assert loss(numbers)[1] == 0
-    assert torch.autograd.gradcheck(loss, numbers)
-    logits = LOGITS.repeat(2, 1, 1).requires_grad_()
-    phrase_nll(logits, phrases, first, place).sum().backward()
+def test_no_gradient_where_there_is_no_n_gram(place: str) -> None:
+    logits, phrases = LOGITS.repeat(2, 1, 1).requires_grad_(), torch.cat([PHRASES, NO_PHRASE])
+    loss = phrase_nll(logits, phrases, FIRST.repeat(2, 1, 1), place)
+    assert loss[1] == 0  # no keyphrase
+    loss.sum().backward()
     assert logits.grad.isfinite().all()
-    assert not logits.grad[~real].any()
+    assert not logits.grad[logits == NONE].any()
 
 
 class Data:

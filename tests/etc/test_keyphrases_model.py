@@ -15,8 +15,7 @@ from fairseq_clusterformer.etc.keyphrases_model import (
     PhraseHead,
     VisualFeatures,
 )
-from fairseq_clusterformer.etc.page_dataset import batch_of_pages
-from fairseq_clusterformer.etc.pages import MOST_WORDS, Page
+from fairseq_clusterformer.etc.pages import MOST_WORDS, Page, batch_of_pages
 from tests.etc.models import CLOSE, assert_all_have_gradients, build, of_size
 from tests.web_pages import HEADING, PLAIN
 
@@ -181,14 +180,11 @@ def test_what_nodes_look_like_reaches_their_words_and_global_tokens(
 
 
 def test_parameters_of_the_papers_base() -> None:
-    """166 million of the encoder, of BERT's words; what is new has 10 million."""
-    args = of_size("base", ETCKeyphrasesConfig)
+    """What is new has 10 million."""
     with torch.device("meta"):
+        args = of_size("base", ETCKeyphrasesConfig)
         built = ETCKeyphrases(args, Namespace(source_dictionary=Dictionary()))
     width = args.encoder_embed_dim
-    words = 30_522 * width - built.encoder.embed_tokens.weight.numel()
-    encoder = sum(p.numel() for p in built.encoder.parameters()) + words
-    assert abs(encoder / 1e6 - 166) < 1
     norms, head = 2 * width, 15 * width * width + 5 * width
     assert sum(p.numel() for p in built.head.parameters()) == head + 6 * norms + 5 * width
     visual = (24 + 24 + 8) * width + (13 + 1) * width + (width + 1) * width

@@ -7,8 +7,15 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_clusterformer.etc.page_dataset import PageDataset, batch_of_pages
-from fairseq_clusterformer.etc.pages import MOST_WORDS, VISUAL, Page, PageData, PageWriter
+from fairseq_clusterformer.etc.pages import (
+    MOST_WORDS,
+    VISUAL,
+    Page,
+    PageData,
+    PageDataset,
+    PageWriter,
+    batch_of_pages,
+)
 
 NAMES = ("tokens", "starts", "folded", "nodes", "visual", "phrases")
 # a b | a b c | c a: seven words of ten tokens, of which the fourth has none
@@ -25,18 +32,6 @@ SAMPLE = Page(
 def assert_equal(page: Page, other: Page) -> None:
     for name in NAMES:
         assert torch.equal(getattr(page, name), getattr(other, name)), name
-
-
-def test_an_item_says_all_but_the_tokens() -> None:
-    item = torch.from_numpy(SAMPLE.item()).long()
-    assert item[:3].tolist() == [7, 3, 3]
-    assert_equal(Page.of(SAMPLE.tokens, item), SAMPLE)
-
-
-def test_words_and_nodes_of_tokens() -> None:
-    words = SAMPLE.words_of_tokens()
-    assert words.tolist() == [0, 0, 1, 2, 4, 4, 4, 5, 5, 6]
-    assert SAMPLE.nodes_of_words()[words].tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -70,15 +65,6 @@ def test_empty_nodes_leave_room_for_the_first_word(nodes: int, kept: list | None
     assert batch_of_pages([part], 1)["page"]["num_nodes"].tolist() == [nodes]
 
 
-def test_first_places_written_out() -> None:
-    """ "a b" stands in two nodes; "b a" goes across two, and so stands where it is."""
-    assert SAMPLE.first_places().tolist() == [
-        [0, 1, 0, 1, 4, 4, 0],
-        [0, 1, 0, 3, 4, 5, 6],
-        *[list(range(7))] * 3,
-    ]
-
-
 def test_first_places_are_those_of_loops() -> None:
     draw = random.Random(1)
     for _ in range(30):
@@ -102,7 +88,7 @@ def test_a_batch_written_out() -> None:
     batch = batch_of_pages([other, SAMPLE], 1)
     assert batch["src_tokens"][0].tolist() == [10, 11, 12, *[1] * 7]
     page = batch["page"]
-    assert page["words"][0].tolist() == [0, 0, 1, *[0] * 7]
+    assert page["words"].tolist() == [[0, 0, 1, *[0] * 7], [0, 0, 1, 2, 4, 4, 4, 5, 5, 6]]
     assert page["token_nodes"][1].tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
     assert page["nodes"].tolist() == [[[0, 3], [0, 0], [0, 0]], [[0, 3], [3, 7], [7, 10]]]
     assert torch.equal(page["visual"][1], SAMPLE.visual)

@@ -123,34 +123,23 @@ def test_a_document_alone_is_a_document_in_any_batch(options: dict) -> None:
 
 @torch.no_grad()
 def test_heads_read_the_tokens_that_stand_for_their_parts() -> None:
-    """One at a time: the long token of a span, the global tokens of all else."""
+    """The long tokens of a span, the global tokens of all else."""
     built = model()
-    inputs = given(0, 2)
-    logits, extra = built(**inputs)
+    logits, extra = built(**given(0, 2))
     reading, heads = extra["reading"], built.heads
-    types = reading.types
-    for row, document in enumerate((DOCUMENTS[0], DOCUMENTS[2])):
-        of_type = {
-            kind: [i for i, t in enumerate(types[row].tolist()) if t == kind]
-            for kind in (places.OF_PARAGRAPH, places.OF_SENTENCE, places.OF_CANDIDATE)
-        }
-        states = reading.of_global[row]
-        starts = [i for i, token in enumerate(document) if token == 0]
-        for place, token in zip(starts, of_type[places.OF_PARAGRAPH], strict=True):
-            expected = heads.paragraph(states[token])[0]
-            torch.testing.assert_close(logits.paragraph[row, place], expected, **CLOSE)
-        finite = logits.paragraph[row].isfinite().nonzero().flatten()
-        assert finite.tolist() == starts
-        sentences = [heads.supporting(states[t])[0] for t in of_type[places.OF_SENTENCE]]
-        found = logits.sentences[row, : len(sentences)]
-        torch.testing.assert_close(found, torch.stack(sentences), **CLOSE)
-        for place, token in enumerate(document):
-            expected = heads.span(reading.document[row, place])
-            pair = torch.stack([logits.start[row, place], logits.end[row, place]])
-            if token == 0:
-                assert (pair == -torch.inf).all()
-            else:
-                torch.testing.assert_close(pair, expected, **CLOSE)
+    spans = torch.stack([logits.start, logits.end], dim=-1)
+    for row, document in enumerate(torch.tensor(DOCUMENTS[number]) for number in (0, 2)):
+        states, types, first = reading.of_global[row], reading.types[row], document.eq(0)
+        found = logits.paragraph[row, : len(document)]
+        assert torch.equal(found.isfinite(), first)
+        expected = heads.paragraph(states[types == places.OF_PARAGRAPH]).squeeze(1)
+        torch.testing.assert_close(found[first], expected, **CLOSE)
+        expected = heads.supporting(states[types == places.OF_SENTENCE]).squeeze(1)
+        torch.testing.assert_close(logits.sentences[row, : len(expected)], expected, **CLOSE)
+        found = spans[row, : len(document)]
+        expected = heads.span(reading.document[row, : len(document)])
+        torch.testing.assert_close(found[~first], expected[~first], **CLOSE)
+        assert (found[first] == -torch.inf).all()
     of_candidates = heads.candidate(reading.of_global[1, :2]).squeeze(-1)
     torch.testing.assert_close(logits.candidates[1], of_candidates, **CLOSE)
     assert (logits.candidates[0] == -torch.inf).all()

@@ -213,6 +213,10 @@ def test_a_file_that_is_no_result_is_kept(case: Case, capsys) -> None:
     assert case() == 1
     assert "dense@1.json: not a result" in capsys.readouterr().err
     assert (case.out / "dense@1.json").read_text() == "[1]"
+    (case.out / "dense@1.json").unlink()
+    (case.out / "dense@1.json").mkdir()
+    assert case("--table") == 1
+    assert "dense@1.json: not a result" in capsys.readouterr().err
 
 
 def test_what_there_is_is_drawn(case: Case, tmp_path: Path) -> None:
@@ -271,6 +275,14 @@ def test_the_average_of_a_training_is_what_is_scored(tmp_path: Path) -> None:
     assert average[1][-2:] == ["--output", path]
     assert scored[1][scored[1].index("--checkpoint") + 1] == path
     assert scores.TASKS["qa"].scores(place, average[0]) == {}
+
+
+@pytest.mark.parametrize("column", [-1, 0.5, None, "2", 99, {"digits": -1}, {"score": 3}])
+def test_columns_of_a_table(column: object, tmp_path: Path) -> None:
+    path = tmp_path / "grid.yaml"
+    path.write_text(yaml.safe_dump({**GRID, "columns": {"x": column}}))
+    with pytest.raises(UserError, match="GRID is .*columns"):
+        load_grid(path)
 
 
 def test_a_grid_like_another(tmp_path: Path) -> None:

@@ -65,6 +65,12 @@ def test_the_papers_numbers_follow_each_column() -> None:
     assert with_mean[3].endswith("| - | - |")
 
 
+def test_what_is_no_number_is_left_out() -> None:
+    results = [result("dense", "a", accuracy={"x": 1}), result("window", "a", accuracy=80.0)]
+    results.append(("dense", "b", {"test": [1, 2]}))
+    assert table(GRID, results).splitlines()[2:] == ["| window | 80.0 | - |"]
+
+
 def test_runs_compare_rows_fold_by_fold() -> None:
     runs = runs_of(GRID)
     assert [run.name for run in runs[:4]] == [

@@ -25,6 +25,7 @@ from tests.hf.small import (  # noqa: E402
     tokens,
     translator,
 )
+from tests.models.small import LLAMA  # noqa: E402
 
 KINDS = ("window+neural", "taught", "full", "lsh(gap=3)", "window+kmeans", "strided")
 HOW = {
@@ -40,11 +41,11 @@ def written(model, ids: Tensor, **how: object) -> Tensor:
     return model.generate(ids, max_new_tokens=12, eos_token_id=None, **how)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "gated", "routing(gap=2)", "xl"])
+@pytest.mark.parametrize("kind", [*KINDS, "gated", "routing(gap=2)", "xl", "llama"])
 def test_a_prompt_is_read_at_once(kind: str) -> None:
     """Each layer runs once for a portion; what follows is as in the parallel pass, or as if the
     tokens had come one by one. Rows are ragged, padded on the left."""
-    model = language_model(attention=kind)
+    model = language_model(**LLAMA) if kind == "llama" else language_model(attention=kind)
     ids, mask = padded([tokens(1, length)[0] for length in (23, 9, 1)], "left")
     calls, real = [], mask.bool()
     model.model.decoder.layers[0].register_forward_hook(lambda *_: calls.append(1))
@@ -62,7 +63,7 @@ def test_a_prompt_is_read_at_once(kind: str) -> None:
         more = tokens(3, 9)
         after = [model(more, cache=each).logits for each in caches]
     assert [cache.get_seq_length() for cache in caches] == [32, 32, 32]
-    if kind in KINDS:  # others learn clusters anew for each text
+    if kind in (*KINDS, "llama"):  # others learn clusters anew for each text
         logits.append(model(ids, attention_mask=mask).logits[real])
     for found in logits:
         torch.testing.assert_close(found, at_once.logits[real], rtol=1e-5, atol=1e-5)
@@ -244,7 +245,7 @@ def test_what_a_cache_cannot_do_is_one_line() -> None:
     with pytest.raises(ValueError, match="attention_mask has 4 tokens; allowed: 9"):
         model(ids, attention_mask=torch.ones(1, 4), cache=cache)
     leaking = language_model(cluster_rule="leaking-chunk", attention="neural")
-    with pytest.raises(ValueError, match="cannot generate; allowed: recent"):
+    with pytest.raises(ValueError, match="cannot be generated with it; allowed: a model"):
         leaking.generate(ids, max_new_tokens=2)
 
 
@@ -288,8 +289,8 @@ def test_compiled_training(kind: str) -> None:
 @pytest.mark.slow
 def test_compiled_generation() -> None:
     """Steps as well, whose state grows and then comes round."""
-    model, ids = language_model(decoder_layers=1, attention="window(2)"), tokens(2, 3)
-    how = {"max_new_tokens": 4, "eos_token_id": None}
+    model, ids = language_model(decoder_layers=1, attention="window(2)"), tokens(2, 2)
+    how = {"max_new_tokens": 3, "eos_token_id": None}
     wanted = model.generate(ids, **how)
     model.compile(backend="aot_eager", dynamic=True)
     assert torch.equal(model.generate(ids, **how), wanted)
@@ -310,13 +311,14 @@ def test_quantised(kind: str) -> None:
     assert small.generate(ids, max_new_tokens=2).shape[0] == 2
 
 
-@pytest.mark.parametrize("kind", ["translator", "taught"])
+@pytest.mark.parametrize("kind", ["translator", "taught", "llama"])
 def test_exported_as_a_graph(kind: str) -> None:
     """One graph for padded rows and others."""
     layers = {"encoder_layers": 1, "decoder_layers": 1}
     model = translator(**layers)
     if kind != "translator":
-        model = language_model(attention=kind, decoder_layers=1)
+        form = LLAMA if kind == "llama" else {"attention": kind}
+        model = language_model(**form, decoder_layers=1)
     ids, mask = padded([tokens(1, length)[0] for length in (9, 4, 6)], "right")
     given = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
     if kind == "translator":

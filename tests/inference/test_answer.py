@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from fairseq_clusterformer import load
 from fairseq_clusterformer.answers import TYPES, Answer, Answers
 from fairseq_clusterformer.attention.inspect import token_clusters
 from fairseq_clusterformer.cli import main
@@ -21,6 +23,7 @@ from fairseq_clusterformer.inference import load as loading
 from fairseq_clusterformer.inference import read as reading
 from fairseq_clusterformer.inference.documents import Source
 from fairseq_clusterformer.inference.load import load_checkpoint
+from fairseq_clusterformer.inference.sentences import SentenceEncoder
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
 from fairseq_clusterformer.visual import document as document_clusters
 from fairseq_clusterformer.visual.pages import answer_page
@@ -29,6 +32,7 @@ from tests.data.subword_models import LOSSLESS, write_sentencepiece
 from tests.inference.commands import error
 from tests.inference.papers import pdf
 from tests.inference.sections import section_of
+from tests.models.bert import folder_of
 
 #: questions, each with what a text may say to it
 FACTS = {
@@ -273,6 +277,19 @@ def test_a_piece_of_a_paragraph_answers_with_what_it_holds() -> None:
         ("$5 million.", "5 m", "5 million"),
         ("\u6771\u4eac\u306f\u65e5\u672c", "\u4eac", "\u4eac"),
         ("One two", "One two", "One two"),
+        ("fell to -2 degrees", "2", "-2"),
+        ("\u22122.5 to +3", "2.5", "\u22122.5"),
+        ("-7 it was (-9 at night)", "7", "-7"),
+        ("-7 it was (-9 at night)", "9 at", "-9 at"),
+        ("in 1914-18", "18", "18"),
+        ("in A-4", "4", "4"),
+        ("Smith (1966)", "(1966", "1966"),
+        ("Smith (1966)", "1966)", "1966"),
+        ("Smith (1966)", "(1966)", "(1966)"),
+        ("Smith (1966)", "Smith (1966", "Smith (1966"),
+        ('called "The Elm"', '"The Elm', "The Elm"),
+        ('called "The Elm"', '"The Elm"', '"The Elm"'),
+        ("\u201cSo it is\u201d", "is\u201d", "is"),
         ("na\u00efve", "\u00efv", "na\u00efve"),
     ],
 )
@@ -372,7 +389,7 @@ def test_a_long_document_is_read_in_parts(
     seen, forward = [], ClusterformerReader.forward
 
     def record(self, question_tokens, document_tokens, text_mask):
-        seen.append(document_tokens.size(1))
+        seen.extend([document_tokens.size(1)] * len(document_tokens))
         return forward(self, question_tokens, document_tokens, text_mask)
 
     monkeypatch.setattr(ClusterformerReader, "forward", record)
@@ -380,7 +397,7 @@ def test_a_long_document_is_read_in_parts(
     assert run(*line, "--question", COSTS) == 0
     assert capsys.readouterr().out.startswith("1. Otto\n")
     assert len(seen) > 5
-    assert max(seen) == 100
+    assert 80 <= max(seen) <= 100
 
 
 @torch.no_grad()
@@ -642,6 +659,25 @@ def test_answers_in_python(reader: reading.Reader, towns: Path) -> None:
     assert reader.answer(COSTS, towns.parent, top=1)[0].text == "five"
     with pytest.raises(UserError, match="documents is text 0: is empty"):
         reader.answer(RULES, [" "])
+
+
+def test_a_reader_that_needs_the_question_keeps_sentence_vectors(
+    checkpoint: Path, towns: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """Made once for a document, by the reader that an index was opened with or by a later one."""
+    encoder, made, encode = folder_of("bert", tmp_path / "bert"), [], SentenceEncoder.of_sections
+    monkeypatch.setattr(
+        SentenceEncoder, "of_sections", lambda self, own: made.extend(own) or encode(self, own)
+    )
+    for _ in range(2):
+        reader = load(checkpoint, device="cpu")
+        passages = reader.index(towns, tmp_path / "index", encoder=encoder)
+        assert reader.answer(RULES, passages, top=1)[0].text == "the Elm"
+        assert reader.answer(COSTS, towns, top=1)[0].text == "five"
+        assert all(0 < abs(likeness) <= 1 for *_, likeness in passages.likeliest(RULES, 9))
+    assert len(made) == len(passages)
+    (file,) = (tmp_path / "index").glob("*.safetensors")
+    assert load_file(file)["states"].norm(dim=1).tolist() == pytest.approx([1], abs=1e-2)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

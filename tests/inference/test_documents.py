@@ -4,6 +4,7 @@ import io
 import os
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pypdf
@@ -11,7 +12,7 @@ import pytest
 
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference import parsing
-from fairseq_clusterformer.inference.documents import read_source, read_sources
+from fairseq_clusterformer.inference.documents import read_source, read_sources, text_source
 from tests.inference.papers import pdf
 
 
@@ -37,6 +38,19 @@ class TestText:
         source = read(tmp_path / "my notes.txt", content)
         assert source.paragraphs == ("One line, and the next.", "The second.", "The", "third.")
         assert (source.title, source.name) == ("my notes", str(tmp_path / "my notes.txt"))
+
+    @pytest.mark.parametrize(
+        ("text", "paragraphs"),
+        [
+            ("A word.\nTwo!\n\u201cThree.\u201d", 3),
+            ("A word.\nTwo!", 1),
+            ("A line that is broken\nMr. Otto wrote it.\nThree.", 1),
+            (f"{'word ' * 30}\nTwo", 2),
+        ],
+    )
+    def test_lines_that_are_paragraphs(self, text: str, paragraphs: int, tmp_path: Path) -> None:
+        assert len(read(tmp_path / "a.txt", text.encode()).paragraphs) == paragraphs
+        assert len(text_source(text, "x").paragraphs) == paragraphs
 
     @pytest.mark.parametrize(
         ("encoding", "given"),
@@ -79,6 +93,27 @@ class TestText:
             read_source(tmp_path)
 
 
+def test_menus_and_dates_are_no_answers(tmp_path: Path) -> None:
+    """What half of the files have, and dates and page numbers by themselves; not short texts."""
+    own = ["12 March 2020", "Posted on Monday, 12 March 2020, 10:30", "Page 3 of 10", "1966"]
+    own += ["Born 12 March 1920", "It began on 12 March 2020."]
+    for number in range(5):
+        menu = "Home | News" if number < 3 else f"{number}."
+        rare = "Dear Sir" if number < 2 else ""
+        text = "\n\n".join([menu, *(own if number == 0 else []), rare, f"Number {number}."])
+        (tmp_path / f"{number}.txt").write_text(text)
+    sources = read_sources([tmp_path], report=lambda line: None)
+    heard = [
+        text
+        for source in sources
+        for i, text in enumerate(source.paragraphs)
+        if i not in source.silent
+    ]
+    expected = ["1966", *own[-2:], "Dear Sir", "Number 0.", "Dear Sir", "Number 1.", "Number 2."]
+    assert heard == [*expected, "3.", "Number 3.", "4.", "Number 4."]
+    assert all(source.paragraphs[0] == "Home | News" for source in sources[:3])
+
+
 class TestHTML:
     def test_text_alone_in_paragraphs(self, tmp_path: Path) -> None:
         content = b"""<!DOCTYPE html><html><head><title> A
@@ -91,7 +126,7 @@ class TestHTML:
         source = read(tmp_path / "a.html", content)
         assert source.title == "A page"
         assert source.paragraphs == (
-            *("Home", "Else", "The Elm", "It is long, and deep & cold \N{SHORTCAKE}."),
+            *("The Elm", "It is long, and deep & cold \N{SHORTCAKE}."),
             *("Second one", "Ida Otto", "x y", "tail word"),
         )
 
@@ -360,13 +395,25 @@ class TestFolders:
             read_sources([tmp_path], "klingon", report=print)
 
 
+@pytest.mark.parametrize("blank", [" ", "\n"])
+def test_a_long_paragraph_takes_little_more_memory_than_its_text(blank: str, tmp_path) -> None:
+    words = blank.join(["a", "treaty", "in", "Ulm "] * 100_000)
+    (tmp_path / "long.txt").write_text(words)
+    tracemalloc.start()
+    (paragraph,) = read_source(tmp_path / "long.txt").paragraphs
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert paragraph == " ".join(words.split())
+    assert most < 10 * len(words), f"{most / len(words):.1f} times"
+
+
 def test_main_text_is_without_menus_and_asks_for_its_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story = (
         "<p>The king of Arle is Otto, who has ruled the town for more than twenty years now.</p>"
     )
-    page = f"<html><body><nav><ul><li><a href=x>Home</a></ul></nav><article>{story * 8}</article>"
+    page = f"<html><body><footer><a href=x>Home</a></footer><article>{story * 8}</article>"
     path = tmp_path / "a.html"
     path.write_text(page)
     assert read_source(path).paragraphs[0] == "Home"

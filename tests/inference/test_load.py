@@ -45,15 +45,35 @@ def test_loaded(checkpoint: Path, byte_data: Path) -> None:
     assert loaded.cfg.model.attention == "window+neural"
 
 
+#: what pickle or torch says of it is a number, a letter or of no use
+JUNK = dict.fromkeys(
+    (
+        b"text",
+        b"he\n",
+        b"a,b\n1,2\n",
+        b"{}",
+        b"<html>",
+        b"\x00" * 9,
+        b"\x80\x02h\x07.",
+        b"0.",
+        b"q",
+    ),
+    "no checkpoint, or damaged",
+)
+JUNK |= {b"PK\3\4 no zip": "cut off or damaged", None: "cut off or damaged"}
+JUNK |= {b"\n": "no checkpoint, or damaged"}
+
+
 def test_what_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     assert "--model is x.pt: no such file" in refused(Path("x.pt"), option="--model")
     assert "a folder without bundle.json" in refused(tmp_path)
     path = tmp_path / "file.pt"
-    for content in (b"", b"text", b"PK\3\4 no zip", pickle.dumps({"model": 1})):
-        path.write_bytes(content)
-        assert "cannot be read" in refused(path) or "holds no model" in refused(path)
-    path.write_bytes(checkpoint.read_bytes()[:3000])
-    assert "cannot be read" in refused(path)
+    whole = checkpoint.read_bytes()
+    for content, reason in JUNK.items():
+        path.write_bytes(content or whole[:3000])
+        assert f"{path}: cannot be read (it is {reason}); allowed: " in refused(path), content
+    path.write_bytes(pickle.dumps({"model": 1}))
+    assert "cannot be read (it is no checkpoint, or damaged)" in refused(path)
     torch.save({"weights": torch.zeros(1)}, path)
     assert "holds no model" in refused(path)
     torch.save({"model": {}}, path)
@@ -95,8 +115,8 @@ def test_weights_that_are_no_weights(value: float, checkpoint: Path, tmp_path: P
             state["model"][name] = state["model"][name].long()
 
     line = refused(edited(checkpoint, tmp_path / "bad.pt", edit))
-    assert "decoder.layers.0.fc1.weight" in line
-    assert "allowed: f" in line
+    what = "of whole numbers" if value == 1 else "that are not finite"
+    assert f"tensors {what}: 1, such as decoder.layers.0.fc1.weight" in line
 
 
 @pytest.mark.parametrize("name", ["extra_state", "task_state", "optimizer_history", "cfg"])

@@ -1,6 +1,8 @@
 """Readers of words over long documents: windows, margins, and encodings that are kept."""
 
+import json
 import math
+import re
 import shutil
 import tracemalloc
 from dataclasses import replace
@@ -10,15 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_clusterformer import load
 from fairseq_clusterformer.answers import Document, WordLogits, ranked_answers
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference import bundle, index
 from fairseq_clusterformer.inference import sections as splitting
 from fairseq_clusterformer.inference.documents import Source, text_source
-from fairseq_clusterformer.inference.found import Ranking, SectionRead, ranked
+from fairseq_clusterformer.inference.found import Ranking, SectionRead, Weights, ranked
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.inference.read import Reader
-from fairseq_clusterformer.inference.retrieval import WordCounts
+from fairseq_clusterformer.inference.retrieval import Passages
 from tests.cli.in_process import QUESTIONS, train
 from tests.cli.towns import COMMON, NAMES, TOWNS
 from tests.inference.commands import error, run, usage_error
@@ -148,6 +151,62 @@ class TestMargins:
         assert not Ranking([], 0.0, -5).is_answered
 
 
+class TestWeights:
+    def reads(self) -> list[SectionRead]:
+        """By its margin the first is better by 1, by its words the second by 4."""
+        margins = [read_of("loud", [3.0], [2.0], 2.0), read_of("right", [2.0], [2.0], 2.0)]
+        return [replace(read, words=4.0 * i) for i, read in enumerate(margins)]
+
+    def test_words_count_with_the_margin(self) -> None:
+        ranking = ranked(self.reads(), 1)
+        assert ranking.answers[0].file == "right"
+        assert ranking.answers[0].probability == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-6)
+        assert ranked(self.reads(), 1, weights=Weights(words=0.2)).answers[0].file == "loud"
+
+    @pytest.mark.parametrize(
+        ("threshold", "least", "verdict"),
+        [
+            (0.26, 0.0, ""),
+            (0.28, 0.0, "No answer found: of such answers, 27% are right."),
+            (0.28, -0.2, ""),
+        ],
+    )
+    def test_calibrated(self, threshold: float, least: float, verdict: str) -> None:
+        """What is shown is the share of right answers; the best passages come anyway."""
+        weights = Weights(1.0, 0.2, 2.0, -4.0, threshold)
+        ranking = ranked(self.reads(), 2, least, weights)
+        assert [each.file for each in ranking.answers][:2] == ["loud", "right"]
+        assert ranking.answers[0].margin == pytest.approx(3 - 4, abs=1e-6)
+        assert ranking.answers[0].probability == pytest.approx(1 / (1 + math.e), abs=1e-6)
+        assert (ranking.verdict, ranking.is_answered, ranking.note) == (verdict, not verdict, "")
+
+    def test_a_bundle_is_calibrated(self, towns_reader: Path, tmp_path: Path, capsys) -> None:
+        file, out = tmp_path / "c.json", tmp_path / "bundle"
+        line = ["bundle", towns_reader, out, "--calibration", file]
+        assert "No such file" in error(capsys, *line)
+        weights = {"margin": 0.1, "words": 0.0, "likeness": 0.0, "bias": 0.0, "threshold": 2}
+        file.write_text(json.dumps({"weights": weights}))
+        assert "c.json: cannot be read (a threshold outside of 0 to 1" in error(capsys, *line)
+        assert not out.exists()
+        file.write_text(json.dumps({"weights": weights | {"threshold": 0.9}}))
+        assert run(*line) == 0
+        assert run("bundle", out, tmp_path / "again") == 0
+        reader = Reader(load_checkpoint(tmp_path / "again"), device="cpu")
+        assert reader.weights == Weights(**weights | {"threshold": 0.9})
+        (tmp_path / "a.txt").write_text("Otto rules Ulm. Noor rules Bree.")
+        asked = ["answer", "--checkpoint", out, "--document", tmp_path / "a.txt", "--question"]
+        capsys.readouterr()
+        assert run(*asked, ASKED) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert re.match(r"No answer found: of such answers, \d\d% are right. The best", shown[0])
+        assert shown[1] == "1. Noor"
+
+
+def likeliest(question: str, parts: list) -> list[int]:
+    """The one that is most relevant by its words, or all."""
+    return [place for place, *_ in Passages(parts).likeliest(question, 1)]
+
+
 class TestWindows:
     def test_they_are_as_long_as_in_training(self, towns_reader: Path) -> None:
         short = Reader(load_checkpoint(towns_reader, max_positions=50), device="cpu")
@@ -158,10 +217,28 @@ class TestWindows:
         free = Reader(load_checkpoint(towns_reader, max_positions=0), device="cpu")
         assert len(free.sections(text_source(long_text("Noor"), "x"))) == 1
 
+    @pytest.mark.parametrize(
+        ("lengths", "expected"),
+        [
+            ((3, 78, 3, 78), [[0, 1], [2, 3]]),  # headings
+            ((78, 3), [[0, 1]]),  # a last line
+            ((3, 3, 78, 20, 20, 78, 3), [[0, 1, 2], [3, 4], [5, 6]]),
+            ((30, 78, 30), [[0], [1], [2]]),
+        ],
+    )
+    def test_short_ones_join_their_neighbour(
+        self, lengths: tuple, expected: list, reader: Reader
+    ) -> None:
+        """A heading by itself would win: all of its few tokens are likely."""
+        token, *_ = reader.sections(text_source("Noor", "x"), 100)
+        paragraphs = tuple(" ".join(["Noor"] * length) for length in lengths)
+        sections = reader.sections(Source("x", "x", paragraphs), 100 * (token.length - 1))
+        assert [[piece.number for piece in part.pieces] for part in sections] == expected
+
     def test_pieces_of_a_long_paragraph_overlap(self, reader: Reader) -> None:
         """By a quarter: what is no longer lies whole in one of them."""
         source = Source("x", "x", (long_text("Noor").replace("\n\n", " "),))
-        sections = reader.sections(source, 41)
+        sections = reader.sections(source, 51)
         bounds = [section.document.characters[:, 1:] for section in sections]
         whole = reader.sections(source, 10_000)[0].document.characters[:, 1:]
         places = {int(place): token for token, place in enumerate(whole[0])}
@@ -175,7 +252,7 @@ class TestWindows:
         text = long_text("Mary-Ann", place, 80 - place)
         sections = reader.sections(text_source(text, "x"), 60)
         assert len(sections) > 10
-        ranking = reader.ask(ASKED, sections, 3)
+        ranking = reader.ask(ASKED, reader.passages(sections), 3)
         best, *others = ranking.answers
         assert others
         assert ranking.note == 'Each probability is against "no answer" alone.'
@@ -185,8 +262,11 @@ class TestWindows:
 
     def test_no_answer_in_any_window(self, reader: Reader) -> None:
         sections = reader.sections(text_source(long_text(), "x"), 60)
-        assert "Most likely, no answer here" in reader.ask(ASKED, sections, 3).verdict
-        assert reader.ask(ASKED, sections, 3, least=-100).is_answered
+        assert (
+            "Most likely, no answer here"
+            in reader.ask(ASKED, reader.passages(sections), 3).verdict
+        )
+        assert reader.ask(ASKED, reader.passages(sections), 3, least=-100).is_answered
 
     def test_those_that_share_words_with_the_question(self, reader: Reader, monkeypatch) -> None:
         """A few are read, the right one among them, and are ranked as among all."""
@@ -198,11 +278,11 @@ class TestWindows:
             return read_words(tokens, chosen, top)
 
         monkeypatch.setattr(reader, "_read_all", record)
-        ranking = reader.ask(ASKED, sections, 1, windows=3)
+        ranking = reader.ask(ASKED, reader.passages(sections), 1, windows=3)
         assert len(seen) == 3
         assert [section for section in sections if section in seen] == seen
         monkeypatch.undo()
-        (expected,) = reader.ask(ASKED, sections, 1).answers
+        (expected,) = reader.ask(ASKED, reader.passages(sections), 1).answers
         assert ranking.answers[0].text == expected.text == "Mary-Ann"
         assert ranking.answers[0].margin == pytest.approx(expected.margin, abs=1e-4)
 
@@ -210,15 +290,17 @@ class TestWindows:
         """Each window has its own words, also where it is a piece of a paragraph."""
         texts = ["Ulm and Pisa. " * 20, "The buildings of Ulm. " * 20, "Ulm or Tyre. " * 20]
         parts = reader.sections(text_source("\n\n".join(texts), "x"), 90)
-        counts, numbers = WordCounts(), [part.pieces[0].number for part in parts]
+        numbers = [part.pieces[0].number for part in parts]
         for question, number in (("Who builds?", 1), ("TYRE", 2), ("Pisa Ulm", 0)):
-            first, *_ = counts.likeliest(question, parts, 1)
+            (first,) = likeliest(question, parts)
             assert numbers[first] == number
-        assert counts.likeliest("誰？", parts, 1) == list(range(len(parts)))  # nothing is shared
+        assert likeliest("誰？", parts) == list(range(len(parts)))  # nothing is shared
         (long,) = reader.sections(text_source("Lund is here. " * 30 + "Bree.", "x"), 900)
         pieces = reader.sections(text_source("Lund is here. " * 30 + "Bree.", "x"), 90)
-        assert counts.likeliest("Bree", [long, *pieces], 1) == [len(pieces)]
-        assert counts.likeliest("Bree", [long], 1) == [0]
+        assert likeliest("Bree", [long, *pieces]) == [len(pieces)]
+        assert likeliest("Bree", [long]) == [0]
+        assert len(likeliest("", pieces)) == len(pieces)
+        assert likeliest("Bree", []) == []
 
     def test_a_long_document_takes_little_more_memory_than_its_text(self, reader: Reader) -> None:
         """Tokens are made when they are read: those of all would take 20 times the text."""
@@ -229,10 +311,11 @@ class TestWindows:
                 source = text_source(between.join([words] * number), "x")
                 tracemalloc.start()
                 sections = reader.sections(source, 400)
-                reader._counts.likeliest(ASKED, sections, 3)
+                assert len(passages := Passages(sections)) > 9
                 reader._splitter._tokens.cache_clear()  # of the latest texts
                 held.append(tracemalloc.get_traced_memory()[0])
                 tracemalloc.stop()
+                del passages
                 sizes.append(number * len(words))
             assert held[1] - held[0] < 4 * (sizes[1] - sizes[0])
 
@@ -254,15 +337,16 @@ class TestWindows:
             }
             assert places == set(range(len(text)))
             if mark == ". ":
-                best = reader.ask(ASKED, sections, 1).answers[0]
+                best = reader.ask(ASKED, reader.passages(sections), 1).answers[0]
                 assert (best.text, best.characters[0]) == ("Noor", text.index("Noor"))
 
     def test_together_as_one_by_one(self, reader: Reader, monkeypatch) -> None:
         """The order and the number of what is read together change nothing."""
+        monkeypatch.setattr(reader, "weights", Weights(words=0.0))
         monkeypatch.setattr("fairseq_clusterformer.inference.read.IN_A_BATCH", 200)
         text = long_text("Ida Brun")
         sections = reader.sections(text_source(text, "x"), 60)
-        ranking = reader.ask(ASKED, sections, 5)
+        ranking = reader.ask(ASKED, reader.passages(sections), 5)
         alone = [reader.read(reader.question(ASKED), section, 5) for section in sections]
         expected = ranked(alone, 5)
         assert [each.text for each in ranking.answers] == [each.text for each in expected.answers]
@@ -289,7 +373,7 @@ class TestIndex:
         reader.model.encode = count
         sources = [text_source(path.read_text(), str(path)) for path in documents]
         sections = [part for source in sources for part in reader.sections(source, 60)]
-        found = reader.ask(ASKED, sections, 3).answers
+        found = reader.ask(ASKED, reader.passages(sections), 3).answers
         assert len(encoded) in (0, len(sections)) or len(documents) > 1
         return [(each.text, each.file, each.paragraph, each.margin) for each in found], len(
             encoded
@@ -409,8 +493,46 @@ class TestIndex:
         line = ["answer", "--checkpoint", tmp_path / "checkpoint_last.pt", "--question", "Who?"]
         line += ["--document", tmp_path / "a.txt", "--index", tmp_path / "index"]
         said = error(capsys, *line)
-        assert "a clusterformer_reader reads each document with its question; allowed: no" in said
+        assert "a clusterformer_reader reads each document with its question; allowed: " in said
         assert not (tmp_path / "index").exists()
+
+
+def test_python_answers_as_the_command_does(
+    towns_reader: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """The same passages are read; nothing is read or encoded for the next question, until a file
+    changes."""
+    for number, answer in enumerate(["", "", "Noor"]):
+        (tmp_path / f"{number}.txt").write_text(long_text(answer).replace("\n\n", "\n\n" * 9))
+    line = ["answer", "--checkpoint", towns_reader, "--document", tmp_path, "--cpu", "--top", 2]
+    assert run(*line, "--windows", 3, "--tokens-at-once", 60, "--question", ASKED) == 0
+    shown = re.findall(r"^\d\. (.*)\n   probability ([\d.]+)", capsys.readouterr().out, re.M)
+    reader = load(towns_reader, device="cpu")
+    reader.windows, reader.window = 3, 60
+    counted = []
+    for name in ("encode", "forward"):
+        monkeypatch.setattr(
+            reader.model, name, counter(name, getattr(reader.model, name), counted)
+        )
+    for _ in range(2):
+        found = reader.answer(ASKED, tmp_path, top=2)
+        assert [(each.text, f"{each.probability:.3f}") for each in found] == shown
+        assert found[0].text == "Noor"
+    assert counted.count("encode") == len(counted) - 2
+    encoded = len(counted)
+    assert reader.answer(ASKED, reader.index(tmp_path), top=1)[0].text == "Noor"
+    assert len(counted) == encoded + 1
+    (tmp_path / "2.txt").write_text("Ida Brun rules Bree.")
+    assert reader.answer(ASKED, tmp_path, top=1)[0].text == "Ida Brun"
+    assert len(counted) > encoded + 2
+
+
+def counter(name: str, function, counted: list):
+    def count(*args):
+        counted.append(name)
+        return function(*args)
+
+    return count
 
 
 def test_a_qanet_with_clusters(towns_data: Path, tmp_path: Path) -> None:
@@ -425,7 +547,7 @@ def test_a_qanet_with_clusters(towns_data: Path, tmp_path: Path) -> None:
         loaded = load_checkpoint(tmp_path / "checkpoint_last.pt")
         reader = Reader(loaded, index=tmp_path / "index", device="cpu")
         sections = reader.sections(source, 60)
-        found.append(reader.ask(ASKED, sections, 2).answers)
+        found.append(reader.ask(ASKED, reader.passages(sections), 2).answers)
     assert len(list((tmp_path / "index").glob("*.safetensors"))) == 1
     assert [each.text for each in found[0]] == [each.text for each in found[1]]
     for answer in found[1]:
@@ -445,7 +567,7 @@ def test_a_bundle_says_how_sure_its_reader_must_be(
         Reader(load_checkpoint(path), device="cpu") for path in (towns_reader, tmp_path / "bundle")
     )
     sections = plain.sections(text_source(long_text("Noor"), "x"), 60)
-    expected, found = (each.ask(ASKED, sections, 3) for each in (plain, biased))
+    expected, found = (each.ask(ASKED, each.passages(sections), 3) for each in (plain, biased))
     assert found.is_answered == answered
     spans = [[each for each in x.answers if each.type == "short"] for x in (expected, found)]
     for before, after in zip(*spans, strict=True):

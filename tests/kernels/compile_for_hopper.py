@@ -26,7 +26,7 @@ from triton.compiler import ASTSource
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from fairseq_clusterformer.kernels import Layout
+from fairseq_clusterformer.kernels.layout import Call, Layout
 from fairseq_clusterformer.kernels.triton import backward, counting_sort, forward, triton_step
 
 LENGTH = 96
@@ -51,8 +51,9 @@ def record_attention(dtype: torch.dtype, width: int, everything: bool) -> None:
         layout = Layout(layout.lo, layout.hi, slot, slot, count, count)
         options = torch.randn(2, 1, LENGTH), torch.tensor(7)
     dropout = 0.1 if everything else 0.0
-    out, lse, _ = forward(q, k, v, *options, layout, dropout)
-    backward(out, lse, q, k, v, *options, out, lse, layout, dropout, None)
+    call = Call(q, k, v, *options, layout, dropout)
+    out, lse, _ = forward(call)
+    backward(call, out, lse, out, lse, None)
 
 
 def record_steps() -> None:

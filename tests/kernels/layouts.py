@@ -37,19 +37,22 @@ def make_layout(name: str, length: int, groups: int, mask=None) -> Layout:
     return LAYOUTS[name](torch.randint(5, (BATCH, groups, length)), mask)
 
 
-def make_inputs(length: int, dtype=torch.float64, bias: bool = False):
+def make_inputs(
+    length: int, dtype=torch.float64, bias: bool = False, *, batch=BATCH, heads=HEADS, width=WIDTH
+):
     """q, k, v laid out as projections leave them, and a bias."""
-    tensors = [
-        torch.randn(BATCH, length, HEADS, WIDTH, dtype=dtype).transpose(1, 2) for _ in range(3)
-    ]
-    return (*tensors, torch.randn(BATCH, 1, length, dtype=dtype) if bias else None)
+    shape = (batch, length, heads, width)
+    tensors = [torch.randn(shape, dtype=dtype).transpose(1, 2) for _ in range(3)]
+    return (*tensors, torch.randn(batch, 1, length, dtype=dtype) if bias else None)
 
 
-def run(impl, q, k, v, bias, layout, weight):
+def run(impl, q, k, v, bias, layout, weight=None, **options):
     """Output, log-sum-exp, and gradients of a function of both."""
     leaves = [t.detach().clone().requires_grad_() for t in (q, k, v, bias) if t is not None]
     key_bias = leaves[3] if bias is not None else None
-    out, lse = ranged_attention(*leaves[:3], layout, key_bias=key_bias, impl=impl)
+    out, lse = ranged_attention(*leaves[:3], layout, key_bias=key_bias, impl=impl, **options)
+    if weight is None:
+        weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
     visible = torch.isfinite(lse)
     loss = (out.double() * weight).sum() + lse[visible].double().square().sum()
     gradients = torch.autograd.grad(loss, leaves)

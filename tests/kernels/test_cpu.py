@@ -16,7 +16,7 @@ from fairseq_clusterformer import kernels
 from fairseq_clusterformer.kernels import Layout, ranged_attention
 from fairseq_clusterformer.kernels.cpu import library
 
-WIDTH = 8
+from .layouts import WIDTH, make_inputs, run
 
 
 @pytest.fixture(autouse=True)
@@ -40,19 +40,8 @@ def random_layout(
     return replace(Layout(lo, hi, query_order=order, key_order=key_order), **changes)
 
 
-def results(impl, layout, inputs, key_bias=None, **options):
-    """Output, log-sum-exp and gradients of a function of both."""
-    leaves = [t.detach().requires_grad_() for t in (*inputs, key_bias) if t is not None]
-    bias = leaves[3] if key_bias is not None else None
-    out, lse = ranged_attention(*leaves[:3], layout, key_bias=bias, impl=impl, **options)
-    weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
-    loss = (out.double() * weight).sum() + lse[torch.isfinite(lse)].double().square().sum()
-    return [out.detach(), lse.detach(), *torch.autograd.grad(loss, leaves)]
-
-
-def make_inputs(batch: int, heads: int, length: int, dtype=torch.float64, width=WIDTH):
-    shape = (batch, length, heads, width)
-    return [torch.randn(shape, dtype=dtype).transpose(1, 2) for _ in range(3)]
+def made(length: int, dtype=torch.float64, **sizes) -> tuple[torch.Tensor, ...]:
+    return make_inputs(length, dtype, **sizes)[:3]
 
 
 def three_windows() -> Layout:
@@ -88,15 +77,15 @@ def flags(request, monkeypatch):
 @pytest.mark.parametrize(("bias_heads", "width"), [(0, WIDTH), (1, WIDTH), (3, 40)])
 def test_every_layout(name, bias_heads, width):
     """Neither width fills its registers."""
-    layout, inputs = CASES[name](), make_inputs(2, 3, 150, width=width)
+    layout, inputs = CASES[name](), made(150, batch=2, heads=3, width=width)
     bias = torch.randn(2, bias_heads, 150, dtype=torch.float64) if bias_heads else None
-    expected = results("reference", layout, inputs, bias)
-    for got, want in zip(results("cpu", layout, inputs, bias), expected, strict=True):
+    expected = run("reference", *inputs, bias, layout)
+    for got, want in zip(run("cpu", *inputs, bias, layout), expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
 
 
 def test_a_nan_of_one_row_is_in_no_gradient_of_the_next():
-    q, k, v = make_inputs(2, 1, 129, torch.float32)
+    q, k, v = made(129, torch.float32, batch=2, heads=1)
     k[0, 0, -1] = float("nan")
     slot = torch.arange(129).view(1, 1, -1)
     leaves = [t.requires_grad_() for t in (q, k, v)]
@@ -131,11 +120,11 @@ def test_memory_of_the_gradients_of_many_keys():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_error_at_most_twice_the_reference(dtype):
     """Also where the softmax is corrected several times."""
-    inputs = make_inputs(1, 2, 700, dtype)
+    inputs = made(700, dtype, batch=1, heads=2)
     layout = random_layout(1, 1, 700, 700, 700)
-    exact = results("reference", layout, [t.double() for t in inputs])
-    others = results("reference", layout, inputs)
-    for got, other, want in zip(results("cpu", layout, inputs), others, exact, strict=True):
+    exact = run("reference", *(t.double() for t in inputs), None, layout)
+    others = run("reference", *inputs, None, layout)
+    for got, other, want in zip(run("cpu", *inputs, None, layout), others, exact, strict=True):
         finite = torch.isfinite(want)
         assert torch.equal(torch.isfinite(got), finite)
         assert (got - want)[finite].norm() <= 2 * (other - want)[finite].norm()
@@ -143,27 +132,26 @@ def test_error_at_most_twice_the_reference(dtype):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_number_of_threads_changes_no_bit(name):
-    layout, inputs = CASES[name](), make_inputs(2, 3, 150, torch.float32)
+    layout, inputs = CASES[name](), made(150, torch.float32, batch=2, heads=3)
     bias = torch.randn(2, 3, 150)
     found = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
         torch.manual_seed(0)
-        found.append(results("cpu", layout, inputs, bias, dropout=0.3))
+        found.append(run("cpu", *inputs, bias, layout, dropout=0.3))
     for others in zip(*found, strict=True):
         assert all(torch.equal(others[0], other) for other in others[1:])
 
 
 def test_logits_of_ten_thousand():
-    q, k, v = make_inputs(1, 1, 150, torch.float32)
-    layout = random_layout(1, 1, 150, 150, 100)
-    got = results("cpu", layout, (2e3 * q, 10 * k, v))
+    q, k, v = made(150, torch.float32, batch=1, heads=1)
+    got = run("cpu", 2e3 * q, 10 * k, v, None, random_layout(1, 1, 150, 150, 100))
     assert all(torch.isfinite(t).all() for t in (got[0], *got[2:]))
 
 
 def test_a_nan_stays_visible():
     """A loss scaler finds it so."""
-    inputs = make_inputs(1, 1, 20, torch.float32)
+    inputs = made(20, torch.float32, batch=1, heads=1)
     inputs[0][0, 0, 3, 0] = float("nan")
     slot = torch.arange(20).view(1, 1, 20)
     out, _ = ranged_attention(*inputs, Layout(lo=slot, hi=slot + 1), impl="cpu")
@@ -230,7 +218,7 @@ def elsewhere(tmp_path, monkeypatch):
 )
 def test_without_a_compiler(elsewhere, monkeypatch, caplog, compiler, reason):
     monkeypatch.setenv("CXX", compiler)
-    inputs = make_inputs(1, 1, 20, torch.float32)
+    inputs = made(20, torch.float32, batch=1, heads=1)
     layout = random_layout(1, 1, 20, 20, 5)
     with pytest.raises(ValueError, match=f"kernel is cpu.*{reason}; allowed: blocks, reference"):
         ranged_attention(*inputs, layout, impl="cpu")

@@ -170,9 +170,11 @@ def test_a_query_that_sees_nothing_spoils_no_gradient(impl):
     assert torch.isfinite(q.grad[..., 1:, :]).all()
 
 
+@pytest.mark.parametrize("least", [-math.inf, torch.finfo(torch.float64).min])
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-def test_biases_of_minus_infinity_hide_keys(impl):
-    """Where they hide all, the result is 0, and no gradient passes: not that of logaddexp."""
+def test_biases_of_minus_infinity_hide_keys(impl, least):
+    """So do biases of the least number. Where they hide all, the result is 0, and no gradient
+    passes: not that of logaddexp."""
     length = 20
     q, k, v, bias = (t.requires_grad_() for t in make_inputs(length, bias=True))
     keys = torch.arange(BATCH * length).view(BATCH, 1, length)
@@ -185,7 +187,7 @@ def test_biases_of_minus_infinity_hide_keys(impl):
         loss = out.square().sum() + joined[lse.isfinite()].square().sum()
         return out, lse, *torch.autograd.grad(loss + 0 * joined[0].sum(), (q, k, v, bias))
 
-    out, lse, *gradients = learn(impl, bias.masked_fill(hidden, -math.inf))
+    out, lse, *gradients = learn(impl, bias.masked_fill(hidden, least))
     assert out[0].eq(0).all()
     assert lse[0].eq(-math.inf).all()
     assert all(t[0].eq(0).all() for t in gradients)

@@ -12,8 +12,8 @@ from tests.data.tokenizers import made
 transformers = pytest.importorskip("transformers")
 
 
-def folder_of(family: str, path: Path, **changes) -> Path:
-    """A small random model of a family, for question answering, with its tokenizer."""
+def folder_of(family: str, path: Path, head: str = "QuestionAnswering", **changes) -> Path:
+    """A small random model of a family, with a head and its tokenizer."""
     path.mkdir()
     made("bytes" if family == "roberta" else "wordpiece", path / "tokenizer.json")
     words = len(TokenizerSubwords(path / "tokenizer.json").symbols)
@@ -29,7 +29,7 @@ def folder_of(family: str, path: Path, **changes) -> Path:
         sizes |= {"type_vocab_size": 1, "pad_token_id": 1}
     config = transformers.AutoConfig.for_model(family, **common, **sizes)
     torch.manual_seed(0)
-    model = transformers.AutoModelForQuestionAnswering.from_config(config).eval()
+    model = getattr(transformers, f"AutoModelFor{head}").from_config(config).eval()
     for parameter in model.parameters():  # norms of 1 and biases of 0 would hide mistakes
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(path)

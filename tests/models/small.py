@@ -17,6 +17,13 @@ from fairseq_clusterformer.models.clusterformer_lm import (
 )
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
 
+#: a decoder of Llama's form, and what its relatives add
+LLAMA = {
+    **{"norm": "rms", "norm_eps": 1e-6, "activation_fn": "swiglu", "biases": "none"},
+    **{"decoder_kv_heads": 2, "decoder_head_dim": 12, "qk_norm": True, "attention_sinks": 2},
+    **{"positions": "rotary", "rotary_base": 5e3, "rotary_scaling": "4,1,3,16"},
+    **{"no_scale_embedding": True, "share_decoder_input_output_embed": False},
+}
 #: attention of encoders
 ENCODERS = {
     "full": {"encoder_attention": "full"},

@@ -7,55 +7,27 @@ from torch import Tensor
 from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.clustering import summary
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModel
-from tests.models.small import letters, make_lm
+from tests.models.small import LLAMA, letters, make_lm
 
-BOUNDED = ("window", "neural", "window+neural")
+BOUNDED = ("window+neural",)
 RIVALS = ("lsh,strided", "window+routing")
 
 
 @torch.inference_mode()
-def stored_numbers(
-    kinds: str, *, steps: tuple[int, int], normalizer: str = "average"
-) -> list[dict[str, int]]:
-    """How many numbers a layer has stored for each of its kinds after so many steps."""
-    spec = kinds.replace("window", "window(4)")
-    spec = spec.replace("neural", f"neural(4,clusters=3,normalizer={normalizer})")
-    names = tuple(kinds.split("+"))
-    module = MultiheadAttention(4, 2, kinds=spec, causal=True).eval()
-    inputs = torch.randn(100, 1, 1, 4)
-    state: dict[str, Tensor] = {}
-    found = []
-    for step in range(1, max(steps) + 1):
-        _, state = module.step(inputs[step % 100], state)
-        if step in steps:
-            numbers = dict.fromkeys(names, 0)
-            for name, tensor in state.items():
-                if name == "position":  # one number a row, of all kinds
-                    continue
-                numbers[names[int(name.partition(".")[0])]] += tensor.numel()
-            found.append(numbers)
-    return found
-
-
 def test_state_does_not_grow() -> None:
     """W keys and values of E numbers for each ring, and a count where there are several; here of
     one head each."""
-    early, late = stored_numbers("window+neural", steps=(500, 2_000))
-    assert early == late == {"window": 2 * 4 * 2, "neural": 3 * (2 * 4 * 2 + 1)}
-
-
-@pytest.mark.parametrize("kinds", BOUNDED)
-@pytest.mark.parametrize("normalizer", ["average", "running"])
-def test_state_stops_growing_early(kinds: str, normalizer: str) -> None:
-    early, late = stored_numbers(kinds, steps=(5, 200), normalizer=normalizer)
-    if normalizer == "running" and "neural" in kinds:
-        assert late["neural"] > stored_numbers(kinds, steps=(1, 2))[0]["neural"]
-    assert early == late
-
-
-def test_state_of_full_attention_grows() -> None:
-    early, late = stored_numbers("full", steps=(100, 400))
-    assert late["full"] > 2 * early["full"]
+    spec = "window(4)+neural(4,clusters=3)"
+    module = MultiheadAttention(4, 2, kinds=spec, causal=True).eval()
+    inputs, state = torch.randn(100, 1, 1, 4), {}
+    for step in range(1, 2_001):
+        _, state = module.step(inputs[step % 100], state)
+        if step in (500, 2_000):
+            sizes = [0, 0]
+            for name, tensor in state.items():
+                if name != "position":  # one number a row, of all kinds
+                    sizes[int(name.partition(".")[0])] += tensor.numel()
+            assert sizes == [2 * 4 * 2, 3 * (2 * 4 * 2 + 1)]
 
 
 SYMBOLS, LENGTH = 20, 40
@@ -71,15 +43,17 @@ def rows(number: int) -> Tensor:
     return tokens
 
 
-@pytest.fixture(scope="module", params=[*BOUNDED, *RIVALS, "full", "neural,window", "running"])
+@pytest.fixture(
+    scope="module", params=[*BOUNDED, *RIVALS, "full", "neural,window", "running", "llama"]
+)
 def model(request: pytest.FixtureRequest) -> ClusterformerLanguageModel:
     """A model that has learned something."""
     torch.manual_seed(0)
-    running = request.param == "running"
-    model = make_lm(
-        attention="neural" if running else request.param,
-        cluster_normalizer="running" if running else "average",
-    ).train()
+    given = {
+        "running": {"attention": "neural", "cluster_normalizer": "running"},
+        "llama": {"attention": "window+neural", **LLAMA},
+    }
+    model = make_lm(**given.get(request.param, {"attention": request.param})).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for update in range(30):
@@ -122,13 +96,6 @@ def step_by_step(
 
 def parallel(model: ClusterformerLanguageModel, tokens: Tensor) -> Tensor:
     return model.get_normalized_probs(model(tokens), log_probs=True)
-
-
-@torch.no_grad()
-def test_equals_the_parallel_model(model: ClusterformerLanguageModel) -> None:
-    tokens = rows(3)
-    stepwise, _ = step_by_step(model, tokens, {})
-    torch.testing.assert_close(stepwise, parallel(model, tokens), rtol=0, atol=1e-4)
 
 
 @torch.no_grad()

@@ -8,11 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY
 
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data.subwords import TokenizerSubwords
 from fairseq_clusterformer.models.checkpoints import CheckpointError
+from fairseq_clusterformer.models.clusterformer_classifier import ClusterformerClassifier
+from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-from fairseq_clusterformer.models.pretrained import FAMILIES
+from fairseq_clusterformer.models.pretrained import FAMILIES, load_pretrained
 from tests.data.tokenizers import made
 from tests.models.bert import folder_of
 
@@ -64,6 +68,83 @@ def test_states_are_transformers(family: str, tmp_path: Path) -> None:
     assert torch.allclose(found, expected.hidden_states[-1], atol=1e-5)
     assert torch.allclose(logits.start[0, 1:], expected.start_logits[0, 5:], atol=1e-5)
     assert torch.allclose(logits.end[0, 1:], expected.end_logits[0, 5:], atol=1e-5)
+
+
+def encoder_from(folder: Path, kind: type, arch: str, **of_task):
+    """A model of the folder's sizes, and the folder's numbers of its words."""
+    symbols = TokenizerSubwords(folder / "tokenizer.json").symbols
+    dictionary = symbol_dictionary(symbols)
+    of_task = {"is_pair": False, "is_siamese": False, "classes": ["a", "b"], **of_task}
+    positions = of_task.pop("positions", 30)
+    task = SimpleNamespace(
+        source_dictionary=dictionary, max_positions=lambda: positions, **of_task
+    )
+    args = Namespace(pretrained=str(folder))
+    ARCH_CONFIG_REGISTRY[arch](args)
+    model = kind.build_model(args, task)
+    model.load_initial_weights()
+    return model.eval(), torch.tensor([symbols.index(symbol) for symbol in dictionary.symbols])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", ["text", "joined"])
+def test_a_classifiers_states_are_transformers(family: str, form: str, tmp_path: Path) -> None:
+    """A pair's second text is of the second type, as far as there are types; padding is hidden."""
+    folder = folder_of(family, tmp_path / family)
+    kind, arch = ClusterformerClassifier, "clusterformer_classifier_pretrained"
+    model, numbers = encoder_from(folder, kind, arch, is_pair=form == "joined")
+    theirs = transformers.AutoModel.from_pretrained(folder).eval()
+    tokens = torch.tensor([[0, 7, 9, 2, 8, 11, 2], [0, 8, 8, 2, 6, 2, 1]])
+    more = {"attention_mask": tokens.ne(1).long()}
+    if form == "joined" and family in ("bert", "electra"):
+        more["token_type_ids"] = model.second(tokens)
+    if family == "roberta":
+        more["position_ids"] = torch.arange(2, 9).expand(2, -1)
+    expected = theirs(input_ids=numbers[tokens], **more).last_hidden_state
+    pooled, out = model._encode(tokens)
+    states = out["encoder_out"][0].transpose(0, 1)
+    torch.testing.assert_close(states[0], expected[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(states[1, :6], expected[1, :6], rtol=0, atol=1e-5)
+    torch.testing.assert_close(pooled[1], expected[1, :6].mean(0), rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_masked_words_are_transformers(family: str, tmp_path: Path) -> None:
+    folder = folder_of(family, tmp_path / family, head="MaskedLM")
+    kind, arch = ClusterformerMaskedLM, "clusterformer_masked_lm_pretrained"
+    model, numbers = encoder_from(folder, kind, arch)
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    tokens = torch.tensor([[0, 7, 9, 2, 8, 11, 2]])
+    expected = theirs(input_ids=numbers[tokens], output_hidden_states=True)
+    states, _ = model.encoded(tokens)
+    torch.testing.assert_close(states, expected.hidden_states[-1], rtol=0, atol=1e-5)
+    if FAMILIES[family].masked:
+        logits, _ = model(tokens)
+        torch.testing.assert_close(logits, expected.logits[..., numbers], rtol=1e-5, atol=1e-4)
+
+
+def test_positions_beyond_the_folders_begin_anew(tmp_path: Path) -> None:
+    folder = folder_of("bert", tmp_path / "bert")
+    kind, arch = ClusterformerMaskedLM, "clusterformer_masked_lm_pretrained"
+    model, _ = encoder_from(folder, kind, arch, positions=100)
+    places = model.encoder.embed_positions.weight[2:]
+    assert len(places) == 100
+    assert torch.equal(places[40:80], places[:40])
+    assert torch.equal(places[80:], places[:20])
+
+
+def test_sizes_need_a_folder(tmp_path: Path) -> None:
+    """None is a mistake at once; a wrong one is said where its weights are loaded."""
+    sizes = ARCH_CONFIG_REGISTRY["clusterformer_reader_pretrained"]
+    with pytest.raises(CheckpointError, match="--pretrained is missing; allowed: a folder"):
+        sizes(Namespace())
+    folder = folder_of("bert", tmp_path / "bert")
+    args = Namespace(pretrained=str(folder), encoder_ffn_embed_dim=8)
+    sizes(args)
+    assert (args.encoder_layers, args.encoder_ffn_embed_dim, args.cluster_layers) == (2, 8, "1,1")
+    model, _ = encoder_from(folder, ClusterformerMaskedLM, "clusterformer_masked_lm_pretrained")
+    with pytest.raises(CheckpointError, match="nowhere: no such file or folder; allowed: a fol"):
+        load_pretrained(model, str(tmp_path / "nowhere"))
 
 
 def test_old_names_of_norms(tmp_path: Path) -> None:

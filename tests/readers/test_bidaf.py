@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax
+from torch.nn.functional import log_softmax, pad
 
 from fairseq_clusterformer.answers import TYPES, WordLogits
 from fairseq_clusterformer.criterions.clusterformer_qa import span_nll, whole_words, with_slots
@@ -36,44 +36,27 @@ def some_words(spelt: Tensor, sizes: list[int]) -> Words:
     return Words(*[spelt] * 3, padding=padding, pieces=spelt, letters=spelt, codes=codes)
 
 
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
-
-
 def test_highway() -> None:
     """y = g * relu(A x + a) + (1 - g) * x with g = sigmoid(G x + b), layer by layer."""
-    highway = Highway(4, 2).double()
-    x = torch.randn(4).double()
-    y = x.tolist()
+    highway, x = Highway(4, 2).double(), torch.randn(3, 4).double()
+    y = x
     for gate, transform in zip(highway.gates, highway.transforms, strict=True):
-        z = []
-        for i in range(4):
-            opened, new = (
-                sum(m.weight[i, j].item() * y[j] for j in range(4)) + m.bias[i].item()
-                for m in (gate, transform)
-            )
-            opened = sigmoid(opened)
-            z.append(opened * max(new, 0.0) + (1 - opened) * y[i])
-        y = z
-    torch.testing.assert_close(highway(x), torch.tensor(y, dtype=torch.float64), **CLOSE)
+        opened = torch.sigmoid(y @ gate.weight.T + gate.bias)
+        y = opened * (y @ transform.weight.T + transform.bias).relu() + (1 - opened) * y
+    torch.testing.assert_close(highway(x), y, **CLOSE)
 
 
 def test_letters() -> None:
     """max over letters of relu(w . three letters + b), and no letter behind a word counts."""
     layer = LetterConvolution(9, 5, 3, dropout=0.0).double()
     letters = torch.tensor([[3, 1, 4, 1, 5, 0, 0], [2, 0, 0, 0, 0, 0, 0], [0] * 7])
-    weight, bias = layer.convolution.weight, layer.convolution.bias
     with torch.no_grad():
-        bias += 0.3  # so that a convolution over padding alone would be seen
-    expected = torch.zeros(3, 3).double()
-    for i, word in enumerate(letters.tolist()):
-        number = sum(letter > 0 for letter in word)
-        vectors = [torch.zeros(5).double(), *layer.embedding.weight[word[:number]]]
-        vectors.append(torch.zeros(5).double())
-        for f in range(3):
-            for place in range(number):
-                found = sum(weight[f, :, k] @ vectors[place + k] for k in range(3)) + bias[f]
-                expected[i, f] = max(expected[i, f], found.relu())
+        layer.convolution.bias += 0.3  # so that a convolution over padding alone would be seen
+    three = pad(layer.embedding(letters), (0, 0, 1, 1)).unfold(1, 3, 1)  # [3, 7, 5, 3]
+    found = torch.einsum("wpck,fck->wpf", three, layer.convolution.weight)
+    found = (found + layer.convolution.bias).relu()
+    rows = zip(found, letters.ne(0).sum(1).tolist(), strict=True)
+    expected = torch.stack([row[:n].amax(0) if n else torch.zeros(3).double() for row, n in rows])
     torch.testing.assert_close(layer(letters.unsqueeze(0))[0], expected, **CLOSE)
     longer = torch.cat([letters, torch.zeros(3, 20, dtype=int)], dim=1)
     torch.testing.assert_close(layer(longer.unsqueeze(0))[0], expected, **CLOSE)
@@ -81,7 +64,7 @@ def test_letters() -> None:
 
 @pytest.mark.parametrize("matches", [False, True])
 def test_context_query_attention(matches: bool) -> None:
-    """Pair by pair, as XLQA writes it; with matches, also by whether they are spelt alike."""
+    """As XLQA writes it, row by row; with matches, also by whether words are spelt alike."""
     layer = ContextQueryAttention(3, matches=matches).double()
     lengths, asked = [5, 3], [2, 4]
     words, questions = (
@@ -95,54 +78,28 @@ def test_context_query_attention(matches: bool) -> None:
     assert found.size(-1) == layer.width
     for row in range(2):
         c, q = document[row, : lengths[row]], question[row, : asked[row]]
-        w = [layer.of_document.weight[0], layer.of_question.weight[0], layer.of_both]
-        s = torch.stack(
-            [
-                torch.stack([w[0] @ ci + w[1] @ qj + w[2] @ (ci * qj) + layer.bias[0] for qj in q])
-                for ci in c
-            ]
-        )
-        same = torch.zeros(len(c), len(q), 2).double()
-        for i in range(len(c)):
-            for j in range(len(q)):
-                for k in range(2):
-                    same[i, j, k] = words.codes[row, i, k] == questions.codes[row, j, k]
-                    if matches:
-                        s[i, j] += same[i, j, k] * layer.of_match[k]
-        rows, columns = s.softmax(1), s.softmax(0)
-        for i, ci in enumerate(c):
-            a = sum(rows[i, j] * q[j] for j in range(len(q)))
-            b = sum(
-                rows[i, j] * columns[k, j] * c[k] for j in range(len(q)) for k in range(len(c))
-            )
-            expected = torch.cat([ci, a, ci * a, ci * b, *[same[i].amax(0)] * matches])
-            torch.testing.assert_close(found[row, i], expected, **CLOSE)
+        same = words.codes[row, : len(c), None] == questions.codes[row, : len(q)]
+        s = (c @ layer.of_document.weight[0])[:, None] + q @ layer.of_question.weight[0]
+        s = s + (c * layer.of_both) @ q.T + layer.bias
+        if matches:
+            s = s + same.double() @ layer.of_match
+        a, b = s.softmax(1) @ q, s.softmax(1) @ (s.softmax(0).T @ c)
+        expected = torch.cat([c, a, c * a, c * b, *[same.double().amax(1)] * matches], dim=1)
+        torch.testing.assert_close(found[row, : len(c)], expected, **CLOSE)
 
 
 def test_lstm_from_both_sides() -> None:
-    """Step by step with torch's cell, over the words that there are."""
-    layer = TwoWayLSTM(3, 4, 1, 0.0).double()
-    x = torch.randn(2, 5, 3).double()
-    lengths = [3, 5]
-    padding = torch.arange(5) >= torch.tensor(lengths).unsqueeze(1)
-    found = layer(x, padding)
-    for row, length in enumerate(lengths):
-        sides = []
-        for suffix, order in (("", range(length)), ("_reverse", reversed(range(length)))):
-            cell = torch.nn.LSTMCell(3, 4).double()
-            cell.load_state_dict(
-                {
-                    name: getattr(layer.lstm, f"{name}_l0{suffix}")
-                    for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-                }
-            )
-            state, out = None, {}
-            for place in order:
-                state = cell(x[row, place].unsqueeze(0), state)
-                out[place] = state[0][0]
-            sides.append(torch.stack([out[place] for place in range(length)]))
-        torch.testing.assert_close(found[row, :length], torch.cat(sides, dim=1), **CLOSE)
+    """Of each row what it is alone, over the words that there are, on either side."""
+    layer, x = TwoWayLSTM(3, 4, 1, 0.0).double(), torch.randn(2, 5, 3).double()
+    found = layer(x, torch.arange(5) >= torch.tensor([[3], [5]]))
+    for row, length in enumerate((3, 5)):
+        alone, _ = layer.lstm(x[row : row + 1, :length])
+        torch.testing.assert_close(found[row, :length], alone[0], **CLOSE)
         assert not found[row, length:].any()
+    changed = x.clone()
+    changed[1, 4] += 1  # the last word reaches the first by one direction alone
+    moved = layer(changed, torch.zeros(2, 5, dtype=torch.bool))[1, 0] != found[1, 0]
+    assert moved.tolist() == [False] * 4 + [True] * 4
 
 
 class TestNoAnswer:

@@ -1,8 +1,9 @@
 """What clusters together: counted right on hand-made text, drawn whole, mistakes in one line."""
 
+import copy
 import re
-import shutil
 import struct
+import warnings
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,22 +11,19 @@ from pydoc_data.topics import topics
 
 import pytest
 import torch
+from fairseq import tasks
 from torch import nn
 
-from fairseq_clusterformer.attention import MultiheadAttention, parse_layer
+from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.attention.inspect import oldest_key_in_sight, token_clusters
 from fairseq_clusterformer.cli import main
 from fairseq_clusterformer.cli.prepare import lm as prepare_lm
-from fairseq_clusterformer.data.coding import TextCoding, WordCoding
+from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.inference.load import load_checkpoint
+from fairseq_clusterformer.inference.load import Loaded, load_checkpoint
 from fairseq_clusterformer.visual import pages
-from fairseq_clusterformer.visual.figure import draw_passage, example, wrapped
-from fairseq_clusterformer.visual.language_model import (
-    encode_file,
-    read_clusters,
-    shown_tokens,
-)
+from fairseq_clusterformer.visual.figure import draw_passage, example, save, wrapped
+from fairseq_clusterformer.visual.language_model import encode_file, read_clusters, shown_tokens
 from fairseq_clusterformer.visual.words import (
     ClusteredText,
     DrawnLayer,
@@ -36,12 +34,11 @@ from fairseq_clusterformer.visual.words import (
     word_endings,
     word_pairs,
 )
-from tests.cli.in_process import CLUSTERFORMER, TRANSFORMER, train
+from tests.cli.in_process import CLUSTERFORMER, train
 
 PASSAGE = 'A <b>naïve</b> "word" & more …\n\n   if x:\n\ty += 1  # two\n'
-
-
-# Clusters of a model's tokens
+SPEC = "neural,window+neural"
+CODINGS = {"byte": [], "piece": ["--sentencepiece", "400"], "word": ["--words"]}
 
 
 class _Two(nn.Module):
@@ -69,28 +66,6 @@ def test_token_clusters_are_those_of_each_router_in_the_order_they_ran(kind: str
     assert token_clusters(_Two("full", "window(4)"), x) == {}
 
 
-def test_a_query_sees_keys_of_its_cluster():
-    """What routers report is what they route by: here, all that a query sees is of its cluster."""
-    for kind in ("neural", "kmeans", "routing"):
-        kinds = parse_layer(kind, clusters=3, window=40)
-        layer = MultiheadAttention(8, 2, kinds=kinds, causal=True).eval()
-        x = torch.randn(1, 40, 8)
-        (router,) = layer.routers
-        caught = []
-        hook = router.register_forward_hook(lambda *given, caught=caught: caught.append(given[-1]))
-        layer(x)
-        hook.remove()
-        (routing,) = caught
-        clusters, layout = routing.report.clusters[0], routing.parts[0].layouts[0]
-        for group, of_group in enumerate(clusters):
-            order, lo, hi = (
-                t[0, group % t.size(1)] for t in (layout.query_order, layout.lo, layout.hi)
-            )
-            for slot, (first, last) in enumerate(zip(lo.tolist(), hi.tolist(), strict=True)):
-                seen = of_group[order[first:last]]
-                assert (seen == of_group[order[slot]]).all()
-
-
 def test_hooks_are_removed_when_the_model_fails():
     model = _Two("neural", "neural")
     with pytest.raises(RuntimeError):
@@ -103,9 +78,6 @@ def test_oldest_key_in_sight():
     assert oldest_key_in_sight(clusters, 2).tolist() == [0, 1, 0, 2, 1, 3, 6]
     assert oldest_key_in_sight(clusters, 1).tolist() == list(range(7))
     assert oldest_key_in_sight(clusters, 9).tolist() == [0, 1, 0, 0, 1, 0, 6]
-
-
-# The words of a cluster
 
 
 def test_typical_items_of_a_hand_made_text():
@@ -144,83 +116,53 @@ def test_word_endings():
     assert word_pairs(["a", " b", "\n"]) == ["a", "a b", " b\n"]
 
 
-# Vocabularies
-
-
 @pytest.fixture(scope="session")
-def texts(tmp_path_factory):
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A passage, and data folders by the unit of the text."""
     folder = tmp_path_factory.mktemp("texts")
+    (folder / "text").mkdir()
     text = "\n".join(topics[name] for name in sorted(topics)[:8])
     for split, part in (("train", text[:20_000]), ("valid", text[20_000:22_000]), ("test", "ä\n")):
-        (folder / f"{split}.txt").write_text(part, encoding="utf-8")
+        (folder / "text" / f"{split}.txt").write_text(part, encoding="utf-8")
+    for unit, how in CODINGS.items():
+        assert prepare_lm.main(["text", f"{folder}/text", str(folder / unit), *how]) == 0
     (folder / "passage").write_text(PASSAGE, encoding="utf-8")
     return folder
 
 
 @pytest.fixture(scope="session")
-def byte_data(texts):
-    assert prepare_lm.main(["text", str(texts), str(texts.parent / "bytes")]) == 0
-    return texts.parent / "bytes"
+def checkpoint(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clustered")
+    train(texts / "byte", CLUSTERFORMER, folder, "--max-update", 1, "--attention", SPEC)
+    return folder / "checkpoint_last.pt"
 
 
-@pytest.fixture(scope="session")
-def piece_data(texts):
-    arguments = ["text", str(texts), str(texts.parent / "pieces"), "--sentencepiece", "400"]
-    assert prepare_lm.main(arguments) == 0
-    return texts.parent / "pieces"
+@pytest.fixture
+def loaded(checkpoint: Path, texts: Path) -> Loaded:
+    return load_checkpoint(checkpoint, data=texts / "byte")
 
 
-@pytest.fixture(scope="session")
-def word_data(texts):
-    from fairseq_clusterformer.corpora import binarize
-
-    out = texts.parent / "words"
-    out.mkdir()
-    dictionary = binarize.word_dictionary(binarize.count_words(texts / "train.txt"))
-    files = {split: texts / f"{split}.txt" for split in ("train", "valid", "test")}
-    binarize.write_dataset(files, out, dictionary, WordCoding(dictionary).items)
-    return out
+def untrained(loaded: Loaded, data: Path, **options: object) -> Loaded:
+    """Another model, of other data or with other options."""
+    cfg = copy.deepcopy(loaded.cfg)
+    cfg.task.data = str(data)
+    cfg.model.update(options)
+    task = tasks.setup_task(cfg.task)
+    return replace(loaded, model=task.build_model(cfg.model).eval(), task=task, folder=data)
 
 
-def test_bytes_of_a_character_show_it_at_the_last(byte_data):
-    coding = TextCoding.from_folder(byte_data)
+def test_bytes_of_a_character_show_it_at_the_last(texts: Path) -> None:
+    coding = TextCoding.from_folder(texts / "byte")
     shown = shown_tokens(coding, coding.encode("aé…\n"))
     assert shown == ["a", "", "é", "", "", "…", "\n"]
     assert shown_tokens(coding, coding.encode(b"\xe2x\xc3")) == ["", "\ufffdx", "\ufffd"]
 
 
-@pytest.mark.parametrize(("data", "unit"), [("byte_data", "byte"), ("piece_data", "piece")])
-def test_tokens_of_bytes_and_pieces_join_to_the_text(data, unit, texts, request):
-    of_data = TextCoding.from_folder(request.getfixturevalue(data))
-    tokens = shown_tokens(of_data, encode_file(of_data, texts / "passage"))
-    assert of_data.unit == unit
-    assert "".join(tokens) == PASSAGE
-
-
-def test_tokens_of_words_join_to_the_words(word_data, tmp_path):
-    of_data = TextCoding.from_folder(word_data)
+def test_tokens_of_words_join_to_the_words(texts: Path, tmp_path: Path) -> None:
+    coding = TextCoding.from_folder(texts / "word")
     (tmp_path / "text").write_text("the  value of\n\nnobody-wrote-this the\n")
-    tokens = shown_tokens(of_data, encode_file(of_data, tmp_path / "text"))
+    tokens = shown_tokens(coding, encode_file(coding, tmp_path / "text"))
     assert tokens == ["the", " value", " of", "\n", "\n", "<unk>", " the", "\n"]
-
-
-# Checkpoints, pictures and pages
-
-
-def small_model(data, folder, line, *more):
-    train(data, line, folder, "--max-update", 3, "--save-interval", 1, *more)
-    return folder / "checkpoint_last.pt"
-
-
-@pytest.fixture(scope="session")
-def checkpoint(byte_data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("clustered")
-    return small_model(byte_data, folder, CLUSTERFORMER, "--attention", "neural,window+neural")
-
-
-@pytest.fixture(scope="session")
-def dense_checkpoint(byte_data, tmp_path_factory):
-    return small_model(byte_data, tmp_path_factory.mktemp("dense"), TRANSFORMER)
 
 
 class _Passage(HTMLParser):
@@ -251,33 +193,24 @@ def assert_stands_alone(page: str, passage: str) -> None:
     assert not re.search(r"https?://|@import|url\(|<!--[A-Z]", page)
 
 
-def picture_width(path: Path) -> int:
-    data = path.read_bytes()
-    assert data.startswith(b"\x89PNG")
-    assert data.endswith(b"IEND\xaeB`\x82")
-    return struct.unpack(">I", data[16:20])[0]
+def run(checkpoint: Path, data: Path, text: Path, out: Path, *more: object) -> int:
+    words = ["--checkpoint", checkpoint, "--data", data, "--text", text, "--out", out, *more]
+    return main.run(["draw"], list(map(str, words)))
 
 
-def run(*arguments):
-    return main.run(["draw"], [str(argument) for argument in arguments])
-
-
-def options(checkpoint, data, text, out):
-    return ["--checkpoint", checkpoint, "--data", data, "--text", text, "--out", out]
-
-
-def test_picture_and_page(checkpoint, byte_data, texts, tmp_path, capsys):
+def test_picture_and_page(
+    checkpoint: Path, loaded: Loaded, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     out = tmp_path / "new" / "folder"
-    assert run(*options(checkpoint, byte_data, texts / "passage", out)) == 0
-    assert sorted(path.name for path in out.iterdir()) == [
-        ".clusterformer",
-        "clusters.html",
-        "clusters.png",
-    ]
-    assert picture_width(out / "clusters.png") == 1600
+    assert run(checkpoint, texts / "byte", texts / "passage", out) == 0
+    names = [".clusterformer", "clusters.html", "clusters.png"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    picture = (out / "clusters.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert struct.unpack(">I", picture[16:20]) == (1600,)
     page = (out / "clusters.html").read_text(encoding="utf-8")
     assert_stands_alone(page, PASSAGE)
-    reading = read_clusters(load_checkpoint(checkpoint, data=byte_data), texts / "passage")
+    reading = read_clusters(loaded, texts / "passage")
     names = [layer.name for layer in reading.layers]
     assert names == [
         "layer 0 of layers 0 to 1, all heads, neural",
@@ -311,10 +244,10 @@ def test_the_clustering_that_divides_most_is_drawn():
         text.most_spread(0)
 
 
-def test_clusters_are_those_of_the_model(checkpoint, byte_data, texts):
+def test_clusters_are_those_of_the_model(loaded: Loaded, texts: Path, tmp_path: Path) -> None:
     """A passage longer than the model reads at once is read in parts; multi-byte characters."""
-    (texts / "long").write_text(PASSAGE * 3, encoding="utf-8")
-    reading = read_clusters(load_checkpoint(checkpoint, data=byte_data), texts / "long")
+    (tmp_path / "long").write_text(PASSAGE * 3, encoding="utf-8")
+    reading = read_clusters(loaded, tmp_path / "long")
     length = len((PASSAGE * 3).encode())
     assert (reading.unit, reading.row) == ("byte", 64)
     assert len(reading.tokens) == length > 2 * reading.row
@@ -324,51 +257,48 @@ def test_clusters_are_those_of_the_model(checkpoint, byte_data, texts):
         assert sum(cluster.size for cluster in layer.clusters) == 2001
         assert layer.window == 8
     assert len({tuple(layer.passage) for layer in reading.layers}) == 2
+    (tmp_path / "dict.txt").write_bytes((texts / "byte" / "dict.txt").read_bytes())
+    reading = read_clusters(replace(loaded, folder=tmp_path), tmp_path / "long")
+    assert f"over {length} bytes of the passage itself" in reading.counted  # as in a bundle
 
 
-def test_heads_that_cluster_apart_are_shown_apart(byte_data, texts, tmp_path):
-    checkpoint = small_model(byte_data, tmp_path, CLUSTERFORMER, "--attention", "window+gated")
-    reading = read_clusters(load_checkpoint(checkpoint, data=byte_data), texts / "passage")
+@pytest.mark.parametrize("kind", ["gated", "routing"])
+def test_heads_that_cluster_apart_are_shown_apart(kind: str, loaded: Loaded, texts: Path) -> None:
+    other = untrained(loaded, texts / "byte", attention=f"window+{kind}")
+    reading = read_clusters(other, texts / "passage")
     heads = [layer.name.partition(", ")[2] for layer in reading.layers]
-    assert heads == ["head 2 of heads 0 to 3, gated", "head 3 of heads 0 to 3, gated"] * 2
+    assert heads == [f"head {head} of heads 0 to 3, {kind}" for head in (2, 3)] * 2
     assert {layer.window for layer in reading.layers} == {None}
     assert pages.cluster_page(reading, reading.layers[0])
 
 
-def test_keys_that_no_cluster_holds_are_no_cluster(byte_data, texts, tmp_path):
+def test_keys_that_no_cluster_holds_are_no_cluster(loaded: Loaded, texts: Path) -> None:
     spec = "window+taught(clusters=3,drop_keys=0.5)"
-    checkpoint = small_model(byte_data, tmp_path, CLUSTERFORMER, "--attention", spec)
-    reading = read_clusters(load_checkpoint(checkpoint, data=byte_data), texts / "passage")
+    reading = read_clusters(untrained(loaded, texts / "byte", attention=spec), texts / "passage")
     assert {len(layer.clusters) for layer in reading.layers} == {3}
 
 
-@pytest.mark.parametrize("data", ["piece_data", "word_data"])
-def test_pieces_and_words(data, texts, tmp_path, request):
-    data = request.getfixturevalue(data)
-    checkpoint = small_model(data, tmp_path / "model", CLUSTERFORMER)
-    assert run(*options(checkpoint, data, texts / "passage", tmp_path / "out")) == 0
-    page = (tmp_path / "out" / "clusters.html").read_text(encoding="utf-8")
-    if data.name == "pieces":
+@pytest.mark.parametrize("unit", ["piece", "word"])
+def test_pieces_and_words(unit: str, loaded: Loaded, texts: Path) -> None:
+    reading = read_clusters(untrained(loaded, texts / unit), texts / "passage")
+    page = pages.cluster_page(reading, reading.layers[0])
+    assert reading.unit == unit
+    if unit == "piece":
         assert_stands_alone(page, PASSAGE)
     else:
-        words = _Passage(page).text.split()
-        pairs = zip(PASSAGE.split(), words, strict=True)
+        pairs = zip(PASSAGE.split(), _Passage(page).text.split(), strict=True)
         assert all(shown in (word, "<unk>") for word, shown in pairs)
 
 
-def test_many_clusters_are_told_apart_and_the_largest_listed(byte_data, texts, tmp_path):
-    checkpoint = small_model(byte_data, tmp_path, CLUSTERFORMER, "--num-clusters", 40)
-    reading = read_clusters(load_checkpoint(checkpoint, data=byte_data), texts / "passage")
+def test_many_clusters_are_told_apart_and_the_largest_listed(loaded: Loaded, texts: Path) -> None:
+    reading = read_clusters(untrained(loaded, texts / "byte", num_clusters=40), texts / "passage")
     page = pages.cluster_page(reading, reading.layers[0])
     assert page.count("<article>") == len(reading.layers) * pages.MOST_ROWS
     assert "16 smaller clusters are not listed" in page
-    texts_of_picture = [
-        text.get_text() for text in draw_passage(reading, reading.layers[0]).axes[0].texts
-    ]
-    (below,) = [text for text in texts_of_picture if text.endswith("bytes of validation text.")]
+    written = [t.get_text() for t in draw_passage(reading, reading.layers[0]).axes[0].texts]
+    (below,) = [text for text in written if text.endswith("bytes of validation text.")]
     assert below.startswith("28 smaller clusters have the other ")
     assert len({css(i) for i in range(36)}) == 36
-    assert run(*options(checkpoint, byte_data, texts / "passage", tmp_path / "out")) == 0
 
 
 def test_wrapped_lines_of_a_picture():
@@ -384,66 +314,57 @@ def test_example_is_the_last_that_sees_all_it_may():
     assert example(tokens, clusters, None, 7) == set()
 
 
-@pytest.fixture
-def refused(checkpoint, dense_checkpoint, byte_data, piece_data, texts, tmp_path):
-    """Command lines with one mistake each, and what the last line must say."""
+MISTAKES = [
+    ("checkpoint", "none.pt", "none.pt: no such file"),
+    ("text", "none", "none: no such file; allowed: a file of text"),
+    ("text", ".", "it is a folder; allowed: a file of text"),
+    ("text", "empty", "is empty; allowed: a text of one byte or more"),
+    ("out", "empty", "allowed: a folder to write to"),
+    ("layer", 2, "--layer is 2: this layer does not cluster; allowed: 0, 1"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), MISTAKES)
+def test_mistakes_are_one_line(
+    name: str, value: object, message: str, checkpoint, texts: Path, tmp_path: Path, capsys
+) -> None:
     (tmp_path / "empty").touch()
-    good = {
-        "--checkpoint": checkpoint,
-        "--data": byte_data,
-        "--text": texts / "passage",
-        "--out": tmp_path / "out",
-    }
-    bad = [
-        ("--checkpoint", tmp_path / "none.pt", "no such file"),
-        ("--checkpoint", dense_checkpoint, "no layer of this TransformerLanguageModel clusters"),
-        ("--data", piece_data, "does not fit the data in"),
-        ("--text", tmp_path / "none", "no such file; allowed: a file of text"),
-        ("--text", tmp_path, "it is a folder; allowed: a file of text"),
-        ("--text", tmp_path / "empty", "is empty; allowed: a text of one byte or more"),
-        ("--out", texts / "passage", "allowed: a folder to write to"),
-        ("--layer", 2, "this layer does not cluster; allowed: 0, 1"),
-    ]
-    return [({**good, option: value}, option, value, message) for option, value, message in bad]
+    given = [checkpoint, texts / "byte", texts / "passage", tmp_path / "out"]
+    if name == "layer":
+        given += ["--layer", value]
+    else:
+        given[("checkpoint", "data", "text", "out").index(name)] = tmp_path / value
+    assert run(*given) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"clusterformer draw: error: --{name} is ")
+    assert message in last
 
 
-def test_mistakes_are_one_line(refused, capsys):
-    for line, option, value, message in refused:
-        assert run(*[word for pair in line.items() for word in pair]) == 1
-        last = capsys.readouterr().err.splitlines()[-1]
-        if option != "--data":
-            assert last.startswith(f"clusterformer draw: error: {option} is {value}: "), last
-        assert message in last
+def test_a_model_that_does_not_cluster(loaded: Loaded, texts: Path) -> None:
+    dense = untrained(loaded, texts / "byte", attention="full")
+    with pytest.raises(UserError, match="no layer of this ClusterformerLanguageModel clusters"):
+        read_clusters(dense, texts / "passage")
 
 
-def test_options_that_do_not_go_together(checkpoint, tmp_path, capsys):
-    for line in (["--out", tmp_path], ["--checkpoint", checkpoint, "--out", tmp_path]):
+def test_options_that_do_not_go_together(checkpoint, tmp_path, capsys) -> None:
+    for line, message in (
+        (["--out", tmp_path], "is missing; allowed: --checkpoint and --text, or --centroids"),
+        (["--checkpoint", checkpoint, "--out", tmp_path], "--text is missing; allowed: "),
+        (["--centroids", "c", "--layer", 1, "--out", tmp_path], "allowed: it alone, without"),
+    ):
         with pytest.raises(SystemExit):
-            run(*line)
-        assert "is missing; allowed: --checkpoint and --text, or --centroids" in (
-            capsys.readouterr().err
-        )
-    with pytest.raises(SystemExit):
-        run("--centroids", "c.npz", "--layer", 1, "--out", tmp_path)
-    assert "allowed: it alone, without --layer" in capsys.readouterr().err
+            main.run(["draw"], list(map(str, line)))
+        assert message in capsys.readouterr().err
 
 
-def test_without_validation_text_the_passage_is_counted(checkpoint, byte_data, texts, tmp_path):
-    """As in a bundle."""
-    shutil.copy(byte_data / "dict.txt", tmp_path)
-    assert run(*options(checkpoint, tmp_path, texts / "passage", tmp_path / "out")) == 0
-    page = (tmp_path / "out" / "clusters.html").read_text(encoding="utf-8")
-    length = len(PASSAGE.encode())
-    assert f"counted over {length} bytes of the passage itself" in page
-
-
-def test_a_passage_cannot_end_the_script(checkpoint, byte_data, tmp_path, capsys, recwarn):
+def test_a_passage_cannot_end_the_script(loaded: Loaded, tmp_path: Path) -> None:
     """And it may have characters that the font of the picture lacks."""
     passage = "</script><script>alert(1)</script></pre> \u2028 \u6771\u4eac"
     (tmp_path / "passage").write_text(passage, encoding="utf-8")
-    assert run(*options(checkpoint, byte_data, tmp_path / "passage", tmp_path)) == 0
-    page = (tmp_path / "clusters.html").read_text(encoding="utf-8")
+    reading = read_clusters(loaded, tmp_path / "passage")
+    page = pages.cluster_page(reading, reading.layers[0])
     assert_stands_alone(page, passage)
     assert page.count("<script>") == page.count("</script>") == 1
-    assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
-    assert "Glyph" not in capsys.readouterr().err
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save(draw_passage(reading, reading.layers[0]), tmp_path / "picture.png")

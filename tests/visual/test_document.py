@@ -7,11 +7,11 @@ from fairseq_clusterformer.visual.words import ClusteredText, DrawnLayer, descri
 
 
 def test_every_number_of_tokens_has_a_shade():
-    shades = [shade(count, most) for most in range(1, 1001) for count in range(1, most + 1)]
+    shades = [shade(count, most) for most in range(1, 201) for count in range(1, most + 1)]
     assert 0.2 < min(shades) < max(shades) == 1
 
 
-@pytest.mark.parametrize("tokens_of_a_mark", [1, 3, 41])
+@pytest.mark.parametrize("tokens_of_a_mark", [1, 3])
 def test_a_document_of_any_length_is_drawn(tokens_of_a_mark: int):
     passage = [0] * (STRIP // MARK * tokens_of_a_mark)
     tokens = ["a"] * len(passage)

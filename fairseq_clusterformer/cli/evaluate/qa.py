@@ -22,29 +22,28 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import write_text
 from fairseq_clusterformer.ranges import Range
 
-from ..common import FRACTION, NUMBER, PATH, Parser, add_force, add_model, check_files, number
+from ..common import Parser, add_force, add_model, check_file, check_files, number
 
 #: files in the folder of --out
 WRITTEN = ("predictions.json", "scores.json", "no_answer.json")
+_OPTIONS = ("max_positions_inference", "max_answer_length")  # of the task
 
 
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer evaluate qa", description=__doc__)
-    add = parser.add_argument
+    add = parser.add
     add_model(parser, "a reader's, or a bundle")
-    add("--split", default="valid", help="default: %(default)s")
-    add("--out", **PATH, help="the folder for the files")
-    about = "for natural-questions: its files of the split"
-    add("--gold", **PATH, nargs="+", default=(), help=about)
-    about = "for questions that may have no answer (default: %(default)s)"
-    add("--no-answer-threshold", **FRACTION, default=0.5, help=about)
+    add("--split SPLIT", "of the folder", default="valid")
+    add("--out PATH", "the folder for the files")
+    add("--gold PATH", "for natural-questions: its files of the split", nargs="+", default=())
+    add("--no-answer-threshold F", "for questions that may have no answer", default=0.5)
     about = "also exact match and F1 by question word, and by length of question and answer"
-    add("--breakdown", action="store_true", help=about)
-    add("--batch-size", **NUMBER, default=8, help="default: %(default)s")
+    add("--breakdown", about)
+    add("--batch-size N", "questions at once", default=8)
     add_force(parser)
-    whole = {"metavar": "N", "type": number(Range(whole=True))}
-    add("--max-positions-inference", help="default: as in training", **whole)
-    add("--max-answer-length", help="default: as in training", **whole)
+    for name in _OPTIONS:
+        about = "default: as in training"
+        add(f"--{name.replace('_', '-')} N", about, type=number(Range(whole=True)))
     return parser
 
 
@@ -62,16 +61,15 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.inference.evaluate import breakdown, predict, score
     from fairseq_clusterformer.inference.load import load_checkpoint
 
-    names = ("max_positions_inference", "max_answer_length")
-    options = {name: vars(args)[name] for name in names if vars(args)[name] is not None}
+    options = {name: vars(args)[name] for name in _OPTIONS if vars(args)[name] is not None}
     loaded = load_checkpoint(args.checkpoint, data=args.data, task="clusterformer_qa", **options)
     corpus = _corpus(loaded.folder)
     if args.gold and corpus != "natural-questions":
         raise UserError(f"--gold is given for {corpus}; allowed: for natural-questions")
     if args.breakdown and corpus == "natural-questions":
         raise bad_option("--breakdown", "given", "another corpus", f"the data are {corpus}")
-    if missing := [path for path in args.gold if not path.is_file()]:
-        raise bad_option("--gold", missing[0], "files of the split", "no such file")
+    for path in args.gold:
+        check_file("--gold", path, "files of the split")
     how = {"inputs": [loaded.path, loaded.folder, *args.gold], "force": args.force}
     if args.out:
         check_files(args.out, WRITTEN, **how)

@@ -17,7 +17,6 @@ The sentences are those of the prepared split. --out writes their translations a
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.data import RECORD
@@ -25,7 +24,7 @@ from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import check_output, write_text
 
-from ..common import Parser, add_force, check_files, inputs_of, read_lines, whole_number
+from ..common import Parser, add_force, check_files, inputs_of, read_lines
 from ..translate import add_translator, load_translator
 
 if TYPE_CHECKING:
@@ -35,15 +34,15 @@ if TYPE_CHECKING:
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer evaluate translation", description=__doc__)
     add_translator(parser)
-    add = parser.add_argument
-    add("--split", default="test", help="such as valid, test, test1 (default: %(default)s)")
-    add("--batch-size", type=whole_number, help="sentences at once")
-    add("--max-tokens", type=whole_number, default=12000, help="at once (default: %(default)s)")
-    add("--reference", type=Path, metavar="FILE", help="raw references, a sentence a line")
-    add("--compound-split", action="store_true", help="also give BLEU with words split at hyphens")
-    add("--bootstrap", action="store_true", help="95%% confidence, by 1000 resamplings")
-    add("--json", type=Path, metavar="FILE", help="also write everything here")
-    add("--out", type=Path, metavar="FOLDER", help="write the translations to FOLDER/SPLIT.LANG")
+    add = parser.add
+    add("--split SPLIT", "such as valid, test, test1", default="test")
+    add("--batch-size N", "sentences at once")
+    add("--max-tokens N", "at once", default=12000)
+    add("--reference FILE", "raw references, a sentence a line")
+    add("--compound-split", "also give BLEU with words split at hyphens")
+    add("--bootstrap", "95%% confidence, by 1000 resamplings")
+    add("--json FILE", "also write everything here")
+    add("--out FOLDER", "write the translations to FOLDER/SPLIT.LANG")
     add_force(parser)
     return parser
 

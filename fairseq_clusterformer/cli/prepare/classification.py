@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 
 from fairseq_clusterformer.corpora.classification.build import Settings, prepare
 from fairseq_clusterformer.corpora.classification.corpora import CORPORA, NO_VALID, known_corpus
@@ -19,8 +18,8 @@ from fairseq_clusterformer.corpora.classification.own import FORMATS, FileFormat
 from fairseq_clusterformer.corpora.folder import resolved
 from fairseq_clusterformer.errors import bad_option
 
-from .. import common
-from ..common import NUMBER, PATH, Parser, add_dest, line_encoding, prepare_folder
+from ..common import Parser, add_dest, line_encoding, prepare_folder
+from .shared import add_tokenizer, take_existing
 
 _OWN = """Prepare your own labelled texts or pairs, in the folder DEST.
 
@@ -55,7 +54,7 @@ def _parser() -> Parser:
     parser = Parser(prog="clusterformer prepare classification", description=__doc__)
     corpora = parser.corpora()
     own = corpora.add_parser("text", description=_OWN, help="your own labelled texts or pairs")
-    common.add(own, "source", "a file or a folder; see above")
+    own.add("source SOURCE", "a file or a folder; see above")
     add_dest(own)
     _add_own_options(own)
     _add_common_options(own, "DEST")
@@ -67,65 +66,55 @@ def _parser() -> Parser:
 
 
 def _add_own_options(parser: Parser) -> None:
-    add = partial(common.add, parser)
+    add = parser.add
     for split in ("valid", "test"):
-        add(f"--{split}", f"the file or folder of {split}", **PATH)
+        add(f"--{split} PATH", f"the file or folder of {split}")
         about = f"the share of train that is drawn for {split}"
-        add(f"--{split}-fraction", about, default=Settings.validation)
+        add(f"--{split}-fraction F", about, default=Settings.validation)
     add("--format", "of all files (default: by the suffix)", choices=FORMATS)
     about = "the header's or JSON's name of the label"
-    add("--label-field", about, metavar="NAME", dest="label", default="label")
-    add(
-        "--text-fields",
-        "the same of the text, or of both texts, as in question,answer (default: text, or text "
-        "and text2, or text1 and text2)",
-        metavar="NAMES",
-        dest="texts",
-        type=_fields,
-        default=(),
-    )
+    add("--label-field NAME", about, dest="label", default="label")
+    about = "the same of the text, or of both texts, as in question,answer (default: text, or "
+    about += "text and text2, or text1 and text2)"
+    add("--text-fields NAMES", about, dest="texts", type=_fields, default=())
     about = "read these labels alone, as in pos,neg (default: all)"
-    add("--labels", about, metavar="LIST", type=_names, default=())
-    add("--encoding", "of the files", metavar="NAME", type=line_encoding, default="utf-8")
-    about = "words stand between blanks (default: punctuation marks become words)"
-    add("--tokenised", about, action="store_true")
+    add("--labels LIST", about, type=_names, default=())
+    add("--encoding NAME", "of the files", type=line_encoding, default="utf-8")
+    add("--tokenised", "words stand between blanks (default: punctuation marks become words)")
 
 
 def _add_known_options(parser: Parser, name: str) -> None:
-    add = partial(common.add, parser)
     about = f"the folder in which to make {name}; where it is there, nothing is done"
-    add("dest", about, metavar="DEST", type=Path)
+    parser.add("dest DEST", about)
     archive = "; or the archive" if name == "20news" else ""
     about = f"the folder with the data set's files, or one that holds it{archive}"
-    add("--source", about, required=True)
+    parser.add("--source DIR", about, required=True)
     if name in NO_VALID:
         about = "the share of train that becomes valid"
-        add("--valid-fraction", about, default=Settings.validation)
+        parser.add("--valid-fraction F", about, default=Settings.validation)
 
 
 def _add_common_options(parser: Parser, made: str) -> None:
-    add = partial(common.add, parser)
-    add("--seed", "of the folds, or of the splits that are drawn", default=Settings.seed)
-    add(
-        "--vocabulary-size",
-        "the most words of train in the dictionary, 4 special symbols included",
-        **NUMBER,
-        default=Settings.vocabulary_size,
-    )
+    add = parser.add
+    add("--seed N", "of the folds, or of the splits that are drawn", default=Settings.seed)
+    about = "the most words of train in the dictionary, 4 special symbols included"
+    add("--vocabulary-size N", about, default=Settings.vocabulary_size)
     about = "how often a word must be in train to be in the dictionary"
-    add("--min-count", about, **NUMBER, default=Settings.min_count)
-    add(
-        "--max-length",
-        "the most tokens of a text, </s> included; longer ones lose their end (default: 1500 for "
-        "20news, any number for the others)",
-        **NUMBER,
-    )
+    add("--min-count N", about, default=Settings.min_count)
+    about = "the most tokens of a text, </s> included; longer ones lose their end (default: 1500 "
+    add("--max-length N", about + "for 20news, any number for the others)")
+    add_tokenizer(parser)
     add("--force", f"replace {made}, which must hold nothing but what this command wrote")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prepare a corpus; returns the exit status, or raises UserError."""
     options = vars(_parser().parse_args(arguments))
+    vocabulary = take_existing(options)
+    for key in ("vocabulary_size", "min_count"):
+        if vocabulary and options[key] != getattr(Settings, key):
+            option = f"--{key.replace('_', '-')}"
+            raise bad_option(option, options[key], "without --tokenizer, which says its words")
     settings = Settings(
         **{key: options.pop(key) for key in ("seed", "vocabulary_size", "min_count")},
         max_length=options.pop("max_length"),
@@ -147,5 +136,6 @@ def main(arguments: Sequence[str]) -> int:
         corpus, dest = known_corpus(name, source), dest / name
         if settings.max_length is None:
             settings = replace(settings, max_length=corpus.max_length)
-    make = partial(prepare, corpus=corpus, settings=settings, options=options, force=force)
+    how = {"options": options, "force": force, "vocabulary": vocabulary}
+    make = partial(prepare, corpus=corpus, settings=settings, **how)
     return prepare_folder({"prepare": make, "dest": dest})

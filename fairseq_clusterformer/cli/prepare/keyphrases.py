@@ -15,13 +15,11 @@ width, y and height in pixels; block, inline, heading and leaf (1 or 0); the siz
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.etc.openkp_build import prepare
 
-from .. import common
 from ..common import Parser, add_dest, prepare_folder
 from .shared import (
     add_files,
@@ -40,12 +38,11 @@ def _parser() -> Parser:
     parser = Parser(prog="clusterformer prepare keyphrases", description=__doc__)
     known = parser.corpora().add_parser("openkp", description=__doc__, help=", ".join(FILES))
     add_dest(known)
-    add = partial(common.add, known)
-    add("--source", f"a folder with {', '.join(FILES)}")
+    known.add("--source DIR", f"a folder with {', '.join(FILES)}")
     add_files(known, "--source")
     add_subwords(known)
-    add("--workers", "processes")
-    add("--force", "replace DEST, which must hold nothing but what this command wrote")
+    known.add("--workers N", "processes", default=1)
+    known.add("--force", "replace DEST, which must hold nothing but what this command wrote")
     return parser
 
 

@@ -6,7 +6,6 @@ tokens of each split.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 from fairseq_clusterformer.corpora.language_modelling.corpora import (
     ENWIK8,
@@ -16,8 +15,7 @@ from fairseq_clusterformer.corpora.language_modelling.corpora import (
     prepare_wikitext103,
 )
 
-from .. import common
-from ..common import NUMBER, Parser, add_dest, line_encoding, prepare_folder
+from ..common import Parser, add, add_dest, line_encoding, prepare_folder
 from .shared import add_existing, take_vocabulary
 
 
@@ -36,81 +34,43 @@ def _parser() -> Parser:
         add_dest(corpus, name)
         places = f"{', '.join(archive.members)} or {archive.name}"
         help_ = f"a folder that holds {places}; without it, {archive.url} is downloaded"
-        common.add(corpus, "--source", help_)
+        corpus.add("--source DIR", help_)
     return parser
 
 
 def _add_text_options(parser: Parser) -> None:
     parser.set_defaults(prepare=prepare_text)
-    add = partial(common.add, parser)
-    add(
-        "source",
-        "a folder, searched recursively except for hidden files, or one file; .xz, .gz and .bz2 "
-        "are unpacked",
-    )
+    about = "a folder, searched recursively except for hidden files, or one file; .xz, .gz and "
+    parser.add("source SOURCE", about + ".bz2 are unpacked")
     add_dest(parser)
     units = parser.add_mutually_exclusive_group()
-    unit = partial(common.add, units)
-    unit(
-        "--bytes",
-        "one token per byte, without </s> (the default); use fairseq's --sample-break-mode none",
-        action="store_true",
-    )
-    unit(
-        "--sentencepiece",
-        "that many subwords, from a model that is trained on train and put into DEST; a line ends "
-        "in </s>",
-    )
-    unit(
-        "--words",
-        "one token per word of train, split at blanks, for text that is tokenised already; other "
-        "words become <unk>; a line ends in </s>",
-        action="store_true",
-    )
+    about = "one token per byte, without </s> (the default); use fairseq's --sample-break-mode "
+    add(units, "--bytes", about + "none")
+    about = "that many subwords, from a model that is trained on train and put into DEST; a line "
+    add(units, "--sentencepiece VOCAB", about + "ends in </s>")
+    about = "one token per word of train, split at blanks, for text that is tokenised already; "
+    add(units, "--words", about + "other words become <unk>; a line ends in </s>")
     add_existing(parser, units)
-    add(
-        "--sentences",
-        "a line for each sentence, and an empty one behind each document, as etc_masked_lm reads "
-        "them",
-        action="store_true",
-    )
-    add(
-        "--document-separator",
-        "the line that ends a document; it becomes no token (default: each file is a document)",
-        metavar="LINE",
-    )
-    add(
-        "--split",
-        "files: as the files are named (train-00.txt.xz, valid.txt, test/...); documents: whole "
-        "documents, drawn by a checksum of their text; contiguous: train, valid and test in "
-        "order, cut at line ends (default: files where the names say so; otherwise documents, or "
-        "contiguous for fewer than 20 files without --document-separator, where one file would be "
-        "more than a split's 5 percent)",
-        choices=("files", "documents", "contiguous"),
-    )
+    about = "a line for each sentence, and an empty one behind each document, as etc_masked_lm "
+    parser.add("--sentences", about + "reads them")
+    about = "the line that ends a document; it becomes no token (default: each file is a document)"
+    parser.add("--document-separator LINE", about)
+    about = """files: as the files are named (train-00.txt.xz, valid.txt, test/...); documents:
+        whole documents, drawn by a checksum of their text; contiguous: train, valid and test in
+        order, cut at line ends (default: files where the names say so; otherwise documents, or
+        contiguous for fewer than 20 files without --document-separator, where one file would be
+        more than a split's 5 percent)"""
+    parser.add("--split", about, choices=("files", "documents", "contiguous"))
     for split in ("valid", "test"):
         about = f"the part of all bytes that becomes {split}, unless split by files"
-        add(f"--{split}-fraction", about, default=0.05)
-    add("--train-bytes", "keep only the first lines of train, N bytes at most", **NUMBER)
-    add(
-        "--pattern",
-        "take files of such names only, such as '*.txt'; may be repeated (default: all files that "
-        "are not binary)",
-        metavar="GLOB",
-        action="append",
-    )
-    add(
-        "--encoding",
-        "of the files (default: utf-8); the folder's text is UTF-8",
-        metavar="NAME",
-        type=line_encoding,
-        default="utf-8",
-    )
-    add(
-        "--allow-binary",
-        "with --bytes: take any bytes, where otherwise what is not UTF-8 is an error",
-        action="store_true",
-    )
+        parser.add(f"--{split}-fraction F", about, default=0.05)
+    parser.add("--train-bytes N", "keep only the first lines of train, N bytes at most")
+    about = "take files of such names only, such as '*.txt'; may be repeated (default: all files "
+    parser.add("--pattern GLOB", about + "that are not binary)", action="append")
+    about = "of the files; the folder's text is UTF-8"
+    parser.add("--encoding NAME", about, type=line_encoding, default="utf-8")
+    about = "with --bytes: take any bytes, where otherwise what is not UTF-8 is an error"
+    parser.add("--allow-binary", about)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -15,12 +15,11 @@ from pathlib import Path
 from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.question_answering.build import prepare
 from fairseq_clusterformer.corpora.question_answering.corpora import CORPORA, QuestionCorpus
-from fairseq_clusterformer.corpora.question_answering.own import draw_documents, own_questions
+from fairseq_clusterformer.corpora.question_answering.squad import draw_documents, own_questions
 from fairseq_clusterformer.corpora.splits import split_of
 from fairseq_clusterformer.errors import bad_option
 
-from .. import common
-from ..common import NUMBER, PATH, Parser, add_dest, prepare_folder
+from ..common import Parser, add_dest, prepare_folder
 from .shared import (
     Files,
     add_files,
@@ -55,56 +54,53 @@ two splits. If one of them is given, only valid is drawn.
 """
 
 
-_PARAGRAPHS = "paragraphs of a document: the question's own and others of its article"
+#: options of some corpora
 _OPTIONS = {
-    "paragraphs": (_PARAGRAPHS + " (qed: of other questions)", NUMBER),
-    "contexts": ("the passages (default: short)", {"choices": ("short", "long")}),
-    "corpus": (
-        "a JSON list of {title, text}, for questions without paragraphs",
-        PATH | {"dest": "pool"},  # "corpus" is the name of the corpus
-    ),
-    "distractors": ("paragraphs drawn from --corpus per question (default: 8)", NUMBER),
+    "paragraphs N": "paragraphs of a document: the question's own and others of its article (qed: "
+    "of other questions)",
+    "contexts": "the passages (default: short)",
+    "corpus PATH": "a JSON list of {title, text}, for questions without paragraphs",
+    "distractors N": "paragraphs drawn from --corpus per question (default: 8)",
 }
+_HOW = {"contexts": {"choices": ("short", "long")}, "corpus PATH": {"dest": "pool"}}
 
 
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer prepare qa", description=__doc__)
     corpora = parser.corpora()
     own = corpora.add_parser("text", description=_OWN, help="your own questions")
-    common.add(own, "source", "a file or a folder; see above")
+    own.add("source SOURCE", "a file or a folder; see above")
     add_dest(own)
     _add_options(own, ("paragraphs",), "SOURCE")
     about = "make questions from plain text: mask a name or number that stands twice in a passage"
-    common.add(own, "--cloze", about, action="store_true")
+    own.add("--cloze", about)
     about = "with --cloze: the line that ends a document (default: each file is a document)"
-    common.add(own, "--document-separator", about, metavar="LINE")
+    own.add("--document-separator LINE", about)
     for name, corpus in CORPORA.items():
         files = ", ".join(corpus.patterns)
         known = corpora.add_parser(name, description=__doc__, help=files)
         add_dest(known)
         packed = "or its .tar.gz" if name.startswith("triviaqa") else "packed or not"
-        common.add(known, "--source", f"a folder with {files}, {packed}")
+        known.add("--source DIR", f"a folder with {files}, {packed}")
         _add_options(known, corpus.options, "--source")
     return parser
 
 
 def _add_options(parser: Parser, own: Sequence[str], source: str) -> None:
-    add = partial(common.add, parser)
     add_files(parser, source)
+    about = "draw documents with this share of train's questions for {}"
+    about += "" if source == "SOURCE" else "; valid of --source becomes test"
     for split in SPLITS[1:]:
-        about = f"draw documents with this share of train's questions for {split}"
-        if source == "SOURCE":
-            add(f"--{split}-fraction", about, default=0.1)
-        else:
-            add(f"--{split}-fraction", about + "; valid of --source becomes test")
-    add("--seed", "of the drawing")
+        default = 0.1 if source == "SOURCE" else None
+        parser.add(f"--{split}-fraction F", about.format(split), default=default)
+    parser.add("--seed N", "of the drawing", default=1)
     add_subwords(parser)
-    add("--titles", "put each paragraph's title before its text", action="store_true")
-    add("--workers", "processes")
-    add("--force", "replace DEST, which must hold nothing but what this command wrote")
-    for name in own:
-        about, how = _OPTIONS[name]
-        add(f"--{name}", about, **how)
+    parser.add("--titles", "put each paragraph's title before its text")
+    parser.add("--workers N", "processes", default=1)
+    parser.add("--force", "replace DEST, which must hold nothing but what this command wrote")
+    for name, about in _OPTIONS.items():
+        if name.split()[0] in own:
+            parser.add(f"--{name}", about, **_HOW.get(name, {}))
 
 
 def _own_files(source: Path) -> Files:
@@ -141,17 +137,10 @@ def _splits(
 
 
 def prepare_corpus(
-    *,
-    corpus: str,
-    dest: Path,
-    source: Path | None,
-    seed: int,
-    titles: bool,
-    workers: int,
-    force: bool,
-    **options,
+    *, corpus: str, dest: Path, source: Path | None, seed: int, **options
 ) -> dict | None:
     """Prepare a corpus; see `question_answering.build.prepare`."""
+    how = {name: options.pop(name) for name in ("titles", "workers", "force")}
     known = CORPORA.get(corpus) or QuestionCorpus(own_questions)
     made = {}
     if options.pop("cloze", False):
@@ -176,7 +165,10 @@ def prepare_corpus(
     if shares:
         readers |= draw_documents(reader, splits["train"], shares, seed)
         splits = {s: splits.get(s, splits["train"]) for s in SPLITS if s in readers}
-    named = {k: _named(v) if isinstance(v, Path) else v for k, v in chosen.items()}
+    named = dict(chosen)
+    if pool := chosen.get("corpus"):
+        size = f", {pool.stat().st_size:,} bytes" if pool.is_file() else ""
+        named["corpus"] = f"{pool.name}{size}"
     drawn = {f"{split} fraction": share for split, share in shares.items()}
     return prepare(
         dest,
@@ -185,15 +177,8 @@ def prepare_corpus(
         readers=readers,
         vocabulary=vocabulary,
         options=named | made | drawn | ({"seed": seed} if shares else {}),
-        titles=titles,
-        workers=workers,
-        force=force,
+        **how,
     )
-
-
-def _named(path: Path) -> str:
-    size = f", {path.stat().st_size:,} bytes" if path.is_file() else ""
-    return path.name + size
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from fairseq_clusterformer.corpora import SAMPLE, SPLITS, SUBWORDS
@@ -10,8 +9,7 @@ from fairseq_clusterformer.corpora.vocabulary import Vocabulary
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.ranges import Range
 
-from .. import common
-from ..common import PATH, Parser, number
+from ..common import Parser, add, check_file, number
 
 Files = dict[str, list[Path]]  # of each split
 
@@ -20,7 +18,7 @@ def add_files(parser: Parser, source: str) -> None:
     """The options of a split's files, to be used in the place of what is found in ``source``."""
     for split in SPLITS:
         about = f"the files of {split}, instead of those found in {source}"
-        common.add(parser, f"--{split}", about, **PATH, nargs="+")
+        parser.add(f"--{split} PATH", about, nargs="+")
 
 
 def check_folder(source: Path | None) -> None:
@@ -31,8 +29,8 @@ def check_folder(source: Path | None) -> None:
 def files_of_splits(
     options: dict, found: Mapping[str, list[Path]], source: Path | None, patterns: Sequence[str]
 ) -> Files:
-    """Take the files of each split out, or return what was found in --source by its patterns;
-    raises UserError if there are none, or one is missing."""
+    """Take the files of each split out, or those found in --source by its patterns; raises
+    UserError if there are none, or one is missing."""
     splits = {split: options.pop(split) or found.get(split) for split in SPLITS}
     splits = {split: [p.absolute() for p in paths] for split, paths in splits.items() if paths}
     if not splits:
@@ -61,39 +59,34 @@ def add_subwords(parser: Parser) -> None:
     """The options that :func:`take_vocabulary` takes."""
     units = parser.add_mutually_exclusive_group()
     about = f"pieces of a sentencepiece model to train on train (default: {SUBWORDS} or fewer)"
-    common.add(units, "--sentencepiece", about)
-    about = "the tokenizer.json of a pre-trained model, such as BERT's"
-    common.add(units, "--tokenizer", about, metavar="FILE", type=Path)
+    add(units, "--sentencepiece VOCAB", about)
     add_existing(parser, units)
+
+
+def add_tokenizer(parser: argparse._ActionsContainer) -> None:
+    add(parser, "--tokenizer FILE", "the tokenizer.json of a pre-trained model, such as BERT's")
 
 
 def add_existing(parser: Parser, units: argparse._ActionsContainer) -> None:
     """Those of an existing model, which exclude others in ``units``, and `add_sample`'s."""
-    add = partial(common.add, units)
-    add("--sentencepiece-model", "an existing sentencepiece model", metavar="FILE", type=Path)
-    add(
-        "--gpt2-bpe",
-        "GPT-2's subwords, which RoBERTa has: a folder with encoder.json and vocab.bpe",
-        metavar="DIR",
-        type=Path,
-    )
+    add_tokenizer(units)
+    add(units, "--sentencepiece-model FILE", "an existing sentencepiece model")
+    about = "GPT-2's subwords, which RoBERTa has: a folder with encoder.json and vocab.bpe"
+    add(units, "--gpt2-bpe DIR", about)
     about = "the dictionary of a pretrained model (RoBERTa's dict.txt; default: all subwords)"
-    common.add(parser, "--dict", about, metavar="FILE", type=Path)
+    parser.add("--dict FILE", about)
     add_sample(parser)
 
 
 def add_sample(parser: Parser) -> None:
     """The size of the text that a sentencepiece model learns from."""
-    about = (
-        "megabytes of train that a sentencepiece model learns from, which take 20 times as much "
-        f"memory; of a larger train, lines are drawn (default: {SAMPLE})"
-    )
-    how = {"metavar": "MB", "type": number(Range(1, 100_000, whole=True))}
-    common.add(parser, "--sentencepiece-sample", about, **how)
+    about = "megabytes of train that a sentencepiece model learns from, which take 20 times as "
+    about += f"much memory; of a larger train, lines are drawn (default: {SAMPLE})"
+    parser.add("--sentencepiece-sample MB", about, type=number(Range(1, 100_000, whole=True)))
 
 
 def take_sample(options: dict, trains: bool) -> int:
-    """Take the size of the sample out; raises UserError if it is given and no model is trained."""
+    """Take the size of the sample out; it is only given where a model is trained."""
     given = options.pop("sentencepiece_sample")
     if given and not trains:
         allowed = "where a sentencepiece model is trained"
@@ -101,12 +94,10 @@ def take_sample(options: dict, trains: bool) -> int:
     return given or SAMPLE
 
 
-def _existing(options: dict) -> Vocabulary | None:
+def take_existing(options: dict) -> Vocabulary | None:
     """Take the options of an existing model out; None if none is given."""
-    gpt2_bpe, model, words = (
-        options.pop(name) for name in ("gpt2_bpe", "sentencepiece_model", "dict")
-    )
-    tokenizer = options.pop("tokenizer", None)  # not of every command
+    names = ("gpt2_bpe", "sentencepiece_model", "dict", "tokenizer")
+    gpt2_bpe, model, words, tokenizer = (options.pop(name, None) for name in names)
     if words and not (gpt2_bpe or model):
         raise bad_option("--dict", words, "with --gpt2-bpe or --sentencepiece-model only")
     if gpt2_bpe and not gpt2_bpe.is_dir():
@@ -117,22 +108,18 @@ def _existing(options: dict) -> Vocabulary | None:
         ("--tokenizer", tokenizer, "a tokenizer.json"),
         ("--dict", words, "a dictionary of fairseq's"),
     ):
-        if path and not path.is_file():
-            raise bad_option(option, path, what, "no such file")
-        # the name decides how a file is read
-        if path and (path.suffix == ".json") != (path is tokenizer):
-            raise bad_option(option, path, what, "its name says something else")
+        if path:
+            check_file(option, path, what)
+            if (path.suffix == ".json") != (path is tokenizer):  # it decides how a file is read
+                raise bad_option(option, path, what, "its name says something else")
     given = gpt2_bpe or model or tokenizer
     return Vocabulary(given, dictionary=words) if given else None
 
 
 def take_vocabulary(options: dict, usual: int | None = SUBWORDS) -> Vocabulary | None:
-    """Take a model, or one to train, out of the options.
-
-    Args:
-        usual: pieces to train, or fewer, where no model is given; None: none is trained.
-    """
-    pieces, existing = options.pop("sentencepiece"), _existing(options)
+    """Take a model, or one to train, out of the options. `usual`: pieces to train, or fewer, where
+    no model is given; None: none is trained."""
+    pieces, existing = options.pop("sentencepiece"), take_existing(options)
     trains = not existing and (pieces or usual)
     sample = take_sample(options, bool(trains))
     if not trains:

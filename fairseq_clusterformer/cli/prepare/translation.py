@@ -8,8 +8,6 @@ prepared.json holds the options, and counts what was kept and dropped of each sp
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 
 from fairseq_clusterformer.corpora import SUBWORDS
 from fairseq_clusterformer.corpora.translation.build import prepare
@@ -20,8 +18,7 @@ from fairseq_clusterformer.corpora.translation.corpora import (
     own_pairs,
 )
 
-from .. import common
-from ..common import NUMBER, Parser, add_dest, prepare_folder
+from ..common import Parser, add_dest, prepare_folder
 from .shared import add_sample, take_sample
 
 _FILES = (
@@ -52,61 +49,43 @@ def _language(text: str) -> str:
 
 
 def _add_own_options(parser: Parser) -> None:
-    add = partial(common.add, parser)
+    add = parser.add
     for side in ("source", "target"):
         about = f"the code of the {side} language, such as fr or en"
-        add(f"--{side}-lang", about, metavar="LANG", type=_language, required=True)
-    files = {"metavar": "PREFIX", "type": Path, "nargs": "+"}
+        add(f"--{side}-lang LANG", about, type=_language, required=True)
     about = _FILES.format("SOURCE_LANG", "TARGET_LANG", "source<TAB>target")
-    add("--train", about, **files, required=True)
+    add("--train PREFIX", about, nargs="+", required=True)
+    about = "the part of all different pairs that becomes {} (default: 0.05, 2,000 pairs at "
+    about += "most); a training pair that shares a sentence with valid or test is dropped"
     for split in ("valid", "test"):
-        about = "as --train (default: drawn from --train)"
-        add(f"--{split}", about, **files, default=())
-        add(
-            f"--{split}-fraction",
-            f"the part of all different pairs that becomes {split} (default: 0.05, 2,000 pairs at "
-            "most); a training pair that shares a sentence with valid or test is dropped",
-        )
-    add("--lowercase", "make all text lower case", action="store_true")
+        add(f"--{split} PREFIX", "as --train (default: drawn from --train)", nargs="+", default=())
+        add(f"--{split}-fraction F", about.format(split))
+    add("--lowercase", "make all text lower case")
 
 
 def _add_known_options(parser: Parser, known: KnownCorpus) -> None:
     places = dict.fromkeys(archive.url.rsplit("/", 1)[0] for archive in known.archives)
-    checked = all(archive.checksum for archive in known.archives)
-    common.add(
-        parser,
-        "--source",
-        f"a folder that holds {', '.join(archive.name for archive in known.archives)}"
-        f"{known.places}; without it, they are downloaded from {' and '.join(places)}"
-        + ("" if checked else "; nobody publishes a checksum to verify the download with"),
-    )
+    about = f"a folder that holds {', '.join(archive.name for archive in known.archives)}"
+    about += f"{known.places}; without it, they are downloaded from {' and '.join(places)}"
+    if not all(archive.checksum for archive in known.archives):
+        about += "; nobody publishes a checksum to verify the download with"
+    parser.add("--source DIR", about)
     files = _FILES.format("de", "en", "English<TAB>German")
-    parser.add_argument(
-        "--extra-train",
-        metavar="PREFIX",
-        type=Path,
-        action="append",
-        default=[],
-        help=f"more training text, not tokenised: {files}; a pair that shares a sentence with "
-        "valid or test is dropped; may be repeated",
-    )
+    about = f"more training text, not tokenised: {files}; a pair that shares a sentence with "
+    about += "valid or test is dropped; may be repeated"
+    parser.add("--extra-train PREFIX", about, action="append", default=[])
 
 
 def _add_shared_options(parser: Parser, operations: int | None, vocabulary: str) -> None:
-    add = partial(common.add, parser)
     about = "subwords to learn: merges of subword-nmt, or pieces of sentencepiece"
     if not operations:
         about += f" (default: {SUBWORDS}, or fewer where the text gives fewer)"
-    add("--bpe-operations", about, **NUMBER, default=operations)
-    add(
-        "--vocabulary",
-        "subword-nmt: subwords of the tokens of Moses, which knows some 40 languages; "
-        "sentencepiece: subwords of the text as it is, in any language",
-        choices=("subword-nmt", "sentencepiece"),
-        default=vocabulary,
-    )
+    parser.add("--bpe-operations N", about, default=operations)
+    about = "subword-nmt: subwords of the tokens of Moses, which knows some 40 languages; "
+    about += "sentencepiece: subwords of the text as it is, in any language"
+    parser.add("--vocabulary", about, choices=("subword-nmt", "sentencepiece"), default=vocabulary)
     add_sample(parser)
-    add("--workers", "processes that tokenise")
+    parser.add("--workers N", "processes that tokenise", default=1)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -23,12 +23,15 @@ from fairseq_clusterformer.errors import UserError
 from .. import SPLITS
 from ..download import checksum
 from ..folder import make_folder
+from ..vocabulary import Vocabulary, load_model
 from .corpora import LabelledCorpus
 from .tokenise import TokenisedPart, tokenise
 
 if TYPE_CHECKING:
     import torch
     from fairseq.data import Dictionary
+
+    from fairseq_clusterformer.data.subwords import Subwords
 
 RECORD = "data.json"  # in each folder, for the reader and for ``clusterformer classify``
 # Of a data set that comes undivided (Quora's questions): about the 10,000 pairs that are usual.
@@ -39,36 +42,28 @@ Dealt = dict[str, Sequence[str]]  # of each part, the split of each example
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of the preparation, the same for all data sets.
+    """Options of the preparation, the same for all data sets."""
 
-    Args:
-        seed: of the folds, or of the splits that are drawn.
-        vocabulary_size: the most entries of the dictionary, special symbols included.
-        min_count: how often a word must be in train to be in the dictionary.
-        max_length: the most tokens of an input, ``</s>`` included; None: any number.
-        validation: the share of train that becomes valid, where the data set has none.
-        test: the same of test; 0: there is no test set then.
-    """
-
-    seed: int = 1
-    vocabulary_size: int = 30_000
-    min_count: int = 1
-    max_length: int | None = None
-    validation: float = 0.1
-    test: float = 0.0
+    seed: int = 1  # of the folds, or of the splits that are drawn
+    vocabulary_size: int = 30_000  # of the dictionary at most, special symbols included
+    min_count: int = 1  # how often a word must be in train to be in the dictionary
+    max_length: int | None = None  # of an input, ``</s>`` included; None: any number of tokens
+    validation: float = 0.1  # the share of train that becomes valid, where there is none
+    test: float = 0.0  # the same of test; 0: there is no test set then
 
 
 def prepare(
-    dest: Path, corpus: LabelledCorpus, settings: Settings, options: dict, force: bool = False
+    dest: Path,
+    corpus: LabelledCorpus,
+    settings: Settings,
+    options: dict,
+    force: bool = False,
+    vocabulary: Vocabulary | None = None,
 ) -> dict | None:
-    """Prepare `corpus` in the folder `dest`, as `make_folder` does.
-
-    Args:
-        options: other options of the command, for the record.
-
-    Raises:
-        UserError: if the files are damaged, or too small to be split.
-    """
+    """Prepare `corpus` in the folder `dest`, as `make_folder` does; other `options` of the command
+    are for the record. A `vocabulary` has a ``tokenizer.json``. Raises UserError for files that
+    are damaged, or too small to be split."""
+    model = load_model(vocabulary.model) if vocabulary else None
     recipe = {
         "name": corpus.name,
         "unicode": FORM,
@@ -78,10 +73,13 @@ def prepare(
             for part, paths in corpus.files.items()
             for n, path in enumerate(paths, 1)
         },
+        **(vocabulary.recipe() if vocabulary else {}),
     }
 
     def build(work: Path, out: Path) -> dict:
-        parts = {part: tokenise(corpus, part, settings.max_length, work) for part in corpus.files}
+        parts = {
+            part: tokenise(corpus, part, settings.max_length, work, model) for part in corpus.files
+        }
         for part, number in (corpus.published or {}).items():
             if (found := len(parts[part].labels)) != number:
                 told = f"{part} has {found:,} examples; published: {number:,}"
@@ -95,13 +93,15 @@ def prepare(
                 "folder": folder,
                 "classes": corpus.classes,
                 "tokenised": corpus.tokenised,
-                "vocabulary": _write_folder(corpus, settings, texts, out / folder),
+                "vocabulary": _write_folder(corpus, settings, texts, out / folder, model),
                 "splits": facts,
                 "parts": {part: dict(each.counts) for part, each in parts.items()},
                 "published": corpus.published,
                 **recipe,
             }
             (out / folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+            if vocabulary:
+                shutil.copy(vocabulary.model, out / folder / "tokenizer.json")
             splits |= _summary(folder, facts)
         return {"splits": splits}
 
@@ -186,7 +186,7 @@ def _route(parts: dict[str, TokenisedPart], dealt: Dealt, folder: Path) -> None:
 
 
 def _write_folder(
-    corpus: LabelledCorpus, settings: Settings, texts: Path, out: Path
+    corpus: LabelledCorpus, settings: Settings, texts: Path, out: Path, model: "Subwords | None"
 ) -> dict[str, int]:
     """Write a folder as the task reads it; return the size of its vocabulary."""
     from fairseq_clusterformer.data.coding import WordCoding
@@ -194,10 +194,15 @@ def _write_folder(
     from .. import binarize  # which imports fairseq
 
     inputs = [f"input{i}" for i in range(corpus.inputs)]
-    words = sum((binarize.count_words(texts / f"train.{name}") for name in inputs), Counter())
-    dictionary = binarize.word_dictionary(
-        words, size=settings.vocabulary_size, min_count=settings.min_count, multiple=1
-    )
+    if model is not None:
+        dictionary = binarize.symbol_dictionary(model.symbols)
+        size = {"size": len(dictionary)}
+    else:
+        words = sum((binarize.count_words(texts / f"train.{name}") for name in inputs), Counter())
+        dictionary = binarize.word_dictionary(
+            words, size=settings.vocabulary_size, min_count=settings.min_count, multiple=1
+        )
+        size = {"size": len(dictionary), "words in train": len(words) - 1}  # </s> is counted too
     labels = binarize.symbol_dictionary(corpus.classes)
     coded = {name: (dictionary, WordCoding(dictionary).items) for name in inputs}
     coded["label"] = labels, partial(_label_items, dictionary=labels)
@@ -210,7 +215,7 @@ def _write_folder(
         (out / "group").mkdir()
         for file in texts.glob("*.group"):
             file.rename(out / "group" / f"{file.stem}.txt")
-    return {"size": len(dictionary), "words in train": len(words) - 1}  # </s> is counted too
+    return size
 
 
 def _label_items(text: Path, dictionary: "Dictionary") -> Iterator["torch.Tensor"]:

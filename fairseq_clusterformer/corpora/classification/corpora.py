@@ -23,35 +23,20 @@ Parts = dict[str, tuple[str, ...]]  # of each part, the names of its files
 
 @dataclass(frozen=True)
 class LabelledCorpus:
-    """A data set to prepare.
+    """A data set to prepare."""
 
-    Args:
-        name: as in the command.
-        labels: the class of each label that its files may hold, in the order of the classes.
-        files: of its parts: "train", "valid" and "test", or some of these, or "all".
-        read: yields the examples of a part's files.
-        inputs: the number of texts in an example, 1 or 2.
-        folds: the number of folds that "all" makes; None: it makes train, valid and test.
-        tokenised: its words stand between blanks already.
-        grouped: its examples have a group, and are ranked within it.
-        published: the number of examples in each part.
-        max_length: the most tokens of an input; None: any number.
-        apart: where splits are drawn, equal texts come to the same one.
-        settings: more for the record.
-    """
-
-    name: str
-    labels: dict[str, str]
-    files: dict[str, tuple[Path, ...]]
-    read: Callable[..., Iterator[LabelledText]]
-    inputs: int = 1
-    folds: int | None = None
-    tokenised: bool = False
-    grouped: bool = False
-    published: dict[str, int] | None = None
-    max_length: int | None = None
-    apart: bool = False
-    settings: dict = field(default_factory=dict)
+    name: str  # as in the command
+    labels: dict[str, str]  # the class of each label in its files, in the order of the classes
+    files: dict[str, tuple[Path, ...]]  # of "train", "valid" and "test", some of these, or "all"
+    read: Callable[..., Iterator[LabelledText]]  # yields the examples of a part's files
+    inputs: int = 1  # texts of an example, 1 or 2
+    folds: int | None = None  # that "all" makes; None: it makes train, valid and test
+    tokenised: bool = False  # words stand between blanks already
+    grouped: bool = False  # examples have a group, and are ranked within it
+    published: dict[str, int] | None = None  # the number of examples in each part
+    max_length: int | None = None  # the most tokens of an input; None: any number
+    apart: bool = False  # where splits are drawn, equal texts come to the same one
+    settings: dict = field(default_factory=dict)  # more for the record
 
     @property
     def classes(self) -> list[str]:
@@ -61,18 +46,13 @@ class LabelledCorpus:
 
 @dataclass(frozen=True)
 class Form:
-    """A form in which a data set is handed on: patterns of its parts' files, what reads them, and
-    more facts, as `LabelledCorpus` has them."""
+    """A form in which a data set is handed on: patterns of its parts' files, what reads them, how
+    many examples each is known to have, and more facts, as `LabelledCorpus` has them."""
 
     files: Parts
     read: Callable[..., Iterator[LabelledText]]
+    published: tuple[int, ...] = ()
     facts: dict = field(default_factory=dict)
-
-
-def _form(files: Parts, read: Callable, *published: int, **facts) -> Form:
-    if published:
-        facts["published"] = dict(zip(files, published, strict=True))
-    return Form(files, read, facts)
 
 
 def _each(pattern: str, **names: str) -> Parts:
@@ -80,10 +60,11 @@ def _each(pattern: str, **names: str) -> Parts:
     return {part: (pattern.format(name),) for part, name in names.items()}
 
 
-def _aligned(**names: str) -> Parts:
-    """The files of castorini/data."""
+def _aligned(*published: int, **names: str) -> Form:
+    """Four files for each part, in a folder, as in castorini/data."""
     files = ("sim.txt", "id.txt", "a.toks", "b.toks")
-    return {part: tuple(f"{folder}/{file}" for file in files) for part, folder in names.items()}
+    parts = {part: tuple(f"{folder}/{file}" for file in files) for part, folder in names.items()}
+    return Form(parts, read_aligned, published, _TOKENISED)
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -92,15 +73,15 @@ def _same(*names: str) -> dict[str, str]:
 
 def _sentences(number: int, name: str, *others: str) -> dict:
     """Two classes of sentences, for ten folds; maybe with a file for each class."""
-    forms = [_form({"all": (name,)}, partial(read_labelled_lines, encoding="latin-1"), number)]
+    forms = [Form({"all": (name,)}, partial(read_labelled_lines, encoding="latin-1"), (number,))]
     if others:
         read = partial(read_class_files, encoding="latin-1")
-        forms.append(_form({"all": others}, read, number))
-    return {"forms": forms, "labels": _BINARY, "folds": 10, "tokenised": True}
+        forms.append(Form({"all": others}, read, (number,)))
+    return {"forms": forms, "labels": _BINARY, "folds": 10, **_TOKENISED}
 
 
 def _pairs(labels: dict[str, str], *forms: Form, **facts) -> dict:
-    return {"forms": list(forms), "labels": labels, "inputs": 2, **facts}
+    return {"forms": forms, "labels": labels, "inputs": 2, **facts}
 
 
 def _columns(label: str, *texts: str, **how) -> Callable:
@@ -121,13 +102,7 @@ _read_quora_parts = _columns("label", "text1", "text2", names=("label", "text1",
 _read_sick = _columns("entailment_judgment", "sentence_A", "sentence_B")
 _read_wikiqa = _columns("Label", "Question", "Sentence", group="QuestionID")
 _read_msrp = _columns("Quality", "#1 String", "#2 String")
-_SCITAIL = (  # tsv_format, or snli_format
-    ("scitail_1.0_{}.tsv", _read_scitail),
-    ("tsv_format/scitail_1.0_{}.tsv", _read_scitail),
-    ("scitail_1.0_{}.txt", _read_snli),
-    ("snli_format/scitail_1.0_{}.txt", _read_snli),
-)
-_ALIGNED = {"tokenised": True}  # of castorini/data
+_TOKENISED = {"tokenised": True}
 
 #: of each data set the forms that it is looked for in, and its facts
 CORPORA: dict[str, dict] = {
@@ -137,8 +112,8 @@ CORPORA: dict[str, dict] = {
     "mpqa": _sentences(10_606, "mpqa.all"),
     "20news": {  # by date
         "forms": [
-            _form(_each("20news-bydate-{}", **_TWO), read_posts, 11_314, 7_532),
-            _form({"archive": ("20news-bydate.tar.gz",)}, read_posts),
+            Form(_each("20news-bydate-{}", **_TWO), read_posts, (11_314, 7_532)),
+            Form({"archive": ("20news-bydate.tar.gz",)}, read_posts),
         ],
         "labels": _same(*GROUPS),
         "max_length": 1_500,
@@ -146,31 +121,32 @@ CORPORA: dict[str, dict] = {
     },
     "snli": _pairs(  # 1.0; pairs without a gold label are dropped
         _same(*_NLI),
-        _form(_each("snli_1.0_{}*.jsonl*", **_DEV), _read_snli, 549_367, 9_842, 9_824),
+        Form(_each("snli_1.0_{}*.jsonl*", **_DEV), _read_snli, (549_367, 9_842, 9_824)),
     ),
-    "scitail": _pairs(
+    "scitail": _pairs(  # tsv_format, or snli_format
         {"entails": "entailment"} | _same("entailment", "neutral"),
-        *(_form(_each(name, **_DEV), read, 23_596, 1_304, 2_126) for name, read in _SCITAIL),
+        Form(_each("scitail_1.0_{}.tsv", **_DEV), _read_scitail, (23_596, 1_304, 2_126)),
+        Form(_each("scitail_1.0_{}.txt", **_DEV), _read_snli, (23_596, 1_304, 2_126)),
     ),
     "sick": _pairs(  # with its entailment judgements; the trial set is valid
         {name.upper(): name for name in _NLI},
-        _form(_each("SICK_{}.txt", **_SICK_PARTS), _read_sick, 4_500, 500, 4_927),
+        Form(_each("SICK_{}.txt", **_SICK_PARTS), _read_sick, (4_500, 500, 4_927)),
     ),
     "quora": _pairs(  # as it was released, or as Wang et al. (2017) split it
         _BINARY,
-        _form({"all": ("quora_duplicate_questions.tsv",)}, _read_quora),
-        _form(_each("{}.tsv", **_DEV), _read_quora_parts, 384_348, 10_000, 10_000, tokenised=True),
+        Form({"all": ("quora_duplicate_questions.tsv",)}, _read_quora),
+        Form(_each("{}.tsv", **_DEV), _read_quora_parts, (384_348, 10_000, 10_000), _TOKENISED),
     ),
     "wikiqa": _pairs(  # the question of each pair is its group
         _BINARY,
-        _form(_each("WikiQA-{}.tsv", **_DEV), _read_wikiqa, 20_360, 2_733, 6_165),
-        _form(_aligned(**_DEV), read_aligned, 8_672, 1_130, 2_351, **_ALIGNED),
+        Form(_each("WikiQA-{}.tsv", **_DEV), _read_wikiqa, (20_360, 2_733, 6_165)),
+        _aligned(8_672, 1_130, 2_351, **_DEV),
         grouped=True,
     ),
     "msrp": _pairs(
         _BINARY,
-        _form(_each("msr_paraphrase_{}.txt", **_TWO), _read_msrp, 4_076, 1_725),
-        _form(_aligned(**_TWO), read_aligned, 4_076, 1_725, **_ALIGNED),
+        Form(_each("msr_paraphrase_{}.txt", **_TWO), _read_msrp, (4_076, 1_725)),
+        _aligned(4_076, 1_725, **_TWO),
     ),
 }
 NO_VALID = ("20news", "msrp")
@@ -186,7 +162,9 @@ def known_corpus(name: str, source: Path) -> LabelledCorpus:
     if "archive" in files:
         form, (archive,) = forms[0], files["archive"]
         files = {part: (archive / folder,) for part, (folder,) in form.files.items()}
-    return LabelledCorpus(name, files=files, read=form.read, **facts | form.facts)
+    published = dict(zip(files, form.published, strict=True)) if form.published else None
+    facts |= {"published": published, **form.facts}
+    return LabelledCorpus(name, files=files, read=form.read, **facts)
 
 
 # where a file may be: in --source, or in a folder of the data set's own name or archive

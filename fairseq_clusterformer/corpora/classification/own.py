@@ -38,23 +38,14 @@ _TEXTS = (("text", "text2"), ("text1", "text2"), ("text",))
 
 @dataclass(frozen=True)
 class FileFormat:
-    """How a user's files are to be read.
+    """How a user's files are to be read."""
 
-    Args:
-        format: one of `FORMATS`; None: what the file's name says.
-        label: the name of the label's column or JSON field.
-        texts: the names of the one or two texts; none: one of `_TEXTS`.
-        labels: read these labels alone, and pass over the others; none: all labels.
-        encoding: of the files.
-        tokenised: words stand between blanks already.
-    """
-
-    format: str | None = None
-    label: str = "label"
-    texts: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()
+    format: str | None = None  # one of `FORMATS`; None: what the file's name says
+    label: str = "label"  # the name of the label's column or JSON field
+    texts: tuple[str, ...] = ()  # the same of the one or two texts; none: one of `_TEXTS`
+    labels: tuple[str, ...] = ()  # read these labels alone; none: all labels
     encoding: str = "utf-8"
-    tokenised: bool = False
+    tokenised: bool = False  # words stand between blanks already
 
     def of(self, path: Path) -> str:
         """Return the format of a file."""
@@ -71,15 +62,8 @@ class FileFormat:
 def own_corpus(
     source: Path, form: FileFormat, *, valid: Path | None = None, test: Path | None = None
 ) -> LabelledCorpus:
-    """Return a user's own data set.
-
-    Args:
-        source: a file; or a folder of files named after splits, or of a folder per split or label.
-        valid, test: files or folders of these splits, where `source` is the training data.
-
-    Raises:
-        UserError: if nothing is found there, or if the labels make no sense.
-    """
+    """Return a user's own data set, as ``clusterformer prepare classification text --help`` says.
+    Raises UserError if nothing is found there, or if the labels make no sense."""
     files = _find_parts(source)
     for part, path in (("valid", valid), ("test", test)):
         if path is not None:
@@ -94,9 +78,8 @@ def own_corpus(
         first = first or example
     _check_labels(files["train"][0], form, counts, first)
     names = sorted(counts, key=lambda name: (int(name), "") if name.isdecimal() else (0, name))
-    labels, inputs = {name: name for name in names}, len(first.texts)
-    how = {"inputs": inputs, "tokenised": form.tokenised, "apart": True}
-    return LabelledCorpus("text", labels, files, read, **how)
+    how = {"inputs": len(first.texts), "tokenised": form.tokenised, "apart": True}
+    return LabelledCorpus("text", {name: name for name in names}, files, read, **how)
 
 
 def _check_labels(
@@ -111,11 +94,12 @@ def _check_labels(
             f"{path}: {total:,} examples, labels: {some(counts) or 'none'}; allowed: two labels "
             "or more"
         )
-    if len(counts) > max(2, total / 2):
+    chosen = form.labels or path.is_dir()  # else a text may be taken for the label
+    if len(counts) > max(2, total / 2) and not chosen:
         raise UserError(
             f"{path}: {len(counts):,} labels in {total:,} examples, such as "
-            f"{short(next(iter(counts)))}; allowed: labels that come again; is the label another "
-            "column? See --label-field"
+            f"{short(next(iter(counts)))}; allowed: labels that come again, or --labels, or a "
+            "folder per label; is the label another column? See --label-field"
         )
     if reserved := [name for name in counts if _RESERVED.fullmatch(name)]:
         raise UserError(
@@ -166,8 +150,7 @@ def _suffix(path: Path) -> str:
 def _read(
     files: Sequence[Path], *, form: FileFormat, places: Sequence[Path]
 ) -> Iterator[LabelledText]:
-    """Yield the examples of files, and of folders that hold a folder per label; `places` are those
-    of all splits."""
+    """Yield the examples of files and folders; `places` are those of all splits."""
     with naming_all(chain.from_iterable(map(_files_in, places)), form.encoding, _REMEDY):
         yield from _examples(files, form)
 
@@ -192,7 +175,6 @@ def _examples(files: Sequence[Path], form: FileFormat) -> Iterator[LabelledText]
 
 
 def _read_folders(folder: Path, form: FileFormat) -> Iterator[LabelledText]:
-    """Yield the examples of a folder per label; each file in it is a text."""
     for of_label in sorted(path for path in folder.iterdir() if path.is_dir()):
         if of_label.name.startswith(".") or (form.labels and of_label.name not in form.labels):
             continue
@@ -218,7 +200,6 @@ def _read_table(path: Path, form: FileFormat) -> Iterator[LabelledText]:
 
 
 def _read_objects(path: Path, form: FileFormat) -> Iterator[LabelledText]:
-    """Yield the examples of JSON lines; the first one says which names the texts have."""
     first = {}
     with suppress(ValueError, RecursionError):
         first = json.loads(next(read_lines(path, form.encoding), ""))

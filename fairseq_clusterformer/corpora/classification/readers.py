@@ -58,13 +58,8 @@ def read_table(
     quoted: bool = False,
     encoding: str = "utf-8",
 ) -> Iterator[LabelledText]:
-    """Yield the examples of lines of columns.
-
-    Args:
-        label, texts, group: the names of their columns.
-        names: of all columns; None: the first line of each file has them.
-        delimiter, quoted: see `read_rows`.
-    """
+    """Yield the examples of lines of columns, given the names of those that hold label, texts and
+    group, and of all columns in order (None: the first line of each file has them)."""
     for path in files:
         columns = names
         for number, row in read_rows(path, delimiter, quoted=quoted, encoding=encoding):
@@ -116,12 +111,8 @@ def read_objects(
     unlabelled: str | None = None,
     encoding: str = "utf-8",
 ) -> Iterator[LabelledText]:
-    """Yield the examples of JSON objects, one per line.
-
-    Args:
-        label, texts: the names of their fields; a label may also be a whole number or a boolean.
-        unlabelled: the label that stands for none.
-    """
+    """Yield the examples of JSON objects, one per line, given the names of their fields. A label
+    may also be a whole number or a boolean; `unlabelled` stands for none."""
     for path in files:
         for number, line in enumerate(read_lines(path, encoding), 1):
             if not line.strip():
@@ -165,9 +156,8 @@ GROUPS = tuple(
 
 
 def read_posts(files: Sequence[Path]) -> Iterator[LabelledText]:
-    """Yield the posts of a part, sorted by group and number. Their headers, which give the group
-    away, are left out but for the subject's text. The part's folder may be in an archive:
-    ``20news.tar.gz/20news-train``."""
+    """Yield the posts of a part, sorted by group and number. Of their headers, which give the
+    group away, the subject is kept. The part's folder may be in an archive."""
     folder = files[0]
     source, before = (folder, "") if folder.is_dir() else (folder.parent, f"{folder.name}/")
     posts = {}

@@ -52,11 +52,7 @@ WIKITEXT103_TOKENS = (103_227_021, 217_646, 245_569)
 
 
 def prepare_enwik8(
-    dest: Path,
-    source: Path | None = None,
-    *,
-    archive: Archive = ENWIK8,
-    sizes: Sequence[int] = ENWIK8_SIZES,
+    dest: Path, source: Path | None = None, *, archive=ENWIK8, sizes=ENWIK8_SIZES
 ) -> dict | None:
     """Prepare enwik8 by bytes: its first `sizes` bytes are train, valid and test. Returns what
     `make_folder` does."""
@@ -75,9 +71,9 @@ def prepare_wikitext103(
     dest: Path,
     source: Path | None = None,
     *,
-    archive: Archive = WIKITEXT103,
-    types: int = WIKITEXT103_TYPES,
-    tokens: Sequence[int] = WIKITEXT103_TOKENS,
+    archive=WIKITEXT103,
+    types=WIKITEXT103_TYPES,
+    tokens=WIKITEXT103_TOKENS,
 ) -> dict | None:
     """Prepare WikiText-103 by words, and check its `types` and `tokens`; returns as above."""
     form = "none"  # the published numbers are of its words as they are
@@ -150,7 +146,7 @@ def prepare_text(
         named = set(itertools.chain.from_iterable(files.values()))
         skipped["not named after a split"] = [path for path in texts if path not in named]
         texts = [path for path in texts if path in named]
-    reader = TextReader(document_separator and document_separator.encode(), allow_binary, encoding)
+    reader = TextReader(document_separator, allow_binary, encoding)
 
     def build(work: Path, out: Path) -> dict:
         _report(texts, split, skipped)
@@ -163,10 +159,7 @@ def prepare_text(
             parts = by_sentence(parts)
         with naming_all(texts, encoding, "--encoding NAME for another, or --pattern without it"):
             counts = write_splits(parts, work, train_bytes=train_bytes)
-        if document_separator and not reader.separators_seen:
-            allowed = "a line that ends a document, in full"
-            problem = f"SOURCE {source} has no such line"
-            raise bad_option("--document-separator", document_separator, allowed, problem)
+        reader.check_separator(f"SOURCE {source}")
         return {"splits": _binarize(counts, work, out, vocabulary, words, sentences)}
 
     trained = vocabulary.train if vocabulary else None

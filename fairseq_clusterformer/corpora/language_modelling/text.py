@@ -96,10 +96,10 @@ class TextReader:
         encoding: of the files; documents are in UTF-8.
     """
 
-    separator: bytes | None = None
+    separator: str | None = None
     allow_binary: bool = False
     encoding: str = "utf-8"
-    separators_seen: int = field(default=0, init=False)
+    _seen: int = field(default=0, init=False)  # separators
 
     def documents(self, texts: Iterable[Path]) -> Iterator[Lines]:
         """Yield the documents that are not empty. Read each before you take the next."""
@@ -115,10 +115,17 @@ class TextReader:
                     yield document
 
     def _document_number(self, line: bytes) -> int | None:
-        if self.separator is not None and line.rstrip(b"\r\n") == self.separator:
-            self.separators_seen += 1
+        if self.separator is not None and line.rstrip(b"\r\n") == self.separator.encode():
+            self._seen += 1
             return None
-        return self.separators_seen
+        return self._seen
+
+    def check_separator(self, place: object) -> None:
+        """Raise UserError if the separator was not in the text, which was read at a place."""
+        if self.separator is not None and not self._seen:
+            allowed = "a line that ends a document, in full"
+            problem = f"no such line in {place}"
+            raise bad_option("--document-separator", self.separator, allowed, problem)
 
 
 def _without_mark(lines: Lines) -> Lines:
@@ -128,9 +135,8 @@ def _without_mark(lines: Lines) -> Lines:
 
 
 def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
-    """Return the files of each split, if files or folders right in `source` are named so:
-    ``train.txt``, ``train-00.txt.xz``, all below ``train/``. Raises UserError if there are files
-    for one split but not for another."""
+    """Return the files of each split, if files or folders right in `source` are named so, as
+    ``train-00.txt.xz`` and ``train/``. Raises UserError if there are some, but not of each."""
     files = defaultdict(list)
     for path in texts:
         if path != source and (name := _SPLIT_NAME.match(path.relative_to(source).parts[0])):
@@ -147,8 +153,7 @@ def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
 def by_document(
     texts: Sequence[Path], reader: TextReader, fractions: dict[str, float]
 ) -> SplitLines:
-    """Yield every document, whole, with a split that depends on the documents' texts alone, so
-    that equal ones share it.
+    """Yield every document, whole, with its split.
 
     Documents are ranked by the SHA-256 of their text. The first ones become valid and the next
     ones test, within their `fractions` of all bytes; where the first is too long, only the
@@ -215,9 +220,8 @@ def _sentences(lines: Iterable[bytes]) -> Lines:
 
 
 def write_splits(parts: SplitLines, folder: Path, *, train_bytes: int | None = None) -> dict:
-    """Write ``train.txt``, ``valid.txt`` and ``test.txt``, of train the first lines up to
-    `train_bytes`; return the documents (parts of one count once), lines and bytes of each split.
-    """
+    """Write ``train.txt`` (its first lines up to `train_bytes`), ``valid.txt`` and ``test.txt``;
+    return how many documents, lines and bytes each has."""
     counts = {split: dict.fromkeys(("documents", "lines", "bytes"), 0) for split in SPLITS}
     room = {"train": train_bytes or math.inf, "valid": math.inf, "test": math.inf}
     with ExitStack() as stack:

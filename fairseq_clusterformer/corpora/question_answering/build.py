@@ -8,7 +8,7 @@ import functools
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -40,16 +40,9 @@ def prepare(
     workers: int = 1,
     force: bool = False,
 ) -> dict | None:
-    """Prepare the files of `splits` in the folder `dest`, as `make_folder` does.
-
-    Args:
-        readers: of each split.
-        options: of the corpus, for ``prepared.json``.
-        titles: put each paragraph's title before its text.
-
-    Raises:
-        UserError: if a file is not what it must be, or has no question that can be used.
-    """
+    """Prepare the files of `splits`, each with its reader, in the folder `dest`, as `make_folder`
+    does. With `titles`, each paragraph's title stands before its text; `options` are of the
+    corpus, for ``prepared.json``. Raises UserError for a file without a question of use."""
     recipe = {
         "corpus": corpus,
         "files": {split: checksums(paths) for split, paths in splits.items()},
@@ -69,9 +62,8 @@ def prepare(
     def build_part(split: str, path: Path, model: Path, _work: Path, out: Path) -> dict:
         from .encode import write_file
 
-        counts, drops = write_file(
-            path, out, split, read=readers[split], model=model, titles=titles, workers=workers
-        )
+        how = {"read": readers[split], "model": model, "titles": titles, "workers": workers}
+        counts, drops = write_file(path, out, split, **how)
         dropped = {"dropped": drops.counts, "examples": drops.examples, "moved": drops.moved}
         return {"counts": counts, **dropped}
 
@@ -137,19 +129,14 @@ def _check_ids(out: Path, split: str) -> None:
 
 
 def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: Path) -> None:
-    """Train a sentencepiece model on questions and paragraphs, each text once."""
+    """Train a sentencepiece model on questions and paragraphs, each line once."""
     seen, words = SeenTexts(), set()
+    texts = (t for r in records for t in (r.question, *(part.text for part in r.paragraphs)))
     with open(text, "w", encoding="utf-8") as file:
-        for line in chain.from_iterable(_lines(record) for record in records):
-            if seen.add(line):
-                file.write(line + "\n")
-                formed = composed(line, READ_FORM)
-                words.update(re.findall(r"\w+", formed) if vocabulary.whole_words else ())
+        for line in filter(seen.add, chain.from_iterable(map(str.splitlines, texts))):
+            file.write(line + "\n")
+            if vocabulary.whole_words:
+                words.update(re.findall(r"\w+", composed(line, READ_FORM)))
     if not text.stat().st_size:
         raise UserError("train has no question to learn subwords from; allowed: one or more")
     vocabulary.train_model(text, out, words=sorted(words), form=READ_FORM)
-
-
-def _lines(record: Record) -> Iterator[str]:
-    for text in (record.question, *(paragraph.text for paragraph in record.paragraphs)):
-        yield from text.splitlines()

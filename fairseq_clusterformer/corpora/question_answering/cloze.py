@@ -14,13 +14,12 @@ from pathlib import Path
 import regex
 
 from fairseq_clusterformer.data import words
-from fairseq_clusterformer.errors import bad_option
 
 from ..language_modelling.text import TextReader
 from .records import Drops, GoldAnswer, Paragraph, Record, convert
 
 MASK = "what"
-_SHORTEST, _LONGEST = 40, 200  # words of a passage
+_SHORTEST, _LONGEST = 40, 200  # words of a passage: a line, or some that follow each other
 _ASKED = range(6, 31)  # words of a question
 _NAME = regex.compile(
     r"(?V1)(?<![\p{L}\p{N}])(?:\p{Lu}[\p{L}\p{M}]+(?:[ -]\p{Lu}[\p{L}\p{M}]+){0,3}"
@@ -36,19 +35,9 @@ def cloze_questions(
     per_passage: int = 4,
     seed: int = 1,
 ) -> Iterator[Record]:
-    """Yield the records of a file of plain text, always the same ones.
-
-    A passage is a line, or some that follow each other, of 40 to 200 words.
-
-    Args:
-        document_separator: the line that ends a document; else the file is one.
-        per_passage: questions from a passage, at most, each with another answer.
-        seed: of the drawing.
-
-    Raises:
-        UserError: a separator that is not in the file, or text that is not UTF-8.
-    """
-    reader = TextReader(None if document_separator is None else document_separator.encode())
+    """Yield the records of a file of plain text, at most `per_passage` from a passage, always the
+    same ones. Raises UserError for a separator that is not in the file, or another encoding."""
+    reader = TextReader(document_separator)
 
     def items() -> Iterator[tuple[str, tuple]]:
         for number, lines in enumerate(reader.documents([path])):
@@ -58,9 +47,7 @@ def cloze_questions(
                 draw = random.Random(f"{seed} {passage}")
                 for asked in questions(passage, draw)[:per_passage]:
                     yield f"{path}: document {number}, passage {place}", (title, *asked)
-        if document_separator is not None and not reader.separators_seen:
-            problem = f"no such line in {path}"
-            raise bad_option("--document-separator", document_separator, "a line of it", problem)
+        reader.check_separator(path)
 
     return convert(items(), _record, drops)
 
@@ -82,8 +69,7 @@ def passages(lines: Iterable[str]) -> Iterator[str]:
 
 
 def questions(passage: str, draw: random.Random) -> list[tuple[str, str, str]]:
-    """Every question, document and answer that a passage gives, no answer twice, in the order of
-    `draw`."""
+    """Every question, document and answer of a passage, no answer twice, in drawn order."""
     sentences = [passage[start:end] for start, end in words.sentences(passage)]
     places = defaultdict(list)  # of an answer: sentences, and where it begins there
     for number, sentence in enumerate(sentences):

@@ -13,27 +13,19 @@ from .squad import qed, squad
 
 @dataclass(frozen=True)
 class QuestionCorpus:
-    """A corpus that the command knows.
+    """A corpus that the command knows."""
 
-    Args:
-        reader: of one of its files.
-        files: patterns of the names of train, valid and test in --source, between blanks.
-        options: of its reader, by the names of the command's options.
-        few_words: its language has so few that each is a piece of the sentencepiece model.
-    """
-
-    reader: Callable[..., Iterator[Record]]
-    files: str = ""
-    options: tuple[str, ...] = ()
-    few_words: bool = False
+    reader: Callable[..., Iterator[Record]]  # of one of its files
+    files: str = ""  # patterns of train, valid and test in --source, between blanks
+    options: tuple[str, ...] = ()  # of its reader, by the names of the command's options
+    few_words: bool = False  # so few that each is a piece of the sentencepiece model
 
     @property
     def patterns(self) -> list[str]:
         return self.files.split()
 
     def find(self, source: Path, pattern: str) -> list[Path]:
-        """Return the files of a pattern, in `source`, a folder in it, or TriviaQA's archive, into
-        which its reader looks."""
+        """Return the files of a pattern in `source`, a folder in it, or TriviaQA's archive."""
         if found := sorted(source.glob(pattern)) or sorted(source.glob(f"*/{pattern}")):
             return found
         archives = sorted(source.glob("triviaqa-rc*.tar*")) if self.reader is triviaqa else []

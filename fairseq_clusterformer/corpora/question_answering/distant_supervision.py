@@ -12,9 +12,6 @@ from fairseq_clusterformer.data.words import places_of_names
 
 from .records import GoldAnswer, Mention, Paragraph, Record, Sentence, Unusable
 
-#: folded words, with their characters [start, end)
-Words = list[tuple[str, int, int]]
-
 
 def find_answers(
     texts: Iterable[str], paragraphs: Sequence[Paragraph], among: Iterable[int] | None = None
@@ -22,23 +19,16 @@ def find_answers(
     """Return every place where one of `texts` stands in the paragraphs (or those `among` them).
 
     Whole words are compared, without regard to case, marks such as accents, punctuation and white
-    space. A place reaches from the first word's start to the last word's end; of places that
-    start together the longest is kept.
+    space. Of places that start together the longest is kept.
     """
-    chosen = range(len(paragraphs)) if among is None else sorted(set(among))
-    return _places(texts, [(i, paragraphs[i].text, _words(paragraphs[i].text)) for i in chosen])
-
-
-def _places(
-    texts: Iterable[str], parts: Iterable[tuple[int, str, Words]]
-) -> tuple[GoldAnswer, ...]:
-    """As `find_answers`, of paragraphs by number, text and words."""
     wanted = defaultdict(set)  # by the first word
     for text in texts:
         if words := _folded(_words(text)):
             wanted[words[0]].add(words)
     found = []
-    for index, text, words in parts:
+    for index in range(len(paragraphs)) if among is None else sorted(set(among)):
+        text = paragraphs[index].text
+        words = _words(text)
         for i, (word, start, _) in enumerate(words):
             here = [w for w in wanted.get(word, ()) if _folded(words[i : i + len(w)]) == w]
             if here:
@@ -67,11 +57,10 @@ def mentions_of(
     Raises `Unusable` if there is no candidate."""
     if not candidates or not all(isinstance(text, str) for text in candidates):
         raise Unusable("no candidates", f"question {id_}")
-    parts = [(i, part.text, _words(part.text)) for i, part in enumerate(paragraphs)]
     return tuple(
         Mention(number, place.paragraph, place.start, place.end)
         for number, text in enumerate(candidates)
-        for place in _places([text], parts)
+        for place in find_answers([text], paragraphs)
     )
 
 
@@ -94,17 +83,18 @@ def distant_record(
     if not names:
         raise Unusable("no answer")
     paragraphs = tuple(paragraphs)
-    answers = find_answers(names, paragraphs, supporting) if supporting else ()
-    answers = answers or find_answers(names, paragraphs)
+    answers = find_answers(names, paragraphs, supporting) or find_answers(names, paragraphs)
     texts = tuple(dict.fromkeys(names if texts is None else texts))
     return Record(id_, question, paragraphs, answers, texts, long_answers=supporting)
 
 
-def _words(text: str) -> Words:
+@lru_cache(256)  # each candidate is searched in the same paragraphs
+def _words(text: str) -> list[tuple[str, int, int]]:
+    """Folded words, with their characters [start, end)."""
     return [(_fold(text[start:end]), start, end) for start, end in places_of_names(text)]
 
 
-def _folded(words: Words) -> tuple[str, ...]:
+def _folded(words: list[tuple[str, int, int]]) -> tuple[str, ...]:
     return tuple(word for word, _, _ in words)
 
 

@@ -41,14 +41,7 @@ class Encoded:
 
 
 def write_file(
-    path: Path,
-    out: Path,
-    split: str,
-    *,
-    read: Reader,
-    model: Path,
-    titles: bool,
-    workers: int,
+    path: Path, out: Path, split: str, *, read: Reader, model: Path, titles: bool, workers: int
 ) -> tuple[dict[str, int], Drops]:
     """Write the records of a corpus's file as a split in `out`, by the subwords in the folder
     `model`; return `COUNTS`, and what was dropped."""
@@ -65,11 +58,11 @@ def write_file(
                 continue
             example = _example(item, to_index, dictionary)
             writer.add(example, item.characters, _texts(item.record), _outline(item))
-            counts["questions"] += 1
-            counts["answers"] += len(item.answers)
-            counts["paragraphs"] += len(item.paragraph_starts)
-            counts["tokens"] += len(item.document)
-            counts["longest"] = max(counts["longest"], len(item.document))
+            length = len(item.document)
+            of_item = (1, len(item.answers), len(item.paragraph_starts), length)
+            for name, number in zip(COUNTS, of_item, strict=False):
+                counts[name] += number
+            counts["longest"] = max(counts["longest"], length)
     return counts, drops
 
 
@@ -97,8 +90,7 @@ def encode_record(record: Record, *, model: subwords.Subwords, titles: bool) -> 
         return offset + first, offset + last
 
     sentences = record.sentences
-    if sentences is None:
-        sentences = sentences_of(record.paragraphs)
+    sentences = sentences_of(record.paragraphs) if sentences is None else sentences
     try:
         return Encoded(
             question=encode(record.question).ids,
@@ -116,8 +108,8 @@ def encode_record(record: Record, *, model: subwords.Subwords, titles: bool) -> 
 
 
 def token_span(offset: int, tokens: subwords.Tokens, start: int, end: int) -> tuple[int, int]:
-    """Return the tokens [first, last) of a paragraph's characters, with `offset` added; of
-    characters in no token, a place without one that is in the paragraph."""
+    """Return the tokens [first, last) of a paragraph's characters, with `offset` added; an empty
+    place in the paragraph where they are in no token."""
     try:
         first, last = tokens.cover(start, end)
     except ValueError:
@@ -129,11 +121,10 @@ def token_span(offset: int, tokens: subwords.Tokens, start: int, end: int) -> tu
 def led_by_start(
     text: subwords.Tokens, title: subwords.Tokens | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a paragraph's ids [n], the first -1 for ``<s>``, and their characters [2, n]; with a
-    title between both."""
+    """Return a paragraph's ids [n], -1 for ``<s>``, title and text, and their characters [2, n],
+    -1 outside of the text."""
     head = np.full(1, -1, np.int32)
-    if title is not None:
-        head = np.concatenate([head, title.ids])
+    head = head if title is None else np.concatenate([head, title.ids])
     nowhere = np.full((2, len(head)), -1, np.int32)
     characters = np.concatenate([nowhere, np.stack([text.starts, text.ends])], axis=1)
     return np.concatenate([head, text.ids]), characters
@@ -172,8 +163,7 @@ def _outline(item: Encoded) -> Outline:
 
 
 def symbols_of(ids: np.ndarray, to_index: np.ndarray, dictionary: Dictionary) -> np.ndarray:
-    """Return a document in symbols of the dictionary, of the model's ids, where -1 stands for
-    ``<s>``; `to_index` has each id's symbol."""
+    """Return a document in symbols of the dictionary, by each id's (-1 stands for ``<s>``)."""
     return np.where(ids < 0, dictionary.bos(), to_index[ids])
 
 

@@ -31,19 +31,14 @@ _YES_NO = ("yes", "no")
 
 
 def several_hops(
-    path: Path,
-    drops: Drops,
-    *,
-    corpus: Path | None = None,
-    distractors: int = 8,
+    path: Path, drops: Drops, *, corpus: Path | None = None, distractors: int = 8
 ) -> Iterator[Record]:
     """Yield the records of HotpotQA or 2WikiMultihopQA, a JSON list of questions.
 
     Args:
         corpus: a JSON list of ``{title, text}``, where questions without a ``context`` find
             their supporting paragraphs.
-        distractors: how many others of the corpus are put among these, in an order drawn for
-            each question by its id, always the same.
+        distractors: others of the corpus among these, in an order drawn by the question's id.
     """
     items = json_list(path, "HotpotQA's JSON, a list of questions")
     pool = _read_corpus(corpus) if corpus else None
@@ -92,8 +87,7 @@ def _supporting(
     paragraphs: Sequence[Paragraph],
     sentences: Sequence[Sentence],
 ) -> tuple[int, ...] | None:
-    """The indices of the sentences that support an answer; None if a paragraph has no such
-    sentence, as in a few questions."""
+    """The sentences that support an answer; None if one is missing, as in a few questions."""
     found = set()
     for title, fact in facts:
         for number, part in enumerate(paragraphs):
@@ -106,8 +100,7 @@ def _supporting(
 
 
 def _contexts(context: list) -> tuple[list[Paragraph], list[Sentence]]:
-    """The paragraphs that are not empty, their sentences separated by white space, and where each
-    sentence stands."""
+    """The paragraphs that are not empty, and where each of their sentences stands."""
     paragraphs, places = [], []
     for part in context:
         sentences = part[1] if isinstance(part, list) and len(part) == 2 else None
@@ -149,12 +142,8 @@ _LINE = re.compile(r"(\d+) (.*)")
 
 def babi(path: Path, drops: Drops) -> Iterator[Record]:
     """Yield the records of a task's file (Weston et al. 2015): each question with what its story
-    said before it.
-
-    A line is a number and a sentence, or a number, a question, its answer and the numbers of the
-    supporting lines, separated by tabs; number 1 begins a story. An answer is "yes", "no", or a
-    word, which is searched in the supporting sentences first, then in the whole story.
-    """
+    said before it. An answer other than yes and no is searched in the sentences that support it,
+    then in the whole story."""
 
     def to_record(item: Mapping) -> Record:
         text, sentences, numbers = "", [], {}
@@ -184,6 +173,8 @@ def babi(path: Path, drops: Drops) -> Iterator[Record]:
 
 
 def _babi_questions(path: Path) -> Items:
+    """A line is a number and a sentence, or a number, a question, its answer and the numbers of
+    the supporting lines, between tabs; number 1 begins a story."""
     name, story, told, questions = path.name.partition(".")[0], 0, {}, 0
     for line_number, line in enumerate(raw_lines(path), 1):
         match = _LINE.fullmatch(line.decode().rstrip())
@@ -196,26 +187,15 @@ def _babi_questions(path: Path) -> Items:
             told[number] = text.strip()
             continue
         questions += 1
-        yield (
-            f"{path}: line {line_number:,}",
-            {
-                "id": f"{name}-{questions}",
-                "story": f"{name} story {story}",
-                "question": text.strip(),
-                "answer": rest[0].strip(),
-                "facts": rest[1].split() if rest[1:] else [],
-                "told": dict(told),
-            },
-        )
+        item = {"id": f"{name}-{questions}", "story": f"{name} story {story}"}
+        item |= {"question": text.strip(), "answer": rest[0].strip(), "told": dict(told)}
+        item["facts"] = rest[1].split() if rest[1:] else []
+        yield f"{path}: line {line_number:,}", item
 
 
 def wikihop(path: Path, drops: Drops) -> Iterator[Record]:
-    """Yield the records of a JSON list of queries, candidates and supporting paragraphs (Welbl et
-    al. 2018).
-
-    A query is a relation and what stands in it, such as "country sms braunschweig". Where
-    candidates stand in the paragraphs is found by search, as in the paper on ETC.
-    """
+    """Yield the records of a JSON list of queries, such as "country sms braunschweig", candidates
+    and paragraphs (Welbl et al. 2018). Candidates are found by search, as in the paper on ETC."""
 
     def to_record(item: Mapping) -> Record:
         id_ = get(item, "id")

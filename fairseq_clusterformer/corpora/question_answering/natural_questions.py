@@ -30,11 +30,8 @@ _MARKUP = re.compile(r"</?[A-Z][A-Za-z0-9]*(_.*)?>")
 
 
 def natural_questions(path: Path, drops: Drops) -> Iterator[Record]:
-    """Yield the records of a .jsonl(.gz), or of all of a folder.
-
-    A question is answerable if two annotators (the only one, in the training data) gave an
-    answer; the long, the short and the yes/no answer count separately.
-    """
+    """Yield the records of a .jsonl(.gz), or of all of a folder. A question is answerable if two
+    annotators (in the training data, the only one) gave a long answer, or a short one."""
     files = [path] if not path.is_dir() else sorted(path.glob("*.jsonl*"))
     lines = (line for file in files for line in json_lines(file, drops))
     return convert(lines, _record, drops)
@@ -68,8 +65,7 @@ class _Document:
         numbers = tuple(i for i in range(start, end) if self.is_word[i])
         return Paragraph(title, " ".join(self.tokens[i] for i in numbers), (start, end), numbers)
 
-    def check(self, span: Mapping) -> tuple[int, int]:
-        """Return the span's tokens [start, end)."""
+    def check(self, span: Mapping) -> tuple[int, int]:  # its tokens [start, end)
         start, end = get(span, "start_token", int), get(span, "end_token", int)
         if not 0 <= start < end <= len(self.tokens):
             detail = f"tokens {start} to {end} of {len(self.tokens)}"

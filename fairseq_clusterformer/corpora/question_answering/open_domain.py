@@ -26,11 +26,8 @@ from .records import (
 
 
 def quasar_t(path: Path, drops: Drops, *, contexts: str = "short") -> Iterator[Record]:
-    """Yield the records of a file ``questions/SPLIT_questions.json.gz``.
-
-    The passages are read from the file ``contexts/short/SPLIT_contexts.json.gz`` (or ``long``)
-    next to the folder ``questions``, in its order; the questions are kept in memory.
-    """
+    """Yield the records of a file ``questions/SPLIT_questions.json.gz``, in the order of their
+    passages, ``contexts/short/SPLIT_contexts.json.gz`` (or ``long``) next to that folder."""
     name = path.name.replace("_questions", "_contexts")
     passages = path.parent.parent / "contexts" / contexts / name
     if "_questions" not in path.name or not passages.is_file():
@@ -86,9 +83,9 @@ def _json_members(path: Path) -> Items:
 def triviaqa(path: Path, drops: Drops) -> Iterator[Record]:
     """Yield the records of a file ``qa/*.json``, with ``evidence/`` next to the folder ``qa``.
 
-    Both may be in an archive: ``triviaqa-rc.tar.gz/qa/wikipedia-train.json`` is such a path. All
-    documents of a question follow each other; in the domain Web, whose script wants an answer from
-    each, each document is a record, with the id ``QUESTION--FILE``. Each line is a paragraph.
+    Both may be in an archive, as in ``triviaqa-rc.tar.gz/qa/wikipedia-train.json``. All documents
+    of a question follow each other; in the domain Web, whose script wants an answer from each,
+    each is a record, with the id ``QUESTION--FILE``. Each line is a paragraph.
     """
     archive = next((part for part in path.parents if part.is_file()), None)
     with TemporaryDirectory() if archive else nullcontext(path.parent.parent) as folder:
@@ -104,8 +101,6 @@ def triviaqa(path: Path, drops: Drops) -> Iterator[Record]:
 
 
 def _unpack_some(archive: Path, names: set[str], folder: Path) -> None:
-    """Unpack members, by their names with or without one folder before."""
-
     def short(name: str) -> str:
         name = str(PurePosixPath(name))
         return name if name in names else name.partition("/")[2]

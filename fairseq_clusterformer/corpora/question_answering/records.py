@@ -25,25 +25,18 @@ from ..splits import SeenTexts
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph, passage or snippet.
+    """A paragraph, passage or snippet."""
 
-    Args:
-        title: of the paragraph or of its document; may be empty.
-        text: not empty.
-        span: Natural Questions: the document's tokens [start, end) that a long answer is scored
-            by, markup included.
-        tokens: the same, of each word (words are separated by single blanks), for short answers.
-    """
-
-    title: str
-    text: str
+    title: str  # of the paragraph or of its document; may be empty
+    text: str  # not empty
+    #: Natural Questions: the document's tokens [start, end), markup included, and each word's
     span: tuple[int, int] | None = None
     tokens: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class GoldAnswer:
-    """A right answer: `text` is the characters [start, end) of a paragraph, given by its index."""
+    """A right answer: `text` is the characters [start, end) of a paragraph."""
 
     paragraph: int
     start: int
@@ -78,40 +71,22 @@ def sentences_of(paragraphs: Iterable[Paragraph]) -> Iterator[Sentence]:
 
 @dataclass(frozen=True)
 class Record:
-    """A question with everything that it can be answered from.
+    """A question with everything that it can be answered from. Raises `Unusable` if the parts do
+    not fit together."""
 
-    Args:
-        id: of the question, in the corpus's own files.
-        answers: the gold spans, each once; found by search where the corpus has only texts.
-        texts: the accepted answers, to score predictions with.
-        answerable: None if that is kept secret (a test set without answers).
-        yes_no: "yes" or "no" where that is the answer.
-        long_answers: the paragraphs that answer or support the answer (Natural Questions'
-            long answers, HotpotQA's supporting paragraphs).
-        document: names the document, where its paragraphs' titles do not.
-        sentences: of the paragraphs, in their order; None: they are found by their punctuation.
-        supporting: indices of the sentences that one needs for the answer (supporting facts);
-            None: unknown.
-        candidates: of which one is the answer; none: it may be any text.
-        mentions: places of the candidates.
-
-    Raises:
-        Unusable: if the parts do not fit together.
-    """
-
-    id: str
+    id: str  # in the corpus's own files
     question: str
     paragraphs: tuple[Paragraph, ...]
-    answers: tuple[GoldAnswer, ...] = ()
-    texts: tuple[str, ...] = ()
-    answerable: bool | None = True
-    yes_no: str | None = None
-    long_answers: tuple[int, ...] = ()
-    document: str = ""
-    sentences: tuple[Sentence, ...] | None = None
-    supporting: tuple[int, ...] | None = None
-    candidates: tuple[str, ...] = ()
-    mentions: tuple[Mention, ...] = ()
+    answers: tuple[GoldAnswer, ...] = ()  # each once; by search where the corpus has only texts
+    texts: tuple[str, ...] = ()  # accepted answers, to score predictions with
+    answerable: bool | None = True  # None: kept secret, in a test set without answers
+    yes_no: str | None = None  # "yes" or "no" where that is the answer
+    long_answers: tuple[int, ...] = ()  # paragraphs that answer, or support the answer
+    document: str = ""  # its name, where its paragraphs' titles do not say it
+    sentences: tuple[Sentence, ...] | None = None  # in order; None: found by their punctuation
+    supporting: tuple[int, ...] | None = None  # sentences that one needs; None: unknown
+    candidates: tuple[str, ...] = ()  # one of them is the answer; none: it may be any text
+    mentions: tuple[Mention, ...] = ()  # places of the candidates
 
     def __post_init__(self) -> None:
         if not self.question.strip():
@@ -180,34 +155,19 @@ class Unusable(Exception):
         self.reason, self.detail = reason, detail
 
 
-def check_unicode(text: str) -> None:
-    """Raise `Unusable` if a text holds half of a surrogate pair, which JSON can escape alone."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        char = error.object[error.start]
-        raise Unusable("not valid Unicode", f"{char!r} is half a character") from None
-
-
 @dataclass
 class Drops:
-    """What readers left out: a count for each reason, and the first few examples with places.
+    """What readers left out: a count for each reason, and the first few examples with places."""
 
-    Attributes:
-        keep_unfound: readers keep questions whose answer or candidate stands nowhere in the
-            document: to score predictions, not to train.
-        moved: answers that were taken, but elsewhere than their offsets say.
-    """
-
+    #: keep questions whose answer or candidate stands nowhere: to be scored, not trained on
     keep_unfound: bool = False
-    most_examples: int = 5
-    moved: int = 0
+    moved: int = 0  # answers that were taken, but elsewhere than their offsets say
     counts: Counter = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, place: str, reason: str, detail: str = "") -> None:
         self.counts[reason] += 1
-        if len(self.examples[reason]) < self.most_examples:
+        if len(self.examples[reason]) < 5:
             self.examples[reason].append(f"{place}: {detail or reason}"[:300])
 
     @contextmanager
@@ -239,6 +199,15 @@ class Drops:
         return "\n".join(lines)
 
 
+def check_unicode(text: str) -> None:
+    """Raise `Unusable` for half of a surrogate pair, which JSON can escape."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        char = error.object[error.start]
+        raise Unusable("not valid Unicode", f"{char!r} is half a character") from None
+
+
 def spans_record(
     id_: str,
     question: str,
@@ -255,11 +224,10 @@ def spans_record(
 def gold_answer(
     paragraphs: Sequence[Paragraph], number: int, start: int, text: str, drops: Drops
 ) -> GoldAnswer:
-    """The answer at an offset of a paragraph.
+    """The answer at an offset of a paragraph, compared as documents are read (in NFKC).
 
-    Text is compared in the form in which documents are read (NFKC). If other text stands there,
-    the answer is where the offset as one of UTF-16 points to, or up to two characters before or
-    behind either; this is counted in `drops`.
+    If other text stands there, the offset is taken as one of UTF-16, or as wrong by up to two
+    characters; this is counted in `drops`.
     """
     context = paragraphs[number].text if 0 <= number < len(paragraphs) else ""
     units = context.encode("utf-16-le", "surrogatepass")[: 2 * max(start, 0)]
@@ -343,13 +311,10 @@ def json_file(path: Path) -> Any:
         raise UserError(f"{path}: {error.reason}: {error.detail}") from None
 
 
-def json_list(path: Path, allowed: str) -> Items:
-    """Return the items of a JSON list; raises UserError for another file."""
-    return list_items(path, json_file(path), allowed)
-
-
-def list_items(path: Path, content: Any, allowed: str) -> Items:
-    """As `json_list`, of what a file holds."""
+def json_list(path: Path, allowed: str, content: Any = None) -> Items:
+    """Return the items of a JSON list, of which the `content` may have been read before; raises
+    UserError for another file."""
+    content = json_file(path) if content is None else content
     if not isinstance(content, list):
         raise foreign(path, allowed)
     return ((f"{path}: item {i}", item) for i, item in enumerate(content))

@@ -1,20 +1,27 @@
-"""SQuAD and QED, which say where in one paragraph an answer stands.
+"""SQuAD and QED, a user's own questions, and splits that are drawn by document.
 
-Other paragraphs can be put around it to make a long document.
+The files hold SQuAD's JSON, other lists of JSON, or one question per line as JSON. In SQuAD and
+QED other paragraphs can be put around the one of a question, to make a long document.
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from fairseq_clusterformer.errors import UserError
+
+from ..splits import draw, key_of
+from .distant_supervision import distant_record, mentions_of
 from .records import (
     Drops,
     GoldAnswer,
     Items,
     Paragraph,
     Record,
+    Sentence,
     Unusable,
     convert,
     foreign,
@@ -22,32 +29,35 @@ from .records import (
     gold_answer,
     json_file,
     json_lines,
+    json_list,
+    sentences_of,
     spans_record,
 )
 
+FORMATS = "SQuAD's JSON, a JSON list of questions, or .jsonl with a question per line"
+_LINES = (".jsonl", ".jsonlines", ".ndjson")
 
-def squad(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
+
+def squad(
+    path: Path, drops: Drops, *, paragraphs: int = 1, content: object = None
+) -> Iterator[Record]:
     """Yield the records of SQuAD 1.1 or 2.0, or another corpus in its format, one JSON file.
 
     Args:
         paragraphs: how many paragraphs of the article make a document. They follow each other
             and include the question's own; the first one is drawn for each question by its id.
+        content: of the file, if it has been read.
     """
-    content = json_file(path)
+    content = json_file(path) if content is None else content
     if not is_squad(content):
         raise foreign(path, "SQuAD's JSON, an object with a list of articles as data")
-    return squad_records(path, content["data"], drops, paragraphs)
+    questions = _squad_questions(path, content["data"], drops)
+    return convert(questions, partial(_squad_record, paragraphs=paragraphs, drops=drops), drops)
 
 
 def is_squad(content: object) -> bool:
     """Whether a file's content is of SQuAD's format."""
     return isinstance(content, Mapping) and isinstance(content.get("data"), list)
-
-
-def squad_records(path: Path, articles: list, drops: Drops, paragraphs: int) -> Iterator[Record]:
-    """Yield the records of SQuAD's list of articles; see `squad`."""
-    questions = _squad_questions(path, articles, drops)
-    return convert(questions, partial(_squad_record, paragraphs=paragraphs, drops=drops), drops)
 
 
 def _squad_questions(path: Path, articles: list, drops: Drops) -> Items:
@@ -96,12 +106,8 @@ def _squad_record(
 
 
 def qed(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
-    """Yield the records of QED's jsonlines: questions of Natural Questions, and what answers them.
-
-    Args:
-        paragraphs: of a document: the question's own, and those of other questions, in an order
-            drawn for each question by its id.
-    """
+    """Yield the records of QED's jsonlines, questions of Natural Questions. Of the `paragraphs`
+    of a document, others are of other questions, in an order drawn by the question's id."""
     records = convert(json_lines(path, drops), _qed_record, drops)
     return records if paragraphs == 1 else _among_others(list(records), paragraphs)
 
@@ -135,3 +141,165 @@ def _qed_record(item: Mapping) -> Record:
     paragraph = Paragraph(get(item, "title_text"), get(item, "paragraph_text"))
     id_ = str(get(item, "example_id", (int, str)))
     return spans_record(id_, get(item, "question_text"), [paragraph], answers)
+
+
+def own_questions(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
+    """Yield the records of a user's file; `paragraphs` are of SQuAD's JSON, see `squad`."""
+    if any(suffix in _LINES for suffix in path.suffixes):
+        items = json_lines(path, drops)
+    else:
+        content = json_file(path)
+        if is_squad(content):
+            return squad(path, drops, paragraphs=paragraphs, content=content)
+        items = json_list(path, FORMATS, content)
+    numbered = ((place, (f"{path.name}:{i}", item)) for i, (place, item) in enumerate(items))
+    return convert(numbered, partial(_record, drops=drops), drops)
+
+
+def _record(item_and_number: tuple[str, Mapping], *, drops: Drops) -> Record:
+    """The record of an object as ``clusterformer prepare qa text --help`` describes it."""
+    number, item = item_and_number
+    id_ = str(get(item, "id", (str, int)) if "id" in item else number)
+    paragraphs = _paragraphs(item)
+    structure = _structure(id_, item, paragraphs)
+    record = _answered(id_, item, paragraphs, drops)
+    candidates = structure.get("candidates")
+    if candidates and record.texts and not {*record.texts} & {*candidates}:
+        raise Unusable("answer is no candidate", f"{record.texts[0]!r} of question {id_}")
+    return replace(record, **structure) if structure else record
+
+
+def _structure(id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...]) -> dict[str, tuple]:
+    found: dict[str, tuple] = {}
+    if "sentences" in item:
+        found["sentences"] = tuple(_sentence(part) for part in get(item, "sentences", list))
+    if "supporting" in item:
+        found.setdefault("sentences", tuple(sentences_of(paragraphs)))
+        supporting = get(item, "supporting", list)
+        if not all(type(number) is int for number in supporting):
+            raise Unusable("no such sentence", f"supporting is {supporting}; allowed: numbers")
+        found["supporting"] = tuple(sorted({*supporting}))
+    if "candidates" in item:
+        found["candidates"] = tuple(dict.fromkeys(get(item, "candidates", list)))
+        found["mentions"] = mentions_of(id_, found["candidates"], paragraphs)
+    return found
+
+
+def _sentence(part: list) -> Sentence:
+    if not isinstance(part, list) or [type(number) for number in part] != [int] * 3:
+        raise Unusable("no sentence", f"{str(part)[:80]}; allowed: [paragraph, start, end]")
+    return Sentence(*part)
+
+
+def _answered(id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...], drops: Drops) -> Record:
+    question = get(item, "question")
+    if "answers" not in item:
+        return Record(id_, question, paragraphs, answerable=None)
+    answers = list(map(_answer, _entries(get(item, "answers", (list, dict)))))
+    texts = tuple(dict.fromkeys(text for text, _, _ in answers))
+    places = [place for _, _, place in answers]
+    if not answers:
+        return Record(id_, question, paragraphs, answerable=False)
+    if texts in (("yes",), ("no",)) and places[0] is None:
+        return Record(id_, question, paragraphs, (), texts, yes_no=texts[0])
+    if None in places:
+        return distant_record(id_, question, paragraphs, texts)
+    gold = [gold_answer(paragraphs, n, start, text, drops) for text, n, start in answers]
+    if any(not 0 <= answer.paragraph < len(paragraphs) for answer in gold):
+        raise Unusable("answer not in its context", f"{len(paragraphs)} paragraphs, {gold[0]}")
+    long = sorted({answer.paragraph for answer in gold}) if len(paragraphs) > 1 else ()
+    gold = tuple(dict.fromkeys(gold))
+    return Record(id_, question, paragraphs, gold, texts, long_answers=tuple(long))
+
+
+def _paragraphs(item: Mapping) -> tuple[Paragraph, ...]:
+    title = str(item.get("title") or "")
+    if "paragraphs" not in item:
+        return (Paragraph(title, get(item, "context")),)
+    return tuple(
+        Paragraph(title, part)
+        if isinstance(part, str)
+        else Paragraph(str(part.get("title") or title), get(part, "text"))
+        for part in get(item, "paragraphs", list)
+    )
+
+
+def _entries(answers: list | dict) -> list:
+    """A list of answers, also of two lists in an object, as Hugging Face has them."""
+    if isinstance(answers, list):
+        return answers
+    texts, starts = get(answers, "text", list), get(answers, "answer_start", list)
+    if len(texts) != len(starts):
+        raise Unusable("malformed", "text and answer_start have different lengths")
+    return [{"text": text, "answer_start": at} for text, at in zip(texts, starts, strict=True)]
+
+
+def _answer(entry: str | Mapping) -> tuple[str, int, int | None]:
+    """An answer's text, its paragraph, and its first character or None."""
+    if isinstance(entry, str):
+        return entry, 0, None
+    start = get(entry, "answer_start", int) if "answer_start" in entry else None
+    return get(entry, "text"), get(entry, "paragraph", int) if "paragraph" in entry else 0, start
+
+
+Reader = Callable[[Path, Drops], Iterator[Record]]
+
+
+def draw_documents(
+    reader: Reader, paths: Sequence[Path], shares: Mapping[str, float], seed: int
+) -> dict[str, Reader]:
+    """Return a reader of the same files for train and for each split of `shares` (of all
+    questions). Documents are drawn; by its title and its text, none is in two splits.
+
+    Raises:
+        UserError: if there are too few documents; names the first question that is unusable.
+    """
+    unusable = Drops()
+    sizes, document_of = _documents(r for path in paths for r in reader(path, unusable))
+    order = sorted(sizes)
+    random.Random(seed).shuffle(order)
+    try:
+        drawn = draw(sizes, shares, order, f"documents of {paths[0]}")
+    except UserError as error:
+        if not unusable.counts:
+            raise
+        raise UserError(f"{error}; {unusable.summary()}") from None
+
+    def read(path: Path, drops: Drops, *, split: str) -> Iterator[Record]:
+        # what is left out is reported once, with train
+        own = drops if split == "train" else Drops(keep_unfound=True)
+        return (r for r in reader(path, own) if drawn.get(document_of(r), "train") == split)
+
+    return {split: partial(read, split=split) for split in ("train", *shares)}
+
+
+def _documents(records: Iterable[Record]) -> tuple[Counter[str], Callable[[Record], str]]:
+    """The questions of each document, and what names a record's document: records of one title or
+    of equal texts have one."""
+    questions: Counter[str] = Counter()
+    other_name: dict[str, str] = {}
+    first_of_text: dict[int, str] = {}
+
+    def root(name: str) -> str:
+        while (other := other_name.get(name, name)) != name:
+            name = other
+        return name
+
+    for record in records:
+        questions[name := _name(record)] += 1
+        text = key_of("\n".join(paragraph.text for paragraph in record.paragraphs))
+        other_name[root(name)] = root(first_of_text.setdefault(text, name))
+    sizes: Counter[str] = Counter()
+    for name, number in questions.items():
+        sizes[root(name)] += number
+    return sizes, lambda record: root(_name(record))
+
+
+def _name(record: Record) -> str:
+    """What a record says of its document: its title, or else its text."""
+    titles = {paragraph.title for paragraph in record.paragraphs}
+    if record.document:
+        return record.document
+    if len(titles) == 1 and titles != {""}:
+        return titles.pop()
+    return "\n".join(paragraph.text for paragraph in record.paragraphs)

@@ -46,11 +46,7 @@ def prepare(
             as the text gives.
         bpe: "subword_nmt", or "sentencepiece", which splits text that is not tokenised.
         extra_train: more training text; see `pair_files`. Columns are target and source.
-        sample: MB of text that sentencepiece learns from; of more, lines are drawn.
-        workers: processes that tokenise and apply subwords.
-
-    Raises:
-        UserError: if a file or an option is not as it must be.
+        sample: see `Vocabulary`.
     """
     pipeline = replace(corpus.pipeline, bpe=bpe)
     if bpe == "sentencepiece" and not corpus.tokenised:
@@ -168,15 +164,13 @@ class _Job:
                 return False
 
             for split, pairs in corpus.read(self.work).items():
-                number = 0
+                number, held_out_each = 0, split == "train" and corpus.hold_out
                 for raw, tokens in self._tokens(pairs, split, corpus.tokenised):
                     found[split] += 1
                     if split == "train" and not keeps(tokens, corpus.disjoint):
                         continue
                     number += 1
-                    is_valid = (
-                        split == "train" and corpus.hold_out and not number % corpus.hold_out
-                    )
+                    is_valid = held_out_each and not number % held_out_each
                     store("valid" if is_valid else split, raw, tokens)
             for split, number in corpus.expected.items():
                 if found[split] != number:
@@ -242,11 +236,9 @@ class _Job:
             source, target = map(binarize.count_words, self.files(self.work, "train.bpe"))
             dictionary = binarize.word_dictionary(source + target)
         texts = {
-            f"{split}.{'-'.join(languages)}.{language}": file
+            f"{split}.{'-'.join(languages)}.{language}": self.work / f"{split}.bpe.{language}"
             for split in self.counts
-            for language, file in zip(
-                languages, self.files(self.work, f"{split}.bpe"), strict=True
-            )
+            for language in languages
         }
         written = binarize.write_dataset(texts, self.out, dictionary, WordCoding(dictionary).items)
         for name, count in written.items():
@@ -283,5 +275,5 @@ def _tokens(pipeline: TextPipeline, tokenised: bool, pair: Pair) -> tuple[Pair, 
     return raw, tuple(pipeline.tokens(line, language) for line, language in lines)
 
 
-def _subwords(pipeline: TextPipeline, pair: Pair) -> Pair:
+def _subwords(pipeline: TextPipeline, pair: Pair) -> Pair:  # named, for other processes
     return tuple(map(pipeline.subwords, pair))

@@ -27,58 +27,38 @@ GERMAN_ENGLISH = ("de", "en")
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Which training pairs are kept, as in Moses' ``clean-corpus-n``.
+    """Which training pairs are kept, as in Moses' ``clean-corpus-n``. Each side has one unit at
+    least."""
 
-    Args:
-        unit: what is counted, "tokens" or "subwords"; each side has one at least.
-        most: the most on one side; None: any number.
-        ratio: the most on the longer side for each one on the shorter side; None: any number.
-    """
-
-    unit: str = "tokens"
-    most: int | None = None
-    ratio: float | None = None
+    unit: str = "tokens"  # or "subwords"
+    most: int | None = None  # on one side; None: any number
+    ratio: float | None = None  # the most for each one on the shorter side; None: any number
 
     def keeps(self, pair: tuple[str, str]) -> bool:
         """Return whether to keep a pair of lines of such units."""
         short, long = sorted(len(line.split()) for line in pair)
-        return (
-            short > 0
-            and (self.most is None or long <= self.most)
-            and (self.ratio is None or long <= self.ratio * short)
-        )
+        most = long if self.most is None else self.most
+        return short > 0 and long <= most and (self.ratio is None or long <= self.ratio * short)
 
 
 @dataclass(frozen=True)
 class ParallelCorpus:
-    """A corpus to prepare.
+    """A corpus to prepare."""
 
-    Args:
-        name: for ``prepared.json``.
-        pipeline: what is done to its text, and its languages; without a model.
-        test_sets: the names of "test", "test1"...
-        read: takes a folder to work in, and returns the raw pairs of each split.
-        tokenised: the text was tokenised before; `pipeline` says how.
-        hold_out: every such pair of train becomes valid; None: `read` returns a "valid".
-        drawn: the splits that come out of train, and are cleaned as train is.
-        disjoint: a training pair is dropped if one of its sides is in valid or test, which
-            `read` must return before train.
-        cleaning: of train.
-        expected: how many pairs `read` yields for a split, for downloads without a checksum.
-        facts: more for ``prepared.json``.
-    """
-
-    name: str
-    pipeline: TextPipeline
-    test_sets: dict[str, str]
+    name: str  # for ``prepared.json``
+    pipeline: TextPipeline  # what is done to its text, and its languages; without a model
+    test_sets: dict[str, str]  # the names of "test", "test1"...
+    #: takes a folder to work in, and returns the raw pairs of each split
     read: Callable[[Path], dict[str, Pairs]] = lambda _: {}
-    tokenised: bool = False
-    hold_out: int | None = None
-    drawn: tuple[str, ...] = ()
+    tokenised: bool = False  # the text was tokenised before; `pipeline` says how
+    hold_out: int | None = None  # every such pair of train becomes valid; None: `read` has one
+    drawn: tuple[str, ...] = ()  # splits that come out of train, and are cleaned as train is
+    #: a pair of train is dropped if a side is in valid or test, which `read` must return before
     disjoint: bool = False
-    cleaning: Cleaning = field(default_factory=Cleaning)
+    cleaning: Cleaning = field(default_factory=Cleaning)  # of train
+    #: how many pairs `read` yields for a split, for downloads without a checksum
     expected: dict[str, int] = field(default_factory=dict)
-    facts: dict = field(default_factory=dict)
+    facts: dict = field(default_factory=dict)  # more for ``prepared.json``
 
 
 def own_pairs(
@@ -87,14 +67,8 @@ def own_pairs(
     fractions: dict[str, float | None],
     lowercase: bool = False,
 ) -> ParallelCorpus:
-    """Return a corpus of the user's own pairs.
-
-    Args:
-        languages: source and target.
-        files: what --train, --valid and --test give; see `pair_files`. Without files, valid and
-            test are drawn from train.
-        fractions: of train, for "valid" and "test"; see `draw_pairs`.
-    """
+    """Return a corpus of the user's own pairs: `files` are what --train, --valid and --test give.
+    Without files, valid and test are drawn from train, by `fractions`; see `draw_pairs`."""
     if languages[0] == languages[1]:
         raise bad_option("--target-lang", languages[1], "another language than --source-lang")
     found = {
@@ -138,29 +112,19 @@ Files = dict[str, list[Sequence[str]]]  # of each split, the names of pairs of f
 
 @dataclass(frozen=True)
 class KnownCorpus:
-    """What a known corpus consists of.
+    """What a known corpus consists of."""
 
-    Args:
-        about: for the command's help.
-        archives: what it is offered as.
-        operations: merges of subwords that are usual.
-        files: in the archives.
-        corpus: all else that is known.
-        readers: of the files of a split, where they are not plain lines.
-        tokenised: returns the files of each split in --source, if they are tokenised text.
-        as_tokenised: what is different then.
-        places: what else --source may hold, for the command's help.
-    """
-
-    about: str
-    archives: Sequence[Archive]
-    operations: int
-    files: Files
-    corpus: ParallelCorpus
+    about: str  # for the command's help
+    archives: Sequence[Archive]  # what it is offered as
+    operations: int  # merges of subwords that are usual
+    files: Files  # in the archives
+    corpus: ParallelCorpus  # all else that is known
+    #: of the files of a split, where they are not plain lines
     readers: dict[str, Callable[[Path], Iterator[str]]] = field(default_factory=dict)
+    #: returns the files of each split in --source, if they are tokenised text; what differs then
     tokenised: Callable[[Path], dict[str, list[Path]]] = lambda _: {}
     as_tokenised: dict = field(default_factory=dict)
-    places: str = ""
+    places: str = ""  # what else --source may hold, for the command's help
 
 
 def known_corpus(known: KnownCorpus, source: Path | None) -> ParallelCorpus:

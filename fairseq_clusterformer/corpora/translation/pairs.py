@@ -17,7 +17,7 @@ Pairs = Iterator[Pair]
 
 def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]:
     """Return the file of two columns, or the two files ``GIVEN.LANGUAGE`` of lines, that an
-    option's value means; raises UserError if there are none."""
+    option means."""
     if given.is_file():
         return [given]
     files = []
@@ -33,9 +33,8 @@ def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]
 
 
 def pairs_of(files: Sequence[Path], languages: Sequence[str], columns: Sequence[str]) -> Pairs:
-    """Yield the pairs of what `pair_files` returned, in the order of `languages`. The first
-    `columns` of one file are of these languages. Raises UserError if lines or columns are missing.
-    """
+    """Yield the pairs of what `pair_files` returned, in the order of `languages`; one file has
+    `columns` of languages. Raises UserError if lines or columns are missing."""
     if len(files) == 2:
         yield from aligned_lines(files)
         return
@@ -56,9 +55,6 @@ def draw_pairs(read: Callable[[], Pairs], shares: dict[str, float | None]) -> di
     Args:
         read: reads all pairs anew at each call.
         shares: for each split its share of the different pairs; None: 5 %, 2,000 at most.
-
-    Returns:
-        the pairs of train and of each split.
     """
     import numpy as np  # takes too long for --help
 

@@ -10,7 +10,7 @@ import os
 import torch
 from torch import Tensor
 
-from ..layout import TENSORS, Layout
+from ..layout import TENSORS, Call
 from .library import functions, why_missing
 
 __all__ = ["backward", "forward", "obstacle"]
@@ -34,6 +34,10 @@ def _computed_in(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.float16 else dtype
 
 
+def _sums_in(q: Tensor) -> torch.dtype:
+    return torch.promote_types(q.dtype, torch.float32)
+
+
 class _Tensor(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3)]
 
@@ -52,20 +56,20 @@ class _Problem(ctypes.Structure):
     ]
 
 
-def _run(direction: str, layout: Layout, dropout: float, seed: Tensor | None, **tensors):
-    """Call attention.cpp; the last dimension of tensors of q's shape has stride 1."""
-    q = tensors["q"]
+def _run(direction: str, call: Call, **tensors):
+    """Run attention.cpp; the last dimension of tensors of q's shape has stride 1."""
+    q, seed = tensors["q"], call.seed
     batch, heads, length, width = q.shape
     problem = _Problem(
         batch=batch,
         heads=heads,
         length=length,
-        slots=length if layout.key_order is None else layout.key_order.size(-1),
+        slots=call.layout.slots,
         seed=0 if seed is None else int(seed),
         threads=torch.get_num_threads() if os.getpid() == _PROCESS else 1,
-        dropout=dropout,
+        dropout=call.dropout,
     )
-    tensors |= {name: getattr(layout, name) for name in TENSORS}
+    tensors |= {name: getattr(call.layout, name) for name in TENSORS}
     for name, x in tensors.items():
         if x is not None:  # broadcast over batch and heads by strides of 0
             strides = x.expand(batch, heads, *x.shape[2:]).stride()[:3]
@@ -84,55 +88,38 @@ def _like(x: Tensor) -> Tensor:
     return x.new_empty(x.size(0), x.size(2), x.size(1), x.size(3)).transpose(1, 2)
 
 
-def _inputs(q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None) -> dict[str, Tensor | None]:
-    q, k, v = map(_in_rows, (q, k, v))
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return {"q": q, "k": k, "v": v, "key_bias": None if key_bias is None else key_bias.to(dtype)}
+def _inputs(call: Call) -> dict[str, Tensor | None]:
+    bias = None if call.key_bias is None else call.key_bias.to(_sums_in(call.q))
+    return {"q": _in_rows(call.q), "k": _in_rows(call.k), "v": _in_rows(call.v), "key_bias": bias}
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_bias: Tensor | None,
-    seed: Tensor | None,
-    layout: Layout,
-    dropout: float,
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+def forward(call: Call) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """See :mod:`..op`. Kept are each query's largest logit and its sum, which are rounded less
     than the log-sum-exp."""
-    inputs = _inputs(q, k, v, key_bias)
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    inputs, q, dtype = _inputs(call), call.q, _sums_in(call.q)
     out = _like(inputs["q"])
     lse, peak, total = (q.new_empty(q.shape[:-1], dtype=dtype) for _ in range(3))
-    results = {"out": out, "lse": lse, "peak": peak, "total": total}
-    _run("forward", layout, dropout, seed, **inputs, **results)
+    _run("forward", call, **inputs, out=out, lse=lse, peak=peak, total=total)
     return out.to(q.dtype), lse, (peak, total)
 
 
 def backward(
+    call: Call,
     d_out: Tensor,
     d_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_bias: Tensor | None,
-    seed: Tensor | None,
     out: Tensor,
     lse: Tensor,
-    layout: Layout,
-    dropout: float,
     kept: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """See :mod:`..op`."""
     if kept is None:
-        *_, kept = forward(q, k, v, key_bias, seed, layout, dropout)
-    inputs = _inputs(q, k, v, key_bias)
+        *_, kept = forward(call)
+    inputs, key_bias = _inputs(call), call.key_bias
     gradients = {f"d_{name}": _like(inputs[name]) for name in "qkv"}
     d_bias = None if key_bias is None else torch.empty_like(lse)
     results = {"out": _in_rows(out), "peak": kept[0], "total": kept[1], "d_lse": d_lse}
     results |= {"d_out": _in_rows(d_out), "d_bias": d_bias, **gradients}
-    _run("backward", layout, dropout, seed, **inputs, **results)
+    _run("backward", call, **inputs, **results)
     if d_bias is not None:
         d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
-    return *(x.to(q.dtype) for x in gradients.values()), d_bias
+    return *(x.to(call.q.dtype) for x in gradients.values()), d_bias

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layout import Layout
+from ..layout import Call, Layout
 from .forward import (
     LOG2_E,
     VARYING,
@@ -234,27 +234,17 @@ def _spans(
 
 
 def backward(
-    d_out: Tensor,
-    d_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_bias: Tensor | None,
-    seed: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    layout: Layout,
-    dropout: float,
-    _kept: None,
+    call: Call, d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, _kept: None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """See :mod:`..op`."""
+    q, k, v, key_bias, _, layout, _ = call
     batch, heads, length, width = q.shape
-    shared = arguments(q, seed, layout, dropout)
+    shared = arguments(call)
     slots = shared["slots"]
     if d_out.stride(-1) != 1:  # the gradient of a sum is one number, expanded
         d_out = d_out.contiguous()
     d_lse = None if d_lse is None else d_lse.contiguous()
-    bias, delta = bias_rows(key_bias, q), torch.empty_like(lse)
+    bias, delta = bias_rows(call), torch.empty_like(lse)
 
     d_q = q.new_empty(batch, length, heads, width).transpose(1, 2)
     _backward_queries[grid(q, length, "BLOCK_M")](

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layout import TENSORS, Layout
+from ..layout import TENSORS, Call
 from .launch import (
     Rows,
     dot,
@@ -152,24 +152,17 @@ def _forward(
     tl.store(lse + row * length + token, log_sum, mask=slot < tl.where(part == 0, length, 0))
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_bias: Tensor | None,
-    seed: Tensor | None,
-    layout: Layout,
-    dropout: float,
-) -> tuple[Tensor, Tensor, None]:
+def forward(call: Call) -> tuple[Tensor, Tensor, None]:
     """See :mod:`..op`; nothing is kept."""
+    q, k, v = call[:3]
     batch, heads, length, width = q.shape
     out = q.new_empty(batch, length, heads, width).transpose(1, 2)
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
     lse = q.new_empty(batch, heads, length, dtype=exact)
     with torch.cuda.device_of(q):  # the backward pass is run on its tensors' device anyway
         _forward[grid(q, length, "BLOCK_M")](
-            rows_of(q), rows_of(k), rows_of(v), bias_rows(key_bias, q), rows_of(out), lse,
-            **arguments(q, seed, layout, dropout),
+            rows_of(q), rows_of(k), rows_of(v), bias_rows(call), rows_of(out), lse,
+            **arguments(call),
         )  # fmt: skip
     return out, lse, None
 
@@ -182,17 +175,18 @@ def grid(q: Tensor, slots: int, block: str) -> Callable[[dict], tuple[int, int]]
     return lambda meta: (triton.cdiv(slots, meta[block]) * batch * heads, parts)
 
 
-def arguments(q: Tensor, seed: Tensor | None, layout: Layout, dropout: float) -> dict:
+def arguments(call: Call) -> dict:
     """What all kernels of a call take."""
+    q, layout = call.q, call.layout
     _, heads, length, width = q.shape
     return {
         **{name: index_of(getattr(layout, name)) for name in TENSORS},
         "heads": heads,
         "length": length,
-        "slots": length if layout.key_order is None else layout.key_order.size(-1),
+        "slots": layout.slots,
         "work": work_class(length, layout.reach),
-        "dropout": dropout,
-        "seed": seed,
+        "dropout": call.dropout,
+        "seed": call.seed,
         "WIDTH": width,
         "NUMBER_BYTES": q.element_size(),
         "PART": part_of(width, q.element_size()),
@@ -202,7 +196,7 @@ def arguments(q: Tensor, seed: Tensor | None, layout: Layout, dropout: float) ->
     }
 
 
-def bias_rows(key_bias: Tensor | None, q: Tensor) -> Rows | None:
-    if key_bias is None:
+def bias_rows(call: Call) -> Rows | None:
+    if call.key_bias is None:
         return None
-    return rows_of(key_bias.expand(q.shape[:3]).unsqueeze(-1))
+    return rows_of(call.key_bias.expand(call.q.shape[:3]).unsqueeze(-1))

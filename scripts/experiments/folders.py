@@ -1,0 +1,244 @@
+"""Folders of 30 articles with questions: what a reader finds in them, and its calibration.
+
+    python -m scripts.experiments.folders make DATA folders
+    python -m scripts.experiments.folders ask CHECKPOINT folders/valid-*.json --out valid.jsonl
+    python -m scripts.experiments.folders fit valid.jsonl --out calibration.json
+    clusterformer bundle CHECKPOINT my-reader --calibration calibration.json
+    python -m scripts.experiments.folders ask CHECKPOINT folders/test-*.json --out test.jsonl
+    python -m scripts.experiments.folders score test.jsonl --calibration calibration.json
+
+``make`` divides the articles of SQuAD 1.1's development set (DATA/squad) as ``reader_data`` does,
+and writes each to a file of its own. A folder is a list of 30 of them, with 60 questions, of which
+15 are about articles that are missing. There are four folders of the test articles, of which each
+is missing in one folder, and four of the validation articles. The other files are articles that
+readers train on. ``ask`` keeps the ten best answers to each question, with what they are ranked
+by. ``fit`` makes weights of these, and ``score`` applies them.
+
+An answer is right if it is from the right file, and F1 with one of the gold answers is at least
+0.5. Unlike a user, ``score`` sees only the ten answers that are best by the default weights.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from fairseq_clusterformer.inference.found import Weights
+from fairseq_clusterformer.metrics.answers import exact_match, f1
+from scripts.experiments.reader_data import DIVIDED, part_of, read
+
+FILES, QUESTIONS, NONE, FOLDERS, KEPT = 30, 60, 15, 4, 10
+FEATURES = ("margin", "words", "likeness")
+
+
+def make(data: Path, out: Path) -> None:
+    """Write four folders of validation articles and four of test articles."""
+    draw = random.Random(3)
+    (out / "articles").mkdir(parents=True)
+    articles = {article["title"]: article for article in read(data / DIVIDED[0])}
+    parts = {title: part_of([*articles], title) for title in articles}
+    for title, article in articles.items():
+        texts = [title.replace("_", " "), *(each["context"] for each in article["paragraphs"])]
+        (out / "articles" / f"{title}.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    others = [title for title in articles if parts[title] == "train"]
+    for part in ("valid", "test"):
+        own = [title for title in articles if parts[title] == part]
+        for number in range(FOLDERS):
+            missing = own[number::FOLDERS]
+            there = [title for title in own if title not in missing]
+            titles = there + draw.sample(others, FILES - len(there))
+            asked = [(there, QUESTIONS - NONE), (missing, NONE)]
+            rows = [row for titles, most in asked for row in _draw(articles, titles, most, draw)]
+            for row in rows:
+                row["file"] = f"{row['file']}.txt" if row["file"] in there else None
+            record = {"documents": [f"{title}.txt" for title in titles], "questions": rows}
+            text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
+            (out / f"{part}-{number + 1}.json").write_text(text, encoding="utf-8")
+
+
+def _draw(articles: dict, titles: list[str], most: int, draw: random.Random) -> list[dict]:
+    """As many questions of each article."""
+    found = []
+    for place, title in enumerate(titles):
+        own = [q for p in articles[title]["paragraphs"] for q in p["qas"]]
+        number = most // len(titles) + (place < most % len(titles))
+        for question in draw.sample(own, number):
+            texts = sorted({answer["text"] for answer in question["answers"]})
+            found.append({"question": question["question"], "answers": texts, "file": title})
+    return found
+
+
+def ask(args: argparse.Namespace) -> None:
+    """Keep the best answers to each question of some folders."""
+    from fairseq_clusterformer.inference.load import load_checkpoint
+    from fairseq_clusterformer.inference.read import Reader
+
+    more = {"index": args.index, "encoder": args.encoder, "device": "cpu", "dtype": args.dtype}
+    reader = Reader(load_checkpoint(args.checkpoint), **more)
+    reader.weights = Weights()
+    with args.out.open("w", encoding="utf-8") as file:
+        for folder in args.folders:
+            record = json.loads(folder.read_text(encoding="utf-8"))
+            begun = time.perf_counter()
+            articles = folder.parent / "articles"
+            passages = reader.index([articles / name for name in record["documents"]])
+            print(f"{folder}: {len(passages)} passages in {time.perf_counter() - begun:.1f} s")
+            for row in record["questions"][:: args.every]:
+                begun = time.perf_counter()
+                found = reader.ask(row["question"], passages, KEPT, windows=args.windows)
+                row["seconds"] = time.perf_counter() - begun
+                row["found"] = [
+                    {
+                        "file": Path(each.file).name,
+                        "text": each.text,
+                        "margin": each.margin,
+                        "words": each.read.words,
+                        "likeness": each.read.likeness,
+                        **scores(each.text, row["answers"]),
+                    }
+                    for each in found.answers
+                    if each.type == "short"
+                ]
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.flush()
+
+
+def scores(text: str, answers: list[str]) -> dict[str, float]:
+    """Of an answer, against the gold answer that it is most like."""
+    pairs = [(exact_match(text, gold), f1(text, gold)) for gold in answers]
+    exact, most = max(pairs, default=(0.0, 0.0))
+    return {"exact": exact, "f1": most}
+
+
+def rows_of(path: Path) -> list[dict]:
+    """Questions and their answers, with whether each of these is right."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        for each in row["found"]:
+            each["right"] = each["file"] == row["file"] and each["f1"] >= 0.5
+    return rows
+
+
+def sums(row: dict, weights: Weights) -> np.ndarray:
+    """What each answer to a question is ranked by."""
+    values = [[each[name] for name in FEATURES] for each in row["found"]]
+    own = [getattr(weights, name) for name in FEATURES]
+    return np.array(values).reshape(-1, len(own)) @ own + weights.bias
+
+
+def regression(values: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Logistic regression by Newton's steps: a weight for each column, and the bias."""
+    spread = values.std(0) + 1e-9
+    x = np.column_stack([values / spread, np.ones(len(values))])
+    penalty = np.diag([1.0] * values.shape[1] + [1e-3])
+    found = np.zeros(x.shape[1])
+    for _ in range(50):
+        p = 1 / (1 + np.exp(-np.clip(x @ found, -30, 30)))
+        slope = x.T @ (p - right) + penalty @ found
+        found -= np.linalg.solve((x.T * (p * (1 - p))) @ x + penalty, slope)
+    return found / np.append(spread, 1)
+
+
+def fit(rows: list[dict], lost: float = 0.1) -> Weights:
+    """Weights that tell right answers from wrong ones; then, of the answer that comes first by
+    them, the log-odds that it is right. The threshold loses at most a tenth of the right ones."""
+    answers = [each for row in rows for each in row["found"]]
+    values = np.array([[each[name] for name in FEATURES] for each in answers])
+    ranking = regression(values, np.array([each["right"] for each in answers], float))
+    weights = Weights(*ranking[:-1])
+    best, right = _firsts(rows, weights)
+    scale, bias = regression(best[:, None], right.astype(float))
+    probability = 1 / (1 + np.exp(-(scale * best + bias)))
+    threshold = np.quantile(probability[right], lost)
+    return Weights(*(float(each) for each in (*(scale * ranking[:-1]), bias, threshold)))
+
+
+def _firsts(rows: list[dict], weights: Weights) -> tuple[np.ndarray, np.ndarray]:
+    """The sums of the answers that come first, and whether they are right."""
+    best = [(of := sums(row, weights)).argmax() for row in rows]
+    of = np.array([sums(row, weights).max() for row in rows])
+    return of, np.array([row["found"][i]["right"] for row, i in zip(rows, best, strict=True)])
+
+
+def score(rows: list[dict], weights: Weights) -> dict[str, float]:
+    """Shares: right file, right answer, refused and lost ones, and of bins of probability."""
+    found: dict[str, list] = {}
+    bins: list[list] = [[] for _ in range(5)]
+    for row in rows:
+        of = sums(row, weights)
+        order = [row["found"][place] for place in np.argsort(-of, kind="stable")]
+        first, probability = order[0], 1 / (1 + np.exp(-of.max()))
+        bins[min(4, int(5 * probability))].append((probability, first["right"]))
+        answered = probability >= (weights.threshold or 0.5)
+        if row["file"] is None:
+            found.setdefault("refused of those without an answer", []).append(not answered)
+            continue
+        found.setdefault("right file first", []).append(first["file"] == row["file"])
+        found.setdefault("right answer first", []).append(first["right"])
+        found.setdefault("right answer among three", []).append(any(e["right"] for e in order[:3]))
+        found.setdefault("exact match", []).append(first["exact"] * first["right"])
+        found.setdefault("F1", []).append(first["f1"] * (first["file"] == row["file"]))
+        if first["right"]:
+            found.setdefault("right answers refused", []).append(not answered)
+    found["seconds"] = [row["seconds"] for row in rows]
+    shares = {name: float(np.mean(each)) for name, each in found.items()}
+    for number, each in enumerate(bins):
+        name = f"right at {number / 5:.1f} to {number / 5 + 0.2:.1f}"
+        if each:
+            shown, right = np.mean(each, axis=0)
+            shares[f"{name} (shown {shown:.2f}, of {len(each)})"] = float(right)
+    return shares
+
+
+def _weights(path: Path | None) -> Weights:
+    return Weights() if path is None else Weights.from_file(path)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Make folders, ask, fit or score."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.experiments.folders",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    made = commands.add_parser("make")
+    made.add_argument("data", type=Path)
+    made.add_argument("out", type=Path)
+    asked = commands.add_parser("ask")
+    asked.add_argument("checkpoint")
+    asked.add_argument("folders", type=Path, nargs="+")
+    asked.add_argument("--out", type=Path, required=True)
+    asked.add_argument("--encoder", type=Path)
+    asked.add_argument("--index", type=Path)
+    asked.add_argument("--dtype", default="float32")
+    asked.add_argument("--windows", type=int)
+    asked.add_argument("--every", type=int, help="ask every n-th question alone")
+    fitted = commands.add_parser("fit")
+    fitted.add_argument("answers", type=Path)
+    fitted.add_argument("--out", type=Path, required=True)
+    scored = commands.add_parser("score")
+    scored.add_argument("answers", type=Path)
+    scored.add_argument("--calibration", type=Path)
+    args = parser.parse_args(argv)
+    if args.command == "make":
+        make(args.data, args.out)
+    elif args.command == "ask":
+        ask(args)
+    elif args.command == "fit":
+        weights = fit(rows_of(args.answers))
+        record = {"weights": vars(weights), "questions": len(rows_of(args.answers))}
+        args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        print(args.out.read_text(encoding="utf-8"), end="")
+    else:
+        for name, value in score(rows_of(args.answers), _weights(args.calibration)).items():
+            print(f"{value:8.3f}  {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

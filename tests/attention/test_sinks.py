@@ -1,0 +1,60 @@
+"""Sinks: which keys a query sees, and where they are refused."""
+
+import pytest
+import torch
+
+from fairseq_clusterformer.attention import MultiheadAttention, OptionError
+from fairseq_clusterformer.attention.inspect import tokens_seen
+
+from .plain import TOTAL, WIDTH, attend, layer
+
+
+@torch.no_grad()
+def test_a_window_with_sinks_is_that_of_streaming_llm():
+    """Each of the first tokens and of the latest ones once, whether or not they overlap."""
+    module, x = (
+        layer("window(window=4,sinks=3)", causal=True),
+        torch.randn(2, TOTAL, WIDTH).double(),
+    )
+    expected = attend(
+        module, x, lambda b, h, i: sorted({*range(min(3, i + 1)), *range(max(i - 3, 0), i + 1)})
+    )
+    torch.testing.assert_close(module(x)[0], expected, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_clusters_hold_other_keys_than_sinks():
+    """W keys of its cluster in spite of sinks that are in it as well."""
+    module, x = (
+        layer("neural(window=3,clusters=2,sinks=2)", causal=True),
+        torch.randn(1, 40, WIDTH).double(),
+    )
+    codes = module(x)[1][0].clusters[0, 0]
+    (seen,) = tokens_seen(module, x).values()
+    for i in range(40):
+        cluster = [j for j in range(2, i + 1) if codes[j] == codes[i]]
+        assert seen[0, 0, i].nonzero().flatten().tolist() == sorted(
+            {*range(min(2, i + 1)), *cluster[-3:]}
+        )
+
+
+@pytest.mark.parametrize(
+    ("spec", "causal"), [("window(sinks=1)", False), ("neural(rule=leaking-chunk,sinks=1)", True)]
+)
+def test_they_are_of_what_generates(spec, causal):
+    with pytest.raises(OptionError, match="sinks is 1; allowed: 0 but in a causal model with the"):
+        MultiheadAttention(WIDTH, 2, kinds=spec, causal=causal)
+
+
+@torch.no_grad()
+def test_a_prompt_of_sinks_alone():
+    module, x = (
+        layer("window(window=4,sinks=3)", causal=True),
+        torch.randn(2, TOTAL, WIDTH).double(),
+    )
+    out, state = module.step(x[:, :3], {})
+    outputs = [out]
+    for t in range(3, TOTAL):
+        out, state = module.step(x[:, t : t + 1], state)
+        outputs.append(out)
+    torch.testing.assert_close(torch.cat(outputs, 1), module(x)[0], rtol=0, atol=1e-12)

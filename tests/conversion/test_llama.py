@@ -1,0 +1,132 @@
+"""Folders of Llama, Mistral and Qwen become ours: the same logits, and the same texts."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
+
+from tokenizers import Tokenizer  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+
+import fairseq_clusterformer  # noqa: E402
+from fairseq_clusterformer.inference.load import load_checkpoint  # noqa: E402
+from tests.conversion.dense import LLAMAS, TEXT  # noqa: E402
+from tests.inference.commands import error, run  # noqa: E402
+
+PROMPT = "The small cat é ran,\ntold on </s> and ☺ away from the mat. A dog sat on it."
+BEGINS_BY_BOS = ("llama", "mistral")
+
+
+@pytest.fixture(scope="module", params=LLAMAS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a family; its bundle stands behind "-bundle"."""
+    folder = tmp_path_factory.mktemp("llamas") / request.param
+    torch.manual_seed(3)
+    LLAMAS[request.param](folder)
+    assert run("export", folder, f"{folder}-bundle", "--to", "fairseq") == 0
+    return folder
+
+
+@pytest.fixture
+def ours(folder: Path):
+    return fairseq_clusterformer.load(f"{folder}-bundle", device="cpu")
+
+
+def read(folder: Path, ours) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The prompt, int64 [1, N], with what begins a text, as they and we number it; and their
+    number of each of our symbols, -1 for none."""
+    symbols = AutoTokenizer.from_pretrained(folder)
+    theirs = symbols(PROMPT, split_special_tokens=True, add_special_tokens=False)["input_ids"]
+    vocabulary = symbols.get_vocab()
+    begin = "<s>" if folder.name in BEGINS_BY_BOS else "<|end|>"
+    names = ours.dictionary.symbols
+    special = {"</s>": vocabulary[begin], begin: -1} | {f"<token-{i}>": i for i in range(330)}
+    numbers = [special.get(name, vocabulary.get(name, -1)) for name in names]
+    tokens = torch.cat([torch.tensor([2]), ours.coding.encode(PROMPT)])[None]
+    return torch.tensor([[vocabulary[begin], *theirs]]), tokens, torch.tensor(numbers)
+
+
+@torch.no_grad()
+def test_the_same_logits(folder: Path, ours) -> None:
+    """In bfloat16, they err as theirs do."""
+    theirs = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids, tokens, numbers = read(folder, ours)
+    assert numbers[tokens[0]].tolist() == ids[0].tolist()  # the text is the same
+    assert ours.coding.decode(tokens[0, 1:].tolist()) == PROMPT
+    there = numbers >= 0
+    assert there.sum() == Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    wanted, found = theirs(ids).logits[..., numbers[there]], ours.model(tokens)[0]
+    torch.testing.assert_close(found[..., there], wanted, rtol=1e-4, atol=1e-4)
+    assert found[..., ~there].max() < -9e3  # what it does not have is never likely
+    half = theirs.bfloat16()(ids).logits[..., numbers[there]], ours.model.bfloat16()(tokens)[0]
+    errors = [(one.float() - wanted).abs().mean() for one in (half[0], half[1][..., there])]
+    assert errors[1] < 1.5 * errors[0] < 0.2 * wanted.abs().mean()
+
+
+@torch.no_grad()
+def test_the_same_tokens_greedily(folder: Path, ours) -> None:
+    """By what our decoder keeps, of which a window's layers have W tokens."""
+    theirs = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids, tokens, numbers = read(folder, ours)
+    theirs.generation_config.eos_token_id = None
+    how = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 329}
+    hidden = sorted({*range(330)} - {*numbers.tolist()} | {*numbers[:4].tolist()} - {-1})
+    wanted = theirs.generate(ids, suppress_tokens=hidden, **how)[0, ids.size(1) :]
+    ours.model.decoder.output_projection.bias.data[2] = -1e4
+    found = torch.cat(list(ours._tokens(tokens[0], 40, 1, lambda logs: logs.argmax(-1))))
+    assert numbers[found].tolist() == wanted.tolist()
+    written = ours.generate(PROMPT, 40, temperature=0)
+    assert written == PROMPT + ours.coding.decode(found.tolist(), after=int(tokens[0, -1]))
+
+
+def test_the_template_of_chats_is_kept(folder: Path) -> None:
+    messages = [{"role": "user", "content": "The cat?"}]
+    said = [
+        AutoTokenizer.from_pretrained(path).apply_chat_template(messages, tokenize=False)
+        for path in (folder, f"{folder}-bundle")
+    ]
+    assert said[0] == said[1] == "<|user|>The cat?<|end|>"
+
+
+def test_converted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Clusters and sinks that see all change nothing; a sliding window is not dense."""
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    wide = "taught(window=64,clusters=1,gap=0,sinks=2)+window(64,sinks=2)"
+    words = ["convert", folder, tmp_path / "out", "--attention", wide, "--tokens", 1500]
+    words += ["--updates", 1, "--near-window", 8, "--text", tmp_path / "text.txt"]
+    if folder.name in ("mistral", "qwen3"):
+        assert "of the decoder is window(8); allowed: a dense model" in error(capsys, *words)
+        return
+    assert run(*words) == 0
+    loaded = [
+        load_checkpoint(path) for path in (tmp_path / "out/checkpoint.pt", f"{folder}-bundle")
+    ]
+    tokens = torch.randint(4, 280, (2, 40))
+    with torch.no_grad():
+        found, wanted = (each.model.eval()(tokens)[0] for each in loaded)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_another_form_is_one_line(folder: Path, tmp_path: Path, capsys) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    config = json.loads((other / "config.json").read_text())
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    for options, problem in (
+        ({"hidden_act": "gelu"}, "its hidden_act is gelu, not silu"),
+        ({"rope_parameters": rope}, "its rope_type is linear, not default, llama3"),
+        ({"eos_token_id": None}, "its eos_token_id is None, not a number"),
+    ):
+        if folder.name in BEGINS_BY_BOS and "eos_token_id" in options:
+            continue
+        (other / "config.json").write_text(json.dumps(config | options))
+        line = error(capsys, "export", other, tmp_path / "out", "--to", "fairseq")
+        assert f"{problem}; allowed: a folder of GPT-2" in line
+    (other / "tokenizer.json").write_text("{}")
+    (other / "config.json").write_text(json.dumps(config))
+    line = error(capsys, "export", other, tmp_path / "out", "--to", "fairseq")
+    assert "is no tokenizer.json" in line

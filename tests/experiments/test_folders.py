@@ -1,0 +1,89 @@
+"""Folders of articles: how they are made, and what is fitted and scored."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairseq_clusterformer.inference.found import Weights
+from scripts.experiments import folders
+from scripts.experiments.reader_data import DIVIDED, part_of
+
+
+def test_questions_of_missing_articles(tmp_path: Path) -> None:
+    """No article is asked of two parts, and each of a part's is missing once."""
+    titles = [f"A {number}" for number in range(48)]
+    asked = [
+        {"question": f"{i}?", "answers": [{"text": "x"}, {"text": "x"}, {"text": "y"}]}
+        for i in range(60)
+    ]
+    articles = [{"title": t, "paragraphs": [{"context": t, "qas": asked}]} for t in titles]
+    path = tmp_path / DIVIDED[0]
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(json.dumps({"data": articles}).encode()))
+    assert folders.main(["make", str(tmp_path), str(tmp_path / "out")]) == 0
+    assert len(list((tmp_path / "out" / "articles").iterdir())) == 48
+    for part in ("valid", "test"):
+        there = []
+        for number in range(4):
+            record = json.loads((tmp_path / "out" / f"{part}-{number + 1}.json").read_text())
+            files = record["documents"]
+            assert len(set(files)) == folders.FILES
+            assert {part_of(titles, file.removesuffix(".txt")) for file in files} == {
+                part,
+                "train",
+            }
+            there += [file for file in files if part_of(titles, file.removesuffix(".txt")) == part]
+            questions = record["questions"]
+            assert len(questions) == 60
+            assert sum(row["file"] is None for row in questions) == 15
+            assert {row["file"] for row in questions} <= {None, *files}
+            assert questions[0]["answers"] == ["x", "y"]
+        assert {there.count(file) for file in there} == {3}
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict]:
+    """Each with a right answer, whose relevance tells it, and two wrong ones; or wrong ones alone
+    with lower margins."""
+    draw, found = random.Random(1), []
+    for number in range(600):
+        file = None if number % 4 == 0 else "a.txt"
+        answers = []
+        for place in range(3):
+            right = file is not None and place == 1
+            answers.append({"file": "a.txt", "right": right, "f1": float(right), "exact": right})
+            answers[-1]["margin"] = draw.gauss(2 if file else 0, 1)
+            answers[-1]["words"] = draw.gauss(4 if right else 0, 1)
+            answers[-1]["likeness"] = 0.0
+        found.append({"file": file, "found": answers, "seconds": 0.1})
+    return found
+
+
+def test_what_is_shown_is_the_share_of_right_answers(rows: list[dict]) -> None:
+    weights = folders.fit(rows[:300])
+    assert weights.words > weights.margin > 0 == weights.likeness
+    scores = folders.score(rows[300:], weights)
+    before = folders.score(rows[300:], Weights())
+    assert scores["right answer first"] > 0.9 > before["right answer first"]
+    assert scores["right answers refused"] < 0.15
+    assert scores["refused of those without an answer"] > 0.6
+    of, right = folders._firsts(rows[300:], weights)
+    shown = 1 / (1 + np.exp(-of))
+    assert abs(shown.mean() - right.mean()) < 0.05
+    likely = shown > 0.8
+    assert abs(shown[likely].mean() - right[likely].mean()) < 0.07
+
+
+def test_a_calibration_is_a_file(rows: list[dict], tmp_path: Path, capsys) -> None:
+    answers, out = tmp_path / "valid.jsonl", tmp_path / "calibration.json"
+    answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert folders.main(["fit", str(answers), "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["questions"] == 600
+    assert 0 < Weights.from_file(out).threshold < 1
+    capsys.readouterr()
+    assert folders.main(["score", str(answers), "--calibration", str(out)]) == 0
+    assert "right answer first" in capsys.readouterr().out

@@ -1,0 +1,84 @@
+"""Which passages are read: by words and by sentence vectors, which those of transformers are."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.inference.documents import Source
+from fairseq_clusterformer.inference.retrieval import Passages
+from fairseq_clusterformer.inference.sections import Piece, Section
+from fairseq_clusterformer.inference.sentences import SentenceEncoder
+from tests.models.bert import folder_of
+
+transformers = pytest.importorskip("transformers")
+
+
+def sections(*texts: str) -> list[Section]:
+    """A section of one paragraph for each text."""
+    pieces = [(Piece(0, (0, len(text)), 0, 0, 0, len(text)),) for text in texts]
+    sources = [Source(text, text, (text,)) for text in texts]
+    return [Section(*pair, 1, None) for pair in zip(sources, pieces, strict=True)]
+
+
+def test_both_ranks_count() -> None:
+    """The first by one of them is read, though the other puts it last; of a section with several
+    parts, the most similar one counts."""
+    parts = sections("Otto rules Ulm.", "All is well.", "A monarch is there.", "Ulm, Ulm, Ulm.")
+    vectors = [torch.eye(3)[rows].half() for rows in ([0], [0], [0, 1], [0])]
+    passages = Passages(parts, vectors, lambda _: torch.tensor([0.1, 0.9, 0.0]))
+    _, words, likeness = zip(*passages.likeliest("Who rules Ulm?", 9), strict=True)
+    assert max(words) == words[0] > words[3] > words[1] == 0
+    assert likeness == pytest.approx([0.1, 0.1, 0.9, 0.1], abs=1e-3)
+    assert [place for place, *_ in passages.likeliest("Who rules Ulm?", 2)] == [0, 2]
+    assert [place for place, *_ in Passages(parts).likeliest("Who rules Ulm?", 2)] == [0, 3]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of("bert", tmp_path_factory.mktemp("encoder") / "bert")
+
+
+def test_vectors_are_means_of_states(folder: Path) -> None:
+    """Alone as with others, of which some are longer; a long text has several."""
+    encoder = SentenceEncoder(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    texts = ["the cat sat", "a", "the cat sat on the mat " * 12]
+    with torch.no_grad():
+        ids = torch.tensor([[2, *tokenizer(texts[0], add_special_tokens=False).input_ids, 3]])
+        ids[0, 0], ids[0, -1] = tokenizer.convert_tokens_to_ids(["[CLS]", "[SEP]"])
+        expected = model(ids).last_hidden_state[0].mean(0)
+    found = encoder.of_sections(sections(*texts))
+    torch.testing.assert_close(found[0][0], expected / expected.norm(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(encoder.of_question(texts[0]), found[0][0], atol=1e-5, rtol=1e-5)
+    assert [len(vectors) for vectors in found[:2]] == [1, 1]
+    assert len(found[2]) > 1
+    for vectors in found:
+        torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "t5"}, "its model_type is t5; allowed: bert"),
+        ({"num_hidden_layers": 3}, "it has no .encoder.layer.2"),
+        ({"type_vocab_size": 3}, "its type_vocab_size is 3; allowed: 1 or 2"),
+    ],
+)
+def test_folders_of_another_form(
+    changes: dict, message: str, folder: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    config = json.loads((copy / "config.json").read_text()) | changes
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=f"--encoder is {copy}: .*{message}"):
+        SentenceEncoder(copy)
+    (copy / "config.json").unlink()
+    with pytest.raises(UserError, match="no config.json that can be read"):
+        SentenceEncoder(copy)
