@@ -136,6 +136,7 @@ def main(argv: list[str] | None = None) -> int:
         "--lengths": ([30, 2000], "tokens"),
         "--sentences": ([1, 32], "of a batch"),
         "--beam": ([1, 5], ""),
+        "--threads": (1, ""),
     }
     parser = common.make_parser("scripts.benchmarks.generation", __doc__, numbers)
     parser.add_argument("--checkpoints", type=Path, nargs=2, metavar=("CLUSTERED", "DENSE"))
@@ -143,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.set_defaults(repeats=5)
     args = parser.parse_args(argv)
     silence_known_warnings()
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     torch.manual_seed(1)
     trained = args.checkpoints and " and ".join(map(str, args.checkpoints))
     settings = trained or f"random weights, {ARCH}, {RANDOM['decoder_attention']}"

@@ -70,6 +70,7 @@ def test_scores_and_files_of_a_corpus(learned, stories, tmp_path, capsys):
     words = ["evaluate", "qa", "--checkpoint", learned[0], "--data", stories, "--cpu"]
     assert main(list(map(str, [*words, "--out", tmp_path]))) == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
+    assert 0 < scores.pop("nll") <= scores.pop("nll_one") < 0.5
     assert scores["em"] == scores["sp_f1"] == scores["joint_em"] == 1
     assert "joint_f1" in capsys.readouterr().out
     written = json.loads((tmp_path / "predictions.json").read_text())
