@@ -65,7 +65,7 @@ def test_grammar(spec, layers):
         ("window(clusters=8)", "window has no option 'clusters'; allowed: window"),
         (
             "lsh(temperature=1)",
-            "lsh has no option 'temperature'; allowed: window, clusters, gap, rule, rounds",
+            "lsh has no option 'temperature'; allowed: window, sinks, clusters, gap, rule, rounds",
         ),
         ("window(wide)", "window is wide; allowed: a whole number"),
         ("window(8.5)", "window is 8.5; allowed: a whole number"),
@@ -142,12 +142,12 @@ def test_a_kind_is_offered_only_options_that_mean_something_to_it():
     names = {
         kind: {f.name for f in fields(registered(kind).options)} for kind in attention_kinds()
     }
-    clustering = {"window", "clusters", "gap"}
+    clustering = {"window", "sinks", "clusters", "gap"}
     fuzzy = clustering | {"similarity", "temperature"}
     assert names == {
         "full": set(),
-        "window": {"window"},
-        "xl": {"window", "segment", "memory"},
+        "window": {"window", "sinks"},
+        "xl": {"window", "sinks", "segment", "memory"},
         "strided": clustering | {"stride", "pattern"},
         "lsh": clustering | {"rule", "rounds"},
         "routing": clustering | {"rule"},
@@ -167,12 +167,12 @@ def test_a_kind_is_offered_only_options_that_mean_something_to_it():
             "routing_convolution",
         },
     }
-    for defaults in ({"clusters": 3}, {"num_clusters": 3}):
-        (name,) = defaults
+    allowed = "attention_sinks, attention_window, sinks, window"
+    for name in ("clusters", "num_clusters"):
         with pytest.raises(
-            ValueError, match=f"^window has no option '{name}'; allowed: attention_window, window$"
+            ValueError, match=f"^window has no option '{name}'; allowed: {allowed}$"
         ):
-            parse_layer("window", **defaults)
+            parse_layer("window", **{name: 3})
     assert parse_layer("window+neural", clusters=3)[1].options.clusters == 3
 
 
