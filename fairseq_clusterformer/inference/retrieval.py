@@ -1,5 +1,6 @@
 """Which passages of documents a reader reads for a question, by their words and their meaning."""
 
+import logging
 from collections.abc import Callable, Sequence
 
 import bm25s
@@ -10,6 +11,8 @@ from fairseq_clusterformer.data.unicode import READ_FORM, composed
 
 from .found import WORD
 from .sections import Section
+
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it tells each step
 
 STEM = 5  # letters that make two words one: "builds" and "building"
 RANKS = 60  # of reciprocal rank fusion

@@ -78,7 +78,7 @@ def ask(args: argparse.Namespace) -> None:
     from fairseq_clusterformer.inference.read import Reader
 
     more = {"index": args.index, "encoder": args.encoder, "device": "cpu", "dtype": args.dtype}
-    reader = Reader(load_checkpoint(args.checkpoint), **more)
+    reader = Reader(load_checkpoint(args.checkpoint, data=args.data), **more)
     reader.weights = Weights()
     with args.out.open("w", encoding="utf-8") as file:
         for folder in args.folders:
@@ -213,6 +213,7 @@ def main(argv: list[str] | None = None) -> int:
     asked.add_argument("checkpoint")
     asked.add_argument("folders", type=Path, nargs="+")
     asked.add_argument("--out", type=Path, required=True)
+    asked.add_argument("--data", type=Path, help="of a checkpoint's training")
     asked.add_argument("--encoder", type=Path)
     asked.add_argument("--index", type=Path)
     asked.add_argument("--dtype", default="float32")

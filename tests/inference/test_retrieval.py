@@ -23,7 +23,7 @@ def sections(*texts: str) -> list[Section]:
     return [Section(*pair, 1, None) for pair in zip(sources, pieces, strict=True)]
 
 
-def test_both_ranks_count() -> None:
+def test_both_ranks_count(caplog) -> None:
     """The first by one of them is read, though the other puts it last; of a section with several
     parts, the most similar one counts."""
     parts = sections("Otto rules Ulm.", "All is well.", "A monarch is there.", "Ulm, Ulm, Ulm.")
@@ -34,6 +34,7 @@ def test_both_ranks_count() -> None:
     assert likeness == pytest.approx([0.1, 0.1, 0.9, 0.1], abs=1e-3)
     assert [place for place, *_ in passages.likeliest("Who rules Ulm?", 2)] == [0, 2]
     assert [place for place, *_ in Passages(parts).likeliest("Who rules Ulm?", 2)] == [0, 3]
+    assert not caplog.records  # the library is quiet
 
 
 @pytest.fixture(scope="module")
