@@ -87,7 +87,7 @@ def test_grammar(spec, layers):
         ("window(clusters=8)", "window has no option 'clusters'; allowed: window"),
         (
             "lsh(temperature=1)",
-            "lsh has no option 'temperature'; allowed: window, clusters, gap, rule, rounds",
+            "lsh has no option 'temperature'; allowed: window, sinks, clusters, gap, rule, rounds",
         ),
         ("window(wide)", "window is wide; allowed: a whole number"),
         ("window(8.5)", "window is 8.5; allowed: a whole number"),
@@ -164,12 +164,12 @@ def test_a_kind_is_offered_only_options_that_mean_something_to_it():
     names = {
         kind: {f.name for f in fields(registered(kind).options)} for kind in attention_kinds()
     }
-    clustering = {"window", "clusters", "gap"}
+    clustering = {"window", "sinks", "clusters", "gap"}
     fuzzy = clustering | {"similarity", "temperature"}
     assert names == {
         "full": set(),
-        "window": {"window"},
-        "xl": {"window"},
+        "window": {"window", "sinks"},
+        "xl": {"window", "sinks"},
         "strided": clustering | {"stride", "pattern"},
         "lsh": clustering | {"rule", "rounds"},
         "routing": clustering | {"rule"},
