@@ -193,7 +193,7 @@ def test_a_kind_is_offered_only_options_that_mean_something_to_it():
         (name,) = defaults
         with pytest.raises(
             ValueError,
-            match=f"^window has no option '{name}'; allowed: attention_window, window$",
+            match=f"^window has no option '{name}'; allowed: attention_sinks, attention_window,",
         ):
             parse_layer("window", **defaults)
     assert parse_layer("window+neural", clusters=3)[1].options.clusters == 3
