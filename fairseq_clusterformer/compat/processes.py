@@ -36,7 +36,9 @@ def train_in_several_processes() -> None:
         if Path(main.__code__.co_filename).name == "train.py":
             check_training(cfg)
         if cfg.common.bf16 and utils.xm is None:
-            cfg.common.tpu = False  # fairseq takes --bf16 for a TPU, which is not here
+            for section in cfg.values():  # fairseq takes --bf16 for a TPU, which is not here
+                if getattr(section, "tpu", False):
+                    section.tpu = False
         _join(cfg)
         training = cfg.distributed_training
         alone = training.distributed_world_size == 1
