@@ -33,7 +33,7 @@ _HTML = (".html", ".htm", ".xhtml", ".xht")
 #: what is read of a folder; a file that is named itself may have any ending
 ENDINGS = (".txt", ".text", ".pdf", *_MARKDOWN, *_HTML)
 
-_BLANKS = re.compile(r"\s+")
+_BLANKS, _LINE = re.compile(r"\s+"), re.compile(r"[^\n]+")
 _WORD_END, _PART = re.compile(r"(?<=\S)\s"), 1 << 16  # characters, or a few more
 _DATED = re.compile(  # with each date as <date>: dates or a page number, and no more
     r"(?i)(?=.*<date>)(?:(?:last|posted|published|updated|modified|on|at|\w+day)\b|<date>|[\W\d_])*"
@@ -285,13 +285,21 @@ def _decoded(data: bytes, encoding: str | None, declared: str | None = None) -> 
 def _of_plain(text: str) -> Iterator[str]:
     """Paragraphs: what blank lines divide, and lines that are paragraphs themselves."""
     for block in BLANK_LINE.split(text):
-        lines = [line.strip() for line in block.split("\n")]
-        lines = [line for line in lines if line]
-        ended = all(line.rstrip(_CLOSING).endswith((".", "!", "?", "\u2026")) for line in lines)
-        if max(map(len, lines), default=0) > _WIDEST or (len(lines) > 2 and ended):
-            yield from lines
+        number, widest, ended = 0, 0, True
+        for line in _lines(block):
+            number, widest = number + 1, max(widest, len(line))
+            ended = ended and line.rstrip(_CLOSING).endswith((".", "!", "?", "\u2026"))
+        if widest > _WIDEST or (number > 2 and ended):
+            yield from _lines(block)
         else:
             yield block
+
+
+def _lines(block: str) -> Iterator[str]:
+    """One by one: a list of short ones takes many times the memory of their text."""
+    for line in _LINE.finditer(block):
+        if text := line[0].strip():
+            yield text
 
 
 def _of_markdown(text: str) -> list[str]:
