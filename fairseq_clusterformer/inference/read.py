@@ -118,6 +118,7 @@ class Reader(Pretrained):
             problem = f"a {self.loaded.cfg.model._name} reads each document with its question"
             allowed = "with --encoder, or a model of words: bidaf_reader, qanet_reader"
             raise bad_option("--index", index, allowed, problem)
+        self._kept_in = index, encoder
 
     def index(
         self,
@@ -140,9 +141,11 @@ class Reader(Pretrained):
         """
         if isinstance(documents, Passages):
             return documents
-        if folder is not None or encoder is not None:
+        new = (folder, encoder)
+        wanted = [Path(n) if n else old for n, old in zip(new, self._kept_in, strict=True)]
+        if wanted != [*self._kept_in]:
             self._latest = None
-            self._keep_in(folder and Path(folder), encoder and Path(encoder))
+            self._keep_in(*wanted)
         given = [documents] if isinstance(documents, str | Path) else [*documents]
         state = [each if isinstance(each, str) else state_of(each) for each in given]
         if self._latest is None or self._latest[0] != state:

@@ -470,6 +470,16 @@ class TestIndex:
         assert f"{file} is damaged" in caplog.text
         assert self.ask(towns_reader, folder, document)[1] == 0
 
+    def test_a_file_that_goes_meanwhile(
+        self, towns_reader: Path, document: Path, tmp_path: Path
+    ) -> None:
+        """Another process has read a newer version of the document."""
+        reader = load(towns_reader, device="cpu")
+        passages = reader.index(document, tmp_path / "index")
+        (file,) = (tmp_path / "index").glob("*.safetensors")
+        file.unlink()
+        assert reader.answer(ASKED, passages, top=1)[0].text == "Noor"
+
     def test_a_folder_of_somebody_else(
         self, towns_reader: Path, document: Path, tmp_path: Path, capsys
     ) -> None:
