@@ -143,11 +143,9 @@ class Encodings:
         try:
             with safe_open(file, "pt") as tensors:
                 ends = tensors.get_tensor("lengths").cumsum(0).tolist()
-                if [tensors.get_slice("states").get_shape()[0], len(ends)] != [
-                    ends[-1],
-                    len(block),
-                ]:
-                    raise ValueError(f"{len(ends)} sections instead of {len(block)}")
+                rows = tensors.get_slice("states").get_shape()[0]
+            if len(ends) != len(block) or ends[-1] != rows:
+                raise ValueError(f"{len(ends)} sections instead of {len(block)}")
         except FileNotFoundError:
             return False
         except (OSError, SafetensorError, ValueError, RuntimeError) as error:
