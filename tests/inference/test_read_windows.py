@@ -145,9 +145,12 @@ class TestMargins:
         ranking = ranked([read_of("x", [1.0], [1.0], none)], 1, least)
         assert (ranking.verdict, ranking.is_answered) == (verdict, not verdict)
 
-    @pytest.mark.parametrize("text", [".", "(", "- |"])
+    @pytest.mark.parametrize("text", [".", "(", "|"])
     def test_marks_alone_are_no_answer(self, text: str) -> None:
-        found = ranked([read_of(text, [9.0], [9.0], 0.0)], 9).answers
+        read = read_of("x", [9.0], [9.0], 0.0)
+        assert ranked([read], 9).answers[0].text == "a"
+        read.section = replace(read.section, source=Source("x", "x", (text,)))
+        found = ranked([read], 9).answers
         assert all(each.type in ("yes", "no") for each in found)
 
     def test_nothing_found_is_no_answer(self) -> None:
