@@ -9,7 +9,6 @@ import argparse
 import collections
 import contextlib
 import io
-import math
 import os
 import sys
 import types
@@ -294,23 +293,6 @@ def name_damaged_data() -> None:
         def quiet(end, self):  # what was not begun has nothing to close
             with contextlib.suppress(AttributeError):
                 end(self)
-
-    @wraps(indexed_dataset, "make_dataset")
-    def make_dataset(make, path, impl, fix_lua_indexing=False, dictionary=None):
-        data = make(path, impl, fix_lua_indexing, dictionary)
-        if isinstance(data, MMapIndexedDataset) and dictionary is not None:
-            data.num_symbols = len(dictionary)
-        return data
-
-    @wraps(MMapIndexedDataset, "__getitem__")
-    def item(item_of, self, index):
-        tokens, most = item_of(self, index), getattr(self, "num_symbols", math.inf)
-        if len(tokens) and not 0 <= int(tokens.max()) < most:  # no embedding has such a row
-            raise NamedError(
-                f"{self._path}.bin: damaged (token {tokens.max()} of a dictionary of "
-                f"{most} in item {index}); allowed: data as it was prepared with its dictionary"
-            )
-        return tokens
 
 
 @mends(indexed_dataset, "make_dataset")
