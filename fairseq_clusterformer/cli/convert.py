@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from tqdm import tqdm
 
-    from fairseq_clusterformer.conversion import as_checkpoint
+    from fairseq_clusterformer.conversion import as_checkpoint, is_folder
     from fairseq_clusterformer.conversion.batches import (
         batches_of_split,
         batches_of_text,
@@ -91,6 +91,10 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.inference.load import load_checkpoint
 
     check_out(args.out, args.force)
+    if args.text is None and args.data is None and is_folder(args.checkpoint):
+        allowed = "--text FILE, or --data with a folder that is prepared by "
+        allowed += f"--tokenizer {args.checkpoint / 'tokenizer.json'}"
+        raise bad_option("--text", "not given", allowed, "a folder of transformers has no texts")
     with as_checkpoint(args.checkpoint, args.data) as (checkpoint, data):
         loaded = load_checkpoint(checkpoint, data=data, task=TASKS, option="CHECKPOINT")
         loaded = replace(loaded, path=args.checkpoint)
@@ -112,7 +116,12 @@ def main(arguments: Sequence[str]) -> int:
     read = sum(inputs["src_tokens"].numel() for inputs in batches)
     print(f"{read:,} tokens were read, for measuring and fitting.")
     print(f"\n{args.out}: {', '.join(sorted(file.name for file in args.out.iterdir()))}")
-    print(f"\nTo go on with training:\n\n{fine_tuning(converted, args.out)}")
+    print("\nTo go on with training", end="")
+    if not any((data := args.out / "data").glob("train*")) and data.is_dir():
+        print(f", with texts in the place of {data}, which has none", end="")
+        if (tokens := data / "tokenizer.json").is_file():
+            print(f"\n(prepare them with --tokenizer {tokens})", end="")
+    print(f":\n\n{fine_tuning(converted, args.out)}")
     return 0
 
 

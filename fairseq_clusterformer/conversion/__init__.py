@@ -9,15 +9,24 @@ from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.bundle import is_bundle, write_bundle
 
 
+def is_folder(path: Path) -> bool:
+    """Whether transformers has written it."""
+    return (path / "config.json").is_file() and not is_bundle(path)
+
+
 @contextmanager
 def as_checkpoint(path: Path, data: Path | None) -> Iterator[tuple[Path, Path | None]]:
     """A checkpoint or bundle, and the data folder that was given; of a folder of transformers a
     bundle, which is there as long as the context. Raises as :func:`as_bundle` does."""
-    if not (path / "config.json").is_file() or is_bundle(path):
+    if not is_folder(path):
         yield path, data
         return
     with tempfile.TemporaryDirectory() as work:
-        yield as_bundle(path, Path(work) / "bundle"), data
+        bundle = as_bundle(path, Path(work) / "bundle")
+        try:
+            yield bundle, data
+        except UserError as error:  # which names what the user gave
+            raise UserError(str(error).replace(str(bundle), str(path))) from None
 
 
 def as_bundle(folder: Path, out: Path, *, dtype: str = "float32", force: bool = False) -> Path:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fairseq_clusterformer import __version__
 from fairseq_clusterformer.data import RECORD
-from fairseq_clusterformer.errors import bad_option, reading
+from fairseq_clusterformer.errors import UserError, bad_option, reading
 from fairseq_clusterformer.inference import Loaded
 from fairseq_clusterformer.outputs import check_new, whole_folder
 
@@ -39,6 +39,7 @@ CALIBRATION = "calibration.json"  # of a reader
 SHIPPED = Path(__file__).parents[1] / "trained"  # bundles that are installed with this package
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
 INT8, SCALE = "int8", ":scale"
+ALLOWED = "a checkpoint that fairseq-train wrote, or a bundle"
 _ALLOWED = "a bundle that clusterformer bundle wrote"
 # What read_bundle needs of bundle.json.
 _TYPES = {"cfg": dict, "shared": dict, "namespaces": list, "updates": int}
@@ -95,6 +96,22 @@ def shipped_for(task: str, what: str) -> str:
 def located(path: Path | str) -> Path:
     """A path, or where a model lies that is installed with this package and has this name."""
     return SHIPPED / path if not Path(path).exists() and str(path) in shipped() else Path(path)
+
+
+def no_file(path: Path, option: str) -> UserError:
+    """The error for a checkpoint that is no file: what to give in its place."""
+    if (path / "config.json").is_file():
+        allowed = f"the bundle that `clusterformer export {path} OUT --to fairseq` makes of it"
+        return bad_option(option, path, allowed, "a folder of transformers")
+    if path.is_dir():
+        problem = "a folder without bundle.json"
+        for name in ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt"):
+            if (path / name).is_file():
+                return bad_option(option, path, f"a checkpoint in it, {path / name}", problem)
+    else:
+        problem = "no such file"
+    allowed = ", ".join([f"{ALLOWED}, or an installed model", *shipped()])
+    return bad_option(option, path, allowed if shipped() else ALLOWED, problem)
 
 
 def write_bundle(

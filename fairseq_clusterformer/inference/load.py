@@ -19,7 +19,13 @@ from torch import Tensor
 from fairseq_clusterformer.compat.checks import dataclass_of
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference import Loaded
-from fairseq_clusterformer.inference.bundle import is_bundle, located, read_bundle, shipped
+from fairseq_clusterformer.inference.bundle import (
+    ALLOWED,
+    is_bundle,
+    located,
+    no_file,
+    read_bundle,
+)
 from fairseq_clusterformer.models.checkpoints import (
     UNREADABLE,
     explained,
@@ -31,7 +37,6 @@ from fairseq_clusterformer.ranges import strays
 import_module("fairseq_clusterformer.plugin")  # all that a checkpoint may name
 
 PLUGIN = "and the plug-in (--user-dir)"
-ALLOWED = "a checkpoint that fairseq-train wrote, or a bundle"
 
 
 def load_checkpoint(
@@ -125,9 +130,7 @@ def read_tensors(path: Path, option: str) -> dict:
         UserError: no such file, or something else.
     """
     if not path.is_file():
-        what = "a folder without bundle.json" if path.is_dir() else "no such file"
-        allowed = ", ".join([f"{ALLOWED}, or an installed model", *shipped()])
-        raise bad_option(option, path, allowed if shipped() else ALLOWED, what)
+        raise no_file(path, option)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except UNREADABLE as error:

@@ -116,11 +116,20 @@ def test_converted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) 
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     wide = "taught(window=64,clusters=1,gap=0,sinks=2)+window(64,sinks=2)"
     words = ["convert", folder, tmp_path / "out", "--attention", wide, "--tokens", 1500]
+    line = error(capsys, *words)
+    assert "--text is not given: a folder of transformers has no texts; allowed: --text" in line
+    assert f"--tokenizer {folder}/tokenizer.json" in line
+    (tmp_path / "dict.txt").write_text("a 1\n")
+    line = error(capsys, *words, "--data", tmp_path)
+    assert f"CHECKPOINT is {folder}: does not fit the data in {tmp_path} or " in line
     words += ["--updates", 1, "--near-window", 8, "--text", tmp_path / "text.txt"]
     if folder.name in ("mistral", "qwen3"):
         assert "of the decoder is window(8); allowed: a dense model" in error(capsys, *words)
         return
     assert run(*words) == 0
+    data = tmp_path / "out" / "data"
+    says = f"with texts in the place of {data}, which has none\n(prepare them with --tokenizer "
+    assert f"{says}{data}/tokenizer.json):\n\nfairseq-train {data} " in capsys.readouterr().out
     loaded = [
         load_checkpoint(path) for path in (tmp_path / "out/checkpoint.pt", f"{folder}-bundle")
     ]

@@ -66,7 +66,13 @@ JUNK |= {b"\n": "no checkpoint, or damaged"}
 
 def test_what_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     assert "--model is x.pt: no such file" in refused(Path("x.pt"), option="--model")
-    assert "a folder without bundle.json" in refused(tmp_path)
+    assert "a folder without bundle.json; allowed: a checkpoint that" in refused(tmp_path)
+    last = tmp_path / "checkpoint_last.pt"
+    last.touch()
+    assert f"bundle.json; allowed: a checkpoint in it, {last}" in refused(tmp_path)
+    (tmp_path / "config.json").touch()
+    allowed = f"the bundle that `clusterformer export {tmp_path} OUT --to fairseq` makes of it"
+    assert f"a folder of transformers; allowed: {allowed}" in refused(tmp_path)
     path = tmp_path / "file.pt"
     whole = checkpoint.read_bytes()
     for content, reason in JUNK.items():

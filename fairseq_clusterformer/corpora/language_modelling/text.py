@@ -242,6 +242,8 @@ def write_splits(parts: SplitLines, folder: Path, *, train_bytes: int | None = N
                 problem = "the first line alone is longer"
                 raise bad_option("--train-bytes", train_bytes, "a larger number", problem)
             allowed = "a line or more for each of train, valid and test"
+            if split != "train":
+                allowed += f", by more text or a larger --{split}-fraction"
             raise UserError(f"SOURCE has no text for {split}; allowed: {allowed}")
     return counts
 
