@@ -33,7 +33,7 @@ _HTML = (".html", ".htm", ".xhtml", ".xht")
 #: what is read of a folder; a file that is named itself may have any ending
 ENDINGS = (".txt", ".text", ".pdf", *_MARKDOWN, *_HTML)
 
-_BLANKS, _LINE = re.compile(r"\s+"), re.compile(r"[^\n]+")
+_BLANKS = re.compile(r"\s+")
 _WORD_END, _PART = re.compile(r"(?<=\S)\s"), 1 << 16  # characters, or a few more
 _DATED = re.compile(  # with each date as <date>: dates or a page number, and no more
     r"(?i)(?=.*<date>)(?:(?:last|posted|published|updated|modified|on|at|\w+day)\b|<date>|[\W\d_])*"
