@@ -114,7 +114,7 @@ def uploaded_source(
 ) -> Source:
     """A file whose content came by itself; otherwise as :func:`read_source`."""
     try:
-        return _of_bytes(data, Path(name), encoding, main_text)
+        return _silenced([_of_bytes(data, Path(name), encoding, main_text)])[0]
     except Unreadable as error:
         raise bad_option("document", name, _KINDS, str(error)) from None
 
