@@ -124,6 +124,11 @@ def test_a_date_in_an_upload_is_no_answer() -> None:
     assert source.silent == {1}
 
 
+def test_a_line_of_dates_takes_little_time() -> None:
+    text = b"1/1/2020 " + b"1111day-" * 20 + b"x"
+    assert not uploaded_source(text, "a.txt").silent
+
+
 def test_dates_that_answer_and_versions_of_a_document(tmp_path: Path) -> None:
     """A date below a heading, and one in a table; versions are no pages with a menu."""
     text = "# Minutes\n\n3 May 2021\n\n## Next meeting\n\n12 March 2025, 14:00\n\n"
