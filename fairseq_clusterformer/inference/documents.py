@@ -36,7 +36,7 @@ ENDINGS = (".txt", ".text", ".pdf", *_MARKDOWN, *_HTML)
 _BLANKS = re.compile(r"\s+")
 _WORD_END, _PART = re.compile(r"(?<=\S)\s"), 1 << 16  # characters, or a few more
 _DATED = re.compile(  # with each date as <date>: dates or a page number, and no more
-    r"(?i)(?=.*<date>)(?:(?:last|posted|published|updated|modified|on|at|\w+day)\b|<date>|[\W\d_])*"
+    r"(?i)(?=.*<date>)(?:(?:last|posted|published|updated|modified|on|at|[^\W\d_]+day)\b|<date>|[\W\d_])*+"
     r"|page\s\d+(?:\s(?:of|/)\s\d+)?"
 )
 _WIDEST = 130  # characters of a line, where a paragraph has several
@@ -114,7 +114,7 @@ def uploaded_source(
 ) -> Source:
     """A file whose content came by itself; otherwise as :func:`read_source`."""
     try:
-        return _of_bytes(data, Path(name), encoding, main_text)
+        return _silenced([_of_bytes(data, Path(name), encoding, main_text)])[0]
     except Unreadable as error:
         raise bad_option("document", name, _KINDS, str(error)) from None
 

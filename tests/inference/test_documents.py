@@ -12,7 +12,12 @@ import pytest
 
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference import parsing
-from fairseq_clusterformer.inference.documents import read_source, read_sources, text_source
+from fairseq_clusterformer.inference.documents import (
+    read_source,
+    read_sources,
+    text_source,
+    uploaded_source,
+)
 from tests.inference.papers import pdf
 
 
@@ -112,6 +117,16 @@ def test_menus_and_dates_are_no_answers(tmp_path: Path) -> None:
     expected = ["1966", *own[-2:], "Dear Sir", "Number 0.", "Dear Sir", "Number 1.", "Number 2."]
     assert heard == [*expected, "3.", "Number 3.", "4.", "Number 4."]
     assert all(source.paragraphs[0] == "Home | News" for source in sources[:3])
+
+
+def test_a_date_in_an_upload_is_no_answer() -> None:
+    source = uploaded_source(b"It began.\n\n12 March 2020", "a.txt")
+    assert source.silent == {1}
+
+
+def test_a_line_of_dates_takes_little_time() -> None:
+    text = b"1/1/2020 " + b"1111day-" * 20 + b"x"
+    assert not uploaded_source(text, "a.txt").silent
 
 
 def test_dates_that_answer_and_versions_of_a_document(tmp_path: Path) -> None:
