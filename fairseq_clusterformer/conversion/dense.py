@@ -12,7 +12,6 @@ from fairseq.dataclass.configs import CommonConfig, DatasetConfig, GenerationCon
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
-from safetensors import SafetensorError
 from transformers import AutoConfig
 
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
@@ -61,20 +60,24 @@ def read_dense(folder: Path, data: Path) -> Loaded:
         if kind in ENCODERS:
             return _read_encoder(folder, data)
         family = FAMILIES[kind]
-        theirs = family.auto.from_pretrained(folder, dtype=torch.float32).eval()
+        theirs, found = family.auto.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True
+        )
         options = family.options_of(theirs.config)
+        if missing := sorted(found["missing_keys"]):  # which transformers draws at random
+            raise ValueError(f"its weights lack {len(missing)} tensors, such as {missing[0]}")
         numbers = family.text(folder, data, theirs.config)
+        config = ClusterformerConfig(
+            architecture=family.architecture,
+            options=options,
+            vocab_size=len(numbers),
+            max_position_embeddings=options["max_target_positions"],
+        )
+        model = build_model(config)
     except CheckpointError as error:
         raise UserError(str(error)) from None
-    except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
+    except Exception as error:  # of every kind, for transformers checks little of what it reads
         raise bad_option("CHECKPOINT", folder, ALLOWED, reason_of(error)) from None
-    config = ClusterformerConfig(
-        architecture=family.architecture,
-        options=options,
-        vocab_size=len(numbers),
-        max_position_embeddings=options["max_target_positions"],
-    )
-    model = build_model(config)
     state = family.state_of(theirs.state_dict(), theirs.config, numbers)
     own = model.state_dict()  # without its version, fairseq drops the last layer norm
     state |= {name: tensor for name, tensor in own.items() if name.endswith(".version")}

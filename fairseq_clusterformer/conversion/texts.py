@@ -35,7 +35,7 @@ def tokenizer_text(folder: Path, data: Path, config: Any) -> list[int]:
     the tokenizer puts in front, or the model's end of a text."""
     subwords = TokenizerSubwords(folder / TOKENIZER)
     symbols, end = subwords.symbols, config.eos_token_id
-    begin = end[0] if isinstance(end, list) else end
+    begin = end[0] if isinstance(end, list) and end else end
     begin = begin if subwords.first is None else subwords.first
     if not isinstance(begin, int):
         raise ValueError(f"its eos_token_id is {end}, not a number")

@@ -206,4 +206,6 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"holds no {Path(error.filename).name}"
     lines = [line.strip() for line in str(error).strip().splitlines()] or [repr(error)]
-    return lines[1] if lines[0].startswith("Error(s) in loading") and lines[1:] else lines[0]
+    if lines[0].startswith("Error(s) in loading") and lines[1:]:
+        return lines[1]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

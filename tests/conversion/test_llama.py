@@ -148,12 +148,23 @@ def test_another_form_is_one_line(folder: Path, tmp_path: Path, capsys) -> None:
         ({"hidden_act": "gelu"}, "its hidden_act is gelu, not silu"),
         ({"rope_parameters": rope}, "its rope_type is linear, not default, llama3"),
         ({"eos_token_id": None}, "its eos_token_id is None, not a number"),
+        ({"eos_token_id": []}, "its eos_token_id is [], not a number"),
     ):
         if folder.name in BEGINS_BY_BOS and "eos_token_id" in options:
             continue
         (other / "config.json").write_text(json.dumps(config | options))
         line = error(capsys, "export", other, tmp_path / "out", "--to", "fairseq")
-        assert f"{problem}; allowed: a folder of GPT-2" in line
+        assert problem in line
+        assert "; allowed: a folder of GPT-2" in line
+    of_llama = (
+        ({"num_hidden_layers": 3}, "its weights lack 9 tensors, such as model.layers.2."),
+        ({"num_attention_heads": "4"}, "'num_attention_heads': TypeError: Field"),
+        ({"head_dim": 0}, "0.0 cannot be raised to a negative power"),
+        ({"rms_norm_eps": -1.0}, "--norm-eps is -1.0; allowed: above 0"),
+    )
+    for options, problem in of_llama if folder.name == "llama" else ():
+        (other / "config.json").write_text(json.dumps(config | options))
+        assert problem in error(capsys, "export", other, tmp_path / "out", "--to", "fairseq")
     (other / "tokenizer.json").write_text("{}")
     (other / "config.json").write_text(json.dumps(config))
     line = error(capsys, "export", other, tmp_path / "out", "--to", "fairseq")
