@@ -9,7 +9,6 @@ import argparse
 import collections
 import contextlib
 import io
-import math
 import os
 import sys
 import types
@@ -196,14 +195,22 @@ def shuffle_after_curriculum(iterate, self, epoch, shuffle, *args, **kwargs):
 
 
 @mends(EMA, "__init__")
-def keep_whole_numbers(init, self, model, config, device=None, skip_keys=None):
-    """Lets ``--store-ema`` average models that have whole numbers and truth values.
+def keep_what_is_no_mean(init, self, model, config, device=None, skip_keys=None):
+    """Lets ``--store-ema`` average models that have more than weights: see `_averaged`.
 
-    fairseq multiplies every tensor by the decay, which is an error for these. The average takes
-    the newest ones.
+    fairseq multiplies every tensor by the decay: an error for whole numbers and truth values, and
+    not a number for a logarithm of 0 where ``--ema-start-update`` makes the decay 0. The average
+    takes the newest ones.
     """
-    whole = {n for n, t in model.state_dict().items() if not _is_averaged(t)}
-    init(self, model, config, device, {*(skip_keys or ()), *whole})
+    newest = model.state_dict().keys() - _averaged(model)
+    init(self, model, config, device, {*(skip_keys or ()), *newest})
+
+
+@mends(EMA, "build_fp32_params")
+def average_tensors_alone(build, self, state_dict=None):
+    """Lets ``--ema-fp32`` average models that keep more than tensors, as K-Means does."""
+    given = self.model.state_dict() if state_dict is None else state_dict
+    build(self, {name: value for name, value in given.items() if isinstance(value, torch.Tensor)})
 
 
 @mends(EMA, "restore")
@@ -216,8 +223,16 @@ def keep_versions(restore, self, state_dict, build_fp32_params=False):
     restore(self, {**versions, **state_dict}, build_fp32_params)
 
 
-def _is_averaged(value) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+def _averaged(model: nn.Module) -> set[str]:
+    """Names of a model's tensors of fractions, but for what a learner has observed since the last
+    update, which begins anew with each."""
+    return {
+        name
+        for name, value in model.state_dict().items()
+        if isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and not name.rpartition(".")[2].startswith("pending")
+    }
 
 
 @mends(Trainer, "valid_step")
@@ -234,7 +249,7 @@ def validate_the_average(valid_step, self, sample, raise_oom=False):
 def _exchanged(model: nn.Module, average: nn.Module) -> Iterator[None]:
     """Exchange the averaged tensors of two models, by reference. A translator's search has the
     model itself, so another model would not do."""
-    kept = {name for name, value in model.state_dict().items() if _is_averaged(value)}
+    kept = _averaged(model)
 
     def tensors(of: nn.Module) -> dict[str, torch.Tensor]:
         found = dict(of.named_parameters(remove_duplicate=False))
@@ -294,23 +309,6 @@ def name_damaged_data() -> None:
         def quiet(end, self):  # what was not begun has nothing to close
             with contextlib.suppress(AttributeError):
                 end(self)
-
-    @wraps(indexed_dataset, "make_dataset")
-    def make_dataset(make, path, impl, fix_lua_indexing=False, dictionary=None):
-        data = make(path, impl, fix_lua_indexing, dictionary)
-        if isinstance(data, MMapIndexedDataset) and dictionary is not None:
-            data.num_symbols = len(dictionary)
-        return data
-
-    @wraps(MMapIndexedDataset, "__getitem__")
-    def item(item_of, self, index):
-        tokens, most = item_of(self, index), getattr(self, "num_symbols", math.inf)
-        if len(tokens) and not 0 <= int(tokens.max()) < most:  # no embedding has such a row
-            raise NamedError(
-                f"{self._path}.bin: damaged (token {tokens.max()} of a dictionary of "
-                f"{most} in item {index}); allowed: data as it was prepared with its dictionary"
-            )
-        return tokens
 
 
 @mends(indexed_dataset, "make_dataset")

@@ -280,7 +280,7 @@ def _llama_tables(theirs: State, config: Any, numbers: list[int]) -> State:
 def _llama_sight(config: Any) -> str:
     """What the heads of each layer see."""
     window = getattr(config, "sliding_window", None)
-    if window is None:
+    if window is None or config.model_type == "llama":  # which has no use for such a number
         return "full"
     layers = getattr(config, "layer_types", None) or ["sliding_attention"]
     return ",".join("full" if kind == "full_attention" else f"window({window})" for kind in layers)

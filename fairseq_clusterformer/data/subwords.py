@@ -195,11 +195,13 @@ class TokenizerSubwords(Subwords):
         for number, symbol in enumerate(self.symbols):
             if symbol.split() != [symbol]:  # white space, which no dictionary holds
                 self.symbols[number] = f"<token-{number}>"
-        special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        added = self._tokenizer.get_added_tokens_decoder()
         self.bytes = [b""] * len(self.symbols)
         for token, number in vocabulary.items():
-            if token not in special:
+            if number not in added:
                 self.bytes[number] = _bytes(token, kinds)
+            elif not added[number].special and self.symbols[number] not in ROLES:
+                self.bytes[number] = token.encode()  # a text's own, such as <think>
         around = self._tokenizer.encode("").ids
         self.first = around[0] if around else None
 

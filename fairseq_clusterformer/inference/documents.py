@@ -40,6 +40,7 @@ _DATED = re.compile(  # with each date as <date>: dates or a page number, and no
     r"|page\s\d+(?:\s(?:of|/)\s\d+)?"
 )
 _WIDEST = 130  # characters of a line, where a paragraph has several
+_LINE = re.compile(r"\S[^\n]*")
 _CLOSING = "\"')]\u201d\u2019"  # behind the end of a sentence
 # What a blank may be matched by is one place of a pattern: no text takes quadratic time.
 _TABLE_RULE = re.compile(r"\|?(\s*+:?-++:?\s*+\|)++(\s*+:?-++:?)?")  # of a line without margins
@@ -69,8 +70,8 @@ class Source:
         name: the file as it was given, or what the caller calls a text.
         title: of an HTML page or a PDF; else the file's name without its ending.
         paragraphs: none of them is empty.
-        silent: the numbers of those that answer nothing: dates, page numbers, and what half of the
-            files in a folder have, such as menus.
+        silent: the numbers of those that answer nothing: dates without a heading, page numbers,
+            and what half of the files in a folder have, such as menus.
     """
 
     name: str
@@ -164,15 +165,28 @@ def _silenced(sources: list[Source]) -> list[Source]:
     files = Counter(text for source in sources for text in {*source.paragraphs})
     many = max(3, len(sources) / 2)
 
-    def is_silent(text: str) -> bool:
-        return files[text] >= many or bool(_DATED.fullmatch(DATE.sub("<date>", text[:200])))
+    def silent(texts: tuple[str, ...]) -> Iterator[int]:
+        shared = [files[text] >= many for text in texts]
+        size = sum(len(text) for text, is_shared in zip(texts, shared, strict=True) if is_shared)
+        is_copy = size > 0.75 * sum(map(len, texts))  # or another version of a document
+        for i, text in enumerate(texts):
+            if (shared[i] and not is_copy) or (_is_dated(text) and not _is_heading(texts, i - 1)):
+                yield i
 
-    return [
-        replace(
-            source, silent=frozenset(i for i, t in enumerate(source.paragraphs) if is_silent(t))
-        )
-        for source in sources
-    ]
+    return [replace(source, silent=frozenset(silent(source.paragraphs))) for source in sources]
+
+
+def _is_dated(text: str) -> bool:
+    """Whether a text says when it was written, or on which page it is, and no more."""
+    is_row = len(text) > 200 or "|" in text
+    return not is_row and bool(_DATED.fullmatch(DATE.sub("<date>", text)))
+
+
+def _is_heading(texts: Sequence[str], place: int) -> bool:
+    """Whether a paragraph is a heading within a document, by its looks."""
+    if place < 1 or len(text := texts[place]) > 60 or _is_dated(text):
+        return False
+    return text[-1].isalnum() or text[-1] == ":"
 
 
 def state_of(path: Path) -> list[tuple[str, int, int]]:
@@ -285,13 +299,17 @@ def _decoded(data: bytes, encoding: str | None, declared: str | None = None) -> 
 def _of_plain(text: str) -> Iterator[str]:
     """Paragraphs: what blank lines divide, and lines that are paragraphs themselves."""
     for block in BLANK_LINE.split(text):
-        lines = [line.strip() for line in block.split("\n")]
-        lines = [line for line in lines if line]
-        ended = all(line.rstrip(_CLOSING).endswith((".", "!", "?", "\u2026")) for line in lines)
-        if max(map(len, lines), default=0) > _WIDEST or (len(lines) > 2 and ended):
-            yield from lines
+        ends = (line.rstrip(_CLOSING)[-1:] in (".", "!", "?", "\u2026") for line in _lines(block))
+        is_wide = any(len(line) > _WIDEST for line in _lines(block))
+        if is_wide or (all(ends) and sum(1 for _ in _lines(block)) > 2):
+            yield from _lines(block)
         else:
             yield block
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Those that are not blank, one by one: all of a long paragraph take much memory."""
+    return (match[0].rstrip() for match in _LINE.finditer(text))
 
 
 def _of_markdown(text: str) -> list[str]:

@@ -25,7 +25,9 @@ WORD = regex.compile(
     r"|[\w--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]+"
     r"(?:['\u2019](?!s\b)\p{L}+)*"
 )
-_SIGN = regex.compile(r"(?<![^\s(])[-+\u2212\u00b1]\d")  # not a hyphen
+_SIGN = regex.compile(r"(?:^|[\s(])(\p{Sc}?[-+\u2212\u00b1]?\p{Sc}?\.?)$")  # not a hyphen
+_NUMBER = regex.compile(r"\p{Sc}?\.?\d")
+_MARKS = regex.compile(r"[\p{P}|\s]*")  # what alone is no answer
 _PAIRS = dict(zip('([{\u201c\u00ab\u201e"', ')]}\u201d\u00bb\u201c"', strict=True))
 
 
@@ -261,6 +263,7 @@ def ranked(
     weights = weights or Weights()
     by_margin = all(read.answers.none is not None for read in reads)
     found, likeliest, none = (_by_margin if by_margin else _by_share)(reads)
+    found = [each for each in found if not _MARKS.fullmatch(each.text)]
     found.sort(key=lambda each: (likeliest not in (None, each.type), -weights.of(each)))
     kept: list[FoundAnswer] = []
     for answer in found:
@@ -338,7 +341,8 @@ def _sigmoid(x: float) -> float:
 
 def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
     """Characters [start, end) and the rest of the words that they begin or end within, with the
-    sign of a number, and without a bracket or a quotation mark that has no partner in them.
+    sign and currency of a number, and without a bracket or a quotation mark that has no partner
+    in them.
 
     This is for people: a corpus is scored by the tokens that the model chose.
     """
@@ -347,8 +351,9 @@ def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
             start = match.start()
         if match.start() < end < match.end():
             end = match.end()
-    start -= bool(start and _SIGN.match(text, start - 1))
-    for mark, partner in _PAIRS.items():
+    if _NUMBER.match(text, start) and (sign := _SIGN.search(text[max(0, start - 5) : start])):
+        start -= len(sign[1])
+    for mark, partner in [*_PAIRS.items()] * 2:  # one may lie in another
         inside = text[start:end]
         if inside[:1] == mark and partner not in inside[1:]:
             start += 1

@@ -10,6 +10,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -76,12 +77,13 @@ class Encodings:
         absent = [section for section in sections if section not in self._kept]
         stored = [section for section in absent if section in self._places]
         for file, own in groupby(stored, lambda section: self._places[section][0]):
-            with safe_open(file, "pt") as tensors:
+            with suppress(OSError, SafetensorError), safe_open(file, "pt") as tensors:
                 states = tensors.get_slice("states")
                 for section in own:
                     _, first, last = self._places[section]
                     self._kept[section] = states[first:last]
-        self._add([section for section in absent if section not in self._places])
+        # also those of a file that has gone, as another process has read a newer document
+        self._add([section for section in absent if section not in self._kept])
         found = [self._kept[section] for section in sections]
         words = sum(map(len, self._kept.values()))
         while words > MOST_KEPT and self._kept:
@@ -98,14 +100,16 @@ class Encodings:
             UserError: an index that cannot be written.
         """
         waiting: list[Block] = []
-        older: set[Path] = set()
+        there = [*self.folder.glob("*.safetensors")]
+        names: set[str] = set()
+        current: set[Path] = set()
         absent = [section for section in sections if section not in self._places]
         for _, document in groupby(absent, lambda section: section.source):
             document = list(document)
             blocks = [document[i : i + _AT_ONCE] for i in range(0, len(document), _AT_ONCE)]
             files = [self._file(block) for block in blocks]
-            name = files[0].name.partition("-")[0]
-            older |= {*self.folder.glob(f"{name}-*.safetensors")} - {*files}
+            names.add(_name_of(files[0]))
+            current.update(files)
             for file, block in zip(files, blocks, strict=True):
                 if not self._find(file, block):
                     waiting.append((file, block))
@@ -113,8 +117,9 @@ class Encodings:
                     self._write(waiting)
                     waiting = []
         self._write(waiting)
-        for file in older:  # of documents before they changed
-            file.unlink(missing_ok=True)
+        for file in there:  # of documents before they changed
+            if _name_of(file) in names and file not in current:
+                file.unlink(missing_ok=True)
 
     def _add(self, sections: Sequence[Section]) -> None:
         encoded = self._encode(sections) if sections else []
@@ -138,11 +143,9 @@ class Encodings:
         try:
             with safe_open(file, "pt") as tensors:
                 ends = tensors.get_tensor("lengths").cumsum(0).tolist()
-                if [tensors.get_slice("states").get_shape()[0], len(ends)] != [
-                    ends[-1],
-                    len(block),
-                ]:
-                    raise ValueError(f"{len(ends)} sections instead of {len(block)}")
+                rows = tensors.get_slice("states").get_shape()[0]
+            if len(ends) != len(block) or ends[-1] != rows:
+                raise ValueError(f"{len(ends)} sections instead of {len(block)}")
         except FileNotFoundError:
             return False
         except (OSError, SafetensorError, ValueError, RuntimeError) as error:
@@ -164,6 +167,11 @@ class Encodings:
             except (OSError, SafetensorError) as error:
                 raise _unusable(self.folder, f"cannot be written ({error})") from None
             self._find(file, block)
+
+
+def _name_of(file: Path) -> str:
+    """The hash of a document's name, in the name of a file."""
+    return file.name.partition("-")[0]
 
 
 def _claim(folder: Path) -> None:

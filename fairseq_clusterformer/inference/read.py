@@ -6,7 +6,7 @@ The reader is extractive: an answer is a piece of a document, never a new senten
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from .index import Encodings
 from .load import Loaded
 from .pretrained import Pretrained
 from .retrieval import Passages
-from .sections import Section, Splitter
+from .sections import Section, Splitter, batches
 from .sentences import SentenceEncoder
 
 logger = logging.getLogger(__name__)
@@ -119,6 +119,7 @@ class Reader(Pretrained):
             problem = f"a {self.loaded.cfg.model._name} reads each document with its question"
             allowed = "with --encoder, or a model of words: bidaf_reader, qanet_reader"
             raise bad_option("--index", index, allowed, problem)
+        self._kept_in = index, encoder
 
     def index(
         self,
@@ -141,9 +142,11 @@ class Reader(Pretrained):
         """
         if isinstance(documents, Passages):
             return documents
-        if folder is not None or encoder is not None:
+        new = (folder, encoder)
+        wanted = [Path(n) if n else old for n, old in zip(new, self._kept_in, strict=True)]
+        if wanted != [*self._kept_in]:
             self._latest = None
-            self._keep_in(folder and Path(folder), encoder and Path(encoder))
+            self._keep_in(*wanted)
         given = [documents] if isinstance(documents, str | Path) else [*documents]
         state = [each if isinstance(each, str) else state_of(each) for each in given]
         if self._latest is None or self._latest[0] != state:
@@ -280,7 +283,8 @@ class Reader(Pretrained):
         names = ("max_answer_length", "no_answer_bias", "supporting_threshold")
         options = {name: getattr(self.task.cfg, name) for name in names} | {"top": top}
         found: dict[int, SectionRead] = {}
-        for places in _batches(sections, 1 if self._structure is not None else IN_A_BATCH):
+        lengths = [section.length for section in sections]
+        for places in batches(lengths, 1 if self._structure is not None else IN_A_BATCH):
             chosen, more = [sections[place] for place in places], []
             if self._encodings is not None:
                 of_words = pad_sequence(self._encodings.of(chosen), batch_first=True)
@@ -296,7 +300,7 @@ class Reader(Pretrained):
     def _encode_sections(self, sections: Sequence[Section]) -> list[Tensor]:
         """States [W, D] of the words of each section."""
         found: dict[int, Tensor] = {}
-        for places in _batches(sections, IN_A_BATCH):
+        for places in batches([each.length for each in sections], IN_A_BATCH):
             states = self.model.encode(*self._padded([sections[place] for place in places]))
             found |= dict(zip(places, states, strict=True))
         return [found[place] for place in range(len(sections))]
@@ -319,15 +323,3 @@ class Reader(Pretrained):
         documents = [part.tokens[None] for part in self.sections(text_source(text, "text"))]
         read = [self.model.encoder(question, tokens.to(self.device)) for tokens in documents]
         return torch.cat([reading.document[0] for reading in read])
-
-
-def _batches(sections: Sequence[Section], most: int) -> Iterator[list[int]]:
-    """Places of sections that are read together: of like length, with up to `most` tokens."""
-    batch: list[int] = []
-    for place in sorted(range(len(sections)), key=lambda place: sections[place].length):
-        if batch and sections[place].length * (len(batch) + 1) > most:
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch

@@ -22,7 +22,8 @@ class Passages:
     """Sections of documents, and how relevant each is to a question.
 
     By words, sections are ranked by BM25 (Robertson and Zaragoza 2009), where a word is its first
-    letters. Words that every section has weigh next to nothing, so there is no list of stop words.
+    letters; one with digits stays whole. Words that every section has weigh next to nothing, so
+    there is no list of stop words.
     By meaning, they are ranked by the cosine of sentence vectors.
 
     Args:
@@ -39,8 +40,8 @@ class Passages:
     ) -> None:
         self.sections, self._encode = [*sections], encode
         self._words = bm25s.BM25(k1=1.2, b=0.75)
-        if sections:
-            self._words.index([_stems(section.text) for section in sections], show_progress=False)
+        if any(stems := [_stems(section.text) for section in sections]):
+            self._words.index(stems, show_progress=False)
         if len(vectors):
             self._vectors = np.concatenate([part.float().numpy() for part in vectors])
             self._first = np.cumsum([0, *map(len, vectors[:-1])])
@@ -59,7 +60,7 @@ class Passages:
                 in a script without blanks).
         """
         words, likeness = np.zeros((2, len(self)))
-        vocabulary = self._words.vocab_dict if self.sections else {}
+        vocabulary = getattr(self._words, "vocab_dict", {})  # none without a word
         if known := [stem for stem in _stems(question) if stem in vocabulary]:
             words = self._words.get_scores(known)
         if self._encode is not None and self.sections:
@@ -73,5 +74,5 @@ class Passages:
 
 
 def _stems(text: str) -> list[str]:
-    found = WORD.finditer(composed(text, READ_FORM))
-    return [match[0].lower()[:STEM] for match in found]
+    words = (match[0].lower() for match in WORD.finditer(composed(text, READ_FORM)))
+    return [word if any(map(str.isdigit, word)) else word[:STEM] for word in words]

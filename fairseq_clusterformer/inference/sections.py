@@ -204,6 +204,18 @@ class Splitter:
         return torch.from_numpy(symbols), document
 
 
+def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Places of what is read together: of like lengths, with up to `most` tokens, or one alone."""
+    batch: list[int] = []
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and lengths[place] * (len(batch) + 1) > most:
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
+
+
 def _stretches(text: str) -> Iterator[tuple[int, int]]:
     """A text's characters in stretches [start, end) that end with a sentence, or else a word."""
     start = 0

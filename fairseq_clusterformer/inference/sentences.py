@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,11 +16,11 @@ from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.models.checkpoints import CheckpointError
-from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
+from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.encoder_only import masked_mean
 from fairseq_clusterformer.models.pretrained import load_folder, sizes_of
 
-from .sections import Section
+from .sections import Section, batches
 
 LONGEST = 254  # tokens of a part, as all-MiniLM-L6-v2 was trained
 _IN_A_BATCH = 4096  # tokens
@@ -49,23 +50,22 @@ class SentenceEncoder:
             self._pieces = TokenizerSubwords(folder / TOKENIZER)
             for symbol in self._pieces.symbols:
                 self._dictionary.add_symbol(symbol)
-            # a text is a question without a document
-            windows = {"cluster_layers": "", "window_size": 1, "window_stride": 1}
-            args = Namespace(**sizes, **windows, cluster_attention="window")
-            task = SimpleNamespace(source_dictionary=self._dictionary)
-            reader = ClusterformerReader.build_model(args, task)
-            load_folder(reader, str(folder), "--encoder")
+            args = Namespace(**sizes, encoder_attention="full")
+            most = sizes["window_positions"]
+            words = {"source_dictionary": self._dictionary, "max_positions": lambda: most}
+            model = ClusterformerMaskedLM.build_model(args, SimpleNamespace(**words))
+            load_folder(model, str(folder), "--encoder")
         except (CheckpointError, TypeError, ValueError) as error:
             raise UserError(str(error)) from None
-        self.model = reader.encoder.eval().to(device, dtype)
-        self._longest = min(LONGEST, sizes["window_positions"] - 3)
+        self.model = model.encoder.eval().to(device, dtype)
+        self._longest = min(LONGEST, most - 3)
         self._ids = [self._dictionary.index(symbol) for symbol in self._pieces.symbols]
         self._ids = torch.tensor(self._ids)
 
     def of_sections(self, sections: Sequence[Section]) -> list[Tensor]:
         """Vectors [parts, D] of each section: a long one has several parts."""
         parts = [self._parts(section.text) for section in sections]
-        return list(self._vectors(sum(parts, [])).split([*map(len, parts)]))
+        return list(self._vectors([*chain(*parts)]).split([*map(len, parts)]))
 
     def of_question(self, text: str) -> Tensor:
         """The vector [D] of a text, of which the beginning counts if it is long."""
@@ -80,11 +80,11 @@ class SentenceEncoder:
     def _vectors(self, parts: Sequence[Tensor]) -> Tensor:
         """Of each part, float32 [parts, D] on the CPU."""
         rows = [framed(part, self._dictionary, self._longest + 2) for part in parts]
-        found, step = [], max(1, _IN_A_BATCH // (self._longest + 2))
-        for first in range(0, len(rows), step):
-            batch = rows[first : first + step]
+        found: dict[int, Tensor] = {}
+        for places in batches([*map(len, rows)], _IN_A_BATCH):
+            batch = [rows[place] for place in places]
             tokens = pad_sequence(batch, True, self._dictionary.pad()).to(self._device)
-            reading = self.model(tokens, tokens[:, :0])
-            means = masked_mean(reading.question[:, 0], ~reading.question_padding[:, 0])
-            found.append(normalize(means.float()).cpu())
-        return torch.cat(found)
+            states = self.model(tokens)["encoder_out"][0].transpose(0, 1)
+            means = masked_mean(states, tokens != self._dictionary.pad())
+            found |= dict(zip(places, normalize(means.float()).cpu(), strict=True))
+        return torch.stack([found[place] for place in range(len(rows))])

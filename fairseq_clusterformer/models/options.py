@@ -277,8 +277,10 @@ def attention_plan(
             f"--attention-kernel is {kernel}: the cluster rule is leaking-chunk; "
             "allowed: auto, reference"
         )
-    if args.copying_start and side == "encoder" and not hasattr(args, "decoder_attention_heads"):
-        raise ValueError("--copying-start is True; allowed: in models with a decoder")
+    if side == "encoder" and not hasattr(args, "decoder_attention_heads"):
+        for name in ("copying_start", "attention_sinks"):
+            if given := getattr(args, name, 0):
+                raise ValueError(f"{_flag(name)} is {given}; allowed: in models with a decoder")
     if args.copying_start and args.short_convolution < 3:
         raise ValueError(
             f"--copying-start is True: --short-convolution is {args.short_convolution}; allowed: "
@@ -297,7 +299,7 @@ def attention_plan(
         head_dim=getattr(args, f"{side}_head_dim", 0) or None,
         biases=getattr(args, "biases", "all"),
         qk_norm=args.norm_eps if getattr(args, "qk_norm", False) else None,
-        rotary=_rotary(args) if args.positions == "rotary" else None,
+        rotary=_rotary(args),
         relative=args.positions == "relative",
         short_convolution=args.short_convolution,
         copying_start=args.copying_start and side == "decoder",
@@ -305,9 +307,14 @@ def attention_plan(
     )
 
 
-def _rotary(args: Namespace) -> Rotary:
-    """How fast rotary positions turn; raises ValueError for a scaling that is none."""
+def _rotary(args: Namespace) -> Rotary | None:
+    """How fast rotary positions turn, None: there are none; raises ValueError for a scaling that
+    is none, or is of no use."""
     base, text = getattr(args, "rotary_base", Rotary().base), getattr(args, "rotary_scaling", "")
+    if args.positions != "rotary":
+        if text:
+            raise ValueError(f"--rotary-scaling is {text}; allowed: with --positions rotary")
+        return None
     if not text:
         return Rotary(base)
     with suppress(ValueError):

@@ -150,8 +150,9 @@ def set_sizes_of_folder(args: Any, option: str = "--pretrained") -> None:
 def sizes_of(path: Path, option: str) -> dict[str, Any]:
     """Our options that make a folder's encoder; raises CheckpointError as `load_pretrained`."""
     config = _config(path, option)
+    family = _family(config, path, option)
     try:
-        return _options(config, _family(config, path, option))
+        return _options(config, family)
     except (KeyError, TypeError, ValueError) as error:
         reason = (
             f"it has no {error}" if isinstance(error, KeyError) else f"it does not fit: {error}"
@@ -272,17 +273,30 @@ def _family(config: dict[str, Any], path: Path, option: str) -> Family:
 
 def _options(config: dict[str, Any], family: Family) -> dict[str, Any]:
     """Our options that make the folder's model; raises ValueError where none does."""
-    wanted = {ours: config[theirs] for ours, theirs in family.sizes.items()}
+    wanted: dict[str, Any] = {
+        ours: _typed(config, theirs, str if ours == "activation_fn" else int)
+        for ours, theirs in family.sizes.items()
+    }
     wanted["activation_fn"] = _ACTIVATIONS.get(wanted["activation_fn"], wanted["activation_fn"])
     if wanted["activation_fn"] not in utils.get_available_activation_fns():
         raise ValueError(f"its activation is {wanted['activation_fn']}, which fairseq lacks")
-    wanted["layer_norm_eps"] = family.epsilon or config["layer_norm_eps"]
+    wanted["layer_norm_eps"] = family.epsilon or _typed(config, "layer_norm_eps", float)
     types = config.get("type_vocab_size", 2) if family.types else 1
     if types not in (1, 2):
         raise ValueError(f"its type_vocab_size is {types}; allowed: 1 or 2")
     wanted["token_types"] = 2 if types == 2 else 0
-    wanted["window_positions"] = config["max_position_embeddings"] - family.unused
+    places = _typed(config, "max_position_embeddings", int)
+    wanted["window_positions"] = places - family.unused
     return wanted | _FORM
+
+
+def _typed(config: dict[str, Any], name: str, kind: type) -> Any:
+    """A value of a configuration; raises ValueError for one of another type."""
+    found = config[name]
+    if type(found) is not kind:
+        allowed = {int: "a whole number", float: "a number", str: "a name"}[kind]
+        raise ValueError(f"its {name} is {found!r}; allowed: {allowed}")
+    return found
 
 
 def _check_options(args: Any, wanted: dict[str, Any]) -> None:
@@ -323,6 +337,8 @@ def _tensors(path: Path, option: str) -> dict[str, Tensor]:
         else:
             file = path / "pytorch_model.bin"
             found = torch.load(file, map_location="cpu", weights_only=True)
+        if not all(isinstance(tensor, Tensor) for tensor in dict(found).values()):
+            raise ValueError("it holds more than tensors")
     except Exception as error:  # safetensors raises its own
         raise CheckpointError(
             f"{option} is {path}: no weights that can be read ({first_line(error)}); allowed: "

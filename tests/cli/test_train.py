@@ -146,6 +146,18 @@ def test_an_average_has_the_last_layer_norm(byte_data, tmp_path):
     assert "decoder.layer_norm.weight" in average
 
 
+@pytest.mark.parametrize("attention", ["neural", "taught", "kmeans --kmeans-bank-size 300"])
+@pytest.mark.parametrize("wide", ["", "--ema-fp32"])
+def test_an_average_that_starts_late(attention, wide, byte_data, tmp_path):
+    """It is the newest model until then, whose observations may be the logarithm of 0."""
+    line = f"{CLUSTERFORMER} --attention {attention} --store-ema --ema-start-update 99 {wide}"
+    run = train(byte_data, line, tmp_path)
+    average, newest = run.trainer.ema.get_model().state_dict(), run.model.state_dict()
+    for name, tensor in newest.items():
+        if torch.is_tensor(tensor):
+            torch.testing.assert_close(average[name], tensor, rtol=0, atol=0)
+
+
 def test_kmeans_each_epoch(byte_data, tmp_path, caplog):
     """Before the second of two, each of four updates: once for either layer."""
     line = f"{CLUSTERFORMER} --attention kmeans --kmeans-bank-size 300 --batch-size 80"

@@ -5,6 +5,7 @@ from pydoc_data.topics import topics
 import pytest
 import torch
 from fairseq.data import Dictionary
+from tokenizers import Tokenizer
 
 from fairseq_clusterformer.corpora import binarize
 from fairseq_clusterformer.data.coding import BYTES_PER_ITEM, TextCoding
@@ -119,6 +120,22 @@ def test_bytes_and_a_mask_are_bytes(folders):
     coding = TextCoding.from_folder(folders["byte"], dictionary)
     assert coding.unit == "byte"
     assert coding.decode(coding.encode("a b\n")) == "a b\n"
+
+
+@pytest.mark.parametrize("kind", ["bytes", "unigram"])
+def test_added_tokens_are_text_unless_they_are_special(kind, tmp_path):
+    file = made(kind, tmp_path / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.add_tokens(["<lake>"])
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.save(str(file))
+    model = TokenizerSubwords(file)
+    binarize.symbol_dictionary(model.symbols).save(str(tmp_path / "dict.txt"))
+    coding = TextCoding.from_folder(tmp_path)
+    tokens = coding.encode("a <lake> and")
+    assert "<lake>" in [coding.dictionary[token] for token in tokens.tolist()]
+    assert coding.decode(tokens) == "a <lake> and"
+    assert coding.decode([coding.dictionary.index("<|end|>")]) == ""
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])

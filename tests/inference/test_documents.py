@@ -114,6 +114,16 @@ def test_menus_and_dates_are_no_answers(tmp_path: Path) -> None:
     assert all(source.paragraphs[0] == "Home | News" for source in sources[:3])
 
 
+def test_dates_that_answer_and_versions_of_a_document(tmp_path: Path) -> None:
+    """A date below a heading, and one in a table; versions are no pages with a menu."""
+    text = "# Minutes\n\n3 May 2021\n\n## Next meeting\n\n12 March 2025, 14:00\n\n"
+    text += "| Day | Hour |\n|---|---|\n| 2025-03-13 | 14:00 |\n\nVersion "
+    for number in range(3):
+        (tmp_path / f"{number}.md").write_text(text + f"{number}")
+    for source in read_sources([tmp_path], report=lambda line: None):
+        assert [source.paragraphs[i] for i in source.silent] == ["3 May 2021"]
+
+
 class TestHTML:
     def test_text_alone_in_paragraphs(self, tmp_path: Path) -> None:
         content = b"""<!DOCTYPE html><html><head><title> A

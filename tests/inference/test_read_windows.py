@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from fairseq_clusterformer import load
 from fairseq_clusterformer.answers import Document, WordLogits, ranked_answers
@@ -143,6 +144,14 @@ class TestMargins:
     def test_the_least_margin(self, none: float, least: float, verdict: str) -> None:
         ranking = ranked([read_of("x", [1.0], [1.0], none)], 1, least)
         assert (ranking.verdict, ranking.is_answered) == (verdict, not verdict)
+
+    @pytest.mark.parametrize("text", [".", "(", "|"])
+    def test_marks_alone_are_no_answer(self, text: str) -> None:
+        read = read_of("x", [9.0], [9.0], 0.0)
+        assert ranked([read], 9).answers[0].text == "a"
+        read.section = replace(read.section, source=Source("x", "x", (text,)))
+        found = ranked([read], 9).answers
+        assert all(each.type in ("yes", "no") for each in found)
 
     def test_nothing_found_is_no_answer(self) -> None:
         read = read_of("x", [], [], 0.0)
@@ -457,7 +466,7 @@ class TestIndex:
         assert self.ask(towns_reader, folder, document)[1] == 0
         assert len(list(folder.glob("*.safetensors"))) == 2
 
-    @pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+    @pytest.mark.parametrize("damage", ["cut", "empty", "other", "none"])
     def test_a_damaged_file_is_made_anew(
         self, damage: str, towns_reader: Path, document: Path, tmp_path: Path, caplog
     ) -> None:
@@ -465,10 +474,22 @@ class TestIndex:
         expected = self.ask(towns_reader, folder, document)
         (file,) = folder.glob("*.safetensors")
         content = file.read_bytes()
-        file.write_bytes({"cut": content[:-50], "empty": b"", "other": b"{}" * 40}[damage])
+        none = save({"states": torch.zeros(0, 4), "lengths": torch.zeros(0, dtype=torch.int64)})
+        damaged = {"cut": content[:-50], "empty": b"", "other": b"{}" * 40, "none": none}
+        file.write_bytes(damaged[damage])
         assert self.ask(towns_reader, folder, document) == expected
         assert f"{file} is damaged" in caplog.text
         assert self.ask(towns_reader, folder, document)[1] == 0
+
+    def test_a_file_that_goes_meanwhile(
+        self, towns_reader: Path, document: Path, tmp_path: Path
+    ) -> None:
+        """Another process has read a newer version of the document."""
+        reader = load(towns_reader, device="cpu")
+        passages = reader.index(document, tmp_path / "index")
+        (file,) = (tmp_path / "index").glob("*.safetensors")
+        file.unlink()
+        assert reader.answer(ASKED, passages, top=1)[0].text == "Noor"
 
     def test_a_folder_of_somebody_else(
         self, towns_reader: Path, document: Path, tmp_path: Path, capsys

@@ -37,6 +37,12 @@ def test_both_ranks_count(caplog) -> None:
     assert not caplog.records  # the library is quiet
 
 
+def test_texts_without_words_and_long_numbers() -> None:
+    assert len(Passages(sections("\u4eac\u90fd", "...")).likeliest("Who?", 1)) == 2
+    passages = Passages(sections("Order 10048712 is here.", "Order 10048713 is there.", "None."))
+    assert [place for place, *_ in passages.likeliest("Where is order 10048713?", 1)] == [1]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_of("bert", tmp_path_factory.mktemp("encoder") / "bert")

@@ -112,6 +112,7 @@ def test_fewer_heads_of_keys_and_values():
             "is 325; allowed: an even width",
         ),
         ({"positions": "rotary"}, "a head is 65 wide"),
+        ({"rotary_scaling": "8,1,4,32"}, "is 8,1,4,32; allowed: with --positions rotary"),
         ({"positions": "absolute"}, "--positions is absolute; allowed: learned, sinusoidal"),
     ],
 )

@@ -176,8 +176,10 @@ def test_old_names_of_norms(tmp_path: Path) -> None:
         ({"num_hidden_layers": 3}, "--encoder-layers 3"),
         ({"num_hidden_layers": 1}, "--encoder-layers 1"),
         ({"hidden_act": "mish"}, "its activation is mish"),
-        ({"hidden_size": None}, "other sizes"),
-        ({"num_attention_heads": "x"}, "other sizes"),
+        ({"hidden_size": 32}, "other sizes"),
+        ({"hidden_size": None}, "its hidden_size is None; allowed: a whole number"),
+        ({"hidden_act": ["gelu"]}, "its hidden_act is ['gelu']; allowed: a name"),
+        ({"layer_norm_eps": "small"}, "its layer_norm_eps is 'small'; allowed: a number"),
         ({"model_type": ["bert"]}, "model_type is ['bert']"),
         ({"type_vocab_size": 3}, "its type_vocab_size is 3; allowed: 1 or 2"),
     ],
@@ -188,6 +190,32 @@ def test_what_does_not_fit_is_one_line(changes, message, tmp_path: Path) -> None
         reader_from(folder)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"num_hidden_layers": "2"},
+            "it does not fit: its num_hidden_layers is '2'; allowed: a whole number",
+        ),
+        ({"is_decoder": True}, "its is_decoder is True; allowed: False"),
+    ],
+)
+def test_sizes_that_are_none_are_one_line(changes, message, tmp_path: Path) -> None:
+    folder = folder_of("bert", tmp_path / "bert", **changes)
+    with pytest.raises(CheckpointError) as caught:
+        ARCH_CONFIG_REGISTRY["clusterformer_masked_lm_pretrained"](Namespace(pretrained=folder))
+    assert str(caught.value) == f"--pretrained is {folder}: {message}"
+
+
+@pytest.mark.parametrize("content", [["a"], {"model": {}}])
+def test_weights_that_are_no_tensors_are_one_line(content, tmp_path: Path) -> None:
+    folder = folder_of("bert", tmp_path / "bert")
+    (folder / "model.safetensors").unlink()
+    torch.save(content, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="no weights that can be read .*; allowed: model.s"):
+        reader_from(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])

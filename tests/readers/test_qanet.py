@@ -237,6 +237,7 @@ def test_sizes_are_those_of_the_report(architecture: str, width: int, millions: 
         ({"positions": "none"}, "--positions is none; allowed: sinusoidal, rotary"),
         ({"positions": "old"}, "--positions is old; allowed: "),
         ({"copying_start": True}, "--copying-start is True; allowed: in"),
+        ({"attention_sinks": 4}, "--attention-sinks is 4; allowed: in models with a decoder"),
         ({"cluster_rule": "old"}, "--cluster-rule is old; allowed: chunk, recent$"),
         ({"kmeans_bank_size": 2}, "--kmeans-bank-size is 2; allowed: 3 or more, the clusters"),
     ],
