@@ -5,6 +5,7 @@ The reader is extractive: an answer is a piece of a document, never a new senten
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -150,6 +151,9 @@ class Reader(Pretrained):
         state = [each if isinstance(each, str) else state_of(each) for each in given]
         if self._latest is None or self._latest[0] != state:
             texts = [(i, each) for i, each in enumerate(given) if isinstance(each, str)]
+            for text in (text for _, text in texts if os.path.exists(text)):
+                how = f"give Path({text!r}) for the file or folder of this name"
+                logger.warning("%r is read as a text: %s", text, how)
             paths = [each for each in given if isinstance(each, Path)]
             sources = [text_source(text, f"text {number}") for number, text in texts]
             sources += read_sources(paths, report=logger.warning)

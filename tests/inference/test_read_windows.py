@@ -16,7 +16,7 @@ from safetensors.torch import save
 from fairseq_clusterformer import load
 from fairseq_clusterformer.answers import Document, WordLogits, ranked_answers
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.inference import bundle, index
+from fairseq_clusterformer.inference import bundle, documents, index
 from fairseq_clusterformer.inference import sections as splitting
 from fairseq_clusterformer.inference.documents import Source, text_source
 from fairseq_clusterformer.inference.found import Ranking, SectionRead, Weights, ranked
@@ -548,6 +548,14 @@ def test_python_answers_as_the_command_does(
     assert len(counted) > encoded + 2
 
 
+def test_a_text_that_is_the_name_of_a_folder(towns_reader, tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "letters").mkdir()
+    load(towns_reader, device="cpu").answer(ASKED, ["letters", "Noor rules Ulm."])
+    (said,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+    assert said.startswith("'letters' is read as a text: give Path('letters') for the file or ")
+
+
 def counter(name: str, function, counted: list):
     def count(*args):
         counted.append(name)
@@ -621,6 +629,20 @@ class TestInstalledReader:
         line[2] = line[2] / "a.txt"
         said = error(capsys, *line)
         assert ": 2 readers installed with this package; allowed: a, b, a reader's" in said
+
+    @pytest.mark.parametrize(
+        ("option", "problem"),
+        [("--checkpoint", "no such file"), ("--encoder", "it has no config.json")],
+    )
+    def test_models_are_looked_for_first(
+        self, option: str, problem: str, line: list, tmp_path: Path, monkeypatch, capsys
+    ) -> None:
+        """Before documents are read, which may take long."""
+        (tmp_path / "trained" / "a").mkdir(parents=True)
+        (tmp_path / "trained" / "a" / bundle.MARK).write_text('{"task": "clusterformer_qa"}')
+        monkeypatch.setattr(documents, "read_sources", None)
+        said = error(capsys, *line, option, tmp_path / "none")
+        assert f"{option} is {tmp_path}/none: {problem}; allowed: a" in said
 
 
 @pytest.mark.parametrize(
