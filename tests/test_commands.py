@@ -25,6 +25,7 @@ from hydra import compose, initialize_config_dir
 from fairseq_clusterformer.data.subwords import TokenizerSubwords
 from tests.cli.in_process import QUESTIONS as READER
 from tests.cli.towns import squad
+from tests.conversion.dense import llama
 from tests.data.tokenizers import made
 from tests.inference.commands import run
 from tests.pages import CONFIGURATIONS, PAGES, ROOT, commands, overrides, parse_fairseq, recipe
@@ -161,6 +162,7 @@ def write_checkpoint(path: Path, data: str, line: str) -> None:
 #: what the pages take for given, and what makes it where a command names it
 MODELS = {
     "MINILM": write_encoder,
+    "a-llama": llama,
     "dense.pt": write_dense,
     "clusterformer_reader.pt": write_reader,
 }
@@ -202,7 +204,7 @@ def tiny(words: list[str]) -> list[str]:
     if words[:2] == ["clusterformer", "generate"]:
         words += ["--max-tokens", "20"]
     if words[:2] == ["clusterformer", "convert"]:
-        words += ["--updates", "2", "--tokens", "500"]
+        words += ["--updates", "2", "--tokens", "500", "--near-window", "8"]
     if words[0] == "fairseq-train":
         words = [word for word in words if word != "--fp16"]  # needs a GPU
         words += [] if "--max-epoch" in words else ["--max-update", "2"]

@@ -91,12 +91,13 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.inference.load import load_checkpoint
 
     check_out(args.out, args.force)
-    if args.text is None and args.data is None and is_folder(args.checkpoint):
-        allowed = "--text FILE, or --data with a folder that is prepared by "
-        allowed += f"--tokenizer {args.checkpoint / 'tokenizer.json'}"
-        raise bad_option("--text", "not given", allowed, "a folder of transformers has no texts")
     with as_checkpoint(args.checkpoint, args.data) as (checkpoint, data):
         loaded = load_checkpoint(checkpoint, data=data, task=TASKS, option="CHECKPOINT")
+        if args.text is None and args.data is None and is_folder(args.checkpoint):
+            allowed = "--text FILE, or --data with a folder prepared with --dict BUNDLE/dict.txt "
+            allowed += f"--tokenizer {args.checkpoint / 'tokenizer.json'}"
+            problem = "a folder of transformers has no texts"
+            raise bad_option("--text", "not given", allowed, problem)
         loaded = replace(loaded, path=args.checkpoint)
         plan = _plan(args, loaded)
         check(loaded, plan)
@@ -120,7 +121,8 @@ def main(arguments: Sequence[str]) -> int:
     if not any((data := args.out / "data").glob("train*")) and data.is_dir():
         print(f", with texts in the place of {data}, which has none", end="")
         if (tokens := data / "tokenizer.json").is_file():
-            print(f"\n(prepare them with --tokenizer {tokens})", end="")
+            words = f"--dict {data / 'dict.txt'}"
+            print(f"\n(prepare them with --tokenizer {tokens} {words})", end="")
     print(f":\n\n{fine_tuning(converted, args.out)}")
     return 0
 

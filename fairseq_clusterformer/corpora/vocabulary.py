@@ -82,7 +82,8 @@ def copy_model(vocabulary: Vocabulary, out: Path) -> None:
     from .binarize import symbol_dictionary
 
     given = vocabulary.model
-    symbols = load_model(given or out / subwords.MODEL).symbols
+    model = load_model(given or out / subwords.MODEL)
+    symbols = model.symbols
     try:
         if vocabulary.dictionary:
             dictionary = Dictionary.load(str(vocabulary.dictionary))
@@ -90,7 +91,10 @@ def copy_model(vocabulary: Vocabulary, out: Path) -> None:
             dictionary = symbol_dictionary(symbols)
     except ValueError as error:
         raise UserError(str(error)) from None
-    if missing := [symbol for symbol in symbols if symbol not in dictionary]:
+    # a special token is in no text, and a dictionary may have it by another name
+    contents = getattr(model, "bytes", symbols)
+    needed = (symbol for symbol, content in zip(symbols, contents, strict=True) if content)
+    if missing := [symbol for symbol in needed if symbol not in dictionary]:
         raise bad_option(
             "--dict",
             vocabulary.dictionary,

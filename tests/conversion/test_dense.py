@@ -257,5 +257,5 @@ def test_mistakes_are_one_line(
     (tmp_path / "short.txt").write_text("Eins.\n")
     line = error(capsys, *there, "--text", source, tmp_path / "short.txt")
     assert "24 and 1 lines; allowed: as many lines in both" in line
-    assert "no split train" in error(capsys, *there)
+    assert "--text is not given" in error(capsys, *there)
     assert not out.exists()

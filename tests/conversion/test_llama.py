@@ -129,7 +129,8 @@ def test_converted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) 
     assert run(*words) == 0
     data = tmp_path / "out" / "data"
     says = f"with texts in the place of {data}, which has none\n(prepare them with --tokenizer "
-    assert f"{says}{data}/tokenizer.json):\n\nfairseq-train {data} " in capsys.readouterr().out
+    says += f"{data}/tokenizer.json --dict {data}/dict.txt):\n\nfairseq-train {data} "
+    assert says in capsys.readouterr().out
     loaded = [
         load_checkpoint(path) for path in (tmp_path / "out/checkpoint.pt", f"{folder}-bundle")
     ]

@@ -206,7 +206,7 @@ def test_an_existing_sentencepiece_model(texts, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--dict {dict}", "with --gpt2-bpe or --sentencepiece-model only"),
+        ("--dict {dict}", "with --gpt2-bpe, --sentencepiece-model or --tokenizer only"),
         ("--gpt2-bpe {gpt2} --dict {missing}", "no such file; allowed: a dictionary of fairseq"),
         (
             "--gpt2-bpe {gpt2} --dict {dict}",

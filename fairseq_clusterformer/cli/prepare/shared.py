@@ -98,8 +98,9 @@ def take_existing(options: dict) -> Vocabulary | None:
     """Take the options of an existing model out; None if none is given."""
     names = ("gpt2_bpe", "sentencepiece_model", "dict", "tokenizer")
     gpt2_bpe, model, words, tokenizer = (options.pop(name, None) for name in names)
-    if words and not (gpt2_bpe or model):
-        raise bad_option("--dict", words, "with --gpt2-bpe or --sentencepiece-model only")
+    if words and not (gpt2_bpe or model or tokenizer):
+        allowed = "with --gpt2-bpe, --sentencepiece-model or --tokenizer only"
+        raise bad_option("--dict", words, allowed)
     if gpt2_bpe and not gpt2_bpe.is_dir():
         allowed = "a folder with encoder.json and vocab.bpe"
         raise bad_option("--gpt2-bpe", gpt2_bpe, allowed, "no such folder")
