@@ -134,11 +134,15 @@ class Document:
         bounds = [*self.starts.tolist(), self.characters.size(1)]
         found, before = [torch.zeros(bounds[0], dtype=torch.int64)], 0
         for text, (first, last) in zip(self.texts, pairwise(bounds), strict=True):
+            starts, ends = self.characters[:, first:last].long()
+            begin = int(starts[starts >= 0].min()) if (starts >= 0).any() else 0
+            end = max(begin, int(ends.max())) if last > first else begin
+            text = text[begin:end]  # a window is a small part of a long paragraph
             codes = np.frombuffer(f" {text}".encode("utf-32-le", "surrogatepass"), np.uint32)
             blank = np.isin(codes, _BLANKS)
             begins = ~blank[1:] & (blank[:-1] | (codes[1:] >= _EAST_ASIAN))
             number = torch.from_numpy(np.cumsum([before, *begins]))
-            found.append(number[self.characters[1, first:last].long().clamp(0, len(text))])
+            found.append(number[(ends - begin).clamp(0, len(text))])
             before = int(number[-1])
         return torch.cat([*found, torch.full((length,), before)])[:length]
 
