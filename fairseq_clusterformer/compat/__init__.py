@@ -224,8 +224,8 @@ def keep_versions(restore, self, state_dict, build_fp32_params=False):
 
 
 def _averaged(model: nn.Module) -> set[str]:
-    """Names of a model's tensors of fractions, but for what a learner has observed since the last
-    update, which begins anew with each."""
+    """Names of a model's floating-point tensors, except for ``pending...``: what a learner has
+    observed since the last update."""
     return {
         name
         for name, value in model.state_dict().items()
@@ -313,7 +313,7 @@ def name_damaged_data() -> None:
 
 @mends(indexed_dataset, "make_dataset")
 def know_the_dictionary(make, path, impl, fix_lua_indexing=False, dictionary=None):
-    """Tells data how many symbols there are; see `name_unknown_tokens`."""
+    """Notes in the data how many symbols there are, for `name_unknown_tokens`."""
     data = make(path, impl, fix_lua_indexing, dictionary)
     if isinstance(data, MMapIndexedDataset) and dictionary is not None:
         data.num_symbols = len(dictionary)

@@ -37,8 +37,8 @@ Documents = str | Path | Passages | Sequence[str | Path]
 
 TASK = "clusterformer_qa"
 TOKENS_AT_ONCE = 100_000  # of a document, for a model whose training had no limit
-WINDOWS, WINDOWS_WITH_QUESTION = 32, 10  # passages that a model reads for a question: one that
-# encodes them before, and one that reads each with the question
+# passages that are read for a question: by a model that encodes them before, or with the question
+WINDOWS, WINDOWS_WITH_QUESTION = 32, 10
 IN_A_BATCH = 8192  # tokens of sections that are read together
 
 

@@ -131,8 +131,9 @@ def stories(articles: list[dict], draw: random.Random) -> Iterator[dict]:
 
 
 def natural_questions(path: Path, draw: random.Random) -> list[dict]:
-    """The questions of QED's file, each with seven other questions' paragraphs."""
-    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """QED's training questions, each with the paragraphs of seven others of them."""
+    lines = path.read_text(encoding="utf-8").splitlines()[:QED_TRAIN]
+    found = [json.loads(line) for line in lines]
     texts = list(dict.fromkeys(item["paragraph_text"] for item in found))
     made = []
     for item in found:
@@ -172,7 +173,7 @@ def long_splits(folder: Path, share: float, draw: random.Random) -> dict[str, li
         if "squad" in name:
             splits["train"] += runs(read(folder / name), (4, 14), draw)
     splits["train"] += stories(read(folder / STORIES), draw)
-    splits["train"] += natural_questions(folder / QED, draw)[:QED_TRAIN]
+    splits["train"] += natural_questions(folder / QED, draw)
     drawn = draw.sample(splits["train"], min(LONG, len(splits["train"])))
     splits["train"] = [without_answers(r) if draw.random() < share else r for r in drawn]
     splits["test"] = draw.sample(splits["test"], min(LONG_TEST, len(splits["test"])))
