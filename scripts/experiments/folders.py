@@ -123,6 +123,10 @@ def rows_of(path: Path) -> list[dict]:
     return rows
 
 
+#: in the place of an answer, where none was found
+NOTHING = {"file": "", "right": False, "exact": 0.0, "f1": 0.0}
+
+
 def sums(row: dict, weights: Weights) -> np.ndarray:
     """What each answer to a question is ranked by."""
     values = [[each[name] for name in FEATURES] for each in row["found"]]
@@ -146,6 +150,7 @@ def regression(values: np.ndarray, right: np.ndarray) -> np.ndarray:
 def fit(rows: list[dict], lost: float = 0.1) -> Weights:
     """Weights that tell right answers from wrong ones; then, of the answer that comes first by
     them, the log-odds that it is right. The threshold loses at most a tenth of the right ones."""
+    rows = [row for row in rows if row["found"]]
     answers = [each for row in rows for each in row["found"]]
     values = np.array([[each[name] for name in FEATURES] for each in answers])
     ranking = regression(values, np.array([each["right"] for each in answers], float))
@@ -171,7 +176,8 @@ def score(rows: list[dict], weights: Weights) -> dict[str, float]:
     for row in rows:
         of = sums(row, weights)
         order = [row["found"][place] for place in np.argsort(-of, kind="stable")]
-        first, probability = order[0], 1 / (1 + np.exp(-of.max()))
+        first = order[0] if order else NOTHING
+        probability = 1 / (1 + np.exp(-of.max(initial=-700)))
         bins[min(4, int(5 * probability))].append((probability, first["right"]))
         answered = probability >= (weights.threshold or 0.5)
         if row["file"] is None:

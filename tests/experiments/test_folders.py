@@ -63,6 +63,16 @@ def rows() -> list[dict]:
     return found
 
 
+def test_questions_for_which_nothing_was_found(rows: list[dict]) -> None:
+    """They teach no weights, and count as refused and as not right."""
+    nothing = [{"file": file, "found": [], "seconds": 0.1} for file in ("a.txt", None)]
+    weights = folders.fit([*rows[:300], *nothing])
+    assert weights == folders.fit(rows[:300])
+    scores = folders.score(nothing, weights)
+    assert scores["refused of those without an answer"] == 1
+    assert scores["right file first"] == scores["right answer first"] == scores["F1"] == 0
+
+
 def test_what_is_shown_is_the_share_of_right_answers(rows: list[dict]) -> None:
     weights = folders.fit(rows[:300])
     assert weights.words > weights.margin > 0 == weights.likeness
