@@ -12,11 +12,10 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from torch import Tensor, nn
 
-from fairseq_clusterformer.attention import AttentionPlan
+from fairseq_clusterformer.attention import AttentionPlan, parse_layer
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.data.questions import DocumentStructure
 
-from .attention import SelfAttention
 from .encoder import ClusterformerEncoderLayer
 from .encoder_only import EncoderOnlyModel
 from .stack import ClusteredStack, at_once_in, unpack
@@ -102,23 +101,18 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
         self.stride = stride
         self.same_place = cluster_attention == "strided"
         self.cluster_layers = () if cluster_attention == "window" else cluster_layers
-        self._built = 0
-        super().__init__(cfg, dictionary, embed_tokens, plan=plan)
+        sparse = iter(plan.layers)
+        across = () if self.same_place else self.cluster_layers
+        numbers = range(cfg.encoder.layers)
+        kinds = tuple(next(sparse) if n in across else parse_layer("full") for n in numbers)
+        super().__init__(cfg, dictionary, embed_tokens, plan=plan._replace(layers=kinds))
         self.embed_types = None
         if token_types:
             self.embed_types = nn.Embedding(token_types, embed_tokens.embedding_dim)
             nn.init.normal_(self.embed_types.weight, std=0.02)
 
     def build_encoder_layer(self, cfg):
-        number, self._built = self._built, self._built + 1
-        if number in self.cluster_layers and not self.same_place:
-            return self.build_layer(ClusterformerEncoderLayer, cfg)
-        return super().build_encoder_layer(cfg)
-
-    def all_layers(self):
-        """Those that route."""
-        layers = self.layers.children()
-        return (layer for layer in layers if isinstance(layer.self_attn, SelfAttention))
+        return self.build_layer(ClusterformerEncoderLayer, cfg)
 
     def forward(self, question_tokens: Tensor, document_tokens: Tensor) -> Reading:
         """Encode documents, int64 [B, N], each with its question, int64 [B, Q], padded behind.
@@ -134,9 +128,6 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
                 f"to {self.size} of the document; allowed: {self.max_positions()} "
                 "(--window-positions)"
             )
-        for layer in self.layers:
-            if callable(layer.self_attn.v_proj.bias):  # a quantised projection packs its weights:
-                layer.self_attn.skip_embed_dim_check = True  # fairseq's attention must call it
         at_once = at_once_in(self, document_tokens.device)
         windows = Windows(
             question_tokens, document_tokens, self.size, self.stride, self.padding_idx, at_once

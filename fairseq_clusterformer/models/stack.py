@@ -66,8 +66,9 @@ class ClusteredLayer:
     def __init__(self, cfg, *args, plan: AttentionPlan, number: int, form: LayerForm = FAIRSEQS):
         self.plan, self.kinds = plan, plan.layers[number]
         super().__init__(cfg, *args)
-        if cfg.activation_fn == "swish":  # fairseq takes the class for the function
-            self.activation_fn = nn.functional.silu
+        # fairseq takes a class for the function, and a copy in float32 for what torch does inside
+        ours = {"swish": nn.functional.silu, "gelu": nn.functional.gelu}
+        self.activation_fn = ours.get(cfg.activation_fn, self.activation_fn)
         self.fc_gated = None
         if form.gated:
             noise = self.quant_noise, self.quant_noise_block_size

@@ -119,7 +119,7 @@ class Windows:
     def through(
         self, layer: nn.Module, windows: Callable[[slice], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """A sliding-window layer of fairseq's: the question [B, V, Q, D] and the document
+        """A sliding-window layer: the question [B, V, Q, D] and the document
         [B, N, D], each token with its mean over the windows that hold it (eq. 2 and 3).
 
         Args:
@@ -177,10 +177,10 @@ class Rows:
     def through(
         self, layer: nn.Module, rows: Callable[[slice], Tensor]
     ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield, portion by portion, which rows, and these [B, some of R, T, D] after a layer of
-        fairseq's, 0 where one is left out; ``rows`` makes them."""
+        """Yield, portion by portion, which rows, and these [B, some of R, T, D] after an encoder
+        layer, 0 where one is left out; ``rows`` makes them."""
         for part, some, hidden in self._portions:
-            out = layer(rows(part)[some].transpose(0, 1), encoder_padding_mask=hidden)
+            out, *_ = layer(rows(part)[some].transpose(0, 1), hidden)
             x = out.new_zeros(*some.shape, *out.transpose(0, 1).shape[1:])
             x[some] = out.transpose(0, 1)
             yield part, x
