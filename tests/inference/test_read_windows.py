@@ -172,6 +172,18 @@ class TestWeights:
         assert ranking.answers[0].probability == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-6)
         assert ranked(self.reads(), 1, weights=Weights(words=0.2)).answers[0].file == "loud"
 
+    def test_no_answer_in_the_passage_counts(self) -> None:
+        """As the logarithm of its probability in the passage alone, whatever it is in others."""
+        for by_margin in (0.0, None):
+            reads = [read_of("loud", [4.0], [2.0], 3.0), read_of("right", [2.0], [2.0], 2.0)]
+            for read, none in zip(reads, (0.5, 0.1), strict=True):
+                types = read.answers.types | {"none": none}
+                read.answers = replace(read.answers, types=types, none=by_margin and 1.0)
+            first, plain = (ranked(reads, 9, weights=Weights(none=x)) for x in (-3.0, 0.0))
+            first, plain = first.answers[0], plain.answers[0]
+            assert (first.file, plain.file) == ("right", "loud")
+            assert first.features["none"] == pytest.approx(math.log(0.1))
+
     @pytest.mark.parametrize(
         ("threshold", "least", "verdict"),
         [
@@ -182,7 +194,7 @@ class TestWeights:
     )
     def test_calibrated(self, threshold: float, least: float, verdict: str) -> None:
         """What is shown is the share of right answers; the best passages come anyway."""
-        weights = Weights(1.0, 0.2, 2.0, -4.0, threshold)
+        weights = Weights(1.0, 0.2, 2.0, bias=-4.0, threshold=threshold)
         ranking = ranked(self.reads(), 2, least, weights)
         assert [each.file for each in ranking.answers][:2] == ["loud", "right"]
         assert ranking.answers[0].margin == pytest.approx(3 - 4, abs=1e-6)
@@ -193,6 +205,7 @@ class TestWeights:
         file, out = tmp_path / "c.json", tmp_path / "bundle"
         line = ["bundle", towns_reader, out, "--calibration", file]
         assert "No such file" in error(capsys, *line)
+        # an older one, without a weight of "no answer"
         weights = {"margin": 0.1, "words": 0.0, "likeness": 0.0, "bias": 0.0, "threshold": 2}
         file.write_text(json.dumps({"weights": weights}))
         assert "c.json: cannot be read (a threshold outside of 0 to 1" in error(capsys, *line)
