@@ -149,6 +149,19 @@ class TestDocuments:
             desk.add(Source(name, "", Counted([TOWNS])))
         assert before == read.count(2) > 0
 
+    def test_the_words_of_one_document_are_ranked_once(self, desk: Desk, monkeypatch) -> None:
+        """When it is added, not at the first question; several are ranked together."""
+        made, make = [], desk.reader.passages
+        monkeypatch.setattr(desk.reader, "passages", lambda x: made.append(len(x)) or make(x))
+        desk.add(text_source(TOWNS, "a"))
+        desk.ask("Who rules Lund?")
+        assert made == [1]
+        desk.add(text_source(TOWNS, "b"))
+        assert desk.ask("Who rules Lund?")["of"] == 2
+        assert made == [1, 1, 2]
+        desk.remove("a")
+        assert desk.ask("Who rules Lund?")["of"] == 1
+
 
 class TestQuestions:
     @pytest.mark.parametrize(
