@@ -15,10 +15,9 @@ from fairseq_clusterformer.criterions.fairseq_losses import (
     ClusterformerLabelSmoothedCrossEntropyConfig,
 )
 from fairseq_clusterformer.models.clusterformer import ClusterformerModel
-from tests.models.small import ENCODERS, make_task, sentences
+from tests.models.small import make_task, sentences
 
 DECODERS = ("full", "window", "neural", "window+neural", "window,neural")
-every_encoder = pytest.mark.parametrize("encoder", ENCODERS)
 every_decoder = pytest.mark.parametrize("spec", DECODERS)
 
 
@@ -80,37 +79,6 @@ def _trained(changes: tuple):
         (loss / size).backward()
         optimizer.step()
     return model.eval(), task
-
-
-@every_encoder
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
-@torch.no_grad()
-def test_a_sentence_is_encoded_alike_alone_and_in_any_batch(encoder, dtype, error):
-    model, task = trained(**ENCODERS[encoder])
-    model.to(dtype)
-    lengths = [17, 1, 4, 9, 17]
-    for side in ("left", "right"):
-        rows = sentences(task, lengths, side)
-        rows = torch.nn.functional.pad(
-            rows, (7, 0) if side == "left" else (0, 7), value=task.source_dictionary.pad()
-        )
-        together = model.encoder(rows)["encoder_out"][0]
-        for row, length in enumerate(lengths):
-            real = rows[row] != task.source_dictionary.pad()
-            alone = model.encoder(rows[row : row + 1, real])["encoder_out"][0][:, 0]
-            assert len(alone) == length
-            torch.testing.assert_close(together[real, row], alone, rtol=0, atol=error)
-
-
-@every_encoder
-@torch.no_grad()
-def test_an_encoder_sees_both_sides(encoder):
-    model, task = trained(**ENCODERS[encoder], attention_window=20, num_clusters=1)
-    tokens = sentences(task, [12], "left")
-    edited = tokens.clone()
-    edited[0, -2] = edited[0, -2] % 20 + 4
-    out, changed = (model.encoder(t)["encoder_out"][0][0] for t in (tokens, edited))
-    assert not torch.allclose(out, changed, atol=1e-6)
 
 
 @every_decoder
