@@ -118,24 +118,12 @@ def prepare_text(
     encoding = codecs.lookup(encoding).name
     by_bytes = not (words or vocabulary)
     fractions = {"valid": valid_fraction, "test": test_fraction}
-    if dest.is_relative_to(source):
-        problem = "lies in SOURCE, where the next run would read it as text"
-        raise bad_option("DEST", dest, "a folder outside SOURCE", problem)
+    _check(source, dest, fractions)
     if sentences and by_bytes:
         raise bad_option("--sentences", "given", "together with subwords or --words")
-    if sum(fractions.values()) >= 1:
-        allowed = "a sum with --valid-fraction below 1"
-        problem = f"--valid-fraction is {valid_fraction}, and nothing remains for train"
-        raise bad_option("--test-fraction", test_fraction, allowed, problem)
     texts, others = find_texts(source, pattern)
-    files = split_files(source, texts) if split in (None, "files") else {}
-    if split == "files" and not files:
-        problem = f"no file in {source} is named after train, valid or test"
-        raise bad_option("--split", split, "documents or contiguous", problem)
-    # of fewer files, whole ones would be more than a split's fraction
-    few = len(texts) * min(fractions.values()) < 1 and document_separator is None
-    split = split or ("files" if files else "contiguous" if few else "documents")
     skipped = {"other names than --pattern" if pattern else "not text": others}
+    split, files = _way(source, texts, split, fractions, separated=document_separator is not None)
     if split == "files":
         named = set(itertools.chain.from_iterable(files.values()))
         skipped["not named after a split"] = [path for path in texts if path not in named]
@@ -172,6 +160,30 @@ def prepare_text(
         "files": {path.relative_to(source.parent).as_posix(): checksum(path) for path in texts},
     }
     return make_folder(dest, recipe, build)
+
+
+def _check(source: Path, dest: Path, fractions: dict[str, float]) -> None:
+    """Raise UserError for a folder within SOURCE, or where nothing remains for train."""
+    if dest.is_relative_to(source):
+        problem = "lies in SOURCE, where the next run would read it as text"
+        raise bad_option("DEST", dest, "a folder outside SOURCE", problem)
+    if sum(fractions.values()) >= 1:
+        problem = f"--valid-fraction is {fractions['valid']}, and nothing remains for train"
+        allowed = "a sum with --valid-fraction below 1"
+        raise bad_option("--test-fraction", fractions["test"], allowed, problem)
+
+
+def _way(
+    source: Path, texts: list[Path], split: str | None, fractions: dict, *, separated: bool
+) -> tuple[str, dict[str, list[Path]]]:
+    """How texts are split, as --split says or they ask for, and the files of each split."""
+    files = split_files(source, texts) if split in (None, "files") else {}
+    if split == "files" and not files:
+        problem = f"no file in {source} is named after train, valid or test"
+        raise bad_option("--split", split, "documents or contiguous", problem)
+    # of fewer files, whole ones would be more than a split's fraction
+    few = len(texts) * min(fractions.values()) < 1 and not separated
+    return split or ("files" if files else "contiguous" if few else "documents"), files
 
 
 def _report(texts: Sequence[Path], split: str, skipped: dict[str, list[Path]]) -> None:
