@@ -296,6 +296,20 @@ class TestBrowser:
         assert re.search(r'id="said"[^>]*class="bad">document is none; allowed: one or', html)
 
 
+@pytest.fixture
+def served(monkeypatch) -> list:
+    """What a server that ends at once would have served, and where."""
+    found = []
+
+    class Once(uvicorn.Server):
+        def run(self, sockets) -> None:
+            found.append((self.config.app, sockets[0].getsockname()))
+            sockets[0].close()
+
+    monkeypatch.setattr(uvicorn, "Server", Once)
+    return found
+
+
 class TestCommand:
     def test_a_port_in_use(self, towns_reader: Path, capsys) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -310,19 +324,11 @@ class TestCommand:
         said = error(capsys, "answer", "--serve")
         assert 'needs uvicorn, which is not installed; allowed: pip install "fairseq' in said
 
-    def test_it_serves(self, towns_reader: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    def test_it_serves(self, towns_reader: Path, tmp_path: Path, served: list, capsys) -> None:
         """The documents of the command line, at this computer alone."""
         from tests.inference.commands import run
 
         (tmp_path / "a.txt").write_text(TOWNS)
-        served = []
-
-        class Once(uvicorn.Server):
-            def run(self, sockets) -> None:
-                served.append((self.config.app, sockets[0].getsockname()))
-                sockets[0].close()
-
-        monkeypatch.setattr(uvicorn, "Server", Once)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         line = ["answer", "--checkpoint", towns_reader, "--document", tmp_path / "a.txt"]
@@ -343,24 +349,17 @@ class TestCommand:
         ],
     )
     def test_other_forms_of_an_address(
-        self, host: str, answered: list, warned: bool, desk: Desk, monkeypatch, capsys
+        self, host: str, answered: list, warned: bool, desk: Desk, served: list, capsys
     ) -> None:
-        served = []
-
-        class Once(uvicorn.Server):
-            def run(self, sockets) -> None:
-                served.append(self.config.app)
-                sockets[0].close()
-
-        monkeypatch.setattr(uvicorn, "Server", Once)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         serving.serve(desk, host, port, LIMIT)
         assert ("everybody who can reach" in capsys.readouterr().err) is warned
+        ((app, _),) = served
         for name in answered:
-            client = TestClient(served[0], base_url=f"http://{name}:{port}")
+            client = TestClient(app, base_url=f"http://{name}:{port}")
             assert client.get("/documents").status_code == 200
-        client = TestClient(served[0], base_url="http://evil.example")
+        client = TestClient(app, base_url="http://evil.example")
         assert client.get("/documents").status_code == (200 if warned else 403)
 
     def test_no_address_is_not_all_of_them(self, capsys) -> None:
