@@ -61,11 +61,7 @@ def own_bias(kind: Seeing) -> float:
 
 
 def route(kind: Seeing, tokens: Tokens, assignment: Assignment) -> Visible:
-    """The layouts of a batch.
-
-    Raises:
-        ValueError: :func:`check_clusters`.
-    """
+    """The layouts of a batch. Raises ValueError: :func:`check_clusters`."""
     check_clusters(kind, tokens, assignment)
     of_rule = recent if kind.rule == "recent" else _chunk
     by_cluster, near, own = of_rule(kind, tokens, assignment, kind.num_clusters)
@@ -82,11 +78,8 @@ def route(kind: Seeing, tokens: Tokens, assignment: Assignment) -> Visible:
 
 def check_clusters(kind: Seeing, tokens: Tokens, assignment: Assignment) -> None:
     """Clusters that the kind does not have would show keys of others, or memory that is no key.
-
-    Raises:
-        ValueError: what was assigned, and K. On CUDA, which is not waited for, and in a graph of
-            ``torch.compile`` it is torch's assertion.
-    """
+    Raises ValueError: what was assigned, and K. On CUDA, which is not waited for, and in a graph
+    of ``torch.compile`` it is torch's assertion."""
     count = kind.num_clusters
     for clusters in (c for probed, keys in assignment.rounds() for c in (*probed, keys)):
         if clusters is None:

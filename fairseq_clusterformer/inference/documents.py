@@ -81,11 +81,8 @@ class Source:
 
 
 def text_source(text: str, name: str) -> Source:
-    """A text that is no file; blank lines divide its paragraphs.
-
-    Raises:
-        UserError: if there is no text in it.
-    """
+    """A text that is no file; blank lines divide its paragraphs. Raises UserError: if there is no
+    text in it."""
     paragraphs = _joined(_of_plain(text))
     if not paragraphs:
         raise bad_option("documents", name, "text", "is empty")

@@ -131,11 +131,8 @@ class Splitter:
         self._encoded = functools.lru_cache(_KEPT)(self._encode)
 
     def symbols(self, text: str) -> Tensor:
-        """The model's tokens of a text, int64 [N].
-
-        Raises:
-            UnicodeEncodeError: for what is not Unicode.
-        """
+        """The model's tokens of a text, int64 [N]. Raises UnicodeEncodeError: for what is not
+        Unicode."""
         return torch.from_numpy(self._to_index[self._tokens(text).ids])
 
     def sections(self, source: Source, most: int) -> list[Section]:

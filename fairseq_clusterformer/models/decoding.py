@@ -35,10 +35,8 @@ def decode(
     or one by one by a decoder that keeps documents apart.
 
     fairseq's own step takes the same position for all rows; here each row counts its own real
-    tokens, so that a row padded on the left is the row alone.
-
-    Raises:
-        ValueError: a decoder that sees the future.
+    tokens, so that a row padded on the left is the row alone. Raises ValueError: a decoder that
+    sees the future.
     """
     padding = tokens.eq(decoder.padding_idx)
     # Avoid a device sync: on a GPU it would cost more than a step.

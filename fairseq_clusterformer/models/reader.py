@@ -116,9 +116,7 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
 
     def forward(self, question_tokens: Tensor, document_tokens: Tensor) -> Reading:
         """Encode documents, int64 [B, N], each with its question, int64 [B, Q], padded behind.
-
-        Raises:
-            ValueError: padding elsewhere, or windows with more tokens than there are positions.
+        Raises ValueError: padding elsewhere, or windows with more tokens than there are positions.
         """
         check_padding(question_tokens, document_tokens, self.padding_idx)
         longest = question_tokens.size(1) + min(self.size, document_tokens.size(1))

@@ -157,11 +157,8 @@ def available_memory(device: str) -> int:
 
 
 def require_memory(needed: float, device: str) -> None:
-    """Stop before the machine swaps, or kills this process.
-
-    Raises:
-        Unavailable: with the memory that is needed and the memory that is free.
-    """
+    """Stop before the machine swaps, or kills this process. Raises Unavailable: with the memory
+    that is needed and the memory that is free."""
     free = available_memory(device)
     if needed > free:
         raise Unavailable(
@@ -173,10 +170,8 @@ def in_own_process(measure: Callable[..., Any], **request: object) -> Any:
     """What ``measure(**request)`` returns in a process of its own.
 
     A process's peak of memory never falls, so each measurement needs a new process. A server
-    imports the modules once, and each new process is a fork of it.
-
-    Raises:
-        Unavailable: ``measure`` raised it, or the process was killed.
+    imports the modules once, and each new process is a fork of it. Raises Unavailable: ``measure``
+    raised it, or the process was killed.
     """
     context = multiprocessing.get_context("forkserver")
     # Not the module that python -m runs: each new process runs it again.

@@ -286,11 +286,7 @@ CONTESTANTS: dict[str, tuple[type[Attention], dict]] = {
 
 
 def build(name: str, setting: Setting, layers: int = 1) -> Attention:
-    """Make a contestant.
-
-    Raises:
-        Unavailable: not installed, not for this device, or too large.
-    """
+    """Make a contestant. Raises Unavailable: not installed, not for this device, or too large."""
     make, arguments = CONTESTANTS[name]
     require_memory(make.bytes_needed(setting, layers), setting.device)
     try:

@@ -99,11 +99,8 @@ def stepwise_difference(model: nn.Module, source: Tensor, tokens: Tensor) -> flo
 
 @torch.no_grad()
 def compare(args: Namespace, length: int, batch: int, beam: int) -> dict:
-    """One row of the table.
-
-    Raises:
-        CheckFailed: step by step, the clustered model computes something else.
-    """
+    """One row of the table. Raises CheckFailed: step by step, the clustered model computes
+    something else."""
     models = build(args, length)
     vocabulary = models[0].decoder.embed_tokens.num_embeddings
     tokens = torch.randint(4, vocabulary, (batch * beam, length))

@@ -130,11 +130,8 @@ def make_trainer(cfg: DictConfig, impl: str) -> Trainer:
 
 
 def train(model: str, data: Path, length: int, args: Namespace) -> dict:
-    """One run: speed, peak memory, loss and gradient norm.
-
-    Raises:
-        CheckFailed: the loss is not finite.
-    """
+    """One run: speed, peak memory, loss and gradient norm. Raises CheckFailed: the loss is not
+    finite."""
     silence_known_warnings()
     for name in ("fairseq", "hydra"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -164,10 +161,7 @@ def train(model: str, data: Path, length: int, args: Namespace) -> dict:
 
 def check(data: Path, args: Namespace) -> None:
     """Compare two updates of the clustered model with those of the reference implementation.
-
-    Raises:
-        CheckFailed: saying what differs.
-    """
+    Raises CheckFailed: saying what differs."""
     results = []
     for impl in ("reference", args.impl):
         small = Namespace(**{**vars(args), "updates": 1, "batch": 1, "impl": impl})

@@ -263,11 +263,8 @@ def write_and_draw(checkpoint: Path, data: Path, work: Path, verdict: str) -> No
 
 @contextmanager
 def workspace(out: Path) -> Iterator[Path]:
-    """Own the demo's folder, and give an empty one in it for what is not finished.
-
-    Raises:
-        UserError: it cannot be made, it has something else in it, or another demo works in it.
-    """
+    """Own the demo's folder, and give an empty one in it for what is not finished. Raises
+    UserError: it cannot be made, it has something else in it, or another demo works in it."""
     try:
         if out.is_dir() and any(out.iterdir()) and not (out / MARK).exists():
             raise bad_option("--out", out, ALLOWED, "has something else in it")

@@ -62,11 +62,7 @@ class Run:
 
 
 def load_grid(path: Path, of: tuple[Path, ...] = ()) -> dict:
-    """Read a grid, which the files `of` are like.
-
-    Raises:
-        UserError: if it is something else.
-    """
+    """Read a grid, which the files `of` are like. Raises UserError: if it is something else."""
     try:
         grid = _read(path, of)
         runs_of(grid)
@@ -148,11 +144,8 @@ def _run(grid: dict, row: str, fold: str, seed: int, described: dict) -> Run:
 
 
 def chosen(runs: list[Run], only: list[str] | None) -> list[Run]:
-    """The runs that ``--only`` asks for: by name, by row, by data set or fold, or by both.
-
-    Raises:
-        UserError: for a word that names nothing.
-    """
+    """The runs that ``--only`` asks for: by name, by row, by data set or fold, or by both. Raises
+    UserError: for a word that names nothing."""
     words = set(only or ())
     folds = {run: {run.data, run.data.split("/")[0]} - {""} for run in runs}
     all_rows, all_data = {run.row for run in runs}, {part for run in runs for part in folds[run]}

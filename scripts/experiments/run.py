@@ -87,11 +87,8 @@ def result_of(place: Place, out: Path) -> dict | None:
 
 
 def kept(place: Place) -> dict:
-    """What the mark in a run's folder says; empty for a new folder.
-
-    Raises:
-        UserError: if the folder is someone else's, or of other options or data.
-    """
+    """What the mark in a run's folder says; empty for a new folder. Raises UserError: if the
+    folder is someone else's, or of other options or data."""
     mark = place.folder / MARK
     if not place.folder.is_dir() or not any(place.folder.iterdir()):
         return {}
@@ -135,11 +132,8 @@ def train(place: Place, threads: int) -> dict:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other commands out of a run's folder; ends with this process, whatever ends it.
-
-    Raises:
-        UserError: another command is at work there.
-    """
+    """Keep other commands out of a run's folder; ends with this process, whatever ends it. Raises
+    UserError: another command is at work there."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -179,11 +173,8 @@ def perform(run: Run, grid: dict, args: Namespace) -> str:
 
 
 def check(runs: list[Run], grid: dict, args: Namespace) -> None:
-    """Refuse what cannot be done, before anything is.
-
-    Raises:
-        UserError: for data, a start or a folder that is missing or not of this grid.
-    """
+    """Refuse what cannot be done, before anything is. Raises UserError: for data, a start or a
+    folder that is missing or not of this grid."""
     task = TASKS[grid["score"]]
     for run in runs:
         folder = (args.data or Path("")) / run.folder

@@ -111,10 +111,7 @@ class Task:
         return options
 
     def read(self, place: Place) -> dict:
-        """What the training's log says: size, curve, speed.
-
-        Raises:
-            UserError: if it has no update.
+        """What the training's log says: size, curve, speed. Raises UserError: if it has no update.
         """
         inner = json_records(place.log, "train_inner")
         if not inner:
