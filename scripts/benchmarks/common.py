@@ -57,12 +57,8 @@ def one_line(error: BaseException) -> str:
 
 
 def make_parser(module: str, description: str, numbers: Mapping[str, tuple]) -> Parser:
-    """A parser for ``python -m module``, with the options that all benchmarks have.
-
-    Args:
-        numbers: options with whole numbers: default and help. A list takes several numbers, and
-            an option without default may be left out.
-    """
+    """A parser for ``python -m module``, with the options that all benchmarks have, and those with
+    whole numbers: default and help. A list takes several numbers."""
     parser = Parser(prog=f"python -m {module}", description=description)
     for name, (default, what) in {**numbers, "--repeats": (3, "medians of so many")}.items():
         several = "+" if isinstance(default, list) else None
@@ -218,13 +214,8 @@ def report(
     plot: Callable[[Path, list[dict]], None] | None = None,
     **more,
 ) -> int:
-    """Print each row as it is measured, record all in ``--json``, and draw them; returns the exit
-    status.
-
-    Args:
-        plot: draws the rows into a file, that of ``--plot``.
-        more: of the record.
-    """
+    """Print each row as it is measured, record all in ``--json`` with ``more``, and draw them into
+    ``--plot``; returns the exit status."""
     done: list[dict] = []
     try:
         for row in rows:
@@ -248,12 +239,8 @@ def report(
 def by_length(
     names: Sequence[str | None], lengths: Sequence[int], key: str, measure: Callable[..., dict]
 ) -> Iterator[dict]:
-    """Yield a row of each name and length, and its seconds against half the length and ``full``.
-
-    Args:
-        key: of the name in a row.
-        measure: takes a name and a length, and returns what was measured, ``seconds`` among it.
-    """
+    """Yield a row of what is measured of each name and length, with its seconds against half the
+    length and ``full``; ``key`` has the name."""
     seconds: dict[tuple, float] = {}
     for name in names:
         for length in lengths:
@@ -278,23 +265,15 @@ def plot_rows(
     title: str,
     floors: Mapping[str, str] | None = None,
 ) -> None:
-    """Draw a panel for each column, and a line for each series.
-
-    The vertical axis is logarithmic where values differ by ten times or more; else it begins at 0.
-
-    Args:
-        rows: of a benchmark; those without a value are left out.
-        columns: key of a row, and the label of its panel's vertical axis; `x`: the same.
-        series: key whose values name the lines.
-        floors: column, and the column of a lower bound that is drawn as dotted lines.
-    """
+    """Draw a panel for each column, by its label, and a line for each value of ``series``. Columns
+    with ``floors`` have a lower bound in another column, which is drawn as dotted lines."""
     panels = []
     for column, label in columns.items():
         lines = _lines(rows, column, x[0], series)
         if floors and column in floors:
             lines += _lines(rows, floors[column], x[0], series, bound=True)
         values = [value for line in lines for (value,) in line.points.values()]
-        if values and max(values) >= 10 * min(values):
+        if values and max(values) >= 10 * min(values):  # else the axis begins at 0
             panels.append(Panel(lines, x[1], label, log="xy"))
         elif values:
             panels.append(Panel(lines, x[1], label, log="x", limits=(0, None)))

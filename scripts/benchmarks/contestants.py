@@ -57,14 +57,9 @@ class Setting:
 
 
 class Attention(nn.Module):
-    """One contestant.
+    """One contestant."""
 
-    Attributes:
-        matrices: N x N matrices of weights that exist at once for every head.
-        causal_only: whether this set-up is for causal attention only.
-    """
-
-    matrices = 0
+    matrices = 0  # N x N matrices of weights that exist at once for every head
     causal_only = False
 
     def __init__(self, setting: Setting):

@@ -16,15 +16,10 @@ from scripts.benchmarks.common import seconds_of
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a machine reached in one precision.
+    """What a machine reached in one precision."""
 
-    Attributes:
-        operations: floating-point operations per second of a large matrix product.
-        bytes: bytes per second, read and written, of a large copy.
-    """
-
-    operations: float
-    bytes: float
+    operations: float  # floating-point operations per second of a large matrix product
+    bytes: float  # bytes per second, read and written, of a large copy
 
 
 def measure_ceilings(
@@ -35,12 +30,8 @@ def measure_ceilings(
     copy_bytes: int | None = None,
     repeats: int = 10,
 ) -> Ceilings:
-    """Time a matrix product and a copy, which is of more than caches hold; the fastest counts.
-
-    Args:
-        size: rows and columns of the matrices; default: 2048, on CUDA 8192.
-        copy_bytes: that are read, and as many written; default: 256 MiB, on CUDA 2 GiB.
-    """
+    """Time a product of matrices of ``size`` rows and a copy, which is of more than caches hold;
+    the fastest counts."""
     on_gpu = device == "cuda"
     size = size or (8192 if on_gpu else 2048)
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -63,17 +54,10 @@ def _fastest(run, device: str, repeats: int) -> float:
 def attention_floor(
     ceilings: Ceilings, pairs: int, vectors: int, width: int, dtype: torch.dtype
 ) -> float:
-    """Seconds that softmax attention takes at least, forward and backward.
-
-    Args:
-        pairs: visible query-key pairs, over batch and heads. A pair costs two products of E
-            numbers forward and five backward; a product is 2 E operations.
-        vectors: queries over batch and heads, B H N; there are as many keys and values. Forward
-            reads q, k, v and writes the output; backward reads q, k, v, the output and its
-            gradient, and writes three gradients.
-        width: E.
-        dtype: of all tensors.
-    """
+    """Seconds that softmax attention takes at least, forward and backward, for so many visible
+    pairs and queries over batch and heads; there are as many keys and values as queries."""
+    # A pair is two products of E numbers forward and five backward, of 2 E operations each.
     operations = pairs * width * 2 * (2 + 5)
+    # q, k, v and the output; then these four again, a gradient to read and three to write.
     num_bytes = vectors * width * dtype.itemsize * (4 + 8)
     return max(operations / ceilings.operations, num_bytes / ceilings.bytes)

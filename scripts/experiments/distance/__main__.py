@@ -50,14 +50,8 @@ LONG, SHORT = 64, 16  # tokens of a sentence, at most: SHORT in documents of two
 
 
 def make(*, dest: Path, passages: list[Path], **options) -> dict | None:
-    """Make the documents, with the options of ``make --help``.
-
-    Returns:
-        the content of ``prepared.json``, or None if `dest` has been made before.
-
-    Raises:
-        UserError: if an option or a file is not as it must be.
-    """
+    """Make the documents, with the options of ``make --help``; returns the content of
+    ``prepared.json``, or None if `dest` has been made before."""
     sizes = {path.name: path.stat().st_size if path.is_file() else 0 for path in passages}
     recipe = {**options, "passages": sizes, "lessons": LESSONS}
     return make_folder(dest, recipe, partial(_build, paths=passages, options=options))

@@ -30,17 +30,9 @@ def sentences(passage: str) -> list[str]:
 def make_document(
     distances: tuple[int, int], filler: Iterator[Sentence], tokens: Tokens, draw: random.Random
 ) -> tuple[dict, int]:
-    """A question and its document.
-
-    Args:
-        distances: tokens from one of the two facts to the other: the range that their number is
-            drawn from, logarithmically.
-        filler: sentences of passages.
-
-    Returns:
-        A question as `clusterformer prepare qa text` reads it, with the two sentences that support
-        the answer, and the tokens between the two places where the winner's name stands.
-    """
+    """A question and its document, as `clusterformer prepare qa text` reads it, and the tokens
+    between the two places where the winner's name stands; their number is drawn from the range of
+    distances, logarithmically."""
     names, places = (draw.sample(words, PEOPLE) for words in (NAMES, PLACES))
     low, high = distances
     distance = low * (high / low) ** draw.random()
