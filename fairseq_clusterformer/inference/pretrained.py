@@ -115,7 +115,7 @@ class MaskedLanguageModel(Pretrained):
 
 
 def check_numbers(**given: float | None) -> None:
-    """Refuse numbers outside of `RANGES`; None is not given. Raises UserError: naming the first."""
+    """Refuse numbers outside of `RANGES`; None is not given. Raises UserError."""
     for name, value in given.items():
         if RANGES[name].forbids(value):
             raise bad_option(name, value, RANGES[name].allowed(value))

@@ -33,26 +33,14 @@ from scripts.benchmarks import common
 
 VOCABULARY, SOURCE = 4000, 30
 #: of the models with random weights
-RANDOM = {
-    "decoder_attention": "window*2,window+neural",
-    "attention_window": 128,
-    "num_clusters": 3,
-    "max_source_positions": 1024,
-    "share_all_embeddings": True,
-    "dropout": 0.0,
-}
+RANDOM = {"decoder_attention": "window*2,window+neural", "attention_window": 128}
+RANDOM |= {"num_clusters": 3, "max_source_positions": 1024, "share_all_embeddings": True}
+RANDOM |= {"dropout": 0.0}
 ARCH = "clusterformer_tiny"
 CHECKED = 200  # tokens
-COLUMNS = {
-    "length": "",
-    "sentences": "",
-    "beam": "",
-    "clustered ms per sentence": ".2f",
-    "dense ms per sentence": ".2f",
-    "ratio": ".3f",
-    "lowest ratio": ".3f",
-    "highest ratio": ".3f",
-}
+COLUMNS = dict.fromkeys(("length", "sentences", "beam"), "")
+COLUMNS |= dict.fromkeys(("clustered ms per sentence", "dense ms per sentence"), ".2f")
+COLUMNS |= dict.fromkeys(("ratio", "lowest ratio", "highest ratio"), ".3f")
 
 
 def build(args: Namespace, length: int) -> list[nn.Module]:
@@ -114,18 +102,11 @@ def compare(args: Namespace, length: int, batch: int, beam: int) -> dict:
     }
     seconds = common.interleaved(runs, args.repeats, "cpu")
     ratios = [c / d for c, d in zip(*seconds.values(), strict=True)]
-    milliseconds = {name: statistics.median(times) * 1e3 for name, times in seconds.items()}
-    return {
-        "length": length,
-        "sentences": batch,
-        "beam": beam,
-        "clustered ms per sentence": milliseconds["clustered"] / batch,
-        "dense ms per sentence": milliseconds["dense"] / batch,
-        "ratio": common.median_ratio(*seconds.values()),
-        "lowest ratio": min(ratios),
-        "highest ratio": max(ratios),
-        "stepwise difference": difference,
-    }
+    row = {"length": length, "sentences": batch, "beam": beam}
+    for name, times in seconds.items():
+        row[f"{name} ms per sentence"] = statistics.median(times) * 1e3 / batch
+    row |= {"ratio": common.median_ratio(*seconds.values()), "lowest ratio": min(ratios)}
+    return row | {"highest ratio": max(ratios), "stepwise difference": difference}
 
 
 def main(argv: list[str] | None = None) -> int:

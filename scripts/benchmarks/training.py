@@ -38,7 +38,6 @@ from fairseq_clusterformer.attention import MultiheadAttention, parse_attention
 from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.compat import silence_known_warnings
 from scripts.benchmarks import common
-from scripts.experiments.programs import options_of
 
 MODELS = ("transformer_lm", "clusterformer_lm")
 CHECKED_TOKENS = 192
@@ -74,42 +73,24 @@ def random_data(folder: Path, tokens: int) -> None:
 
 def configuration(model: str, data: Path, length: int, args: Namespace) -> DictConfig:
     """fairseq's configuration of a run."""
-    chosen = {
-        "task": "language_modeling",
-        "arch": model,
-        "criterion": "cross_entropy",
-        "decoder-layers": args.layers,
-        "decoder-embed-dim": args.embed_dim,
-        "decoder-input-dim": args.embed_dim,
-        "decoder-output-dim": args.embed_dim,
-        "decoder-ffn-embed-dim": args.ffn,
-        "decoder-attention-heads": args.heads,
-        "share-decoder-input-output-embed": True,
-        "dropout": 0,
-        "tokens-per-sample": length,
-        "sample-break-mode": "none",
-        "batch-size": args.batch,
-        "required-batch-size-multiple": 1,
-        "optimizer": "adam",
-        "lr": 1e-4,
-        "clip-norm": 1,
-        "seed": 1,
-        "num-workers": 0,
-        "distributed-world-size": 1,
-        "disable-validation": True,
-        "no-save": True,
-        "cpu": args.device == "cpu",
-    }
+    dim = args.embed_dim
+    line = (
+        f"--task language_modeling --arch {model} --decoder-layers {args.layers}"
+        f" --decoder-embed-dim {dim} --decoder-input-dim {dim} --decoder-output-dim {dim}"
+        f" --decoder-ffn-embed-dim {args.ffn} --decoder-attention-heads {args.heads}"
+        " --share-decoder-input-output-embed --dropout 0 --sample-break-mode none"
+        f" --tokens-per-sample {length} --batch-size {args.batch} --required-batch-size-multiple 1"
+        " --optimizer adam --lr 1e-4 --clip-norm 1 --seed 1 --num-workers 0 --no-save"
+        " --distributed-world-size 1 --disable-validation"
+    )
+    line += " --cpu" if args.device == "cpu" else ""
     if model == "clusterformer_lm":
-        chosen |= {
-            "criterion": "clusterformer_cross_entropy",
-            "attention": args.attention,
-            "attention-window": args.window,
-            "num-clusters": args.clusters or max(1, math.isqrt(length)),
-        }
+        clusters = args.clusters or max(1, math.isqrt(length))
+        line += f" --criterion clusterformer_cross_entropy --attention {args.attention}"
+        line += f" --attention-window {args.window} --num-clusters {clusters}"
     parser = options.get_training_parser()
     cfg = convert_namespace_to_omegaconf(
-        options.parse_args_and_arch(parser, [str(data), *options_of(chosen)])
+        options.parse_args_and_arch(parser, [str(data), *line.split()])
     )
     with open_dict(cfg):  # its command line cannot switch bf16 on without a library for TPUs
         cfg.common.fp16 = args.dtype == "float16"
@@ -151,12 +132,9 @@ def train(model: str, data: Path, length: int, args: Namespace) -> dict:
     loss, norm = (metrics.get_meter("default", name) for name in ("loss", "gnorm"))
     if not math.isfinite(loss.avg):
         raise common.CheckFailed(f"{model} at N = {length}: the loss is {loss.avg}")
-    return {
-        "tokens per second": sum(tokens) / sum(seconds),
-        "peak memory MiB": common.peak_memory(args.device),
-        "loss": float(loss.avg),
-        "gradient norm": float(norm.val),
-    }
+    found = {"tokens per second": sum(tokens) / sum(seconds), "loss": float(loss.avg)}
+    found["peak memory MiB"] = common.peak_memory(args.device)
+    return found | {"gradient norm": float(norm.val)}
 
 
 def check(data: Path, args: Namespace) -> None:

@@ -98,18 +98,16 @@ class Task:
         return options
 
     def read(self, place: Place) -> dict:
-        """What the training's log says: size, curve, speed. Raises UserError: if it has no update."""
+        """What the training's log says: size, curve, speed; UserError if it has no update."""
         inner = json_records(place.log, "train_inner")
         if not inner:
             problem = f"{place.log} has no update"
             raise UserError(f"{problem}; allowed: a log-interval below their number")
         size = place.log.read_text().split("num. shared model params: ")[1].split()[0]
-        return {
-            "parameters": int(size.replace(",", "")),
-            "updates": int(inner[-1]["num_updates"]),
-            "curve": [[int(r["num_updates"]), float(r["loss"])] for r in inner],
-            "tokens per second": round(statistics.median(float(r["wps"]) for r in inner)),
-        }
+        curve = [[int(r["num_updates"]), float(r["loss"])] for r in inner]
+        speed = round(statistics.median(float(r["wps"]) for r in inner))
+        found = {"parameters": int(size.replace(",", "")), "updates": curve[-1][0]}
+        return found | {"curve": curve, "tokens per second": speed}
 
     def tests(self, place: Place) -> dict[str, list[str]]:
         """Words of the commands that score the model, by the test's name."""
