@@ -34,16 +34,10 @@ from scripts.benchmarks.contestants import CONTESTANTS, Clustered, Setting, buil
 from scripts.benchmarks.floor import Ceilings, attention_floor, measure_ceilings
 
 SMALL = 256  # tokens of a first run, in which libraries allocate what they need once
-COLUMNS = {
-    "kind": "",
-    "N": "",
-    "milliseconds": ".3g",
-    "spread": ".0%",
-    "memory MiB": ".0f",
-    "times as fast as dense": ".2f",
-    "routing share": ".0%",
-    "share of floor": ".1%",
-}
+COLUMNS = common.columns(
+    "kind | N | milliseconds: .3g | spread: .0% | memory MiB: .0f | "
+    "times as fast as dense: .2f | routing share: .0% | share of floor: .1%"
+)
 
 
 class Contestant:

@@ -53,19 +53,11 @@ MODELS = {
     "routing": "routing",
 }
 CHECKED_LENGTH = 192
-COLUMNS = {
-    "model": "",
-    "N": "",
-    "k": "",
-    "training ms": ".0f",
-    "spread": ".0%",
-    "inference ms": ".0f",
-    "memory MiB": ".0f",
-    "training / transformer": ".2f",
-    "paper training / transformer": ".2f",
-    "memory / transformer": ".2f",
-    "paper memory / transformer": ".2f",
-}
+COLUMNS = common.columns(
+    "model | N | k | training ms: .0f | spread: .0% | inference ms: .0f | "
+    "memory MiB: .0f | training / transformer: .2f | paper training / transformer: .2f | "
+    "memory / transformer: .2f | paper memory / transformer: .2f"
+)
 TIME, MEMORY = "training ms", "memory MiB"
 INFERENCE = "inference ms"
 #: the horizontal axis of each experiment's picture, and the columns that it shows

@@ -187,6 +187,12 @@ def measured_memory(measure: Callable[..., float], device: str, **request: objec
     return measure(**request) if device == "cuda" else in_own_process(measure, **request)
 
 
+def columns(line: str) -> dict[str, str]:
+    """Columns of a table and the formats of their numbers, from a line as of its head."""
+    parts = (part.partition(": ") for part in line.split(" | "))
+    return {name: form for name, _, form in parts}
+
+
 def table_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> str:
     """A row by its columns' formats. A row that was not measured gives its reason instead."""
     values = [(row.get(name), form) for name, form in columns.items()]

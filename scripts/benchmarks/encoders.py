@@ -28,14 +28,10 @@ from scripts.benchmarks import common
 
 WORDS = 8000
 BLOCKS = "etc, blocks"
-COLUMNS = {
-    "model": "",
-    "tokens": ",",
-    "seconds": ".3f",
-    "times half the length": ".2f",
-    "times as fast as full": ".1f",
-    "peak MiB": ",.0f",
-}
+COLUMNS = common.columns(
+    "model | tokens: , | seconds: .3f | times half the length: .2f | "
+    "times as fast as full: .1f | peak MiB: ,.0f"
+)
 
 
 def make_model(name: str, args: Namespace, length: int) -> nn.Module:

@@ -38,9 +38,10 @@ RANDOM |= {"num_clusters": 3, "max_source_positions": 1024, "share_all_embedding
 RANDOM |= {"dropout": 0.0}
 ARCH = "clusterformer_tiny"
 CHECKED = 200  # tokens
-COLUMNS = dict.fromkeys(("length", "sentences", "beam"), "")
-COLUMNS |= dict.fromkeys(("clustered ms per sentence", "dense ms per sentence"), ".2f")
-COLUMNS |= dict.fromkeys(("ratio", "lowest ratio", "highest ratio"), ".3f")
+COLUMNS = common.columns(
+    "length | sentences | beam | clustered ms per sentence: .2f | dense ms per sentence: .2f | "
+    "ratio: .3f | lowest ratio: .3f | highest ratio: .3f"
+)
 
 
 def build(args: Namespace, length: int) -> list[nn.Module]:

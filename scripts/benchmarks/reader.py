@@ -29,15 +29,10 @@ QUESTION = 20  # tokens
 MODELS = {"clusterformer_reader": "cluster_attention", "qanet_reader": "attention"}
 MODELS |= {"bidaf_reader": None}
 ARCHITECTURES = [name for name, of in ARCH_MODEL_NAME_REGISTRY.items() if of in MODELS]
-COLUMNS = {
-    "attention": "",
-    "tokens": ",",
-    "seconds": ".3f",
-    "second": ".3f",
-    "times half the length": ".2f",
-    "times as fast as full": ".2f",
-    "peak MiB": ",.0f",
-}
+COLUMNS = common.columns(
+    "attention | tokens: , | seconds: .3f | second: .3f | times half the length: .2f | "
+    "times as fast as full: .2f | peak MiB: ,.0f"
+)
 
 
 def make_reader(args: Namespace, attention: str | None):

@@ -43,16 +43,10 @@ MODELS = ("transformer_lm", "clusterformer_lm")
 CHECKED_TOKENS = 192
 VOCABULARY = 1000
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
-COLUMNS = {
-    "model": "",
-    "N": "",
-    "tokens per second": ".0f",
-    "spread": ".0%",
-    "peak memory MiB": ".0f",
-    "times as fast as dense": ".2f",
-    "share of dense memory": ".2f",
-    "loss": ".3f",
-}
+COLUMNS = common.columns(
+    "model | N | tokens per second: .0f | spread: .0% | peak memory MiB: .0f | "
+    "times as fast as dense: .2f | share of dense memory: .2f | loss: .3f"
+)
 
 
 def random_data(folder: Path, tokens: int) -> None:

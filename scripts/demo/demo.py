@@ -61,30 +61,16 @@ MODELS = {
 
 def shared_options(context: int) -> dict:
     """Options of ``fairseq-train`` for all models; each sees `context` bytes at once."""
-    return {
-        "task": "language_modeling",
-        "arch": "clusterformer_lm_bytes",
-        "criterion": "clusterformer_cross_entropy",
-        "decoder-embed-dim": 128,
-        "tokens-per-sample": context,
-        "sample-break-mode": "none",
-        "batch-size": 1,
-        "required-batch-size-multiple": 1,
-        "dropout": 0.0,
-        "optimizer": "adam",
-        "adam-betas": "(0.9, 0.98)",
-        "lr": 4e-3,
-        "lr-scheduler": "polynomial_decay",
-        "clip-norm": 1.0,
-        "seed": 1,
-        "log-format": "json",
-        "max-valid-steps": BLOCKS,
-        "validate-interval": 1_000_000,  # once, at the end
-        "no-epoch-checkpoints": True,
-        "no-save-optimizer-state": True,
-        "num-workers": 0,
-        "cpu": True,  # also where there is a GPU: the models must have equal shares of the cores
-    }
+    chosen = {"task": "language_modeling", "arch": "clusterformer_lm_bytes", "dropout": 0.0}
+    chosen |= {"criterion": "clusterformer_cross_entropy", "decoder-embed-dim": 128, "seed": 1}
+    chosen |= {"tokens-per-sample": context, "sample-break-mode": "none"}
+    chosen |= {"batch-size": 1, "required-batch-size-multiple": 1, "num-workers": 0}
+    chosen |= {"optimizer": "adam", "adam-betas": "(0.9, 0.98)", "clip-norm": 1.0}
+    chosen |= {"lr": 4e-3, "lr-scheduler": "polynomial_decay"}
+    chosen |= {"validate-interval": 1_000_000, "max-valid-steps": BLOCKS}  # once, at the end
+    chosen |= {"no-epoch-checkpoints": True, "no-save-optimizer-state": True, "log-format": "json"}
+    # also where there is a GPU: the models must have equal shares of the cores
+    return chosen | {"cpu": True}
 
 
 def of_updates(updates: int) -> dict:
