@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -242,23 +243,32 @@ def report(
     return 1 if any("wrong" in row for row in done) else 0
 
 
-def by_length(
-    names: Sequence[str | None], lengths: Sequence[int], key: str, measure: Callable[..., dict]
-) -> Iterator[dict]:
-    """Yield a row of what is measured of each name and length, with its seconds against half the
-    length and ``full``; ``key`` has the name."""
+def report_by_length(
+    parser: Parser,
+    args: argparse.Namespace,
+    columns: Mapping[str, str],
+    shown: Sequence[str],
+    names: Sequence[str | None],
+    measure: Callable[..., dict],
+) -> int:
+    """Report what ``measure`` returns of each name, which is in the first column, and length, with
+    its seconds against half the length and ``full``; ``shown``: options of the settings."""
     seconds: dict[tuple, float] = {}
-    for name in names:
-        for length in lengths:
-            row = {key: name, "tokens": length}
+
+    def rows() -> Iterator[dict]:
+        for name, length in product(names, args.lengths):
+            row = {next(iter(columns)): name, "tokens": length}
             with reason_in(row):
-                row |= in_own_process(measure, name=name, length=length)
+                row |= in_own_process(measure, name=name, length=length, args=args)
                 found = seconds[name, length] = row["seconds"]
                 if half := seconds.get((name, length // 2)):
                     row["times half the length"] = found / half
                 if full := seconds.get(("full", length)):
                     row["times as fast as full"] = full / found
             yield row
+
+    settings = ", ".join(f"{name} {getattr(args, name)}" for name in shown)
+    return report(parser, args, columns, settings, rows())
 
 
 def plot_rows(

@@ -14,7 +14,6 @@ loaded (on CUDA: tensors only).
 import logging
 import sys
 from argparse import Namespace
-from functools import partial
 
 import torch
 from fairseq.data import Dictionary
@@ -83,9 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     common.settle_device(parser, args)
     shown = ("size", "parts", "batch", "impl", "repeats")
-    settings = ", ".join(f"{name} {getattr(args, name)}" for name in shown)
-    rows = common.by_length(args.models, args.lengths, "model", partial(measure, args=args))
-    return common.report(parser, args, COLUMNS, settings, rows)
+    return common.report_by_length(parser, args, COLUMNS, shown, args.models, measure)
 
 
 if __name__ == "__main__":

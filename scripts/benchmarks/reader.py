@@ -13,7 +13,6 @@ that was loaded (on CUDA: tensors only).
 import logging
 import sys
 from argparse import Namespace
-from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -93,10 +92,8 @@ def main(argv: list[str] | None = None) -> int:
                 shown = value[0] if name == "attention" else value
                 parser.error(f"--{name} is {shown}; allowed: none, for {args.arch} has none")
     shown = ("arch", "clusters", "impl", "repeats")
-    settings = ", ".join(f"{name} {getattr(args, name)}" for name in shown)
-    specs = args.attention or [None]
-    rows = common.by_length(specs, args.lengths, "attention", partial(measure, args=args))
-    return common.report(parser, args, COLUMNS, settings, rows)
+    names = args.attention or [None]
+    return common.report_by_length(parser, args, COLUMNS, shown, names, measure)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ import pytest
 
 from fairseq_clusterformer.cli.prepare import qa as prepare_qa
 from fairseq_clusterformer.data.qa import QAData
-from scripts.experiments.distance import __main__ as distance
-from scripts.experiments.distance import documents
+from scripts.experiments import distance
 
 TOLD = re.compile(r"(\w+) (?:(won)\.|went to (\w+)\.)")
 
@@ -23,7 +22,7 @@ def tokens(text: str) -> int:
 
 def made(number: int, distances: tuple[int, int]) -> list[tuple[dict, int]]:
     draw, filler = random.Random(1), repeat(("The sea is wide.", 5))
-    return [documents.make_document(distances, filler, tokens, draw) for _ in range(number)]
+    return [distance.make_document(distances, filler, tokens, draw) for _ in range(number)]
 
 
 def read(context: str) -> tuple[str, dict[str, str]]:
@@ -41,13 +40,13 @@ def test_the_answer_takes_both_facts(distances: tuple[int, int]) -> None:
     for document, apart in made(60, distances):
         context, (answer,) = document["context"], document["answers"]
         winner, places = read(context)
-        assert len(places) == len(set(places.values())) == documents.PEOPLE
+        assert len(places) == len(set(places.values())) == distance.PEOPLE
         assert answer["text"] == f"{winner} went to {places[winner]}"
         assert context[answer["answer_start"] :].startswith(answer["text"] + ".")
         assert not {*places, *places.values()} & set(document["question"].split())
         asked[list(places).index(winner)] += 1
         ends = [match[2] is None for match in TOLD.finditer(context)]
-        assert sum(ends) == documents.PEOPLE
+        assert sum(ends) == distance.PEOPLE
         assert not ends[0] or not ends[-1]  # who won stands before all places, or after them
         orders.add(ends[0])
         told = [context[start:end] for _, start, end in document["sentences"]]
@@ -56,9 +55,9 @@ def test_the_answer_takes_both_facts(distances: tuple[int, int]) -> None:
         assert supporting == {answer["text"] + ".", f"{winner} won."}
         first, second = (match.start() for match in re.finditer(rf"\b{winner}\b", context))
         assert apart == tokens(context[first:second])
-        slack = 6 * documents.PEOPLE  # the sentences between
+        slack = 6 * distance.PEOPLE  # the sentences between
         assert distances[0] - slack <= apart <= distances[1] + slack
-    assert set(asked) == set(range(documents.PEOPLE))
+    assert set(asked) == set(range(distance.PEOPLE))
     assert orders == {True, False}
 
 
