@@ -61,8 +61,12 @@ class ClusterformerQATask(OwnModels):
 
     @classmethod
     def setup_task(cls, cfg: ClusterformerQAConfig, **kwargs):
-        """Read the dictionary. Raises FileNotFoundError: no dictionary; ValueError: a document of
-        one token."""
+        """Read the dictionary.
+
+        Raises:
+            FileNotFoundError: no dictionary.
+            ValueError: a document of one token.
+        """
         for name in ("max_positions", "max_positions_inference"):
             if getattr(cfg, name) == 1:
                 raise ValueError(
@@ -76,8 +80,12 @@ class ClusterformerQATask(OwnModels):
     def load_dataset(
         self, split: str, combine: bool = False, epoch: int = 1, **kwargs
     ) -> QuestionDataset:
-        """Load "train", "valid" or "test", and log what is cut. Raises FileNotFoundError: a file
-        that is missing; ValueError: files that do not fit together."""
+        """Load "train", "valid" or "test", and log what is cut.
+
+        Raises:
+            FileNotFoundError: a file that is missing.
+            ValueError: files that do not fit together.
+        """
         in_training = split == self.cfg.train_subset
         name = "max_positions" if in_training else "max_positions_inference"
         data = QAData(shard_of(self.cfg.data, epoch), split)

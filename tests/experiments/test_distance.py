@@ -35,7 +35,7 @@ def read(context: str) -> tuple[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("distances", [(60, 100), (400, 400)])
-def test_the_answer_takes_both_facts(distances: tuple[int, int]) -> None:
+def test_the_answer_takes_both_facts(distances):
     asked, orders = Counter(), set()
     for document, apart in made(60, distances):
         context, (answer,) = document["context"], document["answers"]
@@ -61,7 +61,7 @@ def test_the_answer_takes_both_facts(distances: tuple[int, int]) -> None:
     assert orders == {True, False}
 
 
-def test_no_word_tells_another() -> None:
+def test_no_word_tells_another():
     """Else models answer from what goes together in training, and not from the document."""
     winners, pairs = Counter(), Counter()
     for document, _ in made(1600, (60, 100)):
@@ -96,7 +96,7 @@ def make(dest: Path, *arguments: object) -> int:
     return distance.main([str(word) for word in words])
 
 
-def test_from_passages_to_what_training_reads(passages: Path, tmp_path: Path) -> None:
+def test_from_passages_to_what_training_reads(passages, tmp_path):
     dest, data = tmp_path / "made", tmp_path / "data"
     given = ("--passages", passages, "--distances", 300, 700, "--questions", 3)
     assert make(dest, *given) == 0
@@ -140,9 +140,7 @@ def test_from_passages_to_what_training_reads(passages: Path, tmp_path: Path) ->
         (["--questions", "0"], "--questions"),
     ],
 )
-def test_bad_options(
-    passages: Path, tmp_path: Path, capsys, arguments: list[str], message: str
-) -> None:
+def test_bad_options(passages, tmp_path, capsys, arguments, message):
     try:
         status = make(tmp_path / "made", "--passages", passages, *arguments)
     except SystemExit as error:
