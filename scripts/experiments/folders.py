@@ -18,16 +18,15 @@ An answer is right if it is from the right file, and F1 with one of the gold ans
 0.5. Unlike a user, ``score`` sees only the ten answers that are best by the default weights.
 """
 
+import argparse
 import json
 import random
 import sys
 import time
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 
-from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.inference.found import FEATURES, Weights
 from fairseq_clusterformer.metrics.answers import exact_match, f1
 from scripts.experiments.reader_data import DIVIDED, part_of, read
@@ -72,7 +71,7 @@ def _draw(articles: dict, titles: list[str], most: int, draw: random.Random) -> 
     return found
 
 
-def ask(args: Namespace) -> None:
+def ask(args: argparse.Namespace) -> None:
     """Keep the best answers to each question of some folders."""
     from fairseq_clusterformer.inference.load import load_checkpoint
     from fairseq_clusterformer.inference.read import Reader
@@ -92,8 +91,12 @@ def ask(args: Namespace) -> None:
                 found = reader.ask(row["question"], passages, KEPT, windows=args.windows)
                 row["seconds"] = time.perf_counter() - begun
                 row["found"] = [
-                    {"file": Path(each.file).name, "text": each.text, **each.features}
-                    | scores(each.text, row["answers"])
+                    {
+                        "file": Path(each.file).name,
+                        "text": each.text,
+                        **each.features,
+                        **scores(each.text, row["answers"]),
+                    }
                     for each in found.answers
                     if each.type == "short"
                 ]
@@ -200,26 +203,37 @@ def score(rows: list[dict], weights: Weights) -> dict[str, float]:
     return shares
 
 
+def _weights(path: Path | None) -> Weights:
+    return Weights() if path is None else Weights.from_file(path)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Make folders, ask, fit or score."""
-    parser = Parser(prog="python -m scripts.experiments.folders", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.experiments.folders",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    make_, ask_, fit_, score_ = map(commands.add_parser, ("make", "ask", "fit", "score"))
-    make_.add("data DIR", "with squad/")
-    make_.add("out OUT", "the folder to make")
-    ask_.add("checkpoint CHECKPOINT", "of a reader", type=str)
-    ask_.add("folders FILE", "that make wrote", nargs="+")
-    ask_.add("--data FOLDER", "of a checkpoint's training")
-    ask_.add("--encoder FOLDER", "as of clusterformer answer")
-    ask_.add("--index FOLDER", "as of clusterformer answer")
-    ask_.add("--dtype TYPE", "of the weights", default="float32")
-    ask_.add("--windows N", "as of clusterformer answer")
-    ask_.add("--limit N", "questions of each folder")
-    for command in (fit_, score_):
-        command.add("answers FILE", "that ask wrote")
-    for command in (ask_, fit_):
-        command.add("--out FILE", "to write", required=True)
-    score_.add("--calibration FILE", "that fit wrote")
+    made = commands.add_parser("make")
+    made.add_argument("data", type=Path)
+    made.add_argument("out", type=Path)
+    asked = commands.add_parser("ask")
+    asked.add_argument("checkpoint")
+    asked.add_argument("folders", type=Path, nargs="+")
+    asked.add_argument("--out", type=Path, required=True)
+    asked.add_argument("--data", type=Path, help="of a checkpoint's training")
+    asked.add_argument("--encoder", type=Path)
+    asked.add_argument("--index", type=Path)
+    asked.add_argument("--dtype", default="float32")
+    asked.add_argument("--windows", type=int)
+    asked.add_argument("--limit", type=int, metavar="N", help="questions of each folder")
+    fitted = commands.add_parser("fit")
+    fitted.add_argument("answers", type=Path)
+    fitted.add_argument("--out", type=Path, required=True)
+    scored = commands.add_parser("score")
+    scored.add_argument("answers", type=Path)
+    scored.add_argument("--calibration", type=Path)
     args = parser.parse_args(argv)
     if args.command == "make":
         make(args.data, args.out)
@@ -231,8 +245,7 @@ def main(argv: list[str] | None = None) -> int:
         args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         print(args.out.read_text(encoding="utf-8"), end="")
     else:
-        weights = Weights.from_file(args.calibration) if args.calibration else Weights()
-        for name, value in score(rows_of(args.answers), weights).items():
+        for name, value in score(rows_of(args.answers), _weights(args.calibration)).items():
             print(f"{value:8.3f}  {name}")
     return 0
 
