@@ -11,11 +11,7 @@ from unittest import mock
 import pytest
 import torch
 import yaml
-from fairseq.models import (
-    ARCH_MODEL_NAME_REGISTRY,
-    ARCH_MODEL_REGISTRY,
-    MODEL_DATACLASS_REGISTRY,
-)
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 
 import fairseq_clusterformer.plugin  # noqa: F401
 from docs import generate as docs

@@ -8,11 +8,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fairseq_clusterformer.clustering import KMeansClustering
-from fairseq_clusterformer.clustering.kmeans import (
-    MemoryBank,
-    kmeans,
-    nearest_neighbour_order,
-)
+from fairseq_clusterformer.clustering.kmeans import MemoryBank, kmeans, nearest_neighbour_order
 
 WIDTH, CLUSTERS = 8, 5
 

@@ -25,10 +25,7 @@ from tests.cli.in_process import CLUSTERFORMER, train
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            "nope",
-            "DATA is nope: nope is no folder; allowed: a folder that `clusterformer prep",
-        ),
+        ("nope", "DATA is nope: nope is no folder; allowed: a folder that `clusterformer prep"),
         ("data:nope", "DATA is data:nope: nope is no folder; allowed: a folder that"),
         ("file", "DATA is file: file is no folder; allowed: a folder that"),
         ("taken", "DATA is taken: taken has no dictionary; allowed: a folder that"),

@@ -11,11 +11,7 @@ from fairseq.distributed import utils as distributed_utils
 from tests.cli.in_process import CLUSTERED_TRANSLATION, CLUSTERFORMER, QUESTIONS, Run, load_state
 from tests.cli.in_process import train as train_in_process
 
-LINES = {
-    "byte_data": CLUSTERFORMER,
-    "parallel_data": CLUSTERED_TRANSLATION,
-    "qa_data": QUESTIONS,
-}
+LINES = {"byte_data": CLUSTERFORMER, "parallel_data": CLUSTERED_TRANSLATION, "qa_data": QUESTIONS}
 
 
 def train(data: Path, line: str, folder: Path) -> Run:

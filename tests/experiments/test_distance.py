@@ -135,10 +135,7 @@ def test_from_passages_to_what_training_reads(passages, tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["--passages", "nothing.txt"], "nothing.txt"),
-        (["--questions", "0"], "--questions"),
-    ],
+    [(["--passages", "nothing.txt"], "nothing.txt"), (["--questions", "0"], "--questions")],
 )
 def test_bad_options(passages, tmp_path, capsys, arguments, message):
     try:

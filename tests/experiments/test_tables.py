@@ -15,10 +15,7 @@ GRID = {
         "dense": {"attention": "full", "paper": {"A": 80.0, "B MAP": 60.0}},
         "window": {"attention": "window"},
     },
-    "data": {
-        "a": {"folds": 2, "options": {"lr": 2}},
-        "b": {"seeds": [1, 2, 3], "best": "map"},
-    },
+    "data": {"a": {"folds": 2, "options": {"lr": 2}}, "b": {"seeds": [1, 2, 3], "best": "map"}},
     "columns": {
         "A": {"data": "a", "score": "test/accuracy"},
         "B MAP": {"data": "b", "score": "test/map", "percent": True},
@@ -74,7 +71,7 @@ def test_what_is_no_number_is_left_out():
 def test_runs_compare_rows_fold_by_fold():
     runs = runs_of(GRID)
     assert [run.name for run in runs[:4]] == [
-        *("dense-a-fold0@1", "window-a-fold0@1", "dense-b@1", "window-b@1"),
+        *("dense-a-fold0@1", "window-a-fold0@1", "dense-b@1", "window-b@1")
     ]
     assert len(runs) == 2 * (2 + 3)
     assert runs[0].options == {"lr": 2, "attention": "full", "seed": 1}

@@ -122,7 +122,7 @@ class TestMargins:
         ]
         ranking = ranked(reads, 9)
         assert [each.file for each in ranking.answers if each.type == "short"][:3] == [
-            *("right", "right", "right"),
+            *("right", "right", "right")
         ]
         firsts = [each for each in ranking.answers if each.type == "short" and each.text == "a"]
         assert [each.file for each in firsts] == ["right", "short", "loud"]

@@ -68,11 +68,7 @@ def test_a_decoder_of_llamas_form(dtype):
 
 @pytest.mark.parametrize(
     ("attention", "rate", "form"),
-    [
-        ("window+neural", 0.0, {}),
-        ("window+neural", 0.1, LLAMA),
-        ("window+gated", 0.1, {}),
-    ],
+    [("window+neural", 0.0, {}), ("window+neural", 0.1, LLAMA), ("window+gated", 0.1, {})],
 )
 def test_activation_checkpointing_changes_no_number(attention, rate, form):
     """Losses that a layer returns keep their gradient, and averages are moved once."""
