@@ -3,13 +3,11 @@
     python -m scripts.benchmarks.attention --lengths 1024 4096 16384
     python -m scripts.benchmarks.attention --kinds dense window --json R.json --plot R.png
 
-Routing is included: ``neural`` computes similarities, assigns, sorts and attends. In
-``neural+losses`` both clustering losses go forward and backward too, down to W_c, the centroids
-and the layer's input. ``scripts/benchmarks/contestants.py`` describes the others, and how each is
-set to about W visible keys. ``neural`` sees at most W, and fewer where clusters are small, as with
-K = sqrt(N). The contestants take turns within one run, so a change of the machine's speed hits all
-of them. Medians are reported, and the range as a share of the median. Memory is the peak beyond
-inputs, outputs and gradients; on a CPU each contestant has a process of its own.
+Routing is included, and in ``neural+losses`` both clustering losses, forward and backward.
+``scripts/benchmarks/contestants.py`` describes the contestants, and how each is set to about W
+visible keys. They take turns, so a change of the machine's speed hits all of them. Medians are
+reported, and the range as a share of the median. Memory is the peak beyond inputs, outputs and
+gradients; on a CPU each contestant has a process of its own.
 
 A contestant that computes wrong results is not timed, and the exit status is 1. One that is not
 installed or does not run here has a row with the reason. The floor is the least time for the

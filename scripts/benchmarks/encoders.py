@@ -5,10 +5,8 @@
 One forward and backward pass over one row of random words. ``etc`` is ``etc_masked_lm`` of
 ``--size``, with up to ``--parts`` global tokens whatever the length. ``etc, blocks`` has one for
 each block of 97 tokens, as the paper's fixed blocks. All others are specs of
-``--encoder-attention`` of ``clusterformer_masked_lm`` with the same sizes. Seconds are of the
-processor, to which other programs do not add; on CUDA they are of the clock. The best of several
-counts. Each measurement has a process of its own; the memory at the peak includes all that was
-loaded (on CUDA: tensors only).
+``--encoder-attention`` of ``clusterformer_masked_lm`` with the same sizes. Seconds and memory are
+as of ``scripts.benchmarks.reader``.
 """
 
 import logging

@@ -4,11 +4,9 @@
     python -m scripts.benchmarks.generation --checkpoints CLUSTERED.pt DENSE.pt --data DATA
 
 Two translation models of the same size decode the same forced text step by step, as a beam search
-does: one token per step for each hypothesis, and the beam's choice of hypotheses after each step.
-The models are trained ones (--checkpoints), or have random weights. They take turns, and the
+does. The models are trained ones (--checkpoints), or have random weights. They take turns, and the
 numbers are medians. Before anything is timed, the clustered model's stepwise log-probabilities are
-compared with those of its parallel pass, in float64; where they differ by more than rounding,
-nothing is timed and the exit status is 1.
+compared with those of its parallel pass, in float64; where they differ, the exit status is 1.
 """
 
 import copy

@@ -4,9 +4,8 @@
     python -m scripts.benchmarks.training --attention window*2,window+gated --plot RESULT.png
 
 Compares ``clusterformer_lm`` with fairseq's ``transformer_lm`` of the same sizes, on random
-tokens. Every run is a process of its own, so that its peak memory is its own: on a CPU all of it,
-interpreter and libraries included; on CUDA the memory of tensors. The models take turns (dense,
-clustered, dense, ...). Reported are medians, and the median of the ratios of neighbours. Each run
+tokens. Every run is a process of its own, whose peak memory is reported: on CUDA that of tensors.
+The models take turns. Reported are medians, and the median of the ratios of neighbours. Each run
 makes one update to warm up, and then the updates that count.
 
 Before anything is timed, the clustered model's loss and gradient norm are compared with those of

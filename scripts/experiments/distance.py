@@ -11,10 +11,9 @@ because the name that connects them is not in the question.
 
 `make` writes the questions of train, valid and test, with the sentences that support their answers
 (for etc_reader), and the model of the subwords that tokens are counted in. A question's id is the
-distance that was asked for, the true one and a number, as in 4000-4013-27. Training documents
-begin with facts 60 tokens apart, and end with 2,000. Test documents consist of passages that no
-training document has, and who won and went where is drawn anew for each. In the order of their
-lengths (fairseq's --curriculum 1 --no-shuffle) the training documents are a lesson plan.
+distance that was asked for, the true one and a number, as in 4000-4013-27. Test documents consist
+of passages that no training document has. In the order of their lengths (fairseq's --curriculum 1
+--no-shuffle), the training documents are a lesson plan: from facts 60 tokens apart to 2,000.
 
 `score` prints how many questions a reader answers exactly at each distance, in percent.
 """

@@ -8,10 +8,9 @@ explains its keys. DATA is a folder that a prepare command made, or holds the fo
 grid names. Each run is one training with one seed. Its result is one JSON file in RESULTS, with
 the commands that make it; it is written when all of it is known.
 
-A run that has a result is not made again, so you can stop this command and give it again. A
-result of other options is refused: nothing is overwritten. With --keep, checkpoints and logs stay
-in KEEP/RUN. A training that was interrupted then goes on from its last checkpoint, and a finished
-one is only scored. Nothing in KEEP is ever deleted.
+A run that has a result is not made again; a result of other options is refused. With --keep,
+checkpoints and logs stay in KEEP/RUN: a training that was interrupted then goes on from its last
+checkpoint, and a finished one is only scored. Nothing is overwritten or deleted.
 """
 
 import fcntl
