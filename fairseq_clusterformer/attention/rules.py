@@ -29,29 +29,21 @@ LAST_RESORT = -5e4
 
 
 class Own(NamedTuple):
-    """Each query's own key, seen besides the layouts: in closed form.
+    """Each query's own key, seen besides the layouts: in closed form."""
 
-    Attributes:
-        bias: added to its logit; 0 or ``LAST_RESORT``.
-        hidden: of queries that do not see it so, bool [B, G, N]; None: no query.
-    """
-
-    bias: float = 0.0
+    bias: float = 0.0  # added to its logit; 0 or ``LAST_RESORT``
+    #: of queries that do not see it so, bool [B, G, N]; None: no query
     hidden: Tensor | None = None
 
 
 class Visible(NamedTuple):
-    """Who sees whom in a batch.
+    """Who sees whom in a batch."""
 
-    Attributes:
-        layouts: the results of several are joined by their log-sum-exp, as if each query had one
-            softmax over all that it sees (what two layouts show it counts twice).
-        own: the query's own key, where no layout shows it.
-        of_scouts: layouts by which scouts see every key, which are among the others.
-    """
-
+    #: the results of several are joined by their log-sum-exp, as if each query had one softmax
+    #: over all that it sees (what two layouts show it counts twice)
     layouts: tuple[Layout, ...]
-    own: Own | None
+    own: Own | None  # the query's own key, where no layout shows it
+    #: layouts by which scouts see every key, which are among the others
     of_scouts: tuple[Layout, ...] = ()
 
 

@@ -64,19 +64,13 @@ _MEANT |= dict.fromkeys(("utf-16", "utf-16-le", "utf-16-be"), "utf-8")
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The text of a document.
+    """The text of a document."""
 
-    Attributes:
-        name: the file as it was given, or what the caller calls a text.
-        title: of an HTML page or a PDF; else the file's name without its ending.
-        paragraphs: none of them is empty.
-        silent: the numbers of those that answer nothing: dates without a heading, page numbers,
-            and what half of the files in a folder have, such as menus.
-    """
-
-    name: str
-    title: str
-    paragraphs: tuple[str, ...]
+    name: str  # the file as it was given, or what the caller calls a text
+    title: str  # of an HTML page or a PDF; else the file's name without its ending
+    paragraphs: tuple[str, ...]  # none of them is empty
+    #: the numbers of those that answer nothing: dates without a heading, page numbers, and what
+    #: half of the files in a folder have, such as menus
     silent: frozenset[int] = frozenset()
 
 

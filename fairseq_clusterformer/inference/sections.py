@@ -49,17 +49,12 @@ class Section:
     """Paragraphs of a document that a model reads at once.
 
     Its tokens are made anew when they are used, so that a long document takes little memory.
-
-    Attributes:
-        source: the document.
-        pieces: of its paragraphs, in their order.
-        length: number of tokens.
-        encode: returns tokens, int64 [N], and what they stand for.
     """
 
-    source: Source
-    pieces: tuple[Piece, ...]
-    length: int
+    source: Source  # the document
+    pieces: tuple[Piece, ...]  # of its paragraphs, in their order
+    length: int  # number of tokens
+    #: returns tokens, int64 [N], and what they stand for
     encode: Callable[["Section"], tuple[Tensor, Document]] = field(repr=False)
 
     @property

@@ -13,15 +13,11 @@ from .decoder import ClusterformerDecoder
 
 @dataclass
 class DecoderState:
-    """What layers keep of the tokens before; anything with these attributes will do.
+    """What layers keep of the tokens before; anything with these attributes will do."""
 
-    Attributes:
-        state: of fairseq's modules, by their names; the batch comes first in each tensor.
-        tokens: how many were seen, padding included.
-    """
-
+    #: of fairseq's modules, by their names; the batch comes first in each tensor
     state: State = field(default_factory=dict)
-    tokens: int = 0
+    tokens: int = 0  # how many were seen, padding included
 
 
 @torch.no_grad()

@@ -23,21 +23,13 @@ from .windows import Rows, Windows, put_back
 
 
 class Reading(NamedTuple):
-    """What an encoder makes of questions and their documents.
+    """What an encoder makes of questions and their documents."""
 
-    Attributes:
-        question: the question's states in each window, [B, V, Q, D].
-        document: [B, N, D].
-        question_padding: bool [B, V, Q], True where there is no token, or no such window.
-        document_padding: bool [B, N], True where there is no token.
-        reports: of the layers that cluster.
-    """
-
-    question: Tensor
-    document: Tensor
-    question_padding: Tensor
-    document_padding: Tensor
-    reports: list[Report]
+    question: Tensor  # the question's states in each window, [B, V, Q, D]
+    document: Tensor  # [B, N, D]
+    question_padding: Tensor  # bool [B, V, Q], True where there is no token, or no such window
+    document_padding: Tensor  # bool [B, N], True where there is no token
+    reports: list[Report]  # of the layers that cluster
 
 
 class ReaderModel(EncoderOnlyModel):

@@ -19,8 +19,8 @@ reformer, routing    from PyPI, set to the 2 N / k keys that a query of clusterf
 
 A time is of one step, forward and in training backward, without an optimizer: a median of steps
 that the models take in turns. The paper's are of whole trainings, so only the ratios to the
-Transformer can be compared. Memory is the peak beyond the model and its input; the paper's is all that its GPU
-held. Models are first checked on a short text; one with wrong results is not timed.
+Transformer can be compared. Memory is the peak beyond the model and its input; the paper's is all
+that its GPU held. Models are first checked on a short text; one with wrong results is not timed.
 """
 
 import math
