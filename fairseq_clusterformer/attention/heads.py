@@ -59,8 +59,21 @@ def check_divides(number: int, of: str, whole: int, what: str) -> None:
 
 class ProjectedHeads(nn.Module):
     """Projections with the names and the initialisation of fairseq's ``MultiheadAttention``, so
-    that a dense checkpoint fits. Arguments are those of
-    :class:`~fairseq_clusterformer.attention.MultiheadAttention`."""
+    that a dense checkpoint fits.
+
+    Args:
+        embed_dim: D.
+        num_heads: H.
+        causal: a query sees no later token.
+        kv_heads: J, each for H / J queries (Ainslie et al. 2023); None: H.
+        head_dim: E; None: D / H.
+        biases: of the projections: "all" have one, "qkv" (the output has none), or "none".
+        qk_norm: epsilon of a root-mean-square norm over each query and each key; None: no norm.
+        rotary: queries and keys carry rotary positions; a ``Rotary`` says how fast they turn.
+        relative: logits depend on distances, as in Transformer-XL.
+        short_convolution: width of the convolutions over queries, keys and values; 0: none.
+        copying_start: begin as heads that copy; causal, with a short convolution of 3 or more.
+    """
 
     def __init__(
         self,

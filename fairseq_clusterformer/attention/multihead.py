@@ -35,15 +35,7 @@ class MultiheadAttention(ProjectedHeads):
         causal: a query sees no later token.
         dropout: of the attention weights, in training.
         kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
-        projections: those of `ProjectedHeads`, which follow.
-        kv_heads: J, each for H / J queries (Ainslie et al. 2023); None: H.
-        head_dim: E; None: D / H.
-        biases: of the projections: "all" have one, "qkv" (the output has none), or "none".
-        qk_norm: epsilon of a root-mean-square norm over each query and each key; None: no norm.
-        rotary: queries and keys carry rotary positions; a ``Rotary`` says how fast they turn.
-        relative: logits depend on distances, as in Transformer-XL.
-        short_convolution: width of the convolutions over queries, keys and values; 0: none.
-        copying_start: begin as heads that copy; causal, with a short convolution of 3 or more.
+        projections: see :class:`~fairseq_clusterformer.attention.heads.ProjectedHeads`.
 
     Raises:
         ValueError: D is not a multiple of H, or H not of the number of kinds, and the like.

@@ -195,9 +195,8 @@ class RangedKeys(Part):
             order = layout.query_order
             most = latest if order is None else latest.expand_as(order).gather(-1, order)
             layouts.append(replace(layout, lo=layout.lo.maximum(layout.hi - most)))
-        results = attend_layouts(
-            qkv._replace(q=q, k=k, v=v).repeated(), tokens, layouts, own, joined
-        )
+        qkv = qkv._replace(q=q, k=k, v=v).repeated()
+        results = attend_layouts(qkv, tokens, layouts, own, joined)
         return [(values[:, :, past:], lse[..., past:]) for values, lse in results]
 
     def _keep_portion(self) -> State:

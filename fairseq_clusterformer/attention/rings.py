@@ -83,9 +83,8 @@ class History:
     def count(self) -> None:
         """Count one more token."""
         self.steps += 1
-        self.state["steps"] = self.state["steps"].new_empty(
-            len(self.state["steps"]), self.steps, 0
-        )
+        steps = self.state["steps"]
+        self.state["steps"] = steps.new_empty(len(steps), self.steps, 0)
 
     def look(self, read: Tensor, latest: Tensor | None) -> Entries:
         """What a query sees of rings int64 [B, G, L, P]: all, or so many of the latest keys, int64
@@ -310,10 +309,8 @@ def _in_rings(entries: Tensor, numbers: Tensor, kind: Seeing) -> State:
     rings = entries.new_zeros(len(ring), num_rings + 1, window, heads, width)
     rings[row, ring, rank % window] = entries[row, order]
     kept = rings[:, :num_rings].transpose(2, 3).contiguous()
-    return {
-        "kept": kept.view(*groups, -1, heads, window, width),
-        "seen": seen[:, :num_rings].contiguous().view(*groups, -1),
-    }
+    kept = kept.view(*groups, -1, heads, window, width)
+    return {"kept": kept, "seen": seen[:, :num_rings].contiguous().view(*groups, -1)}
 
 
 def _side_by_side(entries: Tensor, hidden: Tensor | None) -> Entries:
