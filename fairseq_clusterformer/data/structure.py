@@ -104,27 +104,22 @@ class Outline:
             )
 
     def within(self, length: int) -> "Outline":
-        """The structure of the first tokens: sentences that begin there, and whole mentions. What
-        supports the answer is unknown if one of these sentences is gone, and so is the right
-        candidate if all its mentions are."""
-        kept = int((self.sentences[:, 0] < length).sum())
+        """The structure of the first tokens: sentences that begin there, and whole mentions. The
+        right candidate is unknown if all its mentions are gone."""
         mentions = self.mentions[self.mentions[:, 2] <= length]
-        supporting, right = self.supporting, self.right
-        if supporting is not None and (supporting >= kept).any():
-            supporting = None
+        right = self.right
         if right in self.mentions[:, 0].tolist() and right not in mentions[:, 0].tolist():
             right = None
-        return Outline(
-            sentences=self.sentences[:kept].clamp(max=length),
-            supporting=supporting,
-            candidates=self.candidates,
-            right=right,
-            mentions=mentions,
-        )
+        kept = self.with_sentences(int((self.sentences[:, 0] < length).sum()))
+        sentences = kept.sentences.clamp(max=length)
+        return replace(kept, sentences=sentences, right=right, mentions=mentions)
 
-    def without_sentences(self) -> "Outline":
-        """Paragraphs, candidates and mentions alone."""
-        return replace(self, sentences=nothing(0, 2), supporting=None)
+    def with_sentences(self, number: int) -> "Outline":
+        """The first sentences alone; what supports the answer is unknown if one of it is gone."""
+        supporting = self.supporting
+        if supporting is not None and (supporting >= number).any():
+            supporting = None
+        return replace(self, sentences=self.sentences[:number], supporting=supporting)
 
     def paragraph_of(self, starts: Tensor) -> Tensor:
         """The number of each sentence's paragraph, int64 [S], by where these start, int64 [P]."""

@@ -46,30 +46,49 @@ class DocumentStructure:
     supporting: bool = False  # it says which sentences support an answer
     by_parts: bool = True  # global tokens stand for parts of the document
     flat: bool = False  # nothing stands for a candidate
+    most: int = 0  # global tokens of a question and its document, if by parts; 0: any number
 
-    def read(self, outline: Outline, length: int) -> Outline:
-        """What is read of an outline, within the first tokens of the document."""
-        outline = outline.within(length)
-        return outline if self.sentences else outline.without_sentences()
-
-    def check(self, outline: Outline, question: int, paragraphs: int, most: int) -> None:
-        """Refuse what takes more than ``most`` global tokens (0: any number), or has candidates
-        that nothing stands for; raises ValueError.
+    def read(
+        self, outline: Outline, starts: Tensor, length: int, question: int
+    ) -> tuple[Outline, int, int]:
+        """What is read of an outline: its sentences that have a global token. Paragraphs and
+        sentences have one each, in their order, as long as there is room.
 
         Args:
-            outline: as :meth:`read` returns it.
+            starts: of the document's paragraphs, int64 [P].
+            length: tokens of the document that are read.
             question: Q, with ``<s>`` and ``</s>``.
-            paragraphs: that are read.
+
+        Returns:
+            The outline, how many paragraphs have a global token, and how many paragraphs and
+            sentences have none.
+
+        Raises:
+            ValueError: no room for the question, or candidates that nothing stands for.
         """
+        outline = outline.within(length)
+        if not self.sentences:
+            outline = outline.with_sentences(0)
         if self.flat and outline.candidates:
             raise ValueError(
                 f"{outline.candidates} candidates; allowed: none with --structure flat, "
                 "where no global token stands for one"
             )
-        first = max(outline.candidates, 1)
-        number = first + question - 2 + paragraphs + len(outline.sentences)
-        if self.by_parts and most and number > most:
-            raise ValueError(f"{number} global tokens; allowed: {most} (--max-global-positions)")
+        starts = starts[starts < length]
+        if not (self.by_parts and self.most):
+            return outline, len(starts), 0
+        first = max(outline.candidates, 1) + question - 2
+        if first >= self.most:
+            given = f"{first} global tokens of the question and of its candidates"
+            raise ValueError(
+                f"{given}; allowed: {self.most - 1} or fewer (--max-global-positions)"
+            )
+        number = torch.arange(len(starts))
+        place = number + torch.searchsorted(outline.paragraph_of(starts), number)
+        paragraphs = int((place < self.most - first).sum())
+        kept = outline.with_sentences(self.most - first - paragraphs)
+        left_out = len(starts) + len(outline.sentences) - paragraphs - len(kept.sentences)
+        return kept, paragraphs, left_out
 
     def rows(
         self,
@@ -97,6 +116,8 @@ class DocumentStructure:
         owner = torch.cat([number, of_sentence])
         is_sentence = torch.cat([torch.zeros_like(number), torch.ones_like(of_sentence)])
         order = (2 * owner + is_sentence).argsort(stable=True)
+        if self.by_parts and self.most:
+            order = order[: self.most - max(outline.candidates, 1) - asked]
         parts = torch.cat([torch.stack([starts, ends], 1), outline.sentences])[order] + before
         types = torch.where(is_sentence[order] > 0, OF_SENTENCE, OF_PARAGRAPH)
 

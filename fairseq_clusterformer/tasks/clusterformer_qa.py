@@ -1,7 +1,7 @@
 """``--task clusterformer_qa``: answer questions from long documents."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fairseq.dataclass import FairseqDataclass
@@ -39,7 +39,8 @@ class ClusterformerQAConfig(DataOptions):
     )
     max_global_positions: int = option(
         1024,
-        "etc_reader: most global tokens of a question and its document; 0: no limit",
+        "etc_reader: most global tokens of a question and its document, whose last parts have "
+        "none; 0: no limit",
         at_least=0,
     )
     supporting_threshold: float = option(
@@ -118,10 +119,17 @@ class ClusterformerQATask(OwnModels):
         return dataset
 
     def _check_structure(self, dataset: QuestionDataset, in_training: bool) -> None:
-        """Raise ValueError for a structure that is none or too large, or no facts to learn."""
-        split = dataset.split
-        known = dataset.check_structure(self.cfg.max_global_positions, linked=in_training)
-        logger.info(f"{split}: supporting sentences of {known} of {len(dataset)} questions")
+        """Log what has no global token; raise ValueError for a structure that is none, or no facts
+        to learn."""
+        split, total = dataset.split, len(dataset)
+        known, short = dataset.check_structure(linked=in_training)
+        logger.info(f"{split}: supporting sentences of {known} of {total} questions")
+        if short:
+            logger.info(
+                f"{split}: {short} of {total} documents have more than "
+                f"{self.cfg.max_global_positions} global tokens (--max-global-positions); the "
+                "last paragraphs and sentences have none"
+            )
         if in_training and self.structure.supporting and not known:
             raise ValueError(
                 f"--supporting-facts is given: {split} of {self.cfg.data} has none within "
@@ -133,7 +141,8 @@ class ClusterformerQATask(OwnModels):
         """As `OwnModels` does; raises ValueError for a reader that has no room for questions."""
         model = super().build_model(cfg, from_checkpoint)
         model.check_questions(self.cfg.max_question_positions)
-        self.structure = model.structure
+        if model.structure is not None:
+            self.structure = replace(model.structure, most=self.cfg.max_global_positions)
         return model
 
     @cached_property

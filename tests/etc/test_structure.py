@@ -39,12 +39,10 @@ def write(folder: Path, split: str, *outlines: Outline | None) -> None:
             writer.add(example(), CHARACTERS, TEXTS | {"id": f"q{number}"}, outline)
 
 
-def dataset(folder: Path, flat: bool = False, **options) -> QuestionDataset:
+def dataset(folder: Path, flat: bool = False, most: int = 0, **options) -> QuestionDataset:
     options = {"max_positions": 100, "max_question_positions": 20, **options}
-    data = QAData(folder, "train")
-    return QuestionDataset(
-        data, Dictionary(), split="train", structure=DocumentStructure(flat=flat), **options
-    )
+    options["structure"] = DocumentStructure(flat=flat, most=most)
+    return QuestionDataset(QAData(folder, "train"), Dictionary(), split="train", **options)
 
 
 def test_an_item_written_out() -> None:
@@ -120,37 +118,50 @@ def test_a_bad_structure_is_named_with_file_and_question(
     changes = {"supporting": None, **changes} if "sentences" in changes else changes
     write(tmp_path, "train", OUTLINE, changed(**changes))
     with pytest.raises(ValueError, match=f"train.structure.idx: question 1 .id q1.: {message}"):
-        dataset(tmp_path).check_structure(0, linked=True)
+        dataset(tmp_path).check_structure(linked=True)
 
 
 def test_sentences_may_share_a_token(tmp_path: Path) -> None:
     """A subword may begin with the blank that the sentence before ends with."""
     write(tmp_path, "train", changed(sentences=torch.tensor([[1, 4], [3, 5], [7, 10]])))
-    assert dataset(tmp_path).check_structure(0, linked=True) == 1
+    assert dataset(tmp_path).check_structure(linked=True) == (1, 0)
 
 
 def test_candidates_need_more_than_a_flat_structure(tmp_path: Path) -> None:
     write(tmp_path, "train", changed(candidates=0, right=None, mentions=OUTLINE.mentions[:0]))
-    assert dataset(tmp_path, flat=True).check_structure(0, linked=True) == 1
+    assert dataset(tmp_path, flat=True).check_structure(linked=True) == (1, 0)
     write(tmp_path / "more", "train", OUTLINE)
     with pytest.raises(ValueError, match="2 candidates; allowed: none with --structure flat"):
-        dataset(tmp_path / "more", flat=True).check_structure(0, linked=True)
+        dataset(tmp_path / "more", flat=True).check_structure(linked=True)
 
 
 def test_candidates_without_a_mention_may_be_answered(tmp_path: Path) -> None:
     write(tmp_path, "train", OUTLINE, changed(mentions=torch.tensor([[1, 1, 2]])))
-    assert dataset(tmp_path).check_structure(0, linked=False) == 2
+    assert dataset(tmp_path).check_structure(linked=False) == (2, 0)
 
 
-def test_too_many_global_tokens_are_named(tmp_path: Path) -> None:
-    """The example has 2 candidates, 2 tokens of the question, 2 paragraphs and 3 sentences."""
+def test_parts_beyond_the_global_tokens_have_none_and_are_counted(tmp_path: Path) -> None:
+    """The example has 2 candidates, 2 tokens of the question, 2 paragraphs and 3 sentences; its
+    long answer is the second paragraph."""
     write(tmp_path, "train", Outline(), OUTLINE)
-    data = dataset(tmp_path)
-    assert data.check_structure(9, linked=True) == 1
-    with pytest.raises(ValueError, match=r"question 1 \(id q1\): 9 global tokens; allowed: 8"):
-        data.check_structure(8, linked=True)
-    assert dataset(tmp_path, max_positions=5).check_structure(7, linked=True) == 0
-    assert [len(data[index]["globals"].words) for index in range(2)] == [5, 9]
+    assert dataset(tmp_path, most=9).check_structure(linked=True) == (1, 0)
+    assert dataset(tmp_path, most=9, max_positions=5).check_structure(linked=True) == (0, 0)
+    data = dataset(tmp_path, most=8)
+    assert data.check_structure(linked=True) == (0, 1)
+    sample = data[1]
+    kept = [CANDIDATE, CANDIDATE, ASKED, ASKED, PARAGRAPH, SENTENCE, SENTENCE, PARAGRAPH]
+    assert sample["globals"].types.tolist() == kept
+    assert (len(sample["outline"].sentences), sample["paragraphs"].tolist()) == (2, [5])
+    assert sample["outline"].supporting is None
+    data = dataset(tmp_path, most=7)
+    assert data.check_structure(linked=True) == (0, 1)
+    assert data[1]["globals"].types.tolist() == kept[:7]
+    assert (data[1]["paragraphs"].tolist(), data[1]["types"].tolist()) == ([], [True] * 5)
+    assert len(data[0]["globals"].types) == 5
+    with pytest.raises(
+        ValueError, match=r"\(id q1\): 4 global tokens of the question .* 3 or few"
+    ):
+        dataset(tmp_path, most=4).check_structure(linked=True)
 
 
 def test_a_lost_candidate_is_counted(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from ..common import Parser, add_force, add_model, check_file, check_files, numb
 
 #: files in the folder of --out
 WRITTEN = ("predictions.json", "scores.json", "no_answer.json")
-_OPTIONS = ("max_positions_inference", "max_answer_length")  # of the task
+#: of the task
+_OPTIONS = ("max_positions_inference", "max_global_positions", "max_answer_length")
 
 
 def _parser() -> Parser:
