@@ -23,6 +23,13 @@ def framed(question: Tensor, dictionary: Dictionary, max_positions: int) -> Tens
     return torch.cat([first, question[: max_positions - 2], last])
 
 
+def with_names(question: Tensor, names: Sequence[Tensor], dictionary: Dictionary) -> Tensor:
+    """A question as a model of structured documents reads it: behind it each candidate, led by
+    ``<s>``, int64 [Q]."""
+    parts = (part for name in names for part in (question.new_tensor([dictionary.bos()]), name))
+    return torch.cat([question, *parts])
+
+
 class DocumentStructure(Protocol):
     """What a reader of structured documents is given of them: see etc/global_tokens.py."""
 
@@ -74,6 +81,7 @@ class QuestionDataset(BySize):
             starts = example.paragraph_starts
             given = (self.data.outline(index), starts, length, len(question))
             outline, paragraphs, _ = self.structure.read(*given)
+            question = with_names(question, outline.names, self.dictionary)
             sample["outline"] = outline
             sample["globals"] = self.structure.rows(
                 question, example.paragraph_starts, length, outline, self.dictionary
@@ -100,19 +108,12 @@ class QuestionDataset(BySize):
         for index in cut:
             example = self.data[index]
             length = int(self.sizes[index])
-            is_lost = _is_lost(example, *_left(example, length, len(example.paragraph_starts)))
-            if self.structure is not None and not is_lost:
-                outline = self.data.outline(index)
-                is_lost = outline.right != outline.within(length).right
-            lost += is_lost
+            lost += _is_lost(example, *_left(example, length, len(example.paragraph_starts)))
         questions = self.data.question_sizes + 2 > self.max_question_positions
         return len(cut), lost, int(questions.sum())
 
-    def check_structure(self, *, linked: bool) -> tuple[int, int]:
+    def check_structure(self) -> tuple[int, int]:
         """Refuse documents whose structure is not one, or cannot be read.
-
-        Args:
-            linked: refuse candidates that no mention links.
 
         Returns:
             How many questions' supporting sentences are known, and of how many documents not all
@@ -124,10 +125,10 @@ class QuestionDataset(BySize):
         known = short = 0
         for index in range(len(self)):
             starts, length = self.data[index].paragraph_starts, int(self.sizes[index])
-            outline = self.data.outline(index)
             asked = min(int(self.data.question_sizes[index]) + 2, self.max_question_positions)
             try:
-                outline.check(starts, int(self.data.sizes[index]), linked=linked)
+                outline = self.data.outline(index)
+                outline.check(starts, int(self.data.sizes[index]))
                 outline, _, left_out = self.structure.read(outline, starts, length, asked)
             except ValueError as error:
                 id_ = self.data.texts(index)["id"]

@@ -122,7 +122,7 @@ class ClusterformerQATask(OwnModels):
         """Log what has no global token; raise ValueError for a structure that is none, or no facts
         to learn."""
         split, total = dataset.split, len(dataset)
-        known, short = dataset.check_structure(linked=in_training)
+        known, short = dataset.check_structure()
         logger.info(f"{split}: supporting sentences of {known} of {total} questions")
         if short:
             logger.info(
