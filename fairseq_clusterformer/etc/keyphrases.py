@@ -172,7 +172,7 @@ class ETCKeyphrasesTaskConfig(DataOptions):
     """Options; the defaults are the paper's."""
 
     max_positions: int = option(
-        4096, "most tokens of a page, which is cut between words", at_least=1
+        4096, "most tokens of a page, which is cut between nodes", at_least=1
     )
     max_nodes: int = option(512, "most nodes of a page, which is cut behind them", at_least=1)
 
@@ -182,6 +182,13 @@ class ETCKeyphrasesTask(OwnModels):
     """Pages, and the phrases in them that say what they are about."""
 
     name, model, criterion = "etc_keyphrases", ETCKeyphrases, ETCKeyphrasesLoss
+    as_text = False  # the model reads no nodes
+
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
+        """As `OwnModels` does."""
+        model = super().build_model(cfg, from_checkpoint)
+        self.as_text = model.args.fixed_blocks
+        return model
 
     @classmethod
     def setup_task(cls, cfg: ETCKeyphrasesTaskConfig, **kwargs):
@@ -205,11 +212,13 @@ class ETCKeyphrasesTask(OwnModels):
             max_positions=self.cfg.max_positions,
             max_nodes=self.cfg.max_nodes,
             only_with_phrases=in_training,
+            as_text=self.as_text,
             shuffle=not self.cfg.no_shuffle,
         )
         options = f"--max-positions {self.cfg.max_positions}, --max-nodes {self.cfg.max_nodes}"
         if dataset.cut:
-            logger.info(f"{split}: {dataset.cut} of {len(data)} pages are cut ({options})")
+            lost = f"and lose {dataset.nodes_left_out} nodes ({options})"
+            logger.info(f"{split}: {dataset.cut} of {len(data)} pages are cut, {lost}")
         if lost := len(data) - len(dataset):
             logger.info(f"{split}: {lost} pages are left out, which have no keyphrase (left)")
         if not len(dataset):
