@@ -161,13 +161,17 @@ class _Answers:
     def of(cls, example: Example, window: _Window) -> "_Answers":
         starts = example.paragraph_starts
         own = (starts >= window.first) & (starts < window.last)
+        begins = starts[own]
         begin, end = example.answers.T
         inside = (begin >= window.first) & (end <= window.last)
+        # of a paragraph that is cut, the part with the answer, if this is known
+        ends = torch.cat([starts[1:], starts.new_tensor([len(example.document)])])
+        if len(example.answers) and not inside.any():
+            own = own & (ends <= window.last)
         long = example.long_answers[own[example.long_answers]]
         before = int(torch.searchsorted(starts, window.first, right=True)) - 1
-        head = starts.new_zeros(window.led)
         return cls(
-            starts=torch.cat([head, starts[own] - window.shift]),
+            starts=torch.cat([starts.new_zeros(window.led), begins - window.shift]),
             short=example.answers[inside] - window.shift,
             long=long - before,
         )

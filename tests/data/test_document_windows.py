@@ -76,15 +76,15 @@ def test_windows_of_a_document_that_fits_and_of_no_answer(tmp_path: Path) -> Non
 
 
 def test_a_sample_has_all_windows_of_a_question(tmp_path: Path) -> None:
-    """Those that hold the answer or its paragraph have its type, the others have none."""
+    """Those that hold the answer have its type, not those where its paragraph begins alone."""
     data = WindowData(write(tmp_path, [[6, 7]], [0]), 5, 3)
     options = {"split": "train", "max_positions": 5, "max_question_positions": 9}
     questions = WindowedQuestions(QuestionDataset(data, Dictionary(), **options))
     assert (len(questions), questions.sizes.tolist()) == (2, [18, 18])
     batch = questions.collater([questions[1], questions[0]])
     assert batch["id"].tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
-    short, long, none = ([kind == place for kind in range(5)] for place in (0, 3, 4))
-    assert batch["target"]["types"][:4].tolist() == [long, short, short, none]
+    short, none = ([kind == place for kind in range(5)] for place in (0, 4))
+    assert batch["target"]["types"][:4].tolist() == [none, short, short, none]
     assert batch["net_input"]["document_tokens"].shape == (8, 5)
 
 
