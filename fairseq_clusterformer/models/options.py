@@ -238,7 +238,7 @@ def attention_plan(
     }
     # What an encoder does not have is for the decoder; in a spec it is refused.
     if side == "encoder":
-        values["attention_sinks"] = 0
+        values |= {"attention_sinks": 0, "cache_positions": False}
     if cluster_rule == "chunk":
         values["cluster_gap"] = 0
     values |= {"cluster_rule": cluster_rule, "own_centroids": own_centroids, **instead}
@@ -278,7 +278,7 @@ def attention_plan(
             "allowed: auto, reference"
         )
     if side == "encoder" and not hasattr(args, "decoder_attention_heads"):
-        for name in ("copying_start", "attention_sinks"):
+        for name in ("copying_start", "attention_sinks", "cache_positions"):
             if given := getattr(args, name, 0):
                 raise ValueError(f"{_flag(name)} is {given}; allowed: in models with a decoder")
     if args.copying_start and args.short_convolution < 3:
