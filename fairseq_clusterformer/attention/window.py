@@ -13,8 +13,8 @@ class SlidingOptions(WindowOptions):
 
     cache_positions: bool = option(
         False,
-        "window heads count rotary positions among the tokens that a query sees: sinks stand right "
-        "before its window, however long the text is, as in StreamingLLM",
+        "window heads count rotary positions among the tokens that a query sees: sinks stand "
+        "right before its window, however long the text is, as in StreamingLLM",
     )
 
 

@@ -10,7 +10,6 @@ from fairseq_clusterformer.attention import (
     MultiheadAttention,
     OptionError,
     Options,
-    WindowOptions,
     attention_kinds,
     option,
     parse_attention,
