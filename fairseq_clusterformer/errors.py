@@ -21,6 +21,11 @@ def bad_option(option: str, value: object, allowed: str, problem: str = "") -> U
     return UserError(f"{option} is {value}{problem and f': {problem}'}; allowed: {allowed}")
 
 
+def refused(option: str, value: object, allowed: str, problem: str = "") -> ValueError:
+    """The same, of models and their layers, which have no command line of their own."""
+    return ValueError(str(bad_option(option, value, allowed, problem)))
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, or what it is called."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -248,10 +248,14 @@ def pads(lengths: list[int], total: int, side: str) -> torch.Tensor:
     return place < total - real if side == "left" else place >= real
 
 
-def by_steps(module, x, mask=None, documents=None) -> tuple[torch.Tensor, dict]:
-    """Outputs [B, N, D] of single steps, and what they keep."""
+def by_steps(module, x, mask=None, documents=None, order_at=None) -> tuple[torch.Tensor, dict]:
+    """Outputs [B, N, D] of single steps, and what they keep; the rows may get another order,
+    (step, new order of the batch)."""
     state, outputs = {}, []
     for t in range(x.size(1)):
+        if order_at is not None and t == order_at[0]:
+            x, *outputs = (row.index_select(0, order_at[1]) for row in (x, *outputs))
+            state = {name: kept.index_select(0, order_at[1]) for name, kept in state.items()}
         hidden, numbers = (None if o is None else o[:, t : t + 1] for o in (mask, documents))
         out, state = module.step(x[:, t : t + 1], state, Batch(hidden, numbers))
         outputs.append(out)

@@ -78,7 +78,7 @@ COMMANDS = {
     "vectors {text} out.txt --width 4 --epochs 1 --min-count 1 --workers 1": (
         "--window --width --epochs --negative --min-count --max-words --seed --pattern"
     ),
-    "prepare lm text {text} out --words": "--valid-fraction --test-fraction --train-bytes --dict",
+    "prepare lm text {text} out --words": "--valid-fraction --test-fraction --dict",
     "prepare lm text {text} out --sentencepiece 400": "--sentencepiece --pattern --encoding",
     "prepare translation text out --source-lang de --target-lang en --train {pair}": (
         "--bpe-operations --vocabulary --valid-fraction --train --source-lang --valid --workers"

@@ -16,6 +16,7 @@ from .kinds import (
     WIDTH,
     WINDOW,
     build,
+    by_steps,
     every_bidirectional_kind_and_kernel,
     every_causal_kind,
     every_causal_kind_and_kernel,
@@ -45,21 +46,6 @@ def cuts(impl: str, first: int) -> tuple[list[int], torch.Tensor]:
     """Where to cut a text, one place a row, and which tokens come after, bool [B, N]."""
     places = list(range(first, LENGTH, 9 if impl == "triton" else 3))
     return places, torch.arange(LENGTH) >= torch.tensor(places).unsqueeze(1)
-
-
-def step_by_step(module, x, padding_mask=None, reorder_at=None):
-    """Outputs [B, N, D] of single steps; a reordering is (step, new order of the batch)."""
-    state, outputs = {}, []
-    for t in range(x.size(1)):
-        if reorder_at is not None and t == reorder_at[0]:
-            order = reorder_at[1]
-            state = {name: tensor.index_select(0, order) for name, tensor in state.items()}
-            outputs = [out.index_select(0, order) for out in outputs]
-            x = x.index_select(0, order)
-        mask = None if padding_mask is None else padding_mask[:, t : t + 1]
-        out, state = module.step(x[:, t : t + 1], state, mask)
-        outputs.append(out)
-    return torch.cat(outputs, dim=1)
 
 
 @every_causal_kind_and_kernel()
@@ -102,7 +88,7 @@ def test_steps_equal_the_parallel_pass(impl, kind):
     module = build(kind, impl=impl, causal=True)
     x = inputs(batch=4, length=length_for(impl))
     order = torch.tensor([2, 0, 0])
-    stepwise = step_by_step(module, x, reorder_at=(x.size(1) - 3, order))
+    stepwise, _ = by_steps(module, x, order_at=(x.size(1) - 3, order))
     torch.testing.assert_close(stepwise, module(x[order])[0], rtol=0, atol=1e-12)
 
 
@@ -115,7 +101,7 @@ def test_steps_of_a_ragged_batch(impl, kind):
     lengths = [length, 7, 1]
     mask = torch.cat([pads(lengths, length, side) for side in ("left", "right")])
     x = inputs(batch=len(mask), length=length)
-    stepwise = step_by_step(module, x, mask)
+    stepwise, _ = by_steps(module, x, mask)
     expected, _ = module(x, mask)
     torch.testing.assert_close(stepwise[~mask], expected[~mask], rtol=0, atol=1e-12)
 
@@ -244,7 +230,7 @@ def test_steps_equal_the_parallel_pass_in_half_precision(kind, dtype):
     """Rounding may move an output by its last bits, and no token to another cluster."""
     module = build(kind, causal=True, dtype=torch.float32, window=16, clusters=8).to(dtype)
     x = inputs(batch=4, length=64, dtype=dtype)
-    stepwise, parallel = step_by_step(module, x), module(x)[0]
+    stepwise, parallel = by_steps(module, x)[0], module(x)[0]
     torch.testing.assert_close(stepwise, parallel, rtol=0, atol=2e-2)
 
 
@@ -304,7 +290,7 @@ def test_lengths_of_several_tiles(kind):
 def test_steps_over_several_tiles(kind):
     module = build(kind, causal=True, window=70)
     x = inputs(batch=2, length=140)
-    torch.testing.assert_close(step_by_step(module, x), module(x)[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(by_steps(module, x)[0], module(x)[0], rtol=0, atol=1e-12)
 
 
 @every_causal_kind()
@@ -423,6 +409,9 @@ def test_the_leaking_rule_leaks_and_cannot_generate():
         (True, "kmeans(rule=chunk)", "rule is chunk; allowed: recent in a causal model"),
         (False, "lsh(rule=chunk,gap=4)", "gap is 4; allowed: 0 with the rule chunk"),
         (True, "gated(window=1)", "window is 1; allowed: 2 or more, the query's own included"),
+        (True, "xl(window=1)", "window is 1; allowed: 2 or more"),
+        (True, "taught(clusters=5,probes=6)", "probes is 6; allowed: up to the number of clu"),
+        (False, "taught(summaries=4,gap=3)", "summaries is 4; allowed: 0 in an encoder with a"),
     ],
 )
 def test_what_does_not_belong_is_refused(causal, spec, message):

@@ -70,18 +70,19 @@ class ProjectedHeads(nn.Module):
         self,
         embed_dim: int,
         num_heads: int,
-        kv_heads: int,
         *,
         causal: bool,
-        head_dim: int | None,
-        biases: str,
-        qk_norm: float | None,
-        rotary: bool | Rotary | None,
-        relative: bool,
-        short_convolution: int,
-        copying_start: bool,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        biases: str = "all",
+        qk_norm: float | None = None,
+        rotary: bool | Rotary | None = False,
+        relative: bool = False,
+        short_convolution: int = 0,
+        copying_start: bool = False,
     ):
         super().__init__()
+        kv_heads = num_heads if kv_heads is None else kv_heads
         if head_dim is None:
             check_divides(num_heads, "heads", embed_dim, f"the width of {embed_dim}")
         check_divides(kv_heads, "heads of keys and values", num_heads, f"{num_heads} heads")

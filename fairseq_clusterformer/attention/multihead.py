@@ -16,7 +16,6 @@ from .heads import Projected, ProjectedHeads, check_divides
 from .kind import Kind, Routing, Shape, Tokens, registered
 from .options import OptionError
 from .parts import QKV, attend, attend_behind
-from .projections import Rotary
 from .scouts import routing_gain, routing_loss, weighed
 from .spec import Heads, parse_layer
 
@@ -35,6 +34,8 @@ class MultiheadAttention(ProjectedHeads):
         kinds: a layer of a spec ("window(64)+gated(clusters=32)"), or of `parse_attention`.
         causal: a query sees no later token.
         dropout: of the attention weights, in training.
+        kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
+        projections: those of `ProjectedHeads`, which follow.
         kv_heads: J, each for H / J queries (Ainslie et al. 2023); None: H.
         head_dim: E; None: D / H.
         biases: of the projections: "all" have one, "qkv" (the output has none), or "none".
@@ -43,7 +44,6 @@ class MultiheadAttention(ProjectedHeads):
         relative: logits depend on distances, as in Transformer-XL.
         short_convolution: width of the convolutions over queries, keys and values; 0: none.
         copying_start: begin as heads that copy; causal, with a short convolution of 3 or more.
-        kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
 
     Raises:
         ValueError: D is not a multiple of H, or H not of the number of kinds, and the like.
@@ -57,33 +57,14 @@ class MultiheadAttention(ProjectedHeads):
         kinds: str | Sequence[Heads],
         causal: bool,
         dropout: float = 0.0,
-        kv_heads: int | None = None,
-        head_dim: int | None = None,
-        biases: str = "all",
-        qk_norm: float | None = None,
-        rotary: bool | Rotary | None = False,
-        relative: bool = False,
-        short_convolution: int = 0,
-        copying_start: bool = False,
         kernel: str = "auto",
+        **projections: Any,
     ):
         if isinstance(kinds, str):
             kinds = parse_layer(kinds)
         names = "+".join(heads.kind for heads in kinds)
         check_divides(len(kinds), f"kinds of {names}", num_heads, f"{num_heads} heads")
-        super().__init__(
-            embed_dim,
-            num_heads,
-            num_heads if kv_heads is None else kv_heads,
-            causal=causal,
-            head_dim=head_dim,
-            biases=biases,
-            qk_norm=qk_norm,
-            rotary=rotary,
-            relative=relative,
-            short_convolution=short_convolution,
-            copying_start=copying_start,
-        )
+        super().__init__(embed_dim, num_heads, causal=causal, **projections)
         self.kinds, self.dropout, self.impl = tuple(kinds), dropout, kernel
         shape = Shape(embed_dim, num_heads // len(kinds), self.head_dim, causal)
         self.routers = nn.ModuleList()

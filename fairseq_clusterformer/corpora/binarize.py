@@ -21,8 +21,6 @@ from fairseq_clusterformer.data.bytes import byte_symbols
 from fairseq_clusterformer.data.unicode import FORM, composed
 from fairseq_clusterformer.errors import bad_option
 
-from . import SAMPLE
-
 Items = Callable[[Path], Iterable[torch.Tensor]]
 
 
@@ -89,6 +87,7 @@ def word_dictionary(
 
 _PART = 1 << 14  # characters, of at most 4 bytes each
 MB = 1 << 20
+SAMPLE = 32  # MB of text that sentencepiece learns from, at about 20 times as much memory
 
 
 def _text_lines(text: Path, form: str) -> Iterator[str]:

@@ -10,8 +10,6 @@ from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import digest
 
-from . import SAMPLE
-
 if TYPE_CHECKING:
     from fairseq_clusterformer.data.subwords import Subwords
 
@@ -26,7 +24,6 @@ class Vocabulary:
     at_most: bool = False  # train fewer pieces, if the text gives no more
     dictionary: Path | None = None  # of fairseq's format; None: all symbols of the model
     whole_words: bool = False  # each word is a piece: for languages of few words
-    sample: int = SAMPLE  # MB of text to train on; of more, lines are drawn
 
     def recipe(self) -> dict:
         """What ``prepared.json`` says of it."""
@@ -34,7 +31,6 @@ class Vocabulary:
             "subwords": self.train or _digests(self.model),
             **({"at most": True} if self.at_most else {}),
             **({"whole words": True} if self.whole_words else {}),
-            **sample_recipe(self.sample),
             "dictionary": self.dictionary and _digests(self.dictionary),
         }
 
@@ -46,13 +42,8 @@ class Vocabulary:
 
         from .binarize import train_sentencepiece
 
-        how = {"at_most": self.at_most, "sample": self.sample}
-        train_sentencepiece([text], self.train, out / MODEL, words=words, form=form, **how)
-
-
-def sample_recipe(sample: int) -> dict[str, int]:
-    """What ``prepared.json`` says of a sample's size: nothing of the usual one."""
-    return {} if sample == SAMPLE else {"sentencepiece sample": sample}
+        how = {"words": words, "at_most": self.at_most, "form": form}
+        train_sentencepiece([text], self.train, out / MODEL, **how)
 
 
 def _digests(path: Path) -> dict[str, str]:

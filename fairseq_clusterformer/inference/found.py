@@ -87,6 +87,13 @@ class FoundAnswer:
         return math.exp(self.score)
 
     @property
+    def features(self) -> dict[str, float]:
+        """What :class:`Weights` weighs, by its name there."""
+        none = math.log(max(self.read.answers.types["none"], 1e-300))
+        values = (self.margin, self.read.words, self.read.likeness, none)
+        return dict(zip(FEATURES, values, strict=True))
+
+    @property
     def context(self) -> str:
         """The sentence around the answer."""
         return "".join(self.around())
@@ -143,6 +150,10 @@ class FoundAnswer:
         )
 
 
+#: what ranks answers
+FEATURES = ("margin", "words", "likeness", "none")
+
+
 @dataclass(frozen=True)
 class Weights:
     """What ranks answers: a weighted sum. Of a calibrated reader, it is the log-odds that an
@@ -151,6 +162,7 @@ class Weights:
     Attributes:
         margin, words, likeness: of a reader's margin, and of the relevance of the passage; see
             `Passages`.
+        none: of the logarithm of the probability of "no answer" in the passage alone.
         bias: added to the sum.
         threshold: the probability from which on an answer counts; None: not calibrated.
     """
@@ -158,13 +170,14 @@ class Weights:
     margin: float = 1.0
     words: float = 0.5
     likeness: float = 0.0
+    none: float = 0.0
     bias: float = 0.0
     threshold: float | None = None
 
     def of(self, found: FoundAnswer) -> float:
         """The sum."""
-        relevance = self.words * found.read.words + self.likeness * found.read.likeness
-        return self.margin * found.margin + relevance + self.bias
+        features = found.features.items()
+        return sum(getattr(self, name) * value for name, value in features) + self.bias
 
     @staticmethod
     def from_file(path: Path) -> "Weights":
@@ -175,7 +188,8 @@ class Weights:
         """
         names = [each.name for each in fields(Weights)]
         with reading(path, f"a calibration, with the weights {', '.join(names)}"):
-            given = json.loads(path.read_text(encoding="utf-8"))["weights"]
+            # older ones do not weigh "no answer"
+            given = {"none": 0.0} | json.loads(path.read_text(encoding="utf-8"))["weights"]
             found = Weights(**{name: float(given[name]) for name in names})
             if not 0 < found.threshold < 1 or not all(map(math.isfinite, astuple(found))):
                 raise ValueError("a threshold outside of 0 to 1, or a number that is not finite")

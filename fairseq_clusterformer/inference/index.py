@@ -2,14 +2,16 @@
 
 An index is a folder with a file for each 256 sections of a document. A file's name is made of the
 document's name and of a hash: of the tokens that the model reads and of the model itself. So a
-document that changed is encoded anew, and so are all documents for another model.
+document that changed is encoded anew, and so are all documents for another model. Each section
+has a checksum: what has been damaged or edited is encoded anew as well.
 """
 
 import hashlib
 import logging
 import os
+import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -32,8 +34,10 @@ MARK = ".clusterformer-index"
 MOST_KEPT = 300_000  # words whose encodings stay in memory
 MOST_ENCODED = 1024  # sections that are encoded before a question is asked, without an index
 _AT_ONCE = 256  # sections in a file, and those that are encoded together
-_FORMAT = b"1"  # of what a hash stands for: another one makes older files unknown
+_FORMAT = b"2"  # of what a hash stands for: another one makes older files unknown
 _ALLOWED = "a new or empty folder, or one that clusterformer has made as an index"
+
+_DAMAGE = (OSError, SafetensorError, ValueError, TypeError, RuntimeError)
 
 Block = tuple[Path, Sequence[Section]]
 
@@ -58,8 +62,8 @@ class Encodings:
     ) -> None:
         self._encode, self.folder = encode, folder
         self._kept: OrderedDict[Section, Tensor] = OrderedDict()
-        # of a section in the index: the file, and rows [first, last) of it
-        self._places: WeakKeyDictionary[Section, tuple[Path, int, int]] = WeakKeyDictionary()
+        # of a section in the index: the file, rows [first, last) of it, and their checksum
+        self._places: WeakKeyDictionary[Section, tuple[Path, int, int, int]] = WeakKeyDictionary()
         if folder is not None:
             _claim(folder)
             self._model = _hash_of_model(model)
@@ -77,11 +81,7 @@ class Encodings:
         absent = [section for section in sections if section not in self._kept]
         stored = [section for section in absent if section in self._places]
         for file, own in groupby(stored, lambda section: self._places[section][0]):
-            with suppress(OSError, SafetensorError), safe_open(file, "pt") as tensors:
-                states = tensors.get_slice("states")
-                for section in own:
-                    _, first, last = self._places[section]
-                    self._kept[section] = states[first:last]
+            self._load(file, own)
         # also those of a file that has gone, as another process has read a newer document
         self._add([section for section in absent if section not in self._kept])
         found = [self._kept[section] for section in sections]
@@ -121,6 +121,21 @@ class Encodings:
             if _name_of(file) in names and file not in current:
                 file.unlink(missing_ok=True)
 
+    def _load(self, file: Path, sections: Iterable[Section]) -> None:
+        """Take sections from a file, unless it has gone or something is wrong with it."""
+        try:
+            with safe_open(file, "pt") as tensors:
+                states = tensors.get_slice("states")
+                for section in sections:
+                    _, first, last, expected = self._places[section]
+                    if _checksum(found := states[first:last]) != expected:
+                        raise ValueError("a section has another checksum")
+                    self._kept[section] = found
+        except FileNotFoundError:
+            return
+        except _DAMAGE as error:
+            _reject(file, error)
+
     def _add(self, sections: Sequence[Section]) -> None:
         encoded = self._encode(sections) if sections else []
         for section, states in zip(sections, encoded, strict=True):
@@ -143,16 +158,17 @@ class Encodings:
         try:
             with safe_open(file, "pt") as tensors:
                 ends = tensors.get_tensor("lengths").cumsum(0).tolist()
+                checksums = tensors.get_tensor("checksums").tolist()
                 rows = tensors.get_slice("states").get_shape()[0]
-            if len(ends) != len(block) or ends[-1] != rows:
+            if not len(ends) == len(checksums) == len(block) or ends[-1] != rows:
                 raise ValueError(f"{len(ends)} sections instead of {len(block)}")
         except FileNotFoundError:
             return False
-        except (OSError, SafetensorError, ValueError, RuntimeError) as error:
-            logger.warning("%s is damaged (%s): its document is encoded anew", file, error)
+        except _DAMAGE as error:
+            _reject(file, error)
             return False
-        for section, first, last in zip(block, [0, *ends], ends, strict=False):
-            self._places[section] = file, first, last
+        for section, *place in zip(block, [0, *ends], ends, checksums, strict=False):
+            self._places[section] = file, *place
         return True
 
     def _write(self, blocks: Sequence[Block]) -> None:
@@ -160,13 +176,25 @@ class Encodings:
         self._add([section for _, block in blocks for section in block])
         for file, block in blocks:
             states = [self._kept.pop(section) for section in block]
-            lengths = torch.tensor([len(each) for each in states])
+            own = {"lengths": [*map(len, states)], "checksums": [*map(_checksum, states)]}
+            tensors = {name: torch.tensor(numbers) for name, numbers in own.items()}
             try:
                 with replaced(file) as new:
-                    save_file({"states": torch.cat(states), "lengths": lengths}, new)
+                    save_file({"states": torch.cat(states), **tensors}, new)
             except (OSError, SafetensorError) as error:
                 raise _unusable(self.folder, f"cannot be written ({error})") from None
             self._find(file, block)
+
+
+def _checksum(states: Tensor) -> int:
+    return zlib.crc32(states.contiguous().numpy())
+
+
+def _reject(file: Path, error: Exception) -> None:
+    """Remove a damaged file, so that the next run makes it anew."""
+    logger.warning("%s is damaged (%s): its document is encoded anew", file, error)
+    with suppress(OSError):
+        file.unlink()
 
 
 def _name_of(file: Path) -> str:

@@ -39,7 +39,7 @@ TASK = "clusterformer_qa"
 TOKENS_AT_ONCE = 100_000  # of a document, for a model whose training had no limit
 # passages that are read for a question: by a model that encodes them before, or with the question
 WINDOWS, WINDOWS_WITH_QUESTION = 32, 10
-IN_A_BATCH = 8192  # tokens of sections that are read together
+IN_A_BATCH = 4096  # tokens of sections that are read together
 
 
 class Reader(Pretrained):

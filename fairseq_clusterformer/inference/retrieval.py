@@ -1,7 +1,9 @@
 """Which passages of documents a reader reads for a question, by their words and their meaning."""
 
 import logging
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import bm25s
 import numpy as np
@@ -39,9 +41,15 @@ class Passages:
         encode: Callable[[str], Tensor] | None = None,
     ) -> None:
         self.sections, self._encode = [*sections], encode
-        self._words = bm25s.BM25(k1=1.2, b=0.75)
-        if any(stems := [_stems(section.text) for section in sections]):
-            self._words.index(stems, show_progress=False)
+        self._words = bm25s.BM25(k1=1.2, b=0.75, csc_backend="auto")
+        # lists of strings would take twenty times the memory of the text
+        known: dict[str, int] = {}
+        ids = [
+            array("i", (known.setdefault(stem, len(known)) for stem in _stems(section.text)))
+            for section in sections
+        ]
+        if known:
+            self._words.index((ids, known), show_progress=False)
         if len(vectors):
             self._vectors = np.concatenate([part.float().numpy() for part in vectors])
             self._first = np.cumsum([0, *map(len, vectors[:-1])])
@@ -73,6 +81,11 @@ class Passages:
         return [(int(place), float(words[place]), float(likeness[place])) for place in chosen]
 
 
-def _stems(text: str) -> list[str]:
-    words = (match[0].lower() for match in WORD.finditer(composed(text, READ_FORM)))
-    return [word if any(map(str.isdigit, word)) else word[:STEM] for word in words]
+def _stems(text: str) -> Iterator[str]:
+    return (_stem(match[0]) for match in WORD.finditer(composed(text, READ_FORM)))
+
+
+@lru_cache(1 << 16)
+def _stem(word: str) -> str:
+    word = word.lower()
+    return word if any(map(str.isdigit, word)) else word[:STEM]

@@ -17,7 +17,8 @@ from fairseq_clusterformer.attention import AttentionPlan, OptionError, attentio
 from fairseq_clusterformer.attention.kind import Registered, listen, registered
 from fairseq_clusterformer.attention.options import flag_of
 from fairseq_clusterformer.attention.projections import Rotary
-from fairseq_clusterformer.attention.spec import parse_attention, written
+from fairseq_clusterformer.attention.spec import Heads, parse_attention, written
+from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, WIDEST
 from fairseq_clusterformer.ranges import Range, strays
 
@@ -152,10 +153,8 @@ def complete(args, options: type[FairseqDataclass]) -> None:
     if HydraConfig.initialized() and OmegaConf.is_config(args):
         model = ARCH_MODEL_NAME_REGISTRY[args._name]
         if model != args._name:
-            raise ValueError(
-                f"model._name is {args._name}: fairseq-hydra-train does not apply the sizes of a "
-                f"named architecture; allowed: {model}, with each size"
-            )
+            problem = "fairseq-hydra-train does not apply the sizes of a named architecture"
+            raise refused("model._name", args._name, f"{model}, with each size", problem)
     set_defaults(args, **defaults_of(options))
     check_ranges(args, options)
 
@@ -198,10 +197,8 @@ def check_heads(args: Namespace, side: str) -> None:
     """Raise ValueError for heads that do not divide the width of the encoder or the decoder."""
     heads, width = getattr(args, f"{side}_attention_heads"), getattr(args, f"{side}_embed_dim")
     if heads < 1 or width % heads and not getattr(args, f"{side}_head_dim", 0):
-        raise ValueError(
-            f"--{side}-attention-heads is {heads}; allowed: a number that divides "
-            f"--{side}-embed-dim, which is {width}"
-        )
+        allowed = f"a number that divides --{side}-embed-dim, which is {width}"
+        raise refused(f"--{side}-attention-heads", heads, allowed)
 
 
 def attention_plan(
@@ -229,69 +226,14 @@ def attention_plan(
         ValueError: naming the option.
     """
     check_heads(args, side)
+    kinds = _kinds_of_layers(args, side, spec, rule, own_centroids=own_centroids, **instead)
     heads = getattr(args, f"{side}_attention_heads")
-    cluster_rule = getattr(args, rule)
-    if cluster_rule not in _RULES[side]:
-        raise ValueError(f"{_flag(rule)} is {cluster_rule}; allowed: {', '.join(_RULES[side])}")
-    values = {
-        f: getattr(args, f, item.default) for f, _, item in options_of_kinds(attention_kinds())
-    }
-    # What an encoder does not have is for the decoder; in a spec it is refused.
-    if side == "encoder":
-        values |= {"attention_sinks": 0, "cache_positions": False}
-    if cluster_rule == "chunk":
-        values["cluster_gap"] = 0
-    values |= {"cluster_rule": cluster_rule, "own_centroids": own_centroids, **instead}
-    layers = getattr(args, f"{side}_layers")
-    try:
-        for kind in attention_kinds():  # whether or not a layer is of that kind
-            registered(kind).options.of({f: v for f, v in values.items() if f not in _BY_SIDE})
-        kinds = parse_attention(
-            getattr(args, spec),
-            num_layers=layers,
-            num_heads=heads,
-            option=_flag(spec),
-            defaults=values,
-        )
-    except OptionError as error:
-        raise flagged(error) from None
-    ruled = any(hasattr(heads.options, "rule") for layer in kinds for heads in layer)
-    if side == "decoder" and cluster_rule != "recent" and not ruled:
-        raise ValueError(
-            f"{_flag(rule)} is {cluster_rule}; allowed: recent, for no kind of {_flag(spec)} has "
-            "another"
-        )
-    if getattr(args, f"{side}_layers_to_keep", ""):
-        kinds = [kinds[number] for number in layer_numbers(args, f"{side}_layers_to_keep", layers)]
-        setattr(args, spec, written(kinds))
-        setattr(args, f"{side}_layers", len(kinds))
-    kernel = args.attention_kernel
-    if kernel == "triton" and not find_spec("triton"):
-        others = ", ".join(name for name in ("auto", *IMPLEMENTATIONS) if name != kernel)
-        raise ValueError(
-            f"--attention-kernel is triton: triton is not installed; allowed: {others}"
-        )
-    rules = {getattr(heads.options, "rule", None) for layer in kinds for heads in layer}
-    if "leaking-chunk" in rules and kernel not in ("auto", "reference"):
-        raise ValueError(
-            f"--attention-kernel is {kernel}: the cluster rule is leaking-chunk; "
-            "allowed: auto, reference"
-        )
-    if side == "encoder" and not hasattr(args, "decoder_attention_heads"):
-        for name in ("copying_start", "attention_sinks", "cache_positions"):
-            if given := getattr(args, name, 0):
-                raise ValueError(f"{_flag(name)} is {given}; allowed: in models with a decoder")
-    if args.copying_start and args.short_convolution < 3:
-        raise ValueError(
-            f"--copying-start is True: --short-convolution is {args.short_convolution}; allowed: "
-            "with --short-convolution 3 or more"
-        )
     shared = getattr(args, f"{side}_kv_heads", 0) or heads
     if heads % shared:
-        raise ValueError(
-            f"--{side}-kv-heads is {shared}; allowed: a number that divides "
-            f"--{side}-attention-heads, which is {heads}"
-        )
+        allowed = f"a number that divides --{side}-attention-heads, which is {heads}"
+        raise refused(f"--{side}-kv-heads", shared, allowed)
+    _check_kernel(args.attention_kernel, kinds)
+    _check_copying(args, side)
     _set_positions(args, side)
     return AttentionPlan(
         tuple(kinds),
@@ -303,8 +245,76 @@ def attention_plan(
         relative=args.positions == "relative",
         short_convolution=args.short_convolution,
         copying_start=args.copying_start and side == "decoder",
-        kernel=kernel,
+        kernel=args.attention_kernel,
     )
+
+
+def _kinds_of_layers(
+    args: Namespace, side: str, spec: str, rule: str, **values: object
+) -> list[tuple[Heads, ...]]:
+    """The kinds of each layer that is kept; see :func:`attention_plan`."""
+    cluster_rule = getattr(args, rule)
+    if cluster_rule not in _RULES[side]:
+        raise refused(_flag(rule), cluster_rule, ", ".join(_RULES[side]))
+    defaults = {
+        f: getattr(args, f, item.default) for f, _, item in options_of_kinds(attention_kinds())
+    }
+    # What an encoder does not have is for the decoder; in a spec it is refused.
+    if side == "encoder":
+        defaults |= {"attention_sinks": 0, "cache_positions": False}
+    if cluster_rule == "chunk":
+        defaults["cluster_gap"] = 0
+    defaults |= {"cluster_rule": cluster_rule, **values}
+    layers = getattr(args, f"{side}_layers")
+    try:
+        for kind in attention_kinds():  # whether or not a layer is of that kind
+            own = {f: v for f, v in defaults.items() if f not in _BY_SIDE}
+            registered(kind).options.of(own)
+        kinds = parse_attention(
+            getattr(args, spec),
+            num_layers=layers,
+            num_heads=getattr(args, f"{side}_attention_heads"),
+            option=_flag(spec),
+            defaults=defaults,
+        )
+    except OptionError as error:
+        raise flagged(error) from None
+    used = {flag_of(f) for layer in kinds for heads in layer for f in fields(heads.options)}
+    for name, given, unused in (
+        (rule, cluster_rule if side == "decoder" else "recent", "recent"),
+        ("attention_sinks", defaults["attention_sinks"], 0),
+        ("cache_positions", defaults["cache_positions"], False),
+    ):
+        if given != unused and ("cluster_rule" if name == rule else name) not in used:
+            allowed = f"{unused}, for no kind of {_flag(spec)} has another"
+            raise refused(_flag(name), given, allowed)
+    if getattr(args, f"{side}_layers_to_keep", ""):
+        kinds = [kinds[number] for number in layer_numbers(args, f"{side}_layers_to_keep", layers)]
+        setattr(args, spec, written(kinds))
+        setattr(args, f"{side}_layers", len(kinds))
+    return kinds
+
+
+def _check_kernel(kernel: str, kinds: list[tuple[Heads, ...]]) -> None:
+    """Raise ValueError for a kernel that is missing, or that cannot attend by a kind's rule."""
+    if kernel == "triton" and not find_spec("triton"):
+        others = ", ".join(name for name in ("auto", *IMPLEMENTATIONS) if name != kernel)
+        raise refused("--attention-kernel", kernel, others, "triton is not installed")
+    rules = {getattr(heads.options, "rule", None) for layer in kinds for heads in layer}
+    if "leaking-chunk" in rules and kernel not in ("auto", "reference"):
+        problem = "the cluster rule is leaking-chunk"
+        raise refused("--attention-kernel", kernel, "auto, reference", problem)
+
+
+def _check_copying(args: Namespace, side: str) -> None:
+    """Raise ValueError for what only decoders have, and for a start without its convolution."""
+    if side == "encoder" and not hasattr(args, "decoder_attention_heads"):
+        for name in ("copying_start", "attention_sinks", "cache_positions"):
+            if given := getattr(args, name, 0):
+                raise refused(_flag(name), given, "in models with a decoder")
+    if args.copying_start and args.short_convolution < 3:
+        problem = f"--short-convolution is {args.short_convolution}"
+        raise refused("--copying-start", True, "with --short-convolution 3 or more", problem)
 
 
 def _rotary(args: Namespace) -> Rotary | None:
@@ -313,7 +323,7 @@ def _rotary(args: Namespace) -> Rotary | None:
     base, text = getattr(args, "rotary_base", Rotary().base), getattr(args, "rotary_scaling", "")
     if args.positions != "rotary":
         if text:
-            raise ValueError(f"--rotary-scaling is {text}; allowed: with --positions rotary")
+            raise refused("--rotary-scaling", text, "with --positions rotary")
         return None
     if not text:
         return Rotary(base)
@@ -321,10 +331,8 @@ def _rotary(args: Namespace) -> Rotary | None:
         factor, low, high, tokens = map(float, text.split(","))
         if factor >= 1 and 0 < low < high and tokens > 0:
             return Rotary(base, (factor, low, high, tokens))
-    raise ValueError(
-        f"--rotary-scaling is {text}; allowed: FACTOR,LOW,HIGH,TOKENS as of Llama 3, such as "
-        "8,1,4,8192"
-    )
+    allowed = "FACTOR,LOW,HIGH,TOKENS as of Llama 3, such as 8,1,4,8192"
+    raise refused("--rotary-scaling", text, allowed)
 
 
 def layer_numbers(args: Namespace, name: str, layers: int, first: int = 0) -> tuple[int, ...]:
@@ -335,10 +343,8 @@ def layer_numbers(args: Namespace, name: str, layers: int, first: int = 0) -> tu
     except ValueError:
         numbers = [-1]
     if any(not first <= number < layers for number in numbers):
-        raise ValueError(
-            f"{_flag(name)} is {text}; allowed: layers {first} to {layers - 1}, counted from 0, "
-            "separated by commas"
-        )
+        allowed = f"layers {first} to {layers - 1}, counted from 0, separated by commas"
+        raise refused(_flag(name), text, allowed)
     return tuple(numbers)
 
 
@@ -362,9 +368,8 @@ def _set_positions(args: Namespace, side: str) -> None:
             f"{WIDEST} with --attention-kernel triton; blocks takes any"
         )
     if args.positions == "relative" and width % 2:
-        raise ValueError(
-            f"--positions is relative, and --{side}-embed-dim is {width}; allowed: an even width"
-        )
+        given = f"relative, and --{side}-embed-dim is {width}"
+        raise refused("--positions", given, "an even width")
 
 
 def flagged(error: OptionError) -> ValueError:

@@ -77,10 +77,10 @@ class Desk:
                 problem = f"there would be {size:,} characters"
                 raise bad_option("document", source.name, allowed, problem)
             sections = self.reader.sections(source, self.most)
-            self.reader.passages(sections)  # encoded now, not when somebody asks
-            self._passages = None
+            passages = self.reader.passages(sections)  # encoded now, not when somebody asks
             words = sum(len(text.split()) for text in source.paragraphs)
             self._documents[source.name] = _Document(sections, words, own)
+            self._passages = passages if len(self._documents) == 1 else None
 
     def upload(self, name: str, data: bytes, encoding: str | None = None) -> None:
         """Read a file and take it.

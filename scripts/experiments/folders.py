@@ -27,12 +27,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_clusterformer.inference.found import Weights
+from fairseq_clusterformer.inference.found import FEATURES, Weights
 from fairseq_clusterformer.metrics.answers import exact_match, f1
 from scripts.experiments.reader_data import DIVIDED, part_of, read
 
 FILES, QUESTIONS, NONE, FOLDERS, KEPT = 30, 60, 15, 4, 10
-FEATURES = ("margin", "words", "likeness")
 
 
 def make(data: Path, out: Path) -> None:
@@ -87,7 +86,7 @@ def ask(args: argparse.Namespace) -> None:
             articles = folder.parent / "articles"
             passages = reader.index([articles / name for name in record["documents"]])
             print(f"{folder}: {len(passages)} passages in {time.perf_counter() - begun:.1f} s")
-            for row in record["questions"][:: args.every]:
+            for row in spread(record["questions"], args.limit):
                 begun = time.perf_counter()
                 found = reader.ask(row["question"], passages, KEPT, windows=args.windows)
                 row["seconds"] = time.perf_counter() - begun
@@ -95,9 +94,7 @@ def ask(args: argparse.Namespace) -> None:
                     {
                         "file": Path(each.file).name,
                         "text": each.text,
-                        "margin": each.margin,
-                        "words": each.read.words,
-                        "likeness": each.read.likeness,
+                        **each.features,
                         **scores(each.text, row["answers"]),
                     }
                     for each in found.answers
@@ -105,6 +102,12 @@ def ask(args: argparse.Namespace) -> None:
                 ]
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()
+
+
+def spread(rows: list[dict], most: int | None) -> list[dict]:
+    """At most so many of a list, from all of it: questions without an answer are its last."""
+    most = len(rows) if most is None else min(most, len(rows))
+    return [rows[i * len(rows) // most] for i in range(most)]
 
 
 def scores(text: str, answers: list[str]) -> dict[str, float]:
@@ -159,7 +162,7 @@ def fit(rows: list[dict], lost: float = 0.1) -> Weights:
     scale, bias = regression(best[:, None], right.astype(float))
     probability = 1 / (1 + np.exp(-(scale * best + bias)))
     threshold = np.quantile(probability[right], lost)
-    return Weights(*(float(each) for each in (*(scale * ranking[:-1]), bias, threshold)))
+    return Weights(*map(float, (*(scale * ranking[:-1]), bias, threshold)))
 
 
 def _firsts(rows: list[dict], weights: Weights) -> tuple[np.ndarray, np.ndarray]:
@@ -224,7 +227,7 @@ def main(argv: list[str] | None = None) -> int:
     asked.add_argument("--index", type=Path)
     asked.add_argument("--dtype", default="float32")
     asked.add_argument("--windows", type=int)
-    asked.add_argument("--every", type=int, help="ask every n-th question alone")
+    asked.add_argument("--limit", type=int, metavar="N", help="questions of each folder")
     fitted = commands.add_parser("fit")
     fitted.add_argument("answers", type=Path)
     fitted.add_argument("--out", type=Path, required=True)

@@ -11,6 +11,9 @@ their article. Each file may have a limit, so that no kind of text outweighs the
 share of the questions, the paragraph is exchanged for the one of the same article, or of another
 one, that shares most words with the question and has no answer in it: these have no answer.
 
+With ``--again``, the data of a second pass: the questions without an answer that people wrote come
+twice, and most of the others are of Wikipedia.
+
 With ``--long``, a document is a run of paragraphs of an article: 4 to 14 in training, 12 else. So
 are the parts of FairytaleQA's stories. A question of QED has seven other questions' paragraphs
 around its own. For a share of the training questions, paragraphs with an answer are left out.
@@ -33,6 +36,14 @@ TRAIN = {  # file: most questions
     "qa/squadshifts/amazon_reviews_v1.0.json.xz": None,
     "qa/policyqa/dev.json.xz": None,
     "qa/qamr/qamr-dev.squad-v1.1.json.xz": 10_000,
+}
+AGAIN = {  # the second pass: as many from Wikipedia, fewer of the others
+    "squad/train-v1.1.first11articles.json": None,
+    "qa/squadshifts/new_wiki_v1.0.json.xz": None,
+    "qa/squadshifts/reddit_v1.0.json.xz": 5_000,
+    "qa/squadshifts/amazon_reviews_v1.0.json.xz": 5_000,
+    "qa/policyqa/dev.json.xz": 2_000,
+    "qa/qamr/qamr-dev.squad-v1.1.json.xz": 3_000,
 }
 DIVIDED = (
     "squad/dev-v1.1.json.gz",
@@ -185,7 +196,9 @@ def words_of(text: str) -> set[str]:
     return set(re.findall(r"\w{4,}", text.lower()))
 
 
-def short_splits(folder: Path, share: float, draw: random.Random) -> dict[str, list[dict]]:
+def short_splits(
+    folder: Path, share: float, draw: random.Random, again: bool = False
+) -> dict[str, list[dict]]:
     """The splits without ``--long``: a paragraph a question."""
     splits: dict[str, list[dict]] = {"train": [], "valid": [], "test": []}
     titles = [article["title"] for article in read(folder / DIVIDED[0])]
@@ -195,7 +208,10 @@ def short_splits(folder: Path, share: float, draw: random.Random) -> dict[str, l
             # answerable ones of 2.0 are those of 1.1
             more = [r for r in records([article]) if name == DIVIDED[0] or not r["answers"]]
             splits[split] += more
-    for name, most in TRAIN.items():
+    if again:  # people wrote these to mislead, and they are few
+        written = [record for record in splits["train"] if not record["answers"]]
+        splits["train"] += [record | {"id": record["id"] + "-again"} for record in written]
+    for name, most in (AGAIN if again else TRAIN).items():
         found = list(records(read(folder / name)))
         splits["train"] += found if most is None else draw.sample(found, most)
     splits["train"] += list(unanswered(splits["train"], share, draw))
@@ -212,11 +228,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("dir", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--long", action="store_true", help="many paragraphs a document")
+    parser.add_argument("--again", action="store_true", help="the data of a second pass")
     parser.add_argument("--none", type=float, default=0.2, help="share asked without an answer")
     args = parser.parse_args(argv)
     draw = random.Random(1)
-    make = long_splits if args.long else short_splits
-    splits = make(args.dir, args.none, draw)
+    if args.long:
+        splits = long_splits(args.dir, args.none, draw)
+    else:
+        splits = short_splits(args.dir, args.none, draw, args.again)
     args.out.mkdir(parents=True)
     for split, found in splits.items():
         lines = (json.dumps(record, ensure_ascii=False) for record in found)

@@ -6,14 +6,12 @@ from torch import Tensor
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention
 
-from ..kinds import CARRIED_ON, CAUSAL, WIDTH, build, by_steps, every_causal_kind, every_kind, pads
+from ..kinds import CARRIED_ON, WIDTH, build, by_steps, every_causal_kind, every_kind, pads
 from .plain import LENGTHS, TOTAL, documents
-
-ALL = {"rotary": True, "short_convolution": 3}
 
 PLAIN = {}
 #: rotary positions, a convolution, and shared keys
-WHOLE = {**ALL, "kv_heads": 2}
+WHOLE = {"rotary": True, "short_convolution": 3, "kv_heads": 2}
 
 
 def inputs() -> Tensor:
@@ -43,8 +41,7 @@ def test_each_is_as_if_alone(kind, causal, of):
         mask = pads([TOTAL] * 3, TOTAL + extra, "left")
         whole = torch.full((*mask.shape, WIDTH), float("nan"), dtype=x.dtype)
         whole = whole.masked_scatter(~mask.unsqueeze(-1), x)
-        numbers = torch.zeros_like(mask, dtype=torch.long)
-        numbers[~mask] = documents().flatten()
+        numbers = torch.zeros_like(mask, dtype=torch.long).masked_scatter(~mask, documents())
         out, reports = module(whole, Batch(mask if extra else None, numbers))
         real = out[~mask].view_as(x)
         torch.testing.assert_close(real, expected, rtol=0, atol=1e-12)
@@ -55,28 +52,21 @@ def test_each_is_as_if_alone(kind, causal, of):
                 assert report.clusters.shape[::2] == whole.shape[:2]
 
 
+@pytest.mark.parametrize("extra", [0, 4])
 @every_causal_kind(of=[WHOLE, PLAIN])
 @torch.no_grad()
-def test_steps_begin_anew(kind, of):
-    module, x = build(kind, causal=True, of=of), inputs()
+def test_steps_begin_anew(kind, of, extra):
+    """Also in rows that begin with padding."""
+    module, given = build(kind, causal=True, of=of), inputs()
+    mask = pads([TOTAL] * 3, TOTAL + extra, "left")
+    x = torch.full((*mask.shape, WIDTH), float("nan"), dtype=given.dtype)
+    x = x.masked_scatter(~mask.unsqueeze(-1), given)
+    numbers = torch.zeros_like(mask, dtype=torch.long).masked_scatter(~mask, documents())
     if kind in CARRIED_ON:
         with pytest.raises(ValueError, match="carries what it saw .*; allowed in rows of se"):
-            by_steps(module, x, documents=documents())
+            by_steps(module, x, mask if extra else None, numbers)
         return
-    found, _ = by_steps(module, x, documents=documents())
-    torch.testing.assert_close(found, alone(module, apart(x)), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in CAUSAL if kind not in CARRIED_ON])
-@torch.no_grad()
-def test_steps_with_padding(kind):
-    module, given = build(kind, causal=True, of=ALL), inputs()
-    mask = pads([TOTAL] * 3, TOTAL + 4, "left")
-    x = torch.full((3, TOTAL + 4, WIDTH), float("nan"), dtype=torch.float64)
-    x[~mask] = given.flatten(0, 1)
-    numbers = torch.zeros_like(mask, dtype=torch.long)
-    numbers[~mask] = documents().flatten()
-    found = by_steps(module, x, mask, numbers)[0][~mask].view(3, TOTAL, WIDTH)
+    found = by_steps(module, x, mask if extra else None, numbers)[0][~mask].view_as(given)
     torch.testing.assert_close(found, alone(module, apart(given)), rtol=0, atol=1e-12)
 
 

@@ -28,44 +28,28 @@ def seen(clusters, query: int, gap: int, causal: bool) -> list[int]:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("gap", [2, 5, 40])
-@pytest.mark.parametrize("kind", ["neural", "kmeans", "strided"])
+@pytest.mark.parametrize("kind", ["neural", "kmeans", "strided", "lsh", "routing"])
 @torch.no_grad()
-def test_of_kinds_that_cluster_the_input(kind, gap, causal):
-    more = {"interval": 1} if kind == "kmeans" else {}
+def test_what_is_seen(kind, gap, causal):
+    more = {"kmeans": {"interval": 1}, "lsh": {"rounds": 1}}.get(kind, {})
     module = layer(kind, causal=causal, clusters=3, window=WINDOW, gap=gap, **more)
     x = inputs()
     if kind == "strided":
-        clusters = (torch.arange(LENGTH) % 3).expand(BATCH, -1)
+        clusters = (torch.arange(LENGTH) % 3).expand(BATCH, 1, -1)
     else:
-        clusters = module(x)[1][0].clusters[:, 0]
+        clusters = module(x)[1][0].clusters
+    of_keys, two_vectors = clusters, kind == "routing" and not causal
+    if two_vectors:
+        of_keys = module.routers[0].means.nearest(projected(module, x)[1])
 
     def sees(row: int, head: int, query: int) -> list[int]:
-        return seen(clusters[row], query, gap, causal)
-
-    torch.testing.assert_close(module(x)[0], attend(module, x, sees), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("gap", [2, 5])
-@pytest.mark.parametrize("kind", ["lsh", "routing"])
-@torch.no_grad()
-def test_of_kinds_whose_own_key_comes_last(kind, gap, causal):
-    once = {"rounds": 1} if kind == "lsh" else {}
-    module = layer(kind, causal=causal, clusters=3, window=WINDOW, gap=gap, **once)
-    x = inputs()
-    clusters = module(x)[1][0].clusters
-    of_keys = clusters
-    if kind == "routing" and not causal:
-        _, k, _ = projected(module, x)
-        of_keys = module.routers[0].means.nearest(k)
-
-    def sees(row: int, head: int, query: int) -> list[int]:
+        head %= clusters.size(1)
         at = of_keys[row, head].clone()
         at[query] = clusters[row, head, query]
         both = seen(at, query, gap, causal)
-        if kind == "routing" and not causal:  # queries and keys are two vectors
-            return both
-        return [j for j in both if j != query] or [query]
+        if kind in ("lsh", "routing") and not two_vectors:  # whose own key comes last
+            return [j for j in both if j != query] or [query]
+        return both
 
     torch.testing.assert_close(module(x)[0], attend(module, x, sees), rtol=0, atol=1e-12)
 

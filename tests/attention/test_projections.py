@@ -20,6 +20,21 @@ def inputs(length: int = LENGTH) -> Tensor:
     return torch.randn(BATCH, length, WIDTH, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("convolution", [0, 4])
+@every_causal_kind(positions=["relative", "rotary"], side=[None, "left", "right"])
+@torch.no_grad()
+def test_step_by_step(kind, positions, side, convolution):
+    of = {"short_convolution": convolution} if convolution else {positions: True}
+    module, x = build(kind, causal=True, of=of), inputs()
+    mask = None if side is None else pads([LENGTH, 5], LENGTH, side)
+    out, state = by_steps(module, x, mask)
+    expected, _ = module(x, mask)
+    real = slice(None) if mask is None else ~mask
+    torch.testing.assert_close(out[real], expected[real], rtol=0, atol=1e-12)
+    if convolution:
+        assert state["q.before"].shape == (BATCH, 3, WIDTH)
+
+
 class TestPositions:
     def test_the_equation(self):
         """RoFormer, eq. 15 and 34: each pair of channels as a vector of the plane, turned by
@@ -63,16 +78,6 @@ class TestPositions:
         whole[:, 6:] = x
         out, _ = module(whole, mask)
         torch.testing.assert_close(out[:, 6:], module(x)[0], rtol=0, atol=1e-12)
-
-    @every_causal_kind(positions=["relative", "rotary"], side=[None, "left", None])
-    @torch.no_grad()
-    def test_step_by_step(self, kind, positions, side):
-        module, x = build(kind, causal=True, of={positions: True}), inputs()
-        mask = None if side is None else pads([LENGTH, 5], LENGTH, side)
-        out, _ = by_steps(module, x, mask)
-        expected, _ = module(x, mask)
-        real = slice(None) if mask is None else ~mask
-        torch.testing.assert_close(out[real], expected[real], rtol=0, atol=1e-12)
 
     def test_clusters_do_not_depend_on_positions(self):
         plain = build("gated", causal=True)
@@ -173,17 +178,6 @@ class TestShortConvolution:
         assert not torch.equal(convolution(x, Batch()), x)
         convolution.identity_()
         assert torch.equal(convolution(x, Batch()), x)
-
-    @every_causal_kind(side=["left", None, "right"])
-    @torch.no_grad()
-    def test_step_by_step(self, kind, side):
-        module, x = build(kind, causal=True, of={"short_convolution": 4}), inputs()
-        mask = None if side is None else pads([LENGTH, 5], LENGTH, side)
-        out, state = by_steps(module, x, mask)
-        expected, _ = module(x, mask)
-        real = slice(None) if mask is None else ~mask
-        torch.testing.assert_close(out[real], expected[real], rtol=0, atol=1e-12)
-        assert state["q.before"].shape == (BATCH, 3, WIDTH)
 
     def test_a_checkpoint_without_it_computes_what_it_did(self):
         plain = MultiheadAttention(WIDTH, HEADS, kinds="window(4)+full", causal=True).double()

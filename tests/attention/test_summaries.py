@@ -130,8 +130,3 @@ def test_the_task_teaches_keys_that_only_a_mean_shows():
     assert of_values[0, 0, :8].any(-1).all()
     assert of_keys[0, 0, :8].any(-1).all()
     assert not of_values[0, 0, 8].any()
-
-
-def test_near_keys_of_an_encoder_would_count_twice():
-    with pytest.raises(ValueError, match="summaries is 4; allowed: 0 in an encoder with a gap"):
-        MultiheadAttention(16, 2, kinds="taught(summaries=4,gap=3)", causal=False)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.attention import MultiheadAttention, OptionError
+from fairseq_clusterformer.attention import MultiheadAttention
 
 WIDTH, HEADS, SEGMENT = 8, 2, 3
 CLOSE = {"rtol": 0, "atol": 1e-12}
@@ -127,8 +127,3 @@ def test_relative_positions_are_those_of_the_shift() -> None:
     weights = (logits * (WIDTH // HEADS) ** -0.5).masked_fill(late, -torch.inf).softmax(-1)
     expected = module.out_proj(torch.einsum("hij,jhe->ihe", weights, v).flatten(1))
     torch.testing.assert_close(module(x)[0][0], expected, **CLOSE)
-
-
-def test_a_window_of_one_has_no_segment() -> None:
-    with pytest.raises(OptionError, match="window is 1; allowed: 2 or more"):
-        layer("xl(window=1)", True)

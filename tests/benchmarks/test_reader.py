@@ -56,14 +56,6 @@ def test_the_model_is_as_the_options_say(attention: str | None, monkeypatch) -> 
     assert clusters == {7}
 
 
-@pytest.mark.parametrize("option", ["--attention full", "--clusters 9"])
-def test_attention_of_a_reader_without(option: str, capsys) -> None:
-    with pytest.raises(SystemExit):
-        benchmark_reader.main(f"--arch bidaf_reader {option}".split())
-    name, value = option.split()
-    assert f"{name} is {value}; allowed: none, for bidaf_reader" in capsys.readouterr().err
-
-
 def test_generation(capsys) -> None:
     line = "--lengths 6 --sentences 1 --beam 2 --repeats 1"
     assert generation.main(line.split()) == 0

@@ -10,7 +10,7 @@ import torch
 
 from scripts.benchmarks import common
 from scripts.benchmarks import training as benchmark_training
-from scripts.benchmarks.common import CheckFailed, Unavailable
+from scripts.benchmarks.common import CheckFailed
 
 TINY = "--layers 1 --embed-dim 16 --heads 2 --ffn 16 --window 8 --clusters 3"
 TINY = f"{TINY} --updates 1 --repeats 2 --device cpu --lengths 24".split()
@@ -95,36 +95,3 @@ def test_sizes_are_equal(tmp_path):
         parameters = found.named_parameters()
         shapes.append({name: p.shape for name, p in parameters if ".routers." not in name})
     assert shapes[0] == shapes[1]
-
-
-def test_a_model_that_cannot_run_has_a_row_that_says_why(monkeypatch, tmp_path):
-    def run(measure, **request):
-        if request["model"] == "transformer_lm":
-            raise Unavailable("out of memory")
-        return {"tokens per second": 5.0, "peak memory MiB": 1.0, "loss": 2.0}
-
-    monkeypatch.setattr(common, "in_own_process", run)
-    dense, clustered = benchmark_training.compare(tmp_path, 24, arguments())
-    assert dense["not run"] == "out of memory"
-    columns = benchmark_training.COLUMNS
-    assert common.table_row(dense, columns) == "| transformer_lm | 24 | not run: out of memory |"
-    assert clustered["tokens per second"] == 5.0
-    assert "times as fast as dense" not in clustered
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--lengths 0", "--lengths is 0; allowed"),
-        ("--heads 5", "--heads is 5; allowed: a divisor of --embed-dim, 16"),
-        ("--attention windows", "unknown kind 'windows'; allowed: full"),
-        ("--dtype float16", "--dtype is float16; allowed on a CPU: float32"),
-    ],
-)
-def test_bad_values_are_reported_in_one_line(capsys, words, message):
-    with pytest.raises(SystemExit) as stop:
-        benchmark_training.main([*TINY, *words.split()])
-    assert stop.value.code != 0
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

@@ -15,12 +15,11 @@ from tests.cli.in_process import (
     CLUSTERED_TRANSLATION,
     CLUSTERFORMER,
     DENSE_TRANSLATION,
-    HERE,
     QUESTIONS,
     ROBERTA,
-    SIZES,
     TRANSFORMER,
     train,
+    trained,
 )
 from tests.cli.qa_data import write_questions
 from tests.cli.sentence_data import write_pairs, write_texts
@@ -43,44 +42,14 @@ def byte_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
-@pytest.fixture(scope="session")
-def checkpoint(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clustered language model after 40 updates (half an epoch)."""
-    folder = tmp_path_factory.mktemp("clusterformer")
-    train(byte_data, CLUSTERFORMER, folder, "--max-update", 40, "--attention", "window+neural")
-    return folder / "checkpoint_last.pt"
-
-
-@pytest.fixture(scope="session")
-def dense_checkpoint(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """fairseq's own language model of the same size after 40 updates."""
-    folder = tmp_path_factory.mktemp("transformer")
-    train(byte_data, TRANSFORMER, folder, "--max-update", 40)
-    return folder / "checkpoint_last.pt"
-
-
-@pytest.fixture(scope="session")
-def roberta(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """fairseq's own RoBERTa after three updates."""
-    folder = tmp_path_factory.mktemp("roberta")
-    train(byte_data, ROBERTA, folder)
-    return folder / "checkpoint_last.pt"
-
-
-@pytest.fixture(scope="session")
-def translation_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of fairseq's translation model, after one update."""
-    folder = tmp_path_factory.mktemp("translation")
-    for language in ("src", "tgt"):
-        (folder / f"train.{language}").write_text("a b c\nd e\n" * 8)
-    binarize(folder, folder / "data", "--validpref", folder / "train")
-    line = (
-        "--task translation --arch transformer --optimizer adam --max-tokens 100 --max-update 1"
-        f" --encoder-layers 1 --encoder-embed-dim 32 {SIZES} {HERE}"
-    )
-    line = line.replace("--decoder-input-dim 32", "").replace(" --activation-fn gelu", "")
-    train(folder / "data", line, folder)
-    return folder / "checkpoint_last.pt"
+#: of a clustered language model after 40 updates (half an epoch)
+checkpoint = trained(
+    "byte_data", CLUSTERFORMER, "--max-update", 40, "--attention", "window+neural"
+)
+#: of fairseq's own language model of the same size after 40 updates
+dense_checkpoint = trained("byte_data", TRANSFORMER, "--max-update", 40)
+#: of fairseq's own RoBERTa after three updates
+roberta = trained("byte_data", ROBERTA)
 
 
 @pytest.fixture(scope="session")
@@ -140,20 +109,22 @@ LEARNED = (
 )
 
 
-@pytest.fixture(scope="session")
-def translator(parallel_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clustered model that has begun to translate :func:`parallel_data`."""
-    folder = tmp_path_factory.mktemp("translator")
-    train(parallel_data, f"{CLUSTERED_TRANSLATION} {LEARNED} --seed 3", folder)
-    return folder / "checkpoint_last.pt"
-
-
-@pytest.fixture(scope="session")
-def dense_translator(parallel_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """fairseq's own translation model of the same size after as many updates."""
-    folder = tmp_path_factory.mktemp("dense_translator")
-    train(parallel_data, f"{DENSE_TRANSLATION} {LEARNED}", folder)
-    return folder / "checkpoint_last.pt"
+#: of a clustered model that has begun to translate :func:`parallel_data`
+translator = trained("parallel_data", f"{CLUSTERED_TRANSLATION} {LEARNED} --seed 3")
+#: of fairseq's own translation model of the same size after as many updates
+dense_translator = trained("parallel_data", f"{DENSE_TRANSLATION} {LEARNED}")
+#: a ranker and a reader, after too few updates to be sure of anything
+ranker = trained(
+    "pair_data",
+    f"{CLASSIFICATION} --pair-form siamese"
+    " --best-checkpoint-metric map --maximize-best-checkpoint-metric",
+)
+qa_reader = trained(
+    "qa_data",
+    f"{QUESTIONS} --lr 0.006 --dropout 0 --attention-dropout 0 --validate-interval 20"
+    " --best-checkpoint-metric f1 --maximize-best-checkpoint-metric --max-update 50"
+    " --batch-size-valid 3",
+)
 
 
 @pytest.fixture(scope="session")
@@ -162,26 +133,6 @@ def masked_lm(text_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     run = train(text_data / "input0", MASKED, folder)
     assert run.mean_loss(-1) < run.mean_loss(0) - 0.1
     assert_logged(run)
-    return folder / "checkpoint_last.pt"
-
-
-@pytest.fixture(scope="session")
-def ranker(pair_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """After too few updates to be sure of anything."""
-    folder = tmp_path_factory.mktemp("ranker")
-    line = f"{CLASSIFICATION} --pair-form siamese"
-    line += " --best-checkpoint-metric map --maximize-best-checkpoint-metric"
-    train(pair_data, line, folder)
-    return folder / "checkpoint_last.pt"
-
-
-@pytest.fixture(scope="session")
-def qa_reader(qa_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """After too few updates to be sure of anything."""
-    folder = tmp_path_factory.mktemp("reader")
-    line = f"{QUESTIONS} --lr 0.006 --dropout 0 --attention-dropout 0 --validate-interval 20"
-    line += " --best-checkpoint-metric f1 --maximize-best-checkpoint-metric"
-    train(qa_data, f"{line} --max-update 50 --batch-size-valid 3", folder)
     return folder / "checkpoint_last.pt"
 
 

@@ -3,7 +3,7 @@
 import socket
 import subprocess
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ import fairseq_cli.generate
 import fairseq_cli.interactive
 import fairseq_cli.train
 import fairseq_cli.validate
+import pytest
 import torch
 from fairseq import checkpoint_utils, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -111,6 +112,18 @@ def train(data: Path, line: str, save_dir: Path, *more: object) -> Run:
     """``fairseq-train DATA LINE --save-dir SAVE_DIR MORE``; the last value of an option wins."""
     words = [data, *line.split(), "--save-dir", save_dir, *more]
     return train_with(_config(options.get_training_parser(), words))
+
+
+def trained(data: str, line: str, *more: object) -> Callable[..., Path]:
+    """A fixture of a session: the last checkpoint of such a training on a fixture's data."""
+
+    @pytest.fixture(scope="session")
+    def checkpoint(request: pytest.FixtureRequest, tmp_path_factory) -> Path:
+        folder = tmp_path_factory.mktemp("trained")
+        train(request.getfixturevalue(data), line, folder, *more)
+        return folder / "checkpoint_last.pt"
+
+    return checkpoint
 
 
 def train_with(cfg: Any) -> Run:

@@ -16,6 +16,7 @@ from tests.cli.in_process import (
     load_model,
     load_state,
     train,
+    trained,
     validate,
 )
 from tests.cli.tasks import MASKED, last
@@ -31,11 +32,7 @@ def valid_accuracy(run: Run, batches: int) -> float:
     return sum(log["ncorrect"] for log in logs) / sum(log["sample_size"] for log in logs)
 
 
-@pytest.fixture(scope="session")
-def classifier(text_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("classifier")
-    train(text_data, f"{CLASSIFICATION} {LEARNED}", folder)
-    return last(folder)
+classifier = trained("text_data", f"{CLASSIFICATION} {LEARNED}")
 
 
 class TestTrain:

@@ -26,6 +26,7 @@ from tests.cli.in_process import (
     load_model,
     load_state,
     train,
+    trained,
 )
 from tests.inference.commands import error
 
@@ -38,13 +39,12 @@ def convert(*words: object) -> int:
     return main(["convert", *map(str, words)])
 
 
-@pytest.fixture(scope="module")
-def rotary(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dense model of ours: rotary positions, short convolutions, shared keys and values."""
-    folder = tmp_path_factory.mktemp("rotary")
-    line = f"{CLUSTERFORMER} --attention full --positions rotary --short-convolution 3"
-    train(byte_data, line, folder, "--decoder-kv-heads", 2)
-    return folder / "checkpoint_last.pt"
+#: of a dense model of ours: rotary positions, short convolutions, shared keys and values
+rotary = trained(
+    "byte_data",
+    f"{CLUSTERFORMER} --attention full --positions rotary --short-convolution 3"
+    " --decoder-kv-heads 2",
+)
 
 
 def outputs(path: Path, data: Path, *inputs: Tensor) -> Tensor:

@@ -25,11 +25,6 @@ def phi(left, right, similarity):
     return left @ right.transpose(-1, -2) / (WIDTH**0.5 if similarity == "scaled-dot" else 1.0)
 
 
-@pytest.fixture(params=[1, 1 << 20], ids=["many chunks", "one chunk"])
-def chunks(request, monkeypatch):
-    monkeypatch.setattr(fuzzy, "CHUNK_NUMBERS_CPU", request.param)
-
-
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("normalizer", ["sentence", "running", "average"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.attention import MultiheadAttention
-from fairseq_clusterformer.clustering import NeuralClustering, fuzzy
+from fairseq_clusterformer.clustering import NeuralClustering
 from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, Similarity
 from fairseq_clusterformer.clustering.shares import assign_with_shares, log_sum_over_tokens
 from fairseq_clusterformer.kernels import chosen
@@ -43,11 +43,6 @@ def defined(q, k, centroids, similarity, log_normalizer):
     both = phi(torch.stack([q, k]))
     exponents = torch.einsum("sbhne,hke->sbhnk", both, phi(centroids)) / TEMPERATURE
     return exponents, (exponents - log_normalizer[:, None, :, None]).log_softmax(-1)
-
-
-@pytest.fixture(params=[1, 1 << 20], ids=["many chunks", "one chunk"])
-def chunks(request, monkeypatch):
-    monkeypatch.setattr(fuzzy, "CHUNK_NUMBERS_CPU", request.param)
 
 
 @pytest.mark.usefixtures("chunks")

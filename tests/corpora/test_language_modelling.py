@@ -108,7 +108,7 @@ def test_split_files_become_exactly_their_bytes(source, tmp_path, capsys):
     assert indexed_dataset.MMapIndexedDataset.Index(str(dest / "test.idx")).dtype == np.uint16
     assert run("prepare lm text", source, dest, "--document-separator <end>") == 0
     assert capsys.readouterr().out == f"{dest} is already prepared\n"
-    assert run("prepare lm text", source, dest, "--train-bytes 41") == 1
+    assert run("prepare lm text", source, dest) == 1
     assert "prepared otherwise (document_separator" in capsys.readouterr().err
 
 
@@ -216,7 +216,6 @@ def test_an_existing_sentencepiece_model(texts, tmp_path):
         ("--tokenizer {missing}.json", "no such file; allowed: a tokenizer.json"),
         ("--tokenizer {gpt2}/encoder.json", "encoder.json: is no tokenizer.json"),
         ("--sentencepiece-model {missing}", "no such file; allowed: a sentencepiece model"),
-        ("--gpt2-bpe {gpt2} --allow-binary", "together with --bytes only"),
         ("--gpt2-bpe {gpt2} --words", "not allowed with argument"),
     ],
 )
@@ -286,16 +285,6 @@ def test_few_files_are_cut_at_line_ends(tmp_path, files):
     assert [round(len(part) / len(text), 2) for part in parts] == [0.9, 0.05, 0.05]
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(41, 41), (40, 33), (1000, 48)])
-def test_train_bytes_keeps_whole_lines(source, tmp_path, limit, kept):
-    options = f"--document-separator <end> --train-bytes {limit}"
-    assert run("prepare lm text", source, tmp_path / "dest", options) == 0
-    assert bytes_of(tmp_path / "dest", "train") == TEXTS["train"][:kept]
-    documents = record_of(tmp_path / "dest")["splits"]["train"]["documents"]
-    assert documents == (3 if kept == 48 else 2)
-    assert bytes_of(tmp_path / "dest", "test") == TEXTS["test"]
-
-
 @pytest.mark.parametrize(
     ("content", "options", "items"),
     [
@@ -317,14 +306,6 @@ def test_tokens_of_lines(content, options, items, tmp_path):
     assert run("prepare lm text", tmp_path / "source", tmp_path / "dest", options) == 0
     for split in SPLITS:
         assert [" ".join(item) for item in symbols_of(tmp_path / "dest", split)] == items
-
-
-def test_any_bytes_are_kept_if_allowed(tmp_path):
-    source = write_splits(tmp_path / "source", ALL_BYTES + b"\n", "{}/data.bin")
-    arguments = "prepare lm text", source, tmp_path / "dest", "--bytes"
-    assert run(*arguments) == 1
-    assert run(*arguments, "--allow-binary") == 0
-    assert bytes_of(tmp_path / "dest", "valid") == ALL_BYTES + b"\n"
 
 
 def test_sentencepiece_is_lossless_and_learns_from_train_alone(tmp_path):
@@ -430,7 +411,6 @@ MISTAKES = {
     r"0xFC cannot be read as UTF-8; allowed: text in this encoding, --encoding NAME for another",
     "good {dest} --encoding utf-99": r"--encoding is utf-99; allowed: ",
     "good {dest} --encoding utf-16": r"--encoding is utf-16; allowed: ",
-    "good {dest} --bytes --allow-binary --encoding latin-1": r"--encoding is iso8859-1; allowed: ",
     "broken {dest}": r"a\.txt\.xz: cannot be read after line 0",
     "cut {dest}": r"a\.txt\.gz: cannot be read after line \d+",
     "bz2 {dest}": r"a\.txt\.bz2: cannot be read after line 0",
@@ -449,13 +429,10 @@ MISTAKES = {
     "good {dest} --valid-fraction 1": r"--valid-fraction is 1; allowed: a numb",
     "good {dest} --valid-fraction .5 --test-fraction .5": r"--test-fraction is 0\.5: --valid-fr"
     r"action is 0\.5, and nothing remains .*; allowed",
-    "good {dest} --train-bytes -1": r"--train-bytes is -1; allowed: a whole number",
-    "good {dest} --train-bytes 2": r"--train-bytes is 2: the first line alone is long",
     "good {dest} --bytes --words": r"--words: not allowed with argument --bytes",
     "good {dest} --sentences": r"--sentences is given; allowed: together with subwords or --words",
     "good {dest} --sentencepiece 10": r"--sentencepiece is 10; allowed: \d+ or more",
     "good {dest} --sentencepiece 5000": r"--sentencepiece is 5000; allowed: at most",
-    "good {dest} --words --allow-binary": r"--allow-binary is given; allowed: together",
 }
 
 

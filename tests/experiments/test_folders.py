@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairseq_clusterformer.inference.found import Weights
+from fairseq_clusterformer.inference.found import FEATURES, Weights
+from fairseq_clusterformer.inference.read import Reader
 from scripts.experiments import folders
 from scripts.experiments.reader_data import DIVIDED, part_of
+from tests.cli.towns import towns_data, towns_reader  # noqa: F401  fixtures
 
 
 def test_questions_of_missing_articles(tmp_path: Path) -> None:
@@ -59,6 +61,7 @@ def rows() -> list[dict]:
             answers[-1]["margin"] = draw.gauss(2 if file else 0, 1)
             answers[-1]["words"] = draw.gauss(4 if right else 0, 1)
             answers[-1]["likeness"] = 0.0
+            answers[-1]["none"] = draw.gauss(-2 if right else 0, 1)
         found.append({"file": file, "found": answers, "seconds": 0.1})
     return found
 
@@ -75,7 +78,7 @@ def test_questions_for_which_nothing_was_found(rows: list[dict]) -> None:
 
 def test_what_is_shown_is_the_share_of_right_answers(rows: list[dict]) -> None:
     weights = folders.fit(rows[:300])
-    assert weights.words > weights.margin > 0 == weights.likeness
+    assert weights.words > weights.margin > 0 == weights.likeness > weights.none
     scores = folders.score(rows[300:], weights)
     before = folders.score(rows[300:], Weights())
     assert scores["right answer first"] > 0.9 > before["right answer first"]
@@ -86,6 +89,35 @@ def test_what_is_shown_is_the_share_of_right_answers(rows: list[dict]) -> None:
     assert abs(shown.mean() - right.mean()) < 0.05
     likely = shown > 0.8
     assert abs(shown[likely].mean() - right[likely].mean()) < 0.07
+
+
+def test_a_folder_is_encoded_once_for_all_its_questions(
+    towns_reader: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch,
+) -> None:
+    """`--limit` asks some of all kinds; each answer comes with what it is ranked by."""
+    (tmp_path / "articles").mkdir()
+    for name, text in (("a", "Otto rules Ulm."), ("b", "Noor rules Bree.")):
+        (tmp_path / "articles" / f"{name}.txt").write_text(text)
+    towns = ["Ulm", "Bree", "Ulm", "Bree", "Pisa", "Tyre"]
+    rows = [{"question": f"Who rules {town}?", "answers": [], "file": None} for town in towns]
+    folder, encoded = tmp_path / "valid-1.json", []
+    folder.write_text(json.dumps({"documents": ["a.txt", "b.txt"], "questions": rows}))
+    encode = Reader._encode_sections
+
+    def count(reader: Reader, sections: list) -> list:
+        encoded.extend(sections)
+        return encode(reader, sections)
+
+    monkeypatch.setattr(Reader, "_encode_sections", count)
+    line = ["ask", towns_reader, folder, "--out", tmp_path / "out.jsonl", "--limit", 3]
+    assert folders.main([*map(str, line)]) == 0
+    found = folders.rows_of(tmp_path / "out.jsonl")
+    assert [row["question"] for row in found] == [rows[i]["question"] for i in (0, 2, 4)]
+    assert len(encoded) == 2
+    assert all(each.keys() >= set(FEATURES) for row in found for each in row["found"])
+    assert folders.spread(rows, 9) == rows
 
 
 def test_a_calibration_is_a_file(rows: list[dict], tmp_path: Path, capsys) -> None:

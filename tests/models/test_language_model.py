@@ -66,14 +66,6 @@ def test_a_decoder_of_llamas_form(dtype: torch.dtype) -> None:
     torch.testing.assert_close(*found, rtol=0, atol=close)
 
 
-@torch.no_grad()
-def test_the_leaking_rule_fails_that_test() -> None:
-    model, tokens = trained("neural", cluster_rule="leaking-chunk"), letters(2, 40)
-    assert model.decoder.leaks_future
-    edited = torch.cat([tokens[:, :20], letters(2, 20)], dim=1)
-    assert (model(edited)[0] - model(tokens)[0])[:, :20].abs().max() > 1e-3
-
-
 @pytest.mark.parametrize(
     ("attention", "rate", "form"),
     [

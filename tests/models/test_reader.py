@@ -24,6 +24,7 @@ def as_written(model: ClusterformerReader, question: Tensor, document: Tensor) -
     size, stride, asked = encoder.size, encoder.stride, len(question)
     starts = range(0, len(document), stride)
     plain = TransformerEncoderLayerBase(encoder.cfg).double().eval()
+    plain.activation_fn = nn.functional.gelu  # fairseq's is taken in float32
 
     def transformer(layer: nn.Module, x: Tensor) -> Tensor:
         weights = {n: p for n, p in layer.named_parameters() if ".routers." not in n}
@@ -68,7 +69,7 @@ def as_written(model: ClusterformerReader, question: Tensor, document: Tensor) -
 
 def chunks(layer: nn.Module, states: Tensor, places: list[int], size: int) -> list[list[int]]:
     """Which states attend to each other: eq. 5 and 6; of the strided baseline, each place."""
-    if isinstance(layer, TransformerEncoderLayerBase) and not hasattr(layer, "kinds"):
+    if layer.kinds[0].kind == "full":
         return [[i for i, p in enumerate(places) if p == place] for place in sorted(set(places))]
     centroids = layer.self_attn.routers[0].clustering.centroids
     entered = layer.self_attn_layer_norm(states) if layer.normalize_before else states
@@ -205,14 +206,15 @@ def test_the_bank_holds_what_enters_a_cluster_layer() -> None:
     model = make_reader(dropout=0.0, attention_dropout=0.0).train()
     question, document, asked, lengths = ragged(model.encoder.padding_idx)
     entered = []
-    for layer in model.encoder.all_layers():
+    layers = [model.encoder.layers[number] for number in model.encoder.cluster_layers]
+    for layer in layers:
         layer.register_forward_pre_hook(
             lambda _, inputs: entered.append(inputs[0].transpose(0, 1)[~inputs[1]])
         )
     model.set_num_updates(0)
     model(question, document)
     number = sum(q * max(1, -(-n // 5)) + n for q, n in zip(asked, lengths, strict=True))
-    clusterings = [layer.self_attn.routers[0].clustering for layer in model.encoder.all_layers()]
+    clusterings = [layer.self_attn.routers[0].clustering for layer in layers]
     assert len(clusterings) == len(entered) == 2
     for clustering, states in zip(clusterings, entered, strict=True):
         assert len(states) == number

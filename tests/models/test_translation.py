@@ -15,10 +15,9 @@ from fairseq_clusterformer.criterions.fairseq_losses import (
     ClusterformerLabelSmoothedCrossEntropyConfig,
 )
 from fairseq_clusterformer.models.clusterformer import ClusterformerModel
-from tests.models.small import ENCODERS, make_task, sentences
+from tests.models.small import make_task, sentences
 
 DECODERS = ("full", "window", "neural", "window+neural", "window,neural")
-every_encoder = pytest.mark.parametrize("encoder", ENCODERS)
 every_decoder = pytest.mark.parametrize("spec", DECODERS)
 
 
@@ -80,37 +79,6 @@ def _trained(changes: tuple):
         (loss / size).backward()
         optimizer.step()
     return model.eval(), task
-
-
-@every_encoder
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
-@torch.no_grad()
-def test_a_sentence_is_encoded_alike_alone_and_in_any_batch(encoder, dtype, error):
-    model, task = trained(**ENCODERS[encoder])
-    model.to(dtype)
-    lengths = [17, 1, 4, 9, 17]
-    for side in ("left", "right"):
-        rows = sentences(task, lengths, side)
-        rows = torch.nn.functional.pad(
-            rows, (7, 0) if side == "left" else (0, 7), value=task.source_dictionary.pad()
-        )
-        together = model.encoder(rows)["encoder_out"][0]
-        for row, length in enumerate(lengths):
-            real = rows[row] != task.source_dictionary.pad()
-            alone = model.encoder(rows[row : row + 1, real])["encoder_out"][0][:, 0]
-            assert len(alone) == length
-            torch.testing.assert_close(together[real, row], alone, rtol=0, atol=error)
-
-
-@every_encoder
-@torch.no_grad()
-def test_an_encoder_sees_both_sides(encoder):
-    model, task = trained(**ENCODERS[encoder], attention_window=20, num_clusters=1)
-    tokens = sentences(task, [12], "left")
-    edited = tokens.clone()
-    edited[0, -2] = edited[0, -2] % 20 + 4
-    out, changed = (model.encoder(t)["encoder_out"][0][0] for t in (tokens, edited))
-    assert not torch.allclose(out, changed, atol=1e-6)
 
 
 @every_decoder
@@ -271,28 +239,6 @@ def learners(model, criterion, sample) -> set[str]:
     return {name for name, gradient in found.items() if gradient.abs().max() > 0}
 
 
-def test_which_parameters_learn_from_which_term():
-    task = make_task()
-    model = make_model(task, decoder_attention="neural").train()
-    sample = make_sample(task)
-    off = {
-        "clustering_loss_weight": 0.0,
-        "centroid_sorting_loss_weight": 0.0,
-        "task_loss_weight": 0.0,
-    }
-    routers = {
-        name for name, _ in model.named_parameters() if ".routers." in name or "centroids" in name
-    }
-    assert "encoder.centroids" in routers
-    assert not routers & learners(
-        model, make_criterion(task, **{**off, "task_loss_weight": 1.0}), sample
-    )
-    for weight in ("clustering_loss_weight", "centroid_sorting_loss_weight"):
-        learned = learners(model, make_criterion(task, **{**off, weight: 1.0}), sample)
-        assert routers <= learned
-        assert "encoder.layers.0.fc1.weight" in learned
-
-
 def test_losses_are_means_over_the_layers_of_both_sides():
     task = make_task()
     model = make_model(task, decoder_attention="neural").train()
@@ -375,22 +321,13 @@ def test_wrong_options_are_refused(changes, message):
         make_model(**changes)
 
 
-def test_a_copying_start_is_the_decoders():
-    model = make_model(copying_start=True, short_convolution=3)
-    for side, begins in (("encoder", False), ("decoder", True)):
-        for layer in getattr(model, side).layers:
-            q, k = layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight
-            assert torch.equal(q, k) == begins
-
-
-def test_a_gap_is_for_the_rule_recent():
-    """By the rule chunk, an encoder's default, there is none."""
-    model = make_model(encoder_attention="neural", decoder_attention="neural", cluster_gap=2)
-    gaps = [side.layers[0].self_attn.routers[0].gap for side in (model.encoder, model.decoder)]
-    assert gaps == [0, 2]
-
-
-def test_sinks_are_the_decoders():
-    model = make_model(encoder_attention="window", decoder_attention="window", attention_sinks=2)
-    sides = model.encoder, model.decoder
-    assert [side.layers[0].self_attn.routers[0].sinks for side in sides] == [0, 2]
+def test_what_one_side_has_alone():
+    """A copying start and sinks are of decoders; the rule chunk, an encoder's, has no gap."""
+    kinds = {"encoder_attention": "neural", "decoder_attention": "neural"}
+    more = {"short_convolution": 3, "copying_start": True, "attention_sinks": 2}
+    model = make_model(**kinds, **more, cluster_gap=2)
+    encoder, decoder = (side.layers[0].self_attn for side in (model.encoder, model.decoder))
+    for attention, begins in ((encoder, False), (decoder, True)):
+        assert torch.equal(attention.q_proj.weight, attention.k_proj.weight) == begins
+    assert [attention.routers[0].gap for attention in (encoder, decoder)] == [0, 2]
+    assert [attention.routers[0].sinks for attention in (encoder, decoder)] == [0, 2]

@@ -149,6 +149,19 @@ class TestDocuments:
             desk.add(Source(name, "", Counted([TOWNS])))
         assert before == read.count(2) > 0
 
+    def test_the_words_of_one_document_are_ranked_once(self, desk: Desk, monkeypatch) -> None:
+        """When it is added, not at the first question; several are ranked together."""
+        made, make = [], desk.reader.passages
+        monkeypatch.setattr(desk.reader, "passages", lambda x: made.append(len(x)) or make(x))
+        desk.add(text_source(TOWNS, "a"))
+        desk.ask("Who rules Lund?")
+        assert made == [1]
+        desk.add(text_source(TOWNS, "b"))
+        assert desk.ask("Who rules Lund?")["of"] == 2
+        assert made == [1, 1, 2]
+        desk.remove("a")
+        assert desk.ask("Who rules Lund?")["of"] == 1
+
 
 class TestQuestions:
     @pytest.mark.parametrize(
@@ -283,6 +296,20 @@ class TestBrowser:
         assert re.search(r'id="said"[^>]*class="bad">document is none; allowed: one or', html)
 
 
+@pytest.fixture
+def served(monkeypatch) -> list:
+    """What a server that ends at once would have served, and where."""
+    found = []
+
+    class Once(uvicorn.Server):
+        def run(self, sockets) -> None:
+            found.append((self.config.app, sockets[0].getsockname()))
+            sockets[0].close()
+
+    monkeypatch.setattr(uvicorn, "Server", Once)
+    return found
+
+
 class TestCommand:
     def test_a_port_in_use(self, towns_reader: Path, capsys) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -297,19 +324,11 @@ class TestCommand:
         said = error(capsys, "answer", "--serve")
         assert 'needs uvicorn, which is not installed; allowed: pip install "fairseq' in said
 
-    def test_it_serves(self, towns_reader: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    def test_it_serves(self, towns_reader: Path, tmp_path: Path, served: list, capsys) -> None:
         """The documents of the command line, at this computer alone."""
         from tests.inference.commands import run
 
         (tmp_path / "a.txt").write_text(TOWNS)
-        served = []
-
-        class Once(uvicorn.Server):
-            def run(self, sockets) -> None:
-                served.append((self.config.app, sockets[0].getsockname()))
-                sockets[0].close()
-
-        monkeypatch.setattr(uvicorn, "Server", Once)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         line = ["answer", "--checkpoint", towns_reader, "--document", tmp_path / "a.txt"]
@@ -330,24 +349,17 @@ class TestCommand:
         ],
     )
     def test_other_forms_of_an_address(
-        self, host: str, answered: list, warned: bool, desk: Desk, monkeypatch, capsys
+        self, host: str, answered: list, warned: bool, desk: Desk, served: list, capsys
     ) -> None:
-        served = []
-
-        class Once(uvicorn.Server):
-            def run(self, sockets) -> None:
-                served.append(self.config.app)
-                sockets[0].close()
-
-        monkeypatch.setattr(uvicorn, "Server", Once)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         serving.serve(desk, host, port, LIMIT)
         assert ("everybody who can reach" in capsys.readouterr().err) is warned
+        ((app, _),) = served
         for name in answered:
-            client = TestClient(served[0], base_url=f"http://{name}:{port}")
+            client = TestClient(app, base_url=f"http://{name}:{port}")
             assert client.get("/documents").status_code == 200
-        client = TestClient(served[0], base_url="http://evil.example")
+        client = TestClient(app, base_url="http://evil.example")
         assert client.get("/documents").status_code == (200 if warned else 403)
 
     def test_no_address_is_not_all_of_them(self, capsys) -> None:

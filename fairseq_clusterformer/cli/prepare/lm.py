@@ -64,13 +64,10 @@ def _add_text_options(parser: Parser) -> None:
     for split in ("valid", "test"):
         about = f"the part of all bytes that becomes {split}, unless split by files"
         parser.add(f"--{split}-fraction F", about, default=0.05)
-    parser.add("--train-bytes N", "keep only the first lines of train, N bytes at most")
     about = "take files of such names only, such as '*.txt'; may be repeated (default: all files "
     parser.add("--pattern GLOB", about + "that are not binary)", action="append")
     about = "of the files; the folder's text is UTF-8"
     parser.add("--encoding NAME", about, type=line_encoding, default="utf-8")
-    about = "with --bytes: take any bytes, where otherwise what is not UTF-8 is an error"
-    parser.add("--allow-binary", about)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -4,12 +4,11 @@ import argparse
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.corpora import SAMPLE, SPLITS, SUBWORDS
+from fairseq_clusterformer.corpora import SPLITS, SUBWORDS
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.ranges import Range
 
-from ..common import Parser, add, check_file, number
+from ..common import Parser, add, check_file
 
 Files = dict[str, list[Path]]  # of each split
 
@@ -68,30 +67,13 @@ def add_tokenizer(parser: argparse._ActionsContainer) -> None:
 
 
 def add_existing(parser: Parser, units: argparse._ActionsContainer) -> None:
-    """Those of an existing model, which exclude others in ``units``, and `add_sample`'s."""
+    """Those of an existing model, which exclude others in ``units``."""
     add_tokenizer(units)
     add(units, "--sentencepiece-model FILE", "an existing sentencepiece model")
     about = "GPT-2's subwords, which RoBERTa has: a folder with encoder.json and vocab.bpe"
     add(units, "--gpt2-bpe DIR", about)
     about = "the dictionary of a pretrained model (RoBERTa's dict.txt; default: all subwords)"
     parser.add("--dict FILE", about)
-    add_sample(parser)
-
-
-def add_sample(parser: Parser) -> None:
-    """The size of the text that a sentencepiece model learns from."""
-    about = "megabytes of train that a sentencepiece model learns from, which take 20 times as "
-    about += f"much memory; of a larger train, lines are drawn (default: {SAMPLE})"
-    parser.add("--sentencepiece-sample MB", about, type=number(Range(1, 100_000, whole=True)))
-
-
-def take_sample(options: dict, trains: bool) -> int:
-    """Take the size of the sample out; it is only given where a model is trained."""
-    given = options.pop("sentencepiece_sample")
-    if given and not trains:
-        allowed = "where a sentencepiece model is trained"
-        raise bad_option("--sentencepiece-sample", given, allowed)
-    return given or SAMPLE
 
 
 def take_existing(options: dict) -> Vocabulary | None:
@@ -121,8 +103,6 @@ def take_vocabulary(options: dict, usual: int | None = SUBWORDS) -> Vocabulary |
     """Take a model, or one to train, out of the options. `usual`: pieces to train, or fewer, where
     no model is given; None: none is trained."""
     pieces, existing = options.pop("sentencepiece"), take_existing(options)
-    trains = not existing and (pieces or usual)
-    sample = take_sample(options, bool(trains))
-    if not trains:
+    if existing or not (pieces or usual):
         return existing
-    return Vocabulary(train=trains, at_most=pieces is None, sample=sample)
+    return Vocabulary(train=pieces or usual, at_most=pieces is None)

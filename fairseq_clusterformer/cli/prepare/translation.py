@@ -19,7 +19,6 @@ from fairseq_clusterformer.corpora.translation.corpora import (
 )
 
 from ..common import Parser, add_dest, prepare_folder
-from .shared import add_sample, take_sample
 
 _FILES = (
     "PREFIX stands for the two files PREFIX.{0} and PREFIX.{1} of aligned lines, or is itself one "
@@ -84,7 +83,6 @@ def _add_shared_options(parser: Parser, operations: int | None, vocabulary: str)
     about = "subword-nmt: subwords of the tokens of Moses, which knows some 40 languages; "
     about += "sentencepiece: subwords of the text as it is, in any language"
     parser.add("--vocabulary", about, choices=("subword-nmt", "sentencepiece"), default=vocabulary)
-    add_sample(parser)
     parser.add("--workers N", "processes that tokenise", default=1)
 
 
@@ -92,7 +90,6 @@ def main(arguments: Sequence[str]) -> int:
     """Prepare a corpus; raises UserError for a user's mistake."""
     options = vars(_parser().parse_args(arguments))
     options["bpe"] = options.pop("vocabulary").replace("-", "_")
-    options["sample"] = take_sample(options, options["bpe"] == "sentencepiece")
     name = options["corpus"]
     if name == "text":
         languages = options.pop("source_lang"), options.pop("target_lang")

@@ -17,7 +17,7 @@ from .. import SPLITS
 from ..download import Archive, checksum, obtain
 from ..folder import make_folder, resolved
 from ..lines import naming_all
-from ..vocabulary import Vocabulary, copy_model, sample_recipe
+from ..vocabulary import Vocabulary, copy_model
 from .text import (
     TextReader,
     by_document,
@@ -108,9 +108,7 @@ def prepare_text(
     split: str | None = None,
     valid_fraction: float = 0.05,
     test_fraction: float = 0.05,
-    train_bytes: int | None = None,
     pattern: Sequence[str] | None = None,
-    allow_binary: bool = False,
     encoding: str = "utf-8",
 ) -> dict | None:
     """Prepare the text files in `source`, and print which of them were taken. The options are
@@ -120,33 +118,17 @@ def prepare_text(
     encoding = codecs.lookup(encoding).name
     by_bytes = not (words or vocabulary)
     fractions = {"valid": valid_fraction, "test": test_fraction}
-    if dest.is_relative_to(source):
-        problem = "lies in SOURCE, where the next run would read it as text"
-        raise bad_option("DEST", dest, "a folder outside SOURCE", problem)
-    if allow_binary and not by_bytes:
-        raise bad_option("--allow-binary", "given", "together with --bytes only")
-    if allow_binary and encoding != "utf-8":
-        raise bad_option("--encoding", encoding, "none together with --allow-binary")
+    _check(source, dest, fractions)
     if sentences and by_bytes:
         raise bad_option("--sentences", "given", "together with subwords or --words")
-    if sum(fractions.values()) >= 1:
-        allowed = "a sum with --valid-fraction below 1"
-        problem = f"--valid-fraction is {valid_fraction}, and nothing remains for train"
-        raise bad_option("--test-fraction", test_fraction, allowed, problem)
-    texts, others = find_texts(source, pattern, allow_binary=allow_binary)
-    files = split_files(source, texts) if split in (None, "files") else {}
-    if split == "files" and not files:
-        problem = f"no file in {source} is named after train, valid or test"
-        raise bad_option("--split", split, "documents or contiguous", problem)
-    # of fewer files, whole ones would be more than a split's fraction
-    few = len(texts) * min(fractions.values()) < 1 and document_separator is None
-    split = split or ("files" if files else "contiguous" if few else "documents")
+    texts, others = find_texts(source, pattern)
     skipped = {"other names than --pattern" if pattern else "not text": others}
+    split, files = _way(source, texts, split, fractions, separated=document_separator is not None)
     if split == "files":
         named = set(itertools.chain.from_iterable(files.values()))
         skipped["not named after a split"] = [path for path in texts if path not in named]
         texts = [path for path in texts if path in named]
-    reader = TextReader(document_separator, allow_binary, encoding)
+    reader = TextReader(document_separator, encoding)
 
     def build(work: Path, out: Path) -> dict:
         _report(texts, split, skipped)
@@ -158,7 +140,7 @@ def prepare_text(
         if sentences:
             parts = by_sentence(parts)
         with naming_all(texts, encoding, "--encoding NAME for another, or --pattern without it"):
-            counts = write_splits(parts, work, train_bytes=train_bytes)
+            counts = write_splits(parts, work)
         reader.check_separator(f"SOURCE {source}")
         return {"splits": _binarize(counts, work, out, vocabulary, words, sentences)}
 
@@ -167,7 +149,6 @@ def prepare_text(
         "corpus": "text",
         **({} if by_bytes else {"unicode": FORM}),
         "sentencepiece": trained,
-        **(sample_recipe(vocabulary.sample) if trained else {}),
         **({"words": True} if words else {}),
         **(vocabulary.recipe() if vocabulary and not trained else {}),
         **({"sentences": True} if sentences else {}),
@@ -175,10 +156,34 @@ def prepare_text(
         "document_separator": document_separator,
         "split": split,
         "fractions": None if split == "files" else fractions,
-        "train_bytes": train_bytes,
+        "train_bytes": None,  # an option that was; so folders made then are known
         "files": {path.relative_to(source.parent).as_posix(): checksum(path) for path in texts},
     }
     return make_folder(dest, recipe, build)
+
+
+def _check(source: Path, dest: Path, fractions: dict[str, float]) -> None:
+    """Raise UserError for a folder within SOURCE, or where nothing remains for train."""
+    if dest.is_relative_to(source):
+        problem = "lies in SOURCE, where the next run would read it as text"
+        raise bad_option("DEST", dest, "a folder outside SOURCE", problem)
+    if sum(fractions.values()) >= 1:
+        problem = f"--valid-fraction is {fractions['valid']}, and nothing remains for train"
+        allowed = "a sum with --valid-fraction below 1"
+        raise bad_option("--test-fraction", fractions["test"], allowed, problem)
+
+
+def _way(
+    source: Path, texts: list[Path], split: str | None, fractions: dict, *, separated: bool
+) -> tuple[str, dict[str, list[Path]]]:
+    """How texts are split, as --split says or they ask for, and the files of each split."""
+    files = split_files(source, texts) if split in (None, "files") else {}
+    if split == "files" and not files:
+        problem = f"no file in {source} is named after train, valid or test"
+        raise bad_option("--split", split, "documents or contiguous", problem)
+    # of fewer files, whole ones would be more than a split's fraction
+    few = len(texts) * min(fractions.values()) < 1 and not separated
+    return split or ("files" if files else "contiguous" if few else "documents"), files
 
 
 def _report(texts: Sequence[Path], split: str, skipped: dict[str, list[Path]]) -> None:

@@ -8,7 +8,6 @@ import fnmatch
 import hashlib
 import itertools
 import lzma
-import math
 import re
 import zlib
 from codecs import BOM_UTF8
@@ -31,7 +30,7 @@ SplitLines = Iterable[tuple[str, Iterable[bytes]]]
 
 
 def find_texts(
-    source: Path, patterns: Sequence[str] | None = None, *, allow_binary: bool = False
+    source: Path, patterns: Sequence[str] | None = None
 ) -> tuple[list[Path], list[Path]]:
     """Return the text files below `source` in order of their paths, and the files passed over;
     hidden ones, whose names start with a dot, are neither.
@@ -40,15 +39,14 @@ def find_texts(
         source: a folder, searched recursively, or one text file, whatever its name is.
         patterns: shell patterns for names; a .xz, .gz or .bz2 at a name's end may be left out.
             None: every file whose first bytes are text.
-        allow_binary: without patterns, take every file.
 
     Raises:
         UserError: if `source` does not exist or holds no such file.
     """
-    if source.is_file() and (allow_binary or not _is_binary(source)):
+    if source.is_file() and not _is_binary(source):
         return [source], []
     if source.is_file():
-        allowed = "text, plain or as .xz, .gz or .bz2; or --bytes --allow-binary"
+        allowed = "text, plain or as .xz, .gz or .bz2"
         raise bad_option("SOURCE", source, allowed, "not a text file")
     if not source.is_dir():
         problem = "it is no plain file" if source.exists() else "does not exist"
@@ -61,7 +59,7 @@ def find_texts(
             names = (path.name, path.stem if path.suffix in PACKED else path.name)
             wanted = any(fnmatch.fnmatch(name, pattern) for name in names for pattern in patterns)
         else:
-            wanted = allow_binary or not _is_binary(path)
+            wanted = not _is_binary(path)
         (texts if wanted else others).append(path)
     if not texts:
         held = f"no text file, only {names_of(others)}" if others else "no file at all"
@@ -92,23 +90,20 @@ class TextReader:
 
     Args:
         separator: the line that ends a document (default: a file is a document).
-        allow_binary: take any bytes; else what has another encoding is an error.
         encoding: of the files; documents are in UTF-8.
     """
 
     separator: str | None = None
-    allow_binary: bool = False
     encoding: str = "utf-8"
     _seen: int = field(default=0, init=False)  # separators
 
     def documents(self, texts: Iterable[Path]) -> Iterator[Lines]:
         """Yield the documents that are not empty. Read each before you take the next."""
         for path in texts:
-            raw = raw_lines(path, None if self.allow_binary else self.encoding)
+            raw = raw_lines(path, self.encoding)
             if self.encoding != "utf-8":
                 raw = (line.decode(self.encoding).encode() for line in raw)
-            if not self.allow_binary:
-                raw = _without_mark(raw)
+            raw = _without_mark(raw)
             lines = (line if line.endswith(b"\n") else line + b"\n" for line in raw)
             for number, document in itertools.groupby(lines, self._document_number):
                 if number is not None:
@@ -219,28 +214,21 @@ def _sentences(lines: Iterable[bytes]) -> Lines:
             yield text[start:end].encode() + b"\n"
 
 
-def write_splits(parts: SplitLines, folder: Path, *, train_bytes: int | None = None) -> dict:
-    """Write ``train.txt`` (its first lines up to `train_bytes`), ``valid.txt`` and ``test.txt``;
-    return how many documents, lines and bytes each has."""
+def write_splits(parts: SplitLines, folder: Path) -> dict:
+    """Write ``train.txt``, ``valid.txt`` and ``test.txt``; return how many documents, lines and
+    bytes each has."""
     counts = {split: dict.fromkeys(("documents", "lines", "bytes"), 0) for split in SPLITS}
-    room = {"train": train_bytes or math.inf, "valid": math.inf, "test": math.inf}
     with ExitStack() as stack:
         files = {s: stack.enter_context(open(folder / f"{s}.txt", "wb")) for s in SPLITS}
         for split, lines in parts:
             count, before = counts[split], counts[split]["lines"]
             for line in lines:
-                room[split] -= len(line)
-                if room[split] < 0:
-                    break
                 files[split].write(line)
                 count["lines"] += 1
                 count["bytes"] += len(line)
             count["documents"] += count["lines"] > before
     for split, count in counts.items():
         if not count["bytes"]:
-            if split == "train" and room["train"] < 0:
-                problem = "the first line alone is longer"
-                raise bad_option("--train-bytes", train_bytes, "a larger number", problem)
             allowed = "a line or more for each of train, valid and test"
             if split != "train":
                 allowed += f", by more text or a larger --{split}-fraction"

@@ -16,13 +16,12 @@ from pathlib import Path
 from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import UserError, bad_option
 
-from .. import SAMPLE, SUBWORDS
+from .. import SUBWORDS
 from ..download import checksums
 from ..folder import make_folder
 from ..lines import aligned_lines
 from ..parallel import parallel
 from ..splits import SeenTexts
-from ..vocabulary import sample_recipe
 from .corpora import ParallelCorpus
 from .pairs import Pair, pair_files, pairs_of
 
@@ -36,7 +35,6 @@ def prepare(
     bpe_operations: int | None = None,
     bpe: str = "subword_nmt",
     extra_train: Sequence[Path] = (),
-    sample: int = SAMPLE,
     workers: int = 1,
 ) -> dict | None:
     """Prepare `corpus` in the folder `dest`, as `make_folder` does.
@@ -46,7 +44,6 @@ def prepare(
             as the text gives.
         bpe: "subword_nmt", or "sentencepiece", which splits text that is not tokenised.
         extra_train: more training text; see `pair_files`. Columns are target and source.
-        sample: see `Vocabulary`.
     """
     pipeline = replace(corpus.pipeline, bpe=bpe)
     if bpe == "sentencepiece" and not corpus.tokenised:
@@ -58,7 +55,6 @@ def prepare(
         "corpus": corpus.name,
         **pipeline.recipe(),
         "bpe_operations": bpe_operations,
-        **sample_recipe(sample),
         "test_sets": corpus.test_sets,
         "detokenised": not corpus.tokenised,
         "hold_out": corpus.hold_out,
@@ -72,7 +68,7 @@ def prepare(
 
         job = _Job(corpus, replace(pipeline, model=out / recipe["bpe_model"]), work, out, workers)
         job.tokenise(extra)
-        learn_subwords(job.files(work, "train"), bpe_operations, job.pipeline, sample)
+        learn_subwords(job.files(work, "train"), bpe_operations, job.pipeline)
         job.segment()
         job.binarise()
         packages = ("sacremoses", "subword-nmt", "sentencepiece")
@@ -90,16 +86,14 @@ def _check_moses(languages: Sequence[str]) -> None:
         raise bad_option("--vocabulary", "subword-nmt", "sentencepiece", problem)
 
 
-def learn_subwords(
-    texts: Sequence[Path], number: int | None, pipeline: TextPipeline, sample: int
-) -> None:
+def learn_subwords(texts: Sequence[Path], number: int | None, pipeline: TextPipeline) -> None:
     """Learn the subwords of `texts` together and write the pipeline's model; raises UserError if
     the texts do not give as many."""
     if pipeline.bpe == "sentencepiece":
         from ..binarize import train_sentencepiece
 
-        how = {"at_most": number is None, "sample": sample}
-        train_sentencepiece(texts, number or SUBWORDS, pipeline.model, "--bpe-operations", **how)
+        how = {"option": "--bpe-operations", "at_most": number is None}
+        train_sentencepiece(texts, number or SUBWORDS, pipeline.model, **how)
         return
     from subword_nmt.learn_bpe import learn_bpe
 

@@ -29,6 +29,80 @@ def _load_head(x, b, h, column, inside):
     return tl.load(x.ptr + b * x.b + h * x.h + column * x.e, mask=inside, other=0.0)
 
 
+@triton.jit
+def _attend(
+    peak, total, values, begin, end, entries, query, key, value, bias, slot,
+    own_here, real, ring, ring_begin, reads, writes,
+    NUM_RINGS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
+    BIASED: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """An online softmax goes on over those slots of a ring, of which one may be the new token's:
+    the largest logit, the sum of weights, and the weighted values."""
+    column, lane = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_N)
+    inside = column < WIDTH
+    NUMBERS: tl.constexpr = 2 * WIDTH + BIASED
+    for first in range(begin, end, BLOCK_N):
+        other = first + lane
+        shown = other < end
+        fresh = shown & own_here & (other == slot)  # the new token, in registers
+        older = shown & (fresh == 0)  # in memory
+        entry = entries + other * NUMBERS
+        old = older[:, None] & inside[None, :]
+        keys = tl.load(entry[:, None] + column[None, :], mask=old, other=0.0)
+        keys = tl.where(fresh[:, None], key[None, :], keys)
+        logits = tl.sum(keys.to(ACC) * query[None, :], 1)
+        if BIASED:
+            biases = tl.load(entry + WIDTH, mask=older, other=0.0).to(ACC)
+            logits += tl.where(fresh, bias, biases) * LOG2_E
+        # Histories of several rings hide the entries of other rings.
+        if ring is not None:
+            of_slot = tl.load(ring + ring_begin + other, mask=older, other=NUM_RINGS)
+            of_slot = tl.where(fresh & real, writes, of_slot)
+            shown = shown & (of_slot == reads)
+        logits = tl.where(shown, logits, float("-inf"))
+        pointers = entry[:, None] + (WIDTH + BIASED) + column[None, :]
+        others = tl.load(pointers, mask=old, other=0.0)
+        others = tl.where(fresh[:, None], value[None, :], others).to(ACC)
+
+        new_peak = tl.maximum(peak, tl.max(logits, 0))
+        # While nothing has been seen both are -inf, and their difference would be NaN.
+        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights, decay = tl.exp2(logits - shift), tl.exp2(peak - shift)
+        total = total * decay + tl.sum(weights, 0)
+        others = tl.where(shown[:, None], others, 0.0)  # padding may be NaN
+        values = values * decay + tl.sum(weights[:, None] * others, 0)
+        peak = new_peak
+    return peak, total, values
+
+
+@triton.jit
+def _store_token(
+    kept, ring, seen, new_seen, key, value, bias, stored, real, writes, place, entry, ring_slot,
+    numbers, counts,
+    NUM_RINGS: tl.constexpr, BLOCK_R: tl.constexpr, WIDTH: tl.constexpr, BLOCK_E: tl.constexpr,
+    BIASED: tl.constexpr,
+):  # fmt: skip
+    """Write the new token into its ring's entry, its ring's number and the rings' counts."""
+    column = tl.arange(0, BLOCK_E)
+    dtype: tl.constexpr = kept.dtype.element_ty
+    home = kept + entry * (2 * WIDTH + BIASED)
+    width = tl.where(stored, WIDTH, 0)  # nothing is written where the token is in no ring
+    tl.store(home + column, tl.where(real, key, 0.0), mask=column < width)
+    home_value = home + WIDTH + BIASED + column
+    tl.store(home_value, tl.where(real, value, 0.0), mask=column < width)
+    if BIASED:
+        tl.store(home + WIDTH, rounded(bias, dtype), mask=stored)
+    if ring is not None:
+        number = tl.where(real, writes, NUM_RINGS)
+        tl.store(ring + ring_slot, number, mask=numbers)
+    if seen is not None:
+        each = tl.arange(0, BLOCK_R)
+        mine = each < tl.where(counts, NUM_RINGS, 0)
+        count = tl.load(seen + place * NUM_RINGS + each, mask=mine, other=0)
+        count += ((each == writes) & real).to(tl.int64)
+        tl.store(new_seen + place * NUM_RINGS + each, count, mask=mine)
+
+
 @triton.jit(do_not_specialize=["steps", "room"])
 def _step(
     q, k, v, out, parts, kept, ring, seen, new_seen, read, written, key_bias, own_bias, padding,
@@ -42,7 +116,7 @@ def _step(
     b, h = row // heads, row % heads
     of_group = heads // groups
     group, head = b * groups + h // of_group, h % of_group
-    column, lane = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_N)
+    column = tl.arange(0, BLOCK_E)
     inside = column < WIDTH
     dtype: tl.constexpr = kept.dtype.element_ty
     NUMBERS: tl.constexpr = 2 * WIDTH + BIASED  # of an entry: key, bias, value
@@ -55,9 +129,8 @@ def _step(
     peak = tl.full([], float("-inf"), ACC)
     total = tl.zeros([], ACC)
     values = tl.zeros([BLOCK_E], ACC)
-    if (
-        OWN_APART
-    ):  # the online softmax begins with the token itself, in the first program of a head
+    # The online softmax begins with the token itself, in the first program of a head.
+    if OWN_APART:
         peak = tl.sum(query * key.to(ACC), 0)
         if own_bias is not None:
             own = tl.load(own_bias.ptr + b * own_bias.b + h * own_bias.h)
@@ -99,56 +172,19 @@ def _step(
             if parts is not None:
                 begin = tl.cdiv(filled, shares) * share
                 end = tl.minimum(begin + tl.cdiv(filled, shares), filled)
-            for first in range(begin, end, BLOCK_N):
-                other = first + lane
-                shown = other < end
-                fresh = shown & own_here & (other == slot)  # the new token, in registers
-                older = shown & (fresh == 0)  # in memory
-                entry = source_entries + other * NUMBERS
-                old = older[:, None] & inside[None, :]
-                keys = tl.load(entry[:, None] + column[None, :], mask=old, other=0.0)
-                keys = tl.where(fresh[:, None], key[None, :], keys)
-                logits = tl.sum(keys.to(ACC) * query[None, :], 1)
-                if BIASED:
-                    biases = tl.load(entry + WIDTH, mask=older, other=0.0).to(ACC)
-                    logits += tl.where(fresh, bias, biases) * LOG2_E
-                # Histories of several rings hide the entries of other rings.
-                if ring is not None:
-                    of_slot = tl.load(ring + place * room + other, mask=older, other=NUM_RINGS)
-                    of_slot = tl.where(fresh & real, writes, of_slot)
-                    shown = shown & (of_slot == reads)
-                logits = tl.where(shown, logits, float("-inf"))
-                pointers = entry[:, None] + (WIDTH + BIASED) + column[None, :]
-                others = tl.load(pointers, mask=old, other=0.0)
-                others = tl.where(fresh[:, None], value[None, :], others).to(ACC)
-
-                new_peak = tl.maximum(peak, tl.max(logits, 0))
-                # While nothing has been seen both are -inf, and their difference would be NaN.
-                shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-                weights, decay = tl.exp2(logits - shift), tl.exp2(peak - shift)
-                total = total * decay + tl.sum(weights, 0)
-                others = tl.where(shown[:, None], others, 0.0)  # padding may be NaN
-                values = values * decay + tl.sum(weights[:, None] * others, 0)
-                peak = new_peak
+            peak, total, values = _attend(
+                peak, total, values, begin, end, source_entries, query, key, value, bias, slot,
+                own_here, real, ring, place * room, reads, writes,
+                NUM_RINGS, WIDTH, BLOCK_E, BLOCK_N, BIASED, ACC,
+            )  # fmt: skip
 
         tl.debug_barrier()  # what is overwritten now has been read by all threads
-        stored = stored & (share == 0)
-        home = kept + ((target * of_group + head) * room + slot) * NUMBERS
-        width = tl.where(stored, WIDTH, 0)  # nothing is written where the token is in no ring
-        tl.store(home + column, tl.where(real, key, 0.0), mask=column < width)
-        home_value = home + WIDTH + BIASED + column
-        tl.store(home_value, tl.where(real, value, 0.0), mask=column < width)
-        if BIASED:
-            tl.store(home + WIDTH, rounded(bias, dtype), mask=stored)
-        if ring is not None:
-            number = tl.where(real, writes, NUM_RINGS)
-            tl.store(ring + place * room + slot, number, mask=(head == 0) & (share == 0))
-        if seen is not None:
-            each = tl.arange(0, BLOCK_R)
-            mine = each < tl.where(head == 0, NUM_RINGS, 0)
-            count = tl.load(seen + place * NUM_RINGS + each, mask=mine, other=0)
-            count += ((each == writes) & real).to(tl.int64)
-            tl.store(new_seen + place * NUM_RINGS + each, count, mask=mine)
+        _store_token(
+            kept, ring, seen, new_seen, key, value, bias, stored & (share == 0), real, writes,
+            place, (target * of_group + head) * room + slot, place * room + slot,
+            (head == 0) & (share == 0), head == 0,
+            NUM_RINGS, BLOCK_R, WIDTH, BLOCK_E, BIASED,
+        )  # fmt: skip
 
     if parts is None:
         _store_head(out, b, h, column, inside, total, values)
