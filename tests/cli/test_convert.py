@@ -5,16 +5,18 @@ import math
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq.data import Dictionary
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fairseq_clusterformer
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.conversion import convert as inference
-from fairseq_clusterformer.conversion.fit import calibrate
+from fairseq_clusterformer.conversion import layers, reading
+from fairseq_clusterformer.conversion.fit import calibrate, fit
 from fairseq_clusterformer.conversion.model import target_of
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.load import load_checkpoint
@@ -170,11 +172,11 @@ def test_normalizers_are_of_the_routers_as_they_are_fitted(
 ):
     given = []
 
-    def listen(*args: object) -> None:
-        calibrate(*args)
-        given.append(args)
+    def listen(dense: nn.Module, routers: list, batches: list[Path]) -> None:
+        calibrate(dense, routers, batches)
+        given.append((dense, routers, [Path(shutil.copy(file, tmp_path)) for file in batches]))
 
-    monkeypatch.setattr(inference, "calibrate", listen)
+    monkeypatch.setattr(layers, "calibrate", listen)
     assert convert(dense_checkpoint, tmp_path / "out", "--attention", TAUGHT, *FAST.split()) == 0
     _, routers, _ = given[-1]
     found = [pupil.router.normalizer.log_normalizer.clone() for pupil in routers]
@@ -182,6 +184,57 @@ def test_normalizers_are_of_the_routers_as_they_are_fitted(
     assert found
     for before, pupil in zip(found, routers, strict=True):
         torch.testing.assert_close(before, pupil.router.normalizer.log_normalizer)
+
+
+def test_a_run_that_was_stopped_goes_on(converted, dense_checkpoint, tmp_path, monkeypatch):
+    """It reads no batch and fits no layer again, and ends as if nothing had been."""
+    words = [dense_checkpoint, tmp_path / "out", "--attention", TAUGHT, *FAST.split()]
+    fitted, states = [], tmp_path / "out.partial" / "parts"
+
+    def stopped(dense: nn.Module, routers: list, *args: object, **how: object) -> list[float]:
+        fitted.append(routers[0].place)
+        if len(fitted) == 2:
+            raise KeyboardInterrupt
+        return fit(dense, routers, *args, **how)
+
+    monkeypatch.setattr(layers, "fit", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        main(["convert", *map(str, words)])
+    (tensors,) = states.glob("*/0.safetensors")
+    assert {t.dtype for t in load_file(tensors).values()} == {torch.float16}
+    monkeypatch.setattr(reading, "_run", None)
+    assert convert(*words) == 0
+    assert fitted == [("decoder", 0), ("decoder", 1), ("decoder", 1)]
+    found, expected = (
+        load_state(folder / "checkpoint.pt")["model"] for folder in (tmp_path / "out", converted)
+    )
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    reports = [(out / "convert.json").read_text() for out in (tmp_path / "out", converted)]
+    assert reports[0] == reports[1]
+    assert not states.parent.exists()
+
+
+def test_a_disk_without_room(dense_checkpoint, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=9))
+    line = error(capsys, "convert", dense_checkpoint, tmp_path / "out", *FAST.split())
+    assert "tokens take 0.0 GB there; allowed: a disk with as much room" in line
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_sinks_that_a_decoder_needs(dense_checkpoint, tmp_path):
+    """Heads that give the first token most of their attention; then it counts as near."""
+    state = torch.load(dense_checkpoint, weights_only=False)
+    for name, tensor in state["model"].items():
+        if "embed_positions" in name:
+            tensor[2] = 9.0 * tensor[2].sign()
+        if "k_proj.bias" in name or "q_proj.bias" in name:
+            tensor += 3.0
+    torch.save(state, tmp_path / "dense.pt")
+    assert convert(tmp_path / "dense.pt", tmp_path / "out", *FAST.split()) == 0
+    report = json.loads((tmp_path / "out" / "convert.json").read_text())
+    print(report)
+    assert ",sinks=4)" in report["attention"]["decoder"]
 
 
 def test_the_command_that_it_prints(dense_checkpoint, byte_data, tmp_path, capsys):
