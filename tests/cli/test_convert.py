@@ -166,6 +166,36 @@ class TestWhatTakesIt:
             if "normalizer" not in name:
                 torch.testing.assert_close(state[name], before[name])
 
+    def test_low_rank_training(self, converted, byte_data, tmp_path):
+        """It changes routers and what is low-rank alone; what loads it computes the same."""
+        spec = json.loads((converted / "convert.json").read_text())["attention"]["decoder"]
+        checkpoint = converted / "checkpoint.pt"
+        line = f"{CLUSTERFORMER} --lr 0.01 --finetune-from-model {checkpoint} --lora 2"
+        words = ["--attention", spec]
+        run = train(byte_data, f"{line} --max-update 3", tmp_path, *words)
+        before, state = load_state(checkpoint)["model"], run.model.state_dict()
+        changed = set()
+        for name, tensor in state.items():
+            original = name.replace(".parametrizations.weight.original", ".weight")
+            if original not in before:
+                assert name.endswith((".0.above", ".0.below"))
+                assert tensor.any(), name
+            elif not torch.equal(tensor, before[original]):
+                changed.add(name)
+        assert changed
+        assert all(".routers." in name for name in changed), changed
+        loaded, tokens = (
+            load_checkpoint(tmp_path / "checkpoint_last.pt"),
+            letters(byte_data, 2, 40),
+        )
+        assert loaded.model.state_dict().keys() == before.keys()
+        with torch.no_grad():
+            found, expected = loaded.model(tokens)[0], run.model.eval()(tokens)[0]
+        torch.testing.assert_close(found, expected)
+        assert (found - load_checkpoint(checkpoint).model(tokens)[0]).abs().max() > 0.01
+        again = train(byte_data, f"{line} --max-update 5", tmp_path, *words)
+        assert len(again.updates) == 2
+
 
 def test_normalizers_are_of_the_routers_as_they_are_fitted(
     dense_checkpoint, tmp_path, monkeypatch
