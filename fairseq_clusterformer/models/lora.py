@@ -34,9 +34,15 @@ def adapt(model: nn.Module, rank: int) -> None:
     for layer in model.decoder.all_layers():
         for name, module in [*layer.named_modules()]:
             if isinstance(module, nn.Linear) and ".routers." not in f".{name}":
-                parametrize.register_parametrization(
-                    module, "weight", LowRank(module.weight, rank)
-                )
+                low_rank = LowRank(module.weight, rank)
+                parametrize.register_parametrization(module, "weight", low_rank)
+    model.decoder.embed_tokens.register_forward_hook(_with_gradient)
+
+
+def _with_gradient(module: nn.Module, inputs: tuple, x: Tensor) -> None:
+    """Tell activation checkpoints, which ask their inputs, that there is something to learn."""
+    if torch.is_grad_enabled():
+        x.requires_grad_()
 
 
 def adapt_state(state: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> None:

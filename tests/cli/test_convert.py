@@ -171,7 +171,7 @@ class TestWhatTakesIt:
         spec = json.loads((converted / "convert.json").read_text())["attention"]["decoder"]
         checkpoint = converted / "checkpoint.pt"
         line = f"{CLUSTERFORMER} --lr 0.01 --finetune-from-model {checkpoint} --lora 2"
-        words = ["--attention", spec]
+        words = ["--attention", spec, "--checkpoint-activations"]
         run = train(byte_data, f"{line} --max-update 3", tmp_path, *words)
         before, state = load_state(checkpoint)["model"], run.model.state_dict()
         changed = set()
