@@ -78,8 +78,8 @@ class LanguageModelOptions(ClusteringOptions):
     )
     lora: int = option(
         0,
-        "rank of what is learned of each map of a layer (LoRA), while all else is frozen but the "
-        "routers of clusters; programs other than the training merge it; 0: all is learned",
+        "rank of what each map of a layer learns (LoRA); all else is frozen but the routers of "
+        "clusters; programs other than the training merge it; 0: all is learned",
         at_least=0,
     )
 
