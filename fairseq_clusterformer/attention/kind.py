@@ -128,6 +128,11 @@ class Kind(nn.Module, ABC):
         return getattr(self.options, "sinks", 0)
 
     @property
+    def last_place(self) -> int | None:
+        """Where a query stands behind sinks, at most, by rotary positions; None: where it is."""
+        return None
+
+    @property
     def num_rings(self) -> int:
         """Clusters whose latest keys decoding keeps."""
         return self.num_clusters - self.drops_keys

@@ -108,7 +108,8 @@ class WindowOptions(Options):
     )
     sinks: int = option(
         0,
-        "first tokens of a document that all queries of a decoder see, too",
+        "first tokens of a document that all queries of a decoder see, too; those of the kind "
+        "full always do",
         flag="attention_sinks",
         at_least=0,
     )

@@ -295,6 +295,12 @@ class KeyphrasesTask(Task):
 
     made_by = "clusterformer prepare keyphrases"
 
+    def unshown(self, place: Place) -> dict:
+        """The best validation counts, so that each epoch has one."""
+        options = super().unshown(place)
+        options.pop("validate-after-updates", None)
+        return options
+
     def read(self, place: Place) -> dict:
         best = max(json_records(place.log, "valid"), key=lambda r: float(r["valid_f1_at_3"]))
         return super().read(place) | numbers(best, "valid_")
