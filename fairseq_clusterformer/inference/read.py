@@ -74,12 +74,7 @@ class Reader(Pretrained):
     abilities = ("answer", "encode")
 
     def __init__(
-        self,
-        loaded: Loaded,
-        *,
-        index: Path | None = None,
-        encoder: Path | None = None,
-        **options,
+        self, loaded: Loaded, *, index: Path | None = None, encoder: Path | None = None, **options
     ) -> None:
         super().__init__(loaded, **options)
         self.task, folder = loaded.task, loaded.folder

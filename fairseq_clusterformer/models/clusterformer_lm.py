@@ -19,14 +19,7 @@ from fairseq_clusterformer.attention.heads import BIASES
 from . import lora
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
-from .options import (
-    ClusteringOptions,
-    attention_plan,
-    complete,
-    option,
-    set_defaults,
-    set_sizes,
-)
+from .options import ClusteringOptions, attention_plan, complete, option, set_defaults, set_sizes
 from .stack import LayerForm
 
 
@@ -54,9 +47,7 @@ class LanguageModelOptions(ClusteringOptions):
     )
     qk_norm: bool = option(False, "a root-mean-square norm of queries and keys")
     biases: str = option(
-        "all",
-        "maps and norms of a layer that have a bias: all, qkv, none",
-        choices=BIASES,
+        "all", "maps and norms of a layer that have a bias: all, qkv, none", choices=BIASES
     )
     norm: str = option("layer", "norms of layers: layer, rms", choices=("layer", "rms"))
     norm_eps: float = option(1e-5, "epsilon of norms", above=0)
@@ -67,8 +58,7 @@ class LanguageModelOptions(ClusteringOptions):
     )
     rotary_base: float = option(10_000.0, "base of rotary positions", above=0)
     rotary_scaling: str = option(
-        "",
-        "slower rotary positions, as Llama 3 has them: FACTOR,LOW,HIGH,TOKENS",
+        "", "slower rotary positions, as Llama 3 has them: FACTOR,LOW,HIGH,TOKENS"
     )
     output_bias: bool = option(False, "add a bias to the logits")
     separate_documents: bool = option(

@@ -10,7 +10,7 @@ from tests.cli.in_process import train
 from tests.cli.tasks import KEYPHRASES
 
 
-def test_its_equations_by_loops() -> None:
+def test_its_equations_by_loops():
     """Three updates of two tensors, one of which begins as zeros."""
     rate, (b1, b2), eps, decay = 0.1, (0.8, 0.9), 1e-3, 0.05
     tensors = [torch.tensor([1.0, -2.0, 2.0]), torch.zeros(2)]
@@ -42,7 +42,7 @@ def test_its_equations_by_loops() -> None:
 
 
 @pytest.mark.parametrize("more", ["", "--lamb-betas (0.8,0.9) --weight-decay 0.01"])
-def test_a_training(pages, tmp_path, more: str) -> None:
+def test_a_training(pages, tmp_path, more):
     line = KEYPHRASES.replace("--optimizer adam", "--optimizer clusterformer_lamb")
     run = train(pages, f"{line} {more} --max-update 12 --disable-validation", tmp_path)
     assert run.mean_loss(-1) < run.mean_loss(0)

@@ -39,7 +39,7 @@ def write(folder: Path, answers: list, long: list, **more) -> QAData:
     return QAData(folder, "train")
 
 
-def test_windows_written_out(tmp_path: Path) -> None:
+def test_windows_written_out(tmp_path):
     """Of 5 tokens, 3 apart: the second and the third begin within a paragraph."""
     data = WindowData(write(tmp_path, [[6, 7]], [1]), 5, 3)
     assert len(data) == 2 * 4
@@ -64,7 +64,7 @@ def test_windows_written_out(tmp_path: Path) -> None:
     assert shown[3].answer(1, 3).text == "hi"
 
 
-def test_windows_of_a_document_that_fits_and_of_no_answer(tmp_path: Path) -> None:
+def test_windows_of_a_document_that_fits_and_of_no_answer(tmp_path):
     whole = write(tmp_path, [[6, 7]], [])
     data = WindowData(whole, 11, 5)
     assert torch.equal(data[1].document, DOCUMENT)
@@ -75,7 +75,7 @@ def test_windows_of_a_document_that_fits_and_of_no_answer(tmp_path: Path) -> Non
     assert WindowData(write(tmp_path, [[2, 8]], []), 5, 3).lost == 2
 
 
-def test_a_sample_has_all_windows_of_a_question(tmp_path: Path) -> None:
+def test_a_sample_has_all_windows_of_a_question(tmp_path):
     """Those that hold the answer have its type, not those where its paragraph begins alone."""
     data = WindowData(write(tmp_path, [[6, 7]], [0]), 5, 3)
     options = {"split": "train", "max_positions": 5, "max_question_positions": 9}
@@ -88,7 +88,7 @@ def test_a_sample_has_all_windows_of_a_question(tmp_path: Path) -> None:
     assert batch["net_input"]["document_tokens"].shape == (8, 5)
 
 
-def test_the_window_that_is_surest_answers(tmp_path: Path) -> None:
+def test_the_window_that_is_surest_answers(tmp_path):
     """Beside "no answer" of its own; in tokens and paragraphs of the document."""
     data = WindowData(write(tmp_path, [[6, 7]], [1]), 5, 3)
 

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @torch.no_grad()
-def test_windows_show_as_many_keys(folder: Path) -> None:
+def test_windows_show_as_many_keys(folder):
     model = load_checkpoint(folder / "few" / "checkpoint.pt").model
     assert converted.keys_seen(model) == (8 + 2 * 3, 2)
     attention = model.decoder.layers[0].self_attn
@@ -43,7 +43,7 @@ def test_windows_show_as_many_keys(folder: Path) -> None:
     assert seen.max() == 16
 
 
-def test_the_tables(folder: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_tables(folder, capsys):
     """A model that sees all loses nothing, others do."""
     results = {}
     for name in ("all", "few"):
@@ -64,7 +64,7 @@ def test_the_tables(folder: Path, capsys: pytest.CaptureFixture) -> None:
         assert of["all"] == pytest.approx((64 * places["0"] + 56 * places["64"]) / 120, rel=1e-3)
 
 
-def test_prompts_with_a_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_with_a_key(folder, monkeypatch):
     places = []
     for depth in (0.0, 0.5, 1.0):
         text = converted.prompt(12345, 400, depth, lambda part: len(part.split()))
@@ -87,7 +87,7 @@ def test_prompts_with_a_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert len({*asked}) == 10
 
 
-def test_a_mistake_is_one_line(folder: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_mistake_is_one_line(folder, capsys):
     few, dense = folder / "few" / "checkpoint.pt", folder / "dense"
     for words, told in (
         ([few, "--dense", dense], "--text is not given; allowed: --text or --passkey"),

@@ -4,7 +4,6 @@ import gzip
 import json
 import random
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from scripts.experiments.reader_data import DIVIDED, part_of
 from tests.cli.towns import towns_data, towns_reader  # noqa: F401  fixtures
 
 
-def test_questions_of_missing_articles(tmp_path: Path) -> None:
+def test_questions_of_missing_articles(tmp_path):
     """No article is asked of two parts, and each of a part's is missing once."""
     titles = [f"A {number}" for number in range(48)]
     asked = [
@@ -67,7 +66,7 @@ def rows() -> list[dict]:
     return found
 
 
-def test_questions_for_which_nothing_was_found(rows: list[dict]) -> None:
+def test_questions_for_which_nothing_was_found(rows):
     """They teach no weights, and count as refused and as not right."""
     nothing = [{"file": file, "found": [], "seconds": 0.1} for file in ("a.txt", None)]
     weights = folders.fit([*rows[:300], *nothing])
@@ -78,7 +77,7 @@ def test_questions_for_which_nothing_was_found(rows: list[dict]) -> None:
     assert scores["right file first"] == scores["right answer first"] == scores["F1"] == 0
 
 
-def test_what_is_shown_is_the_share_of_right_answers(rows: list[dict]) -> None:
+def test_what_is_shown_is_the_share_of_right_answers(rows):
     weights = folders.fit(rows[:300])
     assert weights.words > weights.margin > 0 == weights.likeness > weights.none
     scores, bins = folders.score(rows[300:], weights)
@@ -97,17 +96,17 @@ def test_what_is_shown_is_the_share_of_right_answers(rows: list[dict]) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 9, 10, 11, 25, 31])
-def test_a_threshold_loses_a_tenth_at_most(number: int) -> None:
+def test_a_threshold_loses_a_tenth_at_most(number):
     values = np.random.default_rng(number).permutation(number) / number
     lost = (values < folders.threshold(values)).sum()
     assert lost == (number - 1) // 10
 
 
 def test_a_folder_is_encoded_once_for_all_its_questions(
-    towns_reader: Path,  # noqa: F811
-    tmp_path: Path,
+    towns_reader,  # noqa: F811
+    tmp_path,
     monkeypatch,
-) -> None:
+):
     """`--limit` asks some of all kinds; each answer comes with what it is ranked by."""
     (tmp_path / "articles").mkdir()
     for name, text in (("a", "Otto rules Ulm."), ("b", "Noor rules Bree.")):
@@ -132,7 +131,7 @@ def test_a_folder_is_encoded_once_for_all_its_questions(
     assert folders.spread(rows, 9) == rows
 
 
-def test_a_calibration_is_a_file(rows: list[dict], tmp_path: Path, capsys) -> None:
+def test_a_calibration_is_a_file(rows, tmp_path, capsys):
     answers, out = tmp_path / "valid.jsonl", tmp_path / "calibration.json"
     answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert folders.main(["fit", str(answers), "--out", str(out)]) == 0

@@ -82,7 +82,7 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_grid_becomes_results_and_a_table(case: Case, capsys) -> None:
+def test_a_grid_becomes_results_and_a_table(case, capsys):
     assert case("--workers", 2) == 0
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert table == [
@@ -105,7 +105,7 @@ def test_a_grid_becomes_results_and_a_table(case: Case, capsys) -> None:
     assert everything(case.out) == before
 
 
-def test_a_training_that_was_stopped_goes_on(case: Case, capsys) -> None:
+def test_a_training_that_was_stopped_goes_on(case, capsys):
     (case.data / "b").touch()  # window is killed after three updates
     assert case("--keep", case.keep) == 1
     said = capsys.readouterr()
@@ -120,7 +120,7 @@ def test_a_training_that_was_stopped_goes_on(case: Case, capsys) -> None:
     assert log.count('"num_updates": "1"') == 1
 
 
-def test_a_new_out_keeps_the_checkpoints(case: Case, tmp_path: Path) -> None:
+def test_a_new_out_keeps_the_checkpoints(case, tmp_path):
     assert case("--keep", case.keep, "--only", "dense@1") == 0
     checkpoint = case.keep / "dense@1" / "checkpoint_last.pt"
     checkpoint.write_text("7.5")  # trained again, it would be 5
@@ -130,7 +130,7 @@ def test_a_new_out_keeps_the_checkpoints(case: Case, tmp_path: Path) -> None:
     assert case.result("dense@1")["test bits per symbol"] == 7.5
 
 
-def test_two_commands_do_not_share_a_folder(case: Case, capsys) -> None:
+def test_two_commands_do_not_share_a_folder(case, capsys):
     (case.keep / "dense@1").mkdir(parents=True)
     with run.locked(case.keep / "dense@1"):
         assert case("--keep", case.keep, "--only", "dense") == 1
@@ -140,7 +140,7 @@ def test_two_commands_do_not_share_a_folder(case: Case, capsys) -> None:
 
 
 @pytest.mark.parametrize("mark", [None, "other options", "other data"])
-def test_folders_of_others_are_refused(case: Case, capsys, mark: str | None) -> None:
+def test_folders_of_others_are_refused(case, capsys, mark):
     folder = case.keep / "dense@1"
     folder.mkdir(parents=True)
     (folder / "checkpoint_last.pt").write_text("someone's")
@@ -168,7 +168,7 @@ def test_folders_of_others_are_refused(case: Case, capsys, mark: str | None) -> 
         ({"test": {"gen-subset": "valid"}}, "--gen-subset is test there, and valid in the grid"),
     ],
 )
-def test_results_of_other_options_are_refused(case, capsys, option, change, said) -> None:
+def test_results_of_other_options_are_refused(case, capsys, option, change, said):
     assert case("--only", "dense@1") == 0
     before = everything(case.out)
     case.write(GRID | change)
@@ -179,7 +179,7 @@ def test_results_of_other_options_are_refused(case, capsys, option, change, said
     assert everything(case.out) == before
 
 
-def test_a_run_starts_from_another_one(case: Case, capsys) -> None:
+def test_a_run_starts_from_another_one(case, capsys):
     rows = {"start": {"arch": "a"}, "next": {"arch": "b", "from": "start@1"}}
     case.write(GRID | {"rows": rows, "seeds": [1]})
     assert case("--only", "next") == 1
@@ -197,7 +197,7 @@ def test_a_run_starts_from_another_one(case: Case, capsys) -> None:
         (["--table"], "no result; allowed: a folder with results of the grid"),
     ],
 )
-def test_bad_input_is_one_line(case: Case, capsys, words: list[str], said: str) -> None:
+def test_bad_input_is_one_line(case, capsys, words, said):
     assert case(*words) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
@@ -207,7 +207,7 @@ def test_bad_input_is_one_line(case: Case, capsys, words: list[str], said: str) 
         assert "GRID is" in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_result_is_kept(case: Case, capsys) -> None:
+def test_a_file_that_is_no_result_is_kept(case, capsys):
     case.out.mkdir()
     (case.out / "dense@1.json").write_text("[1]")
     assert case() == 1
@@ -219,13 +219,13 @@ def test_a_file_that_is_no_result_is_kept(case: Case, capsys) -> None:
     assert "dense@1.json: not a result" in capsys.readouterr().err
 
 
-def test_what_there_is_is_drawn(case: Case, tmp_path: Path) -> None:
+def test_what_there_is_is_drawn(case, tmp_path):
     assert case("--only", "dense") == 0
     assert case("--plot", tmp_path / "curves.png") == 0
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_task_that_draws_its_own_data_takes_none(tmp_path: Path) -> None:
+def test_a_task_that_draws_its_own_data_takes_none(tmp_path):
     grid = Path(run.__file__).parents[2] / "examples/language_model/recall.yaml"
     words = [grid, "--quick", "--only", "window", "--out", tmp_path, "--keep", tmp_path / "keep"]
     assert run.main([str(word) for word in words]) == 0
@@ -237,7 +237,7 @@ def test_a_task_that_draws_its_own_data_takes_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_with_fairseq_itself(case: Case, tmp_path: Path, monkeypatch) -> None:
+def test_with_fairseq_itself(case, tmp_path, monkeypatch):
     monkeypatch.undo()
     for split, lines in (("train", 300), ("valid", 40), ("test", 20)):
         path = tmp_path / "text" / f"{split}.txt"
@@ -265,7 +265,7 @@ def test_with_fairseq_itself(case: Case, tmp_path: Path, monkeypatch) -> None:
     assert result["updates"] == len(result["curve"]) == 3
 
 
-def test_the_average_of_a_training_is_what_is_scored(tmp_path: Path) -> None:
+def test_the_average_of_a_training_is_what_is_scored(tmp_path):
     options = {"store-ema": True}
     place = scores.Place(
         Run("a", "", 1, "squad", options), {"tests": {"SQuAD": "squad"}}, tmp_path, tmp_path / "a"
@@ -277,7 +277,7 @@ def test_the_average_of_a_training_is_what_is_scored(tmp_path: Path) -> None:
     assert scores.TASKS["qa"].scores(place, average[0]) == {}
 
 
-def test_keyphrases_are_validated_however_short_the_training(tmp_path: Path) -> None:
+def test_keyphrases_are_validated_however_short_the_training(tmp_path):
     """One update of one page, too: the best validation counts."""
     row = Run("a", "", 1, "openkp", {"max-update": 3})
     place = scores.Place(row, {}, tmp_path, tmp_path / "a", keep=tmp_path)
@@ -285,14 +285,14 @@ def test_keyphrases_are_validated_however_short_the_training(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("column", [-1, 0.5, None, "2", 99, {"digits": -1}, {"score": 3}])
-def test_columns_of_a_table(column: object, tmp_path: Path) -> None:
+def test_columns_of_a_table(column, tmp_path):
     path = tmp_path / "grid.yaml"
     path.write_text(yaml.safe_dump({**GRID, "columns": {"x": column}}))
     with pytest.raises(UserError, match="GRID is .*columns"):
         load_grid(path)
 
 
-def test_a_grid_like_another(tmp_path: Path) -> None:
+def test_a_grid_like_another(tmp_path):
     """Own keys stand over those of the other, nested ones too; rows are those that it names."""
     write = lambda name, grid: (tmp_path / name).write_text(yaml.safe_dump(grid))  # noqa: E731
     write("a.yaml", GRID)

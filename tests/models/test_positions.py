@@ -119,13 +119,13 @@ def test_fewer_heads_of_keys_and_values():
         ({"positions": "absolute"}, "--positions is absolute; allowed: learned, sinusoidal"),
     ],
 )
-def test_refuses(options: dict, message: str) -> None:
+def test_refuses(options, message):
     small = {"width": 325, "decoder_attention_heads": 5, "attention": "window"}
     with pytest.raises(ValueError, match=message):
         make_model(**{**small, **options})
 
 
-def test_wide_heads_leave_the_kernel_to_the_device() -> None:
+def test_wide_heads_leave_the_kernel_to_the_device():
     layer = make_model(positions="relative", width=256).decoder.layers[0].self_attn
     assert layer.impl == "auto"
 
