@@ -157,11 +157,8 @@ class Document:
         return torch.cat([*found, torch.full((length,), before)])[:length]
 
     def place(self, first: int, last: int) -> tuple[int, int, int]:
-        """The paragraph and its characters [start, end), of tokens [first, last).
-
-        Raises:
-            ValueError: if they are not tokens of the text of one paragraph.
-        """
+        """The paragraph and its characters [start, end), of tokens [first, last). Raises
+        ValueError: if they are not tokens of the text of one paragraph."""
         starts, ends = self.characters
         if not 0 <= first < last <= len(starts):
             raise ValueError(f"tokens [{first}, {last}) of {len(starts)}; allowed: 1 or more")

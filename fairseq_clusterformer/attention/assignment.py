@@ -171,4 +171,5 @@ class Seeing(Protocol):
     num_clusters: int
     num_rings: int
     sinks: int
+    last_place: int | None
     options: Any

@@ -128,6 +128,11 @@ class Kind(nn.Module, ABC):
         return getattr(self.options, "sinks", 0)
 
     @property
+    def last_place(self) -> int | None:
+        """Where a query stands behind sinks, at most, by rotary positions; None: where it is."""
+        return None
+
+    @property
     def num_rings(self) -> int:
         """Clusters whose latest keys decoding keeps."""
         return self.num_clusters - self.drops_keys
@@ -200,12 +205,8 @@ class Kind(nn.Module, ABC):
         return parts
 
     def forward(self, tokens: Tokens) -> Routing:
-        """Who sees whom in a batch.
-
-        Raises:
-            ValueError: a cluster that the kind does not have, or a state of an assignment that is
-                said to be ``per_token``.
-        """
+        """Who sees whom in a batch. Raises ValueError: a cluster that the kind does not have, or a
+        state of an assignment that is said to be ``per_token``."""
         assignment, state = self.assign(tokens, {})
         if state and self.per_token:
             raise ValueError(

@@ -71,6 +71,8 @@ class MultiheadAttention(ProjectedHeads):
         for heads in kinds:
             try:
                 self.routers.append(registered(heads.kind).kind(heads.options, shape))
+                if self.routers[-1].last_place is not None and self.rotary is None:
+                    raise OptionError("cache_positions", True, "with rotary positions")
             except OptionError as error:
                 error.written = heads.written
                 raise
@@ -208,7 +210,8 @@ class MultiheadAttention(ProjectedHeads):
             return placed(projected(heads.q, k)[1], v)[1:]
 
         dropout = self.dropout if self.training else 0.0
-        return tokens, QKV(*placed(k, heads.v), dropout=dropout, detached=detached)
+        how = {"dropout": dropout, "rotary": self.rotary, "detached": detached}
+        return tokens, QKV(*placed(k, heads.v), **how)
 
     def observe(self, reports: list[Report]) -> None:
         """Let the kinds remember a training batch; called once its forward pass is over."""

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from ..clustering import State
 from ..kernels import Layout, join
 from ..precision import at_least_float32
+from .projections import Rotary
 from .rings import Entries
 from .rules import Own
 
@@ -26,6 +27,7 @@ class QKV(NamedTuple):
     v: Tensor
     dropout: float = 0.0  # of the attention weights
     biased: bool = False  # entries that are kept have a bias
+    rotary: Rotary | None = None  # how queries and keys are turned
     # Makes keys and values of the same tokens whose states get no gradient.
     detached: Callable[[], tuple[Tensor, Tensor]] | None = None
 

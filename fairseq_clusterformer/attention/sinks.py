@@ -3,6 +3,10 @@
 Softmax must put its mass somewhere, and decoders learn to put it on their first tokens
 (StreamingLLM, Xiao et al. 2024). No other part shows these, so none counts twice.
 
+StreamingLLM also counts positions among the tokens that it keeps: the sinks, and right behind them
+the window. There the distances within a window are those in the text, and a query that stands
+further on than the last place meets sinks as if it stood there.
+
 Shape letters as in :mod:`~fairseq_clusterformer.attention.rings`; H heads, N tokens, S sinks.
 """
 
@@ -15,6 +19,7 @@ from ..precision import at_least_float32
 from .assignment import Assignment, Seeing, Tokens
 from .layout import sink_layout
 from .parts import QKV, Part
+from .projections import rotated
 from .ranged import attend_layouts
 from .rings import Entries, entries_of
 from .rules import Own, own_bias
@@ -35,6 +40,9 @@ class Sinks(Part):
     ):
         self.number, self.groups, self.tokens = kind.sinks, assignment.groups, tokens
         self.state, self.bias = state, own_bias(kind)
+        self.beyond = None  # how far the queries stand behind the last place
+        if kind.last_place is not None:
+            self.beyond = (tokens.positions - kind.last_place).clamp(min=0)
         self.biased = self.bias != 0.0
         if state is not None:
             return
@@ -49,6 +57,8 @@ class Sinks(Part):
             self.own = Own(self.bias, hidden=(tokens.positions >= self.number).unsqueeze(1))
 
     def attend(self, qkv: QKV, joined: bool) -> list[tuple[Tensor, Tensor]]:
+        if self.beyond is not None:
+            qkv = qkv._replace(q=rotated(qkv.q, -self.beyond, qkv.rotary))
         if self.state is None:
             return attend_layouts(qkv, self.tokens, self.layouts, self.own, joined)
         self._store(qkv)
@@ -65,10 +75,13 @@ class Sinks(Part):
     def look(self, qkv: QKV) -> list[Entries]:
         self._store(qkv)
         entries, place = self.kept, self.tokens.positions  # [B, 1]
-        slot = torch.arange(self.number, device=place.device)
-        if self.biased:
+        slot, width = torch.arange(self.number, device=place.device), qkv.q.size(-1)
+        if self.biased or self.beyond is not None:
             entries = entries.clone()
-            entries[..., qkv.q.size(-1)] = torch.where(slot == place, self.bias, 0.0).unsqueeze(1)
+        if self.beyond is not None:  # the query is one for all parts: keys come nearer instead
+            entries[..., :width] = rotated(entries[..., :width], self.beyond, qkv.rotary)
+        if self.biased:
+            entries[..., width] = torch.where(slot == place, self.bias, 0.0).unsqueeze(1)
         hidden = (slot > place)[:, None, None].expand(-1, self.groups, -1, -1)
         return [Entries(entries.flatten(0, 1), hidden, some=True)]
 

@@ -14,6 +14,9 @@ task: heads that look near become windows, the others cluster. Heads change plac
 layer so that they fit its spec; this changes no output. Heads of the kind taught are fitted to the
 dense attention; other kinds that learn clusters start anew. At the end stands the command that
 goes on with training.
+
+The model runs once over each batch; what its layers read is kept in half precision in OUT.partial,
+and layers are fitted one after another. After a stop, the same command goes on.
 """
 
 import argparse
@@ -48,6 +51,9 @@ def _parser() -> Parser:
     add("--window-below F", about, type=number(Range(0, 1)))
     about = "tokens of the longest text; learned positions are repeated (default: as before)"
     add("--max-positions N", about)
+    about = "first tokens of a text that all heads of a decoder see (default: 4 where heads give "
+    about += "these much attention beyond the near window, else 0)"
+    add("--sinks N", about, type=number(Range(at_least=0, whole=True)))
     add("--gen-subset SPLIT", "to read", default="train")
     about = "text files, instead of a split; of a translator two, line by line: source and target"
     add("--text FILE", about, nargs="+")
@@ -87,6 +93,7 @@ def main(arguments: Sequence[str]) -> int:
         length_of,
     )
     from fairseq_clusterformer.conversion.convert import TASKS, check, convert
+    from fairseq_clusterformer.conversion.reading import kept_beside
     from fairseq_clusterformer.conversion.write import check_out, fine_tuning, write
     from fairseq_clusterformer.inference.load import load_checkpoint
 
@@ -108,14 +115,14 @@ def main(arguments: Sequence[str]) -> int:
             how = {"tokens": args.tokens, "length": length, "seed": args.seed}
             batches = batches_of_split(loaded, args.gen_subset, **how)
 
-        def progress(updates: range):
-            return tqdm(updates, desc="fit", unit="update", disable=not sys.stderr.isatty())
+        def progress(steps: range, name: str):
+            return iter(tqdm(steps, desc=name, unit="batch", disable=not sys.stderr.isatty()))
 
-        converted = convert(loaded, batches, plan, progress=progress)
-        write(converted, args.out, force=args.force)
+        with kept_beside(args.out, loaded.model, batches) as folder:
+            converted = convert(loaded, batches, plan, folder, progress=progress)
+            write(converted, args.out, force=args.force)
     _print(converted)
-    read = sum(inputs["src_tokens"].numel() for inputs in batches)
-    print(f"{read:,} tokens were read, for measuring and fitting.")
+    print(f"{converted.tokens:,} tokens were read, for measuring and fitting.")
     print(f"\n{args.out}: {', '.join(sorted(file.name for file in args.out.iterdir()))}")
     print("\nTo go on with training", end="")
     if not any((data := args.out / "data").glob("train*")) and data.is_dir():
@@ -136,7 +143,7 @@ def _plan(args: argparse.Namespace, loaded):
     given = {"encoder": args.encoder_attention, "decoder": args.decoder_attention}
     specs = {} if args.attention is None else dict.fromkeys(sides, args.attention)
     specs |= {side: spec for side, spec in given.items() if spec is not None}
-    names = ("clusters", "probes", "scouts", "window_below")
+    names = ("clusters", "probes", "scouts", "window_below", "sinks")
     made = {name: value for name in names if (value := getattr(args, name)) is not None}
     if specs.keys() >= set(sides) and made:
         name, value = next(iter(made.items()))

@@ -21,7 +21,7 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.inference.load import Loaded
 from fairseq_clusterformer.inference.perplexity import text_blocks
 
-from .heads import Inputs
+from .reading import Inputs
 
 AT_ONCE = 2048  # tokens of a batch, or one text
 

@@ -1,25 +1,29 @@
 """Turns a dense model into a clustered one: measures its heads, and fits routers to them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from pathlib import Path
 
 import torch
 from fairseq import tasks
-from torch import Tensor
 
 from fairseq_clusterformer.attention.spec import parse_attention
 from fairseq_clusterformer.attention.taught import Taught
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.inference.load import Loaded, reason_of
 
-from .fit import begin, calibrate, fit, pupils
-from .heads import Inputs, Mass, head_mass, kinds_for, order_of_heads, recall
+from .heads import Mass, head_mass, kinds_for, order_of_heads
+from .layers import Fitting, fit_layers
 from .model import Place, attentions, clustered_options, clustered_state, target_of
+from .reading import Inputs, Progress, store
 
 #: tasks of the models that can be converted
 TASKS = ("language_modeling", "translation", "masked_lm", "clusterformer_sentence")
 MEASURED = 8192  # tokens of the batches that heads are measured on
+#: sinks where decoders need some (StreamingLLM, Xiao et al. 2024, table 2), and the mean share of
+#: the attention that the first so many tokens have, beyond the near window, where they do
+SINKS, SINKS_ABOVE = 4, 0.2
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Plan:
     probes: int | None = None  # clusters that share W; None: 2, where W and K allow it
     clusters: int | None = None  # K; None: so many that a cluster has W tokens
     window_below: float = 0.05  # a head with less attention beyond the window is a window
+    sinks: int | None = None  # first tokens that a decoder's heads see; None: what it needs
     max_positions: int | None = None  # most tokens of a sequence; None: as before
     scouts: int = 16  # in the training that follows
     updates: int = 300  # of the routers; 0: they stay as they begin
@@ -67,6 +72,7 @@ class Converted:
     near: int  # window of the measurements
     losses: list[float]  # routing loss of each update
     dense_updates: int  # of the dense model's training
+    tokens: int  # that were read, padding included
 
 
 def check(loaded: Loaded, plan: Plan) -> None:
@@ -108,46 +114,72 @@ def convert(
     loaded: Loaded,
     batches: Sequence[Inputs],
     plan: Plan,
+    folder: Path,
     *,
-    progress: Callable[[range], Iterator[int]] = iter,
+    progress: Progress = lambda steps, name: iter(steps),
 ) -> Converted:
     """Convert a dense model, which :func:`check` has found good.
 
     Args:
         batches: of its inputs; heads are measured on the first ones, which nothing is fitted to
             unless there is one batch alone.
-        progress: of the fitting.
+        folder: of what has been read and fitted so far, see :func:`~.reading.kept_beside`.
+        progress: of the reading and of the fitting.
 
     Raises:
-        UserError: options of the model that have no clustered form, or texts that are too short.
+        UserError: options of the model that have no clustered form, texts that are too short, or
+            a disk without room.
     """
     sides = target_of(loaded).specs
     dense = rebuilt(loaded, dict.fromkeys(sides, "full"))
     _check_same(loaded, dense, batches[0])
-    measured = _first(batches, MEASURED)[: max(1, len(batches) // 4)]
-    fitted = batches[len(measured) :] or measured
-    mass = head_mass(dense.model, measured, plan.near, plan.far)
-    specs = {side: plan.specs.get(side) or _spec(side, mass, loaded, plan) for side in sides}
+    number = len(_first(batches, MEASURED)[: max(1, len(batches) // 4)])
+    first = len(_first(batches[number:] or batches, MEASURED))  # where the routers begin
+    batches = batches[: number + max(first, plan.updates)]
+    files = store(dense.model, batches, folder, progress)
+    measured, fitted = files[:number], files[number:] or files[:number]
+    sinks, mass = mass_and_sinks(dense, measured, plan)
+    specs = {s: plan.specs.get(s) or _spec(s, mass, loaded, plan, sinks) for s in sides}
     orders = _orders(dense, specs, mass)
     clustered = rebuilt(loaded, specs, orders, plan.max_positions)
+    fitting = Fitting(
+        dense.model,
+        clustered.model,
+        orders,
+        measured,
+        fitted,
+        first,
+        near=plan.near,
+        sinks=sinks,
+        updates=plan.updates,
+        lr=plan.lr,
+        seed=plan.seed,
+    )
+    layers, losses = fit_layers(fitting, folder, progress)
+    tokens = sum(inputs["src_tokens"].numel() for inputs in batches)
+    heads = _heads(clustered, orders, mass, layers)
+    return Converted(clustered, heads, specs, plan.near, losses, loaded.updates, tokens)
 
-    def measure() -> dict[Place, tuple[Tensor, Tensor]]:
-        return recall(dense.model, clustered.model, measured, orders, plan.near)
 
-    routers = pupils(dense.model, clustered.model, orders)
-    losses: list[float] = []
-    some = _first(fitted, MEASURED)
-    begin(dense.model, routers, some, seed=plan.seed)
-    calibrate(dense.model, routers, some)
-    before = after = measure()
-    if routers and plan.updates:
-        losses = fit(
-            dense.model, routers, fitted, updates=plan.updates, lr=plan.lr, progress=progress
-        )
-        calibrate(dense.model, routers, some)
-        after = measure()
-    heads = _heads(clustered, orders, mass, before, after)
-    return Converted(clustered, heads, specs, plan.near, losses, loaded.updates)
+def mass_and_sinks(
+    dense: Loaded, measured: Sequence[Inputs | Path], plan: Plan
+) -> tuple[int, dict[Place, Mass]]:
+    """How many sinks a decoder needs, and where the attention of all heads goes besides them."""
+
+    def mass(sinks: int) -> dict[Place, Mass]:
+        return head_mass(dense.model, measured, plan.near, plan.far, sinks)
+
+    def far(found: dict[Place, Mass]) -> float:
+        layers = [of_layer.far for (side, _), of_layer in found.items() if side == "decoder"]
+        return torch.cat(layers).mean().item() if layers else 0.0
+
+    if plan.sinks is not None:
+        return plan.sinks, mass(plan.sinks)
+    without = mass(0)
+    if "decoder" in plan.specs or far(without) < SINKS_ABOVE:
+        return 0, without
+    found = mass(SINKS)
+    return (SINKS, found) if far(without) - far(found) >= SINKS_ABOVE else (0, without)
 
 
 def rebuilt(
@@ -208,7 +240,7 @@ def _first(batches: Sequence[Inputs], tokens: int) -> list[Inputs]:
     return found
 
 
-def _spec(side: str, mass: dict[Place, Mass], loaded: Loaded, plan: Plan) -> str:
+def _spec(side: str, mass: dict[Place, Mass], loaded: Loaded, plan: Plan, sinks: int) -> str:
     """A spec with as many heads of each kind as the layers' heads want."""
     positions = plan.max_positions or loaded.model.max_positions()
     if isinstance(positions, tuple):
@@ -219,10 +251,11 @@ def _spec(side: str, mass: dict[Place, Mass], loaded: Loaded, plan: Plan) -> str
     if side == "decoder":  # W counts the query's own key, once
         window = (plan.far - 1) // probes + 1
     gap = plan.near + (side == "encoder")  # an encoder's window does not count the own token
+    first = f",sinks={sinks}" if sinks and side == "decoder" else ""
     written = {
-        "window": f"window({plan.near})",
+        "window": f"window({plan.near}{first})",
         "cluster": f"taught(window={window},clusters={clusters},probes={probes},gap={gap},"
-        f"scouts={plan.scouts})",
+        f"scouts={plan.scouts}{first})",
     }
     layers = [
         "+".join(written[kind] for kind in kinds_for(of_layer.far, plan.window_below))
@@ -245,12 +278,12 @@ def _orders(
     return orders
 
 
-def _heads(clustered: Loaded, orders, mass, before, after) -> list[Head]:
+def _heads(clustered: Loaded, orders, mass, layers) -> list[Head]:
     heads = []
     for side, layer, attention in attentions(clustered.model):
         at = side, layer
         size = attention.num_heads // len(attention.kinds)
-        numbers = (*mass[at], *before[at], *after[at])
+        numbers = (*mass[at], *layers[at]["before"], *layers[at]["after"])
         for head, values in enumerate(torch.stack(numbers, dim=1).tolist()):
             far, best, began, chance_before, ended, chance = values
             place = orders[at].index(head)

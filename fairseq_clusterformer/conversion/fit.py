@@ -10,6 +10,7 @@ what routes, K clusters.
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -31,8 +32,8 @@ from fairseq_clusterformer.clustering.kmeans import kmeans
 from fairseq_clusterformer.models.attention import SelfAttention
 from fairseq_clusterformer.precision import full_float32
 
-from .heads import Inputs, Read, read
 from .model import Place, attentions
+from .reading import Inputs, Read, read
 
 RIDGE = 1e-4  # of the mean square of what routing projections are found from
 TEACHERS = 2048  # queries of each text and head
@@ -71,7 +72,7 @@ def pupils(dense: nn.Module, clustered: nn.Module, orders: dict[Place, list[int]
 @torch.no_grad()
 @full_float32()
 def begin(
-    dense: nn.Module, routers: Sequence[Pupil], batches: Sequence[Inputs], seed: int
+    dense: nn.Module, routers: Sequence[Pupil], batches: Sequence[Inputs | Path], seed: int
 ) -> None:
     """Where the routing loss starts from: projections and centroids."""
     readings = [read(dense, inputs) for inputs in batches]
@@ -164,7 +165,9 @@ def _regression(x: Tensor, wanted: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def calibrate(dense: nn.Module, routers: Sequence[Pupil], batches: Sequence[Inputs]) -> None:
+def calibrate(
+    dense: nn.Module, routers: Sequence[Pupil], batches: Sequence[Inputs | Path]
+) -> None:
     """Let the routers' normalisers be averages over these batches."""
     for inputs in batches:
         readings = read(dense, inputs)
@@ -185,7 +188,7 @@ def _tokens(pupil: Pupil, reading: Read) -> Tokens:
 def fit(
     dense: nn.Module,
     routers: Sequence[Pupil],
-    batches: Sequence[Inputs],
+    batches: Sequence[Inputs | Path],
     *,
     updates: int,
     lr: float,

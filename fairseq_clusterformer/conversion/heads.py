@@ -6,77 +6,22 @@ kind, a spec is written that has room for them, and each is given a place in it.
 Shape letters: B batch, H heads, N tokens, D model width, E head width, W window.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.inspect import tokens_seen
-from fairseq_clusterformer.attention.projections import rotated
 from fairseq_clusterformer.attention.spec import Heads
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models.attention import SelfAttention
-from fairseq_clusterformer.precision import full_float32
 
 from .model import Place, attentions
+from .reading import Inputs, Read, read
 
-Inputs = dict[str, Tensor]
 PARTS = 4  # most groups of heads in a layer
-
-
-class Read(NamedTuple):
-    """What a layer's attention read in a batch."""
-
-    x: Tensor  # its input [B, N, D]
-    batch: Batch  # which tokens are real
-    q: Tensor  # queries and keys of all heads, float32 [B, H, N, E], without positions
-    k: Tensor
-
-    def attended(self, attention: SelfAttention) -> tuple[Tensor, Tensor]:
-        """Queries and keys as they meet, with their positions if these are rotary."""
-        if attention.rotary is None:
-            return self.q, self.k
-        positions = self.batch.positions(self.x)
-        return tuple(rotated(t, positions, attention.rotary) for t in (self.q, self.k))
-
-
-@torch.no_grad()
-def read(model: nn.Module, inputs: Inputs) -> dict[Place, Read]:
-    """Run a clustered model (its layers may be of the kind full); what each layer read."""
-    found: dict[Place, Read] = {}
-
-    def listener(place: Place) -> Callable:
-        def hook(attention: SelfAttention, args: tuple) -> None:
-            x, batch, *_ = args
-            found[place] = _read(attention, x.transpose(0, 1), Batch.of(batch))
-
-        return hook
-
-    hooks = [
-        attention.register_forward_pre_hook(listener((side, number)))
-        for side, number, attention in attentions(model)
-    ]
-    try:
-        model(**inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found
-
-
-@full_float32()
-def _read(attention: SelfAttention, x: Tensor, batch: Batch) -> Read:
-    x = x.float().contiguous()
-    heads = []
-    for name in ("q", "k"):
-        y = getattr(attention, f"{name}_proj")(x)
-        if name in attention.convolutions:
-            y = attention.convolutions[name](y, batch)
-        y = attention.split(name, y)  # [B, H or J, N, E]
-        heads.append(y.repeat_interleave(attention.num_heads // y.size(1), dim=1))
-    return Read(x, batch, *heads)
 
 
 def _in_sight(reading: Read, causal: bool) -> tuple[Tensor, Tensor]:
@@ -104,7 +49,11 @@ class Mass(NamedTuple):
 
 @torch.no_grad()
 def head_mass(
-    model: nn.Module, batches: Sequence[Inputs], window: int, heaviest: int
+    model: nn.Module,
+    batches: Sequence[Inputs | Path],
+    window: int,
+    heaviest: int,
+    sinks: int = 0,
 ) -> dict[Place, Mass]:
     """Where the attention of a dense model goes, layer by layer; UserError if no text is so long
     that any key is beyond the window.
@@ -112,6 +61,7 @@ def head_mass(
     Args:
         window: keys within it are near.
         heaviest: W, on either side of a query that is not causal.
+        sinks: first keys of a causal row, which count as near.
     """
 
     def of_layer(place: Place, causal: bool, reading: Read, seen: Tensor, beyond: Tensor):
@@ -124,7 +74,7 @@ def head_mass(
 
         return shares
 
-    means = _means(model, batches, window, of_layer)
+    means = _means(model, batches, window, of_layer, sinks)
     return {place: Mass(far, best.clamp(max=1.0)) for place, (far, best) in means.items()}
 
 
@@ -132,9 +82,11 @@ def head_mass(
 def recall(
     dense: nn.Module,
     clustered: nn.Module,
-    batches: Sequence[Inputs],
+    batches: Sequence[Inputs | Path],
     orders: dict[Place, list[int]],
     window: int,
+    sinks: int = 0,
+    only: Collection[Place] | None = None,
 ) -> dict[Place, tuple[Tensor, Tensor]]:
     """Attention-mass recall: the share of the dense model's attention that clustered heads see.
 
@@ -143,6 +95,8 @@ def recall(
             is given what the dense model's layers read.
         orders: which head of the dense model stands at each place.
         window: queries with keys beyond it are counted.
+        sinks: first keys of a causal row, which count as near.
+        only: layers to look at; None: all.
 
     Returns:
         For each layer, float64 [H] by the dense model's heads: the recall, and what chance would
@@ -169,20 +123,27 @@ def recall(
 
         return shares
 
-    return _means(dense, batches, window, of_layer)
+    return _means(dense, batches, window, of_layer, sinks, only)
 
 
 def _means(
-    model: nn.Module, batches: Sequence[Inputs], window: int, of_layer: Callable
+    model: nn.Module,
+    batches: Sequence[Inputs | Path],
+    window: int,
+    of_layer: Callable,
+    sinks: int,
+    only: Collection[Place] | None = None,
 ) -> dict[Place, tuple[Tensor, Tensor]]:
     """Means of two numbers [B, N] of each head over the queries that see beyond the window."""
     layers = {(side, number): attention for side, number, attention in attentions(model)}
     totals: dict[Place, Tensor] = {}
     for inputs in batches:
-        for place, reading in read(model, inputs).items():
-            causal = layers[place].routers[0].causal
+        readings = read(model, inputs)
+        for place in readings if only is None else only:
+            reading, causal = readings[place], layers[place].routers[0].causal
             seen, distance = _in_sight(reading, causal)
             beyond = seen & (distance >= window if causal else distance > window)
+            beyond[..., : sinks * causal] = False
             counted = beyond.any(-1)
             shares = of_layer(place, causal, reading, seen, beyond)
             weights = _weights_of_heads(layers[place], reading, seen)

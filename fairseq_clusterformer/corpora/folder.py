@@ -42,13 +42,13 @@ def make_folder(
     if before and not force:
         _check_prepared(dest, recipe, before)
         if (work / _MARK).exists():  # left by a run that was killed just before its end
-            with _locked(work):
+            with locked(work):
                 _clear(work, ())
         return None
     if before:
         own = {*before["files"], RECORD}
         check_holds_only("DEST", dest, own)
-    with _locked(work), _disk_full_told(dest):
+    with locked(work), _disk_full_told(dest):
         out = work / "out"
         out.mkdir()
         record = {"recipe": recipe, **build(work, out)}
@@ -109,8 +109,12 @@ def _short(value: object, most: int = 60) -> str:
 
 
 @contextmanager
-def _locked(work: Path) -> Iterator[None]:
-    """Lock the working folder and clear it; remove it at the end, unless something is kept."""
+def locked(work: Path, option: str = "DEST") -> Iterator[None]:
+    """Lock the working folder and clear it; remove it at the end, unless something is kept.
+
+    Args:
+        option: what named the folder beside it.
+    """
     from filelock import FileLock, Timeout  # here, since it would slow down each --help
 
     # importing fairseq makes every logger print its debugging messages
@@ -118,17 +122,19 @@ def _locked(work: Path) -> Iterator[None]:
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise bad_option("DEST", work, "a place to write to", str(error.strerror)) from None
+        raise bad_option(option, work, "a place to write to", str(error.strerror)) from None
     if not (work / _MARK).exists() and any(work.iterdir()):
         problem = "this working folder holds something else"
-        raise bad_option("DEST", work, "another DEST; or move this folder away", problem)
+        raise bad_option(option, work, f"another {option}; or move this folder away", problem)
     (work / _MARK).touch()
     lock = FileLock(work / _LOCK, blocking=False)
     try:
         lock.acquire()
     except Timeout:
         problem = "another run is at work in it"
-        raise bad_option("DEST", work, "another DEST; or wait for that run", problem) from None
+        raise bad_option(
+            option, work, f"another {option}; or wait for that run", problem
+        ) from None
     try:
         _clear(work)
         yield

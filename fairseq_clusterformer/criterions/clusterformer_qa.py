@@ -145,10 +145,8 @@ class QACriterion(FairseqCriterion):
 
     Of a model that says which sentences support the answer, the loss is the mean of five parts:
     start, end, paragraph, type and sentences (ETC's HotpotQA has no paragraph). Validation then
-    logs HotpotQA's scores of these sentences, and those of the answer with its sentences.
-
-    Raises:
-        ValueError: a task that is not ``clusterformer_qa``.
+    logs HotpotQA's scores of these sentences, and those of the answer with its sentences. Raises
+    ValueError: a task that is not ``clusterformer_qa``.
     """
 
     def __init__(self, task, span_marginal: str):

@@ -22,9 +22,10 @@ from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from fairseq_clusterformer import __version__
+from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import TOKENIZER
 from fairseq_clusterformer.data.text import TARGETS_OWN
 from fairseq_clusterformer.errors import bad_option
@@ -39,8 +40,10 @@ from fairseq_clusterformer.inference.bundle import (
     write_bundle,
 )
 from fairseq_clusterformer.inference.load import Loaded, reason_of
+from fairseq_clusterformer.inference.perplexity import begin_of
 from fairseq_clusterformer.outputs import check_new, whole_folder
 
+from . import renumbered
 from .base import ClusterformerPreTrainedModel
 from .causal import ClusterformerForCausalLM
 from .configuration import ClusterformerConfig
@@ -78,7 +81,7 @@ _SAME = (RECORD, "data.json", "bpe.codes", "sentencepiece.model", "encoder.json"
 _SAME += (TARGETS_OWN,)
 _OWN = (CONFIG, WEIGHTS, README, GENERATION, *_SAME, "dict.txt", "dict.source.txt")
 _OWN += ("dict.label.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-_OWN += ("added_tokens.json",)
+_OWN += ("added_tokens.json", "chat_template.jinja")
 
 
 def export(
@@ -104,17 +107,19 @@ def export(
     inputs = (loaded.path, loaded.folder)
     check_out(out, force, inputs, early=True)
     config = config_of(loaded)
+    other = _renumbered(loaded, config)
     kind = KINDS[config.family]
     model = kind(config)
     model.model = loaded.model
     config.architectures = [kind.__name__]
     config.dtype = DTYPES[dtype]
     with whole_folder(out, lambda: check_out(out, force, inputs)) as new:
-        for name, in_data in _names(config).items():
-            if name != RECORD and (loaded.folder / in_data).is_file():
-                shutil.copyfile(loaded.folder / in_data, new / name)
-        copy_recipe(loaded.folder, new)
-        tokenizer = tokenizer_of(new, config)
+        if other is None:
+            for name, in_data in _names(config).items():
+                if name != RECORD and (loaded.folder / in_data).is_file():
+                    shutil.copyfile(loaded.folder / in_data, new / name)
+            copy_recipe(loaded.folder, new)
+        tokenizer = other or tokenizer_of(new, config)
         tokenizer.save_pretrained(new)
         config.save_pretrained(new)
         if model.can_generate():
@@ -152,9 +157,6 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
         what = "has siamese pairs" if known else f"transformers has no place for {architecture}"
         allowed = f"a model of {', '.join(KINDS)}; clusterformer bundle takes every model"
         raise bad_option("CHECKPOINT", loaded.path, allowed, what)
-    if (loaded.folder / TOKENIZER).is_file():  # save_pretrained writes another of this name
-        problem = f"its text is coded by {TOKENIZER}"
-        raise bad_option("CHECKPOINT", loaded.path, "sentencepiece or GPT-2's subwords", problem)
     source = task.source_dictionary
     target = task.target_dictionary or source
     config = ClusterformerConfig(
@@ -181,8 +183,24 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
     return config
 
 
-def generation(config: ClusterformerConfig, tokenizer: ClusterformerTokenizer) -> GenerationConfig:
-    """How fairseq's programs write with such a model."""
+def _renumbered(loaded: Loaded, config: ClusterformerConfig) -> PreTrainedTokenizerFast | None:
+    """The tokenizer of a text that a ``tokenizer.json`` codes; None: another codes it."""
+    if not (loaded.folder / TOKENIZER).is_file():
+        return None
+    try:
+        if config.family != "clusterformer_lm":
+            raise ValueError(f"its text is coded by {TOKENIZER}")
+        coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
+        begin = begin_of(config.task, coding).tolist()
+        return renumbered.renumber(loaded.folder, coding.dictionary, begin)
+    except ValueError as error:
+        raise bad_option("CHECKPOINT", loaded.path, renumbered.ALLOWED, str(error)) from None
+
+
+def generation(
+    config: ClusterformerConfig, tokenizer: PreTrainedTokenizerBase
+) -> GenerationConfig:
+    """How fairseq's programs write with such a model; one of another library's text ends it."""
     bos, pad, eos = config.bos_token_id, config.pad_token_id, config.eos_token_id
     if config.family == "clusterformer":
         most = config.namespace().max_target_positions or DEFAULT_MAX_TARGET_POSITIONS
@@ -197,6 +215,13 @@ def generation(config: ClusterformerConfig, tokenizer: ClusterformerTokenizer) -
             max_new_tokens=min(201, most),
             num_beams=5,
             early_stopping=True,
+        )
+    if not isinstance(tokenizer, ClusterformerTokenizer):
+        return GenerationConfig(
+            bos_token_id=eos,
+            eos_token_id=sorted({eos, tokenizer.eos_token_id}),
+            pad_token_id=pad,
+            suppress_tokens=[bos, pad],
         )
     first, then, special = eos, None, [0, 1, 2, 3]
     if tokenizer.coding.unit != "byte":
@@ -293,16 +318,11 @@ def back(
     try:
         config = ClusterformerConfig.from_pretrained(folder)
         model = KINDS[config.family].from_pretrained(folder)
-        tokenizer = tokenizer_of(folder, config)
+        own = None if renumbered.is_renumbered(folder) else tokenizer_of(folder, config)
     except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise bad_option("CHECKPOINT", folder, allowed, reason_of(error)) from None
-    for size, symbols in (
-        (config.vocab_size, tokenizer.target_symbols),
-        (config.source_vocab_size or config.vocab_size, tokenizer.source_symbols),
-    ):
-        if size != len(symbols):
-            problem = f"{size} embeddings, and {len(symbols)} symbols in its dictionary"
-            raise bad_option("CHECKPOINT", folder, "as many of both", problem)
+    if own is not None:
+        _check_sizes(config, own, folder)
     if not config.task:
         raise bad_option("CHECKPOINT", folder, allowed, "it was not made from a fairseq model")
     is_classifier = config.family == "clusterformer_classifier"
@@ -311,6 +331,11 @@ def back(
         raise bad_option("CHECKPOINT", folder, "what began as a classifier", problem)
     with tempfile.TemporaryDirectory() as work:
         data = Path(work)
+        if own is None:
+            try:
+                renumbered.back(folder, data, config.vocab_size)
+            except ValueError as error:
+                raise bad_option("CHECKPOINT", folder, allowed, str(error)) from None
         for name, in_data in _names(config).items():
             if (folder / name).is_file():
                 (data / in_data).parent.mkdir(exist_ok=True)
@@ -336,6 +361,18 @@ def back(
             updates=config.updates,
         )
         return write_bundle(loaded, out, dtype=dtype, card=_card_of(folder), force=force)
+
+
+def _check_sizes(
+    config: ClusterformerConfig, tokenizer: ClusterformerTokenizer, folder: Path
+) -> None:
+    for size, symbols in (
+        (config.vocab_size, tokenizer.target_symbols),
+        (config.source_vocab_size or config.vocab_size, tokenizer.source_symbols),
+    ):
+        if size != len(symbols):
+            problem = f"{size} embeddings, and {len(symbols)} symbols in its dictionary"
+            raise bad_option("CHECKPOINT", folder, "as many of both", problem)
 
 
 def _write_labels(labels: list[str], folder: Path) -> None:

@@ -26,6 +26,7 @@ from fairseq_clusterformer.inference.bundle import (
     no_file,
     read_bundle,
 )
+from fairseq_clusterformer.models import lora
 from fairseq_clusterformer.models.checkpoints import (
     UNREADABLE,
     explained,
@@ -69,6 +70,9 @@ def load_checkpoint(
     folder = Path(utils.split_paths(given)[0])
     if getattr(cfg.model, "attention_kernel", "") == "flex":  # which is gone
         overwrite_args_by_name(cfg, {"attention_kernel": "auto"})
+    if getattr(cfg.model, "lora", 0):
+        overwrite_args_by_name(cfg, {"lora": 0})
+        state["model"] = lora.merged(state["model"])
     overwrite_args_by_name(cfg, {**overrides, "data": str(folder)})
     allowed = f"the folder that {path} was trained on, wherever it is now"
     if not folder.is_dir():
@@ -124,11 +128,8 @@ def _check_types(cfg: DictConfig) -> None:
 
 
 def read_tensors(path: Path, option: str) -> dict:
-    """Everything in a file that fairseq wrote, on the CPU.
-
-    Raises:
-        UserError: no such file, or something else.
-    """
+    """Everything in a file that fairseq wrote, on the CPU. Raises UserError: no such file, or
+    something else."""
     if not path.is_file():
         raise no_file(path, option)
     try:

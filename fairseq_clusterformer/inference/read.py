@@ -228,11 +228,7 @@ class Reader(Pretrained):
         return self._splitter.sections(source, most or self.window)
 
     def question(self, text: str) -> Tensor:
-        """Tokens, int64 [Q].
-
-        Raises:
-            UserError: if there is nothing to ask, or too much.
-        """
+        """Tokens, int64 [Q]. Raises UserError: if there is nothing to ask, or too much."""
         text = text.strip()
         shown = text if len(text) <= 60 else f"{text[:60]}..."
         if not text:

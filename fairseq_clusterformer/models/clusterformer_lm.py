@@ -16,6 +16,7 @@ from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 
 from fairseq_clusterformer.attention.heads import BIASES
 
+from . import lora
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
 from .options import (
@@ -75,6 +76,12 @@ class LanguageModelOptions(ClusteringOptions):
         "tokens do not see other documents of their row: each end-of-sentence symbol ends one, "
         "and positions start again",
     )
+    lora: int = option(
+        0,
+        "rank of what each map of a layer learns (LoRA); all else is frozen but the routers of "
+        "clusters; programs other than the training merge it; 0: all is learned",
+        at_least=0,
+    )
 
 
 @dataclass
@@ -112,7 +119,15 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         for router in routers if args.separate_documents else ():
             if router.can_step and not router.per_token:
                 raise ValueError(f"--separate-documents is given, and {router.why_apart}")
-        return cls(decoder)
+        model = cls(decoder)
+        if args.lora:
+            lora.adapt(model, args.lora)
+        return model
+
+    def upgrade_state_dict_named(self, state_dict, name):
+        """As fairseq's; also of a model without ``--lora``, which it begins from."""
+        super().upgrade_state_dict_named(state_dict, name)
+        lora.adapt_state(state_dict, self.state_dict())
 
     @classmethod
     def _build_input(cls, args, dictionary):
@@ -187,7 +202,9 @@ def clusterformer_lm_llama(args):
     set_sizes(args, "decoder", layers=8, width=256, inner=704, heads=8, dropout=0.0)
     set_defaults(args, decoder_kv_heads=2, share_decoder_input_output_embed=True)
     set_defaults(args, norm="rms", biases="none", activation_fn="swiglu", positions="rotary")
-    set_defaults(args, no_scale_embedding=True, attention="window*3,gated", attention_sinks=4)
+    set_defaults(args, no_scale_embedding=True, attention="window*3,gated")
+    if args.attention != "full":  # which sees the first tokens anyway
+        set_defaults(args, attention_sinks=4)
     base_lm_architecture(args)
 
 

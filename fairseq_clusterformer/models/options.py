@@ -144,12 +144,9 @@ class EncoderClusteringOptions(ClusteringOptions):
 
 
 def complete(args, options: type[FairseqDataclass]) -> None:
-    """Set the options that an older checkpoint lacks, and check the range of each.
-
-    Raises:
-        ValueError: a value that is not allowed; or fairseq-hydra-train with a named architecture,
-            whose sizes it ignores.
-    """
+    """Set the options that an older checkpoint lacks, and check the range of each. Raises
+    ValueError: a value that is not allowed; or fairseq-hydra-train with a named architecture,
+    whose sizes it ignores."""
     if HydraConfig.initialized() and OmegaConf.is_config(args):
         model = ARCH_MODEL_NAME_REGISTRY[args._name]
         if model != args._name:
@@ -261,7 +258,7 @@ def _kinds_of_layers(
     }
     # What an encoder does not have is for the decoder; in a spec it is refused.
     if side == "encoder":
-        defaults["attention_sinks"] = 0
+        defaults |= {"attention_sinks": 0, "cache_positions": False}
     if cluster_rule == "chunk":
         defaults["cluster_gap"] = 0
     defaults |= {"cluster_rule": cluster_rule, **values}
@@ -279,10 +276,15 @@ def _kinds_of_layers(
         )
     except OptionError as error:
         raise flagged(error) from None
-    ruled = any(hasattr(heads.options, "rule") for layer in kinds for heads in layer)
-    if side == "decoder" and cluster_rule != "recent" and not ruled:
-        allowed = f"recent, for no kind of {_flag(spec)} has another"
-        raise refused(_flag(rule), cluster_rule, allowed)
+    used = {flag_of(f) for layer in kinds for heads in layer for f in fields(heads.options)}
+    for name, given, unused in (
+        (rule, cluster_rule if side == "decoder" else "recent", "recent"),
+        ("attention_sinks", defaults["attention_sinks"], 0),
+        ("cache_positions", defaults["cache_positions"], False),
+    ):
+        if given != unused and ("cluster_rule" if name == rule else name) not in used:
+            allowed = f"{unused}, for no kind of {_flag(spec)} has another"
+            raise refused(_flag(name), given, allowed)
     if getattr(args, f"{side}_layers_to_keep", ""):
         kinds = [kinds[number] for number in layer_numbers(args, f"{side}_layers_to_keep", layers)]
         setattr(args, spec, written(kinds))
@@ -304,7 +306,7 @@ def _check_kernel(kernel: str, kinds: list[tuple[Heads, ...]]) -> None:
 def _check_copying(args: Namespace, side: str) -> None:
     """Raise ValueError for what only decoders have, and for a start without its convolution."""
     if side == "encoder" and not hasattr(args, "decoder_attention_heads"):
-        for name in ("copying_start", "attention_sinks"):
+        for name in ("copying_start", "attention_sinks", "cache_positions"):
             if given := getattr(args, name, 0):
                 raise refused(_flag(name), given, "in models with a decoder")
     if args.copying_start and args.short_convolution < 3:

@@ -10,7 +10,6 @@ from fairseq_clusterformer.attention import (
     MultiheadAttention,
     OptionError,
     Options,
-    WindowOptions,
     attention_kinds,
     option,
     parse_attention,
@@ -131,7 +130,7 @@ def test_values_come_from_the_spec_then_from_the_defaults():
         defaults=defaults,
     )
     window, first, second, lsh = (heads.options for (heads,) in layers)
-    assert window == WindowOptions(window=32)
+    assert (window.window, window.sinks, window.cache_positions) == (32, 0, False)
     assert (first.window, first.clusters, first.gap, first.temperature) == (16, 4, 0, 0.5)
     assert (second.window, second.clusters, second.gap, second.temperature) == (32, 9, 3, None)
     assert (lsh.window, lsh.clusters) == (32, 9)
@@ -146,7 +145,7 @@ def test_a_kind_is_offered_only_options_that_mean_something_to_it():
     fuzzy = clustering | {"similarity", "temperature"}
     assert names == {
         "full": set(),
-        "window": {"window", "sinks"},
+        "window": {"window", "sinks", "cache_positions"},
         "xl": {"window", "sinks", "segment", "memory"},
         "strided": clustering | {"stride", "pattern"},
         "lsh": clustering | {"rule", "rounds"},
@@ -167,7 +166,7 @@ def test_a_kind_is_offered_only_options_that_mean_something_to_it():
             "routing_convolution",
         },
     }
-    allowed = "attention_sinks, attention_window, sinks, window"
+    allowed = "attention_sinks, attention_window, cache_positions, sinks, window"
     for name in ("clusters", "num_clusters"):
         with pytest.raises(
             ValueError, match=f"^window has no option '{name}'; allowed: {allowed}$"

@@ -33,6 +33,10 @@ BAD_OPTIONS = {
         "--attention gated --attention-window 1": "--attention-window is 1; allowed: 2 or "
         "more, the query's own included",
         "--attention gated(1)": "--attention-window is 1; allowed: 2 or more",
+        "--attention full --attention-sinks 4": "--attention-sinks is 4; allowed: 0, for no "
+        "kind of --attention has another",
+        "--attention taught --cache-positions": "--cache-positions is True; allowed: "
+        "False, for no kind of --attention has another",
         "--attention-sinks -1": "--attention-sinks is -1; allowed: 0 or more",
         "--attention neural --attention-sinks 2 --cluster-rule leaking-chunk": "--attention-sinks "
         "is 2; allowed: 0 but in a causal model with the rule recent",

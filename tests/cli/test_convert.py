@@ -5,16 +5,18 @@ import math
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq.data import Dictionary
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fairseq_clusterformer
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.conversion import convert as inference
-from fairseq_clusterformer.conversion.fit import calibrate
+from fairseq_clusterformer.conversion import layers, reading
+from fairseq_clusterformer.conversion.fit import calibrate, fit
 from fairseq_clusterformer.conversion.model import target_of
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.load import load_checkpoint
@@ -164,17 +166,47 @@ class TestWhatTakesIt:
             if "normalizer" not in name:
                 torch.testing.assert_close(state[name], before[name])
 
+    def test_low_rank_training(self, converted, byte_data, tmp_path):
+        """It changes routers and what is low-rank alone; what loads it computes the same."""
+        spec = json.loads((converted / "convert.json").read_text())["attention"]["decoder"]
+        checkpoint = converted / "checkpoint.pt"
+        line = f"{CLUSTERFORMER} --lr 0.01 --finetune-from-model {checkpoint} --lora 2"
+        words = ["--attention", spec, "--checkpoint-activations"]
+        run = train(byte_data, f"{line} --max-update 3", tmp_path, *words)
+        before, state = load_state(checkpoint)["model"], run.model.state_dict()
+        changed = set()
+        for name, tensor in state.items():
+            original = name.replace(".parametrizations.weight.original", ".weight")
+            if original not in before:
+                assert name.endswith((".0.above", ".0.below"))
+                assert tensor.any(), name
+            elif not torch.equal(tensor, before[original]):
+                changed.add(name)
+        assert changed
+        assert all(".routers." in name for name in changed), changed
+        loaded, tokens = (
+            load_checkpoint(tmp_path / "checkpoint_last.pt"),
+            letters(byte_data, 2, 40),
+        )
+        assert loaded.model.state_dict().keys() == before.keys()
+        with torch.no_grad():
+            found, expected = loaded.model(tokens)[0], run.model.eval()(tokens)[0]
+        torch.testing.assert_close(found, expected)
+        assert (found - load_checkpoint(checkpoint).model(tokens)[0]).abs().max() > 0.01
+        again = train(byte_data, f"{line} --max-update 5", tmp_path, *words)
+        assert len(again.updates) == 2
+
 
 def test_normalizers_are_of_the_routers_as_they_are_fitted(
     dense_checkpoint, tmp_path, monkeypatch
 ):
     given = []
 
-    def listen(*args: object) -> None:
-        calibrate(*args)
-        given.append(args)
+    def listen(dense: nn.Module, routers: list, batches: list[Path]) -> None:
+        calibrate(dense, routers, batches)
+        given.append((dense, routers, [Path(shutil.copy(file, tmp_path)) for file in batches]))
 
-    monkeypatch.setattr(inference, "calibrate", listen)
+    monkeypatch.setattr(layers, "calibrate", listen)
     assert convert(dense_checkpoint, tmp_path / "out", "--attention", TAUGHT, *FAST.split()) == 0
     _, routers, _ = given[-1]
     found = [pupil.router.normalizer.log_normalizer.clone() for pupil in routers]
@@ -182,6 +214,41 @@ def test_normalizers_are_of_the_routers_as_they_are_fitted(
     assert found
     for before, pupil in zip(found, routers, strict=True):
         torch.testing.assert_close(before, pupil.router.normalizer.log_normalizer)
+
+
+def test_a_run_that_was_stopped_goes_on(converted, dense_checkpoint, tmp_path, monkeypatch):
+    """It reads no batch and fits no layer again, and ends as if nothing had been."""
+    words = [dense_checkpoint, tmp_path / "out", "--attention", TAUGHT, *FAST.split()]
+    fitted, states = [], tmp_path / "out.partial" / "parts"
+
+    def stopped(dense: nn.Module, routers: list, *args: object, **how: object) -> list[float]:
+        fitted.append(routers[0].place)
+        if len(fitted) == 2:
+            raise KeyboardInterrupt
+        return fit(dense, routers, *args, **how)
+
+    monkeypatch.setattr(layers, "fit", stopped)
+    assert convert(*words) == 130
+    (tensors,) = states.glob("*/0.safetensors")
+    assert {t.dtype for t in load_file(tensors).values()} <= {torch.float16, torch.bool}
+    monkeypatch.setattr(reading, "_run", None)
+    assert convert(*words) == 0
+    assert fitted == [("decoder", 0), ("decoder", 1), ("decoder", 1)]
+    found, expected = (
+        load_state(folder / "checkpoint.pt")["model"] for folder in (tmp_path / "out", converted)
+    )
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    reports = [(out / "convert.json").read_text() for out in (tmp_path / "out", converted)]
+    assert reports[0] == reports[1]
+    assert not states.parent.exists()
+
+
+def test_a_disk_without_room(dense_checkpoint, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=9))
+    line = error(capsys, "convert", dense_checkpoint, tmp_path / "out", *FAST.split())
+    assert "tokens take 0.0 GB there; allowed: a disk with as much room" in line
+    assert not (tmp_path / "out.partial").exists()
 
 
 def test_the_command_that_it_prints(dense_checkpoint, byte_data, tmp_path, capsys):

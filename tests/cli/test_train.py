@@ -138,6 +138,12 @@ def test_option(task, options, train_task):
         assert scored == (16 if "--supporting-facts" in options else 0)
 
 
+def test_llama_can_be_dense(train_task):
+    """It names sinks, which the kind full has no use for."""
+    run = train_task("lm", "--arch clusterformer_lm_llama --attention full --max-update 1")
+    assert math.isfinite(run.updates[0]["loss"])
+
+
 def test_an_average_has_the_last_layer_norm(byte_data, tmp_path):
     """fairseq takes it from the averages of decoders that normalise first."""
     run = train(byte_data, f"{CLUSTERFORMER} --store-ema --ema-decay 0.5", tmp_path)

@@ -6,7 +6,7 @@ from pathlib import Path
 import sentencepiece
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 ENGLISH = [
@@ -52,6 +52,7 @@ def save_byte_pairs(
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size - ("<unk>" in special),
         special_tokens=special,
@@ -79,6 +80,8 @@ def save_pieces(folder: Path, **options) -> None:
     merges = [tuple(merge) for merge in found["merges"]]
     tokenizer = Tokenizer(models.BPE(numbers, merges, byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = trained.pre_tokenizer
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])  # as Llama's
     tokenizer.add_special_tokens(tokens[:3])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
@@ -168,14 +171,15 @@ def llama(folder: Path) -> None:
     config = transformers.LlamaConfig(rope_parameters=rope, **tokens, **OF_LLAMA)
     save(folder, transformers.LlamaForCausalLM(config))
     special = ["<|end|>", "<s>", "</s>", "<unk>"]
-    save_byte_pairs(folder, 280, special, first="<s>", chat_template=CHAT)
+    how = {"eos_token": "<|end|>", "chat_template": CHAT}
+    save_byte_pairs(folder, 280, special, first="<s>", **how)
 
 
 def mistral(folder: Path) -> None:
     """It sees the latest 8 tokens."""
     config = transformers.MistralConfig(sliding_window=8, head_dim=6, **OF_LLAMA)
     save(folder, transformers.MistralForCausalLM(config))
-    save_pieces(folder, chat_template=CHAT)
+    save_pieces(folder, eos_token="</s>", chat_template=CHAT)
 
 
 def qwen2(folder: Path) -> None:

@@ -111,6 +111,38 @@ def test_the_template_of_chats_is_kept(folder: Path) -> None:
     assert said[0] == said[1] == "<|user|>The cat?<|end|>"
 
 
+@torch.no_grad()
+def test_back_to_transformers(folder: Path, ours, tmp_path: Path, capsys) -> None:
+    """Its AutoTokenizer reads a text as we do, and a chat as the first folder did; and back."""
+    first, out, again = f"{folder}-bundle", tmp_path / "out", tmp_path / "again"
+    assert run("export", first, out, "--to", "transformers") == 0
+    theirs, tokens = AutoTokenizer.from_pretrained(out), AutoTokenizer.from_pretrained(folder)
+    _, ids, numbers = read(folder, ours)
+    how = {"split_special_tokens": True}
+    assert theirs(PROMPT, **how)["input_ids"] == ids[0].tolist()
+    # what begins a text is special there, and hidden
+    assert theirs.decode(ids[0, 1:]) == tokens.decode(numbers[ids[0, 1:]]) == PROMPT
+    found = theirs(["A", "The cat"], padding=True, return_tensors="pt")
+    assert found["input_ids"][0, 0] == 1
+    messages = [{"role": "user", "content": "The cat?"}]
+    said = [t.apply_chat_template(messages, return_dict=False) for t in (theirs, tokens)]
+    assert numbers[said[0]].tolist() == said[1]
+    model = AutoModelForCausalLM.from_pretrained(out).eval()
+    torch.testing.assert_close(model(ids).logits, ours.model(ids)[0])
+    ends = model.generation_config.eos_token_id
+    assert numbers[theirs.eos_token_id] == (2 if folder.name == "mistral" else 0)
+    assert {2, theirs.eos_token_id} <= {*ends}
+    assert run("export", out, again, "--to", "fairseq") == 0
+    back = fairseq_clusterformer.load(again, device="cpu")
+    assert back.coding.encode(PROMPT).tolist() == ids[0, 1:].tolist()
+    assert back.coding.decode(ids[0, 1:].tolist()) == PROMPT
+    torch.testing.assert_close(back.model(ids)[0], ours.model(ids)[0])
+    (out / "tokenizer.json").write_text("{}")
+    assert "is no tokenizer.json" in error(
+        capsys, "export", out, tmp_path / "x", "--to", "fairseq"
+    )
+
+
 def test_converted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Clusters and sinks that see all change nothing; a sliding window is not dense."""
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")

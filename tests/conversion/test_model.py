@@ -1,11 +1,14 @@
 """Heads that change places, positions that are repeated, kinds that suit heads, and routers that
 are fitted to a dense model."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
 from fairseq_clusterformer.attention.spec import parse_attention
+from fairseq_clusterformer.conversion.convert import Plan, mass_and_sinks
 from fairseq_clusterformer.conversion.fit import begin, calibrate, fit, pupils
 from fairseq_clusterformer.conversion.heads import (
     Mass,
@@ -170,6 +173,25 @@ class TestMass:
         torch.testing.assert_close(far.float(), theirs.sum(-1).mean(-1))
         expected = 1 - theirs.sum(-1) + heaviest
         torch.testing.assert_close(best.float(), expected.mean(-1))
+
+    def test_sinks_are_found_and_count_as_near(self) -> None:
+        dense, x = Model(attention(rotary=False, short_convolution=0)), torch.randn(2, 60, 24)
+        of = dense.decoder.layers[0].self_attn
+        with torch.no_grad():
+            of.q_proj.bias.fill_(1.0)
+            of.k_proj.weight[:, 0] = 1.0
+        x[..., 0] = 0.0
+        loaded = SimpleNamespace(model=dense)
+        sinks, mass = mass_and_sinks(loaded, [{"x": x}], Plan(near=8, far=8))
+        assert sinks == 0
+        assert mass["decoder", 0].far.min() > 0.4
+        x[:, 0, 0] = 4.0  # a bonus of 8 nats for the first key
+        sinks, mass = mass_and_sinks(loaded, [{"x": x}], Plan(near=8, far=8))
+        assert sinks == 4
+        assert mass["decoder", 0].far.max() < 0.3
+        asked, theirs = mass_and_sinks(loaded, [{"x": x}], Plan(near=8, far=8, sinks=0))
+        assert asked == 0
+        assert theirs["decoder", 0].far.min() > 0.7
 
     def test_recall_of_windows_is_what_is_near(self) -> None:
         dense, window = (Model(attention(kind)) for kind in ("full", "window(4)"))

@@ -1,0 +1,174 @@
+"""What the layers of a dense model read: as it runs, or from a disk.
+
+Fitting looks at each layer many times. So the model runs once over each batch, and what its layers
+read is kept in half precision; queries and keys are computed from it again.
+
+Shape letters: B batch, H heads, N tokens, D model width, E head width.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fairseq_clusterformer.attention import Batch
+from fairseq_clusterformer.attention.projections import rotated
+from fairseq_clusterformer.corpora.folder import locked
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.models.attention import SelfAttention
+from fairseq_clusterformer.outputs import replaced
+from fairseq_clusterformer.precision import full_float32
+
+from .model import Place, attentions
+
+#: what a model is given
+Inputs = dict[str, Tensor]
+#: shows how far it is: is given a range, and what is done
+Progress = Callable[[range, str], Iterator[int]]
+
+
+class Read(NamedTuple):
+    """What a layer's attention read in a batch."""
+
+    x: Tensor  # its input [B, N, D]
+    batch: Batch  # which tokens are real
+    q: Tensor  # queries and keys of all heads, float32 [B, H, N, E], without positions
+    k: Tensor
+
+    def attended(self, attention: SelfAttention) -> tuple[Tensor, Tensor]:
+        """Queries and keys as they meet, with their positions if these are rotary."""
+        if attention.rotary is None:
+            return self.q, self.k
+        positions = self.batch.positions(self.x)
+        return tuple(rotated(t, positions, attention.rotary) for t in (self.q, self.k))
+
+
+class Readings(Mapping[Place, Read]):
+    """Of all layers, each computed when it is asked for.
+
+    Args:
+        model: a clustered one; its layers may be of the kind full.
+        given: returns the input of a layer's attention [B, N, D], and its batch.
+    """
+
+    def __init__(self, model: nn.Module, given: Callable[[Place], tuple[Tensor, Batch]]):
+        self._layers = {(side, number): layer for side, number, layer in attentions(model)}
+        self._given = given
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    @torch.no_grad()
+    @full_float32()
+    def __getitem__(self, place: Place) -> Read:
+        attention, (x, batch) = self._layers[place], self._given(place)
+        x, heads = x.float().contiguous(), []
+        for name in ("q", "k"):
+            y = getattr(attention, f"{name}_proj")(x)
+            if name in attention.convolutions:
+                y = attention.convolutions[name](y, batch)
+            y = attention.split(name, y)  # [B, H or J, N, E]
+            heads.append(y.repeat_interleave(attention.num_heads // y.size(1), dim=1))
+        return Read(x, batch, *heads)
+
+
+def read(model: nn.Module, inputs: Inputs | Path) -> Readings:
+    """What each layer reads of a batch, which the model is run on, or of :func:`store`'s file."""
+    if isinstance(inputs, Path):
+        return Readings(model, partial(_stored, inputs))
+    return Readings(model, _run(model, inputs).__getitem__)
+
+
+@torch.no_grad()
+def _run(model: nn.Module, inputs: Inputs) -> dict[Place, tuple[Tensor, Batch]]:
+    found: dict[Place, tuple[Tensor, Batch]] = {}
+
+    def listener(place: Place) -> Callable:
+        def hook(attention: SelfAttention, args: tuple) -> None:
+            x, batch, *_ = args
+            found[place] = x.transpose(0, 1), Batch.of(batch)
+
+        return hook
+
+    hooks = [
+        attention.register_forward_pre_hook(listener((side, number)))
+        for side, number, attention in attentions(model)
+    ]
+    try:
+        model(**inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _stored(file: Path, place: Place) -> tuple[Tensor, Batch]:
+    side, number = place
+    with safe_open(file, "pt") as tensors:
+        padding = f"{side}.padding"
+        mask = tensors.get_tensor(padding) if padding in tensors.keys() else None  # noqa: SIM118
+        return tensors.get_tensor(f"{side}.{number}"), Batch(mask)
+
+
+def store(
+    model: nn.Module, batches: Sequence[Inputs], folder: Path, progress: Progress
+) -> list[Path]:
+    """Run a model over batches whose files are not there yet; return a file for each batch.
+
+    Raises:
+        UserError: the disk has no room for them.
+    """
+    files = [folder / f"{number}.safetensors" for number in range(len(batches))]
+    missing = [number for number, file in enumerate(files) if not file.is_file()]
+    layers = [attention for _, _, attention in attentions(model)]
+    tokens = sum(next(iter(batches[number].values())).numel() for number in missing)
+    needed, free = 2 * tokens * sum(a.embed_dim for a in layers), shutil.disk_usage(folder).free
+    if needed > free:
+        problem = f"{tokens:,} tokens take {needed / 1e9:.1f} GB there"
+        allowed = f"a disk with as much room (there are {free / 1e9:.1f} GB), or fewer --tokens"
+        raise bad_option("OUT", folder.parents[1], allowed, problem)
+    for step in progress(range(len(missing)), "read"):
+        tensors = {}
+        for (side, number), (x, batch) in _run(model, batches[missing[step]]).items():
+            tensors[f"{side}.{number}"] = x.half().contiguous()
+            if batch.padding_mask is not None:
+                tensors[f"{side}.padding"] = batch.padding_mask
+        with replaced(files[missing[step]]) as new:
+            save_file(tensors, new)
+    return files
+
+
+@contextmanager
+def kept_beside(out: Path, model: nn.Module, batches: Sequence[Inputs]) -> Iterator[Path]:
+    """A folder ``OUT.partial/parts/KEY`` that a run which was stopped leaves to the next one with
+    the same model and batches. It goes when the work is done, and with it those of others."""
+    key = hashlib.sha256()
+    for tensors in (model.state_dict(), *batches):
+        for name, tensor in tensors.items():
+            key.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            key.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    work = out.absolute().with_name(f"{out.name}.partial")
+    with locked(work, "OUT"):
+        parts = work / "parts"
+        folder = parts / key.hexdigest()[:16]
+        for other in parts.glob("*"):
+            if other != folder:
+                shutil.rmtree(other)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            yield folder
+        except UserError:
+            shutil.rmtree(parts)
+            raise
+        shutil.rmtree(parts)

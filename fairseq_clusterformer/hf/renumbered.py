@@ -1,0 +1,125 @@
+"""Another library's ``tokenizer.json`` by our numbers of tokens, for transformers, and back.
+
+A model whose text is coded by such a file has its own numbers: those of fairseq's dictionary,
+whose first four are special. The file is written anew by these, so transformers needs nothing else
+to read a text as we do. Its special tokens and the template of its chats are kept.
+"""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+from fairseq.data import Dictionary
+from tokenizers import Tokenizer, processors
+from transformers import PreTrainedTokenizerFast
+
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
+from fairseq_clusterformer.data.subwords import ROLES, TOKENIZER, TokenizerSubwords
+from fairseq_clusterformer.inference.bundle import CHAT_FILES
+
+ALLOWED = "a language model by byte pairs that keep line ends; sentencepiece or GPT-2's subwords"
+_CONFIG = "tokenizer_config.json"
+
+
+def is_renumbered(folder: Path) -> bool:
+    """Whether the text of an exported folder is coded by its ``tokenizer.json`` alone."""
+    return (folder / TOKENIZER).is_file() and not (folder / "dict.txt").is_file()
+
+
+def renumber(folder: Path, dictionary: Dictionary, begin: list[int]) -> PreTrainedTokenizerFast:
+    """The tokenizer of transformers whose numbers are ours.
+
+    Args:
+        folder: of the data, with ``tokenizer.json`` and, if there are any, ``CHAT_FILES``.
+        dictionary: of the model.
+        begin: what a text begins by.
+
+    Raises:
+        ValueError: a file that cannot say it; the message says why.
+    """
+    content = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
+    subwords = TokenizerSubwords(folder / TOKENIZER)
+    if content["model"]["type"] != "BPE" or not subwords.keeps_lines:
+        raise ValueError(f"its {TOKENIZER} is no byte pairs, or loses line ends")
+    tokens = content["model"]["vocab"] | {t["content"]: t["id"] for t in content["added_tokens"]}
+    numbers = _numbers(subwords, dictionary, sorted(tokens.values()))
+    if lost := [token for token, number in tokens.items() if number not in numbers]:
+        raise ValueError(f"its dictionary lacks {len(lost):,} tokens, such as {lost[0]}")
+    made = {token: numbers[number] for token, number in tokens.items()}
+    for token in content["added_tokens"]:
+        token["id"] = made[token["content"]]
+    free = set(range(dictionary.nspecial)) - {*made.values()}
+    for number in sorted(free):  # which transformers needs to pad and to begin by
+        symbol = dictionary[number]
+        if symbol not in made:
+            made[symbol] = number
+            flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            content["added_tokens"].append(
+                {"id": number, "content": symbol, **flags, "special": True}
+            )
+    content["added_tokens"].sort(key=lambda token: token["id"])
+    content["model"]["vocab"] = dict(sorted(made.items(), key=lambda item: item[1]))
+    content["post_processor"] = content["truncation"] = content["padding"] = None
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    names = {number: token for token, number in made.items()}
+    first = [names[number] for number in begin]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*first, "$A"],
+        pair=[*first, "$A", "$B:1"],
+        special_tokens=[(names[number], number) for number in {*begin}],
+    )
+    return _with_chats(tokenizer, folder, names)
+
+
+def _numbers(
+    subwords: TokenizerSubwords, dictionary: Dictionary, theirs: list[int]
+) -> dict[int, int]:
+    """Our number of each of their tokens; where texts begin by one of theirs, it is ``</s>``."""
+    end, found = dictionary.eos(), {}
+    for number in theirs:
+        symbol = subwords.symbols[number]
+        for name in (f"<token-{number}>", symbol):
+            if name in dictionary:
+                found[number] = dictionary.index(name)
+                break
+    unnamed = [number for number in theirs if number not in found]
+    if end not in found.values():  # as `conversion.texts.tokenizer_text` chose it
+        if subwords.first is not None:
+            found[subwords.first] = end
+        elif len(unnamed) == 1:
+            found[unnamed[0]] = end
+    return found
+
+
+def _with_chats(
+    tokenizer: Tokenizer, folder: Path, names: dict[int, str]
+) -> PreTrainedTokenizerFast:
+    """As transformers has it, with the roles of tokens and the template of its chats."""
+    with tempfile.TemporaryDirectory() as work:
+        for name in CHAT_FILES:
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, Path(work, name))
+        given = Path(work, _CONFIG)
+        config = json.loads(given.read_text(encoding="utf-8")) if given.is_file() else {}
+        for name in ("tokenizer_class", "added_tokens_decoder", "auto_map"):
+            config.pop(name, None)  # other numbers, and code that is not there
+        config |= {"pad_token": names[1], "padding_side": "left"}
+        config.setdefault("eos_token", names[2])
+        given.write_text(json.dumps(config), encoding="utf-8")
+        tokenizer.save(str(Path(work, TOKENIZER)))
+        return PreTrainedTokenizerFast.from_pretrained(work)
+
+
+def back(folder: Path, data: Path, size: int) -> Dictionary:
+    """Write the files of text of such a folder to a data folder, and return its dictionary, of at
+    least ``size`` symbols. Raises ValueError for a file that is no tokenizer."""
+    for name in (TOKENIZER, *CHAT_FILES):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, data / name)
+    symbols, special = TokenizerSubwords(folder / TOKENIZER).symbols, Dictionary().nspecial
+    own = [f"<token-{i}>" if s in ROLES else s for i, s in enumerate(symbols)][special:]
+    own += [f"<missing-{i}>" for i in range(len(symbols), size)]
+    dictionary = symbol_dictionary(own)
+    dictionary.save(str(data / "dict.txt"))
+    return dictionary

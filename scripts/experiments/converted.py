@@ -1,0 +1,176 @@
+"""What a converted language model loses: against its dense model, and against windows with sinks.
+
+    python -m scripts.experiments.converted clustered/checkpoint.pt --dense FOLDER --text FILE...
+    python -m scripts.experiments.converted CHECKPOINT --dense FOLDER --passkey 1000 4000
+
+The windows have the dense model's weights, and show each query as many keys as the converted model
+shows the head that sees most; `--windows` is a checkpoint in their place, such as one that was
+fine-tuned as long. Texts are scored from their beginning, in one pass: nats a token by position,
+and on pairs of tokens that the text has had before, by how far back.
+
+A pass key (Mohtashami and Jaggi 2023) of five digits lies somewhere in sentences that say nothing;
+the share of prompts is printed behind which the model writes it.
+"""
+
+import json
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+
+from torch import nn
+
+from fairseq_clusterformer.cli.common import Parser, check_file, whole_number
+from fairseq_clusterformer.conversion import as_checkpoint
+from fairseq_clusterformer.conversion.convert import rebuilt
+from fairseq_clusterformer.conversion.model import attentions
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.inference.breakdown import POSITION, REPEATS, Breakdown
+from fairseq_clusterformer.inference.language_model import LanguageModel
+from fairseq_clusterformer.inference.load import Loaded, load_checkpoint
+from fairseq_clusterformer.inference.perplexity import compare, text_blocks
+from fairseq_clusterformer.outputs import write_aside
+
+FILLER = (
+    " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+)
+ASKED = "\n\nWhat is the pass key? The pass key is"
+ANSWER = 8  # tokens, of which five digits may take as many
+
+
+def keys_seen(model: nn.Module) -> tuple[int, int]:
+    """Keys that a query of a causal model sees at most, and the sinks besides them; UserError for
+    a model that sees all."""
+    kinds = [router for _, _, layer in attentions(model) for router in layer.routers]
+    if any(kind.window is None for kind in kinds):
+        raise UserError("CHECKPOINT has heads of the kind full; allowed: kinds with a window")
+    most = max(k.gap + getattr(k.options, "probes", 1) * k.cluster_window for k in kinds)
+    return most, max(kind.sinks for kind in kinds)
+
+
+def score(loaded: Loaded, texts: Sequence[Path], length: int) -> dict:
+    """Nats a token of the first so many tokens of each text, with those of `Breakdown`."""
+    language = LanguageModel(loaded, device="cpu")
+    found = Breakdown(language.coding)
+    blocks = (block for text in texts for block in _first(loaded, text, length))
+    result = compare(language.model, blocks, stepwise=False, breakdown=found)
+    tables = {
+        title: {row["from"]: row["bits"] * math.log(2) for row in rows}
+        for title, rows in found.result().items()
+    }
+    return {"all": result["teacher-forced bits"] * math.log(2), **tables}
+
+
+def _first(loaded: Loaded, text: Path, length: int) -> Iterator:
+    return islice(text_blocks(loaded, text, f"--text is {text}", tokens_per_sample=length), 1)
+
+
+def prompt(key: int, tokens: int, depth: float, count: Callable[[str], int]) -> str:
+    """A text of at most so many tokens that asks for the key, which stands at a depth of 0 to 1;
+    ``count`` says how many tokens a text has."""
+    fact = f" The pass key is {key}. Remember it. {key} is the pass key."
+    room, filler = tokens - count("Find the pass key." + fact + ASKED), count(FILLER)
+    if room < filler:
+        raise bad_option("--passkey", tokens, f"{tokens - room + filler} or more")
+    number = room // filler
+    before = round(depth * number)
+    parts = (FILLER * before, fact, FILLER * (number - before), ASKED)
+    return "".join(("Find the pass key.", *parts))
+
+
+def passkeys(loaded: Loaded, tokens: int, trials: int) -> float:
+    """Share of prompts of so many tokens that are continued by their keys."""
+    language, draw = LanguageModel(loaded, device="cpu"), random.Random(tokens)
+    right = 0
+    for trial in range(trials):
+        key, depth = draw.randrange(10_000, 100_000), (trial + 0.5) / trials
+        text = prompt(key, tokens, depth, lambda part: len(language.coding.encode(part)))
+        written = language.generate(text, ANSWER, temperature=0)
+        right += written.removeprefix(text).strip().startswith(str(key))
+    return right / trials
+
+
+def compared(
+    checkpoint: Path, dense: Path, texts: Sequence[Path], *, windows: Path | None, **options
+) -> dict[str, dict]:
+    """The numbers of each model; ``options`` are those of the command."""
+    how = {"task": "language_modeling"}
+    with ExitStack() as stack:
+        path, _ = stack.enter_context(as_checkpoint(dense, None))
+        models = {"dense": load_checkpoint(path, option="--dense", **how)}
+        models["converted"] = load_checkpoint(checkpoint, option="CHECKPOINT", **how)
+        keys, sinks = keys_seen(models["converted"].model)
+        name = f"window({keys},sinks={sinks})"
+        if windows is None:
+            models[name] = rebuilt(models["dense"], {"decoder": name})
+        else:
+            models["windows"] = load_checkpoint(windows, option="--windows", **how)
+        results: dict[str, dict] = {}
+        for name, loaded in models.items():
+            results[name] = score(loaded, texts, options["length"]) if texts else {}
+            for tokens in options["passkey"]:
+                results[name][f"pass key at {tokens:,}"] = passkeys(
+                    loaded, tokens, options["trials"]
+                )
+            print(f"{name}: done", file=sys.stderr)
+    return results
+
+
+def lines(results: dict[str, dict]) -> Iterator[str]:
+    """The tables, a model in each row."""
+    tables = {"nats by position": POSITION, "nats on repeats by distance": REPEATS}
+    first = next(iter(results.values()))
+    plain = [name for name, value in first.items() if not isinstance(value, dict)]
+    if plain:
+        yield from _table("of all", {n: {p: r[p] for p in plain} for n, r in results.items()})
+    for title, name in tables.items():
+        if name in first:
+            yield from _table(f"{title}, from", {n: r[name] for n, r in results.items()})
+
+
+def _table(title: str, rows: dict[str, dict]) -> Iterator[str]:
+    columns = list(next(iter(rows.values())))
+    yield f"{title:30}" + "".join(f"{column:>18}" for column in columns)
+    for name, values in rows.items():
+        yield f"{name:30}" + "".join(f"{values[column]:18.4f}" for column in columns)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m scripts.experiments.converted", description=__doc__)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="that convert wrote")
+    add, whole = parser.add_argument, {"metavar": "N", "type": whole_number}
+    add("--dense", metavar="PATH", type=Path, required=True, help="what it was converted from")
+    add("--windows", metavar="PATH", type=Path, help="a checkpoint to compare with")
+    add("--text", metavar="FILE", type=Path, nargs="+", default=[], help="to score")
+    add("--length", **whole, default=4096, help="tokens of each text (default: 4096)")
+    add("--passkey", **whole, nargs="+", default=[], help="tokens of prompts that hide a key")
+    add("--trials", **whole, default=10, help="prompts of each length (default: 10)")
+    add("--out", metavar="FILE", type=Path, help="also write the numbers as JSON")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; a user's mistake is one line on stderr and status 1."""
+    parser = _parser()
+    options = vars(parser.parse_args(arguments))
+    out, texts = options.pop("out"), options.pop("text")
+    try:
+        for text in texts:
+            check_file("--text", text, "a file of text")
+        if not texts and not options["passkey"]:
+            raise bad_option("--text", "not given", "--text or --passkey")
+        results = compared(options.pop("checkpoint"), options.pop("dense"), texts, **options)
+    except UserError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(lines(results)))
+    if out is not None:
+        write_aside(out, json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
