@@ -96,6 +96,7 @@ class Document:
         sentences: tokens [first, last) of each, int64 [S, 2]; None: unknown.
         candidates: of answers; none: it may be any text.
         mentions: candidate, first and last token of its places, int64 [M, 3]; None: unknown.
+        titled: the first sentence of each paragraph is its title.
     """
 
     texts: Sequence[str]
@@ -104,6 +105,15 @@ class Document:
     sentences: Tensor | None = None
     candidates: Sequence[str] = ()
     mentions: Tensor | None = None
+    titled: bool = False
+
+    @property
+    def titles(self) -> dict[int, int]:
+        """Of a titled document, the sentence of each paragraph that is its title."""
+        if not self.titled:
+            return {}
+        own = torch.searchsorted(self.starts, self.sentences[:, 0].contiguous(), right=True) - 1
+        return {paragraph: n for n, paragraph in reversed([*enumerate(own.tolist())])}
 
     def sentence_of(self, length: int) -> Tensor:
         """The number of the sentence of each of the first tokens, -1 of none, int64 [length]."""

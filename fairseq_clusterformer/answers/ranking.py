@@ -102,19 +102,24 @@ def ranked_answers(
 
 
 def _supporting(likely: Tensor, document: Document, threshold: float) -> list[tuple[int, float]]:
-    """The sentences of a document that are likely [S] to support the answer."""
+    """The sentences of a document that are likely [S] to support the answer; no titles."""
     number = 0 if document.sentences is None else len(document.sentences)
-    return [(i, p) for i, p in enumerate(likely[:number].tolist()) if p >= threshold]
+    titles = {*document.titles.values()}
+    likely = likely[:number].tolist()
+    return [(i, p) for i, p in enumerate(likely) if p >= threshold and i not in titles]
 
 
 def _in_facts(
     supporting: list[tuple[int, float]], document: Document, paragraphs: Tensor, start: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What parts a document's spans, int64 [N], and the tokens that no span may have, bool [N]:
-    supporting sentences, if one has text; else the paragraphs."""
+    supporting sentences and the titles above them, if one has text; else the paragraphs."""
     if supporting:
         own = document.sentence_of(len(start))
-        hidden = ~torch.isin(own, torch.tensor([number for number, _ in supporting]))
+        titles, numbers = document.titles, [number for number, _ in supporting]
+        if titles:
+            numbers += [titles[document.sentence(number)[0]] for number in numbers]
+        hidden = ~torch.isin(own, torch.tensor(numbers))
         if (start.masked_fill(hidden, -torch.inf) > -torch.inf).any():
             return own.clamp(min=0), hidden
     return paragraphs, torch.zeros_like(start, dtype=torch.bool)

@@ -20,7 +20,8 @@ one item per question, all in the same order:
                           answers. A paragraph is [title, text]. In Natural Questions it is
                           [title, text, [start, end), words]: the third are its tokens in the
                           document, and the last has the token of each of its words. Where an
-                          answer is one of some, ``candidates`` has their texts.
+                          answer is one of some, ``candidates`` has their texts; where texts
+                          begin with their titles, ``titled`` is true.
 ``SPLIT.lines.npy``       where each of these lines begins, and the file's length, int64
 ``SPLIT.structure``       .bin, .idx (int32): sentences, supporting sentences, candidates and their
                           mentions; see `Outline.item`
@@ -169,6 +170,7 @@ class QAData(RecordData):
             characters=self.characters(index),
             sentences=outline.sentences,
             candidates=texts.get("candidates", ()),
+            titled=texts.get("titled", False),
             mentions=outline.mentions,
         )
 

@@ -161,10 +161,11 @@ def _nll(logits: Logits, target: dict[str, Tensor]) -> list[tuple[float, float] 
 
 
 def _facts(data: QAData, index: int, sentences: Sequence[int]) -> list[tuple[str, int]]:
-    """Sentences as HotpotQA names them: the title of a paragraph, and a number in it."""
+    """Sentences as HotpotQA names them: the title of a paragraph, and a number behind it."""
     document, paragraphs = data.document(index), data.texts(index)["paragraphs"]
     places = map(document.sentence, sentences)
-    return [(paragraphs[paragraph][0], number) for paragraph, number in places]
+    before = int(document.titled)
+    return [(paragraphs[paragraph][0], number - before) for paragraph, number in places]
 
 
 def score(

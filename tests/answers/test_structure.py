@@ -1,5 +1,7 @@
 """Answers within supporting sentences, and among candidates."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -61,6 +63,19 @@ def test_no_span_goes_from_one_sentence_into_the_next() -> None:
     assert found.text in ("A", "A.", "B")
     (found,) = ranked_answers(start._replace(end=end, sentences=None), [DOCUMENT])
     assert found.text == "A. B"
+
+
+def test_a_title_above_a_supporting_sentence_may_be_the_answer() -> None:
+    """But supports nothing itself: of the first paragraph, "A." is the title."""
+    titled = replace(DOCUMENT, titled=True)
+    assert titled.titles == {0: 0, 1: 2}
+    for sentences, text in (([9.0, 3.0, -1.0], "A"), ([9.0, -3.0, -1.0], "C")):
+        given = logits(sentences, {6: 5.0, 1: 4.0, 3: 3.0})
+        (found,) = ranked_answers(given, [titled])
+        assert (found.text, [number for number, _ in found.supporting]) == (
+            text,
+            [1] * (text == "A"),
+        )
 
 
 def test_what_a_sentence_is() -> None:

@@ -18,6 +18,7 @@ from fairseq_clusterformer.corpora.question_answering.records import (
 from fairseq_clusterformer.corpora.question_answering.squad import own_questions
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.inference.evaluate import _facts
 
 STORY = """1 Mary moved to the hall.
 2 John went to the garden.
@@ -105,6 +106,25 @@ def test_supporting_facts_of_hotpotqa(tmp_path):
     assert record.sentences[3] == Sentence(1, 0, 6)
     (record,), _ = hops(tmp_path, hop(answer="yes"))
     assert (record.supporting, record.yes_no) == ((2, 3), "yes")
+
+
+def test_titles_of_hotpotqa_are_sentences_and_may_be_answers(tmp_path):
+    """In front of their texts, from the file to the data; the other paragraph's title is none."""
+    context = [["St. Mary", ["It is a church. ", "It is old."]], ["B", ["B saw it."]]]
+    item = hop(context=context, facts=[["St. Mary", 1]], answer="St. Mary")
+    (record,), _ = hops(tmp_path, item, titled=True)
+    assert shown(record) == ["St. Mary", "It is a church. ", "It is old.", "B", "B saw it."]
+    assert [(a.paragraph, a.start, a.text) for a in record.answers] == [(0, 0, "St. Mary")]
+    assert (record.supporting, record.titled) == ((2,), True)
+    words = ["prepare", "qa", "hotpotqa", tmp_path / "data", "--titles"]
+    assert main(list(map(str, [*words, "--train", tmp_path / "dev.json"]))) == 0
+    data = QAData(tmp_path / "data", "train")
+    document = data.document(0)
+    assert document.titles == {0: 0, 1: 3}
+    ((first, last),) = data[0].answers.tolist()
+    assert document.answer(first, last).text == "St. Mary"
+    assert int(data.characters(0)[0, 1]) == 0  # and no title twice
+    assert _facts(data, 0, [1, 2, 4]) == [("St. Mary", 0), ("St. Mary", 1), ("B", 0)]
 
 
 def test_an_empty_sentence_is_in_its_place(tmp_path):

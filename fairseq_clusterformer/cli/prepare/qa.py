@@ -160,6 +160,8 @@ def prepare_corpus(
     chosen = {key: value for key, value in options.items() if value is not None}
     if "pool" in chosen:
         chosen["corpus"] = chosen.pop("pool")
+    if how["titles"] and known.reader is CORPORA["hotpotqa"].reader:
+        chosen["titled"] = True
     reader = partial(known.reader, **chosen)
     readers = dict.fromkeys(splits, reader)
     if shares:

@@ -74,7 +74,9 @@ def encode_record(record: Record, *, model: subwords.Subwords, titles: bool) -> 
     position = 0
     for paragraph in record.paragraphs:
         tokens = encode(paragraph.text)
-        led = led_by_start(tokens, encode(paragraph.title) if titles else None)
+        led = led_by_start(
+            tokens, encode(paragraph.title) if titles and not record.titled else None
+        )
         ids.append(led[0])
         characters.append(led[1])
         paragraph_starts.append(position)
@@ -181,4 +183,5 @@ def _texts(record: Record) -> dict:
         "answers": [[answer.paragraph, answer.start, answer.end] for answer in record.answers],
         "texts": record.texts,
         **({"candidates": record.candidates} if record.candidates else {}),
+        **({"titled": True} if record.titled else {}),
     }

@@ -31,7 +31,12 @@ _YES_NO = ("yes", "no")
 
 
 def several_hops(
-    path: Path, drops: Drops, *, corpus: Path | None = None, distractors: int = 8
+    path: Path,
+    drops: Drops,
+    *,
+    corpus: Path | None = None,
+    distractors: int = 8,
+    titled: bool = False,
 ) -> Iterator[Record]:
     """Yield the records of HotpotQA or 2WikiMultihopQA, a JSON list of questions.
 
@@ -39,6 +44,8 @@ def several_hops(
         corpus: a JSON list of ``{title, text}``, where questions without a ``context`` find
             their supporting paragraphs.
         distractors: others of the corpus among these, in an order drawn by the question's id.
+        titled: each paragraph's title stands in front of its text, as a sentence that may be the
+            answer (Ainslie et al. 2020, appendix B).
     """
     items = json_list(path, "HotpotQA's JSON, a list of questions")
     pool = _read_corpus(corpus) if corpus else None
@@ -60,8 +67,13 @@ def several_hops(
         long = tuple(i for i, part in enumerate(paragraphs) if part.title in titles)
         if set(titles) - {part.title for part in paragraphs}:
             raise Unusable("supporting paragraph missing", f"question {id_}: {titles}")
-        question, paragraphs = get(item, "question"), tuple(paragraphs)
-        structure = {"sentences": tuple(sentences), "supporting": supporting}
+        question = get(item, "question")
+        if titled:
+            if supporting is not None:  # behind the titles
+                supporting = tuple(n + sentences[n].paragraph + 1 for n in supporting)
+            paragraphs, sentences = _titled(paragraphs, sentences)
+        paragraphs = tuple(paragraphs)
+        structure = {"sentences": tuple(sentences), "supporting": supporting, "titled": titled}
         if "answer" not in item:
             return Record(id_, question, paragraphs, answerable=None, **structure)
         answer = get(item, "answer")
@@ -70,6 +82,8 @@ def several_hops(
             return Record(id_, question, paragraphs, **of_answer, **structure)
         record = distant_record(id_, question, paragraphs, [answer], supporting=long)
         facts = [sentences[number] for number in supporting or ()]
+        own = {fact.paragraph for fact in facts} if titled else ()
+        facts += [one for one in sentences if one.paragraph in own and not one.start]
         return replace(record, answers=in_sentences(record.answers, facts), **structure)
 
     return convert(items, to_record, drops)
@@ -116,6 +130,20 @@ def _contexts(context: list) -> tuple[list[Paragraph], list[Sentence]]:
             places += [Sentence(len(paragraphs), *span) for span in spans]
             paragraphs.append(Paragraph(str(part[0]), text))
     return paragraphs, places
+
+
+def _titled(
+    paragraphs: Iterable[Paragraph], sentences: Sequence[Sentence]
+) -> tuple[list[Paragraph], list[Sentence]]:
+    """Paragraphs whose texts begin with their titles, and these among the sentences."""
+    found, places = [], []
+    for number, part in enumerate(paragraphs):
+        before = len(part.title) + 1
+        found.append(replace(part, text=f"{part.title}\n{part.text}"))
+        places.append(Sentence(number, 0, len(part.title)))
+        own = (sentence for sentence in sentences if sentence.paragraph == number)
+        places += [Sentence(number, s.start + before, s.end + before) for s in own]
+    return found, places
 
 
 def _read_corpus(path: Path) -> dict[str, str]:

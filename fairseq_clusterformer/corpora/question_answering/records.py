@@ -85,6 +85,7 @@ class Record:
     document: str = ""  # its name, where its paragraphs' titles do not say it
     sentences: tuple[Sentence, ...] | None = None  # in order; None: found by their punctuation
     supporting: tuple[int, ...] | None = None  # sentences that one needs; None: unknown
+    titled: bool = False  # each paragraph's text begins with its title, which is a sentence
     candidates: tuple[str, ...] = ()  # one of them is the answer; none: it may be any text
     mentions: tuple[Mention, ...] = ()  # places of the candidates
 
