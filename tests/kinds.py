@@ -91,11 +91,7 @@ BIDIRECTIONAL = {
     "window+kmeans, chunk, many clusters": "window+kmeans(rule=chunk,clusters=100)",
 }
 
-FLAGS = {
-    "window": "attention_window",
-    "clusters": "num_clusters",
-    "rounds": "hash_rounds",
-}
+FLAGS = {"window": "attention_window", "clusters": "num_clusters", "rounds": "hash_rounds"}
 
 # Kinds (and whether causal) whose query and key are one vector: a token's own key, which would
 # outweigh all others, counts only where nothing else is seen, as in the papers.
@@ -219,14 +215,9 @@ def build(
     layer = HandedOn if "own_centroids=false" in spec else MultiheadAttention
     defaults = {FLAGS.get(name, name): value for name, value in options.items()}
     (kinds,) = parse_attention(spec, num_layers=1, num_heads=HEADS, defaults=defaults)
-    module = layer(
-        WIDTH,
-        HEADS,
-        kinds=kinds,
-        causal=causal,
-        kernel="blocks",
-        **(of or {}),
-    ).to(dtype)
+    module = layer(WIDTH, HEADS, kinds=kinds, causal=causal, kernel="blocks", **(of or {})).to(
+        dtype
+    )
     for _ in range(3):
         _, reports = module(torch.randn(2, 30, WIDTH, dtype=dtype))
         module.observe(reports)

@@ -8,13 +8,7 @@ from pathlib import Path
 from fairseq import options
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted(
-    [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("examples/**/*.md"),
-    ]
-)
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 
 CONFIGURATIONS = sorted(ROOT.glob("examples/*/config/*.yaml"))
 PARSERS = {

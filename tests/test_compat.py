@@ -97,7 +97,7 @@ def _nothing_allowed() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_nothing_allowed")
 class TestCheckpoints:
-    def test_argparse_model_loads(self, argparse_checkpoint: Path) -> None:
+    def test_argparse_model_loads(self, argparse_checkpoint):
         with pytest.raises(pickle.UnpicklingError):
             load_checkpoint_to_cpu(str(argparse_checkpoint))
         compat.allow_checkpoint_types()
@@ -106,7 +106,7 @@ class TestCheckpoints:
         assert "valid" in state["extra_state"]["metrics"]
 
     @pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "float64"])
-    def test_numpy_meters_load(self, tmp_path: Path, dtype: str) -> None:
+    def test_numpy_meters_load(self, tmp_path, dtype):
         counts = np.arange(4, dtype=dtype)
         torch.save({"best": counts[1], "counts": counts}, tmp_path / "meters.pt")
         compat.allow_checkpoint_types()
@@ -114,9 +114,7 @@ class TestCheckpoints:
         assert meters["best"] == 1
         assert meters["counts"].tolist() == [0, 1, 2, 3]
 
-    def test_loaded_checkpoint_loads_when_saved_again(
-        self, argparse_checkpoint: Path, tmp_path: Path
-    ) -> None:
+    def test_loaded_checkpoint_loads_when_saved_again(self, argparse_checkpoint, tmp_path):
         compat.allow_checkpoint_types()
         state = load_checkpoint_to_cpu(str(argparse_checkpoint))
         torch.save(state, tmp_path / "again.pt")
@@ -129,9 +127,7 @@ class TestCheckpoints:
         with pytest.raises(pickle.UnpicklingError):
             load_checkpoint_to_cpu(str(tmp_path / "again.pt"))
 
-    def test_state_reaches_the_other_workers(
-        self, argparse_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_state_reaches_the_other_workers(self, argparse_checkpoint, monkeypatch):
         """broadcast_object as rank 0 and then as rank 1, over a list instead of a network."""
         compat.allow_checkpoint_types()
         state = load_checkpoint_to_cpu(str(argparse_checkpoint))
@@ -156,7 +152,7 @@ class TestCheckpoints:
             assert torch.equal(received["model"][name], value)
 
     @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: argparse.Namespace(option=x)])
-    def test_foreign_code_is_refused(self, tmp_path: Path, wrap) -> None:
+    def test_foreign_code_is_refused(self, tmp_path, wrap):
         class Malicious:
             def __reduce__(self):
                 return os.system, (f"touch {tmp_path}/executed",)
@@ -168,7 +164,7 @@ class TestCheckpoints:
         assert not (tmp_path / "executed").exists()
 
 
-def test_sample_break_mode_eos(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_break_mode_eos(monkeypatch):
     def blocks() -> TokenBlockDataset:
         sentences = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]
         return TokenBlockDataset(sentences, [3, 2], None, pad=1, eos=2, break_mode="eos")
@@ -181,7 +177,7 @@ def test_sample_break_mode_eos(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("reused", [False, True])
-def test_a_curriculum_ends(reused: bool) -> None:
+def test_a_curriculum_ends(reused):
     batches = [[i] for i in range(20)]
     iterator = EpochBatchIterator(
         TensorDataset(torch.arange(20)),
@@ -196,7 +192,7 @@ def test_a_curriculum_ends(reused: bool) -> None:
     assert sorted(second) == sorted(third) == batches
 
 
-def test_only_known_warnings_are_silenced() -> None:
+def test_only_known_warnings_are_silenced():
     known = "'pin_memory' argument is set as true but no accelerator is found, then ..."
     with warnings.catch_warnings(record=True) as seen:
         warnings.resetwarnings()
@@ -212,9 +208,7 @@ def test_only_known_warnings_are_silenced() -> None:
             warnings.warn(known, UserWarning, stacklevel=1)
 
 
-def test_training_prints_no_warning(
-    translation_data: Path, run_cli: RunCli, tmp_path: Path
-) -> None:
+def test_training_prints_no_warning(translation_data, run_cli, tmp_path):
     run = run_cli(
         *("fairseq-train", translation_data, *TINY_TRANSLATION, "--save-dir", tmp_path),
         env={"PYTHONWARNINGS": ""},
@@ -223,7 +217,7 @@ def test_training_prints_no_warning(
     assert re.findall(r".*\b\w*Warning: ?.*", run.stdout) == []
 
 
-def test_applying_twice_changes_nothing() -> None:
+def test_applying_twice_changes_nothing():
     def state() -> tuple:
         known = len(torch.serialization.get_safe_globals()), len(warnings.filters), np.compat
         return *known, Trainer.valid_step, Trainer.begin_epoch, EMA.__init__, EMA.restore

@@ -11,11 +11,7 @@ from unittest import mock
 import pytest
 import torch
 import yaml
-from fairseq.models import (
-    ARCH_MODEL_NAME_REGISTRY,
-    ARCH_MODEL_REGISTRY,
-    MODEL_DATACLASS_REGISTRY,
-)
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 
 import fairseq_clusterformer.plugin  # noqa: F401
 from docs import generate as docs
@@ -54,7 +50,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_placeholders(page: Path) -> None:
+def test_links_and_placeholders(page):
     text = page.read_text()
     assert not re.search(
         r"\$HERE|\b(LM|MR|SQUAD|PICTURE|OPTIONS)_[A-Z]+|^[A-Z_]{4,}$", text, flags=re.MULTILINE
@@ -69,14 +65,14 @@ def test_links_and_placeholders(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_tables_are_whole(page: Path) -> None:
+def test_tables_are_whole(page):
     """Every row has as many cells as its header."""
     for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), flags=re.MULTILINE):
         bars = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
         assert set(bars) == {bars[0]}, table.splitlines()[0]
 
 
-def test_pages_are_short() -> None:
+def test_pages_are_short():
     """All pages outside examples/, those of the models too."""
     pages = [page for page in PAGES if ROOT / "examples" not in page.parents]
     pages += ROOT.glob("fairseq_clusterformer/trained/*/*.md")
@@ -85,13 +81,13 @@ def test_pages_are_short() -> None:
     assert sum(page.stat().st_size for page in pages) < 80_000
 
 
-def test_generated_pages_are_current() -> None:
+def test_generated_pages_are_current():
     for page in docs.OPTIONS:
         assert docs.options(page.read_text()) == page.read_text(), "python docs/generate.py"
     assert docs.command_line() == (docs.DOCS / "command-line.md").read_text()
 
 
-def test_every_option_is_in_its_table() -> None:
+def test_every_option_is_in_its_table():
     pages = "".join(page.read_text() for page in docs.OPTIONS)
     assert sorted(re.findall(r"<!-- options: (.+?) -->", pages)) == sorted(docs.TABLES)
     model = docs.option_table(docs.TABLES["language model"].split())
@@ -99,14 +95,14 @@ def test_every_option_is_in_its_table() -> None:
     assert "--decoder-layers" not in model  # fairseq's own
 
 
-def test_command_line_names_what_must_be_given() -> None:
+def test_command_line_names_what_must_be_given():
     page = docs.command_line()
     assert "- `clusterformer convert CHECKPOINT OUT`: make a " in page
     assert "- `clusterformer generate [PROMPT] --checkpoint PATH`: " in page
     assert [name for name in COMMANDS if f"- `clusterformer {name}" not in page] == []
 
 
-def test_paths_in_commands_exist() -> None:
+def test_paths_in_commands_exist():
     """Scripts, grids and configurations; what a command makes lies elsewhere."""
     seen = 0
     for words in (words for page in PAGES for words in commands(page)):
@@ -121,7 +117,7 @@ def test_paths_in_commands_exist() -> None:
     assert seen > 12
 
 
-def test_fairseq_commands_parse() -> None:
+def test_fairseq_commands_parse():
     seen = 0
     for page in PAGES:
         for words in commands(page):
@@ -155,7 +151,7 @@ def parser_of_module(name: str) -> argparse.ArgumentParser:
     return caught[0]
 
 
-def test_our_commands_parse() -> None:
+def test_our_commands_parse():
     parsers: dict[str, argparse.ArgumentParser] = {}
     for page in PAGES:
         for words in commands(page):
@@ -183,7 +179,7 @@ def test_our_commands_parse() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_recipe_and_configuration_are_equal(name: str) -> None:
+def test_recipe_and_configuration_are_equal(name):
     """What a configuration says, the command of the page says too."""
     args = vars(parse_fairseq(recipe(CONFIGURATIONS[name])))
     config = yaml.safe_load((ROOT / "examples" / name).read_text())
@@ -233,12 +229,12 @@ def signs():
 
 @torch.no_grad()
 @pytest.mark.parametrize("path", _on_neural_clustering(), ids=str)
-def test_similarity_is_named(path: Path) -> None:
+def test_similarity_is_named(path):
     """ClusterFormer's similarity is the inner product; results of ``neural`` are by cosine."""
     assert "cosine" in (ROOT / path).read_text()
 
 
-def test_a_kind_in_one_file(signs) -> None:
+def test_a_kind_in_one_file(signs):
     """What it sees; tests/cli/test_train.py holds it to what every kind promises."""
     assert "signs" in attention_kinds()
     heads = parse_layer("signs(2,clusters=100)", signs=3)
@@ -252,14 +248,14 @@ def test_a_kind_in_one_file(signs) -> None:
         assert torch.equal(seen[0, head, query].nonzero().flatten(), same[-2:])
 
 
-def test_attention_without_fairseq() -> None:
+def test_attention_without_fairseq():
     block = next(b for b in blocks(EXTENDING, "python") if "layer(x)" in b)
     names = {"x": torch.randn(1, 50, 512)}
     exec(compile(block, "extending.md", "exec"), names)
     assert names["y"].shape == names["x"].shape
 
 
-def test_changelog_names_every_command() -> None:
+def test_changelog_names_every_command():
     changelog = (ROOT / "CHANGELOG.md").read_text()
     for name in COMMANDS:
         assert name.split()[0] in changelog

@@ -71,7 +71,7 @@ def run(run_cli: RunCli, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     forker.close()
 
 
-def test_text(run: Run) -> None:
+def test_text(run):
     """A folder of text: prepare, train, generate, perplexity, draw; with a bundle as well."""
     (run.home / "texts").mkdir()
     names = sorted(topics)
@@ -107,7 +107,7 @@ def test_text(run: Run) -> None:
     assert done.stdout.startswith("The")
 
 
-def test_questions(run: Run) -> None:
+def test_questions(run):
     """Own questions as JSON lines: prepare, train, evaluate, answer from a folder."""
     cities = ["Paris", "Rome", "Oslo", "Lima", "Cairo", "Tokyo", "Delhi", "Quito"]
     with open(run.home / "questions.jsonl", "w") as file:

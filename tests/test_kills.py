@@ -1,13 +1,11 @@
 """A few kills; ``python -m tests.kills`` makes as many as wanted."""
 
-from pathlib import Path
-
 from tests.kills import COMMANDS, kill
 
 #: of which a run takes little
 QUICK = ["prepare lm", "vectors", "average"]
 
 
-def test_a_killed_command_given_again_ends_right(tmp_path: Path) -> None:
+def test_a_killed_command_given_again_ends_right(tmp_path):
     assert set(QUICK) < set(COMMANDS)
     assert kill(QUICK, 6, 1, tmp_path) == []

@@ -15,7 +15,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_malformed_inputs_are_one_line(number: int, inputs: Path) -> None:
+def test_malformed_inputs_are_one_line(number, inputs):
     """Each command once: no traceback, no hang, no file of the user's changed."""
     count = len(COMMANDS)
     wrong = [result for result in runs(count * number, count, inputs) if not result.is_right]
@@ -23,7 +23,7 @@ def test_malformed_inputs_are_one_line(number: int, inputs: Path) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_good_inputs_are_taken(command: str, inputs: Path) -> None:
+def test_good_inputs_are_taken(command, inputs):
     """Else each run would test the same refusal."""
     result = undamaged(command, inputs)
     assert result.verdict == "done", result

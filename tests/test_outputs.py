@@ -32,7 +32,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_as_a_whole(tmp_path):
     out = tmp_path / "deep" / "out"
     for text in ("first", "second"):
         write(out, text)
@@ -40,7 +40,7 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
         assert names(out.parent) == ["out"]
 
 
-def test_a_folder_with_the_same_content_is_left(tmp_path: Path) -> None:
+def test_a_folder_with_the_same_content_is_left(tmp_path):
     def refuse() -> None:
         raise UserError("it exists")
 
@@ -54,9 +54,7 @@ def test_a_folder_with_the_same_content_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("interrupted", [OSError("full"), KeyboardInterrupt()])
-def test_what_was_there_stays_if_it_cannot_be_replaced(
-    interrupted: BaseException, tmp_path: Path, monkeypatch
-) -> None:
+def test_what_was_there_stays_if_it_cannot_be_replaced(interrupted, tmp_path, monkeypatch):
     out, rename = tmp_path / "out", os.rename
     write(out, "first")
 
@@ -72,7 +70,7 @@ def test_what_was_there_stays_if_it_cannot_be_replaced(
     assert names(tmp_path) == ["out"]
 
 
-def test_nowhere_to_write(tmp_path: Path) -> None:
+def test_nowhere_to_write(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="allowed: a place to write to"):
         write(tmp_path / "file" / "out", "text")
@@ -80,7 +78,7 @@ def test_nowhere_to_write(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["itself", "link", "hard link", "spelling", "not UTF-8"])
 @pytest.mark.parametrize("force", [False, True])
-def test_an_input_is_never_replaced(way: str, force: bool, tmp_path: Path) -> None:
+def test_an_input_is_never_replaced(way, force, tmp_path):
     """Also one that this program wrote."""
     (tmp_path / "deep").mkdir()
     name = os.fsdecode(b"caf\xe9.txt") if way == "not UTF-8" else "mine.txt"
@@ -97,7 +95,7 @@ def test_an_input_is_never_replaced(way: str, force: bool, tmp_path: Path) -> No
     assert path.read_text() == "mine"
 
 
-def test_what_lies_in_a_folder_of_inputs(tmp_path: Path) -> None:
+def test_what_lies_in_a_folder_of_inputs(tmp_path):
     (tmp_path / "mine").write_text("mine")
     write_text("--out", tmp_path / "out", "first", inputs=[tmp_path])
     write_text("--out", tmp_path / "out", "second", inputs=[tmp_path])
@@ -106,7 +104,7 @@ def test_what_lies_in_a_folder_of_inputs(tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == "mine"
 
 
-def test_own_files_are_replaced_and_the_user_s_are_not(tmp_path: Path) -> None:
+def test_own_files_are_replaced_and_the_user_s_are_not(tmp_path):
     out = tmp_path / "out"
     for text in ("first", "second"):
         write_text("--out", out, text)
@@ -121,7 +119,7 @@ def test_own_files_are_replaced_and_the_user_s_are_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("journal", ["mine", "\n[1]\n{", "link", "folder"])
-def test_a_journal_that_is_none(journal: str, tmp_path: Path) -> None:
+def test_a_journal_that_is_none(journal, tmp_path):
     """Somebody else's stays as it is, and proves nothing."""
     (tmp_path / "theirs").write_text("\n")
     if journal == "link":
@@ -137,7 +135,7 @@ def test_a_journal_that_is_none(journal: str, tmp_path: Path) -> None:
         assert (tmp_path / JOURNAL).read_text() == "mine"
 
 
-def test_no_plain_file(tmp_path: Path) -> None:
+def test_no_plain_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "round").symlink_to("round")
     for name, problem in (
@@ -150,7 +148,7 @@ def test_no_plain_file(tmp_path: Path) -> None:
         check_output("--out", tmp_path / "round", force=True, makes_folder=True)
 
 
-def test_a_link_stays_and_what_it_names_is_written(tmp_path: Path) -> None:
+def test_a_link_stays_and_what_it_names_is_written(tmp_path):
     (tmp_path / "link").symlink_to("out")
     for text in ("first", "second"):
         write_text("--out", tmp_path / "link", text)
@@ -158,7 +156,7 @@ def test_a_link_stays_and_what_it_names_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "second"
 
 
-def test_what_lies_nearby_is_not_touched(tmp_path: Path) -> None:
+def test_what_lies_nearby_is_not_touched(tmp_path):
     """A former version wrote to OUT.partial, also through a link."""
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "out.partial").symlink_to("mine")
@@ -168,7 +166,7 @@ def test_what_lies_nearby_is_not_touched(tmp_path: Path) -> None:
     assert (tmp_path / "out.partial").is_symlink()
 
 
-def test_what_a_killed_run_left_goes_and_nothing_else(tmp_path: Path) -> None:
+def test_what_a_killed_run_left_goes_and_nothing_else(tmp_path):
     left = [tmp_path / f".out.{8 * letter}.clusterformer" for letter in "abc"]
     for folder in left:
         folder.mkdir()
@@ -181,7 +179,7 @@ def test_what_a_killed_run_left_goes_and_nothing_else(tmp_path: Path) -> None:
     assert names(tmp_path) == sorted([left[1].name, left[2].name, JOURNAL, "out"])
 
 
-def test_two_at_once_publish_whole_files(tmp_path: Path) -> None:
+def test_two_at_once_publish_whole_files(tmp_path):
     """As they did not when both wrote to OUT.partial."""
     out, texts = tmp_path / "out", [letter * 300_000 for letter in "ab"]
     both = threading.Barrier(2)
@@ -215,7 +213,7 @@ LARGE = {"weights": torch.zeros(100_000)}
     ],
 )
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_full_disk_is_one_line(fill, kind: str, tmp_path: Path, small_files: None) -> None:
+def test_a_full_disk_is_one_line(fill, kind, tmp_path, small_files):
     out = tmp_path / "out"
     whole = whole_file("--out", out) if kind == "file" else whole_folder(out, lambda: None)
     with (
@@ -237,6 +235,6 @@ def small_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_errors_in_between_are_not_the_disk_s(tmp_path: Path) -> None:
+def test_errors_in_between_are_not_the_disk_s(tmp_path):
     with pytest.raises(FileNotFoundError), whole_file("--out", tmp_path / "out"):
         Path("/nowhere/at/all").read_bytes()

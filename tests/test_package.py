@@ -17,7 +17,7 @@ import pytest
 from setuptools import find_packages
 
 from fairseq_clusterformer.cli.main import COMMANDS
-from tests.conftest import REPO_ROOT, RunCli
+from tests.conftest import REPO_ROOT
 from tests.packaging import build_wheel
 
 NAME = "fairseq_clusterformer"
@@ -38,7 +38,7 @@ LOWER = [name for name in FILES if name.split(".")[1:2] and name.split(".")[1] i
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_module_imports(name: str) -> None:
+def test_module_imports(name):
     if "triton" in name and not HAS_TRITON:
         pytest.skip("triton is not installed")
     if ".hf" in name and importlib.util.find_spec("transformers") is None:
@@ -46,12 +46,12 @@ def test_module_imports(name: str) -> None:
     assert importlib.import_module(name).__file__ == str(FILES[name])
 
 
-def test_every_folder_is_packaged() -> None:
+def test_every_folder_is_packaged():
     folders = {module_name(path.parent / "__init__.py") for path in FILES.values()}
     assert folders == set(find_packages(str(REPO_ROOT), include=[NAME, f"{NAME}.*"]))
 
 
-def test_test_modules_do_not_lean_on_each_other() -> None:
+def test_test_modules_do_not_lean_on_each_other():
     """They share helpers through modules without `test_`, found without edits of sys.path."""
     edits = re.compile(
         r"sys\.path(\.\w+\(.*|(\[.*\])? \+?= .*)|.*\.syspath_prepend\(.*", re.DOTALL
@@ -86,7 +86,7 @@ def imported_modules(name: str, path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", LOWER)
-def test_lower_layer_never_imports_fairseq(name: str) -> None:
+def test_lower_layer_never_imports_fairseq(name):
     allowed = tuple(f"{NAME}.{layer}" for layer in WITHOUT_FAIRSEQ)
     for module in imported_modules(name, FILES[name]):
         assert module.split(".")[0] not in ("fairseq", "fairseq_cli", "hydra", "omegaconf")
@@ -95,7 +95,7 @@ def test_lower_layer_never_imports_fairseq(name: str) -> None:
         )
 
 
-def test_the_trunk_imports_no_wing_and_no_wing_another() -> None:
+def test_the_trunk_imports_no_wing_and_no_wing_another():
     """The plug-in and the commands know all; conversion writes folders and pictures of others."""
     knows_all = ("cli", "plugin")
     found = []
@@ -108,7 +108,7 @@ def test_the_trunk_imports_no_wing_and_no_wing_another() -> None:
     assert found == []
 
 
-def test_no_circle_of_imports_and_none_back_up() -> None:
+def test_no_circle_of_imports_and_none_back_up():
     """Files import no file that imports them, and rooms no room above; only what fairseq imports
     first leads up, to the plug-in."""
     files = {name: {m for m in _modules(name, path) if m != name} for name, path in FILES.items()}
@@ -129,14 +129,14 @@ def _modules(name: str, path: Path) -> set[str]:
     return {module for module in ours if module in FILES and not name.startswith(f"{module}.")}
 
 
-def test_imported_modules_are_seen(tmp_path: Path) -> None:
+def test_imported_modules_are_seen(tmp_path):
     path = tmp_path / "window.py"
     path.write_text("def f():\n    import fairseq.utils\n    from ..models import decoder\n")
     seen = imported_modules(f"{NAME}.attention.window", path)
     assert seen == {"fairseq.utils", f"{NAME}.models.decoder"}
 
 
-def test_the_core_imports_torch_and_nothing_slow(run_cli: RunCli) -> None:
+def test_the_core_imports_torch_and_nothing_slow(run_cli):
     """What is not imported cannot be patched either."""
     layers = ", ".join(f"{NAME}.{layer}" for layer in WITHOUT_FAIRSEQ)
     code = (
@@ -148,7 +148,7 @@ def test_the_core_imports_torch_and_nothing_slow(run_cli: RunCli) -> None:
     assert set(found) <= {NAME, "numpy"}
 
 
-def test_help_comes_without_torch(run_cli: RunCli, repo_root: Path) -> None:
+def test_help_comes_without_torch(run_cli, repo_root):
     """Each --help in a process of its own would be slow, so all are asked for in one."""
     code = f"""
 import contextlib, io, sys
@@ -167,7 +167,7 @@ for words in {[[], *map(str.split, COMMANDS)]}:
     run_cli("python", "-c", code, cwd=repo_root)
 
 
-def test_files_name_no_place_of_their_own(repo_root: Path) -> None:
+def test_files_name_no_place_of_their_own(repo_root):
     """No package registry's host, no absolute path of somebody's machine."""
     try:
         listing = subprocess.run(
@@ -223,23 +223,23 @@ def assert_registered(run: subprocess.CompletedProcess[str], package: Path) -> N
 
 
 class TestUserDir:
-    def test_absolute(self, run_cli: RunCli, tmp_path: Path) -> None:
+    def test_absolute(self, run_cli, tmp_path):
         run = run_cli("python", "-I", "-c", IMPORT_USER_DIR, PACKAGE, cwd=tmp_path)
         assert_registered(run, PACKAGE)
 
     @pytest.mark.parametrize(("folder", "user_dir"), [(".", NAME), ("tests", f"../{NAME}/")])
-    def test_relative(self, run_cli: RunCli, folder: str, user_dir: str) -> None:
+    def test_relative(self, run_cli, folder, user_dir):
         run = run_cli("python", "-I", "-c", IMPORT_USER_DIR, user_dir, cwd=REPO_ROOT / folder)
         assert_registered(run, PACKAGE)
 
     @pytest.mark.skipif(
         Path(sys.prefix) != REPO_ROOT / ".venv", reason="not the environment of scripts/setup.sh"
     )
-    def test_name_after_setup(self, run_cli: RunCli, tmp_path: Path) -> None:
+    def test_name_after_setup(self, run_cli, tmp_path):
         """By name from any folder, though the installation is editable."""
         assert_registered(run_cli("python", "-c", IMPORT_USER_DIR, NAME, cwd=tmp_path), PACKAGE)
 
-    def test_after_python_imported_it(self, run_cli: RunCli, tmp_path: Path) -> None:
+    def test_after_python_imported_it(self, run_cli, tmp_path):
         """Through a link here; the path and the name are known too."""
         (tmp_path / NAME).symlink_to(PACKAGE)
         code = f"""
@@ -253,7 +253,7 @@ for user_dir in ({str(PACKAGE)!r}, {NAME!r}):
         run = run_cli("python", "-c", code, tmp_path / NAME, cwd=REPO_ROOT)
         assert_registered(run, PACKAGE)
 
-    def test_installed(self, run_cli: RunCli, tmp_path: Path) -> None:
+    def test_installed(self, run_cli, tmp_path):
         """From a wheel, named only, in an empty folder."""
         site = tmp_path / "site-packages"
         with zipfile.ZipFile(build_wheel(run_cli, tmp_path)) as wheel:
@@ -279,7 +279,7 @@ for user_dir in ({str(PACKAGE)!r}, {NAME!r}):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a bash script")
-def test_setup_refuses_an_unsupported_python(tmp_path: Path) -> None:
+def test_setup_refuses_an_unsupported_python(tmp_path):
     """One line that names what was found and what is allowed, before anything is made."""
     shutil.copytree(REPO_ROOT / "scripts", tmp_path / "scripts")
     for name in ("setup.py", "pyproject.toml"):

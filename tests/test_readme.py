@@ -10,7 +10,7 @@ README = ROOT / "README.md"
 TEXT = README.read_text()
 
 
-def test_one_page() -> None:
+def test_one_page():
     lines = TEXT.splitlines()
     assert len(lines) <= 110
     assert max(map(len, lines)) <= 120
@@ -18,7 +18,7 @@ def test_one_page() -> None:
         assert ["bash", f"scripts/{name}.sh"] in [words[:2] for words in commands(README)]
 
 
-def test_every_kind_is_in_the_table_of_kinds() -> None:
+def test_every_kind_is_in_the_table_of_kinds():
     page = (ROOT / "docs" / "attention-kinds.md").read_text()
     ours = [
         kind
@@ -29,14 +29,14 @@ def test_every_kind_is_in_the_table_of_kinds() -> None:
     assert [kind for kind in ours if f"| `{kind}` |" not in page] == []
 
 
-def test_speed_is_what_was_measured() -> None:
+def test_speed_is_what_was_measured():
     record = json.loads((ROOT / "examples/efficiency/results/attention_cpu.json").read_text())
     measured = {(row["N"], row["kind"]): row["times as fast as dense"] for row in record["rows"]}
     found = re.search(r"at ([\d,]+) tokens, `(\w+)` is (\d+) times as fast", TEXT)
     assert round(measured[int(found[1].replace(",", "")), found[2]]) == int(found[3])
 
 
-def test_results_say_what_failed() -> None:
+def test_results_say_what_failed():
     """The paper's own kind, where it fails: recall, distance, long texts."""
     results = TEXT.split("## Results")[1].split("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in results.splitlines() if line[:1] == "|"]

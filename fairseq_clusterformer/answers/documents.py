@@ -5,7 +5,7 @@ Shape letters: B batch, N tokens of the longest document, P paragraphs of a docu
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -147,11 +147,8 @@ class Document:
         return torch.cat([*found, torch.full((length,), before)])[:length]
 
     def place(self, first: int, last: int) -> tuple[int, int, int]:
-        """The paragraph and its characters [start, end), of tokens [first, last).
-
-        Raises:
-            ValueError: if they are not tokens of the text of one paragraph.
-        """
+        """The paragraph and its characters [start, end), of tokens [first, last). Raises
+        ValueError: if they are not tokens of the text of one paragraph."""
         starts, ends = self.characters
         if not 0 <= first < last <= len(starts):
             raise ValueError(f"tokens [{first}, {last}) of {len(starts)}; allowed: 1 or more")
@@ -238,6 +235,28 @@ class Answers:
         """
         shared = type_ == "short" and self.none is not None
         return score - (self.none if shared else math.log(max(self.types["none"], 1e-300)))
+
+    @property
+    def best_margin(self) -> float:
+        """By how much the best short or long answer is likelier than "no answer", in nats."""
+        none = max(self.types["none"], 1e-300)
+        some = math.log1p(-min(none, 1 - 1e-12))
+        scores = [answer.score for answer in self.short[:1]]
+        scores += [some + score for _, score in self.long[:1]]
+        return max(scores, default=-math.inf) - math.log(none)
+
+    def moved(self, tokens: int, paragraphs: int) -> "Answers":
+        """The same of a document that has so many tokens and paragraphs more in front."""
+
+        def placed(answer: Answer) -> Answer:
+            if answer.tokens is None:
+                return answer
+            first, last = answer.tokens
+            place = {"tokens": (first + tokens, last + tokens)}
+            return replace(answer, paragraph=answer.paragraph + paragraphs, **place)
+
+        long = [(number + paragraphs, score) for number, score in self.long]
+        return replace(self, short=[*map(placed, self.short)], long=long)
 
     @property
     def no_short(self) -> float:

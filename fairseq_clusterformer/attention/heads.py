@@ -51,11 +51,7 @@ class Projected(NamedTuple):
 
 
 def check_divides(number: int, of: str, whole: int, what: str) -> None:
-    """Refuse parts that are not equal.
-
-    Raises:
-        ValueError: the number does not divide the whole.
-    """
+    """Refuse parts that are not equal. Raises ValueError: the number does not divide the whole."""
     if number < 1 or whole % number:
         allowed = f"a number that divides {whole}"
         raise ValueError(f"{what} do not divide among {number} {of}; allowed: {allowed}")

@@ -205,12 +205,8 @@ class Kind(nn.Module, ABC):
         return parts
 
     def forward(self, tokens: Tokens) -> Routing:
-        """Who sees whom in a batch.
-
-        Raises:
-            ValueError: a cluster that the kind does not have, or a state of an assignment that is
-                said to be ``per_token``.
-        """
+        """Who sees whom in a batch. Raises ValueError: a cluster that the kind does not have, or a
+        state of an assignment that is said to be ``per_token``."""
         assignment, state = self.assign(tokens, {})
         if state and self.per_token:
             raise ValueError(

@@ -59,11 +59,8 @@ def flag_of(option: Field) -> str:
 
 
 def parse(option: Field, kind: type, text: str) -> Any:
-    """The value that an option's text stands for, by the option's type.
-
-    Raises:
-        OptionError: a text of another type.
-    """
+    """The value that an option's text stands for, by the option's type. Raises OptionError: a text
+    of another type."""
     hint = get_type_hints(kind)[option.name]
     types = get_args(hint) or (hint,)
     if text.lower() == "none" and type(None) in types:
@@ -83,11 +80,8 @@ def parse(option: Field, kind: type, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Options:
-    """What all options have in common: they are checked.
-
-    Raises:
-        OptionError: a value outside of what its field allows.
-    """
+    """What all options have in common: they are checked. Raises OptionError: a value outside of
+    what its field allows."""
 
     def __post_init__(self):
         for item in fields(self):

@@ -173,17 +173,14 @@ class RMSNorm(nn.RMSNorm):
 
 
 class Rotary(NamedTuple):
-    """How fast rotary positions turn.
+    """How fast rotary positions turn."""
 
-    Attributes:
-        base: a pair of channels (i, i + E / 2) is turned by ``base ** (-2 i / E)`` a token.
-        scaling: for texts longer than the first ones of a training, as in Llama 3: factor, low
-            and high, and tokens of those first texts. A pair that turns less than ``low`` times
-            in them turns slower by the factor, one that turns more than ``high`` times as before,
-            and those between in proportion. None: all as before.
-    """
-
+    #: a pair of channels (i, i + E / 2) is turned by ``base ** (-2 i / E)`` a token
     base: float = 10_000.0
+    #: for texts longer than the first ones of a training, as in Llama 3: factor, low and high, and
+    #: tokens of those first texts. A pair that turns less than ``low`` times in them turns slower
+    #: by the factor, one that turns more than ``high`` times as before, and those between in
+    #: proportion. None: all as before
     scaling: tuple[float, float, float, float] | None = None
 
     def turns(self, positions: Tensor, half: int) -> tuple[Tensor, Tensor]:

@@ -29,29 +29,21 @@ LAST_RESORT = -5e4
 
 
 class Own(NamedTuple):
-    """Each query's own key, seen besides the layouts: in closed form.
+    """Each query's own key, seen besides the layouts: in closed form."""
 
-    Attributes:
-        bias: added to its logit; 0 or ``LAST_RESORT``.
-        hidden: of queries that do not see it so, bool [B, G, N]; None: no query.
-    """
-
-    bias: float = 0.0
+    bias: float = 0.0  # added to its logit; 0 or ``LAST_RESORT``
+    #: of queries that do not see it so, bool [B, G, N]; None: no query
     hidden: Tensor | None = None
 
 
 class Visible(NamedTuple):
-    """Who sees whom in a batch.
+    """Who sees whom in a batch."""
 
-    Attributes:
-        layouts: the results of several are joined by their log-sum-exp, as if each query had one
-            softmax over all that it sees (what two layouts show it counts twice).
-        own: the query's own key, where no layout shows it.
-        of_scouts: layouts by which scouts see every key, which are among the others.
-    """
-
+    #: the results of several are joined by their log-sum-exp, as if each query had one softmax
+    #: over all that it sees (what two layouts show it counts twice)
     layouts: tuple[Layout, ...]
-    own: Own | None
+    own: Own | None  # the query's own key, where no layout shows it
+    #: layouts by which scouts see every key, which are among the others
     of_scouts: tuple[Layout, ...] = ()
 
 
@@ -61,11 +53,7 @@ def own_bias(kind: Seeing) -> float:
 
 
 def route(kind: Seeing, tokens: Tokens, assignment: Assignment) -> Visible:
-    """The layouts of a batch.
-
-    Raises:
-        ValueError: :func:`check_clusters`.
-    """
+    """The layouts of a batch. Raises ValueError: :func:`check_clusters`."""
     check_clusters(kind, tokens, assignment)
     of_rule = recent if kind.rule == "recent" else _chunk
     by_cluster, near, own = of_rule(kind, tokens, assignment, kind.num_clusters)
@@ -82,11 +70,8 @@ def route(kind: Seeing, tokens: Tokens, assignment: Assignment) -> Visible:
 
 def check_clusters(kind: Seeing, tokens: Tokens, assignment: Assignment) -> None:
     """Clusters that the kind does not have would show keys of others, or memory that is no key.
-
-    Raises:
-        ValueError: what was assigned, and K. On CUDA, which is not waited for, and in a graph of
-            ``torch.compile`` it is torch's assertion.
-    """
+    Raises ValueError: what was assigned, and K. On CUDA, which is not waited for, and in a graph
+    of ``torch.compile`` it is torch's assertion."""
     count = kind.num_clusters
     for clusters in (c for probed, keys in assignment.rounds() for c in (*probed, keys)):
         if clusters is None:

@@ -32,34 +32,21 @@ TINY = 1e-6  # a share of attention below it is none
 
 
 class Scouts(NamedTuple):
-    """Who teaches, and what is taught.
+    """Who teaches, and what is taught."""
 
-    Attributes:
-        queries: those that see every key, bool [B, H, N].
-        places: which those are, int64 [B, H, S]; in a row of fewer, some others too.
-        query_shares: p(c) of each [B, H, S, K], at least float32, differentiable.
-        key_shares: p(c) of each key [B, H, N, K], likewise, times the probability that a cluster
-            holds it.
-    """
-
-    queries: Tensor
-    places: Tensor
-    query_shares: Tensor
+    queries: Tensor  # those that see every key, bool [B, H, N]
+    places: Tensor  # which those are, int64 [B, H, S]; in a row of fewer, some others too
+    query_shares: Tensor  # p(c) of each [B, H, S, K], at least float32, differentiable
+    #: p(c) of each key [B, H, N, K], likewise, times the probability that a cluster holds it
     key_shares: Tensor
 
 
 class Gain(NamedTuple):
-    """What attention finds in the clusters of scouts beyond chance.
+    """What attention finds in the clusters of scouts beyond chance."""
 
-    Attributes:
-        nats: of each scout [B, H, S], differentiable in the shares.
-        of: scouts that see a key, bool [B, H, S]; the others' nats have no meaning.
-        places: of the scouts, int64 [B, H, S].
-    """
-
-    nats: Tensor
-    of: Tensor
-    places: Tensor
+    nats: Tensor  # of each scout [B, H, S], differentiable in the shares
+    of: Tensor  # scouts that see a key, bool [B, H, S]; the others' nats have no meaning
+    places: Tensor  # of the scouts, int64 [B, H, S]
 
 
 def draw_scouts(

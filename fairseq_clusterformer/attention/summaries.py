@@ -32,46 +32,29 @@ from .rings import Entries
 
 
 class Places(NamedTuple):
-    """Where tokens stand in the chunks of their text; a row may begin within one, its first.
+    """Where tokens stand in the chunks of their text; a row may begin within one, its first."""
 
-    Attributes:
-        slot: of each token, counted from the begin of the first chunk, int64 [B, N].
-        since: from which chunk on its key is in the means, counted from the first, int64 [B, N].
-        end: the chunk of the token that will follow, counted likewise, int64 [B].
-        chunks: M, of the longest row.
-        later: the most chunks from that of a token to that which sees its key.
-    """
-
-    slot: Tensor
+    slot: Tensor  # of each token, counted from the begin of the first chunk, int64 [B, N]
+    #: from which chunk on its key is in the means, counted from the first, int64 [B, N]
     since: Tensor
-    end: Tensor
-    chunks: int
-    later: int
+    end: Tensor  # the chunk of the token that will follow, counted likewise, int64 [B]
+    chunks: int  # M, of the longest row
+    later: int  # the most chunks from that of a token to that which sees its key
 
 
 @dataclass
 class ClusterMeans(Part):
-    """Means of the clusters that a query does not look into.
+    """Means of the clusters that a query does not look into."""
 
-    Attributes:
-        looked_into: clusters of which a query sees keys, and no mean, int64 [B, H, N] each.
-        clusters_of_keys: the cluster of each key, int64 [B, H, N].
-        num_clusters: K.
-        every: S; None: not causal.
-        gap: tokens between a chunk and the keys that it sees means of, and one more.
-        tokens: a batch, or those behind the state's.
-        state: of the tokens before; None: a batch.
-        scouts: queries that see every key, and no mean, bool [B, H, N].
-    """
-
+    #: clusters of which a query sees keys, and no mean, int64 [B, H, N] each
     looked_into: tuple[Tensor, ...]
-    clusters_of_keys: Tensor
-    num_clusters: int
-    every: int | None
-    gap: int
-    tokens: Tokens
-    state: State | None = None
-    scouts: Tensor | None = None
+    clusters_of_keys: Tensor  # the cluster of each key, int64 [B, H, N]
+    num_clusters: int  # K
+    every: int | None  # S; None: not causal
+    gap: int  # tokens between a chunk and the keys that it sees means of, and one more
+    tokens: Tokens  # a batch, or those behind the state's
+    state: State | None = None  # of the tokens before; None: a batch
+    scouts: Tensor | None = None  # queries that see every key, and no mean, bool [B, H, N]
 
     biased = True
 

@@ -66,11 +66,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Raises:
-        UserError: for a mistake of the user's.
-    """
+    """Run the command. Raises UserError: for a mistake of the user's."""
     parser = _parser()
     args = parser.parse_args(arguments)
     _check(parser, args)

@@ -31,6 +31,7 @@ COMMANDS = {
     "answer": "answer questions from text, HTML and PDF files",
     "evaluate translation": "BLEU of a translation model",
     "evaluate qa": "a reader's scores, and its answers as each corpus's own script reads them",
+    "evaluate keyphrases": "a model's keyphrases of web pages, and their scores",
     "perplexity": "perplexity step by step, as the model has it when it writes",
     "draw": "draw what clusters together",
     "average": "average checkpoints",

@@ -107,10 +107,7 @@ class NeuralClustering(AverageNormalizer):
         return found.clusters, report, state
 
     def forward(
-        self,
-        x: Tensor,
-        padding_mask: Tensor | None = None,
-        centroids: Tensor | None = None,
+        self, x: Tensor, padding_mask: Tensor | None = None, centroids: Tensor | None = None
     ) -> tuple[Tensor, Report]:
         """Clusters and report of ``assign``."""
         return self.assign(x, padding_mask, centroids)[:2]

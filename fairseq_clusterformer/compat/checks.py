@@ -42,11 +42,8 @@ def check_numbers() -> None:
 
 
 def check(root, sections: tuple[str, ...]) -> None:
-    """Check the options of some sections.
-
-    Raises:
-        ValueError: the first that is outside of its range.
-    """
+    """Check the options of some sections. Raises ValueError: the first that is outside of its
+    range."""
     for name in sections:
         section = root.get(name)
         if isinstance(section, (omegaconf.DictConfig, argparse.Namespace)):
@@ -56,10 +53,7 @@ def check(root, sections: tuple[str, ...]) -> None:
 
 def check_data(task) -> None:
     """Check the folders of a task of fairseq's; others do so where they read the dictionary.
-
-    Raises:
-        ValueError: one is missing, or the first has no dictionary.
-    """
+    Raises ValueError: one is missing, or the first has no dictionary."""
     made_by, data = _PREPARED.get(getattr(task, "_name", None)), getattr(task, "data", None)
     if made_by is None or not isinstance(data, str):
         return
@@ -75,11 +69,8 @@ def check_data(task) -> None:
 
 
 def check_training(cfg) -> None:
-    """Check what a training does before it sets up its task: it draws numbers and writes.
-
-    Raises:
-        ValueError: an option that cannot be, alone or with another.
-    """
+    """Check what a training does before it sets up its task: it draws numbers and writes. Raises
+    ValueError: an option that cannot be, alone or with another."""
     check(cfg, ("common",))
     check_data(cfg.task)
     if cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
@@ -95,11 +86,8 @@ def check_training(cfg) -> None:
 
 
 def check_names(cfg) -> None:
-    """Check what a configuration of hydra's chooses by name.
-
-    Raises:
-        ValueError: there is no such file, task, model or other part.
-    """
+    """Check what a configuration of hydra's chooses by name. Raises ValueError: there is no such
+    file, task, model or other part."""
     if cfg.task is None and HydraConfig.initialized():
         raise ValueError(
             f"--config-name is {HydraConfig.get().job.config_name}: it names no task; allowed: a "

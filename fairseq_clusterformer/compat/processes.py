@@ -130,11 +130,8 @@ def _run_one(rank: int, main, cfg, kwargs: dict, said) -> None:
 
 
 def _begin_job(cfg, train) -> None:
-    """Give a job of a sweep its own folder, and nothing of the job before.
-
-    Raises:
-        ValueError: another job of the sweep has its folder.
-    """
+    """Give a job of a sweep its own folder, and nothing of the job before. Raises ValueError:
+    another job of the sweep has its folder."""
     for function in (checkpoint_utils.save_checkpoint, train.should_stop_early):
         vars(function).pop("best", None)
     hydra = HydraConfig.get()

@@ -127,11 +127,8 @@ def _copy_whole_files() -> None:
 
 
 def _lock(folder: Path, trainer: Trainer) -> None:
-    """Hold a folder for as long as there is the trainer. A process that dies lets go of it.
-
-    Raises:
-        ValueError: another training holds it.
-    """
+    """Hold a folder for as long as there is the trainer. A process that dies lets go of it. Raises
+    ValueError: another training holds it."""
     path = folder / LOCK
     while True:
         file = path.open("a+")

@@ -61,11 +61,8 @@ class Family:
     split: Callable[[State], State] = dict
 
     def options_of(self, config: Any) -> dict[str, Any]:
-        """Our options of a configuration of theirs.
-
-        Raises:
-            ValueError: layers of another form than ours; it names the option.
-        """
+        """Our options of a configuration of theirs. Raises ValueError: layers of another form than
+        ours; it names the option."""
         for name, wanted in self.fixed.items():
             if (found := getattr(config, name, wanted)) != wanted:
                 raise ValueError(f"its {name} is {found}, not {wanted}")

@@ -47,12 +47,9 @@ def check_out(out: Path, force: bool) -> None:
 
 
 def write(converted: Converted, out: Path, *, force: bool = False) -> None:
-    """Write the checkpoint, the report and the picture into a folder that is complete or not
-    there at all; of a bundle, also the files that its text needs.
-
-    Raises:
-        UserError: if ``out`` is there or cannot be written.
-    """
+    """Write the checkpoint, the report and the picture into a folder that is complete or not there
+    at all; of a bundle, also the files that its text needs. Raises UserError: if ``out`` is there
+    or cannot be written."""
     from fairseq_clusterformer.conversion.recall import draw_recall
     from fairseq_clusterformer.visual.figure import save
 

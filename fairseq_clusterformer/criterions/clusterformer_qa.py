@@ -145,10 +145,8 @@ class QACriterion(FairseqCriterion):
 
     Of a model that says which sentences support the answer, the loss is the mean of five parts:
     start, end, paragraph, type and sentences (ETC's HotpotQA has no paragraph). Validation then
-    logs HotpotQA's scores of these sentences, and those of the answer with its sentences.
-
-    Raises:
-        ValueError: a task that is not ``clusterformer_qa``.
+    logs HotpotQA's scores of these sentences, and those of the answer with its sentences. Raises
+    ValueError: a task that is not ``clusterformer_qa``.
     """
 
     def __init__(self, task, span_marginal: str):
@@ -210,6 +208,7 @@ class QACriterion(FairseqCriterion):
     def _scores(self, logits: Logits, sample) -> dict[str, float]:
         """Sums over the questions of a batch whose answers are known."""
         data = self.task.dataset(sample["split"]).data
+        whole = data.whole
         numbers = sample["id"].tolist()
         found = ranked_answers(
             logits,
@@ -219,11 +218,11 @@ class QACriterion(FairseqCriterion):
             supporting_threshold=self.task.cfg.supporting_threshold,
         )
         sums = dict.fromkeys(SUMS, 0.0)
-        for number, answers in zip(numbers, found, strict=True):
-            example = data[number]
+        for number, answers in data.questions(numbers, found):
+            example = whole[number]
             if example.answerable is None:
                 continue
-            texts = data.texts(number)["texts"]
+            texts = whole.texts(number)["texts"]
             scores = evaluate_v2({0: texts}, {0: answers.text})
             long = answers.long[0][0] if answers.long and answers.type != "none" else None
             sums["scored"] += 1
@@ -233,7 +232,7 @@ class QACriterion(FairseqCriterion):
             sums["long_gold"] += len(example.long_answers) > 0
             sums["long_found"] += long is not None
             sums["long_right"] += long in example.long_answers.tolist()
-            gold = data.outline(number).supporting
+            gold = whole.outline(number).supporting
             if answers.supporting is None or gold is None or not texts:
                 continue
             facts = {sentence for sentence, _ in answers.supporting}

@@ -36,10 +36,7 @@ class _Candidates:
 
 class SentencePredictionCriterion(FairseqCriterion):
     """Cross-entropy of the classes; accuracy, and where pairs are ranked MAP and MRR by question.
-
-    Raises:
-        ValueError: pairs to rank, and no such label as ``relevant_label``.
-    """
+    Raises ValueError: pairs to rank, and no such label as ``relevant_label``."""
 
     def __init__(self, task, relevant_label: str):
         super().__init__(task)

@@ -40,11 +40,8 @@ class ClusteringLosses:
 
     @classmethod
     def build_criterion(cls, cfg: ClusteringLossConfig, task):
-        """The criterion, whose own arguments fairseq takes from the options by their names.
-
-        Raises:
-            ValueError: an option outside of its range.
-        """
+        """The criterion, whose own arguments fairseq takes from the options by their names. Raises
+        ValueError: an option outside of its range."""
         check_ranges(cfg, options_of(cls))
         criterion = super().build_criterion(cfg, task)
         for name in ClusteringLossConfig.__annotations__:

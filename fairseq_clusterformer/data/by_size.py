@@ -5,15 +5,10 @@ from fairseq.data import FairseqDataset
 
 
 class BySize(FairseqDataset):
-    """Samples in the order of their lengths.
+    """Samples in the order of their lengths."""
 
-    Attributes:
-        sizes: tokens of each sample, int [n].
-        shuffle: samples of one length come in a random order, instead of their own.
-    """
-
-    sizes: np.ndarray
-    shuffle: bool
+    sizes: np.ndarray  # tokens of each sample, int [n]
+    shuffle: bool  # samples of one length come in a random order, instead of their own
 
     def size(self, index: int) -> int:
         return int(self.sizes[index])

@@ -27,11 +27,8 @@ def encode(data: bytes) -> list[str]:
 
 
 def decode(symbols: Iterable[str]) -> bytes:
-    """Return the bytes that `symbols` stand for, which need not be whole characters.
-
-    Raises:
-        ValueError: for what is no byte's symbol, such as fairseq's ``</s>`` and ``<unk>``.
-    """
+    """Return the bytes that `symbols` stand for, which need not be whole characters. Raises
+    ValueError: for what is no byte's symbol, such as fairseq's ``</s>`` and ``<unk>``."""
     try:
         return bytes(_VALUES[symbol] for symbol in symbols)
     except KeyError as error:

@@ -88,11 +88,8 @@ class TextCoding(ABC):
         return coding
 
     def encode(self, text: str | bytes, name: str = "the text") -> Tensor:
-        """Return the tokens of a text, int64 [N]; its first character begins a line.
-
-        Raises:
-            UserError: if the text, which it calls ``name``, is not UTF-8. `ByteCoding` takes all.
-        """
+        """Return the tokens of a text, int64 [N]; its first character begins a line. Raises
+        UserError: if the text, which it calls ``name``, is not UTF-8. `ByteCoding` takes all."""
         data = _utf8(text)
         try:
             tokens = self._encode(composed(data.decode(), self.form))
@@ -108,11 +105,8 @@ class TextCoding(ABC):
     @abstractmethod
     def items(self, file: Path) -> Iterator[Tensor]:
         """Yield the tokens of a text file, in the items that a prepared folder stores; those of
-        pieces and words are lines with their ``</s>``, which the last has, too.
-
-        Raises:
-            UnicodeDecodeError: if the text is not UTF-8. `ByteCoding` takes all.
-        """
+        pieces and words are lines with their ``</s>``, which the last has, too. Raises
+        UnicodeDecodeError: if the text is not UTF-8. `ByteCoding` takes all."""
 
     def line_items(self, file: Path) -> Iterator[Tensor]:
         """The same, with each line an item that ends in ``</s>``, whatever the coding."""

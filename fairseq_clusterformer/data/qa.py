@@ -30,7 +30,7 @@ one item per question, all in the same order:
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +39,7 @@ import torch
 from fairseq.data.indexed_dataset import best_fitting_int_dtype
 from torch import Tensor
 
-from fairseq_clusterformer.answers import Document
+from fairseq_clusterformer.answers import Answers, Document
 
 from .stored import RecordData, RecordWriter
 from .structure import Outline
@@ -139,6 +139,17 @@ class QAData(RecordData):
         if not 0 <= index < len(self):
             raise IndexError(f"question {index} of {len(self)}")
         return Example.of(*(self._parts[part][index].long() for part in PARTS[:3]))
+
+    @property
+    def whole(self) -> "QAData":
+        """The questions themselves; see `WindowData`."""
+        return self
+
+    def questions(
+        self, numbers: Sequence[int], found: Sequence[Answers]
+    ) -> Iterator[tuple[int, Answers]]:
+        """The answers to some questions, each with its number."""
+        return zip(numbers, found, strict=True)
 
     def outline(self, index: int) -> Outline:
         """The structure of a question's document."""

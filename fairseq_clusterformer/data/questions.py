@@ -23,12 +23,18 @@ def framed(question: Tensor, dictionary: Dictionary, max_positions: int) -> Tens
     return torch.cat([first, question[: max_positions - 2], last])
 
 
+def with_names(question: Tensor, names: Sequence[Tensor], dictionary: Dictionary) -> Tensor:
+    """A question as a model of structured documents reads it: behind it each candidate, led by
+    ``<s>``, int64 [Q]."""
+    parts = (part for name in names for part in (question.new_tensor([dictionary.bos()]), name))
+    return torch.cat([question, *parts])
+
+
 class DocumentStructure(Protocol):
     """What a reader of structured documents is given of them: see etc/global_tokens.py."""
 
     supporting: bool
-    read: Callable[[Outline, int], Outline]
-    check: Callable[[Outline, int, int, int], None]
+    read: Callable[[Outline, Tensor, int, int], tuple[Outline, int, int]]
     rows: Callable[[Tensor, Tensor, int, Outline, Dictionary], Any]
     batch: Callable[[Sequence[Any], int], dict[str, Tensor]]
 
@@ -69,16 +75,19 @@ class QuestionDataset(BySize):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         example, length = self.data[index], int(self.sizes[index])
-        answers, long = _left(example, length)
-        is_lost = _is_lost(example, answers, long)
         question = framed(example.question, self.dictionary, self.max_question_positions)
-        sample = {}
+        sample, paragraphs = {}, len(example.paragraph_starts)
         if self.structure is not None:
-            outline = self.structure.read(self.data.outline(index), length)
+            starts = example.paragraph_starts
+            given = (self.data.outline(index), starts, length, len(question))
+            outline, paragraphs, _ = self.structure.read(*given)
+            question = with_names(question, outline.names, self.dictionary)
             sample["outline"] = outline
             sample["globals"] = self.structure.rows(
                 question, example.paragraph_starts, length, outline, self.dictionary
             )
+        answers, long = _left(example, length, paragraphs)
+        is_lost = _is_lost(example, answers, long)
         return {
             **sample,
             "id": index,
@@ -99,43 +108,36 @@ class QuestionDataset(BySize):
         for index in cut:
             example = self.data[index]
             length = int(self.sizes[index])
-            is_lost = _is_lost(example, *_left(example, length))
-            if self.structure is not None and not is_lost:
-                outline = self.data.outline(index)
-                is_lost = outline.right != outline.within(length).right
-            lost += is_lost
+            lost += _is_lost(example, *_left(example, length, len(example.paragraph_starts)))
         questions = self.data.question_sizes + 2 > self.max_question_positions
         return len(cut), lost, int(questions.sum())
 
-    def check_structure(self, most: int, *, linked: bool) -> int:
+    def check_structure(self) -> tuple[int, int]:
         """Refuse documents whose structure is not one, or cannot be read.
 
-        Args:
-            most: global tokens of a question and its document; 0: any number.
-            linked: refuse candidates that no mention links.
-
         Returns:
-            How many questions' supporting sentences are known.
+            How many questions' supporting sentences are known, and of how many documents not all
+            parts have a global token.
 
         Raises:
             ValueError: naming the file and the question.
         """
-        known = 0
+        known = short = 0
         for index in range(len(self)):
             starts, length = self.data[index].paragraph_starts, int(self.sizes[index])
-            outline = self.data.outline(index)
             asked = min(int(self.data.question_sizes[index]) + 2, self.max_question_positions)
             try:
-                outline.check(starts, int(self.data.sizes[index]), linked=linked)
-                outline = self.structure.read(outline, length)
-                self.structure.check(outline, asked, int((starts < length).sum()), most)
+                outline = self.data.outline(index)
+                outline.check(starts, int(self.data.sizes[index]))
+                outline, _, left_out = self.structure.read(outline, starts, length, asked)
             except ValueError as error:
                 id_ = self.data.texts(index)["id"]
                 raise ValueError(
                     f"{self.data.prefix}.structure.idx: question {index} (id {id_}): {error}"
                 ) from None
             known += outline.supporting is not None
-        return known
+            short += left_out > 0
+        return known, short
 
     def _types(self, index: int, example: Example) -> Tensor:
         """The types that an answer to the question may have, bool [5]; all, if that is unknown."""
@@ -212,9 +214,10 @@ def _supporting(outline: Outline) -> Tensor:
     return told
 
 
-def _left(example: Example, length: int) -> tuple[Tensor, Tensor]:
-    """The answers [A, 2] and the ``<s>`` of long answers [L] that are among the first tokens."""
-    long = example.paragraph_starts[example.long_answers]
+def _left(example: Example, length: int, paragraphs: int) -> tuple[Tensor, Tensor]:
+    """The answers [A, 2] and the ``<s>`` of long answers [L] that are among the first tokens, the
+    latter also among the first paragraphs."""
+    long = example.paragraph_starts[example.long_answers[example.long_answers < paragraphs]]
     return example.answers[example.answers[:, 1] <= length], long[long < length]
 
 

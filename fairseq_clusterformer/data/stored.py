@@ -111,12 +111,9 @@ def check_shards(data: str, dictionary: str = "dict.txt") -> None:
 
 
 def load_dictionary(folder: Path | str, made_by: str = "clusterformer prepare") -> Dictionary:
-    """The dictionary of a prepared folder, or of several whose paths a text joins by ``:``.
-
-    Raises:
-        FileNotFoundError: there is none; ``made_by`` is the command that makes such folders.
-        ValueError: folders with different ones.
-    """
+    """The dictionary of a prepared folder, or of several whose paths a text joins by ``:``. Raises
+    FileNotFoundError: there is none; ``made_by`` is the command that makes such folders;
+    ValueError: folders with different ones."""
     path = (shard_of(folder) if isinstance(folder, str) else folder) / "dict.txt"
     if not path.is_file():
         raise FileNotFoundError(

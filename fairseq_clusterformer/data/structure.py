@@ -23,51 +23,55 @@ class Outline:
         sentences: [first, last) of each, rising, each in one paragraph, int64 [S, 2]; equal for a
             sentence without a token.
         supporting: the numbers of the sentences that support the answer, int64 [F]; None: unknown.
-        candidates: C, of answers; 0: the question has none.
+        names: the tokens of each of the C candidates, int64; none: the question has none.
         right: the number of the right candidate; None: unknown.
         mentions: candidate, first and last token of each place where one stands, int64 [M, 3].
     """
 
     sentences: Tensor = field(default_factory=lambda: nothing(0, 2))
     supporting: Tensor | None = None
-    candidates: int = 0
+    names: tuple[Tensor, ...] = ()
     right: int | None = None
     mentions: Tensor = field(default_factory=lambda: nothing(0, 3))
 
     def item(self) -> np.ndarray:
         """An item of ``SPLIT.structure``, int32: the numbers S, F (-1: unknown), C, the right
-        candidate (-1: unknown) and M; then sentences, supporting ones and mentions."""
+        candidate (-1: unknown) and M; then sentences, supporting ones, mentions, and of each
+        candidate the number of its tokens, and these."""
         supporting = nothing(0) if self.supporting is None else self.supporting
         head = [
             len(self.sentences),
             -1 if self.supporting is None else len(supporting),
-            self.candidates,
+            len(self.names),
             -1 if self.right is None else self.right,
             len(self.mentions),
         ]
-        tail = (self.sentences.flatten(), supporting, self.mentions.flatten())
+        sizes = [len(name) for name in self.names]
+        tail = (self.sentences.flatten(), supporting, self.mentions.flatten(), sizes, *self.names)
         return np.concatenate([head, *tail]).astype(np.int32)
 
     @classmethod
     def of(cls, item: Tensor) -> "Outline":
-        """What an item says."""
+        """What an item says; raises ValueError for candidates without tokens."""
         sentences, supporting, candidates, right, mentions = item[:5].tolist()
-        parts = item[5:].split([2 * sentences, max(supporting, 0), 3 * mentions])
+        known = [2 * sentences, max(supporting, 0), 3 * mentions]
+        *parts, names = item[5:].split([*known, len(item) - 5 - sum(known)])
+        if candidates and not len(names):
+            raise ValueError(
+                f"{candidates} candidates without their words, as an earlier version wrote them; "
+                "allowed: data of this version: run clusterformer prepare qa again with --force"
+            )
         return cls(
             sentences=parts[0].view(-1, 2),
             supporting=None if supporting < 0 else parts[1],
-            candidates=candidates,
+            names=names[candidates:].split(names[:candidates].tolist()) if candidates else (),
             right=None if right < 0 else right,
             mentions=parts[2].view(-1, 3),
         )
 
-    def check(self, starts: Tensor, length: int, *, linked: bool) -> None:
+    def check(self, starts: Tensor, length: int) -> None:
         """Raise ValueError for the first sentence, candidate or mention that a document of
-        ``length`` tokens and paragraphs at ``starts``, int64 [P], cannot have.
-
-        Args:
-            linked: refuse candidates without a mention too.
-        """
+        ``length`` tokens and paragraphs at ``starts``, int64 [P], cannot have."""
         first, last = self.sentences.T.contiguous()
         place = torch.searchsorted(starts, first, right=True)
         ends = torch.cat([starts[1:], starts.new_tensor([length])])[(place - 1).clamp(min=0)]
@@ -83,12 +87,13 @@ class Outline:
         facts = [] if self.supporting is None else self.supporting.tolist()
         if any(not 0 <= number < len(first) for number in facts):
             raise ValueError(f"supporting sentences {_some(facts)}; allowed: of {len(first)}")
-        if self.right is not None and not 0 <= self.right < self.candidates:
-            raise ValueError(f"candidate {self.right} is right; allowed: of {self.candidates}")
+        candidates = len(self.names)
+        if self.right is not None and not 0 <= self.right < candidates:
+            raise ValueError(f"candidate {self.right} is right; allowed: of {candidates}")
         for mention in self.mentions.tolist():
-            if not (0 <= mention[0] < self.candidates and 0 <= mention[1] < mention[2] <= length):
+            if not (0 <= mention[0] < candidates and 0 <= mention[1] < mention[2] <= length):
                 raise ValueError(
-                    f"a mention is {mention}; allowed: one of {self.candidates} candidates, and "
+                    f"a mention is {mention}; allowed: one of {candidates} candidates, and "
                     f"one or more of {length} tokens"
                 )
             if ((starts >= mention[1]) & (starts < mention[2])).any():
@@ -96,35 +101,20 @@ class Outline:
                     f"a mention is {mention}; allowed: within one of the paragraphs that begin "
                     f"at {_some(starts)}, behind its <s>"
                 )
-        without = set(range(self.candidates)) - set(self.mentions[:, 0].tolist())
-        if linked and without:
-            raise ValueError(
-                f"no mention links candidate {min(without)}; allowed: one or more for each of "
-                f"{self.candidates}"
-            )
 
     def within(self, length: int) -> "Outline":
-        """The structure of the first tokens: sentences that begin there, and whole mentions. What
-        supports the answer is unknown if one of these sentences is gone, and so is the right
-        candidate if all its mentions are."""
-        kept = int((self.sentences[:, 0] < length).sum())
+        """The structure of the first tokens: sentences that begin there, and whole mentions."""
         mentions = self.mentions[self.mentions[:, 2] <= length]
-        supporting, right = self.supporting, self.right
-        if supporting is not None and (supporting >= kept).any():
-            supporting = None
-        if right in self.mentions[:, 0].tolist() and right not in mentions[:, 0].tolist():
-            right = None
-        return Outline(
-            sentences=self.sentences[:kept].clamp(max=length),
-            supporting=supporting,
-            candidates=self.candidates,
-            right=right,
-            mentions=mentions,
-        )
+        kept = self.with_sentences(int((self.sentences[:, 0] < length).sum()))
+        sentences = kept.sentences.clamp(max=length)
+        return replace(kept, sentences=sentences, mentions=mentions)
 
-    def without_sentences(self) -> "Outline":
-        """Paragraphs, candidates and mentions alone."""
-        return replace(self, sentences=nothing(0, 2), supporting=None)
+    def with_sentences(self, number: int) -> "Outline":
+        """The first sentences alone; what supports the answer is unknown if one of it is gone."""
+        supporting = self.supporting
+        if supporting is not None and (supporting >= number).any():
+            supporting = None
+        return replace(self, sentences=self.sentences[:number], supporting=supporting)
 
     def paragraph_of(self, starts: Tensor) -> Tensor:
         """The number of each sentence's paragraph, int64 [S], by where these start, int64 [P]."""

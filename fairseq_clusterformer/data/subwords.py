@@ -86,18 +86,12 @@ def load_sentencepiece(path: Path):
 
 
 class Subwords(ABC):
-    """A model of subwords, which reads texts in one form of Unicode.
+    """A model of subwords, which reads texts in one form of Unicode."""
 
-    Attributes:
-        symbols: each id's symbol in a fairseq dictionary.
-        texts: what each id stands for, led by a blank where a word begins; empty of a part of a
-            letter.
-        form: of Unicode; see :mod:`~fairseq_clusterformer.data.unicode`.
-    """
-
-    symbols: Sequence[str]
+    symbols: Sequence[str]  # each id's symbol in a fairseq dictionary
+    #: what each id stands for, led by a blank where a word begins; empty of a part of a letter
     texts: Sequence[str]
-    form = "none"
+    form = "none"  # of Unicode; see :mod:`~fairseq_clusterformer.data.unicode`
 
     def encode(self, text: str) -> Tokens:
         """Return the tokens of a text; raises ValueError for what is not Unicode."""

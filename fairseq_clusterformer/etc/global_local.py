@@ -13,10 +13,10 @@ Shape letters: B batch, G global tokens, N long tokens, M = G + N, D width, H he
 P global tokens that stand for one long token, L labels, k the largest distance.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,9 +57,12 @@ class Structure:
 
     #: the long tokens that each global token stands for, from the first to one past the last,
     #: int64 [B, G, 2]; equal where there are none. Those of different global tokens may overlap.
-    #: [B, G, S, 2]: up to S spans of each, rising, such as all mentions of a name.
     spans: Tensor
     length: int  # N
+    #: what global tokens are linked to besides, such as mentions of a name, int64 [B, K, 3]: the
+    #: global token, and long tokens from the first to one past the last; equal: no more. Such
+    #: pairs have the label of a span, but hard attention does not see them for it (authors' code).
+    links: Tensor | None = None
     #: bool [B, N] and [B, G], True for padding, which stands behind; None: there is none
     long_padding: Tensor | None = None
     global_padding: Tensor | None = None
@@ -79,10 +82,21 @@ class Structure:
     order: Tensor | None = None
     #: what ``order`` is sorted by, int64 [B, N], G for padding; see :meth:`clustered`
     clusters: Tensor | None = None
+    #: what all layers need, by how it is computed
+    _kept: dict = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
-        if self.spans.dim() == 3:
-            self.spans = self.spans.unsqueeze(2)
+        """Raises ValueError for numbers that fall."""
+        for name in ("long_examples", "global_examples", "long_paragraphs"):
+            numbers = getattr(self, name)
+            if numbers is None:
+                continue
+            if name != "long_paragraphs":
+                numbers = self._long if name == "long_examples" else self._global
+            rows = (numbers[:, 1:] < numbers[:, :-1]).any(1).nonzero()
+            if len(rows):
+                row = getattr(self, name)[int(rows[0])].tolist()
+                raise ValueError(f"{name} are {row[:100]}; allowed: numbers that never fall")
 
     def clustered(self, clusters: Tensor) -> "Structure":
         """The same rows, where global tokens stand for clusters: of each long token the number of
@@ -132,16 +146,25 @@ class Structure:
         """Where the global tokens of each long token's example begin and end, [B, N]."""
         return _bounds(self._long, self._global)
 
-    @cached_property
-    def mine(self) -> Tensor:
-        """The global tokens that stand for each long one, rising, int64 [B, N, P]; where there
-        are fewer, one past the last of its example. Linear in N where spans seldom overlap."""
-        begin, end = (bound.flatten() for bound in self.own)
-        rows, number, several = self.spans.shape[:3]
+    def held(self, *, linked: bool) -> Tensor:
+        """The global tokens that stand for each long one, and with ``linked`` those that are
+        linked to it, rising, int64 [B, N, P]; where there are fewer, one past the last of its
+        example. Linear in N where spans seldom overlap."""
+        return self._once("held", linked, self._held)
+
+    def _once(self, name: str, how: bool, compute: Callable) -> Any:
+        if (name, how) not in self._kept:
+            self._kept[name, how] = compute(how)
+        return self._kept[name, how]
+
+    def _held(self, linked: bool) -> Tensor:
+        owner, _, begin, end = self._apart(self.links if linked else None)
+        rows = len(owner)
+        begin, end, owner = begin.flatten(), end.flatten(), owner.flatten()
         # one entry for each pair of a span and a token of it, in the order of the spans
         of = torch.repeat_interleave(end - begin)  # the span of each entry
         behind = torch.arange(len(of), device=of.device) - (end - begin).cumsum(0)[of]
-        spans_of_row = max(number * several, 1)
+        spans_of_row = max(len(owner) // max(rows, 1), 1)
         token = of // spans_of_row * self.length + end[of] + behind  # row * N + place
         # sorted by token, the rank of an entry is how many spans of its token stand before
         token, sorted_ = token.sort(stable=True)
@@ -149,23 +172,59 @@ class Structure:
         rank = torch.arange(len(of), device=of.device) - (count.cumsum(0) - count)[token]
         most = int(count.max()) if count.numel() else 0
         found = self.global_bounds[1].reshape(-1, 1).repeat(1, most)
-        found[token, rank] = of[sorted_] % spans_of_row // several
+        found[token, rank] = owner[of[sorted_]]
         found = found.view(rows, self.length, most)
         if self.order is None:
             return found
         places = self.order.unsqueeze(-1).expand_as(found)
         return torch.empty_like(found).scatter_(1, places, found)
 
-    @cached_property
-    def own(self) -> tuple[Tensor, Tensor]:
-        """Spans of global tokens, within their examples and apart: begins and ends [B, G, S]."""
-        after, last = self.bounds_of_global
-        begins, ends = [], []
-        for begin, end in (span.unbind(-1) for span in self.spans.unbind(2)):
-            begins.append(torch.minimum(torch.maximum(begin, after), last))
-            after = torch.maximum(torch.minimum(end, last), begins[-1])
-            ends.append(after)
-        return torch.stack(begins, -1), torch.stack(ends, -1)
+    def seen(self, *, hard: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What global tokens see of the long input, as R ranges that lie apart, [B, R] each: the
+        global token, the first place and one past the last, and whether the token stands for it or
+        is linked to it; with ``hard`` alone their spans, and all of those that are exempt."""
+        return self._once("seen", hard, self._seen)
+
+    def _seen(self, hard: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if hard and self.exempt is None:
+            owner, _, begin, end = self._apart(None)
+            return owner, begin, end, torch.ones_like(owner, dtype=torch.bool)
+        links, exempt = self.links, self.exempt
+        if hard and links is not None:
+            token, begin, end = links.unbind(-1)
+            end = torch.where(exempt.gather(1, token), end, begin)
+            links = torch.stack([token, begin, end], -1)
+        owner, gap, begin, end = self._apart(links, behind=True)
+        if hard:
+            gap = torch.where(exempt.gather(1, owner), gap, begin)
+        mine = torch.ones_like(owner, dtype=torch.bool)
+        pairs = ((owner, owner), (gap, begin), (begin, end), (~mine, mine))
+        return tuple(torch.cat(pair, 1) for pair in pairs)
+
+    def _apart(
+        self, links: Tensor | None, *, behind: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Spans and links within their examples, in the order of global tokens and without what
+        one before has, [B, R] each: the global token, where the gap in front begins, the first
+        place and one past the last. With ``behind``, each global token has an empty one last."""
+        low, high = self.bounds_of_global
+        every = torch.arange(low.size(1), device=low.device).expand_as(low)
+        parts = [(every, *self.spans.unbind(-1))]
+        parts += [] if links is None else [links.unbind(-1)]
+        parts += [(every, high, high)] if behind else []
+        owner, begin, end = (torch.cat(each, 1) for each in zip(*parts, strict=True))
+        # places of one global token behind those of the one before, for one sort and one cummax
+        shift = owner * (self.length + 1)
+        low, high = (bound.gather(1, owner) + shift for bound in (low, high))
+        begin = torch.minimum(torch.maximum(begin + shift, low), high)
+        end = torch.maximum(torch.minimum(end + shift, high), begin)
+        begin, order = begin.sort(dim=1, stable=True)
+        owner, low, shift, end = (x.gather(1, order) for x in (owner, low, shift, end))
+        reached = end.cummax(1)[0]
+        gap = torch.maximum(low, torch.cat([low[:, :1], reached[:, :-1]], 1))
+        begin = torch.maximum(begin, gap)
+        end = torch.maximum(begin, end)
+        return owner, gap - shift, begin - shift, end - shift
 
     @cached_property
     def global_pairs(self) -> Tensor:
@@ -286,11 +345,11 @@ class GlobalLocalAttention(nn.Module):
         if self.clusters:
             structure = structure.clustered(self._assigned(x_global, x_long, structure))
         parts_of_global = [self._among_global(of_global, structure)]
-        parts_of_global += self._in_spans(of_global, structure)
+        parts_of_global.append(self._in_long(of_global, structure))
         parts_of_long = []
         for lo, hi, label in self._ranges_of_long(structure):
-            ranges = lo.unsqueeze(-1), hi.unsqueeze(-1)
-            parts_of_long += self._in_ranges(of_long, *ranges, label, first=x_global.size(1))
+            out, lse = self._in_ranges(of_long, of_long.q, lo, hi, first=x_global.size(1))
+            parts_of_long.append((out, lse + of_long.added[..., label]))
         if self.labels.most:
             parts_of_long.append(self._nearest(of_long, structure))
         if self.same_cluster and structure.length:
@@ -350,60 +409,52 @@ class GlobalLocalAttention(nn.Module):
     def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Part:
         return ranged_attention(q, k, v, layout, dropout=self._rate, impl=self.impl)
 
-    def _in_spans(self, given: _Projected, structure: Structure) -> Iterator[Part]:
-        """What global tokens find in the long input: in their spans, and in what lies between."""
+    def _in_long(self, given: _Projected, structure: Structure) -> Part:
+        """What global tokens find in the long input."""
         number, order = structure.spans.size(1), structure.order
         if order is not None:  # global tokens are the first keys
             order = torch.cat(
                 [torch.arange(number).expand(len(order), -1).to(order), number + order], 1
             )
-        begin, end = (number + bound for bound in structure.own)
-        yield from self._in_ranges(given, begin, end, self.labels.mine, order=order)
-        if self.hard and structure.exempt is None:
-            return
-        low, high = (number + bound.unsqueeze(-1) for bound in structure.bounds_of_global)
-        after, until = torch.cat([low, end], dim=-1), torch.cat([begin, high], dim=-1)
-        if self.hard:
-            until = torch.where(structure.exempt.unsqueeze(-1), until, after)
-        yield from self._in_ranges(given, after, until, self.labels.others, order=order)
+        owner, begin, end, mine = structure.seen(hard=self.hard)
+        place = owner[:, None, :, None]
+        q = given.q.gather(2, place.expand(*given.q.shape[:2], -1, given.q.size(-1)))
+        out, lse = self._in_ranges(given, q, number + begin, number + end, order=order)
+        added = given.added[..., [self.labels.others, self.labels.mine]]
+        added = added.gather(2, place.expand(*lse.shape[:2], -1, 2))
+        lse = lse + torch.where(mine.unsqueeze(1), added[..., 1], added[..., 0])
+        return _joined(out, lse, owner, number)
 
     def _in_ranges(
         self,
         given: _Projected,
+        q: Tensor,
         lo: Tensor,
         hi: Tensor,
-        label: int,
         *,
         first: int = 0,
         order: Tensor | None = None,
-    ) -> Iterator[Part]:
-        """What queries find in each of R ranges [B, G or N, R] of key slots, all of one label.
-        ``first`` is the slot of the first query (long ones stand behind global ones); ``order``
-        is the key at each slot, int64 [B, M], None: keys as they are."""
-        number, several = lo.shape[1:]
-        asked, keys = number * several, given.k.size(2)
-        slots = max(first + asked, keys)  # each query R times; kernels want as many keys
+    ) -> Part:
+        """What queries [B, H, R, E] find in a range of key slots each, [B, R]. ``first`` is the
+        slot of the first query (long ones stand behind global ones); ``order`` is the key at each
+        slot, int64 [B, M], None: keys as they are."""
+        asked, keys = q.size(2), given.k.size(2)
+        slots = max(first + asked, keys)  # kernels want as many queries as keys
         room = (first, slots - first - asked)
-        q = pad(given.q.repeat_interleave(several, dim=2), (0, 0, *room))
+        q = pad(q, (0, 0, *room))
         k, v = (pad(x, (0, 0, 0, slots - keys)) for x in (given.k, given.v))
-        lo, hi = (
-            pad(bound.flatten(1), room).unsqueeze(1) for bound in (lo, torch.maximum(lo, hi))
-        )
+        lo, hi = (pad(bound, room).unsqueeze(1) for bound in (lo, torch.maximum(lo, hi)))
         if order is not None:
             more = torch.arange(keys, slots, device=order.device).expand(len(order), -1)
             order = torch.cat([order, more], dim=1).unsqueeze(1)
-        found = self._by_kernel(q, k, v, Layout(lo, hi, key_order=order))
-        out, lse = (
-            x[:, :, first : first + asked].unflatten(2, (number, several)).unbind(3) for x in found
-        )
-        for each, of_each in zip(out, lse, strict=True):
-            yield each, of_each + given.added[..., label]
+        out, lse = self._by_kernel(q, k, v, Layout(lo, hi, key_order=order))
+        return out[:, :, first : first + asked], lse[:, :, first : first + asked]
 
     def _ranges_of_long(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
         """The ranges of keys [B, N] that long tokens see besides their nearest neighbours, and
         their labels: own global tokens, those between them, and distances from k on."""
         after, high = structure.global_bounds
-        for mine in structure.mine.unbind(-1):
+        for mine in structure.held(linked=not self.hard_long).unbind(-1):
             if not self.hard_long:
                 yield after, mine, self.labels.others
             after = torch.minimum(mine + 1, high)
@@ -482,6 +533,21 @@ class GlobalLocalAttention(nn.Module):
         hidden = ~structure.global_pairs.unsqueeze(1)
         blocks = (x.unsqueeze(2) for x in (logits, v, hidden))  # one of all queries
         return _attended(*blocks, self._rate, number)
+
+
+def _joined(out: Tensor, lse: Tensor, owner: Tensor, number: int) -> Part:
+    """Parts [B, H, R, E] and their log-sum-exps [B, H, R] in one softmax for each of ``number``
+    queries, of which each is a part of one, ``owner``, int64 [B, R]."""
+    least = torch.finfo(lse.dtype).min  # a softmax of -inf alone would be NaN
+    owner = owner.unsqueeze(1).expand_as(lse)
+    shape = (*lse.shape[:2], number)
+    highest = lse.new_full(shape, least).scatter_reduce(2, owner, lse.detach(), "amax")
+    weights = (lse.clamp(min=least) - highest.gather(2, owner)).exp()
+    total = lse.new_zeros(shape).scatter_add(2, owner, weights)
+    weighed = out * (weights / total.gather(2, owner)).unsqueeze(-1)
+    owner = owner.unsqueeze(-1).expand_as(out)
+    joined = weighed.new_zeros(*shape, out.size(-1)).scatter_add(2, owner, weighed)
+    return joined.to(out.dtype), highest + total.log()
 
 
 def _attended(logits: Tensor, v: Tensor, hidden: Tensor, rate: float, length: int) -> Part:

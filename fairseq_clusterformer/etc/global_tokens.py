@@ -2,9 +2,11 @@
 
 ETC (Ainslie et al. 2020, appendix B) reads the question and the document as one long input, and
 next to it global tokens: one for all, those of the question, one for each paragraph and one for
-each sentence (HotpotQA), or one for each candidate in place of the first (WikiHop).
+each sentence (HotpotQA), or one for each candidate in place of the first (WikiHop), whose words
+stand behind the question.
 
-Shape letters: N tokens of the document, Q of the question, C candidates, G global tokens.
+Shape letters: N tokens of the document, Q of the question, C candidates, G global tokens, K
+mentions.
 """
 
 from collections.abc import Sequence
@@ -14,15 +16,15 @@ from typing import NamedTuple
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from fairseq_clusterformer.data.structure import Outline, nothing
+from fairseq_clusterformer.data.structure import Outline
 
 #: types of tokens, which ETC adds to their words; pre-training has the first two alone
 OF_SENTENCE, OF_TEXT, OF_QUESTION, OF_PARAGRAPH, OF_ALL, OF_CANDIDATE, IN_QUESTION, IN_TITLE = (
     range(8)
 )
+IN_CANDIDATE = 8
 
 
 class GlobalTokens(NamedTuple):
@@ -31,8 +33,10 @@ class GlobalTokens(NamedTuple):
     words: Tensor  # symbols, <s> except for those of the question, int64 [G]
     types: Tensor  # of the constants above, int64 [G]
     # tokens [first, last) of the long input, the question before the document, that each stands
-    # for, int64 [G, K, 2]: K is 1, or the most mentions of a candidate; equal: no more
+    # for, int64 [G, 2]
     spans: Tensor
+    # the mentions of candidates: the global token, and tokens [first, last), int64 [K, 3]
+    links: Tensor
     # that each belongs to, rising, int64 [G]: the token for all and each candidate are one by
     # themselves, and so are those of the question (the authors' code)
     paragraphs: Tensor
@@ -45,31 +49,44 @@ class DocumentStructure:
     sentences: bool = True  # they have global tokens
     supporting: bool = False  # it says which sentences support an answer
     by_parts: bool = True  # global tokens stand for parts of the document
-    flat: bool = False  # nothing stands for a candidate
+    most: int = 0  # global tokens of a question and its document, if by parts; 0: any number
 
-    def read(self, outline: Outline, length: int) -> Outline:
-        """What is read of an outline, within the first tokens of the document."""
-        outline = outline.within(length)
-        return outline if self.sentences else outline.without_sentences()
-
-    def check(self, outline: Outline, question: int, paragraphs: int, most: int) -> None:
-        """Refuse what takes more than ``most`` global tokens (0: any number), or has candidates
-        that nothing stands for; raises ValueError.
+    def read(
+        self, outline: Outline, starts: Tensor, length: int, question: int
+    ) -> tuple[Outline, int, int]:
+        """What is read of an outline: its sentences that have a global token. Paragraphs and
+        sentences have one each, in their order, as long as there is room.
 
         Args:
-            outline: as :meth:`read` returns it.
+            starts: of the document's paragraphs, int64 [P].
+            length: tokens of the document that are read.
             question: Q, with ``<s>`` and ``</s>``.
-            paragraphs: that are read.
+
+        Returns:
+            The outline, how many paragraphs have a global token, and how many paragraphs and
+            sentences have none.
+
+        Raises:
+            ValueError: no room for the question and its candidates.
         """
-        if self.flat and outline.candidates:
+        outline = outline.within(length)
+        if not self.sentences:
+            outline = outline.with_sentences(0)
+        starts = starts[starts < length]
+        if not (self.by_parts and self.most):
+            return outline, len(starts), 0
+        first = max(len(outline.names), 1) + question - 2
+        if first >= self.most:
+            given = f"{first} global tokens of the question and of its candidates"
             raise ValueError(
-                f"{outline.candidates} candidates; allowed: none with --structure flat, "
-                "where no global token stands for one"
+                f"{given}; allowed: {self.most - 1} or fewer (--max-global-positions)"
             )
-        first = max(outline.candidates, 1)
-        number = first + question - 2 + paragraphs + len(outline.sentences)
-        if self.by_parts and most and number > most:
-            raise ValueError(f"{number} global tokens; allowed: {most} (--max-global-positions)")
+        number = torch.arange(len(starts))
+        place = number + torch.searchsorted(outline.paragraph_of(starts), number)
+        paragraphs = int((place < self.most - first).sum())
+        kept = outline.with_sentences(self.most - first - paragraphs)
+        left_out = len(starts) + len(outline.sentences) - paragraphs - len(kept.sentences)
+        return kept, paragraphs, left_out
 
     def rows(
         self,
@@ -84,11 +101,13 @@ class DocumentStructure:
         one for it and one for each of its sentences.
 
         Args:
-            question: ``<s> question </s>``, int64 [Q].
+            question: ``<s> question </s>``, then ``<s>`` and the words of each candidate,
+                int64 [Q].
             starts: of the paragraphs in the document, int64 [P].
             length, outline: of the document.
         """
-        asked, before = len(question) - 2, len(question)
+        before, names = len(question), torch.tensor([len(name) + 1 for name in outline.names])
+        asked = before - 2 - int(names.sum())
         starts = starts[starts < length]
         ends = torch.cat([starts[1:], starts.new_tensor([length])])
         of_sentence = outline.paragraph_of(starts)
@@ -97,46 +116,32 @@ class DocumentStructure:
         owner = torch.cat([number, of_sentence])
         is_sentence = torch.cat([torch.zeros_like(number), torch.ones_like(of_sentence)])
         order = (2 * owner + is_sentence).argsort(stable=True)
+        if self.by_parts and self.most:
+            order = order[: self.most - max(len(outline.names), 1) - asked]
         parts = torch.cat([torch.stack([starts, ends], 1), outline.sentences])[order] + before
         types = torch.where(is_sentence[order] > 0, OF_SENTENCE, OF_PARAGRAPH)
 
-        first, kind = torch.tensor([[[0, 1]]]), OF_ALL
-        if outline.candidates:
-            first, kind = _mentions(outline, before), OF_CANDIDATE
+        first, kind = torch.tensor([[0, 1]]), OF_ALL
+        if outline.names:
+            ends = asked + 2 + names.cumsum(0)
+            first, kind = torch.stack([ends - names, ends], 1), OF_CANDIDATE
         place = torch.arange(1, asked + 1)
-        alone = torch.cat([torch.stack([place, place + 1], 1), parts]).unsqueeze(1)
-        filler = nothing(len(alone), first.size(1) - 1, 2)  # as many spans as a candidate has
         ones = torch.ones_like(place)
         words = torch.full((len(first) + asked + len(parts),), dictionary.bos())
-        words[len(first) : len(first) + asked] = question[1:-1]
+        words[len(first) : len(first) + asked] = question[1 : asked + 1]
         behind = owner[order] + len(first) + 1
         return GlobalTokens(
             words=words,
             types=torch.cat([torch.full((len(first),), kind), OF_QUESTION * ones, types]),
-            spans=torch.cat([first, torch.cat([alone, filler], 1)]),
+            spans=torch.cat([first, torch.stack([place, place + 1], 1), parts]),
+            links=outline.mentions + torch.tensor([0, before, before]),
             paragraphs=torch.cat([torch.arange(len(first)), len(first) * ones, behind]),
         )
 
     def batch(self, rows: Sequence[GlobalTokens], pad: int) -> dict[str, Tensor]:
         """Global tokens of B questions by their fields; padding is ``pad``, or an empty span."""
-        most = max(row.spans.size(1) for row in rows)
-        # pad_sequence lengthens the first dimension alone
-        wide = [
-            row._replace(spans=functional.pad(row.spans, (0, 0, 0, most - row.spans.size(1))))
-            for row in rows
-        ]
         fill = {"words": pad}
         return {
-            name: pad_sequence([getattr(row, name) for row in wide], True, fill.get(name, 0))
+            name: pad_sequence([getattr(row, name) for row in rows], True, fill.get(name, 0))
             for name in GlobalTokens._fields
         }
-
-
-def _mentions(outline: Outline, before: int) -> Tensor:
-    """The mentions of each candidate, rising, ``before`` tokens behind: int64 [C, K, 2]."""
-    of_each = [
-        outline.mentions[outline.mentions[:, 0] == number, 1:]
-        for number in range(outline.candidates)
-    ]
-    rising = [places[places[:, 0].argsort()] + before for places in of_each]
-    return pad_sequence([*rising, nothing(1, 2)], True)[:-1]

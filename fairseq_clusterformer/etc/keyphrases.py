@@ -11,9 +11,12 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.tasks import register_task
+from fairseq.utils import move_to_cuda
 from torch import Tensor
 
 from fairseq_clusterformer.data.stored import load_dictionary, shard_of
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.inference import Loaded
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.tasks.own_models import DataOptions, OwnModels
 
@@ -65,6 +68,37 @@ def keyphrase_scores(found: Sequence[str], gold: Collection[str]) -> dict[str, f
         scores[f"recall_at_{depth}"] = recall
         scores[f"f1_at_{depth}"] = 2 * precision * recall / (precision + recall) if hits else 0.0
     return scores
+
+
+def mean_scores(pages: Sequence[tuple[Sequence[str], Collection[str]]]) -> dict[str, float]:
+    """Means of :func:`keyphrase_scores` in per cent, of what was found and is right on each page;
+    none of no page."""
+    rows = [keyphrase_scores(found, gold) for found, gold in pages]
+    return {name: 100 * sum(row[name] for row in rows) / len(rows) for name in SCORES if rows}
+
+
+@torch.no_grad()
+def split_keyphrases(
+    loaded: Loaded, split: str, *, batch_size: int = 8, cpu: bool = False
+) -> list[tuple[str, list[str], list[str] | None]]:
+    """Of each page of a split, in its order: the address, the best phrases, and the right ones
+    where they are known. Raises UserError if the data has no such split."""
+    task, cuda = loaded.task, torch.cuda.is_available() and not cpu
+    model = loaded.model.cuda() if cuda else loaded.model
+    try:
+        dataset = task.load_dataset(split)
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(f"--split is {split}: {error}") from None
+    rows = {}
+    batches = task.get_batch_iterator(dataset, max_sentences=batch_size)
+    for batch in batches.next_epoch_itr(shuffle=False):
+        inputs = batch["net_input"]
+        logits, _ = model(**(move_to_cuda(inputs) if cuda else inputs))
+        for number, of_page in zip(batch["id"].tolist(), logits.cpu(), strict=True):
+            texts = dataset.data.texts(number)
+            best = best_keyphrases(of_page, texts["text"].split(" "), max(DEPTHS))
+            rows[number] = (texts["url"], [phrase for phrase, _ in best], texts["phrases"])
+    return [rows[number] for number in sorted(rows)]
 
 
 def phrase_nll(logits: Tensor, phrases: Tensor, first: Tensor, place: str) -> Tensor:
@@ -172,7 +206,7 @@ class ETCKeyphrasesTaskConfig(DataOptions):
     """Options; the defaults are the paper's."""
 
     max_positions: int = option(
-        4096, "most tokens of a page, which is cut between words", at_least=1
+        4096, "most tokens of a page, which is cut between nodes", at_least=1
     )
     max_nodes: int = option(512, "most nodes of a page, which is cut behind them", at_least=1)
 
@@ -182,6 +216,13 @@ class ETCKeyphrasesTask(OwnModels):
     """Pages, and the phrases in them that say what they are about."""
 
     name, model, criterion = "etc_keyphrases", ETCKeyphrases, ETCKeyphrasesLoss
+    as_text = False  # the model reads no nodes
+
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
+        """As `OwnModels` does."""
+        model = super().build_model(cfg, from_checkpoint)
+        self.as_text = model.args.fixed_blocks
+        return model
 
     @classmethod
     def setup_task(cls, cfg: ETCKeyphrasesTaskConfig, **kwargs):
@@ -205,11 +246,13 @@ class ETCKeyphrasesTask(OwnModels):
             max_positions=self.cfg.max_positions,
             max_nodes=self.cfg.max_nodes,
             only_with_phrases=in_training,
+            as_text=self.as_text,
             shuffle=not self.cfg.no_shuffle,
         )
         options = f"--max-positions {self.cfg.max_positions}, --max-nodes {self.cfg.max_nodes}"
         if dataset.cut:
-            logger.info(f"{split}: {dataset.cut} of {len(data)} pages are cut ({options})")
+            lost = f"and lose {dataset.nodes_left_out} nodes ({options})"
+            logger.info(f"{split}: {dataset.cut} of {len(data)} pages are cut, {lost}")
         if lost := len(data) - len(dataset):
             logger.info(f"{split}: {lost} pages are left out, which have no keyphrase (left)")
         if not len(dataset):

@@ -18,7 +18,7 @@ Shape letters: B batch, N tokens, W words, G nodes, P keyphrases.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Page:
     # the first word of each keyphrase where it first stands in one node, and its number of words,
     # int64 [P, 2]
     phrases: Tensor
+    is_text: bool = False  # its only node is no node of the page
 
     def item(self) -> np.ndarray:
         """All but the tokens as an item of ``SPLIT.page``, int32: the numbers W, G and P; then
@@ -70,25 +71,40 @@ class Page:
             tokens, starts, folded, spans.view(-1, 2), visual.view(-1, VISUAL), places.view(-1, 2)
         )
 
+    def as_text(self, record: PageRecord) -> "Page":
+        """The page as text without nodes: keyphrases may stand anywhere in it."""
+        one = replace(record, nodes=((0, len(record.words)),))
+        return replace(
+            self,
+            nodes=torch.tensor(one.nodes),
+            visual=torch.zeros(1, VISUAL, dtype=torch.int64),
+            phrases=torch.tensor(phrase_places(one), dtype=torch.int64).view(-1, 2),
+            is_text=True,
+        )
+
     def within(self, tokens: int, nodes: int) -> "Page":
-        """The beginning of the page: whole words of so many tokens, in so many nodes. The first
-        word stays, if need be without its end or the empty nodes in front of it."""
-        ends = torch.cat([self.starts[1:], self.starts.new_tensor([len(self.tokens)])])
-        words = int((ends <= tokens).sum())
+        """The beginning of the page: whole nodes, so many or fewer, of so many tokens; of a text,
+        whole words. If not even the first of them fits, what does of its words, or of its first
+        word, and no keyphrase; empty nodes in front may be left out then."""
+        bounds = torch.cat([self.starts, self.starts.new_tensor([len(self.tokens)])])
+        words = int((bounds[1:] <= tokens).sum())
         empty = int((self.nodes[:, 1] == 0).sum())
         first = empty if empty >= nodes else 0
-        last = first + nodes
-        if last < len(self.nodes):
-            words = min(words, int(self.nodes[last, 0]))
-        words = max(words, 1)
-        last = min(last, int((self.nodes[:, 0] < words).sum()))
-        return Page(
-            tokens=self.tokens[: min(int(ends[words - 1]), tokens)],
+        last = min(int((bounds[self.nodes[:, 1]] <= tokens).sum()), first + nodes)
+        is_cut = last <= empty  # the first node that is not empty
+        if is_cut:
+            last, words = empty + 1, max(min(words, int(self.nodes[empty, 1])), 1)
+        else:
+            words = int(self.nodes[last - 1, 1])
+        phrases = self.phrases[self.phrases.sum(1) <= words]
+        return replace(
+            self,
+            tokens=self.tokens[: min(int(bounds[words]), tokens)],
             starts=self.starts[:words],
             folded=self.folded[:words],
             nodes=self.nodes[first:last].clamp(max=words),
             visual=self.visual[first:last],
-            phrases=self.phrases[self.phrases.sum(1) <= words],
+            phrases=phrases[: 0 if is_cut and not self.is_text else None],
         )
 
     def words_of_tokens(self) -> Tensor:
@@ -176,14 +192,22 @@ class PageData(RecordData):
             raise IndexError(f"page {index} of {len(self)}")
         return Page.of(*(self._parts[part][index].long() for part in _PARTS))
 
+    def record(self, index: int) -> PageRecord:
+        """The words and keyphrases of a page, without its nodes."""
+        texts = self.texts(index)
+        phrases = [tuple(phrase.split(" ")) for phrase in texts["phrases"] or ()]
+        return PageRecord(texts["url"], tuple(texts["text"].split(" ")), (), (), tuple(phrases))
+
 
 class PageDataset(BySize):
     """Pages with their keyphrases; those of more than ``max_positions`` tokens or ``max_nodes``
-    nodes lose their end. With ``only_with_phrases``, those that have no keyphrase left are out.
+    nodes lose their last nodes. With ``only_with_phrases``, those that have no keyphrase left are
+    out. With ``as_text``, pages have no nodes, and lose words.
 
     Attributes:
         pages: the numbers in ``data`` of those that are used.
         cut: how many of all pages lose their end.
+        nodes_left_out: how many nodes they lose.
     """
 
     def __init__(
@@ -195,14 +219,17 @@ class PageDataset(BySize):
         max_positions: int,
         max_nodes: int,
         only_with_phrases: bool = False,
+        as_text: bool = False,
         shuffle: bool = True,
     ):
         self.data, self.dictionary, self.split = data, dictionary, split
         self.max_positions, self.max_nodes, self.shuffle = max_positions, max_nodes, shuffle
-        kept, sizes, self.cut = [], [], 0
-        for index, page in enumerate(data):
-            part = page.within(max_positions, max_nodes)
+        self.as_text = as_text
+        kept, sizes, self.cut, self.nodes_left_out = [], [], 0, 0
+        for index in range(len(data)):
+            page, part = data[index], self._part(index)
             self.cut += len(part.starts) < len(page.starts)
+            self.nodes_left_out += 0 if as_text else len(page.nodes) - len(part.nodes)
             if len(part.phrases) or not only_with_phrases:
                 kept.append(index)
                 sizes.append(len(part.tokens))
@@ -213,7 +240,13 @@ class PageDataset(BySize):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         number = int(self.pages[index])
-        return {"id": number, "page": self.data[number].within(self.max_positions, self.max_nodes)}
+        return {"id": number, "page": self._part(number)}
+
+    def _part(self, number: int) -> Page:
+        page = self.data[number]
+        if self.as_text:
+            page = page.as_text(self.data.record(number))
+        return page.within(self.max_positions, self.max_nodes)
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch: what the model reads, ``net_input``; the right ``phrases`` int64 [B, P, 2] (of

@@ -91,6 +91,8 @@ class KeyphraseModel(Pretrained):
     def _batch(self, record: PageRecord) -> dict[str, Any]:
         cfg = self.loaded.task.cfg
         page = page_of(encode_record(record, model=self._subwords), self._to_index)
+        if self.loaded.task.as_text:
+            page = page.as_text(record)
         page = page.within(cfg.max_positions, cfg.max_nodes)
         batch = batch_of_pages([page], self.loaded.task.source_dictionary.pad())
         return apply_to_sample(lambda x: x.to(self.device), batch)

@@ -24,6 +24,7 @@ from fairseq_clusterformer.precision import ExactLinear
 from .encoder import ETCEncoder, ETCOptions
 from .global_local import Structure
 from .global_tokens import (
+    IN_CANDIDATE,
     IN_QUESTION,
     IN_TITLE,
     OF_ALL,
@@ -130,7 +131,7 @@ class ETCReaderEncoder(ETCEncoder):
             return streams.of_long.gather(1, places.expand(-1, -1, streams.of_long.size(-1)))
 
         number = torch.arange(document_tokens.size(1), device=long.tokens.device)
-        first = structure["spans"][:, :, 0, 0]
+        first = structure["spans"][:, :, 0]
         return ETCReading(
             question=streams.of_long[:, : question_tokens.size(1)].unsqueeze(1),
             document=of_long(long.asked + number),
@@ -160,9 +161,11 @@ class ETCReaderEncoder(ETCEncoder):
         tokens = both.gather(1, source).masked_fill(padding, pad)
         is_text = torch.cat([torch.zeros_like(question_tokens, dtype=torch.bool), text_mask], 1)
         types = torch.where(is_text.gather(1, source), OF_TEXT, IN_TITLE)
+        ends = tokens.eq(self.dictionary.eos())  # candidates stand behind the question's
+        of_question = torch.where(ends.cumsum(1) > ends, IN_CANDIDATE, IN_QUESTION)
         return _LongInput(
             tokens=tokens,
-            types=types.masked_fill(in_question, IN_QUESTION),
+            types=torch.where(in_question, of_question, types),
             padding=padding,
             # each begins with <s>; the question's <s> is a paragraph of its own
             paragraphs=(tokens.eq(bos) | place.eq(asked) | place.eq(1)).cumsum(1),
@@ -175,14 +178,21 @@ class ETCReaderEncoder(ETCEncoder):
         hidden = given["words"].eq(self.dictionary.pad())
         seen = {"long_padding": long.padding, "global_padding": hidden}
         linked = torch.ones_like(hidden)
+        of_candidate = types.eq(OF_CANDIDATE) & ~hidden
+        # hard g2l exempts candidates and their question
+        exempt = types.eq(OF_QUESTION) & of_candidate.any(1, keepdim=True) | of_candidate
         if self.structure == "flat":
-            linked = types.eq(OF_SENTENCE) | types.eq(OF_QUESTION)
-        elif not self.narrow_cls:
-            seen["exempt"] = types.eq(OF_ALL) & ~hidden
+            linked = types.eq(OF_SENTENCE) | types.eq(OF_QUESTION) | of_candidate
+        else:
+            seen["links"] = given["links"]
+            if not self.narrow_cls:
+                exempt = exempt | types.eq(OF_ALL)
+        if bool(exempt.any()):
+            seen["exempt"] = exempt & ~hidden
         if self.structure == "contexts":
             seen |= {"paragraphs": given["paragraphs"], "long_paragraphs": long.paragraphs}
             linked = types.ne(OF_ALL)
-        return Structure(spans * linked[:, :, None, None], long.tokens.size(1), **seen)
+        return Structure(spans * linked.unsqueeze(-1), long.tokens.size(1), **seen)
 
     def _paragraphs(self, question_tokens: Tensor, document_tokens: Tensor) -> dict[str, Tensor]:
         """Global tokens of documents whose sentences are unknown."""
@@ -266,7 +276,6 @@ class ETCReader(ETCModel, ReaderModel):
             sentences=not args.paragraphs_alone,
             supporting=args.supporting_facts,
             by_parts=self.encoder.by_parts,
-            flat=args.structure == "flat",
         )
 
     @classmethod

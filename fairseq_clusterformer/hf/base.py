@@ -39,22 +39,16 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
     ``position_ids``, from 0 in each row; ``output_hidden_states`` to return the input and each
     layer's output too, [B, N, D] each; ``return_dict=False`` for a tuple. An argument that says
     something and is not read raises ValueError.
-
-    Attributes:
-        families: of architectures that the class is for.
-        auto: the Auto class that loads it.
-        form: what its tokenizer reads, of `fairseq_clusterformer.hf.fast.FORMS`.
-        hub_task: the hub's word for what it does.
     """
 
     config: ClusterformerConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["ClusterformerDecoderLayer", "ClusterformerEncoderLayer"]
-    families: tuple[str, ...] = ()
-    auto: str
-    form: str
-    hub_task: str
+    families: tuple[str, ...] = ()  # of architectures that the class is for
+    auto: str  # the Auto class that loads it
+    form: str  # what its tokenizer reads, of `fairseq_clusterformer.hf.fast.FORMS`
+    hub_task: str  # the hub's word for what it does
 
     def __init__(self, config: ClusterformerConfig):
         if config.family not in self.families:

@@ -4,11 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    MaskedLMOutput,
-    SequenceClassifierOutput,
-)
+from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
 from .base import ClusterformerPreTrainedModel, batch_first, share_of

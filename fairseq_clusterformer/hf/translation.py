@@ -125,10 +125,7 @@ class ClusterformerForConditionalGeneration(GeneratingModel):
         )
 
     def _encode(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None = None,
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor, list]:
         """States [B, S, D], the padding mask, bool [B, S], and the layers' reports."""
         out = self.model.encoder(self._one_text_a_row(input_ids, attention_mask, position_ids))

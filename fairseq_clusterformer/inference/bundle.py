@@ -273,11 +273,8 @@ def plain_options(loaded: Loaded) -> tuple[dict[str, dict], list[str]]:
 
 
 def read_bundle(folder: Path, option: str) -> dict:
-    """A bundle as fairseq's ``load_checkpoint_to_cpu`` returns a checkpoint.
-
-    Raises:
-        UserError: files that are missing, damaged or newer than this version.
-    """
+    """A bundle as fairseq's ``load_checkpoint_to_cpu`` returns a checkpoint. Raises UserError:
+    files that are missing, damaged or newer than this version."""
     record = _read_record(folder, option)
     # A stranger's bundle might lead to files of this computer, or to what it has in its memory.
     inside = folder.resolve()

@@ -64,28 +64,19 @@ _MEANT |= dict.fromkeys(("utf-16", "utf-16-le", "utf-16-be"), "utf-8")
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The text of a document.
+    """The text of a document."""
 
-    Attributes:
-        name: the file as it was given, or what the caller calls a text.
-        title: of an HTML page or a PDF; else the file's name without its ending.
-        paragraphs: none of them is empty.
-        silent: the numbers of those that answer nothing: dates without a heading, page numbers,
-            and what half of the files in a folder have, such as menus.
-    """
-
-    name: str
-    title: str
-    paragraphs: tuple[str, ...]
+    name: str  # the file as it was given, or what the caller calls a text
+    title: str  # of an HTML page or a PDF; else the file's name without its ending
+    paragraphs: tuple[str, ...]  # none of them is empty
+    #: the numbers of those that answer nothing: dates without a heading, page numbers, and what
+    #: half of the files in a folder have, such as menus
     silent: frozenset[int] = frozenset()
 
 
 def text_source(text: str, name: str) -> Source:
-    """A text that is no file; blank lines divide its paragraphs.
-
-    Raises:
-        UserError: if there is no text in it.
-    """
+    """A text that is no file; blank lines divide its paragraphs. Raises UserError: if there is no
+    text in it."""
     paragraphs = _joined(_of_plain(text))
     if not paragraphs:
         raise bad_option("documents", name, "text", "is empty")

@@ -47,7 +47,8 @@ class Predictions:
         gold_facts: the right ones, where they are known and the reader says some.
         questions: their texts.
         nll: - log of the probability of the right answers in nats: of all accepted ones together,
-            and of the one listed last alone; of questions whose answers are known and in reach.
+            and of the one listed last alone; of questions whose answers are known and in reach,
+            and whose documents are not read in windows.
     """
 
     corpus: str
@@ -96,12 +97,12 @@ def predict(
         dataset = task.load_dataset(split)
     except (FileNotFoundError, ValueError) as error:
         raise UserError(f"--split is {split}: {error}") from None
-    data = dataset.data
+    data, whole = dataset.data, dataset.data.whole
     names = ("max_answer_length", "no_answer_bias", "supporting_threshold")
     options = {name: getattr(task.cfg, name) for name in names} | {"within_long": is_natural}
     batches = task.get_batch_iterator(dataset, max_sentences=batch_size)
-    rows: list[tuple] = [()] * len(data)
-    with tqdm(total=len(data), unit=" questions", disable=None) as progress, torch.no_grad():
+    rows: list[tuple] = [()] * len(whole)
+    with tqdm(total=len(whole), unit=" questions", disable=None) as progress, torch.no_grad():
         for batch in batches.next_epoch_itr(shuffle=False):
             inputs = batch["net_input"]
             logits, _ = model(**(utils.move_to_cuda(inputs) if cuda else inputs))
@@ -109,23 +110,25 @@ def predict(
             found = ranked_answers(logits, [*map(data.document, numbers)], **options)
             target = batch["target"]
             losses = _nll(logits, utils.move_to_cuda(target) if cuda else target)
-            for number, answers_, nll in zip(numbers, found, losses, strict=True):
-                line = data.texts(number)
+            of_each = dict(zip(numbers, losses, strict=True)) if data is whole else {}
+            answered = [*data.questions(numbers, found)]
+            for number, answers_ in answered:
+                line, nll = whole.texts(number), of_each.get(number)
                 entry = None
                 if is_natural:
                     entry = natural_question(line["id"], answers_, line["paragraphs"])
-                gold = None if data[number].answerable is None else line["texts"]
+                gold = None if whole[number].answerable is None else line["texts"]
                 text = answers_.short[0].text  # the best span, even if none is more likely
                 facts = right = None
                 if answers_.supporting is not None:
-                    facts = _facts(data, number, [place for place, _ in answers_.supporting])
-                    if (known := data.outline(number).supporting) is not None:
-                        right = _facts(data, number, known.tolist())
+                    facts = _facts(whole, number, [place for place, _ in answers_.supporting])
+                    if (known := whole.outline(number).supporting) is not None:
+                        right = _facts(whole, number, known.tolist())
                 rows[number] = (
                     *(line["id"], text, answers_.no_short, entry, gold, facts, right),
                     *(line["question"], nll),
                 )
-            progress.update(len(numbers))
+            progress.update(len(answered))
     ids, *columns = map(list, zip(*rows, strict=True))
     texts, no_answer, natural, gold, facts, right, questions, nll = columns
 

@@ -181,11 +181,8 @@ class Weights:
 
     @staticmethod
     def from_file(path: Path) -> "Weights":
-        """Those of a calibration.
-
-        Raises:
-            UserError: a file that is missing, or holds something else.
-        """
+        """Those of a calibration. Raises UserError: a file that is missing, or holds something
+        else."""
         names = [each.name for each in fields(Weights)]
         with reading(path, f"a calibration, with the weights {', '.join(names)}"):
             # older ones do not weigh "no answer"

@@ -136,11 +136,8 @@ class LanguageModel(Pretrained):
             yield token
 
     def perplexity(self, text: str) -> float:
-        """Perplexity per token of a text, which is cut as the training's texts were.
-
-        Raises:
-            UserError: if there is no text.
-        """
+        """Perplexity per token of a text, which is cut as the training's texts were. Raises
+        UserError: if there is no text."""
         blocks = text_blocks(self.loaded, text)
         return compare(self.model, blocks, stepwise=False)["teacher-forced perplexity"]
 

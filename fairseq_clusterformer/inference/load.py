@@ -128,11 +128,8 @@ def _check_types(cfg: DictConfig) -> None:
 
 
 def read_tensors(path: Path, option: str) -> dict:
-    """Everything in a file that fairseq wrote, on the CPU.
-
-    Raises:
-        UserError: no such file, or something else.
-    """
+    """Everything in a file that fairseq wrote, on the CPU. Raises UserError: no such file, or
+    something else."""
     if not path.is_file():
         raise no_file(path, option)
     try:

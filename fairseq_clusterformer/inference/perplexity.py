@@ -40,11 +40,8 @@ def leaks_future(model: nn.Module) -> bool:
 
 def remember(model: nn.Module, memory: int) -> None:
     """Give heads of kind ``xl`` a memory of so many tokens, in place. Transformer-XL (Dai et al.
-    2019) is evaluated with a longer one than in training.
-
-    Raises:
-        UserError: a model without such heads.
-    """
+    2019) is evaluated with a longer one than in training. Raises UserError: a model without such
+    heads."""
     heads = [module for module in model.modules() if isinstance(module, XL)]
     if not heads:
         raise bad_option("--memory", memory, "for a model with heads of kind xl", "it has none")
@@ -66,11 +63,8 @@ def begin_of(task: Mapping[str, object], coding: TextCoding, *, empty: bool = Fa
 
 
 def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
-    """Yield the blocks of a split of the data folder, as ``fairseq-eval-lm`` scores them.
-
-    Raises:
-        UserError: if there is no such split, or nothing in it.
-    """
+    """Yield the blocks of a split of the data folder, as ``fairseq-eval-lm`` scores them. Raises
+    UserError: if there is no such split, or nothing in it."""
     if not (loaded.folder / f"{split}.idx").is_file():
         there = sorted(path.stem for path in loaded.folder.glob("*.idx"))
         if not there:

@@ -115,22 +115,15 @@ class MaskedLanguageModel(Pretrained):
 
 
 def check_numbers(**given: float | None) -> None:
-    """Refuse numbers outside of `RANGES`; None is not given.
-
-    Raises:
-        UserError: naming the first.
-    """
+    """Refuse numbers outside of `RANGES`; None is not given. Raises UserError."""
     for name, value in given.items():
         if RANGES[name].forbids(value):
             raise bad_option(name, value, RANGES[name].allowed(value))
 
 
 def device_of(device: torch.device | str | None) -> torch.device:
-    """A device that is there; None: a GPU if there is one.
-
-    Raises:
-        UserError: a name that torch does not know, or a GPU that is not there.
-    """
+    """A device that is there; None: a GPU if there is one. Raises UserError: a name that torch
+    does not know, or a GPU that is not there."""
     there = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     with suppress(RuntimeError):
         found = torch.device(there[-1] if device is None else device)
@@ -140,11 +133,7 @@ def device_of(device: torch.device | str | None) -> torch.device:
 
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A type of floating-point numbers, by its name too.
-
-    Raises:
-        UserError: anything else.
-    """
+    """A type of floating-point numbers, by its name too. Raises UserError: anything else."""
     by_name = {str(kind).removeprefix("torch."): kind for kind in FLOATS}
     found = by_name.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if dtype is not None and found not in FLOATS:

@@ -83,7 +83,7 @@ class Reader(Pretrained):
     ) -> None:
         super().__init__(loaded, **options)
         self.task, folder = loaded.task, loaded.folder
-        self._structure = self.model.structure
+        self._structure = self.task.structure
         calibrated = (folder / CALIBRATION).is_file()
         self.weights = Weights.from_file(folder / CALIBRATION) if calibrated else Weights()
         self.windows = WINDOWS if self.model.encodes_apart else WINDOWS_WITH_QUESTION
@@ -228,11 +228,7 @@ class Reader(Pretrained):
         return self._splitter.sections(source, most or self.window)
 
     def question(self, text: str) -> Tensor:
-        """Tokens, int64 [Q].
-
-        Raises:
-            UserError: if there is nothing to ask, or too much.
-        """
+        """Tokens, int64 [Q]. Raises UserError: if there is nothing to ask, or too much."""
         text = text.strip()
         shown = text if len(text) <= 60 else f"{text[:60]}..."
         if not text:
@@ -270,8 +266,9 @@ class Reader(Pretrained):
     def _globals(self, question: Tensor, section: Section) -> dict[str, Tensor]:
         """The global tokens of a section, as a batch of one."""
         document, dictionary = section.document, self.task.source_dictionary
-        outline = self._structure.read(Outline(sentences=document.sentences), section.length)
-        row = self._structure.rows(question, document.starts, section.length, outline, dictionary)
+        read, given = Outline(sentences=document.sentences), (document.starts, section.length)
+        outline, *_ = self._structure.read(read, *given, len(question))
+        row = self._structure.rows(question, *given, outline, dictionary)
         batch = self._structure.batch([row], dictionary.pad())
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 

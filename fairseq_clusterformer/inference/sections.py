@@ -49,17 +49,12 @@ class Section:
     """Paragraphs of a document that a model reads at once.
 
     Its tokens are made anew when they are used, so that a long document takes little memory.
-
-    Attributes:
-        source: the document.
-        pieces: of its paragraphs, in their order.
-        length: number of tokens.
-        encode: returns tokens, int64 [N], and what they stand for.
     """
 
-    source: Source
-    pieces: tuple[Piece, ...]
-    length: int
+    source: Source  # the document
+    pieces: tuple[Piece, ...]  # of its paragraphs, in their order
+    length: int  # number of tokens
+    #: returns tokens, int64 [N], and what they stand for
     encode: Callable[["Section"], tuple[Tensor, Document]] = field(repr=False)
 
     @property
@@ -131,11 +126,8 @@ class Splitter:
         self._encoded = functools.lru_cache(_KEPT)(self._encode)
 
     def symbols(self, text: str) -> Tensor:
-        """The model's tokens of a text, int64 [N].
-
-        Raises:
-            UnicodeEncodeError: for what is not Unicode.
-        """
+        """The model's tokens of a text, int64 [N]. Raises UnicodeEncodeError: for what is not
+        Unicode."""
         return torch.from_numpy(self._to_index[self._tokens(text).ids])
 
     def sections(self, source: Source, most: int) -> list[Section]:

@@ -39,10 +39,7 @@ class SentenceEncoder:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        self, folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> None:
         self._dictionary, self._device = Dictionary(), device
         try:

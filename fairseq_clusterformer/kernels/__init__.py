@@ -43,11 +43,8 @@ FASTEST = {"cpu": "cpu", "cuda": "triton"}
 
 
 def triton_kernels(q: Tensor) -> ModuleType:
-    """The Triton kernels for q. They are imported here, since not every machine has Triton.
-
-    Raises:
-        ValueError: Triton is not installed, q is on another device, or its heads are too wide.
-    """
+    """The Triton kernels for q. They are imported here, since not every machine has Triton. Raises
+    ValueError: Triton is not installed, q is on another device, or its heads are too wide."""
     chosen("triton", q)
     from . import triton as kernels
 
@@ -78,10 +75,7 @@ def chosen(impl: str, q: Tensor) -> str:
     """The name of the implementation that attends q.
 
     "auto" takes the fastest one on q's device, or blocks if that one has an obstacle, which is
-    logged once.
-
-    Raises:
-        ValueError: an unknown name, or :func:`obstacle`.
+    logged once. Raises ValueError: an unknown name, or :func:`obstacle`.
     """
     if impl == "auto":
         impl = FASTEST.get(q.device.type, "blocks")

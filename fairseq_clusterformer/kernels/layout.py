@@ -54,11 +54,8 @@ class Layout:
 
     def check(self) -> None:
         """Check what attention trusts, which waits for the device: ranges lie within the key
-        slots, orders name tokens, and an order of N slots names each token once.
-
-        Raises:
-            ValueError: the first number that is wrong, and what is allowed.
-        """
+        slots, orders name tokens, and an order of N slots names each token once. Raises
+        ValueError: the first number that is wrong, and what is allowed."""
         length, slots = self.lo.size(-1), self.slots
         seen = self.hi > self.lo
         _refuse("lo", self.lo, seen & (self.lo < 0), "0 or more")
@@ -101,11 +98,8 @@ def _refuse(name: str, numbers: Tensor, wrong: Tensor, allowed: str) -> None:
 
 def validate(call: Call) -> None:
     """Check the shapes, dtypes and devices that every kernel relies on. What the layout holds is
-    checked only where the environment has ``CLUSTERFORMER_CHECK_LAYOUTS=1``.
-
-    Raises:
-        ValueError: what was given and what is allowed.
-    """
+    checked only where the environment has ``CLUSTERFORMER_CHECK_LAYOUTS=1``. Raises ValueError:
+    what was given and what is allowed."""
     q, k, v, key_bias, _, layout, dropout = call
     if q.dim() != 4 or not q.is_floating_point():
         raise ValueError(

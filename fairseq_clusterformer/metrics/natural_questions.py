@@ -18,11 +18,8 @@ YES_NO = ("yes", "no", "none")
 
 @dataclass(frozen=True)
 class Span:
-    """A span of the document, in bytes of its HTML or in tokens, or both; -1: unknown.
-
-    Raises:
-        ValueError: if only one end is known, or the span is empty.
-    """
+    """A span of the document, in bytes of its HTML or in tokens, or both; -1: unknown. Raises
+    ValueError: if only one end is known, or the span is empty."""
 
     start_byte: int = -1
     end_byte: int = -1
@@ -80,10 +77,8 @@ class Label:
     def from_json(cls, label: Mapping) -> "Label":
         """An entry of a question's ``annotations``, or of a file of ``predictions``.
 
-        Bytes may be left out, as they are in the simplified data.
-
-        Raises:
-            ValueError: for a prediction of short spans and of yes or no, or for something else.
+        Bytes may be left out, as they are in the simplified data. Raises ValueError: for a
+        prediction of short spans and of yes or no, or for something else.
         """
         if not isinstance(label, Mapping):
             raise ValueError(f"a label is {label!r}; allowed: an object")

@@ -167,12 +167,12 @@ class ClusterformerReader(ReaderModel):
             rule="cluster_rule",
             attention_window=args.attention_window or args.window_stride,
         )
+        problem = f"--cluster-attention is {args.cluster_attention}; allowed: "
+        kinds = [heads.kind for heads in plan.layers[0]]
+        alone = args.cluster_attention in ("window", "strided")
+        if not alone and ("strided" in kinds or {*kinds} == {"window"}):
+            raise ValueError(f"{problem}window or strided alone, or heads that look across windows")
         for heads in plan.layers[0]:
-            problem = f"--cluster-attention is {args.cluster_attention}; allowed: "
-            if heads.kind in ("window", "strided") and args.cluster_attention != heads.kind:
-                raise ValueError(
-                    f"{problem}{heads.kind} by itself, for it does not look across windows"
-                )
             if not getattr(heads.options, "own_centroids", True):
                 raise ValueError(f"{problem}centroids of its own for each layer")
         cfg = TransformerConfig.from_namespace(args)

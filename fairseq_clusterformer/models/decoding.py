@@ -13,15 +13,11 @@ from .decoder import ClusterformerDecoder
 
 @dataclass
 class DecoderState:
-    """What layers keep of the tokens before; anything with these attributes will do.
+    """What layers keep of the tokens before; anything with these attributes will do."""
 
-    Attributes:
-        state: of fairseq's modules, by their names; the batch comes first in each tensor.
-        tokens: how many were seen, padding included.
-    """
-
+    #: of fairseq's modules, by their names; the batch comes first in each tensor
     state: State = field(default_factory=dict)
-    tokens: int = 0
+    tokens: int = 0  # how many were seen, padding included
 
 
 @torch.no_grad()
@@ -35,10 +31,8 @@ def decode(
     or one by one by a decoder that keeps documents apart.
 
     fairseq's own step takes the same position for all rows; here each row counts its own real
-    tokens, so that a row padded on the left is the row alone.
-
-    Raises:
-        ValueError: a decoder that sees the future.
+    tokens, so that a row padded on the left is the row alone. Raises ValueError: a decoder that
+    sees the future.
     """
     padding = tokens.eq(decoder.padding_idx)
     # Avoid a device sync: on a GPU it would cost more than a step.

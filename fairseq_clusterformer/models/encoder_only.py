@@ -104,11 +104,8 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
 
     @classmethod
     def build_encoder(cls, args, task) -> nn.Module:
-        """The encoder that the options name, for the task's words and lengths.
-
-        Raises:
-            ValueError: an option of the attention that is not allowed.
-        """
+        """The encoder that the options name, for the task's words and lengths. Raises ValueError:
+        an option of the attention that is not allowed."""
         plan = attention_plan(
             args,
             "encoder",
@@ -142,11 +139,8 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
     def start_from(
         self, option: str, path: str, loaded: dict[str, Tensor], anew: Iterable[str], allowed: str
     ) -> None:
-        """Start from the tensors of a checkpoint, but for those that may start anew.
-
-        Raises:
-            CheckpointError: a file that does not fit; it names the option and what is allowed.
-        """
+        """Start from the tensors of a checkpoint, but for those that may start anew. Raises
+        CheckpointError: a file that does not fit; it names the option and what is allowed."""
         own = self.state_dict()
         try:
             self.load_state_dict({name: own[name] for name in anew} | loaded)

@@ -144,12 +144,9 @@ class EncoderClusteringOptions(ClusteringOptions):
 
 
 def complete(args, options: type[FairseqDataclass]) -> None:
-    """Set the options that an older checkpoint lacks, and check the range of each.
-
-    Raises:
-        ValueError: a value that is not allowed; or fairseq-hydra-train with a named architecture,
-            whose sizes it ignores.
-    """
+    """Set the options that an older checkpoint lacks, and check the range of each. Raises
+    ValueError: a value that is not allowed; or fairseq-hydra-train with a named architecture,
+    whose sizes it ignores."""
     if HydraConfig.initialized() and OmegaConf.is_config(args):
         model = ARCH_MODEL_NAME_REGISTRY[args._name]
         if model != args._name:

@@ -55,30 +55,21 @@ _ACTIVATIONS = {"gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate
 
 @dataclass(frozen=True)
 class Family:
-    """What is to know of a family of encoders.
+    """What is to know of a family of encoders."""
 
-    Attributes:
-        prefix: of its encoder's tensors in a model with a head.
-        layer: what its layers' tensors begin with, before the number.
-        names: of a layer's linear maps and norms: theirs, ours.
-        sizes: our options: what its configuration calls them.
-        fixed: what its configuration must say.
-        masked: the linear map, the norm and the bias of its head that guesses masked words, as
-            far as it has one.
-        unused: rows of its table of positions before the first position.
-        types: whether it has embeddings of token types.
-        epsilon: of its layer norms; None: its configuration says it.
-    """
-
-    prefix: str
-    layer: str = "encoder.layer"
+    prefix: str  # of its encoder's tensors in a model with a head
+    layer: str = "encoder.layer"  # what its layers' tensors begin with, before the number
+    #: of a layer's linear maps and norms: theirs, ours
     names: Mapping[str, str] = field(default_factory=lambda: _BERT_LAYER)
+    #: our options: what its configuration calls them
     sizes: Mapping[str, str] = field(default_factory=lambda: _BERT_SIZES)
-    fixed: Mapping[str, object] = field(default_factory=dict)
+    fixed: Mapping[str, object] = field(default_factory=dict)  # what its configuration must say
+    #: the linear map, the norm and the bias of its head that guesses masked words, as far as it
+    #: has one
     masked: tuple[str, ...] = ()
-    unused: int = 0
-    types: bool = True
-    epsilon: float | None = None
+    unused: int = 0  # rows of its table of positions before the first position
+    types: bool = True  # whether it has embeddings of token types
+    epsilon: float | None = None  # of its layer norms; None: its configuration says it
 
 
 _ABSOLUTE = {"position_embedding_type": "absolute", "is_decoder": False}

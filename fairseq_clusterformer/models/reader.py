@@ -23,21 +23,13 @@ from .windows import Rows, Windows, put_back
 
 
 class Reading(NamedTuple):
-    """What an encoder makes of questions and their documents.
+    """What an encoder makes of questions and their documents."""
 
-    Attributes:
-        question: the question's states in each window, [B, V, Q, D].
-        document: [B, N, D].
-        question_padding: bool [B, V, Q], True where there is no token, or no such window.
-        document_padding: bool [B, N], True where there is no token.
-        reports: of the layers that cluster.
-    """
-
-    question: Tensor
-    document: Tensor
-    question_padding: Tensor
-    document_padding: Tensor
-    reports: list[Report]
+    question: Tensor  # the question's states in each window, [B, V, Q, D]
+    document: Tensor  # [B, N, D]
+    question_padding: Tensor  # bool [B, V, Q], True where there is no token, or no such window
+    document_padding: Tensor  # bool [B, N], True where there is no token
+    reports: list[Report]  # of the layers that cluster
 
 
 class ReaderModel(EncoderOnlyModel):
@@ -116,9 +108,7 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
 
     def forward(self, question_tokens: Tensor, document_tokens: Tensor) -> Reading:
         """Encode documents, int64 [B, N], each with its question, int64 [B, Q], padded behind.
-
-        Raises:
-            ValueError: padding elsewhere, or windows with more tokens than there are positions.
+        Raises ValueError: padding elsewhere, or windows with more tokens than there are positions.
         """
         check_padding(question_tokens, document_tokens, self.padding_idx)
         longest = question_tokens.size(1) + min(self.size, document_tokens.size(1))

@@ -27,20 +27,15 @@ AT_ONCE_CPU, AT_ONCE_GPU = 1 << 12, 1 << 16
 
 
 class LayerForm(NamedTuple):
-    """What fairseq's layers do not offer; attention apart.
+    """What fairseq's layers do not offer; attention apart."""
 
-    Attributes:
-        norm: "layer", or "rms" (of the root of the mean square alone, Zhang and Sennrich 2019).
-        eps: of the norms.
-        gated: the inner activation is multiplied by a second projection (Shazeer 2020); with the
-            activation ``swish`` this is SwiGLU.
-        biases: feed-forward maps and norms have some; a norm of the form "rms" has none.
-    """
-
+    #: "layer", or "rms" (of the root of the mean square alone, Zhang and Sennrich 2019)
     norm: str = "layer"
-    eps: float = 1e-5
+    eps: float = 1e-5  # of the norms
+    #: the inner activation is multiplied by a second projection (Shazeer 2020); with the
+    #: activation ``swish`` this is SwiGLU
     gated: bool = False
-    biases: bool = True
+    biases: bool = True  # feed-forward maps and norms have some; a norm of the form "rms" has none
 
     def give(self, module: nn.Module) -> None:
         """Norms and biases of this form, in a layer or a stack that fairseq has built."""

@@ -14,11 +14,9 @@ def read_word_vectors(path: str, dictionary: Dictionary, width: int) -> tuple[Te
     """The vectors of a dictionary's words: places, int64 [n], and vectors, float32 [n, width].
 
     A line is a word and its numbers, separated by spaces. Of a word that comes twice the first
-    counts. word2vec's first line, the numbers of words and of dimensions, is passed over.
-
-    Raises:
-        ValueError: no such file; a line that is no vector of this width; none of the words; or
-            numbers that are all the same.
+    counts. word2vec's first line, the numbers of words and of dimensions, is passed over. Raises
+    ValueError: no such file; a line that is no vector of this width; none of the words; or numbers
+    that are all the same.
     """
     found: dict[int, list[float]] = {}
     for word, numbers in _lines(path, width, "--encoder-embed-dim"):

@@ -11,12 +11,7 @@ from fairseq.models import FairseqEncoder, register_model
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
-from fairseq_clusterformer.attention import (
-    AttentionPlan,
-    Batch,
-    MultiheadAttention,
-    OptionError,
-)
+from fairseq_clusterformer.attention import AttentionPlan, Batch, MultiheadAttention, OptionError
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.models.options import (
     ClusteringOptions,

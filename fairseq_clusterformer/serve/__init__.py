@@ -15,11 +15,7 @@ __all__ = ["Desk", "check_installed", "serve"]
 
 
 def check_installed() -> None:
-    """Refuse to serve without FastAPI and uvicorn.
-
-    Raises:
-        UserError: saying how to install them.
-    """
+    """Refuse to serve without FastAPI and uvicorn: UserError says how to install them."""
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401

@@ -62,11 +62,8 @@ class Desk:
         ]
 
     def add(self, source: Source) -> None:
-        """Take a document, in the place of one of the same name.
-
-        Raises:
-            UserError: if there are too many already.
-        """
+        """Take a document, in the place of one of the same name. Raises UserError: if there are
+        too many already."""
         own = sum(map(len, source.paragraphs))
         with self._lock:
             others = (
@@ -95,11 +92,7 @@ class Desk:
         self.add(uploaded_source(data, name, own, main_text=self.main_text))
 
     def remove(self, name: str) -> None:
-        """Put a document away.
-
-        Raises:
-            UserError: if there is none of this name.
-        """
+        """Put a document away. Raises UserError: if there is none of this name."""
         with self._lock:
             if self._documents.pop(name, None) is None:
                 raise bad_option("document", name, ", ".join(self._documents) or "none is here")

@@ -1,13 +1,15 @@
 """``--task clusterformer_qa``: answer questions from long documents."""
 
 import logging
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 
 from fairseq_clusterformer.criterions.clusterformer_qa import QACriterion
+from fairseq_clusterformer.data.document_windows import WindowData, WindowedQuestions
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.data.questions import DocumentStructure, QuestionDataset
 from fairseq_clusterformer.data.stored import load_dictionary, shard_of
@@ -30,6 +32,18 @@ class ClusterformerQAConfig(DataOptions):
     max_positions_inference: int = option(
         10000, "the same for validation and inference; 0: no limit", at_least=0
     )
+    document_stride: int = option(
+        0,
+        "read longer documents in windows of so many tokens, each one so much behind the one "
+        "before; 0: cut them",
+        at_least=0,
+    )
+    null_windows: float = option(
+        1.0,
+        "share of the windows without an answer that training keeps, drawn at random",
+        at_least=0,
+        at_most=1,
+    )
     max_question_positions: int = option(
         64, "most tokens of a question, with <s> and </s>", at_least=3
     )
@@ -39,7 +53,8 @@ class ClusterformerQAConfig(DataOptions):
     )
     max_global_positions: int = option(
         1024,
-        "etc_reader: most global tokens of a question and its document; 0: no limit",
+        "etc_reader: most global tokens of a question and its document, whose last parts have "
+        "none; 0: no limit",
         at_least=0,
     )
     supporting_threshold: float = option(
@@ -65,13 +80,18 @@ class ClusterformerQATask(OwnModels):
 
         Raises:
             FileNotFoundError: no dictionary.
-            ValueError: a document of one token.
+            ValueError: a document of one token, or windows with gaps.
         """
         for name in ("max_positions", "max_positions_inference"):
             if getattr(cfg, name) == 1:
                 raise ValueError(
                     f"--{name.replace('_', '-')} is 1; allowed: 2 or more, or 0 for documents of "
                     "any length"
+                )
+            if cfg.document_stride >= (getattr(cfg, name) or math.inf):
+                raise ValueError(
+                    f"--document-stride is {cfg.document_stride}, and --{name.replace('_', '-')} "
+                    f"{getattr(cfg, name)}; allowed: a stride below the tokens of a window"
                 )
         dictionary = load_dictionary(cfg.data, "clusterformer prepare qa")
         logger.info(f"{len(dictionary)} symbols")
@@ -91,6 +111,8 @@ class ClusterformerQATask(OwnModels):
         data = QAData(shard_of(self.cfg.data, epoch), split)
         longest = int(data.sizes.max())
         most = min(getattr(self.cfg, name) or longest, longest)
+        if self.cfg.document_stride:
+            data = self._windows(data, most, split, in_training)
         dataset = QuestionDataset(
             data,
             self.dictionary,
@@ -114,14 +136,40 @@ class ClusterformerQATask(OwnModels):
                 f"{split}: {questions} of {total} questions are cut to "
                 f"{self.cfg.max_question_positions} tokens (--max-question-positions)"
             )
+        if data is not data.whole and not in_training:
+            dataset = WindowedQuestions(dataset)
         self.datasets[split] = dataset
         return dataset
 
+    def _windows(self, data: QAData, size: int, split: str, in_training: bool) -> WindowData:
+        """The windows of a split; logs how many there are, and what is left out."""
+        stride, share = self.cfg.document_stride, self.cfg.null_windows if in_training else 1.0
+        if self.structure is not None and self.structure.supporting:
+            raise ValueError(
+                f"--document-stride is {stride}, and --supporting-facts is given; allowed: one of "
+                "them"
+            )
+        longer = int((data.sizes > size).sum())
+        windows = WindowData(data, size, min(stride, size - 1), share=share)
+        logger.info(
+            f"{split}: {longer} of {len(data)} documents are read in windows of {size} tokens "
+            f"(--document-stride {stride}); {len(windows)} windows, {windows.dropped} without an "
+            f"answer left out; no window holds an answer of {windows.lost} questions"
+        )
+        return windows
+
     def _check_structure(self, dataset: QuestionDataset, in_training: bool) -> None:
-        """Raise ValueError for a structure that is none or too large, or no facts to learn."""
-        split = dataset.split
-        known = dataset.check_structure(self.cfg.max_global_positions, linked=in_training)
-        logger.info(f"{split}: supporting sentences of {known} of {len(dataset)} questions")
+        """Log what has no global token; raise ValueError for a structure that is none, or no facts
+        to learn."""
+        split, total = dataset.split, len(dataset)
+        known, short = dataset.check_structure()
+        logger.info(f"{split}: supporting sentences of {known} of {total} questions")
+        if short:
+            logger.info(
+                f"{split}: {short} of {total} documents have more than "
+                f"{self.cfg.max_global_positions} global tokens (--max-global-positions); the "
+                "last paragraphs and sentences have none"
+            )
         if in_training and self.structure.supporting and not known:
             raise ValueError(
                 f"--supporting-facts is given: {split} of {self.cfg.data} has none within "
@@ -133,7 +181,8 @@ class ClusterformerQATask(OwnModels):
         """As `OwnModels` does; raises ValueError for a reader that has no room for questions."""
         model = super().build_model(cfg, from_checkpoint)
         model.check_questions(self.cfg.max_question_positions)
-        self.structure = model.structure
+        if model.structure is not None:
+            self.structure = replace(model.structure, most=self.cfg.max_global_positions)
         return model
 
     @cached_property

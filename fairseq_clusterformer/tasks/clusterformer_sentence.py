@@ -68,12 +68,8 @@ class ClusterformerSentenceTask(OwnModels):
 
     @classmethod
     def setup_task(cls, cfg: ClusterformerSentenceConfig, **kwargs):
-        """Read the dictionaries.
-
-        Raises:
-            FileNotFoundError: no dictionary.
-            ValueError: another number of classes, or two different dictionaries.
-        """
+        """Read the dictionaries. Raises FileNotFoundError: no dictionary; ValueError: another
+        number of classes, or two different dictionaries."""
         folder = shard_of(cfg.data)
         dictionary = load_dictionary(folder / "input0", _MADE_BY)
         if (folder / "input1").is_dir():
@@ -98,12 +94,8 @@ class ClusterformerSentenceTask(OwnModels):
     def load_dataset(
         self, split: str, combine: bool = False, epoch: int = 1, **kwargs
     ) -> SentenceDataset:
-        """Load "train", "valid" or "test".
-
-        Raises:
-            FileNotFoundError: a file that is missing.
-            ValueError: files that do not fit together, or a text that is too long.
-        """
+        """Load "train", "valid" or "test". Raises FileNotFoundError: a file that is missing;
+        ValueError: files that do not fit together, or a text that is too long."""
         folder = shard_of(self.cfg.data, epoch)
         texts = {
             name: _read_binarized(folder / name / split, self.dictionary, combine)

@@ -36,17 +36,11 @@ class InitialWeights:
 
 
 class OwnModels(InitialWeights, FairseqTask):
-    """A task of one dictionary that trains some architectures alone.
+    """A task of one dictionary that trains some architectures alone."""
 
-    Attributes:
-        name: of the task, and of its criterion.
-        model: base class of the architectures.
-        criterion: base class of its criterion.
-    """
-
-    name: ClassVar[str]
-    model: ClassVar[type]
-    criterion: ClassVar[type]
+    name: ClassVar[str]  # of the task, and of its criterion
+    model: ClassVar[type]  # base class of the architectures
+    criterion: ClassVar[type]  # base class of its criterion
 
     def __init__(self, cfg: FairseqDataclass, dictionary: Dictionary):
         super().__init__(cfg)

@@ -3,24 +3,23 @@
     python -m scripts.benchmarks.attention --lengths 1024 4096 16384
     python -m scripts.benchmarks.attention --kinds dense window --json R.json --plot R.png
 
-Routing is included: ``neural`` computes similarities, assigns, sorts and attends. In
-``neural+losses`` both clustering losses go forward and backward too, down to W_c, the centroids
-and the layer's input. ``scripts/benchmarks/contestants.py`` describes the others, and how each is
-set to about W visible keys. ``neural`` sees at most W, and fewer where clusters are small, as with
-K = sqrt(N). The contestants take turns within one run, so a change of the machine's speed hits all
-of them. Medians are reported, and the range as a share of the median. Memory is the peak beyond
-inputs, outputs and gradients; on a CPU each contestant has a process of its own.
+Routing is included, and in ``neural+losses`` both clustering losses, forward and backward.
+``scripts/benchmarks/contestants.py`` describes the contestants, and how each is set to about W
+visible keys. They take turns, so a change of the machine's speed hits all of them. Medians are
+reported, and the range as a share of the median. Memory is the peak beyond inputs, outputs and
+gradients; on a CPU each contestant has a process of its own.
 
 A contestant that computes wrong results is not timed, and the exit status is 1. One that is not
 installed or does not run here has a row with the reason. The floor is the least time for the
-visible pairs, by ceilings that are measured at the start (``scripts/benchmarks/floor.py``).
+visible pairs, and for reading and writing each tensor once, by ceilings that are measured at the
+start. Softmax, masks, routing and sorting are not counted: they are overhead.
 """
 
 import math
 import statistics
 import sys
 from argparse import Namespace
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,19 +30,61 @@ from fairseq_clusterformer.cli.common import Parser
 from scripts.benchmarks import common
 from scripts.benchmarks.check import check
 from scripts.benchmarks.contestants import CONTESTANTS, Clustered, Setting, build
-from scripts.benchmarks.floor import Ceilings, attention_floor, measure_ceilings
 
 SMALL = 256  # tokens of a first run, in which libraries allocate what they need once
-COLUMNS = {
-    "kind": "",
-    "N": "",
-    "milliseconds": ".3g",
-    "spread": ".0%",
-    "memory MiB": ".0f",
-    "times as fast as dense": ".2f",
-    "routing share": ".0%",
-    "share of floor": ".1%",
-}
+COLUMNS = common.columns(
+    "kind | N | milliseconds: .3g | spread: .0% | memory MiB: .0f | "
+    "times as fast as dense: .2f | routing share: .0% | share of floor: .1%"
+)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a machine reached in one precision."""
+
+    operations: float  # floating-point operations per second of a large matrix product
+    bytes: float  # bytes per second, read and written, of a large copy
+
+
+def measure_ceilings(
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    size: int | None = None,
+    copy_bytes: int | None = None,
+    repeats: int = 10,
+) -> Ceilings:
+    """Time a product of matrices of ``size`` rows and a copy, which is of more than caches hold;
+    the fastest counts."""
+    on_gpu = device == "cuda"
+    size = size or (8192 if on_gpu else 2048)
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    product = torch.empty_like(left)
+    seconds = _fastest(lambda: torch.mm(left, right, out=product), device, repeats)
+    operations = 2 * size**3 / seconds
+
+    copy_bytes = copy_bytes or (2**31 if on_gpu else 2**28)
+    source = torch.ones(copy_bytes // dtype.itemsize, dtype=dtype, device=device)
+    target = torch.empty_like(source)
+    seconds = _fastest(lambda: target.copy_(source), device, repeats)
+    return Ceilings(operations, 2 * copy_bytes / seconds)
+
+
+def _fastest(run, device: str, repeats: int) -> float:
+    run()  # the first call touches the memory
+    return min(common.seconds_of(run, device) for _ in range(repeats))
+
+
+def attention_floor(
+    ceilings: Ceilings, pairs: int, vectors: int, width: int, dtype: torch.dtype
+) -> float:
+    """Seconds that softmax attention takes at least, forward and backward, for so many visible
+    pairs and queries over batch and heads; there are as many keys and values as queries."""
+    # A pair is two products of E numbers forward and five backward, of 2 E operations each.
+    operations = pairs * width * 2 * (2 + 5)
+    # q, k, v and the output; then these four again, a gradient to read and three to write.
+    num_bytes = vectors * width * dtype.itemsize * (4 + 8)
+    return max(operations / ceilings.operations, num_bytes / ceilings.bytes)
 
 
 class Contestant:

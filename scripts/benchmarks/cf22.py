@@ -17,14 +17,10 @@ clusterformer  this project's ``neural`` with the chunk rule and both losses; ev
                own centroids
 reformer, routing    from PyPI, set to the 2 N / k keys that a query of clusterformer sees
 
-A time is of one step: forward, and in training backward, without an optimizer. It is a median of
-steps that the models of one size take in turns. The paper's times are of 1,000 steps or of a whole
-training, so only the ratio to the Transformer can be compared; both ratios are printed. Memory is
-the peak beyond the model and its input, on a CPU in a process of its own for each model. The
-paper's memory is all that its GPU held.
-
-A model that does not fit here has a row with what it would need. Models are first checked on a
-short text; a model with wrong results is not timed, and the exit status is 1.
+A time is of one step, forward and in training backward, without an optimizer: a median of steps
+that the models take in turns. The paper's are of whole trainings, so only the ratios to the
+Transformer can be compared. Memory is the peak beyond the model and its input; the paper's is all
+that its GPU held. Models are first checked on a short text; one with wrong results is not timed.
 """
 
 import math
@@ -45,29 +41,15 @@ from scripts.benchmarks.contestants import Setting, build
 LAYERS, HEADS, WIDTH, FFN, CLASSES = 2, 6, 50, 1200, 20
 LOSS_WEIGHT = 0.1
 # The paper's names, and those of scripts/benchmarks/contestants.py.
-MODELS = {
-    "transformer": "dense-math",
-    "sdpa": "dense",
-    "clusterformer": "neural+losses",
-    "reformer": "reformer",
-    "routing": "routing",
-}
+MODELS = {"transformer": "dense-math", "sdpa": "dense", "clusterformer": "neural+losses"}
+MODELS |= {"reformer": "reformer", "routing": "routing"}
 CHECKED_LENGTH = 192
-COLUMNS = {
-    "model": "",
-    "N": "",
-    "k": "",
-    "training ms": ".0f",
-    "spread": ".0%",
-    "inference ms": ".0f",
-    "memory MiB": ".0f",
-    "training / transformer": ".2f",
-    "paper training / transformer": ".2f",
-    "memory / transformer": ".2f",
-    "paper memory / transformer": ".2f",
-}
-TIME, MEMORY = "training ms", "memory MiB"
-INFERENCE = "inference ms"
+COLUMNS = common.columns(
+    "model | N | k | training ms: .0f | spread: .0% | inference ms: .0f | "
+    "memory MiB: .0f | training / transformer: .2f | paper training / transformer: .2f | "
+    "memory / transformer: .2f | paper memory / transformer: .2f"
+)
+TIME, INFERENCE, MEMORY = "training ms", "inference ms", "memory MiB"
 #: the horizontal axis of each experiment's picture, and the columns that it shows
 PICTURES = {
     "figures": (("N", "tokens"), (TIME, INFERENCE, MEMORY)),
@@ -77,25 +59,13 @@ PICTURES = {
 
 # The paper's seconds and MiB. Of figures 3 and 4, section 4.6 gives the reductions at N = 2,000;
 # in table 7, its Transformer ends at N = 7,500.
-FIGURES = {
-    2000: {
-        "transformer": (1.0, 1.0),
-        "clusterformer": (1 - 0.514, 1 - 0.538),
-        "routing": (1 - 0.418, 1 - 0.608),
-        "reformer": (1 - 0.144, 1 - 0.318),
-    }
-}
-TABLE4 = {
-    1: (263.5, 21268),  # the Transformer
-    5: (197.9, 10980),
-    10: (169.4, 9312),
-    20: (153.6, 8542),
-    30: (147.6, 8282),
-    60: (150.4, 8072),
-    100: (151.7, 7920),
-    300: (170.0, 7830),
-    500: (194.4, 8444),
-}
+_LESS = {"transformer": (0, 0), "clusterformer": (0.514, 0.538), "routing": (0.418, 0.608)}
+_LESS |= {"reformer": (0.144, 0.318)}
+FIGURES = {2000: {model: (1 - time, 1 - memory) for model, (time, memory) in _LESS.items()}}
+_SECONDS = (263.5, 197.9, 169.4, 153.6, 147.6, 150.4, 151.7, 170.0, 194.4)
+_MIB = (21268, 10980, 9312, 8542, 8282, 8072, 7920, 7830, 8444)
+_CLUSTERS = (1, 5, 10, 20, 30, 60, 100, 300, 500)  # 1: the Transformer
+TABLE4 = dict(zip(_CLUSTERS, zip(_SECONDS, _MIB, strict=True), strict=True))
 _TABLE7_MODELS = ("transformer", "reformer", "routing", "clusterformer")
 _TABLE7 = {
     2500: ((46.5, 3271), (30.7, 2699), (24.8, 2129), (30.2, 2257)),

@@ -22,12 +22,9 @@ def check(
 
     A contestant that reports which keys are visible is compared with softmax attention over those
     keys in float64. The weights of the others are read off the gradient of v; they must be a
-    distribution over the allowed keys.
-
-    Raises:
-        CheckFailed: the results are wrong; the message gives the difference.
-        Unavailable: a foreign contestant does not run here. Errors of this project's own code are
-            raised as they are.
+    distribution over the allowed keys. Raises CheckFailed: the results are wrong; the message
+    gives the difference; Unavailable: a foreign contestant does not run here. Errors of this
+    project's own code are raised as they are.
     """
     queries = torch.randint(q.size(2), (num_queries,), device=q.device).unique()
     try:

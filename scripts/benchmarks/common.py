@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,8 @@ def one_line(error: BaseException) -> str:
 
 
 def make_parser(module: str, description: str, numbers: Mapping[str, tuple]) -> Parser:
-    """A parser for ``python -m module``, with the options that all benchmarks have.
-
-    Args:
-        numbers: options with whole numbers: default and help. A list takes several numbers, and
-            an option without default may be left out.
-    """
+    """A parser for ``python -m module``, with the options that all benchmarks have, and those with
+    whole numbers: default and help. A list takes several numbers."""
     parser = Parser(prog=f"python -m {module}", description=description)
     for name, (default, what) in {**numbers, "--repeats": (3, "medians of so many")}.items():
         several = "+" if isinstance(default, list) else None
@@ -157,11 +154,8 @@ def available_memory(device: str) -> int:
 
 
 def require_memory(needed: float, device: str) -> None:
-    """Stop before the machine swaps, or kills this process.
-
-    Raises:
-        Unavailable: with the memory that is needed and the memory that is free.
-    """
+    """Stop before the machine swaps, or kills this process. Raises Unavailable: with the memory
+    that is needed and the memory that is free."""
     free = available_memory(device)
     if needed > free:
         raise Unavailable(
@@ -173,10 +167,8 @@ def in_own_process(measure: Callable[..., Any], **request: object) -> Any:
     """What ``measure(**request)`` returns in a process of its own.
 
     A process's peak of memory never falls, so each measurement needs a new process. A server
-    imports the modules once, and each new process is a fork of it.
-
-    Raises:
-        Unavailable: ``measure`` raised it, or the process was killed.
+    imports the modules once, and each new process is a fork of it. Raises Unavailable: ``measure``
+    raised it, or the process was killed.
     """
     context = multiprocessing.get_context("forkserver")
     # Not the module that python -m runs: each new process runs it again.
@@ -194,6 +186,12 @@ def in_own_process(measure: Callable[..., Any], **request: object) -> Any:
 def measured_memory(measure: Callable[..., float], device: str, **request: object) -> float:
     """What ``measure(**request)`` returns: on a CPU in a process of its own."""
     return measure(**request) if device == "cuda" else in_own_process(measure, **request)
+
+
+def columns(line: str) -> dict[str, str]:
+    """Columns of a table and the formats of their numbers, from a line as of its head."""
+    parts = (part.partition(": ") for part in line.split(" | "))
+    return {name: form for name, _, form in parts}
 
 
 def table_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> str:
@@ -223,13 +221,8 @@ def report(
     plot: Callable[[Path, list[dict]], None] | None = None,
     **more,
 ) -> int:
-    """Print each row as it is measured, record all in ``--json``, and draw them; returns the exit
-    status.
-
-    Args:
-        plot: draws the rows into a file, that of ``--plot``.
-        more: of the record.
-    """
+    """Print each row as it is measured, record all in ``--json`` with ``more``, and draw them into
+    ``--plot``; returns the exit status."""
     done: list[dict] = []
     try:
         for row in rows:
@@ -250,27 +243,32 @@ def report(
     return 1 if any("wrong" in row for row in done) else 0
 
 
-def by_length(
-    names: Sequence[str | None], lengths: Sequence[int], key: str, measure: Callable[..., dict]
-) -> Iterator[dict]:
-    """Yield a row of each name and length, and its seconds against half the length and ``full``.
-
-    Args:
-        key: of the name in a row.
-        measure: takes a name and a length, and returns what was measured, ``seconds`` among it.
-    """
+def report_by_length(
+    parser: Parser,
+    args: argparse.Namespace,
+    columns: Mapping[str, str],
+    shown: Sequence[str],
+    names: Sequence[str | None],
+    measure: Callable[..., dict],
+) -> int:
+    """Report what ``measure`` returns of each name, which is in the first column, and length, with
+    its seconds against half the length and ``full``; ``shown``: options of the settings."""
     seconds: dict[tuple, float] = {}
-    for name in names:
-        for length in lengths:
-            row = {key: name, "tokens": length}
+
+    def rows() -> Iterator[dict]:
+        for name, length in product(names, args.lengths):
+            row = {next(iter(columns)): name, "tokens": length}
             with reason_in(row):
-                row |= in_own_process(measure, name=name, length=length)
+                row |= in_own_process(measure, name=name, length=length, args=args)
                 found = seconds[name, length] = row["seconds"]
                 if half := seconds.get((name, length // 2)):
                     row["times half the length"] = found / half
                 if full := seconds.get(("full", length)):
                     row["times as fast as full"] = full / found
             yield row
+
+    settings = ", ".join(f"{name} {getattr(args, name)}" for name in shown)
+    return report(parser, args, columns, settings, rows())
 
 
 def plot_rows(
@@ -283,23 +281,15 @@ def plot_rows(
     title: str,
     floors: Mapping[str, str] | None = None,
 ) -> None:
-    """Draw a panel for each column, and a line for each series.
-
-    The vertical axis is logarithmic where values differ by ten times or more; else it begins at 0.
-
-    Args:
-        rows: of a benchmark; those without a value are left out.
-        columns: key of a row, and the label of its panel's vertical axis; `x`: the same.
-        series: key whose values name the lines.
-        floors: column, and the column of a lower bound that is drawn as dotted lines.
-    """
+    """Draw a panel for each column, by its label, and a line for each value of ``series``. Columns
+    with ``floors`` have a lower bound in another column, which is drawn as dotted lines."""
     panels = []
     for column, label in columns.items():
         lines = _lines(rows, column, x[0], series)
         if floors and column in floors:
             lines += _lines(rows, floors[column], x[0], series, bound=True)
         values = [value for line in lines for (value,) in line.points.values()]
-        if values and max(values) >= 10 * min(values):
+        if values and max(values) >= 10 * min(values):  # else the axis begins at 0
             panels.append(Panel(lines, x[1], label, log="xy"))
         elif values:
             panels.append(Panel(lines, x[1], label, log="x", limits=(0, None)))

@@ -57,14 +57,9 @@ class Setting:
 
 
 class Attention(nn.Module):
-    """One contestant.
+    """One contestant."""
 
-    Attributes:
-        matrices: N x N matrices of weights that exist at once for every head.
-        causal_only: whether this set-up is for causal attention only.
-    """
-
-    matrices = 0
+    matrices = 0  # N x N matrices of weights that exist at once for every head
     causal_only = False
 
     def __init__(self, setting: Setting):
@@ -286,11 +281,7 @@ CONTESTANTS: dict[str, tuple[type[Attention], dict]] = {
 
 
 def build(name: str, setting: Setting, layers: int = 1) -> Attention:
-    """Make a contestant.
-
-    Raises:
-        Unavailable: not installed, not for this device, or too large.
-    """
+    """Make a contestant. Raises Unavailable: not installed, not for this device, or too large."""
     make, arguments = CONTESTANTS[name]
     require_memory(make.bytes_needed(setting, layers), setting.device)
     try:

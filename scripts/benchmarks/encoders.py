@@ -5,16 +5,13 @@
 One forward and backward pass over one row of random words. ``etc`` is ``etc_masked_lm`` of
 ``--size``, with up to ``--parts`` global tokens whatever the length. ``etc, blocks`` has one for
 each block of 97 tokens, as the paper's fixed blocks. All others are specs of
-``--encoder-attention`` of ``clusterformer_masked_lm`` with the same sizes. Seconds are of the
-processor, to which other programs do not add; on CUDA they are of the clock. The best of several
-counts. Each measurement has a process of its own; the memory at the peak includes all that was
-loaded (on CUDA: tensors only).
+``--encoder-attention`` of ``clusterformer_masked_lm`` with the same sizes. Seconds and memory are
+as of ``scripts.benchmarks.reader``.
 """
 
 import logging
 import sys
 from argparse import Namespace
-from functools import partial
 
 import torch
 from fairseq.data import Dictionary
@@ -28,14 +25,10 @@ from scripts.benchmarks import common
 
 WORDS = 8000
 BLOCKS = "etc, blocks"
-COLUMNS = {
-    "model": "",
-    "tokens": ",",
-    "seconds": ".3f",
-    "times half the length": ".2f",
-    "times as fast as full": ".1f",
-    "peak MiB": ",.0f",
-}
+COLUMNS = common.columns(
+    "model | tokens: , | seconds: .3f | times half the length: .2f | "
+    "times as fast as full: .1f | peak MiB: ,.0f"
+)
 
 
 def make_model(name: str, args: Namespace, length: int) -> nn.Module:
@@ -87,9 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     common.settle_device(parser, args)
     shown = ("size", "parts", "batch", "impl", "repeats")
-    settings = ", ".join(f"{name} {getattr(args, name)}" for name in shown)
-    rows = common.by_length(args.models, args.lengths, "model", partial(measure, args=args))
-    return common.report(parser, args, COLUMNS, settings, rows)
+    return common.report_by_length(parser, args, COLUMNS, shown, args.models, measure)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ that was loaded (on CUDA: tensors only).
 import logging
 import sys
 from argparse import Namespace
-from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -29,15 +28,10 @@ QUESTION = 20  # tokens
 MODELS = {"clusterformer_reader": "cluster_attention", "qanet_reader": "attention"}
 MODELS |= {"bidaf_reader": None}
 ARCHITECTURES = [name for name, of in ARCH_MODEL_NAME_REGISTRY.items() if of in MODELS]
-COLUMNS = {
-    "attention": "",
-    "tokens": ",",
-    "seconds": ".3f",
-    "second": ".3f",
-    "times half the length": ".2f",
-    "times as fast as full": ".2f",
-    "peak MiB": ",.0f",
-}
+COLUMNS = common.columns(
+    "attention | tokens: , | seconds: .3f | second: .3f | times half the length: .2f | "
+    "times as fast as full: .2f | peak MiB: ,.0f"
+)
 
 
 def make_reader(args: Namespace, attention: str | None):
@@ -98,10 +92,8 @@ def main(argv: list[str] | None = None) -> int:
                 shown = value[0] if name == "attention" else value
                 parser.error(f"--{name} is {shown}; allowed: none, for {args.arch} has none")
     shown = ("arch", "clusters", "impl", "repeats")
-    settings = ", ".join(f"{name} {getattr(args, name)}" for name in shown)
-    specs = args.attention or [None]
-    rows = common.by_length(specs, args.lengths, "attention", partial(measure, args=args))
-    return common.report(parser, args, COLUMNS, settings, rows)
+    names = args.attention or [None]
+    return common.report_by_length(parser, args, COLUMNS, shown, names, measure)
 
 
 if __name__ == "__main__":

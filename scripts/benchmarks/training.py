@@ -4,9 +4,8 @@
     python -m scripts.benchmarks.training --attention window*2,window+gated --plot RESULT.png
 
 Compares ``clusterformer_lm`` with fairseq's ``transformer_lm`` of the same sizes, on random
-tokens. Every run is a process of its own, so that its peak memory is its own: on a CPU all of it,
-interpreter and libraries included; on CUDA the memory of tensors. The models take turns (dense,
-clustered, dense, ...). Reported are medians, and the median of the ratios of neighbours. Each run
+tokens. Every run is a process of its own, whose peak memory is reported: on CUDA that of tensors.
+The models take turns. Reported are medians, and the median of the ratios of neighbours. Each run
 makes one update to warm up, and then the updates that count.
 
 Before anything is timed, the clustered model's loss and gradient norm are compared with those of
@@ -38,22 +37,15 @@ from fairseq_clusterformer.attention import MultiheadAttention, parse_attention
 from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.compat import silence_known_warnings
 from scripts.benchmarks import common
-from scripts.experiments.programs import options_of
 
 MODELS = ("transformer_lm", "clusterformer_lm")
 CHECKED_TOKENS = 192
 VOCABULARY = 1000
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
-COLUMNS = {
-    "model": "",
-    "N": "",
-    "tokens per second": ".0f",
-    "spread": ".0%",
-    "peak memory MiB": ".0f",
-    "times as fast as dense": ".2f",
-    "share of dense memory": ".2f",
-    "loss": ".3f",
-}
+COLUMNS = common.columns(
+    "model | N | tokens per second: .0f | spread: .0% | peak memory MiB: .0f | "
+    "times as fast as dense: .2f | share of dense memory: .2f | loss: .3f"
+)
 
 
 def random_data(folder: Path, tokens: int) -> None:
@@ -74,42 +66,24 @@ def random_data(folder: Path, tokens: int) -> None:
 
 def configuration(model: str, data: Path, length: int, args: Namespace) -> DictConfig:
     """fairseq's configuration of a run."""
-    chosen = {
-        "task": "language_modeling",
-        "arch": model,
-        "criterion": "cross_entropy",
-        "decoder-layers": args.layers,
-        "decoder-embed-dim": args.embed_dim,
-        "decoder-input-dim": args.embed_dim,
-        "decoder-output-dim": args.embed_dim,
-        "decoder-ffn-embed-dim": args.ffn,
-        "decoder-attention-heads": args.heads,
-        "share-decoder-input-output-embed": True,
-        "dropout": 0,
-        "tokens-per-sample": length,
-        "sample-break-mode": "none",
-        "batch-size": args.batch,
-        "required-batch-size-multiple": 1,
-        "optimizer": "adam",
-        "lr": 1e-4,
-        "clip-norm": 1,
-        "seed": 1,
-        "num-workers": 0,
-        "distributed-world-size": 1,
-        "disable-validation": True,
-        "no-save": True,
-        "cpu": args.device == "cpu",
-    }
+    dim = args.embed_dim
+    line = (
+        f"--task language_modeling --arch {model} --decoder-layers {args.layers}"
+        f" --decoder-embed-dim {dim} --decoder-input-dim {dim} --decoder-output-dim {dim}"
+        f" --decoder-ffn-embed-dim {args.ffn} --decoder-attention-heads {args.heads}"
+        " --share-decoder-input-output-embed --dropout 0 --sample-break-mode none"
+        f" --tokens-per-sample {length} --batch-size {args.batch} --required-batch-size-multiple 1"
+        " --optimizer adam --lr 1e-4 --clip-norm 1 --seed 1 --num-workers 0 --no-save"
+        " --distributed-world-size 1 --disable-validation"
+    )
+    line += " --cpu" if args.device == "cpu" else ""
     if model == "clusterformer_lm":
-        chosen |= {
-            "criterion": "clusterformer_cross_entropy",
-            "attention": args.attention,
-            "attention-window": args.window,
-            "num-clusters": args.clusters or max(1, math.isqrt(length)),
-        }
+        clusters = args.clusters or max(1, math.isqrt(length))
+        line += f" --criterion clusterformer_cross_entropy --attention {args.attention}"
+        line += f" --attention-window {args.window} --num-clusters {clusters}"
     parser = options.get_training_parser()
     cfg = convert_namespace_to_omegaconf(
-        options.parse_args_and_arch(parser, [str(data), *options_of(chosen)])
+        options.parse_args_and_arch(parser, [str(data), *line.split()])
     )
     with open_dict(cfg):  # its command line cannot switch bf16 on without a library for TPUs
         cfg.common.fp16 = args.dtype == "float16"
@@ -130,11 +104,8 @@ def make_trainer(cfg: DictConfig, impl: str) -> Trainer:
 
 
 def train(model: str, data: Path, length: int, args: Namespace) -> dict:
-    """One run: speed, peak memory, loss and gradient norm.
-
-    Raises:
-        CheckFailed: the loss is not finite.
-    """
+    """One run: speed, peak memory, loss and gradient norm. Raises CheckFailed: the loss is not
+    finite."""
     silence_known_warnings()
     for name in ("fairseq", "hydra"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -154,20 +125,14 @@ def train(model: str, data: Path, length: int, args: Namespace) -> dict:
     loss, norm = (metrics.get_meter("default", name) for name in ("loss", "gnorm"))
     if not math.isfinite(loss.avg):
         raise common.CheckFailed(f"{model} at N = {length}: the loss is {loss.avg}")
-    return {
-        "tokens per second": sum(tokens) / sum(seconds),
-        "peak memory MiB": common.peak_memory(args.device),
-        "loss": float(loss.avg),
-        "gradient norm": float(norm.val),
-    }
+    found = {"tokens per second": sum(tokens) / sum(seconds), "loss": float(loss.avg)}
+    found["peak memory MiB"] = common.peak_memory(args.device)
+    return found | {"gradient norm": float(norm.val)}
 
 
 def check(data: Path, args: Namespace) -> None:
     """Compare two updates of the clustered model with those of the reference implementation.
-
-    Raises:
-        CheckFailed: saying what differs.
-    """
+    Raises CheckFailed: saying what differs."""
     results = []
     for impl in ("reference", args.impl):
         small = Namespace(**{**vars(args), "updates": 1, "batch": 1, "impl": impl})

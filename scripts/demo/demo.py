@@ -61,30 +61,16 @@ MODELS = {
 
 def shared_options(context: int) -> dict:
     """Options of ``fairseq-train`` for all models; each sees `context` bytes at once."""
-    return {
-        "task": "language_modeling",
-        "arch": "clusterformer_lm_bytes",
-        "criterion": "clusterformer_cross_entropy",
-        "decoder-embed-dim": 128,
-        "tokens-per-sample": context,
-        "sample-break-mode": "none",
-        "batch-size": 1,
-        "required-batch-size-multiple": 1,
-        "dropout": 0.0,
-        "optimizer": "adam",
-        "adam-betas": "(0.9, 0.98)",
-        "lr": 4e-3,
-        "lr-scheduler": "polynomial_decay",
-        "clip-norm": 1.0,
-        "seed": 1,
-        "log-format": "json",
-        "max-valid-steps": BLOCKS,
-        "validate-interval": 1_000_000,  # once, at the end
-        "no-epoch-checkpoints": True,
-        "no-save-optimizer-state": True,
-        "num-workers": 0,
-        "cpu": True,  # also where there is a GPU: the models must have equal shares of the cores
-    }
+    chosen = {"task": "language_modeling", "arch": "clusterformer_lm_bytes", "dropout": 0.0}
+    chosen |= {"criterion": "clusterformer_cross_entropy", "decoder-embed-dim": 128, "seed": 1}
+    chosen |= {"tokens-per-sample": context, "sample-break-mode": "none"}
+    chosen |= {"batch-size": 1, "required-batch-size-multiple": 1, "num-workers": 0}
+    chosen |= {"optimizer": "adam", "adam-betas": "(0.9, 0.98)", "clip-norm": 1.0}
+    chosen |= {"lr": 4e-3, "lr-scheduler": "polynomial_decay"}
+    chosen |= {"validate-interval": 1_000_000, "max-valid-steps": BLOCKS}  # once, at the end
+    chosen |= {"no-epoch-checkpoints": True, "no-save-optimizer-state": True, "log-format": "json"}
+    # also where there is a GPU: the models must have equal shares of the cores
+    return chosen | {"cpu": True}
 
 
 def of_updates(updates: int) -> dict:
@@ -263,11 +249,8 @@ def write_and_draw(checkpoint: Path, data: Path, work: Path, verdict: str) -> No
 
 @contextmanager
 def workspace(out: Path) -> Iterator[Path]:
-    """Own the demo's folder, and give an empty one in it for what is not finished.
-
-    Raises:
-        UserError: it cannot be made, it has something else in it, or another demo works in it.
-    """
+    """Own the demo's folder, and give an empty one in it for what is not finished. Raises
+    UserError: it cannot be made, it has something else in it, or another demo works in it."""
     try:
         if out.is_dir() and any(out.iterdir()) and not (out / MARK).exists():
             raise bad_option("--out", out, ALLOWED, "has something else in it")

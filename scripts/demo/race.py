@@ -12,22 +12,15 @@ SHORTEST = 0.1  # seconds, of a race of a few updates
 
 @dataclass
 class Runner:
-    """One of the models that race.
+    """One of the models that race."""
 
-    Attributes:
-        name: of the model, and of its folder.
-        options: of ``fairseq-train``, in addition to the shared ones; with max-update.
-        progress: for each log line its time, the updates done by then, and bits per byte.
-        peak_memory: MiB of the training.
-        bits_per_byte: on the held-out text.
-    """
-
-    name: str
-    options: dict
+    name: str  # of the model, and of its folder
+    options: dict  # of ``fairseq-train``, in addition to the shared ones; with max-update
+    #: for each log line its time, the updates done by then, and bits per byte
     progress: list[tuple[float, int, float]] = field(default_factory=list)
     parameters: int = 0
-    peak_memory: float = 0.0
-    bits_per_byte: float = 0.0
+    peak_memory: float = 0.0  # MiB of the training
+    bits_per_byte: float = 0.0  # on the held-out text
 
     def listen(self, line: str) -> None:
         """Take the numbers from a line of a log; prints ten lines in all its updates."""
@@ -48,16 +41,8 @@ class Runner:
 
 
 def race(runners: list[Runner], shared: dict, *, data: Path, work: Path, threads: int) -> None:
-    """Train all models at the same time, each with its own threads; fills in the runners.
-
-    Args:
-        shared: options of ``fairseq-train`` for all of them; a runner's own have max-update.
-        work: gets a folder for each model, with its checkpoint and log.
-        threads: of each model.
-
-    Raises:
-        UserError: if one fails; the others are then stopped.
-    """
+    """Train all models at the same time, each with its own threads, in a folder of ``work``; fills
+    in the runners. Raises UserError: if one fails; the others are then stopped."""
     programs = {}
     for runner in runners:
         folder = work / runner.name
@@ -71,11 +56,8 @@ def race(runners: list[Runner], shared: dict, *, data: Path, work: Path, threads
 
 
 def tokens_per_second(runners: list[Runner], tokens: int) -> list[float]:
-    """Speed of each model while all of them trained, so that none had the machine to itself.
-
-    Args:
-        tokens: tokens of an update.
-    """
+    """Speed of each model, by the tokens of an update, while all of them trained, so that none had
+    the machine to itself."""
     begin = max(runner.progress[0][0] for runner in runners)
     end = min(runner.progress[-1][0] for runner in runners)
     speeds = []

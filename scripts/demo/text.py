@@ -13,13 +13,8 @@ MOST = 6_000_000  # bytes to train on; the demo reads a part of them
 
 
 def library(root: Path | None = None) -> dict[str, bytes]:
-    """Return the text for training and for validation, the same for the same Python.
-
-    Whole files are held out. Names decide the order, so that both splits have files of all sorts.
-
-    Args:
-        root: folder of the library; None: of this Python.
-    """
+    """Return the text for training and for validation, the same for the same Python. Whole files
+    are held out. Names decide the order, so that both splits have files of all sorts."""
     root = Path(sysconfig.get_path("stdlib")) if root is None else root
     found = {str(path.relative_to(root)): path for path in root.rglob("*.py")}
     names = [name for name in found if not _SKIPPED & set(Path(name).parts)]

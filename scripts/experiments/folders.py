@@ -1,18 +1,20 @@
 """Folders of 30 articles with questions: what a reader finds in them, and its calibration.
 
-    python -m scripts.experiments.folders make DATA folders
-    python -m scripts.experiments.folders ask CHECKPOINT folders/valid-*.json --out valid.jsonl
-    python -m scripts.experiments.folders fit valid.jsonl --out calibration.json
+    F="python -m scripts.experiments.folders"; MORE="--encoder MINILM --index index"
+    $F make DATA folders
+    $F ask CHECKPOINT folders/valid-*.json --out valid.jsonl $MORE
+    $F fit valid.jsonl --out calibration.json
     clusterformer bundle CHECKPOINT my-reader --calibration calibration.json
-    python -m scripts.experiments.folders ask CHECKPOINT folders/test-*.json --out test.jsonl
-    python -m scripts.experiments.folders score test.jsonl --calibration calibration.json
+    $F ask CHECKPOINT folders/test-*.json --out test.jsonl $MORE
+    $F score test.jsonl --calibration calibration.json
 
 ``make`` divides the articles of SQuAD 1.1's development set (DATA/squad) as ``reader_data`` does,
 and writes each to a file of its own. A folder is a list of 30 of them, with 60 questions, of which
 15 are about articles that are missing. There are four folders of the test articles, of which each
 is missing in one folder, and four of the validation articles. The other files are articles that
 readers train on. ``ask`` keeps the ten best answers to each question, with what they are ranked
-by. ``fit`` makes weights of these, and ``score`` applies them.
+by; an index keeps the vectors of articles that several folders have. ``fit`` makes weights of
+these, and ``score`` applies them.
 
 An answer is right if it is from the right file, and F1 with one of the gold answers is at least
 0.5. Unlike a user, ``score`` sees only the ten answers that are best by the default weights.
@@ -85,8 +87,10 @@ def ask(args: argparse.Namespace) -> None:
             begun = time.perf_counter()
             articles = folder.parent / "articles"
             passages = reader.index([articles / name for name in record["documents"]])
-            print(f"{folder}: {len(passages)} passages in {time.perf_counter() - begun:.1f} s")
-            for row in spread(record["questions"], args.limit):
+            took = time.perf_counter() - begun
+            print(f"{folder}: {len(passages)} passages in {took:.1f} s", flush=True)
+            rows = spread(record["questions"], args.limit)
+            for row in rows:
                 begun = time.perf_counter()
                 found = reader.ask(row["question"], passages, KEPT, windows=args.windows)
                 row["seconds"] = time.perf_counter() - begun
@@ -102,12 +106,14 @@ def ask(args: argparse.Namespace) -> None:
                 ]
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()
+            took = sum(row["seconds"] for row in rows)
+            print(f"{folder}: {len(rows)} questions in {took:.1f} s", flush=True)
 
 
 def spread(rows: list[dict], most: int | None) -> list[dict]:
     """At most so many of a list, from all of it: questions without an answer are its last."""
     most = len(rows) if most is None else min(most, len(rows))
-    return [rows[i * len(rows) // most] for i in range(most)]
+    return [rows[(2 * i + 1) * len(rows) // (2 * most)] for i in range(most)]
 
 
 def scores(text: str, answers: list[str]) -> dict[str, float]:
@@ -150,57 +156,68 @@ def regression(values: np.ndarray, right: np.ndarray) -> np.ndarray:
     return found / np.append(spread, 1)
 
 
-def fit(rows: list[dict], lost: float = 0.1) -> Weights:
+def fit(rows: list[dict]) -> Weights:
     """Weights that tell right answers from wrong ones; then, of the answer that comes first by
-    them, the log-odds that it is right. The threshold loses at most a tenth of the right ones."""
-    rows = [row for row in rows if row["found"]]
+    them, the log-odds that it is right; and a threshold of this."""
+    given, rows = len(rows), [row for row in rows if row["found"]]
     answers = [each for row in rows for each in row["found"]]
     values = np.array([[each[name] for name in FEATURES] for each in answers])
     ranking = regression(values, np.array([each["right"] for each in answers], float))
     weights = Weights(*ranking[:-1])
-    best, right = _firsts(rows, weights)
+    best = np.array([sums(row, weights).max() for row in rows])
+    right = np.array([ordered(row, weights)[0]["right"] for row in rows])
+    if not right.any():
+        raise SystemExit(f"none of {given} questions got a right answer; allowed: some")
     scale, bias = regression(best[:, None], right.astype(float))
     probability = 1 / (1 + np.exp(-(scale * best + bias)))
-    threshold = np.quantile(probability[right], lost)
-    return Weights(*map(float, (*(scale * ranking[:-1]), bias, threshold)))
+    least = threshold(probability[right])
+    return Weights(*map(float, (*(scale * ranking[:-1]), bias, least)))
 
 
-def _firsts(rows: list[dict], weights: Weights) -> tuple[np.ndarray, np.ndarray]:
-    """The sums of the answers that come first, and whether they are right."""
-    best = [(of := sums(row, weights)).argmax() for row in rows]
-    of = np.array([sums(row, weights).max() for row in rows])
-    return of, np.array([row["found"][i]["right"] for row, i in zip(rows, best, strict=True)])
+def threshold(of_right: np.ndarray, lost: float = 0.1) -> float:
+    """The largest one below which at most a tenth of the right answers' probabilities lies."""
+    return float(np.quantile(of_right, lost, method="lower"))
 
 
-def score(rows: list[dict], weights: Weights) -> dict[str, float]:
-    """Shares: right file, right answer, refused and lost ones, and of bins of probability."""
-    found: dict[str, list] = {}
-    bins: list[list] = [[] for _ in range(5)]
-    for row in rows:
-        of = sums(row, weights)
-        order = [row["found"][place] for place in np.argsort(-of, kind="stable")]
-        first = order[0] if order else NOTHING
-        probability = 1 / (1 + np.exp(-of.max(initial=-700)))
-        bins[min(4, int(5 * probability))].append((probability, first["right"]))
-        answered = probability >= (weights.threshold or 0.5)
-        if row["file"] is None:
-            found.setdefault("refused of those without an answer", []).append(not answered)
-            continue
-        found.setdefault("right file first", []).append(first["file"] == row["file"])
-        found.setdefault("right answer first", []).append(first["right"])
-        found.setdefault("right answer among three", []).append(any(e["right"] for e in order[:3]))
-        found.setdefault("exact match", []).append(first["exact"] * first["right"])
-        found.setdefault("F1", []).append(first["f1"] * (first["file"] == row["file"]))
-        if first["right"]:
-            found.setdefault("right answers refused", []).append(not answered)
-    found["seconds"] = [row["seconds"] for row in rows]
-    shares = {name: float(np.mean(each)) for name, each in found.items()}
-    for number, each in enumerate(bins):
-        name = f"right at {number / 5:.1f} to {number / 5 + 0.2:.1f}"
-        if each:
-            shown, right = np.mean(each, axis=0)
-            shares[f"{name} (shown {shown:.2f}, of {len(each)})"] = float(right)
-    return shares
+def ordered(row: dict, weights: Weights) -> list[dict]:
+    """The answers to a question, best first."""
+    return [row["found"][place] for place in np.argsort(-sums(row, weights), kind="stable")]
+
+
+def score(rows: list[dict], weights: Weights) -> tuple[dict[str, float], list[tuple]]:
+    """Percentages, and of five bins of the probability that is shown for a question's first answer
+    the bounds, number of questions, mean of what is shown, share of right answers.
+
+    Where there is an answer: the right file first, the right answer first or among three. Where
+    there is none: refused by a threshold, beside the right answers that are lost by it; once by
+    that of the calibration, once by the largest that loses a tenth of these right answers.
+    """
+    orders = [ordered(row, weights) or [NOTHING] for row in rows]
+    shown = 1 / (1 + np.exp([-sums(row, weights).max(initial=-700) for row in rows]))
+    right = np.array([order[0]["right"] for order in orders])
+    none = np.array([row["file"] is None for row in rows])
+    asked = [(row["file"], order) for row, order in zip(rows, orders, strict=True) if row["file"]]
+    found = {
+        "right file first": [order[0]["file"] == file for file, order in asked],
+        "right answer first": right[~none],
+        "right answer among three": [any(e["right"] for e in order[:3]) for _, order in asked],
+        "exact match": [order[0]["exact"] * order[0]["right"] for _, order in asked],
+        "F1": [order[0]["f1"] * (order[0]["file"] == file) for file, order in asked],
+    }
+    tenth = threshold(shown[right]) if right.any() else 1.0
+    thresholds = {"calibrated": weights.threshold or 0.5, "a tenth lost": tenth}
+    for name, least in thresholds.items():
+        found[f"{name}: refused of those without an answer"] = shown[none] < least
+        found[f"{name}: refused of the right answers"] = shown[right] < least
+    shares = {name: 100 * float(np.mean(each)) for name, each in found.items() if len(each)}
+    shares |= {f"{name}: threshold": 100 * least for name, least in thresholds.items()}
+    places = np.minimum(5 * shown, 4).astype(int)
+    bins = [
+        (place / 5, place / 5 + 0.2, int(own.sum()), float(shown[own].mean()), right[own].mean())
+        for place in range(5)
+        if (own := places == place).any()
+    ]
+    return shares, bins
 
 
 def _weights(path: Path | None) -> Weights:
@@ -245,8 +262,14 @@ def main(argv: list[str] | None = None) -> int:
         args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         print(args.out.read_text(encoding="utf-8"), end="")
     else:
-        for name, value in score(rows_of(args.answers), _weights(args.calibration)).items():
-            print(f"{value:8.3f}  {name}")
+        rows = rows_of(args.answers)
+        shares, bins = score(rows, _weights(args.calibration))
+        for name, value in shares.items():
+            print(f"{value:6.1f} %  {name}")
+        print(f"{np.mean([row['seconds'] for row in rows]):6.2f} s  a question, of {len(rows)}")
+        print("shown       questions  mean shown  right")
+        for low, high, number, mean, right in bins:
+            print(f"{low:.1f} to {high:.1f} {number:10} {mean:11.2f} {right:6.2f}")
     return 0
 
 

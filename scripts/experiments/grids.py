@@ -27,6 +27,7 @@ import yaml
 
 from fairseq_clusterformer.errors import bad_option
 
+WRONG_FORM = (TypeError, AttributeError, RecursionError)
 OF_ROW = ("seeds", "folder", "from", "paper")
 #: options of a run that only shows that everything works
 QUICK = {"max-update": 3, "max-epoch": 1, "log-interval": 1, "max-valid-steps": 3}
@@ -34,25 +35,15 @@ QUICK = {"max-update": 3, "max-epoch": 1, "log-interval": 1, "max-valid-steps": 
 
 @dataclass(frozen=True)
 class Run:
-    """One training: a row of the table, on one data set and fold, with one seed.
+    """One training: a row of the table, on one data set and fold, with one seed."""
 
-    Attributes:
-        row: as the table names it.
-        data: the data set and fold, such as ``mr/fold0``; empty where the grid names none.
-        seed: of the program.
-        folder: what it trains on, below ``--data``.
-        options: of the program, the seed among them.
-        start: name of the run whose weights it starts from, or empty.
-        best: validation score that chooses the epoch.
-    """
-
-    row: str
-    data: str
+    row: str  # as the table names it
+    data: str  # the data set and fold, such as ``mr/fold0``; empty where the grid names none
     seed: int
-    folder: str
-    options: dict = field(hash=False)
-    start: str = ""
-    best: str = "accuracy"
+    folder: str  # what it trains on, below ``--data``
+    options: dict = field(hash=False)  # of the program, the seed among them
+    start: str = ""  # name of the run whose weights it starts from
+    best: str = "accuracy"  # validation score that chooses the epoch
 
     @property
     def name(self) -> str:
@@ -62,24 +53,12 @@ class Run:
 
 
 def load_grid(path: Path, of: tuple[Path, ...] = ()) -> dict:
-    """Read a grid, which the files `of` are like.
-
-    Raises:
-        UserError: if it is something else.
-    """
+    """Read a grid, which the files `of` are like. Raises UserError: if it is something else."""
     try:
         grid = _read(path, of)
         runs_of(grid)
         _check_columns(grid["columns"])
-    except (
-        OSError,
-        ValueError,
-        yaml.YAMLError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ):
+    except (OSError, ValueError, yaml.YAMLError, LookupError, *WRONG_FORM):
         raise bad_option("GRID", path, "a YAML file with score, shared, rows, columns") from None
     return grid
 
@@ -148,11 +127,8 @@ def _run(grid: dict, row: str, fold: str, seed: int, described: dict) -> Run:
 
 
 def chosen(runs: list[Run], only: list[str] | None) -> list[Run]:
-    """The runs that ``--only`` asks for: by name, by row, by data set or fold, or by both.
-
-    Raises:
-        UserError: for a word that names nothing.
-    """
+    """The runs that ``--only`` asks for: by name, by row, by data set or fold, or by both. Raises
+    UserError: for a word that names nothing."""
     words = set(only or ())
     folds = {run: {run.data, run.data.split("/")[0]} - {""} for run in runs}
     all_rows, all_data = {run.row for run in runs}, {part for run in runs for part in folds[run]}

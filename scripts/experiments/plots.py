@@ -18,39 +18,25 @@ FONT = 8  # points
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a panel.
+    """A line of a panel. Three or more seeds give their mean with its standard deviation; below
+    three seeds, each has a line of its own."""
 
-    Attributes:
-        name: lines of one name have one colour in all panels.
-        points: the values at each x, one per seed. Three or more give their mean with its standard
-            deviation; below three seeds, each has a line of its own.
-        label: what the legend says; default: its name.
-        bound: a dotted line without markers, for what was not measured.
-    """
-
-    name: str
-    points: Mapping[float, Sequence[float]]
-    label: str = ""
-    bound: bool = False
+    name: str  # lines of one name have one colour in all panels
+    points: Mapping[float, Sequence[float]]  # the values at each x, one per seed
+    label: str = ""  # what the legend says; default: its name
+    bound: bool = False  # a dotted line without markers, for what was not measured
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines that share their axes.
-
-    Attributes:
-        x: label of the horizontal axis.
-        y: label of the vertical axis.
-        log: axes that are logarithmic: ``x``, ``y``, ``xy`` or none.
-        limits: lowest and highest y; default: what the lines need.
-    """
+    """Lines that share their axes."""
 
     lines: Sequence[Line]
-    x: str
+    x: str  # label of the horizontal axis
     y: str
     title: str = ""
-    log: str = ""
-    limits: tuple[float | None, float | None] = (None, None)
+    log: str = ""  # axes that are logarithmic: ``x``, ``y``, ``xy`` or none
+    limits: tuple[float | None, float | None] = (None, None)  # of y; default: what the lines need
 
 
 def draw(panels: Sequence[Panel], path: Path, title: str = "") -> None:

@@ -42,18 +42,9 @@ def run_together(
     threads: int,
     listen: Listener = lambda name, line: None,
 ) -> dict[str, tuple[float, float]]:
-    """Run programs at the same time, each with its output at the end of its log.
-
-    Args:
-        programs: words of the command, and the log, by name.
-        threads: of each program.
-
-    Returns:
-        Wall seconds and peak MiB of each program.
-
-    Raises:
-        UserError: one fails. No program outlives this or any other exception.
-    """
+    """Run programs at the same time, each with its output at the end of its log; returns wall
+    seconds and peak MiB of each. Raises UserError: one fails. No program outlives this or any
+    other exception."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     processes: dict[str, subprocess.Popen] = {}

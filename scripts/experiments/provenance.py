@@ -15,13 +15,8 @@ FIELDS = ("command", "machine", "cpu", "torch", "fairseq", "commit", "date")
 
 
 def provenance(command: str, *, threads: int, device: str = "cpu") -> dict[str, str | None]:
-    """The fields of a result that is made here and now; on a GPU, ``gpu`` too.
-
-    Args:
-        command: what a reader types to get the same result.
-        threads: of one process.
-        device: ``cpu`` or ``cuda``.
-    """
+    """The fields of a result that is made here and now by what a reader types; on a GPU, ``gpu``
+    too."""
     found = {
         "command": command,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {threads} thread(s)",

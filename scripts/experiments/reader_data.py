@@ -19,7 +19,6 @@ are the parts of FairytaleQA's stories. A question of QED has seven other questi
 around its own. For a share of the training questions, paragraphs with an answer are left out.
 """
 
-import argparse
 import gzip
 import json
 import lzma
@@ -29,27 +28,21 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-TRAIN = {  # file: most questions
-    "squad/train-v1.1.first11articles.json": None,
-    "qa/squadshifts/new_wiki_v1.0.json.xz": None,
-    "qa/squadshifts/reddit_v1.0.json.xz": None,
-    "qa/squadshifts/amazon_reviews_v1.0.json.xz": None,
-    "qa/policyqa/dev.json.xz": None,
-    "qa/qamr/qamr-dev.squad-v1.1.json.xz": 10_000,
-}
-AGAIN = {  # the second pass: as many from Wikipedia, fewer of the others
-    "squad/train-v1.1.first11articles.json": None,
-    "qa/squadshifts/new_wiki_v1.0.json.xz": None,
-    "qa/squadshifts/reddit_v1.0.json.xz": 5_000,
-    "qa/squadshifts/amazon_reviews_v1.0.json.xz": 5_000,
-    "qa/policyqa/dev.json.xz": 2_000,
-    "qa/qamr/qamr-dev.squad-v1.1.json.xz": 3_000,
-}
-DIVIDED = (
-    "squad/dev-v1.1.json.gz",
-    "squad/dev-v2.0.16articles.json",
-    "squad/v2.0-test-half-derived.json",
-)
+from fairseq_clusterformer.cli.common import Parser
+
+#: file: most questions; and of the second pass, as many from Wikipedia and fewer of the others
+TRAIN, AGAIN = {}, {}
+for file, *most in (
+    ("squad/train-v1.1.first11articles.json", None, None),
+    ("qa/squadshifts/new_wiki_v1.0.json.xz", None, None),
+    ("qa/squadshifts/reddit_v1.0.json.xz", None, 5_000),
+    ("qa/squadshifts/amazon_reviews_v1.0.json.xz", None, 5_000),
+    ("qa/policyqa/dev.json.xz", None, 2_000),
+    ("qa/qamr/qamr-dev.squad-v1.1.json.xz", 10_000, 3_000),
+):
+    TRAIN[file], AGAIN[file] = most
+DIVIDED = ("dev-v1.1.json.gz", "dev-v2.0.16articles.json", "v2.0-test-half-derived.json")
+DIVIDED = tuple(f"squad/{name}" for name in DIVIDED)
 STORIES = "qa/fairytaleqa/fairytaleqa-train.squad-v1.1.json.xz"
 QED = "longqa/qed-dev.first1000.jsonlines"
 QED_TRAIN = 800  # the others are for tests
@@ -71,15 +64,10 @@ def records(articles: list[dict]) -> Iterator[dict]:
                 answers = question["answers"]
                 if not answers and not question.get("is_impossible"):
                     continue
-                yield {
-                    "id": str(question["id"]),
-                    "title": article.get("title", ""),
-                    "question": question["question"],
-                    "context": paragraph["context"],
-                    "answers": [
-                        {"text": a["text"], "answer_start": a["answer_start"]} for a in answers
-                    ],
-                }
+                record = {"id": str(question["id"]), "title": article.get("title", "")}
+                record |= {"question": question["question"], "context": paragraph["context"]}
+                kept = ("text", "answer_start")
+                yield record | {"answers": [{key: a[key] for key in kept} for a in answers]}
 
 
 def part_of(titles: list[str], title: str) -> str:
@@ -220,16 +208,12 @@ def short_splits(
 
 def main(argv: list[str] | None = None) -> int:
     """Write train.jsonl, valid.jsonl and test.jsonl, and say how many questions each has."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.experiments.reader_data",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("dir", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--long", action="store_true", help="many paragraphs a document")
-    parser.add_argument("--again", action="store_true", help="the data of a second pass")
-    parser.add_argument("--none", type=float, default=0.2, help="share asked without an answer")
+    parser = Parser(prog="python -m scripts.experiments.reader_data", description=__doc__)
+    parser.add("dir DIR", "of the files")
+    parser.add("out OUT", "the folder to make")
+    parser.add("--long", "many paragraphs a document")
+    parser.add("--again", "the data of a second pass")
+    parser.add("--none X", "share asked without an answer", type=float, default=0.2)
     args = parser.parse_args(argv)
     draw = random.Random(1)
     if args.long:

@@ -100,19 +100,12 @@ class Setting:
 
 
 class Rows(NamedTuple):
-    """Rows of the task, int64.
+    """Rows of the task, int64."""
 
-    Attributes:
-        tokens: [B, N]; values come first, then keys, then noise.
-        answers: the value that belongs to each query, [B, Q].
-        pairs_at: position of the second token of that pair, which can know both, [B, Q].
-        queries_at: positions of the queries, [B, Q].
-    """
-
-    tokens: Tensor
-    answers: Tensor
-    pairs_at: Tensor
-    queries_at: Tensor
+    tokens: Tensor  # [B, N]; values come first, then keys, then noise
+    answers: Tensor  # the value that belongs to each query, [B, Q]
+    pairs_at: Tensor  # position of the second token of that pair, which can know both, [B, Q]
+    queries_at: Tensor  # [B, Q]
 
 
 def make_rows(setting: Setting, rows: int, generator: torch.Generator) -> Rows:
@@ -189,19 +182,12 @@ def training_rows(setting: Setting, generator: torch.Generator) -> Rows:
 
 
 class Task(NamedTuple):
-    """A task.
-
-    Attributes:
-        make: draws rows.
-        sizes: how many words and answers there are.
-        limits: names of options, whether they hold, and what is allowed.
-        tied: words and answers share their embeddings.
-    """
+    """How rows are drawn; names of options, whether they hold, and what is allowed."""
 
     make: Callable[[Setting, int, torch.Generator], Rows]
-    sizes: Callable[[Setting], tuple[int, int]]
+    sizes: Callable[[Setting], tuple[int, int]]  # how many words and answers there are
     limits: Callable[[Setting], list[tuple[str, bool, str]]]
-    tied: bool = False
+    tied: bool = False  # words and answers share their embeddings
 
 
 def _entries_fit(setting: Setting) -> tuple[str, bool, str]:
@@ -376,11 +362,8 @@ def evaluate_rows(model: Model, rows: Rows) -> tuple[Tensor, list[Tensor], list[
 
 
 def pairs_seen(seen_by_heads: list[Tensor], rows: Rows) -> tuple[float, float]:
-    """Share of queries that see their own pair in a layer, and the mean over the other pairs.
-
-    Args:
-        seen_by_heads: which tokens each query of some heads sees, bool [B, G, N, N].
-    """
+    """Share of queries that see their own pair in a layer, and the mean over the other pairs, by
+    which tokens each query of some heads sees, bool [B, G, N, N]."""
     (count, pairs), length = rows.answers.shape, rows.tokens.size(1)
     seen = torch.zeros(count, length, length, dtype=torch.bool)
     for of_heads in seen_by_heads:

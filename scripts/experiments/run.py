@@ -8,10 +8,9 @@ explains its keys. DATA is a folder that a prepare command made, or holds the fo
 grid names. Each run is one training with one seed. Its result is one JSON file in RESULTS, with
 the commands that make it; it is written when all of it is known.
 
-A run that has a result is not made again, so you can stop this command and give it again. A
-result of other options is refused: nothing is overwritten. With --keep, checkpoints and logs stay
-in KEEP/RUN. A training that was interrupted then goes on from its last checkpoint, and a finished
-one is only scored. Nothing in KEEP is ever deleted.
+A run that has a result is not made again; a result of other options is refused. With --keep,
+checkpoints and logs stay in KEEP/RUN: a training that was interrupted then goes on from its last
+checkpoint, and a finished one is only scored. Nothing is overwritten or deleted.
 """
 
 import fcntl
@@ -87,11 +86,8 @@ def result_of(place: Place, out: Path) -> dict | None:
 
 
 def kept(place: Place) -> dict:
-    """What the mark in a run's folder says; empty for a new folder.
-
-    Raises:
-        UserError: if the folder is someone else's, or of other options or data.
-    """
+    """What the mark in a run's folder says; empty for a new folder. Raises UserError: if the
+    folder is someone else's, or of other options or data."""
     mark = place.folder / MARK
     if not place.folder.is_dir() or not any(place.folder.iterdir()):
         return {}
@@ -135,11 +131,8 @@ def train(place: Place, threads: int) -> dict:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other commands out of a run's folder; ends with this process, whatever ends it.
-
-    Raises:
-        UserError: another command is at work there.
-    """
+    """Keep other commands out of a run's folder; ends with this process, whatever ends it. Raises
+    UserError: another command is at work there."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -179,11 +172,8 @@ def perform(run: Run, grid: dict, args: Namespace) -> str:
 
 
 def check(runs: list[Run], grid: dict, args: Namespace) -> None:
-    """Refuse what cannot be done, before anything is.
-
-    Raises:
-        UserError: for data, a start or a folder that is missing or not of this grid.
-    """
+    """Refuse what cannot be done, before anything is. Raises UserError: for data, a start or a
+    folder that is missing or not of this grid."""
     task = TASKS[grid["score"]]
     for run in runs:
         folder = (args.data or Path("")) / run.folder

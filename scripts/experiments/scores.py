@@ -19,21 +19,13 @@ AVERAGE = "average"  # a step of the scoring that has no score
 
 @dataclass(frozen=True)
 class Place:
-    """A run, and where it works.
-
-    Attributes:
-        run: what is trained.
-        grid: what the run belongs to.
-        data: the folder of ``--data``, or None for a task that needs none.
-        folder: for the run's checkpoints and logs.
-        keep: the folder of ``--keep``, or None.
-    """
+    """A run, and where it works."""
 
     run: Run
     grid: dict
-    data: Path | None
-    folder: Path
-    keep: Path | None = None
+    data: Path | None  # the folder of ``--data``, for a task that needs one
+    folder: Path  # for the run's checkpoints and logs
+    keep: Path | None = None  # the folder of ``--keep``
 
     @property
     def trained_on(self) -> Path:
@@ -83,15 +75,10 @@ def numbers(record: dict, prefix: str, names: tuple[str, ...] = ()) -> dict[str,
 
 
 class Task:
-    """How one kind of model is trained by fairseq, and scored.
+    """How one kind of model is trained by fairseq, and scored."""
 
-    Attributes:
-        needs: pattern of a file in the folder that a run trains on; empty: it needs none.
-        made_by: the command that makes that folder.
-    """
-
-    needs = "dict.txt"
-    made_by = "clusterformer prepare"
+    needs = "dict.txt"  # pattern of a file in the folder that a run trains on; empty: none
+    made_by = "clusterformer prepare"  # the command that makes that folder
 
     def train(self, place: Place) -> list[str]:
         """Words of the training's command."""
@@ -111,22 +98,16 @@ class Task:
         return options
 
     def read(self, place: Place) -> dict:
-        """What the training's log says: size, curve, speed.
-
-        Raises:
-            UserError: if it has no update.
-        """
+        """What the training's log says: size, curve, speed; UserError if it has no update."""
         inner = json_records(place.log, "train_inner")
         if not inner:
             problem = f"{place.log} has no update"
             raise UserError(f"{problem}; allowed: a log-interval below their number")
         size = place.log.read_text().split("num. shared model params: ")[1].split()[0]
-        return {
-            "parameters": int(size.replace(",", "")),
-            "updates": int(inner[-1]["num_updates"]),
-            "curve": [[int(r["num_updates"]), float(r["loss"])] for r in inner],
-            "tokens per second": round(statistics.median(float(r["wps"]) for r in inner)),
-        }
+        curve = [[int(r["num_updates"]), float(r["loss"])] for r in inner]
+        speed = round(statistics.median(float(r["wps"]) for r in inner))
+        found = {"parameters": int(size.replace(",", "")), "updates": curve[-1][0]}
+        return found | {"curve": curve, "tokens per second": speed}
 
     def tests(self, place: Place) -> dict[str, list[str]]:
         """Words of the commands that score the model, by the test's name."""
@@ -313,6 +294,12 @@ class KeyphrasesTask(Task):
     """Precision, recall and F1 of the validation with the best F1 of three phrases."""
 
     made_by = "clusterformer prepare keyphrases"
+
+    def unshown(self, place: Place) -> dict:
+        """The best validation counts, so that each epoch has one."""
+        options = super().unshown(place)
+        options.pop("validate-after-updates", None)
+        return options
 
     def read(self, place: Place) -> dict:
         best = max(json_records(place.log, "valid"), key=lambda r: float(r["valid_f1_at_3"]))

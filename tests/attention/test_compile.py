@@ -13,7 +13,7 @@ from .plain import documents
     ("spec", "causal"),
     [("neural(clusters=3)+gated(clusters=3,gap=4)", True), ("lsh+routing", False)],
 )
-def test_a_layer_is_one_graph(spec: str, causal: bool) -> None:
+def test_a_layer_is_one_graph(spec, causal):
     module = MultiheadAttention(
         16, 4, kinds=spec, causal=causal, rotary=True, short_convolution=3
     ).eval()

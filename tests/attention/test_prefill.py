@@ -40,7 +40,7 @@ def goes_on(module, x, *states, close) -> list[dict]:
     length=[1, 4, 5, 23],
     portions=[(3, 9, 7), (1, 1, 17), (12, 4, 6)],
 )
-def test_every_kind(kind: str, padding: str, length: int, portions: tuple[int, ...]) -> None:
+def test_every_kind(kind, padding, length, portions):
     """At once, and in portions, each behind what the ones before left; one may be a step."""
     module = build(kind, causal=True)
     check(module, (length,), "none" if padding == "between" else padding)
@@ -49,7 +49,7 @@ def test_every_kind(kind: str, padding: str, length: int, portions: tuple[int, .
 
 @pytest.mark.parametrize("gap", [2, 4])
 @pytest.mark.parametrize("kind", [kind for kind in CAUSAL if "gap" in kind])
-def test_padding_does_not_widen_a_gap(kind: str, gap: int) -> None:
+def test_padding_does_not_widen_a_gap(kind, gap):
     check(build(kind, causal=True, gap=gap, clusters=2), (6, 7, 9), "between")
 
 
@@ -84,20 +84,20 @@ def check(module, portions: tuple[int, ...], padding: str, tolerance: float = 1e
 @pytest.mark.parametrize("of", OPTIONS)
 @pytest.mark.parametrize("kind", ["window+neural", "gated", "full", "lsh, gap", "taught"])
 @pytest.mark.parametrize("length", [4, 19])
-def test_options_of_the_layer(kind: str, of: str, length: int) -> None:
+def test_options_of_the_layer(kind, of, length):
     module = build(kind, causal=True, of=OPTIONS[of])
     for padding in ("none", "left"):
         for portions in ((length,), (length, 5, 8)):
             check(module, portions, padding)
 
 
-def test_half_precision() -> None:
+def test_half_precision():
     """What chooses clusters is in float32, with convolutions of its own."""
     module = build("gated", causal=True, dtype=torch.bfloat16, of={"short_convolution": 3})
     check(module, (17,), "left", tolerance=0.05)
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused():
     x = torch.randn(2, 4, WIDTH, dtype=torch.float64)
     with pytest.raises(ValueError, match="documents in a prompt; allowed: one document"):
         build("window", causal=True).step(x, {}, Batch(None, torch.zeros(2, 4).long()))

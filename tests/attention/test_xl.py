@@ -72,9 +72,7 @@ def transformer_xl(module: MultiheadAttention, q: Tensor, k: Tensor) -> Tensor:
         (14, "window=6,memory=7", 7),
     ],
 )
-def test_all_segments_at_once_are_the_loop(
-    causal: bool, options: dict, length: int, spec: str, memory: int
-) -> None:
+def test_all_segments_at_once_are_the_loop(causal, options, length, spec, memory):
     """The outputs, and the gradients of the input and of every parameter."""
     stack = layers(causal, spec, **options)
     x = torch.randn(length, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -94,7 +92,7 @@ def test_all_segments_at_once_are_the_loop(
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-11)
 
 
-def test_the_memory_gets_no_gradient() -> None:
+def test_the_memory_gets_no_gradient():
     """Of what the second segment gives, the first segment's states learn nothing."""
     module = layers(causal=True)[0]
     x = torch.randn(1, 2 * SEGMENT, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -107,7 +105,7 @@ def test_the_memory_gets_no_gradient() -> None:
 
 
 @torch.no_grad()
-def test_relative_positions_are_those_of_the_shift() -> None:
+def test_relative_positions_are_those_of_the_shift():
     """Transformer-XL's own way: products with the distances N - 1 to 0, each row moved by one more
     than the row above (its appendix B)."""
     length, module = 9, layer("full", True, relative=True)

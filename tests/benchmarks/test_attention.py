@@ -8,6 +8,7 @@ from torch import Tensor
 
 from scripts.benchmarks import attention as benchmark_attention
 from scripts.benchmarks import common, verdict
+from scripts.benchmarks.attention import Ceilings, attention_floor, measure_ceilings
 from scripts.benchmarks.check import check
 from scripts.benchmarks.common import CheckFailed, Unavailable, in_own_process
 from scripts.benchmarks.contestants import (
@@ -19,7 +20,6 @@ from scripts.benchmarks.contestants import (
     Setting,
     build,
 )
-from scripts.benchmarks.floor import Ceilings, attention_floor, measure_ceilings
 
 TINY = "--heads 2 --width 8 --window 8 --repeats 2 --device cpu --lengths 48".split()
 SETTING = Setting(48, heads=2, width=8, window=8, clusters=3)
@@ -182,7 +182,7 @@ def test_memory_is_of_a_process_of_its_own():
 
 def test_ceilings_are_what_the_fastest_run_reached(monkeypatch):
     seconds = iter([9.0, 4.0, 2.0] * 2)  # of the product, then of the copy
-    monkeypatch.setattr("scripts.benchmarks.floor.seconds_of", lambda *_: next(seconds))
+    monkeypatch.setattr("scripts.benchmarks.common.seconds_of", lambda *_: next(seconds))
     found = measure_ceilings(size=8, copy_bytes=64, repeats=3)
     assert found == Ceilings(operations=2 * 8**3 / 2, bytes=2 * 64 / 2)
 

@@ -1,16 +1,13 @@
 """The benchmark of encoders: every model trains, and the record says of what it is."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from scripts.benchmarks import common, encoders
 
 
-def test_all_models_have_times_and_memory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_models_have_times_and_memory(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(common, "in_own_process", lambda measure, **request: measure(**request))
     monkeypatch.setattr(encoders, "WORDS", 500)
     models = ["full", "etc", encoders.BLOCKS, "window+taught"]

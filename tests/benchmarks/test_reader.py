@@ -26,7 +26,7 @@ def table(capsys, monkeypatch):
     return run
 
 
-def test_lengths(table) -> None:
+def test_lengths(table):
     rows = table("--lengths 300 600")
     assert [row["tokens"] for row in rows] == ["300", "600"]
     short, long = (float(row["seconds"]) for row in rows)
@@ -35,7 +35,7 @@ def test_lengths(table) -> None:
     assert abs(float(rows[1]["times half the length"]) - long / short) < 0.5
 
 
-def test_kinds_and_second_questions(table) -> None:
+def test_kinds_and_second_questions(table):
     rows = table("--arch qanet_reader_tiny --attention full window+taught --lengths 400")
     assert [row["attention"] for row in rows] == ["full", "window+taught"]
     assert all(float(row["second"]) > 0 for row in rows)
@@ -45,7 +45,7 @@ def test_kinds_and_second_questions(table) -> None:
 
 
 @pytest.mark.parametrize("attention", [None, "neural"])
-def test_the_model_is_as_the_options_say(attention: str | None, monkeypatch) -> None:
+def test_the_model_is_as_the_options_say(attention, monkeypatch):
     monkeypatch.setattr(benchmark_reader, "WORDS", 500)
     args = Namespace(arch="clusterformer_reader_tiny", clusters=7, impl="reference", device="cpu")
     built = benchmark_reader.make_reader(args, attention)
@@ -56,7 +56,7 @@ def test_the_model_is_as_the_options_say(attention: str | None, monkeypatch) -> 
     assert clusters == {7}
 
 
-def test_generation(capsys) -> None:
+def test_generation(capsys):
     line = "--lengths 6 --sentences 1 --beam 2 --repeats 1"
     assert generation.main(line.split()) == 0
     assert capsys.readouterr().out.splitlines()[2].startswith("| 6 | 1 | 2 | ")

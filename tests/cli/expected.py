@@ -9,7 +9,7 @@ from tests.cli.in_process import Run
 
 LOSSES = {"clustering_loss", "sorting_loss"}  # of training alone: validation computes none
 STATISTICS = LOSSES | {
-    *("cluster_entropy", "cluster_effective", "cluster_largest", "cluster_empty"),
+    *("cluster_entropy", "cluster_effective", "cluster_largest", "cluster_empty")
 }
 
 

@@ -110,8 +110,10 @@ BAD_OPTIONS = {
         "--supporting-threshold 2": "--supporting-threshold is 2.0; allowed: 0 or more, up to 1",
         "--max-global-positions -1": "--max-global-positions is -1; allowed: 0 or more",
         "--structure x": "--structure is x; allowed: contexts, text, flat",
-        # the longest questions have six words, with one for all, one paragraph, two sentences
-        "--max-global-positions 8": "valid.structure.idx: question 0 (id qa-1): 1",
+        "--max-positions 9 --document-stride 9": "--document-stride is 9, and --max-positions 9; "
+        "allowed: a stride below the tokens of a window",
+        "--document-stride 5 --supporting-facts": "--document-stride is 5, and --supporting-facts",
+        "--max-global-positions 2": "valid.structure.idx: question 0 (id qa-1): ",
     },
     "keyphrases": {
         "--max-nodes 0": "--max-nodes is 0; allowed: 1 or more",

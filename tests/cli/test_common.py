@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_places,
-    check_files,
-    harmless,
-    read_lines,
-)
+from fairseq_clusterformer.cli.common import Parser, add_places, check_files, harmless, read_lines
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.errors import UserError
 

@@ -31,10 +31,7 @@ def line_of(task: str) -> str:
 
 LM = f"{line_of('lm')} --attention window+neural{LOSSES}"
 LINES = {"lm": LM, "translation": f"{line_of('translation')}{LOSSES} --lr 0.005"}
-CLOSE = {
-    "lm": {"rtol": 1e-5, "atol": 2e-6},
-    "translation": {"rtol": 1e-4, "atol": 5e-6},
-}
+CLOSE = {"lm": {"rtol": 1e-5, "atol": 2e-6}, "translation": {"rtol": 1e-4, "atol": 5e-6}}
 
 
 @pytest.fixture(scope="session")

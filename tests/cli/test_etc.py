@@ -12,12 +12,7 @@ import fairseq_clusterformer
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.errors import UserError
 from tests.cli.expected import last_line
-from tests.cli.in_process import (
-    HERE,
-    load_state,
-    train,
-    validate,
-)
+from tests.cli.in_process import HERE, load_state, train, validate
 from tests.cli.topics import LINE
 from tests.corpora.commands import run
 

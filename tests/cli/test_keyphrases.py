@@ -1,5 +1,6 @@
 """etc_keyphrases by fairseq's commands: from OpenKP's files to F1 of the best phrases."""
 
+import json
 import logging
 import math
 import re
@@ -39,6 +40,21 @@ def test_pages_count_whose_keyphrases_are_known(learned, pages):
     printed = validate(pages, learned[0], f"{TASK} --valid-subset test")
     assert len(PageData(pages, "test")) == 4
     assert printed["f1_at_1"] == printed["recall_at_3"] == 66.67
+
+
+def test_predictions_of_a_split(learned, pages, tmp_path, capsys):
+    """In the order of its pages, and the scores of those whose keyphrases are known."""
+    words = ("evaluate keyphrases --cpu --batch-size 3 --split test --checkpoint", learned[0])
+    assert run(*words, "--data", pages, "--out", tmp_path) == 0
+    shown = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert float(shown["f1_at_1"]) == pytest.approx(200 / 3, rel=1e-5)
+    lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").open()]
+    assert [line["url"] for line in lines] == ["a.com/0", "a.com/1", "b.com", "c.com"]
+    data = PageData(pages, "test")
+    assert [" ".join(line["KeyPhrases"][0]) for line in lines[:2]] == [
+        data.texts(number)["phrases"][0] for number in range(2)
+    ]
+    assert [len(line["KeyPhrases"]) for line in lines] == [5] * 4
 
 
 def test_keyphrases_of_a_page_by_a_checkpoint_and_its_bundle(learned, pages, tmp_path):

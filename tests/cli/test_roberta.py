@@ -98,7 +98,7 @@ def test_an_older_roberta(roberta, byte_data, tmp_path):
 
 
 @torch.no_grad()
-def test_masked_words_by_roberta(roberta: Path, byte_data: Path) -> None:
+def test_masked_words_by_roberta(roberta, byte_data):
     """--pretrained takes the checkpoint, too, and its head."""
     theirs, task = load_model(roberta, byte_data)
     options = {"encoder_learned_pos": True, "layernorm_embedding": True}

@@ -9,14 +9,7 @@ import yaml
 from torch import Tensor
 
 from fairseq_clusterformer.models.encoder import ClusterformerEncoder
-from tests.cli.expected import (
-    STATISTICS,
-    Results,
-    assert_same,
-    assert_trains,
-    parse,
-    targets,
-)
+from tests.cli.expected import STATISTICS, Results, assert_same, assert_trains, parse, targets
 from tests.cli.in_process import (
     CLUSTERED_TRANSLATION,
     TRANSLATION,

@@ -13,14 +13,7 @@ from fairseq_clusterformer.answers import ranked_answers
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.readers.words import spelling_code
 from tests.cli.expected import assert_logged
-from tests.cli.in_process import (
-    Run,
-    assert_equal_states,
-    load_model,
-    load_state,
-    train,
-    validate,
-)
+from tests.cli.in_process import Run, assert_equal_states, load_model, load_state, train, validate
 from tests.cli.qa_data import WORDS
 from tests.cli.tasks import QANET
 from tests.cli.towns import BIDAF, NAMES, vectors

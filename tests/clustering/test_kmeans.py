@@ -1,20 +1,14 @@
 """K-Means of a memory bank, alone and with several workers."""
 
 import logging
-from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from fairseq_clusterformer.clustering import KMeansClustering
-from fairseq_clusterformer.clustering.kmeans import (
-    MemoryBank,
-    kmeans,
-    nearest_neighbour_order,
-)
+from fairseq_clusterformer.clustering.kmeans import MemoryBank, kmeans, nearest_neighbour_order
 
 WIDTH, CLUSTERS = 8, 5
 
@@ -30,7 +24,7 @@ def groups(number: int) -> Tensor:
     return (directions + 0.05 * torch.randn(number, WIDTH)) * torch.rand(number, 1).exp()
 
 
-def test_the_bank_keeps_the_latest_states() -> None:
+def test_the_bank_keeps_the_latest_states():
     bank, everything = MemoryBank(7), []
     for number in (3, 0, 2, 4, 7, 1, 20, 5):
         states = torch.randint(-100, 100, (number, 2)).float()
@@ -40,7 +34,7 @@ def test_the_bank_keeps_the_latest_states() -> None:
         assert bank.latest(3).tolist() == everything[-3:]
 
 
-def test_the_bank_survives_every_move_of_the_model() -> None:
+def test_the_bank_survives_every_move_of_the_model():
     module = clustering()
     module.observe(torch.randn(9, WIDTH))
     before = module.state_dict()
@@ -52,7 +46,7 @@ def test_the_bank_survives_every_move_of_the_model() -> None:
     assert states.view(torch.float16).shape == (9, WIDTH)
 
 
-def test_order_is_that_of_algorithm_1() -> None:
+def test_order_is_that_of_algorithm_1():
     centroids = torch.randn(30, WIDTH)
     outputs = [centroids[0]]
     left = list(centroids[1:])
@@ -62,7 +56,7 @@ def test_order_is_that_of_algorithm_1() -> None:
     assert torch.equal(centroids[nearest_neighbour_order(centroids)], torch.stack(outputs))
 
 
-def test_every_centroid_is_the_direction_of_its_members() -> None:
+def test_every_centroid_is_the_direction_of_its_members():
     states = normalize(groups(200), dim=-1)
     found = kmeans(states, CLUSTERS)
     nearest = (states @ found.t()).argmax(1)
@@ -71,7 +65,7 @@ def test_every_centroid_is_the_direction_of_its_members() -> None:
     assert torch.equal(found, kmeans(states, CLUSTERS))
 
 
-def test_tokens_are_assigned_by_cosine() -> None:
+def test_tokens_are_assigned_by_cosine():
     module = clustering()
     x = torch.randn(3, 11, WIDTH) * 100
     expected = torch.cosine_similarity(x.unsqueeze(2), module.centroids, dim=-1).argmax(-1)
@@ -79,7 +73,7 @@ def test_tokens_are_assigned_by_cosine() -> None:
     assert torch.equal(module(x.bfloat16() * 2), module(x.bfloat16()))
 
 
-def test_centroids_are_renewed_after_an_interval(caplog: pytest.LogCaptureFixture) -> None:
+def test_centroids_are_renewed_after_an_interval(caplog):
     module = clustering(interval=3)
     renewed = []
     with caplog.at_level(logging.INFO):
@@ -93,7 +87,7 @@ def test_centroids_are_renewed_after_an_interval(caplog: pytest.LogCaptureFixtur
     assert "effective number 5.0, 0.0% empty" in caplog.text
 
 
-def test_what_was_together_stays_together() -> None:
+def test_what_was_together_stays_together():
     """Of states without groups, K-Means finds others each time that it starts at random."""
     module = clustering(size=2000)
     states = torch.randn(2000, WIDTH)
@@ -114,7 +108,7 @@ def restored(module: KMeansClustering) -> KMeansClustering:
     return other
 
 
-def test_centroids_are_renewed_at_each_epoch_but_not_where_one_is_resumed() -> None:
+def test_centroids_are_renewed_at_each_epoch_but_not_where_one_is_resumed():
     module = clustering(interval=0)
     renewed = []
     for epoch in (1, 1, 2, 2, 3):
@@ -127,7 +121,7 @@ def test_centroids_are_renewed_at_each_epoch_but_not_where_one_is_resumed() -> N
     assert renewed == [False, False, True, False, True]
 
 
-def test_too_few_states_leave_the_centroids(caplog: pytest.LogCaptureFixture) -> None:
+def test_too_few_states_leave_the_centroids(caplog):
     module = clustering()
     before = module.centroids.clone()
     module.observe(torch.randn(CLUSTERS - 1, WIDTH))
@@ -138,7 +132,7 @@ def test_too_few_states_leave_the_centroids(caplog: pytest.LogCaptureFixture) ->
     assert "4 states for 5 clusters are too few" in caplog.text
 
 
-def test_stopping_and_going_on_equals_never_stopping() -> None:
+def test_stopping_and_going_on_equals_never_stopping():
     batches = [groups(13) for _ in range(9)]
     whole, stopped = clustering(), clustering()
     for number, states in enumerate(batches):
@@ -173,7 +167,7 @@ def _work(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_two_workers_cluster_the_latest_states_of_both(tmp_path: Path) -> None:
+def test_two_workers_cluster_the_latest_states_of_both(tmp_path):
     """Each adds 20, as long as it has them; a checkpoint holds the states of both."""
     batches = [[groups(30), groups(12)], [groups(3), groups(11)]]
     torch.save(batches, tmp_path / "states.pt")
@@ -189,7 +183,7 @@ def test_two_workers_cluster_the_latest_states_of_both(tmp_path: Path) -> None:
             assert torch.equal(centroids, alone.centroids)
 
 
-def test_an_empty_bank_is_saved_and_loaded() -> None:
+def test_an_empty_bank_is_saved_and_loaded():
     module = clustering()
     module.load_state_dict(clustering().state_dict())
     module.update()
@@ -197,7 +191,7 @@ def test_an_empty_bank_is_saved_and_loaded() -> None:
     assert module.bank.latest(99).shape == (20, WIDTH)
 
 
-def test_one_worker_takes_over_the_banks_of_several() -> None:
+def test_one_worker_takes_over_the_banks_of_several():
     states = groups(30)
     module, whole = clustering(), clustering()
     whole.observe(states)

@@ -25,10 +25,7 @@ from tests.cli.in_process import CLUSTERFORMER, train
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            "nope",
-            "DATA is nope: nope is no folder; allowed: a folder that `clusterformer prep",
-        ),
+        ("nope", "DATA is nope: nope is no folder; allowed: a folder that `clusterformer prep"),
         ("data:nope", "DATA is data:nope: nope is no folder; allowed: a folder that"),
         ("file", "DATA is file: file is no folder; allowed: a folder that"),
         ("taken", "DATA is taken: taken has no dictionary; allowed: a folder that"),
@@ -47,9 +44,7 @@ from tests.cli.in_process import CLUSTERFORMER, train
         ("--save-dir taken", "taken/checkpoint_last.pt is a folder; allowed: a folder with"),
     ],
 )
-def test_before_anything_is_written(
-    options: str, message: str, tmp_path: Path, monkeypatch
-) -> None:
+def test_before_anything_is_written(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     os.makedirs("taken/checkpoint_last.pt")
@@ -68,7 +63,7 @@ def test_before_anything_is_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_tokens_that_the_dictionary_does_not_have(byte_data: Path, tmp_path: Path) -> None:
+def test_tokens_that_the_dictionary_does_not_have(byte_data, tmp_path):
     shutil.copytree(byte_data, tmp_path / "data")
     (tmp_path / "data" / "train.bin").write_bytes(
         b"\xff" * (byte_data / "train.bin").stat().st_size
@@ -83,7 +78,7 @@ OWN |= {"etc_keyphrases", "etc_masked_lm"}
 
 
 @pytest.mark.parametrize("name", sorted(OWN))
-def test_a_missing_folder_of_our_tasks(name: str) -> None:
+def test_a_missing_folder_of_our_tasks(name):
     ours = {task for task in tasks.TASK_REGISTRY if task.startswith(("clusterformer", "etc"))}
     assert ours == OWN
     cfg = hydra_config(task={"_name": name, "data": "nope"}, model=None)
@@ -120,9 +115,7 @@ def hydra_config(**changed: object) -> DictConfig:
         ({"task": None}, "--config-name is byt: it names no task; allowed: a file of"),
     ],
 )
-def test_a_configuration_of_hydra_s(
-    changed: dict, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configuration_of_hydra_s(changed, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     Path("data/dict.txt").touch()

@@ -15,7 +15,7 @@ from torch.multiprocessing import ProcessRaisedException
 
 from fairseq_clusterformer.compat import one_line
 from tests.cli.in_process import CLUSTERFORMER, train
-from tests.conftest import REPO_ROOT, RunCli, forker
+from tests.conftest import REPO_ROOT, forker
 
 MISTAKE = "--stride is -2; allowed: 0 or more"
 
@@ -43,13 +43,13 @@ def hook(monkeypatch: pytest.MonkeyPatch):
         (ValueError("too many values"), "Traceback|ValueError: too many values"),
     ],
 )
-def test_mistakes(error: Exception, printed: str, hook, capsys) -> None:
+def test_mistakes(error, printed, hook, capsys):
     hook(error)
     found = capsys.readouterr().err.strip()
     assert found in (printed, printed.split("|")[-1])
 
 
-def test_a_job_of_hydra(hook) -> None:
+def test_a_job_of_hydra(hook):
     job = JobReturn(status=JobStatus.FAILED, _return_value=ValueError(MISTAKE))
     with pytest.raises(SystemExit, match=f"ValueError: {MISTAKE}"):
         _ = job.return_value
@@ -65,9 +65,7 @@ def test_a_job_of_hydra(hook) -> None:
         ("", "{} has no checkpoint of it yet"),
     ],
 )
-def test_ctrl_c(
-    saving: str, said: str, hook, byte_data: Path, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_ctrl_c(saving, said, hook, byte_data, tmp_path, monkeypatch, capsys):
     step = Trainer.train_step
 
     def train_step(trainer: Trainer, *args):
@@ -84,7 +82,7 @@ def test_ctrl_c(
     assert line.startswith(f"fairseq-train: interrupted at 3 updates; {said.format(tmp_path)}")
 
 
-def test_ctrl_c_in_several_processes(byte_data: Path, tmp_path: Path) -> None:
+def test_ctrl_c_in_several_processes(byte_data, tmp_path):
     """A terminal sends it to all of them. The folder is free again."""
     line = CLUSTERFORMER.replace("world-size 1", "world-size 2").replace("-update 6", "-update 0")
     words = [str(Path(sys.executable).with_name("fairseq-train")), str(byte_data), *line.split()]
@@ -109,7 +107,7 @@ def test_ctrl_c_in_several_processes(byte_data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["plugin", "inference.read"])
-def test_python_s_root_logger_stays_as_it_was(name: str, run_cli: RunCli) -> None:
+def test_python_s_root_logger_stays_as_it_was(name, run_cli):
     imported = f"import logging, fairseq_clusterformer.{name}"
     shown = "print(logging.root.level, logging.root.handlers)"
     run = run_cli("python", "-c", f"{imported}; {shown}")

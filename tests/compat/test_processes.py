@@ -11,11 +11,7 @@ from fairseq.distributed import utils as distributed_utils
 from tests.cli.in_process import CLUSTERED_TRANSLATION, CLUSTERFORMER, QUESTIONS, Run, load_state
 from tests.cli.in_process import train as train_in_process
 
-LINES = {
-    "byte_data": CLUSTERFORMER,
-    "parallel_data": CLUSTERED_TRANSLATION,
-    "qa_data": QUESTIONS,
-}
+LINES = {"byte_data": CLUSTERFORMER, "parallel_data": CLUSTERED_TRANSLATION, "qa_data": QUESTIONS}
 
 
 def train(data: Path, line: str, folder: Path) -> Run:
@@ -30,7 +26,7 @@ def train(data: Path, line: str, folder: Path) -> Run:
 
 
 @pytest.mark.parametrize("data", LINES)
-def test_bfloat16(data: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_bfloat16(data, request, tmp_path):
     """Losses are close to those of float32, and a training goes on from what it saved."""
     folder, line = request.getfixturevalue(data), f"{LINES[data]} --disable-validation"
     whole = train(folder, f"{line} --max-update 3", tmp_path / "float32")

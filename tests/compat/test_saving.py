@@ -15,7 +15,7 @@ from tests.cli.in_process import CLUSTERFORMER, TRANSFORMER, assert_equal_states
 SAVING = "--save-interval-updates 2 --disable-validation"
 
 
-def test_copies_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_whole(tmp_path, monkeypatch):
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_text("new")
     target.write_text("before")
@@ -35,7 +35,7 @@ def test_copies_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("size", [0, 1000, -1])
 @pytest.mark.parametrize("line", [CLUSTERFORMER, TRANSFORMER])
-def test_a_broken_checkpoint(line: str, size: int, byte_data: Path, tmp_path: Path, caplog):
+def test_a_broken_checkpoint(line, size, byte_data, tmp_path, caplog):
     """Training goes on from the newest whole one, to the same end."""
     train(byte_data, f"{line} {SAVING} --max-update 4", tmp_path)
     last, whole = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_1_4.pt"
@@ -52,7 +52,7 @@ def test_a_broken_checkpoint(line: str, size: int, byte_data: Path, tmp_path: Pa
     assert_equal_states(load_state(last)["model"], expected)
 
 
-def test_a_missing_checkpoint(byte_data: Path, tmp_path: Path, caplog) -> None:
+def test_a_missing_checkpoint(byte_data, tmp_path, caplog):
     """Training does not begin again where others lie, and so keeps the best."""
     train(byte_data, f"{CLUSTERFORMER} {SAVING} --max-update 4", tmp_path)
     (tmp_path / "checkpoint_last.pt").unlink()
@@ -63,7 +63,7 @@ def test_a_missing_checkpoint(byte_data: Path, tmp_path: Path, caplog) -> None:
     assert run.trainer.get_num_updates() == 4 + len(run.updates) > 4
 
 
-def test_no_checkpoint_is_whole(byte_data: Path, tmp_path: Path) -> None:
+def test_no_checkpoint_is_whole(byte_data, tmp_path):
     (tmp_path / "checkpoint_last.pt").write_bytes(b"")
     (tmp_path / "checkpoint_best.pt").write_bytes(b"PK")
     with pytest.raises(
@@ -80,7 +80,7 @@ def test_no_checkpoint_is_whole(byte_data: Path, tmp_path: Path) -> None:
         ("--max-update 0 --lr 0 --patience 1 --batch-size 80", "--max-epoch 4 --patience 99"),
     ],
 )
-def test_a_finished_training(end: str, more: str, byte_data: Path, tmp_path: Path, caplog) -> None:
+def test_a_finished_training(end, more, byte_data, tmp_path, caplog):
     """The same command does nothing, and says so; one that goes further goes on."""
 
     def files() -> dict[str, bytes]:
@@ -101,9 +101,7 @@ def test_a_finished_training(end: str, more: str, byte_data: Path, tmp_path: Pat
     assert updates() > made
 
 
-def test_a_folder_in_which_another_training_saves(
-    byte_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_in_which_another_training_saves(byte_data, tmp_path, monkeypatch):
     code = (
         "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX);"
         "print('process 7 on server', file=file, flush=True); print(flush=True); time.sleep(60)"

@@ -290,11 +290,7 @@ def test_few_files_are_cut_at_line_ends(tmp_path, files):
     [
         # a carriage return alone is a character; with a newline it ends a line
         (b"one\rtwo\r\nthree\n", "--words", ["one two </s>", "three </s>"]),
-        (
-            b"a <pad> </s> <s>\n<unk> b\n",
-            "--words",
-            ["a <unk> <unk> <unk> </s>", "<unk> b </s>"],
-        ),
+        (b"a <pad> </s> <s>\n<unk> b\n", "--words", ["a <unk> <unk> <unk> </s>", "<unk> b </s>"]),
         # a mark of byte order is no text in front, and some further on
         ("\ufeffa\n\ufeffb\n".encode(), "--bytes", ["a <0A> <EF> <BB> <BF> b <0A>"]),
         ("é\n".encode("cp1252"), "--bytes --encoding cp1252", ["<C3> <A9> <0A>"]),

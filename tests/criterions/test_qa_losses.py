@@ -61,7 +61,7 @@ def draw(rows: int, length: int) -> tuple[Tensor, Tensor]:
     return logits.masked_fill(barred, -torch.inf), gold
 
 
-def test_marginal_likelihood() -> None:
+def test_marginal_likelihood():
     logits, gold = draw(20, 15)
     expected = [as_written(*row) for row in zip(logits, gold, strict=True)]
     assert max(expected) > 1
@@ -76,7 +76,7 @@ def test_marginal_likelihood() -> None:
 
 
 @pytest.mark.parametrize("marginal", MARGINALS)
-def test_spans(marginal: str) -> None:
+def test_spans(marginal):
     (start, _), (end, _) = draw(30, 12), draw(30, 12)
     spans = draw_spans(start, end)
     assert (spans[:, 2] >= 0).any()
@@ -101,7 +101,7 @@ def of_marginal(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("loss", [of_marginal, *map(of_spans, MARGINALS)])
-def test_gradients(loss) -> None:
+def test_gradients(loss):
     """Nothing comes of rows in which nothing is right, or nothing possible."""
     logits = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     barred = torch.zeros(4, 6, dtype=torch.bool)
@@ -130,7 +130,7 @@ class Model:
 
 
 @pytest.mark.parametrize("marginal", MARGINALS)
-def test_the_criterion_is_the_sum_of_its_parts(marginal: str) -> None:
+def test_the_criterion_is_the_sum_of_its_parts(marginal):
     batch = 9
     (start, _), (end, _) = draw(batch, 12), draw(batch, 12)
     spans = draw_spans(start, end)
@@ -168,7 +168,7 @@ def test_the_criterion_is_the_sum_of_its_parts(marginal: str) -> None:
     assert float(each.sum()) == pytest.approx(float(loss), abs=1e-10)
 
 
-def test_supporting_sentences_by_themselves() -> None:
+def test_supporting_sentences_by_themselves():
     """The first question has three of which one is unknown, the second two, the third none."""
     logits = torch.randn(3, 3, dtype=torch.float64)
     logits[1, 2] = logits[2] = -torch.inf
@@ -185,14 +185,14 @@ def test_supporting_sentences_by_themselves() -> None:
     assert torch.isfinite(logits.grad).all()
 
 
-def test_candidates() -> None:
+def test_candidates():
     logits = torch.tensor([[1.0, 2.0, -torch.inf], [1.0, 2.0, 3.0]], dtype=torch.float64)
     total = math.log(math.exp(1) + math.exp(2))
     assert candidate_nll(logits, torch.tensor([1, -1])).tolist() == pytest.approx([total - 2, 0])
 
 
 @pytest.mark.parametrize("candidates", [False, True])
-def test_the_loss_of_a_structured_reader_is_the_mean_of_its_parts(candidates: bool) -> None:
+def test_the_loss_of_a_structured_reader_is_the_mean_of_its_parts(candidates):
     """Where a candidate is right, it and the supporting sentences are all that is learned."""
     (start, _), (end, _), (paragraph, _) = (draw(2, 9) for _ in range(3))
     start, end = (x.nan_to_num(neginf=0.0) for x in (start, end))

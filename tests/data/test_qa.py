@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_written_is_read(folder: Path) -> None:
+def test_what_is_written_is_read(folder):
     data = QAData(folder, "valid")
     assert len(data) == len(list(data)) == len(EXAMPLES)
     assert data.sizes.tolist() == [10] * len(EXAMPLES)
@@ -52,7 +52,7 @@ def test_what_is_written_is_read(folder: Path) -> None:
         (8, 9, (1, 5, 11), "Berlin"),
     ],
 )
-def test_tokens_are_text(folder: Path, first: int, last: int, place: tuple, text: str) -> None:
+def test_tokens_are_text(folder, first, last, place, text):
     data = QAData(folder, "valid")
     assert data.document(3).place(first, last) == place
     assert data.document(3).answer(first, last).text == text
@@ -62,12 +62,12 @@ def test_tokens_are_text(folder: Path, first: int, last: int, place: tuple, text
     ("first", "last", "message"),
     [(4, 8, "hold <s> or a title"), (6, 8, "hold <s>"), (3, 3, "1 or more"), (9, 11, "of 10")],
 )
-def test_what_is_no_span_of_a_text(folder: Path, first: int, last: int, message: str) -> None:
+def test_what_is_no_span_of_a_text(folder, first, last, message):
     with pytest.raises(ValueError, match=message):
         QAData(folder, "valid").document(0).answer(first, last)
 
 
-def test_refuses_other_folders(folder: Path) -> None:
+def test_refuses_other_folders(folder):
     with pytest.raises(FileNotFoundError, match="test.question.bin: no such file; allowed"):
         QAData(folder, "test")
     with open(folder / "valid.jsonl", "ab") as file:
@@ -76,7 +76,7 @@ def test_refuses_other_folders(folder: Path) -> None:
         QAData(folder, "valid")
 
 
-def test_nothing_is_finished_after_an_error(tmp_path: Path) -> None:
+def test_nothing_is_finished_after_an_error(tmp_path):
     with pytest.raises(KeyboardInterrupt), QAWriter(tmp_path, "train", vocab_size=9) as writer:  # noqa: PT012
         writer.add(EXAMPLES[0], CHARACTERS, TEXTS)
         raise KeyboardInterrupt

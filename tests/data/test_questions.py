@@ -24,7 +24,7 @@ def dataset(folder: Path, split: str = "train", **changes) -> QuestionDataset:
     return QuestionDataset(QAData(folder, split), load_dictionary(folder), split=split, **options)
 
 
-def test_a_batch_says_what_the_folder_says(folder: Path) -> None:
+def test_a_batch_says_what_the_folder_says(folder):
     data, dictionary = dataset(folder), load_dictionary(folder)
     order = data.ordered_indices()
     assert sorted(order) == list(range(len(WRITTEN)))
@@ -56,7 +56,7 @@ def test_a_batch_says_what_the_folder_says(folder: Path) -> None:
     assert data.collater([]) == {}
 
 
-def test_what_is_too_long_is_cut(folder: Path) -> None:
+def test_what_is_too_long_is_cut(folder):
     whole, data = dataset(folder), dataset(folder, max_positions=16, max_question_positions=6)
     longer = whole.sizes > 16
     assert 0 < longer.sum() < len(whole)
@@ -76,7 +76,7 @@ def test_what_is_too_long_is_cut(folder: Path) -> None:
     assert whole.cut() == (0, 0, 0)
 
 
-def test_a_span_that_is_cut_through_is_lost(tmp_path: Path) -> None:
+def test_a_span_that_is_cut_through_is_lost(tmp_path):
     with QAWriter(tmp_path, "train", vocab_size=100) as writer:
         answers = torch.tensor([[7, 9], [1, 2], [7, 9]])  # one place of two texts
         writer.add(example(answers=answers), CHARACTERS, TEXTS)
@@ -101,7 +101,7 @@ def test_a_span_that_is_cut_through_is_lost(tmp_path: Path) -> None:
         ({**NOTHING}, [], set(TYPES)),
     ],
 )
-def test_types(changes: dict, texts: list[str], types: set[str], tmp_path: Path) -> None:
+def test_types(changes, texts, types, tmp_path):
     write_questions(tmp_path)
     with QAWriter(tmp_path, "train", vocab_size=100) as writer:
         writer.add(example(**changes), CHARACTERS, TEXTS | {"texts": texts})

@@ -2,7 +2,6 @@
 
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,7 +56,7 @@ def assert_minimal(tokens: Tokens, start: int, end: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("model", ["gpt2", "sentencepiece", "normalising"], indirect=True)
-def test_any_span_of_any_text(model: Subwords, request: pytest.FixtureRequest) -> None:
+def test_any_span_of_any_text(model, request):
     """A model that normalises drops some blanks."""
     drops_blanks = "normalising" in request.node.name
     for _ in range(400):
@@ -82,7 +81,7 @@ def test_any_span_of_any_text(model: Subwords, request: pytest.FixtureRequest) -
         assert text[start:end].strip() in tokens.text(text, first, last)
 
 
-def test_gpt2_is_roberta_s(tmp_path: Path) -> None:
+def test_gpt2_is_roberta_s(tmp_path):
     """Ids are those of fairseq's own encoder, and each token's bytes are its characters."""
     model = subwords.GPT2Subwords(write_gpt2(tmp_path))
     bpe = get_encoder(*(str(tmp_path / name) for name in subwords.GPT2_FILES))
@@ -99,7 +98,7 @@ def test_gpt2_is_roberta_s(tmp_path: Path) -> None:
             assert len(characters) - len(token_bytes) <= 6
 
 
-def test_gpt2_by_hand(tmp_path: Path) -> None:
+def test_gpt2_by_hand(tmp_path):
     """'th' + 'e' merged, and a blank with 'the'; the cake's four bytes are all of it."""
     write_gpt2(tmp_path, merges=0)
     encoder = json.loads((tmp_path / "encoder.json").read_text())
@@ -115,7 +114,7 @@ def test_gpt2_by_hand(tmp_path: Path) -> None:
     assert tokens.cover(7, 8) == (2, 6)
 
 
-def test_all_bytes_of_a_character_are_its_cover(model: Subwords) -> None:
+def test_all_bytes_of_a_character_are_its_cover(model):
     tokens = model.encode("𝔘𝔘")
     mark = len(tokens) - 8  # sentencepiece's, of the beginning: in no answer
     assert mark == (0 if isinstance(model, subwords.GPT2Subwords) else 1)
@@ -123,7 +122,7 @@ def test_all_bytes_of_a_character_are_its_cover(model: Subwords) -> None:
     assert tokens.cover(1, 2) == (mark + 4, mark + 8)
 
 
-def test_empty_tokens_are_in_no_cover() -> None:
+def test_empty_tokens_are_in_no_cover():
     starts, ends = np.array([0, 1, 3, 3, 5, 5]), np.array([1, 1, 3, 5, 5, 7])
     tokens = Tokens(np.arange(6), starts, ends)
     assert tokens.cover(1, 4) == (3, 4)
@@ -133,24 +132,24 @@ def test_empty_tokens_are_in_no_cover() -> None:
         tokens.cover(1, 3)
 
 
-def test_empty_text(model: Subwords) -> None:
+def test_empty_text(model):
     assert len(model.encode("")) == 0
     with pytest.raises(ValueError, match=r"\[0, 1\) are in no token"):
         model.encode("").cover(0, 1)
 
 
-def test_half_a_character_is_refused(model: Subwords) -> None:
+def test_half_a_character_is_refused(model):
     with pytest.raises(ValueError, match="surrogates not allowed"):
         model.encode("a\ud83c")
 
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 1), (1, 1), (0, 99)])
-def test_refuses_tokens_that_are_not_there(model: Subwords, first: int, last: int) -> None:
+def test_refuses_tokens_that_are_not_there(model, first, last):
     with pytest.raises(ValueError, match="of .*; allowed: 1 or more"):
         model.encode("cake").text("cake", first, last)
 
 
-def test_refuses_other_files(tmp_path: Path) -> None:
+def test_refuses_other_files(tmp_path):
     with pytest.raises(ValueError, match="no encoder.json and vocab.bpe"):
         subwords.load(tmp_path)
     write_gpt2(tmp_path, merges=3)

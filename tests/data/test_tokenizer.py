@@ -15,13 +15,13 @@ def model(request, tmp_path: Path):
     return TokenizerSubwords(made(request.param, tmp_path / "tokenizer.json"))
 
 
-def test_special_symbols_are_fairseqs(model) -> None:
+def test_special_symbols_are_fairseqs(model):
     assert {"<s>", "<pad>", "</s>", "<unk>"} <= set(model.symbols)
     assert not {"[CLS]", "[PAD]"} & set(model.symbols)
     assert len(set(model.symbols)) == len(model.symbols)
 
 
-def test_offsets_are_of_the_text(model) -> None:
+def test_offsets_are_of_the_text(model):
     """Not cut or padded as the file says; each word is covered by its own tokens."""
     tokens = model.encode(TEXT)
     assert (np.diff(tokens.starts) >= 0).all()
@@ -33,17 +33,17 @@ def test_offsets_are_of_the_text(model) -> None:
         assert len(found) <= len(word) + 2
 
 
-def test_special_symbols_of_a_text_are_text(model) -> None:
+def test_special_symbols_of_a_text_are_text(model):
     special = {model.symbols.index(name) for name in ("<s>", "</s>", "<pad>")}
     assert not special & set(model.encode("[CLS] a [SEP] </s> <pad> [PAD]").ids.tolist())
 
 
-def test_texts_join_to_the_text(model) -> None:
+def test_texts_join_to_the_text(model):
     ids = model.encode("a lake and a fish").ids
     assert "".join(model.texts[i] for i in ids).strip() == "a lake and a fish"
 
 
-def test_a_form_keeps_the_places(model) -> None:
+def test_a_form_keeps_the_places(model):
     """What is decomposed has the same tokens as what is composed, at its own places."""
     model.form = "NFKC"
     for text in ("cafe\u0301s and \ufb01sh", "ca\ufb00e"):
@@ -53,13 +53,13 @@ def test_a_form_keeps_the_places(model) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"model": {"type": "BPE"}}'])
-def test_damaged(content: str, tmp_path: Path) -> None:
+def test_damaged(content, tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text(content)
     with pytest.raises(ValueError, match=str(file)):
         TokenizerSubwords(file)
 
 
-def test_load_knows_the_file(tmp_path: Path) -> None:
+def test_load_knows_the_file(tmp_path):
     file = made("wordpiece", tmp_path / "tokenizer.json")
     assert subwords.load(file).symbols == subwords.load_prepared(tmp_path).symbols

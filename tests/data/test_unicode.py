@@ -25,7 +25,7 @@ ALPHABET = (
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFKC"])
-def test_the_form_and_the_place_of_each_character(form: str) -> None:
+def test_the_form_and_the_place_of_each_character(form):
     draw = random.Random(1)
     changed = 0
     for _ in range(2000):
@@ -46,7 +46,7 @@ def test_the_form_and_the_place_of_each_character(form: str) -> None:
     assert changed > 300
 
 
-def test_many_marks_on_a_letter_take_linear_time() -> None:
+def test_many_marks_on_a_letter_take_linear_time():
     text = "e" + "\u0301" * 600_000
     begun = time.process_time()
     whole, starts, ends = with_places(text, "NFKC")
@@ -56,7 +56,7 @@ def test_many_marks_on_a_letter_take_linear_time() -> None:
     assert time.process_time() - begun < 1
 
 
-def test_old_folders_do_not_say_their_form(tmp_path) -> None:
+def test_old_folders_do_not_say_their_form(tmp_path):
     assert form_of(tmp_path) == "NFC"
     (tmp_path / "prepared.json").write_text('{"recipe": {"unicode": "none"}}')
     assert form_of(tmp_path) == "none"
@@ -67,7 +67,7 @@ SHIPPED = REPO_ROOT / "fairseq_clusterformer" / "trained"
 TEXT = "Zwei Männer überqueren die Straße. Café, naïve Ångström: 한국어."
 
 
-def test_decomposed_text_has_the_tokens_of_composed_text(tmp_path) -> None:
+def test_decomposed_text_has_the_tokens_of_composed_text(tmp_path):
     apart = normalize("NFD", TEXT)
     pipeline = TextPipeline.from_folder(SHIPPED / "multi30k-de-en")
     assert pipeline.encode(apart, "de") == pipeline.encode(TEXT, "de")
@@ -82,7 +82,7 @@ def test_decomposed_text_has_the_tokens_of_composed_text(tmp_path) -> None:
     assert list(read_lines(tmp_path / "text")) == [TEXT]
 
 
-def test_bytes_stay_as_they_are() -> None:
+def test_bytes_stay_as_they_are():
     coding = TextCoding.from_folder(SHIPPED / "python-code")
     assert len(coding.encode(normalize("NFD", "é"))) == 3
 
@@ -95,7 +95,7 @@ def test_bytes_stay_as_they_are() -> None:
         ("no\u00a0break … end", "no break ... end"),
     ],
 )
-def test_a_document_is_read_in_plain_letters_and_answers_are_its_own(text, plain) -> None:
+def test_a_document_is_read_in_plain_letters_and_answers_are_its_own(text, plain):
     pieces = load_prepared(SHIPPED / "bidaf-en")
     found, wanted = pieces.encode(text), pieces.encode(plain)
     assert found.ids.tolist() == wanted.ids.tolist()

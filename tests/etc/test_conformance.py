@@ -11,9 +11,9 @@ from tests.kinds import pads
 WIDTH, HEADS, GLOBAL, LONG = 12, 3, 7, 37
 CLOSE = {"rtol": 0, "atol": 1e-12}
 HALF = [torch.float16, torch.bfloat16]
-#: the second token has no part, some overlap, and two parts of the last but one lie apart
+#: the second token has no part, some overlap; others are linked to more
 SPANS = torch.tensor([[0, 1], [0, 0], [1, 11], [11, 22], [15, 22], [23, 30], [30, 37]])
-MENTIONS = torch.stack([SPANS, torch.tensor([[0, 0]] * 5 + [[33, 35]] + [[0, 0]])], 1)
+LINKS = {"links": torch.tensor([[5, 33, 35], [1, 2, 4], [1, 9, 12], [2, 5, 13], [0, 0, 0]])}
 PARAGRAPHS = {
     "paragraphs": torch.tensor([0, 0, 1, 1, 2, 2, 2]),
     "long_paragraphs": torch.tensor([0] * 3 + [1] * 12 + [4] * 22),
@@ -27,7 +27,8 @@ FORMS: dict[str, tuple[dict, dict[str, Tensor]]] = {
         {"hard": True, "hard_long": True, "projections": "shared"},
         PARAGRAPHS,
     ),
-    "several spans": ({}, {"spans": MENTIONS}),
+    "links": ({}, LINKS),
+    "links, hard": ({"hard": True}, {**LINKS, "exempt": torch.arange(GLOBAL) < 2}),
     "no distances": ({"max_distance": 0}, {}),
     "short radius": ({"radius": 2}, {}),
     "clusters": ({"clusters": True}, {}),
@@ -56,6 +57,7 @@ def structure(form: str, rows: int = 2, **padding: Tensor) -> Structure:
     made = {}
     for name, tensor in given.items():
         more = (length if name == "long_paragraphs" else number) - len(tensor)
+        more *= name != "links"
         last = tensor[-1:] * (name != "spans")
         made[name] = torch.cat([tensor, *[last] * more]).expand(rows, *[-1] * tensor.dim())
     return Structure(length=length, **made, **padding)

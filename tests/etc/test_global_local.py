@@ -1,6 +1,7 @@
 """ETC's attention against the labelled softmax written out pair by pair."""
 
 import math
+from argparse import Namespace
 
 import pytest
 import torch
@@ -89,11 +90,15 @@ def label_of(module, given: Structure, own: str, i: int, j: int, row: int = 0) -
         apart = borders is not None and borders[row, i] != borders[row, place]
         return None if apart or abs(place - i) > module.radius else relative
     token, part = (i, place) if own == "g" else (place, i)
-    mine = any(begin <= part < end for begin, end in spans[token])
+    mine = spans[token][0] <= part < spans[token][1]
+    if hasattr(given, "of_cluster"):  # clusters
+        mine = part in given.of_cluster[token]
     exempt = own == "g" and given.exempt is not None and given.exempt[row, i]
     hard = module.hard if own == "g" else module.hard_long
     if hard and not mine and not exempt:
         return None
+    links = [] if given.links is None else given.links[row].tolist()
+    mine |= any(owner == token and begin <= part < end for owner, begin, end in links)
     return 2 * k + 2 if mine else 2 * k + 1
 
 
@@ -135,18 +140,38 @@ def test_hard_attention_sees_its_own_part(
     assert_written_out(attention(hard=hard[0], hard_long=hard[1]), inputs(), given)
 
 
+LINKS = torch.tensor(  # apart, side by side, one in another, one in a span, and no more
+    [[[1, 9, 12], [3, 10, 30], [1, 2, 5], [2, 0, 3], [2, 3, 7], [3, 12, 20], [1, 40, 45],
+      [4, 30, 33], [3, 28, 33], [0, 0, 0]]]
+)  # fmt: skip
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("hard", [False, True])
-def test_several_spans_of_one_token(hard: bool) -> None:
-    """As of a name that is mentioned thrice: apart, side by side, one in another, and none."""
-    spans = torch.zeros(1, GLOBAL, 3, 2, dtype=torch.long)
-    spans[0, 1] = torch.tensor([[2, 5], [9, 12], [40, 45]])
-    spans[0, 2] = torch.tensor([[0, 3], [3, 7], [0, 0]])
-    spans[0, 3] = torch.tensor([[10, 30], [12, 20], [28, 33]])
+@pytest.mark.parametrize("hard", [(False, False), (True, False), (False, True)])
+def test_links_besides_a_span(hard: tuple[bool, bool]) -> None:
     exempt = torch.tensor([[True, False, False, True, False]])
-    given = Structure(spans, LONG, exempt=exempt)
-    assert_written_out(attention(hard=hard), inputs(1), given)
-    assert given.mine.size(-1) == 2
+    given = Structure(structure().spans[:1], LONG, links=LINKS, exempt=exempt)
+    assert_written_out(attention(hard=hard[0], hard_long=hard[1]), inputs(1), given)
+    assert [given.held(linked=linked).size(-1) for linked in (True, False)] == [3, 2]
+
+
+@pytest.mark.parametrize("name", ["long_examples", "global_examples", "long_paragraphs"])
+def test_numbers_that_fall_are_refused(name: str) -> None:
+    """Searches rely on their order; what stands in padding does not matter."""
+    ids, spans = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 1, 0, 1]]), torch.zeros(2, 5, 2).long()
+    with pytest.raises(ValueError, match=rf"{name} are \[0, 0, 1, 0, 1\]; allowed: numbers that"):
+        Structure(spans, 5, **{name: ids})
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    if name != "long_paragraphs":
+        Structure(spans, 5, **{name: ids, name.replace("examples", "padding"): padding})
+
+
+def test_many_links_of_one_token_cost_as_many_ranges() -> None:
+    """Not as many of each global token."""
+    places = torch.arange(40)
+    links = torch.stack([places * 0 + 1, places, places + 1], -1)[::2]
+    given = Structure(structure().spans[:1], LONG, links=links.unsqueeze(0))
+    assert given.seen(hard=False)[0].numel() == 2 * (2 * GLOBAL + 20)
 
 
 @torch.no_grad()
@@ -175,17 +200,11 @@ def test_centroids_stand_for_what_is_nearest(hard: bool, packed: bool) -> None:
     for place in range(LONG - (3 if packed else 0)):
         allowed = range(GLOBAL) if not packed else range(2) if place < 20 else range(2, GLOBAL)
         members[max(allowed, key=lambda g: float(q[place] @ k[g]))].append(place)
-    spans = torch.zeros(1, GLOBAL, max(map(len, members)), 2, dtype=torch.long)
-    for number, places in enumerate(members):
-        for rank, place in enumerate(places):
-            spans[0, number, rank] = torch.tensor([place, place + 1])
-    apart = attention(hard=hard)
-    apart.load_state_dict(module.state_dict())
-    expected = apart(x_global, x_long, Structure(spans, LONG, **options))
-    found = module(x_global, x_long, nothing)
-    torch.testing.assert_close(found[0], expected[0], **CLOSE)
-    real = LONG - (3 if packed else 0)
-    torch.testing.assert_close(found[1][:, :real], expected[1][:, :real], **CLOSE)
+    found, real = module(x_global, x_long, nothing), LONG - (3 if packed else 0)
+    given = Namespace(**vars(nothing) | {"of_cluster": members})
+    expected = written_out(module, x_global[0], x_long[0, :real], given)
+    torch.testing.assert_close(found[0][0], expected[0], **CLOSE)
+    torch.testing.assert_close(found[1][0, :real], expected[1], **CLOSE)
 
 
 @torch.no_grad()
@@ -203,14 +222,13 @@ def test_the_nearest_of_a_cluster_have_a_label(impl: str, paragraphs: bool) -> N
     nothing = Structure(torch.zeros(1, GLOBAL, 2, dtype=torch.long), LONG, **options)
     q = module.linear["q_l"](x_long)[0]
     clusters = (q @ module.linear["k_l2g"](x_global)[0].T).argmax(-1).tolist()
-    spans = torch.tensor([[[[i, i + 1] if clusters[i] == g else [i, i] for i in range(real)]
-                           for g in range(GLOBAL)]])  # fmt: skip
-    given, linked = Structure(spans, LONG, **options), set()
+    members = [[i for i in range(real) if clusters[i] == g] for g in range(GLOBAL)]
+    given, linked = Namespace(**vars(nothing) | {"of_cluster": members}), set()
     for i in range(real):
         near = {j for j in range(real) if label_of(module, given, "l", i, GLOBAL + j) is not None}
-        members = [j for j in range(real) if clusters[j] == clusters[i] and j not in near]
-        linked |= {(i, j) for j in [j for j in members if j < i][-2:]}
-        linked |= {(i, j) for j in [j for j in members if j > i][:2]}
+        others = [j for j in members[clusters[i]] if j not in near]
+        linked |= {(i, j) for j in [j for j in others if j < i][-2:]}
+        linked |= {(i, j) for j in [j for j in others if j > i][:2]}
     assert any((j, i) not in linked for i, j in linked)
     found = module(x_global, x_long, nothing)
     expected = written_out(module, x_global[0], x_long[0, :real], given, linked)
@@ -297,3 +315,31 @@ def test_the_example_of_the_authors(hard: bool, hard_long: bool) -> None:
         assert seen == among + (long.replace("5", ".") if hard and token not in (0, 2) else long)
     for seen, among, nearby in zip(of_long, L2G, L2L, strict=True):
         assert seen == (among.replace("5", ".") if hard_long else among) + nearby
+
+
+# Three global tokens, of which the last two stand for [0, 2) and [2, 4) of five long tokens, with
+# k = 1 (labels 3: not mine, 4: mine): the first stands for nothing, and is linked to [1, 2) and
+# [4, 5); the second is linked to [3, 5). As in the authors' code, links open no mask.
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("hard", "exempt", "g2l", "l2g"),
+    [
+        (False, [], ["34334", "44344", "33443"], ["343", "443", "334", "344", "443"]),
+        (True, [], [".....", "44...", "..44."], ["343", "443", "334", "344", "443"]),
+        (True, [0], ["34334", "44...", "..44."], ["343", "443", "334", "344", "443"]),
+        (True, [1, 2], [".....", "44344", "33443"], ["343", "443", "334", "344", "443"]),
+        ("both", [0], ["34334", "44...", "..44."], [".4.", ".4.", "..4", "..4", "..."]),
+    ],
+)
+def test_links_exempt_and_hard_written_out(hard, exempt: list, g2l: list, l2g: list) -> None:
+    options = {"hard": bool(hard), "hard_long": hard == "both"}
+    module = GlobalLocalAttention(32, 1, radius=0, max_distance=1, **options)
+    given = Structure(
+        torch.tensor([[[0, 0], [0, 2], [2, 4]]]),
+        5,
+        links=torch.tensor([[[0, 1, 2], [1, 3, 5], [0, 4, 5], [0, 0, 0]]]),
+        exempt=torch.tensor([[i in exempt for i in range(3)]]) if exempt else None,
+    )
+    of_global, of_long = labels_seen(module.double().eval(), given)
+    assert [row[3:] for row in of_global] == g2l
+    assert [row[:3] for row in of_long] == l2g

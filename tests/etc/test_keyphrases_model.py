@@ -172,7 +172,7 @@ def test_what_nodes_look_like_reaches_their_words_and_global_tokens(
     assert torch.equal(seen["global_types"][0], of_nodes)
     # two words of three tokens, then four of five
     assert torch.equal(seen["types"][0], of_nodes[[0, 0, 0, 1, 1, 1, 1, 1]])
-    assert seen["structure"].spans[0].tolist() == [[[0, 3]], [[3, 8]]]
+    assert seen["structure"].spans[0].tolist() == [[0, 3], [3, 8]]
     x = built.encoder.embed_tokens(batch["src_tokens"]) + built.encoder.embed_types.weight[1]
     expected = built.encoder.layernorm_embedding(x + seen["types"])
     found = built.encoder._embedded(batch["src_tokens"], seen["types"], 1)

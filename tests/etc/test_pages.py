@@ -1,12 +1,14 @@
 """Pages: their files, their beginnings, and where the same words stand again."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_clusterformer.etc.openkp import PageRecord
 from fairseq_clusterformer.etc.pages import (
     MOST_WORDS,
     VISUAL,
@@ -40,10 +42,11 @@ def assert_equal(page: Page, other: Page) -> None:
         (10, 3, (10, 7, 3, 3)),
         (99, 9, (10, 7, 3, 3)),
         (8, 3, (7, 5, 2, 2)),  # the sixth word has two tokens
-        (9, 3, (9, 6, 3, 2)),  # the last phrase loses its second word
+        (9, 3, (7, 5, 2, 2)),  # and all of the node that does not fit
         (10, 2, (7, 5, 2, 2)),
         (10, 1, (3, 2, 1, 1)),
-        (1, 3, (1, 1, 1, 0)),  # of the first word its first token
+        (2, 3, (2, 1, 1, 0)),  # of the first node its first word
+        (1, 3, (1, 1, 1, 0)),  # and of that its first token
     ],
 )
 def test_the_beginning_of_a_page(tokens: int, nodes: int, kept: tuple[int, ...]) -> None:
@@ -51,6 +54,25 @@ def test_the_beginning_of_a_page(tokens: int, nodes: int, kept: tuple[int, ...])
     assert (len(part.tokens), len(part.starts), len(part.nodes), len(part.phrases)) == kept
     assert torch.equal(part.nodes, SAMPLE.nodes[: kept[2]].clamp(max=kept[1]))
     assert len(part.nodes_of_words()) == kept[1]
+
+
+def test_a_node_that_is_too_long_has_no_keyphrase() -> None:
+    page = replace(SAMPLE, nodes=torch.tensor([[0, 7]]), visual=SAMPLE.visual[:1])
+    assert page.within(9, 1).phrases.tolist() == []
+    assert page.within(9, 1).nodes.tolist() == [[0, 6]]
+    assert len(page.within(10, 1).phrases) == 3
+
+
+def test_a_page_as_text_has_keyphrases_anywhere() -> None:
+    """The second stands in two nodes; what is cut are words. The same words are one phrase."""
+    phrases = (("b", "a"), ("b", "c"), ("x",))
+    record = PageRecord("", ("a", "b", "A", "b", "c", "c", "a"), ((0, 2), (2, 5)), (), phrases)
+    page = SAMPLE.as_text(record)
+    assert page.phrases.tolist() == [[1, 2], [3, 2]]
+    assert SAMPLE.first_places()[1].tolist() == [0, 1, 0, 3, 4, 5, 6]
+    assert page.within(9, 1).first_places()[1].tolist() == [0, 1, 0, 3, 4, 5]
+    assert page.within(9, 1).phrases.tolist() == [[1, 2], [3, 2]]
+    assert page.within(6, 1).phrases.tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize(("nodes", "kept"), [(1, [[0, 2]]), (2, [[0, 2], [2, 5]]), (3, None)])
@@ -127,12 +149,13 @@ def test_samples(folder: Path) -> None:
     """Pages without a keyphrase are left out where they are asked to be."""
     made = {"split": "train", "max_positions": 9, "max_nodes": 9}
     dataset = PageDataset(PageData(folder, "train"), Dictionary(), **made)
-    assert (len(dataset), dataset.cut, dataset.sizes.tolist()) == (2, 1, [9, 1])
+    assert (len(dataset), dataset.cut, dataset.sizes.tolist()) == (2, 1, [7, 1])
+    assert dataset.nodes_left_out == 1
     batch = dataset.collater([dataset[1], dataset[0]])
     assert batch["id"].tolist() == [1, 0]
-    assert batch["ntokens"] == 10
+    assert batch["ntokens"] == 8
     assert batch["target"]["phrases"].tolist() == [[[0, 0], [0, 0]], [[0, 2], [4, 1]]]
-    assert batch["target"]["first"].shape == (2, MOST_WORDS, 6)
-    assert batch["target"]["first"][0].tolist() == [list(range(6))] * 5
+    assert batch["target"]["first"].shape == (2, MOST_WORDS, 5)
+    assert batch["target"]["first"][0].tolist() == [list(range(5))] * 5
     some = PageDataset(PageData(folder, "train"), Dictionary(), **made, only_with_phrases=True)
     assert some.pages.tolist() == [0]

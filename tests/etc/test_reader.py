@@ -1,10 +1,13 @@
 """The reader of structured documents: its inputs, its heads, and one document among others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
+from fairseq_clusterformer.data.questions import with_names
 from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.etc import encoder as etc
 from fairseq_clusterformer.etc import global_tokens as places
@@ -35,7 +38,7 @@ OUTLINES = [
     Outline(sentences=torch.tensor([[1, 3]])),
     Outline(
         sentences=torch.tensor([[1, 4], [5, 8], [8, 10], [11, 12]]),
-        candidates=2,
+        names=(torch.tensor([11]), torch.tensor([14, 15])),
         mentions=torch.tensor([[0, 2, 3], [1, 6, 8], [0, 11, 12]]),
     ),
 ]
@@ -43,13 +46,14 @@ OUTLINES = [
 
 def given(*rows: int, outlines: list[Outline] = OUTLINES) -> dict:
     """What the reader takes, of some of the rows above."""
-    made, structure = [], DocumentStructure()
+    made, asked, structure = [], [], DocumentStructure()
     for row in rows:
-        question, document = torch.tensor(QUESTIONS[row]), torch.tensor(DOCUMENTS[row])
+        document, names = torch.tensor(DOCUMENTS[row]), outlines[row].names
+        asked.append(with_names(torch.tensor(QUESTIONS[row]), names, Dictionary()))
         starts = document.eq(0).nonzero().flatten()
-        made.append(structure.rows(question, starts, len(document), outlines[row], Dictionary()))
+        made.append(structure.rows(asked[-1], starts, len(document), outlines[row], Dictionary()))
     return {
-        "question_tokens": padded([QUESTIONS[row] for row in rows]),
+        "question_tokens": padded([row.tolist() for row in asked]),
         "document_tokens": padded([DOCUMENTS[row] for row in rows]),
         "structure": structure.batch(made, PAD),
     }
@@ -82,7 +86,7 @@ def test_the_long_input_is_the_question_and_then_the_document(seen: list[tuple])
     assert types[0].tolist() == [*[asked] * 5, title, *[text] * 7]
     assert types[1, :6].tolist() == [asked, asked, asked, title, title, text]
     assert words[1].tolist() == [0, 9, 0, 0, *[PAD] * 5]
-    assert found.spans[1, :4, 0].tolist() == [[0, 0], [1, 2], [3, 6], [4, 6]]
+    assert found.spans[1, :4].tolist() == [[0, 0], [1, 2], [3, 6], [4, 6]]
     assert found.global_padding[1].tolist() == [*[False] * 4, *[True] * 5]
     assert found.long_padding[1].tolist() == [*[False] * 6, *[True] * 7]
     assert found.exempt.nonzero().tolist() == [[0, 0], [1, 0]]
@@ -170,9 +174,9 @@ def test_structures(seen: list[tuple]) -> None:
     assert contexts.long_paragraphs.tolist() == [[1, *[2] * 4, *[3] * 5, *[4] * 3]]
     assert contexts.paragraphs is not None
     assert text.paragraphs is text.long_paragraphs is None
-    assert flat.paragraphs is flat.long_paragraphs is flat.exempt is None
+    assert flat.paragraphs is flat.long_paragraphs is flat.exempt is flat.links is None
     assert torch.equal(contexts.spans[0, 1:], text.spans[0, 1:])
-    assert (contexts.spans[0, 0].tolist(), text.spans[0, 0].tolist()) == ([[0, 0]], [[0, 1]])
+    assert (contexts.spans[0, 0].tolist(), text.spans[0, 0].tolist()) == ([0, 0], [0, 1])
     assert contexts.exempt.tolist() == text.exempt.tolist() == [[True, *[False] * 8]]
     kinds = given(0)["structure"]["types"][0].tolist()
     for kind, before, after in zip(kinds, text.spans[0], flat.spans[0], strict=True):
@@ -197,16 +201,23 @@ def test_paragraphs_are_apart(name: str, apart: bool) -> None:
 
 
 @torch.no_grad()
-def test_a_candidate_is_read_by_all_its_mentions() -> None:
-    """One layer, where a candidate sees what it is linked to: the mention that changes counts."""
-    built = model(encoder_layers=1, hard_global=True)
-    inputs = given(2)
-    before = built(**inputs)[0].candidates
-    for place, changes in ((2, [True, False]), (11, [True, False]), (7, [False, True])):
-        other = inputs["document_tokens"].clone()
-        other[0, place] = 30
-        found = built(**{**inputs, "document_tokens": other})[0].candidates
-        assert (found != before)[0].tolist() == changes
+def test_candidates_are_told_apart_by_their_words_and_mentions(seen: list[tuple]) -> None:
+    """Without mentions their words decide; what is linked to a candidate has another label."""
+    without = replace(OUTLINES[2], mentions=torch.zeros(0, 3, dtype=torch.int64))
+    for name in ("contexts", "flat"):
+        built = model(structure=name)
+        found = [
+            built(**given(2, outlines=[None, None, outline]))[0].candidates[0]
+            for outline in (OUTLINES[2], without)
+        ]
+        assert all(abs(first - second) > 1e-6 for first, second in found)
+        assert torch.equal(*found) is (name == "flat")
+    tokens, contexts, _, types, _ = seen[0]
+    assert tokens[0, :10].tolist() == [0, 6, 5, 2, 0, 11, 0, 14, 15, 0]
+    assert types[0, 3:9].tolist() == [places.IN_QUESTION, *[places.IN_CANDIDATE] * 5]
+    assert contexts.long_paragraphs[0, :10].tolist() == [1, 2, 2, 2, 3, 3, 4, 4, 4, 5]
+    assert contexts.links.tolist() == [[[0, 11, 12], [1, 15, 17], [0, 20, 21]]]
+    assert contexts.exempt[0].tolist() == [True] * 4 + [False] * 7
 
 
 @torch.no_grad()

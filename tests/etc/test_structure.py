@@ -7,7 +7,7 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_clusterformer.data.qa import QAData, QAWriter
-from fairseq_clusterformer.data.questions import QuestionDataset
+from fairseq_clusterformer.data.questions import QuestionDataset, with_names
 from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.etc import global_tokens
 from fairseq_clusterformer.etc.global_tokens import DocumentStructure
@@ -17,7 +17,7 @@ from tests.data.questions import CHARACTERS, TEXTS, example
 OUTLINE = Outline(
     sentences=torch.tensor([[1, 3], [3, 5], [7, 10]]),
     supporting=torch.tensor([1, 2]),
-    candidates=2,
+    names=(torch.tensor([7]), torch.tensor([8, 9])),
     right=1,
     mentions=torch.tensor([[1, 1, 2], [0, 3, 5], [1, 8, 9]]),
 )
@@ -39,12 +39,10 @@ def write(folder: Path, split: str, *outlines: Outline | None) -> None:
             writer.add(example(), CHARACTERS, TEXTS | {"id": f"q{number}"}, outline)
 
 
-def dataset(folder: Path, flat: bool = False, **options) -> QuestionDataset:
+def dataset(folder: Path, most: int = 0, **options) -> QuestionDataset:
     options = {"max_positions": 100, "max_question_positions": 20, **options}
-    data = QAData(folder, "train")
-    return QuestionDataset(
-        data, Dictionary(), split="train", structure=DocumentStructure(flat=flat), **options
-    )
+    options["structure"] = DocumentStructure(most=most)
+    return QuestionDataset(QAData(folder, "train"), Dictionary(), split="train", **options)
 
 
 def test_an_item_written_out() -> None:
@@ -53,6 +51,7 @@ def test_an_item_written_out() -> None:
         *(1, 3, 3, 5, 7, 10),
         *(1, 2),
         *(1, 1, 2, 0, 3, 5, 1, 8, 9),
+        *(1, 2, 7, 8, 9),
     ]
     assert Outline().item().tolist() == [0, -1, 0, -1, 0]
 
@@ -111,7 +110,6 @@ def test_a_file_of_fewer_questions_is_refused(tmp_path: Path) -> None:
             {"mentions": torch.tensor([[0, 5, 7]])},
             r"a mention is \[0, 5, 7\]; allowed: within one",
         ),
-        ({"mentions": torch.tensor([[1, 1, 2]])}, "no mention links candidate 0; allowed: one or"),
     ],
 )
 def test_a_bad_structure_is_named_with_file_and_question(
@@ -120,45 +118,54 @@ def test_a_bad_structure_is_named_with_file_and_question(
     changes = {"supporting": None, **changes} if "sentences" in changes else changes
     write(tmp_path, "train", OUTLINE, changed(**changes))
     with pytest.raises(ValueError, match=f"train.structure.idx: question 1 .id q1.: {message}"):
-        dataset(tmp_path).check_structure(0, linked=True)
+        dataset(tmp_path).check_structure()
 
 
 def test_sentences_may_share_a_token(tmp_path: Path) -> None:
     """A subword may begin with the blank that the sentence before ends with."""
     write(tmp_path, "train", changed(sentences=torch.tensor([[1, 4], [3, 5], [7, 10]])))
-    assert dataset(tmp_path).check_structure(0, linked=True) == 1
+    assert dataset(tmp_path).check_structure() == (1, 0)
 
 
-def test_candidates_need_more_than_a_flat_structure(tmp_path: Path) -> None:
-    write(tmp_path, "train", changed(candidates=0, right=None, mentions=OUTLINE.mentions[:0]))
-    assert dataset(tmp_path, flat=True).check_structure(0, linked=True) == 1
-    write(tmp_path / "more", "train", OUTLINE)
-    with pytest.raises(ValueError, match="2 candidates; allowed: none with --structure flat"):
-        dataset(tmp_path / "more", flat=True).check_structure(0, linked=True)
+def test_candidates_without_words_are_of_an_earlier_version() -> None:
+    with pytest.raises(
+        ValueError, match="2 candidates without their words, .* again with --force"
+    ):
+        Outline.of(torch.from_numpy(OUTLINE.item()[:-5]))
 
 
-def test_candidates_without_a_mention_may_be_answered(tmp_path: Path) -> None:
-    write(tmp_path, "train", OUTLINE, changed(mentions=torch.tensor([[1, 1, 2]])))
-    assert dataset(tmp_path).check_structure(0, linked=False) == 2
-
-
-def test_too_many_global_tokens_are_named(tmp_path: Path) -> None:
-    """The example has 2 candidates, 2 tokens of the question, 2 paragraphs and 3 sentences."""
-    write(tmp_path, "train", Outline(), OUTLINE)
+def test_a_candidate_without_a_mention_can_be_right(tmp_path: Path) -> None:
+    """Its words stand behind the question."""
+    write(tmp_path, "train", changed(right=0, mentions=torch.tensor([[1, 1, 2]])))
     data = dataset(tmp_path)
-    assert data.check_structure(9, linked=True) == 1
-    with pytest.raises(ValueError, match=r"question 1 \(id q1\): 9 global tokens; allowed: 8"):
-        data.check_structure(8, linked=True)
-    assert dataset(tmp_path, max_positions=5).check_structure(7, linked=True) == 0
-    assert [len(data[index]["globals"].words) for index in range(2)] == [5, 9]
+    assert data.check_structure() == (1, 0)
+    batch = data.collater([data[0]])
+    assert batch["net_input"]["question_tokens"].tolist() == [[0, 70_000, 5, 2, 0, 7, 0, 8, 9]]
+    assert batch["target"]["candidate"].tolist() == [0]
 
 
-def test_a_lost_candidate_is_counted(tmp_path: Path) -> None:
-    outline = changed(mentions=torch.tensor([[0, 3, 5], [1, 8, 9]]))
-    write(tmp_path, "train", outline)
-    data = dataset(tmp_path, max_positions=6)
-    assert data.cut()[1] == dataset(tmp_path, max_positions=9).cut()[1] + 1
-    assert data.collater([data[0]])["target"]["candidate"].tolist() == [-1]
+def test_parts_beyond_the_global_tokens_have_none_and_are_counted(tmp_path: Path) -> None:
+    """The example has 2 candidates, 2 tokens of the question, 2 paragraphs and 3 sentences; its
+    long answer is the second paragraph."""
+    write(tmp_path, "train", Outline(), OUTLINE)
+    assert dataset(tmp_path, most=9).check_structure() == (1, 0)
+    assert dataset(tmp_path, most=9, max_positions=5).check_structure() == (0, 0)
+    data = dataset(tmp_path, most=8)
+    assert data.check_structure() == (0, 1)
+    sample = data[1]
+    kept = [CANDIDATE, CANDIDATE, ASKED, ASKED, PARAGRAPH, SENTENCE, SENTENCE, PARAGRAPH]
+    assert sample["globals"].types.tolist() == kept
+    assert (len(sample["outline"].sentences), sample["paragraphs"].tolist()) == (2, [5])
+    assert sample["outline"].supporting is None
+    data = dataset(tmp_path, most=7)
+    assert data.check_structure() == (0, 1)
+    assert data[1]["globals"].types.tolist() == kept[:7]
+    assert (data[1]["paragraphs"].tolist(), data[1]["types"].tolist()) == ([], [True] * 5)
+    assert len(data[0]["globals"].types) == 5
+    with pytest.raises(
+        ValueError, match=r"\(id q1\): 4 global tokens of the question .* 3 or few"
+    ):
+        dataset(tmp_path, most=4).check_structure()
 
 
 def test_what_is_cut() -> None:
@@ -170,8 +177,6 @@ def test_what_is_cut() -> None:
     found = OUTLINE.within(7)
     assert found.sentences.tolist() == [[1, 3], [3, 5]]
     assert (found.supporting, found.right) == (None, 1)
-    assert OUTLINE.within(1).right is None
-    assert changed(mentions=torch.zeros(0, 3, dtype=int)).within(1).right == 1
 
 
 QUESTION = torch.tensor([0, 70, 71, 2])
@@ -191,7 +196,7 @@ def test_global_tokens_of_hotpotqa_written_out() -> None:
     assert found.words.tolist() == [0, 70, 71, 0, 0, 0, 0, 0]
     expected = [ALL, ASKED, ASKED, PARAGRAPH, SENTENCE, SENTENCE, PARAGRAPH, SENTENCE]
     assert found.types.tolist() == expected
-    assert found.spans.squeeze(1).tolist() == [
+    assert found.spans.tolist() == [
         [0, 1],
         *([1, 2], [2, 3]),
         *([4, 9], [5, 7], [7, 9]),
@@ -201,27 +206,16 @@ def test_global_tokens_of_hotpotqa_written_out() -> None:
 
 
 def test_global_tokens_of_wikihop_written_out() -> None:
-    """One for each candidate, in place of the one for all, and its mentions."""
-    found = DocumentStructure().rows(QUESTION, STARTS, LENGTH, OUTLINE, Dictionary())
+    """One for each candidate, in place of the one for all, which stands for its words behind the
+    question and is linked to its mentions."""
+    asked = with_names(QUESTION, OUTLINE.names, Dictionary())
+    assert asked.tolist() == [*QUESTION.tolist(), 0, 7, 0, 8, 9]
+    found = DocumentStructure().rows(asked, STARTS, LENGTH, OUTLINE, Dictionary())
     assert found.words.tolist() == [0, 0, 70, 71, 0, 0, 0, 0, 0]
     assert found.types.tolist()[:4] == [CANDIDATE, CANDIDATE, ASKED, ASKED]
-    assert found.spans.tolist()[:5] == [
-        [[7, 9], [0, 0]],
-        [[5, 6], [12, 13]],
-        [[1, 2], [0, 0]],
-        [[2, 3], [0, 0]],
-        [[4, 9], [0, 0]],
-    ]
+    assert found.spans.tolist()[:5] == [[4, 6], [6, 9], [1, 2], [2, 3], [9, 14]]
+    assert found.links.tolist() == [[1, 10, 11], [0, 12, 14], [1, 17, 18]]
     assert found.paragraphs.tolist() == [0, 1, 2, 2, 3, 3, 3, 4, 4]
-
-
-def test_mentions_rise_and_a_candidate_may_have_none() -> None:
-    outline = changed(mentions=torch.tensor([[1, 8, 9], [1, 1, 2]]))
-    found = DocumentStructure().rows(QUESTION, STARTS, LENGTH, outline, Dictionary())
-    assert found.spans.tolist()[:2] == [[[0, 0], [0, 0]], [[5, 6], [12, 13]]]
-    outline = changed(mentions=torch.zeros(0, 3, dtype=int))
-    found = DocumentStructure().rows(QUESTION, STARTS, LENGTH, outline, Dictionary())
-    assert found.spans.tolist()[:3] == [[[0, 0]], [[0, 0]], [[1, 2]]]
 
 
 def test_a_batch_of_both(tmp_path: Path) -> None:
@@ -230,7 +224,7 @@ def test_a_batch_of_both(tmp_path: Path) -> None:
     batch = data.collater([data[0], data[1]])
     found = batch["net_input"]["structure"]
     assert found["words"].tolist()[1] == [0, 70_000, 5, 0, 0, 0, 1, 1, 1]  # 1: padding
-    assert found["spans"][1, 3:, 0].tolist() == [[4, 9], [5, 9], [9, 14], *[[0, 0]] * 3]
-    assert found["spans"][:, :, 1].nonzero().tolist() == [[0, 1, 0], [0, 1, 1]]
+    assert found["spans"][1, 3:].tolist() == [[4, 9], [5, 9], [9, 14], *[[0, 0]] * 3]
+    assert found["links"][:, :2].tolist() == [[[1, 10, 11], [0, 12, 14]], [[0, 0, 0]] * 2]
     assert batch["target"]["supporting"].tolist() == [[0, 1, 1], [-1, -1, -1]]
     assert batch["target"]["candidate"].tolist() == [1, -1]

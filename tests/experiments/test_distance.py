@@ -10,8 +10,7 @@ import pytest
 
 from fairseq_clusterformer.cli.prepare import qa as prepare_qa
 from fairseq_clusterformer.data.qa import QAData
-from scripts.experiments.distance import __main__ as distance
-from scripts.experiments.distance import documents
+from scripts.experiments import distance
 
 TOLD = re.compile(r"(\w+) (?:(won)\.|went to (\w+)\.)")
 
@@ -23,7 +22,7 @@ def tokens(text: str) -> int:
 
 def made(number: int, distances: tuple[int, int]) -> list[tuple[dict, int]]:
     draw, filler = random.Random(1), repeat(("The sea is wide.", 5))
-    return [documents.make_document(distances, filler, tokens, draw) for _ in range(number)]
+    return [distance.make_document(distances, filler, tokens, draw) for _ in range(number)]
 
 
 def read(context: str) -> tuple[str, dict[str, str]]:
@@ -36,18 +35,18 @@ def read(context: str) -> tuple[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("distances", [(60, 100), (400, 400)])
-def test_the_answer_takes_both_facts(distances: tuple[int, int]) -> None:
+def test_the_answer_takes_both_facts(distances):
     asked, orders = Counter(), set()
     for document, apart in made(60, distances):
         context, (answer,) = document["context"], document["answers"]
         winner, places = read(context)
-        assert len(places) == len(set(places.values())) == documents.PEOPLE
+        assert len(places) == len(set(places.values())) == distance.PEOPLE
         assert answer["text"] == f"{winner} went to {places[winner]}"
         assert context[answer["answer_start"] :].startswith(answer["text"] + ".")
         assert not {*places, *places.values()} & set(document["question"].split())
         asked[list(places).index(winner)] += 1
         ends = [match[2] is None for match in TOLD.finditer(context)]
-        assert sum(ends) == documents.PEOPLE
+        assert sum(ends) == distance.PEOPLE
         assert not ends[0] or not ends[-1]  # who won stands before all places, or after them
         orders.add(ends[0])
         told = [context[start:end] for _, start, end in document["sentences"]]
@@ -56,13 +55,13 @@ def test_the_answer_takes_both_facts(distances: tuple[int, int]) -> None:
         assert supporting == {answer["text"] + ".", f"{winner} won."}
         first, second = (match.start() for match in re.finditer(rf"\b{winner}\b", context))
         assert apart == tokens(context[first:second])
-        slack = 6 * documents.PEOPLE  # the sentences between
+        slack = 6 * distance.PEOPLE  # the sentences between
         assert distances[0] - slack <= apart <= distances[1] + slack
-    assert set(asked) == set(range(documents.PEOPLE))
+    assert set(asked) == set(range(distance.PEOPLE))
     assert orders == {True, False}
 
 
-def test_no_word_tells_another() -> None:
+def test_no_word_tells_another():
     """Else models answer from what goes together in training, and not from the document."""
     winners, pairs = Counter(), Counter()
     for document, _ in made(1600, (60, 100)):
@@ -97,7 +96,7 @@ def make(dest: Path, *arguments: object) -> int:
     return distance.main([str(word) for word in words])
 
 
-def test_from_passages_to_what_training_reads(passages: Path, tmp_path: Path) -> None:
+def test_from_passages_to_what_training_reads(passages, tmp_path):
     dest, data = tmp_path / "made", tmp_path / "data"
     given = ("--passages", passages, "--distances", 300, 700, "--questions", 3)
     assert make(dest, *given) == 0
@@ -136,14 +135,9 @@ def test_from_passages_to_what_training_reads(passages: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["--passages", "nothing.txt"], "nothing.txt"),
-        (["--questions", "0"], "--questions"),
-    ],
+    [(["--passages", "nothing.txt"], "nothing.txt"), (["--questions", "0"], "--questions")],
 )
-def test_bad_options(
-    passages: Path, tmp_path: Path, capsys, arguments: list[str], message: str
-) -> None:
+def test_bad_options(passages, tmp_path, capsys, arguments, message):
     try:
         status = make(tmp_path / "made", "--passages", passages, *arguments)
     except SystemExit as error:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -71,24 +72,35 @@ def test_questions_for_which_nothing_was_found(rows: list[dict]) -> None:
     nothing = [{"file": file, "found": [], "seconds": 0.1} for file in ("a.txt", None)]
     weights = folders.fit([*rows[:300], *nothing])
     assert weights == folders.fit(rows[:300])
-    scores = folders.score(nothing, weights)
-    assert scores["refused of those without an answer"] == 1
+    scores, bins = folders.score(nothing, weights)
+    assert scores["calibrated: refused of those without an answer"] == 100
+    assert bins == [(0, 0.2, 2, pytest.approx(0), 0)]
     assert scores["right file first"] == scores["right answer first"] == scores["F1"] == 0
 
 
 def test_what_is_shown_is_the_share_of_right_answers(rows: list[dict]) -> None:
     weights = folders.fit(rows[:300])
     assert weights.words > weights.margin > 0 == weights.likeness > weights.none
-    scores = folders.score(rows[300:], weights)
-    before = folders.score(rows[300:], Weights())
-    assert scores["right answer first"] > 0.9 > before["right answer first"]
-    assert scores["right answers refused"] < 0.15
-    assert scores["refused of those without an answer"] > 0.6
-    of, right = folders._firsts(rows[300:], weights)
-    shown = 1 / (1 + np.exp(-of))
-    assert abs(shown.mean() - right.mean()) < 0.05
-    likely = shown > 0.8
-    assert abs(shown[likely].mean() - right[likely].mean()) < 0.07
+    scores, bins = folders.score(rows[300:], weights)
+    before, _ = folders.score(rows[300:], Weights())
+    assert scores["right file first"] == scores["right answer among three"] == 100
+    assert scores["right answer first"] > 90 > before["right answer first"]
+    for name, least, most in (("calibrated", 1, 15), ("a tenth lost", 9, 10)):
+        assert least < scores[f"{name}: refused of the right answers"] <= most
+        assert scores[f"{name}: refused of those without an answer"] > 60
+    assert sum(number for _, _, number, *_ in bins) == 300
+    large = [(low, high, shown, share) for low, high, n, shown, share in bins if n >= 20]
+    assert len(large) > 1
+    for low, high, shown, share in large:
+        assert low <= shown <= high
+        assert abs(shown - share) < 0.15
+
+
+@pytest.mark.parametrize("number", [1, 9, 10, 11, 25, 31])
+def test_a_threshold_loses_a_tenth_at_most(number: int) -> None:
+    values = np.random.default_rng(number).permutation(number) / number
+    lost = (values < folders.threshold(values)).sum()
+    assert lost == (number - 1) // 10
 
 
 def test_a_folder_is_encoded_once_for_all_its_questions(
@@ -114,7 +126,7 @@ def test_a_folder_is_encoded_once_for_all_its_questions(
     line = ["ask", towns_reader, folder, "--out", tmp_path / "out.jsonl", "--limit", 3]
     assert folders.main([*map(str, line)]) == 0
     found = folders.rows_of(tmp_path / "out.jsonl")
-    assert [row["question"] for row in found] == [rows[i]["question"] for i in (0, 2, 4)]
+    assert [row["question"] for row in found] == [rows[i]["question"] for i in (1, 3, 5)]
     assert len(encoded) == 2
     assert all(each.keys() >= set(FEATURES) for row in found for each in row["found"])
     assert folders.spread(rows, 9) == rows
@@ -128,4 +140,9 @@ def test_a_calibration_is_a_file(rows: list[dict], tmp_path: Path, capsys) -> No
     assert 0 < Weights.from_file(out).threshold < 1
     capsys.readouterr()
     assert folders.main(["score", str(answers), "--calibration", str(out)]) == 0
-    assert "right answer first" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "right answer first" in out
+    assert re.search(r"^0\.8 to 1\.0 +\d+ +0\.9\d +(0\.9\d|1\.00)$", out, re.MULTILINE)
+    answers.write_text("".join(json.dumps(row) + "\n" for row in rows if row["file"] is None))
+    with pytest.raises(SystemExit, match="none of 150 questions"):
+        folders.main(["fit", str(answers), "--out", str(out)])

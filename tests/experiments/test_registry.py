@@ -5,7 +5,6 @@ import importlib
 import json
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 from fairseq import options
@@ -28,11 +27,11 @@ FOLDERS |= {f"grid_{name}": name for name in "far far_8192 far_long short_convol
 GRIDS = [path for path in sorted(EXAMPLES.glob("*/*.yaml"))]
 
 
-def test_every_result_has_the_fields_of_provenance(capsys) -> None:
+def test_every_result_has_the_fields_of_provenance(capsys):
     assert registry.main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_what_is_missing_is_reported() -> None:
+def test_what_is_missing_is_reported():
     complete = dict.fromkeys(registry.FIELDS, "x")
     assert list(registry.problems(complete)) == []
     assert list(registry.problems(complete | {"cpu": None})) != []
@@ -41,7 +40,7 @@ def test_what_is_missing_is_reported() -> None:
 
 
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
-def test_results_are_of_todays_grids(path: Path) -> None:
+def test_results_are_of_todays_grids(path):
     out = path.parent / "results" / FOLDERS.get(path.stem, path.stem)
     args = argparse.Namespace(data=None, out=out)
     grid = load_grid(path)
@@ -65,7 +64,7 @@ def commands() -> set[str]:
     return set(found.values())
 
 
-def test_every_command_parses_today(monkeypatch) -> None:
+def test_every_command_parses_today(monkeypatch):
     def parse(self, words=None, namespace=None):
         reader(self, words, namespace)
         raise ParsedError
@@ -95,7 +94,7 @@ def start(words: list[str]) -> None:
     module.main(words[3:])
 
 
-def test_grids_say_which_task_they_train() -> None:
+def test_grids_say_which_task_they_train():
     """Else fairseq takes its default, and the command of a result trains something else."""
     for path in GRIDS:
         grid = json.loads(json.dumps(load_grid(path)))

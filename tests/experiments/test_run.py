@@ -277,6 +277,13 @@ def test_the_average_of_a_training_is_what_is_scored(tmp_path: Path) -> None:
     assert scores.TASKS["qa"].scores(place, average[0]) == {}
 
 
+def test_keyphrases_are_validated_however_short_the_training(tmp_path: Path) -> None:
+    """One update of one page, too: the best validation counts."""
+    row = Run("a", "", 1, "openkp", {"max-update": 3})
+    place = scores.Place(row, {}, tmp_path, tmp_path / "a", keep=tmp_path)
+    assert "validate-after-updates" not in scores.TASKS["keyphrases"].unshown(place)
+
+
 @pytest.mark.parametrize("column", [-1, 0.5, None, "2", 99, {"digits": -1}, {"score": 3}])
 def test_columns_of_a_table(column: object, tmp_path: Path) -> None:
     path = tmp_path / "grid.yaml"

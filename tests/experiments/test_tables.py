@@ -15,10 +15,7 @@ GRID = {
         "dense": {"attention": "full", "paper": {"A": 80.0, "B MAP": 60.0}},
         "window": {"attention": "window"},
     },
-    "data": {
-        "a": {"folds": 2, "options": {"lr": 2}},
-        "b": {"seeds": [1, 2, 3], "best": "map"},
-    },
+    "data": {"a": {"folds": 2, "options": {"lr": 2}}, "b": {"seeds": [1, 2, 3], "best": "map"}},
     "columns": {
         "A": {"data": "a", "score": "test/accuracy"},
         "B MAP": {"data": "b", "score": "test/map", "percent": True},
@@ -38,7 +35,7 @@ GRID = {
         ([100, 300], 0, "100, 300"),
     ],
 )
-def test_seeds(values: list[float], digits: int, shown: str) -> None:
+def test_seeds(values, digits, shown):
     assert cell(values, digits) == shown
 
 
@@ -46,7 +43,7 @@ def result(row: str, data: str, **test: float) -> tuple[str, str, dict]:
     return row, data, {"test": test}
 
 
-def test_the_papers_numbers_follow_each_column() -> None:
+def test_the_papers_numbers_follow_each_column():
     results = [
         *(result("dense", "a", accuracy=score) for score in (80.0, 81.0)),
         *(result("dense", "b", map=score) for score in (0.5, 0.6, 0.8)),
@@ -65,16 +62,16 @@ def test_the_papers_numbers_follow_each_column() -> None:
     assert with_mean[3].endswith("| - | - |")
 
 
-def test_what_is_no_number_is_left_out() -> None:
+def test_what_is_no_number_is_left_out():
     results = [result("dense", "a", accuracy={"x": 1}), result("window", "a", accuracy=80.0)]
     results.append(("dense", "b", {"test": [1, 2]}))
     assert table(GRID, results).splitlines()[2:] == ["| window | 80.0 | - |"]
 
 
-def test_runs_compare_rows_fold_by_fold() -> None:
+def test_runs_compare_rows_fold_by_fold():
     runs = runs_of(GRID)
     assert [run.name for run in runs[:4]] == [
-        *("dense-a-fold0@1", "window-a-fold0@1", "dense-b@1", "window-b@1"),
+        *("dense-a-fold0@1", "window-a-fold0@1", "dense-b@1", "window-b@1")
     ]
     assert len(runs) == 2 * (2 + 3)
     assert runs[0].options == {"lr": 2, "attention": "full", "seed": 1}
@@ -96,7 +93,7 @@ def test_runs_compare_rows_fold_by_fold() -> None:
         (["dense-b@2", "a/fold0"], ["dense-a-fold0@1", "window-a-fold0@1", "dense-b@2"]),
     ],
 )
-def test_only_names_rows_data_folds_or_runs(only: list[str], names: list[str] | None) -> None:
+def test_only_names_rows_data_folds_or_runs(only, names):
     if names is None:
         with pytest.raises(UserError, match="--only is b@1; allowed: a, a/fold0, .*window"):
             chosen(runs_of(GRID), only)

@@ -1,7 +1,6 @@
 """What transformers asks of every model: a line per check, for each of our classes."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -61,7 +60,7 @@ def with_labels(auto: type) -> dict:
     return given | {"labels": given["decoder_input_ids" if len(given) > 1 else "input_ids"]}
 
 
-def test_saved_and_loaded(auto: type, tmp_path: Path) -> None:
+def test_saved_and_loaded(auto, tmp_path):
     model, given = make(auto), inputs(auto)
     again = saved_again(model, tmp_path, auto)
     assert type(again) is type(model)
@@ -69,7 +68,7 @@ def test_saved_and_loaded(auto: type, tmp_path: Path) -> None:
     assert torch.equal(model(**given)[0], again(**given)[0])
 
 
-def test_tied_weights_stay_tied(auto: type, tmp_path: Path) -> None:
+def test_tied_weights_stay_tied(auto, tmp_path):
     model = saved_again(make(auto), tmp_path, auto)
     size = sum(parameter.numel() for parameter in make(auto).parameters())
     assert sum(parameter.numel() for parameter in model.parameters()) == size
@@ -78,7 +77,7 @@ def test_tied_weights_stay_tied(auto: type, tmp_path: Path) -> None:
     assert names - len(list(model.parameters())) == tied
 
 
-def test_embeddings_resized(auto: type, tmp_path: Path) -> None:
+def test_embeddings_resized(auto, tmp_path):
     model, given = make(auto), inputs(auto)
     before = model(**given)[0]
     model.resize_token_embeddings(VOCABULARY + 6)
@@ -95,7 +94,7 @@ def test_embeddings_resized(auto: type, tmp_path: Path) -> None:
     model(**given)
 
 
-def test_gradient_checkpointing_changes_no_gradient(auto: type) -> None:
+def test_gradient_checkpointing_changes_no_gradient(auto):
     if auto is AutoModel:
         pytest.skip("it has no loss")
     plain, given = make(auto, dropout=0.0, classifier_dropout=0.0).train(), with_labels(auto)
@@ -126,14 +125,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_read_is_refused(auto: type, case: str) -> None:
+def test_what_is_not_read_is_refused(auto, case):
     name, (value, problem) = case.split()[-1], REFUSED[case]
     with pytest.raises(ValueError, match=f"{name}.* ({problem}).*") as error:
         make(auto)(**inputs(auto), **{name: value})
     assert "; allowed: " in str(error.value)
 
 
-def test_what_says_nothing_new_is_taken(auto: type) -> None:
+def test_what_says_nothing_new_is_taken(auto):
     """Positions from 0 in each row, one type of tokens, a mask of no head, and None."""
     model, given = make(auto), inputs(auto)
     ids, mask = padded([tokens(1, length)[0] for length in (9, 4, 11)], "left")
@@ -143,7 +142,7 @@ def test_what_says_nothing_new_is_taken(auto: type) -> None:
     assert torch.equal(model(**given, **plain)[0], model(**given)[0])
 
 
-def test_a_joined_pairs_types_are_the_tokenizers() -> None:
+def test_a_joined_pairs_types_are_the_tokenizers():
     kind = AutoModelForSequenceClassification
     options = config("clusterformer_classifier_tiny")
     options.form = "joined"
@@ -155,13 +154,13 @@ def test_a_joined_pairs_types_are_the_tokenizers() -> None:
         model(ids, token_type_ids=1 - types)
 
 
-def test_packed_documents_of_an_encoder_are_refused() -> None:
+def test_packed_documents_of_an_encoder_are_refused():
     model = make(AutoModelForMaskedLM)
     with pytest.raises(ValueError, match="position_ids say that rows hold several documents"):
         model(tokens(1, 6), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
 
 
-def test_hidden_states(auto: type) -> None:
+def test_hidden_states(auto):
     out = make(auto)(**inputs(auto), output_hidden_states=True)
     states = out.decoder_hidden_states if auto is AutoModelForSeq2SeqLM else out.hidden_states
     assert len(states) == 3
@@ -172,7 +171,7 @@ def test_hidden_states(auto: type) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_batch_is_its_rows_alone(auto: type, side: str) -> None:
+def test_a_batch_is_its_rows_alone(auto, side):
     model = make(auto)
     rows = [tokens(1, length)[0] for length in (9, 4, 6)]
     ids, mask = padded(rows, side)
@@ -187,7 +186,7 @@ def test_a_batch_is_its_rows_alone(auto: type, side: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(auto: type, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision(auto, dtype, tmp_path):
     model, given = make(auto), inputs(auto)
     model.save_pretrained(tmp_path)
     half = auto.from_pretrained(tmp_path, dtype=dtype).eval()
@@ -197,7 +196,7 @@ def test_half_precision(auto: type, dtype: torch.dtype, tmp_path: Path) -> None:
     assert (out.float() - model(**given)[0]).abs().mean() < 0.1
 
 
-def test_device_map(auto: type, tmp_path: Path) -> None:
+def test_device_map(auto, tmp_path):
     pytest.importorskip("accelerate")
     model, given = make(auto), inputs(auto)
     model.save_pretrained(tmp_path)
@@ -205,19 +204,19 @@ def test_device_map(auto: type, tmp_path: Path) -> None:
     assert torch.equal(model(**given)[0], again(**given)[0])
 
 
-def test_a_folder_of_another_class_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_of_another_class_is_one_line(tmp_path):
     language_model().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="allowed in ClusterformerForMaskedLM: one of") as error:
         AutoModelForMaskedLM.from_pretrained(tmp_path)
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_an_unknown_architecture_is_one_line() -> None:
+def test_an_unknown_architecture_is_one_line():
     with pytest.raises(ValueError, match="architecture is nothing; allowed: clusterformer"):
         transformers.AutoConfig.for_model("clusterformer", architecture="nothing")
 
 
-def test_a_classifier_from_a_masked_language_model(tmp_path: Path) -> None:
+def test_a_classifier_from_a_masked_language_model(tmp_path):
     """The encoder is kept, the classifier starts anew with fairseq's initial values."""
     masked = make(AutoModelForMaskedLM)
     masked.save_pretrained(tmp_path / "masked")

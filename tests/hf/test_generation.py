@@ -3,7 +3,6 @@
 import copy
 import itertools
 import shutil
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -42,7 +41,7 @@ def written(model, ids: Tensor, **how: object) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "gated", "routing(gap=2)", "xl", "llama"])
-def test_a_prompt_is_read_at_once(kind: str) -> None:
+def test_a_prompt_is_read_at_once(kind):
     """Each layer runs once for a portion; what follows is as in the parallel pass, or as if the
     tokens had come one by one. Rows are ragged, padded on the left."""
     model = language_model(**LLAMA) if kind == "llama" else language_model(attention=kind)
@@ -71,7 +70,7 @@ def test_a_prompt_is_read_at_once(kind: str) -> None:
         torch.testing.assert_close(found, after[0], rtol=1e-5, atol=1e-5)
 
 
-def test_a_translators_prompt_is_read_at_once() -> None:
+def test_a_translators_prompt_is_read_at_once():
     """And its attention to the source goes on from there."""
     model, source, ids = translator(), tokens(2, 6), tokens(2, 9)
     ids[:, 0] = EOS
@@ -83,7 +82,7 @@ def test_a_translators_prompt_is_read_at_once() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_the_old_name_of_a_cache() -> None:
+def test_the_old_name_of_a_cache():
     """``past_key_values``, which transformers before 5.24 had."""
     source, ids = tokens(2, 6), tokens(2, 9)
     given = ({}, {"input_ids": source})
@@ -100,7 +99,7 @@ def test_the_old_name_of_a_cache() -> None:
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("make", [language_model, translator])
-def test_with_a_cache_as_without(make: Callable, how: str) -> None:
+def test_with_a_cache_as_without(make, how):
     model, ids = make(), tokens(3, 8)
     found = written(model, ids, **HOW[how])
     assert torch.equal(found, written(model, ids, use_cache=False, **HOW[how]))
@@ -110,7 +109,7 @@ def test_with_a_cache_as_without(make: Callable, how: str) -> None:
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("how", [*itertools.product(["greedy", "beams"], ["left", "right"])])
 @pytest.mark.parametrize("make", [language_model, translator])
-def test_padding_changes_nothing(make: Callable, how: tuple[str, str], masked: bool) -> None:
+def test_padding_changes_nothing(make, how, masked):
     search, side = how
     model = make(decoder_learned_pos=True)
     rows = [tokens(1, length)[0] for length in (9, 4, 1)]
@@ -122,7 +121,7 @@ def test_padding_changes_nothing(make: Callable, how: tuple[str, str], masked: b
             assert torch.equal(written(model, row[None], **HOW[search])[0][-12:], found[-12:])
 
 
-def test_an_encoders_padding_is_the_decoders() -> None:
+def test_an_encoders_padding_is_the_decoders():
     model, (ids, _) = translator(), padded([tokens(1, 7)[0], tokens(1, 2)[0]], "right")
     encoded, read = model.get_encoder()(ids), tokens(2, 5)
     found = model(encoder_outputs=encoded, decoder_input_ids=read).logits
@@ -131,7 +130,7 @@ def test_an_encoders_padding_is_the_decoders() -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "gated", "routing", "xl"])
-def test_packed_rows_are_rows_alone(kind: str) -> None:
+def test_packed_rows_are_rows_alone(kind):
     """As DataCollatorWithFlattening packs them."""
     model = language_model(attention=kind)
     rows = [tokens(1, length)[0] for length in (9, 1, 14)]
@@ -145,7 +144,7 @@ def test_packed_rows_are_rows_alone(kind: str) -> None:
     torch.testing.assert_close(out.loss, (losses[0] + losses[2]) / (8 + 13))
 
 
-def test_documents_in_one_row() -> None:
+def test_documents_in_one_row():
     """Positions start again behind each end-of-sentence symbol."""
     model = language_model(separate_documents=True, attention="window+neural")
     ids = tokens(2, 12)
@@ -166,7 +165,7 @@ def fairseq_beams(model, target_size: int, sample: dict, beam: int, **options) -
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-def test_a_language_model_writes_as_fairseq(beam: int) -> None:
+def test_a_language_model_writes_as_fairseq(beam):
     model = language_model()
     ids = torch.cat([torch.full((3, 1), EOS), tokens(3, 5)], dim=1)
     sample = {"src_tokens": ids[:, 1:], "src_lengths": torch.full((3,), 5)}
@@ -186,7 +185,7 @@ def test_a_language_model_writes_as_fairseq(beam: int) -> None:
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-def test_a_translator_translates_as_fairseq(beam: int) -> None:
+def test_a_translator_translates_as_fairseq(beam):
     model = translator()
     rows = [torch.cat([tokens(1, length)[0], torch.tensor([EOS])]) for length in (7, 2, 5)]
     ids, mask = padded(rows, "left")
@@ -204,7 +203,7 @@ def test_a_translator_translates_as_fairseq(beam: int) -> None:
     assert [row[row.ne(PAD)][1:].tolist() for row in found] == wanted
 
 
-def test_a_long_text_keeps_a_cache_of_constant_size() -> None:
+def test_a_long_text_keeps_a_cache_of_constant_size():
     """Once the rings are full, nothing grows, whatever the length."""
     sizes = {"decoder_layers": 1, "decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8}
     model = language_model(attention="window+taught", decoder_attention_heads=2, **sizes)
@@ -221,7 +220,7 @@ def test_a_long_text_keeps_a_cache_of_constant_size() -> None:
     assert seen[0] < 2 * keys * (4 + 4 + 1) * 4  # key, value and bias of floats
 
 
-def test_a_cache_can_be_copied_and_repeated() -> None:
+def test_a_cache_can_be_copied_and_repeated():
     model, ids = language_model(), tokens(2, 8)
     with torch.no_grad():
         cache = model(ids[:, :7], use_cache=True).cache
@@ -234,7 +233,7 @@ def test_a_cache_can_be_copied_and_repeated() -> None:
     torch.testing.assert_close(one[1::2], two)
 
 
-def test_what_a_cache_cannot_do_is_one_line() -> None:
+def test_what_a_cache_cannot_do_is_one_line():
     model, ids = language_model(), tokens(1, 4)
     with pytest.raises(ValueError, match="cache_implementation is static; allowed: None"):
         model.generate(ids, cache_implementation="static", max_new_tokens=2)
@@ -249,7 +248,7 @@ def test_what_a_cache_cannot_do_is_one_line() -> None:
         leaking.generate(ids, max_new_tokens=2)
 
 
-def test_a_conversation_goes_on_from_a_cache() -> None:
+def test_a_conversation_goes_on_from_a_cache():
     model, ids = language_model(), tokens(1, 6)
     first = model.generate(ids, max_new_tokens=5, eos_token_id=None, return_dict_in_generate=True)
     more = torch.cat([first.sequences, tokens(1, 3)], dim=1)
@@ -260,7 +259,7 @@ def test_a_conversation_goes_on_from_a_cache() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-def test_compiled_by_inductor() -> None:
+def test_compiled_by_inductor():
     """Its training takes minutes on a processor."""
     model, ids = language_model(decoder_layers=1, attention="window"), tokens(2, 9)
     compiled = torch.compile(copy.deepcopy(model), backend="inductor")
@@ -270,7 +269,7 @@ def test_compiled_by_inductor() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["window+taught", "gated(exploration=0)"])
-def test_compiled_training(kind: str) -> None:
+def test_compiled_training(kind):
     """The same gradients, also when an optimizer's step has begun an update."""
     model = language_model(decoder_layers=1, attention=kind, dropout=0.0, scouts=0).train()
     other, ids = copy.deepcopy(model), tokens(2, 9)
@@ -287,7 +286,7 @@ def test_compiled_training(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_generation() -> None:
+def test_compiled_generation():
     """Steps as well, whose state grows and then comes round."""
     model, ids = language_model(decoder_layers=1, attention="window(2)"), tokens(2, 2)
     how = {"max_new_tokens": 3, "eos_token_id": None}
@@ -298,7 +297,7 @@ def test_compiled_generation() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("kind", ["translator", "window+neural", "taught(drop_keys=0.3)"])
-def test_quantised(kind: str) -> None:
+def test_quantised(kind):
     """Every map but those that choose clusters."""
     model = translator() if kind == "translator" else language_model(attention=kind)
     small = torch.ao.quantization.quantize_dynamic(model)
@@ -312,7 +311,7 @@ def test_quantised(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["translator", "taught", "llama"])
-def test_exported_as_a_graph(kind: str) -> None:
+def test_exported_as_a_graph(kind):
     """One graph for padded rows and others."""
     layers = {"encoder_layers": 1, "decoder_layers": 1}
     model = translator(**layers)

@@ -1,7 +1,5 @@
 """The notebook runs from top to bottom in a kernel of its own, and shows what it says."""
 
-from pathlib import Path
-
 import pytest
 
 nbformat = pytest.importorskip("nbformat")
@@ -12,7 +10,7 @@ from tests.conftest import REPO_ROOT  # noqa: E402
 
 
 @pytest.mark.slow
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs(tmp_path, monkeypatch):
     """Its first cell imports transformers before this package, as people do."""
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))

@@ -42,7 +42,7 @@ def tokenizer(data: Path, tmp_path: Path) -> ClusterformerTokenizer:
     return AutoTokenizer.from_pretrained(tmp_path)
 
 
-def test_tokens_are_the_preparations(data: Path, tokenizer: ClusterformerTokenizer) -> None:
+def test_tokens_are_the_preparations(data, tokenizer):
     coding = TextCoding.from_folder(data)
     text = "The cat ran\naway from the dog ."
     begun = [] if coding.unit == "byte" else [EOS]
@@ -53,7 +53,7 @@ def test_tokens_are_the_preparations(data: Path, tokenizer: ClusterformerTokeniz
     assert len(tokenizer) == len(coding.dictionary)
 
 
-def test_a_batch_is_padded_on_the_left(tokenizer: ClusterformerTokenizer) -> None:
+def test_a_batch_is_padded_on_the_left(tokenizer):
     batch = tokenizer(["The cat", "The dog ran away ."], padding=True)
     assert len({len(row) for row in batch["input_ids"]}) == 1
     row, mask = batch["input_ids"][0], batch["attention_mask"][0]
@@ -65,7 +65,7 @@ def test_a_batch_is_padded_on_the_left(tokenizer: ClusterformerTokenizer) -> Non
     ]
 
 
-def test_symbols_stand_in_readable_text(tokenizer: ClusterformerTokenizer) -> None:
+def test_symbols_stand_in_readable_text(tokenizer):
     """Also where a text is written token by token."""
     blank = " " if tokenizer.coding.unit == "word" else ""
     begins = [] if tokenizer.coding.unit == "byte" else ["</s>"]
@@ -83,7 +83,7 @@ def test_symbols_stand_in_readable_text(tokenizer: ClusterformerTokenizer) -> No
         assert printed.getvalue() == tokenizer.decode(ids, skip_special_tokens=skip) + "\n"
 
 
-def test_what_is_written_follows_its_prompt(tokenizer: ClusterformerTokenizer) -> None:
+def test_what_is_written_follows_its_prompt(tokenizer):
     """As the pipeline joins them; what begins a line has no blank."""
     ids = tokenizer("The small cat\nran away")["input_ids"]
     cut = len(tokenizer("The small")["input_ids"])
@@ -93,6 +93,6 @@ def test_what_is_written_follows_its_prompt(tokenizer: ClusterformerTokenizer) -
     assert tokenizer.convert_tokens_to_string(symbols) == "The small cat"
 
 
-def test_another_form_is_one_line(data: Path) -> None:
+def test_another_form_is_one_line(data):
     with pytest.raises(ValueError, match="form is song; allowed: text, masked, sentence"):
         ClusterformerTokenizer(str(data / "dict.txt"), form="song")

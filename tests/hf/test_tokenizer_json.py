@@ -139,7 +139,7 @@ def made(case: str, folder: Path) -> ClusterformerTokenizer:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_same_tokens(case: str, tmp_path: Path) -> None:
+def test_the_same_tokens(case, tmp_path):
     ours = made(case, tmp_path)
     special = {name: str(token) for name, token in ours.special_tokens_map.items()}
     file = str(tmp_path / "saved" / "tokenizer.json")
@@ -168,7 +168,7 @@ def test_the_same_tokens(case: str, tmp_path: Path) -> None:
         assert len(found) > 20 or text != LINE
 
 
-def test_auto_tokenizer_without_this_package(tmp_path: Path) -> None:
+def test_auto_tokenizer_without_this_package(tmp_path):
     code = (
         "import json, sys; from transformers import AutoTokenizer; found = {}\n"
         "for folder in sys.argv[2:]:\n"
@@ -186,7 +186,7 @@ def test_auto_tokenizer_without_this_package(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == wanted
 
 
-def test_no_file_that_would_give_other_tokens(tmp_path: Path) -> None:
+def test_no_file_that_would_give_other_tokens(tmp_path):
     """Of Moses' tokeniser; of a dictionary that lacks pieces; and none is left of before."""
     ours = made("translation", tmp_path)
     assert (tmp_path / "saved" / "tokenizer.json").is_file()

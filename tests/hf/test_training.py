@@ -47,7 +47,7 @@ def rows_of(model, **more: torch.Tensor) -> list[dict]:
     return [{"input_ids": text, "attention_mask": torch.ones(12), "labels": text, **more}] * 8
 
 
-def test_a_language_model_is_fine_tuned(tmp_path: Path) -> None:
+def test_a_language_model_is_fine_tuned(tmp_path):
     model = language_model().train()
     before = model.model.decoder.layers[0].self_attn.routers[1].state_dict()
     before = {name: tensor.clone() for name, tensor in before.items()}
@@ -60,7 +60,7 @@ def test_a_language_model_is_fine_tuned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])
-def test_clusters_follow_once_an_update(accumulated: int, tmp_path: Path) -> None:
+def test_clusters_follow_once_an_update(accumulated, tmp_path):
     """However many batches an update accumulates: they are committed to between its steps."""
     model = language_model(attention="gated").train()
     router = model.model.decoder.layers[0].self_attn.routers[0]
@@ -77,7 +77,7 @@ def test_clusters_follow_once_an_update(accumulated: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["language", "classes"])
-def test_an_update_of_several_batches_is_one_of_all_rows(kind: str, tmp_path: Path) -> None:
+def test_an_update_of_several_batches_is_one_of_all_rows(kind, tmp_path):
     """The same gradient, that of the clusters' losses included."""
     more = {"labels": torch.tensor(1)} if kind == "classes" else {}
     found = []
@@ -95,7 +95,7 @@ def test_an_update_of_several_batches_is_one_of_all_rows(kind: str, tmp_path: Pa
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
-def test_only_the_models_own_optimizer_counts() -> None:
+def test_only_the_models_own_optimizer_counts():
     model, other = language_model().train(), torch.nn.Linear(2, 2)
     for steps, parameters in enumerate((other.parameters(), model.parameters()), 1):
         model(tokens(1, 5), labels=tokens(1, 5)).loss.backward()
@@ -105,7 +105,7 @@ def test_only_the_models_own_optimizer_counts() -> None:
     assert model.model.decoder.num_updates == 2
 
 
-def test_a_reader_is_fine_tuned(tmp_path: Path) -> None:
+def test_a_reader_is_fine_tuned(tmp_path):
     """On one question with an answer and one without: both are learned by heart."""
     model = AutoModelForQuestionAnswering.from_config(
         config("clusterformer_reader_tiny", dropout=0.0)
@@ -127,7 +127,7 @@ def test_a_reader_is_fine_tuned(tmp_path: Path) -> None:
         model(**none, output_hidden_states=True)
 
 
-def test_clustering_losses_teach_and_are_not_logged() -> None:
+def test_clustering_losses_teach_and_are_not_logged():
     given = {"input_ids": tokens(2, 9), "labels": tokens(2, 9)}
     options = config("clusterformer_masked_lm_tiny", dropout=0.0)
     model = AutoModelForMaskedLM.from_config(options).train()
@@ -145,7 +145,7 @@ def test_clustering_losses_teach_and_are_not_logged() -> None:
 
 
 @pytest.mark.parametrize("target", [["q_proj", "v_proj"], "all-linear"])
-def test_lora_finds_its_modules(target: list[str] | str, tmp_path: Path) -> None:
+def test_lora_finds_its_modules(target, tmp_path):
     peft = pytest.importorskip("peft")
     model = language_model()
     ids = tokens(2, 9)
@@ -162,7 +162,7 @@ def test_lora_finds_its_modules(target: list[str] | str, tmp_path: Path) -> None
     assert merged.generate(ids, max_new_tokens=3).shape == (2, 12)
 
 
-def test_a_translator_learns_from_labels() -> None:
+def test_a_translator_learns_from_labels():
     model, source, target = translator(), tokens(2, 6), tokens(2, 5)
     target[1, 3:] = -100
     read = model.prepare_decoder_input_ids_from_labels(target)

@@ -53,7 +53,7 @@ def averaged(tmp_path: Path) -> tuple[list[dict], dict]:
     return [load(path) for path in inputs], load(tmp_path / "out" / "average.pt")
 
 
-def test_average_is_a_plain_loop_s(averaged: tuple[list[dict], dict]) -> None:
+def test_average_is_a_plain_loop_s(averaged):
     inputs, output = averaged
     assert output["model"].keys() == inputs[0]["model"].keys()
     for name in ("encoder.weight", "decoder.weight", "half", "bfloat", "double"):
@@ -66,7 +66,7 @@ def test_average_is_a_plain_loop_s(averaged: tuple[list[dict], dict]) -> None:
         assert (found.double() - mean).abs().max() <= unit * largest, name
 
 
-def test_names_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_names_that_are_not_utf8(tmp_path, capsys):
     one, out = (tmp_path / os.fsdecode(name) for name in (b"\xe9.pt", b"caf\xe9.pt"))
     write(one, 1)
     for said in ("the average of \\udce9.pt", "is already done"):
@@ -77,7 +77,7 @@ def test_names_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture) 
     assert load(out)["optimizer_history"][-1] == {"num_updates": 1}
 
 
-def test_half_precision_is_summed_in_float32(tmp_path: Path) -> None:
+def test_half_precision_is_summed_in_float32(tmp_path):
     big = [write(tmp_path / f"{n}.pt", n, half=torch.full((1,), 60000.0).half()) for n in (1, 2)]
     assert run("--inputs", *big, "--output", tmp_path / "average.pt") == 0
     half = load(tmp_path / "average.pt")["model"]["half"]
@@ -86,9 +86,7 @@ def test_half_precision_is_summed_in_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied_is_newest", [False, True])
-def test_what_is_shared_in_one_file_only_is_averaged_apart(
-    tied_is_newest: bool, tmp_path: Path
-) -> None:
+def test_what_is_shared_in_one_file_only_is_averaged_apart(tied_is_newest, tmp_path):
     tied = write(tmp_path / "tied.pt", 1 + 2 * tied_is_newest)
     apart = write(tmp_path / "apart.pt", 2, **{"decoder.weight": torch.ones(50, 40)})
     inputs = [apart, tied] if tied_is_newest else [tied, apart]
@@ -99,9 +97,7 @@ def test_what_is_shared_in_one_file_only_is_averaged_apart(
         torch.testing.assert_close(found[name], mean, rtol=0, atol=0)
 
 
-def test_all_else_is_the_newest_s_without_the_optimizer(
-    averaged: tuple[list[dict], dict],
-) -> None:
+def test_all_else_is_the_newest_s_without_the_optimizer(averaged):
     output = averaged[1]
     model = output["model"]
     assert model["encoder.weight"].data_ptr() == model["decoder.weight"].data_ptr()
@@ -122,9 +118,7 @@ def test_all_else_is_the_newest_s_without_the_optimizer(
         ("--num-update-checkpoints 1 --checkpoint-upper-bound 999", [900]),
     ],
 )
-def test_latest_of_a_folder(
-    options: str, wanted: list[int], tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_latest_of_a_folder(options, wanted, tmp_path, capsys):
     names = [f"checkpoint{n}.pt" for n in (8, 9, 10)]
     names += [f"checkpoint_5_{n}.pt" for n in (900, 1000)]
     names += ["checkpoint_last.pt", "checkpoint_best.pt", "checkpoint11.pt.partial"]
@@ -139,7 +133,7 @@ def test_latest_of_a_folder(
     assert str(max(wanted)) in capsys.readouterr().out
 
 
-def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_too_few(tmp_path, capsys):
     for name in ("checkpoint2.pt", "checkpoint10.pt", "checkpoint_1_500.pt", "checkpoint_best.pt"):
         write(tmp_path / name, 1)
     options = ["--inputs", tmp_path, "--output", tmp_path / "average.pt"]
@@ -165,9 +159,7 @@ def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         ),
     ],
 )
-def test_other_parameters_are_refused(
-    tensors: dict, says: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_other_parameters_are_refused(tensors, says, tmp_path, capsys):
     one = write(tmp_path / "one.pt", 1)
     other = write(tmp_path / "other.pt", 2, **tensors)
     line = error(capsys, "average", "--inputs", one, other, "--output", tmp_path / "average.pt")
@@ -177,7 +169,7 @@ def test_other_parameters_are_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.pt", "other.pt"]
 
 
-def test_an_input_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_input_is_never_overwritten(tmp_path, capsys):
     one, two = write(tmp_path / "one.pt", 1), write(tmp_path / "two.pt", 2)
     (tmp_path / "link.pt").symlink_to("one.pt")
     before = one.read_bytes()
@@ -189,7 +181,7 @@ def test_an_input_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFix
     assert one.read_bytes() == before
 
 
-def test_a_folder_as_output_is_refused_before_any_work(tmp_path: Path, capsys) -> None:
+def test_a_folder_as_output_is_refused_before_any_work(tmp_path, capsys):
     for force in ([], ["--force"]):
         options = ["--inputs", tmp_path / "absent.pt", "--output", tmp_path, *force]
         line = error(capsys, "average", *options)
@@ -197,7 +189,7 @@ def test_a_folder_as_output_is_refused_before_any_work(tmp_path: Path, capsys) -
     assert not list(tmp_path.parent.glob("*.partial"))
 
 
-def test_moving_averages(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_moving_averages(tmp_path, capsys):
     paths = [write(tmp_path / f"{n}.pt", n) for n in (10, 30)]
     line = error(capsys, "average", "--inputs", *paths, "--output", tmp_path / "out.pt", "--ema")
     assert f"--ema is given: {paths[0]} has none; allowed: checkpoints of --store-ema" in line

@@ -35,7 +35,7 @@ def numbers(tmp_path: Path, *words: object) -> dict:
     return json.loads(path.read_text())
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     """One sentence of 6 words for 7: 5, 3, 2 and 1 n-grams are right; exp(1 - 7/6) for brevity."""
     rows = score(["the c@@ at sat on a mat"], ["the c@@ at sat on the mat ."], TextPipeline())
     (row,) = rows.values()
@@ -48,7 +48,7 @@ def test_by_hand() -> None:
     assert score(["a b c d e"], ["a b c x e"], TextPipeline())["tokenised"]["bleu"] == 0
 
 
-def test_lower_cased_data(translation_data: Path) -> None:
+def test_lower_cased_data(translation_data):
     text = TextPipeline.from_folder(translation_data)
     lines = [[text.encode(line, "en") for line in lines] for lines in (WRONG, REFERENCES)]
     assert any("@@ " in line for line in lines[0])
@@ -66,7 +66,7 @@ def test_lower_cased_data(translation_data: Path) -> None:
     assert "case:lc" in rows["sacreBLEU"]["signature"]
 
 
-def test_compounds_are_split() -> None:
+def test_compounds_are_split():
     split = split_compounds
     # what perl -ple 's{(\S)-(\S)}{$1 ##AT##-##AT## $2}g' prints
     assert split("a well-known x-y-z - b-") == (
@@ -81,7 +81,7 @@ def test_compounds_are_split() -> None:
     assert rows["compound-split"]["precisions"] == pytest.approx([600 / 7, 400 / 6, 40, 0])
 
 
-def test_bootstrap() -> None:
+def test_bootstrap():
     assert score(WRONG, REFERENCES, TextPipeline())["tokenised"]["confidence"] is None
     rows = score(WRONG, REFERENCES, TextPipeline(), bootstrap=True)
     row = rows["tokenised"]
@@ -94,11 +94,8 @@ def test_bootstrap() -> None:
 
 
 def test_what_fairseq_generate_prints_is_scored(
-    translation_data: Path,
-    clustered_translator: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
+    translation_data, clustered_translator, tmp_path, capsys
+):
     """Translations and references of a split are fairseq's own, in the order of the data."""
     options = ["--checkpoint", clustered_translator, "--data", translation_data, "--beam", 3]
     record = numbers(tmp_path, *options, "--lenpen", 0.6, "--out", tmp_path / "out")
@@ -119,13 +116,7 @@ def test_what_fairseq_generate_prints_is_scored(
 
 
 @pytest.mark.parametrize("detokenised", [True, False])
-def test_no_raw_references(
-    detokenised: bool,
-    translation_model: Path,
-    translation_data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_no_raw_references(detokenised, translation_model, translation_data, tmp_path, capsys):
     """Also where the folder raw holds tokens, because the data's source did."""
     data = tmp_path / "data"
     shutil.copytree(translation_data, data)
@@ -148,12 +139,7 @@ def test_no_raw_references(
     assert record["scores"]["tokenised"]["bleu"] == pytest.approx(100)
 
 
-def test_mistakes(
-    translation_data: Path,
-    translation_model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_mistakes(translation_data, translation_model, tmp_path, capsys):
     def error(*words: object) -> str:
         written = ("--json", tmp_path / "out.json", "--out", tmp_path / "out")
         return refused(capsys, *COMMAND, *words, *written)
@@ -172,11 +158,7 @@ def test_mistakes(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_average_and_a_bundle_to_bleu(
-    translation_data: Path,
-    translation_models: Path,
-    tmp_path: Path,
-) -> None:
+def test_an_average_and_a_bundle_to_bleu(translation_data, translation_models, tmp_path):
     """Two epochs averaged, translated together with a bundle, and scored."""
     average, last = tmp_path / "average.pt", translation_models / "checkpoint_last.pt"
     options = ["--inputs", translation_models, "--num-epoch-checkpoints", 2, "--output", average]

@@ -77,12 +77,7 @@ def outputs(loaded) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_bundle_is_its_checkpoint(
-    name: str,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bundle_is_its_checkpoint(name, request, tmp_path, monkeypatch):
     """Bit by bit, though the data is gone and nothing is unpickled."""
     loaded = load_checkpoint(request.getfixturevalue(name))
     wanted = outputs(loaded)
@@ -108,7 +103,7 @@ def test_a_bundle_is_its_checkpoint(
         assert file == "bundle.json" or same[0] == same[1]
 
 
-def test_tied_tensors_are_written_once(word_checkpoint: Path, tmp_path: Path) -> None:
+def test_tied_tensors_are_written_once(word_checkpoint, tmp_path):
     """Those of adaptive embeddings and softmax."""
     loaded = load_checkpoint(word_checkpoint)
     write_bundle(loaded, tmp_path / "bundle")
@@ -120,7 +115,7 @@ def test_tied_tensors_are_written_once(word_checkpoint: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_smaller_numbers(dtype: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_smaller_numbers(dtype, checkpoint, tmp_path):
     loaded = load_checkpoint(checkpoint)
     write_bundle(loaded, tmp_path / "whole")
     write_bundle(loaded, tmp_path / "bundle", dtype=dtype)
@@ -137,7 +132,7 @@ def test_smaller_numbers(dtype: str, checkpoint: Path, tmp_path: Path) -> None:
         assert torch.equal(mine, given)
 
 
-def test_int8(checkpoint: Path, tmp_path: Path) -> None:
+def test_int8(checkpoint, tmp_path):
     """A quarter of the size; each number is off by half a step of its row at most."""
     loaded = load_checkpoint(checkpoint)
     with torch.no_grad():
@@ -160,7 +155,7 @@ def test_int8(checkpoint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["shorter", "no matrix", "whole numbers", "not finite"])
-def test_damaged_int8(change: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_damaged_int8(change, checkpoint, tmp_path):
     write_bundle(load_checkpoint(checkpoint), tmp_path / "bundle", dtype="int8")
     file = tmp_path / "bundle" / "model.safetensors"
     tensors = load_file(file)
@@ -179,7 +174,7 @@ def test_damaged_int8(change: str, checkpoint: Path, tmp_path: Path) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_command(checkpoint, tmp_path, capsys):
     out = tmp_path / "new" / "bundle"
     assert run("bundle", checkpoint, out) == 0
     assert f"{out}: ClusterformerLanguageModel" in capsys.readouterr().out
@@ -210,7 +205,7 @@ def test_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "damaged" in error(capsys, "bundle", checkpoint, out, "--force")
 
 
-def test_a_bundle_of_a_bundle_keeps_its_card(lm_bundle: Path, tmp_path: Path) -> None:
+def test_a_bundle_of_a_bundle_keeps_its_card(lm_bundle, tmp_path):
     """Also where it takes the place of the other."""
     out, own = tmp_path / "out", tmp_path / "card.md"
     own.write_text("# Mine\n")
@@ -237,9 +232,7 @@ def test_a_bundle_of_a_bundle_keeps_its_card(lm_bundle: Path, tmp_path: Path) ->
         ("dict.txt", "a 1\n", "does not fit"),
     ],
 )
-def test_damaged(
-    file: str, content: str | None, says: str, lm_bundle: Path, tmp_path: Path
-) -> None:
+def test_damaged(file, content, says, lm_bundle, tmp_path):
     bundle = tmp_path / "bundle"
     shutil.copytree(lm_bundle, bundle)
     (bundle / file).unlink()
@@ -278,7 +271,7 @@ PRUNED = {
 
 
 @pytest.mark.parametrize("form", PRUNED)
-def test_pruned(form: str, byte_data, translation_data, pair_data, tmp_path: Path) -> None:
+def test_pruned(form, byte_data, translation_data, pair_data, tmp_path):
     """A pruned model that was saved is the kept layers: loaded, bundled and resumed."""
     line, kept, options = PRUNED[form]
     data = {"lm": byte_data, "classifier": pair_data}.get(form, translation_data)
@@ -306,9 +299,7 @@ def test_pruned(form: str, byte_data, translation_data, pair_data, tmp_path: Pat
 
 @pytest.mark.parametrize("command", [["bundle"], ["export", "--to", "transformers"]])
 @pytest.mark.parametrize("task", ["multilingual_translation", "denoising"])
-def test_a_model_of_another_task(
-    command: list[str], task: str, checkpoint: Path, tmp_path: Path, capsys
-) -> None:
+def test_a_model_of_another_task(command, task, checkpoint, tmp_path, capsys):
     state = torch.load(checkpoint, weights_only=True)
     state["cfg"]["task"] = Namespace(_name=task, data=str(tmp_path))
     torch.save(state, tmp_path / "other.pt")
@@ -317,9 +308,7 @@ def test_a_model_of_another_task(
 
 
 @pytest.mark.parametrize("name", ["MODEL_CARD.md", "dict.txt", "label"])
-def test_links_out_of_a_bundle_are_not_followed(
-    name: str, lm_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_links_out_of_a_bundle_are_not_followed(name, lm_bundle, tmp_path, capsys):
     bundle, secret = tmp_path / "bundle", tmp_path / "secret"
     shutil.copytree(lm_bundle, bundle)
     (bundle / "inside").symlink_to("bundle.json")
@@ -333,9 +322,7 @@ def test_links_out_of_a_bundle_are_not_followed(
 
 
 @pytest.mark.parametrize("where", ["task", "model", "dataset"])
-def test_options_of_a_bundle_stand_for_nothing_else(
-    where: str, lm_bundle: Path, tmp_path: Path
-) -> None:
+def test_options_of_a_bundle_stand_for_nothing_else(where, lm_bundle, tmp_path):
     bundle = tmp_path / "bundle"
     shutil.copytree(lm_bundle, bundle)
     record = json.loads((bundle / "bundle.json").read_text())

@@ -55,7 +55,7 @@ def classify(*words: object) -> int:
     return main(["classify", "--cpu", *map(str, words)])
 
 
-def test_texts(checkpoint: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_texts(checkpoint, tmp_path, capsys, monkeypatch):
     texts = ["Lovely!", "A BORING film.", "dull"]
     assert classify("--checkpoint", checkpoint, *texts) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
@@ -77,7 +77,7 @@ def test_texts(checkpoint: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     assert "1 texts were longer than the model reads" in printed.err
 
 
-def test_any_iterable_of_texts(checkpoint: Path) -> None:
+def test_any_iterable_of_texts(checkpoint):
     model = fairseq_clusterformer.load(checkpoint, device="cpu")
     texts = ["Lovely!", "dull", "A BORING film."]
     assert model.classify(text for text in texts) == model.classify(texts)
@@ -85,7 +85,7 @@ def test_any_iterable_of_texts(checkpoint: Path) -> None:
         model.classify(texts, batch_size=0)
 
 
-def test_words_are_those_of_the_preparation(checkpoint: Path, tmp_path: Path) -> None:
+def test_words_are_those_of_the_preparation(checkpoint, tmp_path):
     """Raw texts get the probabilities of the prepared ones, from a bundle too."""
     loaded = load_checkpoint(checkpoint)
     loaded.task.load_dataset("test")
@@ -106,7 +106,7 @@ def test_words_are_those_of_the_preparation(checkpoint: Path, tmp_path: Path) ->
             torch.testing.assert_close(got, expected)
 
 
-def test_json_spells_out_what_commands_a_terminal(checkpoint: Path, capsys) -> None:
+def test_json_spells_out_what_commands_a_terminal(checkpoint, capsys):
     text = "\x1b[2J \x9b \x7f é"
     assert classify("--checkpoint", checkpoint, "--json", text) == 0
     line = capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_json_spells_out_what_commands_a_terminal(checkpoint: Path, capsys) -> N
     assert json.loads(line)["text"] == text
 
 
-def test_pairs(pairs: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_pairs(pairs, tmp_path, capsys, monkeypatch):
     assert (
         classify("--checkpoint", pairs, "What is it?", "yes yes", "What is it?", "no no no") == 0
     )
@@ -128,7 +128,7 @@ def test_pairs(pairs: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     assert "TEXT: there are 1; allowed: two per pair" in capsys.readouterr().err
 
 
-def test_mistakes(checkpoint: Path, tmp_path: Path, capsys) -> None:
+def test_mistakes(checkpoint, tmp_path, capsys):
     (tmp_path / "input0").mkdir()
     assert classify("--checkpoint", checkpoint, "--data", tmp_path, "x") == 1
     assert f"--data is {tmp_path}: " in capsys.readouterr().err
@@ -146,7 +146,7 @@ def test_mistakes(checkpoint: Path, tmp_path: Path, capsys) -> None:
     record.write_text(text)
 
 
-def test_a_classifier_that_starts_from_a_folder(tmp_path: Path) -> None:
+def test_a_classifier_that_starts_from_a_folder(tmp_path):
     """Its words are those of the folder's tokenizer, in training, in a checkpoint, in a bundle."""
     folder, data = folder_of("bert", tmp_path / "bert"), tmp_path / "data"
     rows = (f"{i % 2}\tA lake {'a fish ' * i}and a café\n" for i in range(20))

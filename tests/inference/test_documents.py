@@ -38,7 +38,7 @@ def refused(path: Path, content: bytes, encoding: str | None = None) -> str:
 
 
 class TestText:
-    def test_blank_lines_divide_paragraphs(self, tmp_path: Path) -> None:
+    def test_blank_lines_divide_paragraphs(self, tmp_path):
         content = b"\n\nOne  line,\r\nand\tthe next.\n \t\nThe second.\n\n\n\nThe \f third. \n"
         source = read(tmp_path / "my notes.txt", content)
         assert source.paragraphs == ("One line, and the next.", "The second.", "The", "third.")
@@ -53,7 +53,7 @@ class TestText:
             (f"{'word ' * 30}\nTwo", 2),
         ],
     )
-    def test_lines_that_are_paragraphs(self, text: str, paragraphs: int, tmp_path: Path) -> None:
+    def test_lines_that_are_paragraphs(self, text, paragraphs, tmp_path):
         assert len(read(tmp_path / "a.txt", text.encode()).paragraphs) == paragraphs
         assert len(text_source(text, "x").paragraphs) == paragraphs
 
@@ -62,22 +62,22 @@ class TestText:
         [("utf-8", None), ("utf-8-sig", None), ("utf-16", None), ("utf-32", None)]
         + [(name, name) for name in ("latin-1", "cp1252", "utf-16-le", "utf-8")],
     )
-    def test_encodings(self, encoding: str, given: str | None, tmp_path: Path) -> None:
+    def test_encodings(self, encoding, given, tmp_path):
         content = "Das Café.\n\nNaïve Größe.".encode(encoding)
         source = read(tmp_path / "a", content, given)
         assert source.paragraphs == ("Das Café.", "Naïve Größe.")
 
     @pytest.mark.parametrize("given", ["utf-8", "utf-16-le"])
-    def test_a_mark_is_no_text(self, given: str, tmp_path: Path) -> None:
+    def test_a_mark_is_no_text(self, given, tmp_path):
         source = read(tmp_path / "a", "\ufeffOtto.".encode(given), given)
         assert source.paragraphs == ("Otto.",)
 
-    def test_a_name_that_is_not_utf8_can_be_shown(self, tmp_path: Path) -> None:
+    def test_a_name_that_is_not_utf8_can_be_shown(self, tmp_path):
         path = tmp_path / os.fsdecode(b"caf\xe9.txt")
         source = read(path, b"Otto rules Ulm.")
         assert (source.name, source.title) == (f"{tmp_path}/caf\\udce9.txt", "caf\\udce9")
 
-    def test_what_is_no_text_is_named(self, tmp_path: Path) -> None:
+    def test_what_is_no_text_is_named(self, tmp_path):
         path = tmp_path / "a.txt"
         line = refused(path, "ab Café".encode("latin-1"))
         assert "is not in utf-8 (byte 6)" in line
@@ -91,14 +91,14 @@ class TestText:
         for nothing in (b"", b" \n\n\t\r\n", b"\xef\xbb\xbf"):
             assert "holds no text" in refused(path, nothing)
 
-    def test_what_cannot_be_opened_is_named(self, tmp_path: Path) -> None:
+    def test_what_cannot_be_opened_is_named(self, tmp_path):
         with pytest.raises(UserError, match="nowhere.txt: No such file .*allowed"):
             read_source(tmp_path / "nowhere.txt")
         with pytest.raises(UserError, match="is a folder; allowed"):
             read_source(tmp_path)
 
 
-def test_menus_and_dates_are_no_answers(tmp_path: Path) -> None:
+def test_menus_and_dates_are_no_answers(tmp_path):
     """What half of the files have, and dates and page numbers by themselves; not short texts."""
     own = ["12 March 2020", "Posted on Monday, 12 March 2020, 10:30", "Page 3 of 10", "1966"]
     own += ["Born 12 March 1920", "It began on 12 March 2020."]
@@ -119,17 +119,17 @@ def test_menus_and_dates_are_no_answers(tmp_path: Path) -> None:
     assert all(source.paragraphs[0] == "Home | News" for source in sources[:3])
 
 
-def test_a_date_in_an_upload_is_no_answer() -> None:
+def test_a_date_in_an_upload_is_no_answer():
     source = uploaded_source(b"It began.\n\n12 March 2020", "a.txt")
     assert source.silent == {1}
 
 
-def test_a_line_of_dates_takes_little_time() -> None:
+def test_a_line_of_dates_takes_little_time():
     text = b"1/1/2020 " + b"1111day-" * 20 + b"x"
     assert not uploaded_source(text, "a.txt").silent
 
 
-def test_dates_that_answer_and_versions_of_a_document(tmp_path: Path) -> None:
+def test_dates_that_answer_and_versions_of_a_document(tmp_path):
     """A date below a heading, and one in a table; versions are no pages with a menu."""
     text = "# Minutes\n\n3 May 2021\n\n## Next meeting\n\n12 March 2025, 14:00\n\n"
     text += "| Day | Hour |\n|---|---|\n| 2025-03-13 | 14:00 |\n\nVersion "
@@ -140,7 +140,7 @@ def test_dates_that_answer_and_versions_of_a_document(tmp_path: Path) -> None:
 
 
 class TestHTML:
-    def test_text_alone_in_paragraphs(self, tmp_path: Path) -> None:
+    def test_text_alone_in_paragraphs(self, tmp_path):
         content = b"""<!DOCTYPE html><html><head><title> A
         page </title><style>p{color:red}</style><script>head()</script></head>
         <body onload="x()"><!-- unseen --><nav><ul><li>Home<li>Else</ul></nav>
@@ -168,7 +168,7 @@ class TestHTML:
             ('<meta charset="utf-16">', "utf-16"),
         ],
     )
-    def test_a_page_says_its_encoding(self, head: str, encoding: str, tmp_path: Path) -> None:
+    def test_a_page_says_its_encoding(self, head, encoding, tmp_path):
         content = f"{head}<p>Größe: ö".encode(encoding)
         assert read(tmp_path / "a.HTM", content).paragraphs == ("Größe: ö",)
 
@@ -176,18 +176,16 @@ class TestHTML:
         ("declared", "encoding"),
         [("iso-8859-1", "cp1252"), ("us-ascii", "cp1252"), ("utf-16", "utf-8")],
     )
-    def test_an_encoding_is_what_browsers_take_it_for(
-        self, declared: str, encoding: str, tmp_path: Path
-    ) -> None:
+    def test_an_encoding_is_what_browsers_take_it_for(self, declared, encoding, tmp_path):
         text = "\u201cÖrsk\u201d \u2013 it\u2019s"
         content = f"<meta charset={declared}><p>{text}".encode(encoding)
         assert read(tmp_path / "a.html", content).paragraphs == (text,)
 
-    def test_a_byte_that_is_none_of_a_browsers(self, tmp_path: Path) -> None:
+    def test_a_byte_that_is_none_of_a_browsers(self, tmp_path):
         content = b"<meta charset=latin-1><p>a\x81\xe9"
         assert read(tmp_path / "a.html", content).paragraphs == ("a\x81é",)
 
-    def test_the_option_is_stronger(self, tmp_path: Path) -> None:
+    def test_the_option_is_stronger(self, tmp_path):
         content = "<meta charset=utf-8><p>é".encode("latin-1")
         assert "is not in utf-8" in refused(tmp_path / "a.html", content)
         assert read(tmp_path / "a.html", content, "latin-1").paragraphs == ("é",)
@@ -195,7 +193,7 @@ class TestHTML:
             tmp_path / "a.html", b"<meta charset=so-called>a"
         )
 
-    def test_broken_pages(self, tmp_path: Path) -> None:
+    def test_broken_pages(self, tmp_path):
         path = tmp_path / "a.xhtml"
         assert read(path, b"<p>a</i></p></div></script><svg/>b<p").paragraphs == ("a", "b<p")
         assert read(path, b"<title>a</title>b<script>c</script>d<style>e").paragraphs == ("bd",)
@@ -207,14 +205,14 @@ class TestHTML:
 
 
 class TestPDF:
-    def test_pages(self, tmp_path: Path) -> None:
+    def test_pages(self, tmp_path):
         content = pdf("The king of Arle\nis Otto.", "Page two.", title="Towns")
         for name in ("a.pdf", "without an ending"):
             source = read(tmp_path / name, content)
             assert source.paragraphs == ("The king of Arle is Otto.", "Page two.")
             assert source.title == "Towns"
 
-    def test_paragraphs_of_a_page(self, tmp_path: Path) -> None:
+    def test_paragraphs_of_a_page(self, tmp_path):
         """A line that ends early ends a paragraph, unless the sentence goes on."""
         page = """A heading
 The king of Arle, who is old, has ruled the town for more than
@@ -261,12 +259,12 @@ a line and more."""
             ("19-\n20", "", "19- 20"),
         ],
     )
-    def test_words_that_a_line_divides(self, broken: str, elsewhere: str, whole: str) -> None:
+    def test_words_that_a_line_divides(self, broken, elsewhere, whole):
         page = "\n".join(parsing._lines(f"a {broken} b {elsewhere}"))
         (found,) = parsing._whole_words([page])
         assert " ".join(found.split()).startswith(f"a {whole} b")
 
-    def test_what_recurs_at_the_edges_of_pages_is_no_text(self, tmp_path: Path) -> None:
+    def test_what_recurs_at_the_edges_of_pages_is_no_text(self, tmp_path):
         towns = ("Arle", "Elm", "Ulm", "Bree", "Orsk")
         pages = [
             f"{('The Towns', 'A Guide')[n % 2]}\nThe king of {town} is old.\nBees live there in "
@@ -292,7 +290,7 @@ a line and more."""
             "{team} May {year}",
         ],
     )
-    def test_rows_that_differ_in_numbers_are_text(self, line: str, tmp_path: Path) -> None:
+    def test_rows_that_differ_in_numbers_are_text(self, line, tmp_path):
         def row(number: int) -> str:
             year, team = 1900 + number, number * 7 % 11
             return line.format(row=number, year=year, amount=10000 + 31 * number, team=team)
@@ -302,7 +300,7 @@ a line and more."""
         text = " ".join(read(tmp_path / "a.pdf", pdf(*pages)).paragraphs)
         assert [each for each in rows if " ".join(each.split()) not in text] == []
 
-    def test_dates_and_numbers_of_pages_are_no_text(self, tmp_path: Path) -> None:
+    def test_dates_and_numbers_of_pages_are_no_text(self, tmp_path):
         months, numerals = "January February March April May June", "i ii iii iv v vi"
         heads = zip(months.split(), numerals.split(), strict=True)
         pages = [
@@ -313,7 +311,7 @@ a line and more."""
         expected = tuple(f"The king of town {n * n} is old." for n in range(1, 7))
         assert read(tmp_path / "a.pdf", pdf(*pages)).paragraphs == expected
 
-    def test_columns_that_are_written_row_by_row(self, tmp_path: Path) -> None:
+    def test_columns_that_are_written_row_by_row(self, tmp_path):
         left = """The king of Arle, who is old, has ruled
 the town for more than twenty years, and
 the towns around it for longer than any
@@ -333,26 +331,26 @@ They are all bakers.""".splitlines()
         )
         assert "Elm mlE the king" in " ".join(read(tmp_path / "b.pdf", pdf(table)).paragraphs)
 
-    def test_three_columns(self, tmp_path: Path) -> None:
+    def test_three_columns(self, tmp_path):
         columns = [[f"{word} of line {line} rules" for line in range(6)] for word in "ABC"]
         rows = "\n".join(map("\t".join, zip(*columns, strict=True)))
         source = read(tmp_path / "a.pdf", pdf(rows, column=170))
         assert source.paragraphs == (" ".join(sum(columns, [])),)
 
-    def test_halves_of_characters(self, tmp_path: Path) -> None:
+    def test_halves_of_characters(self, tmp_path):
         """As fonts of formulas have them."""
         content = pdf("Otto rules @ and A.", letters={"@": "D835", "A": "D835DC9C"})
         (text,) = read(tmp_path / "a.pdf", content).paragraphs
         assert text == "Otto rules \ufffd and \U0001d49c."
 
-    def test_damaged(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_damaged(self, tmp_path, caplog):
         content, path = pdf("The king of Arle is Otto."), tmp_path / "a.pdf"
         assert "holds no text" in refused(path, pdf(""))
         for damaged in (b"", b"no PDF", content[:40], content[:-300]):
             assert "cannot be read as PDF (" in refused(path, damaged)
         assert not caplog.messages  # the library's own warnings
 
-    def test_locked(self, tmp_path: Path) -> None:
+    def test_locked(self, tmp_path):
         writer = pypdf.PdfWriter(clone_from=io.BytesIO(pdf("secret")))
         writer.encrypt("key", algorithm="RC4-128")
         out = io.BytesIO()
@@ -361,7 +359,7 @@ They are all bakers.""".splitlines()
 
 
 class TestMarkdown:
-    def test_rows_of_tables_headings_and_items(self, tmp_path: Path) -> None:
+    def test_rows_of_tables_headings_and_items(self, tmp_path):
         content = b"""# The towns #
 Arle is old.
 It is small.
@@ -392,7 +390,7 @@ a | b is no table.
 
 
 class TestFolders:
-    def test_all_documents_below_and_nothing_else(self, tmp_path: Path) -> None:
+    def test_all_documents_below_and_nothing_else(self, tmp_path):
         (tmp_path / "b" / "c").mkdir(parents=True)
         (tmp_path / ".hidden").mkdir()
         for name in ("b/c/z.html", "b/a.txt", "b/.secret.txt", ".hidden/a.txt", "a.MD", "x.py"):
@@ -409,7 +407,7 @@ class TestFolders:
         assert lines[2].startswith(f"{tmp_path}: 3 read, 2 unreadable, 2 skipped")
         assert len(lines) == 3
 
-    def test_what_is_refused(self, tmp_path: Path) -> None:
+    def test_what_is_refused(self, tmp_path):
         (tmp_path / "x.py").touch()
         with pytest.raises(UserError, match=r"no document in this folder: 0 read.*1 skipped"):
             read_sources([tmp_path], report=print)
@@ -421,7 +419,7 @@ class TestFolders:
 
 
 @pytest.mark.parametrize("blank", [" ", "\n"])
-def test_a_long_paragraph_takes_little_more_memory_than_its_text(blank: str, tmp_path) -> None:
+def test_a_long_paragraph_takes_little_more_memory_than_its_text(blank, tmp_path):
     words = blank.join(["a", "treaty", "in", "Ulm "] * 100_000)
     (tmp_path / "long.txt").write_text(words)
     tracemalloc.start()
@@ -432,9 +430,7 @@ def test_a_long_paragraph_takes_little_more_memory_than_its_text(blank: str, tmp
     assert most < 10 * len(words), f"{most / len(words):.1f} times"
 
 
-def test_main_text_is_without_menus_and_asks_for_its_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_main_text_is_without_menus_and_asks_for_its_library(tmp_path, monkeypatch):
     story = (
         "<p>The king of Arle is Otto, who has ruled the town for more than twenty years now.</p>"
     )
@@ -463,16 +459,14 @@ class TestLimits:
             ),
         ],
     )
-    def test_small_documents_take_no_time(
-        self, name: str, unit: str, end: str, tmp_path: Path
-    ) -> None:
+    def test_small_documents_take_no_time(self, name, unit, end, tmp_path):
         (tmp_path / name).write_text(f"Otto rules.\n\n{unit * 30_000}{end}")
         start = time.process_time(), time.monotonic()
         assert read_source(tmp_path / name).paragraphs[0].startswith("Otto rules.")
         assert time.process_time() - start[0] < 2
         assert time.monotonic() - start[1] < parsing.SECONDS / 2
 
-    def test_a_declaration_that_is_none(self, tmp_path: Path) -> None:
+    def test_a_declaration_that_is_none(self, tmp_path):
         assert "cannot be read as HTML (" in refused(tmp_path / "a.html", b"<![foo<p>x</p>")
         (tmp_path / "b.html").write_text("<p>Otto rules.")
         lines: list[str] = []
@@ -487,9 +481,7 @@ class TestLimits:
             ("MEMORY", 60_000_000, "60,000,000 bytes"),
         ],
     )
-    def test_time_and_memory_have_limits(
-        self, limit: str, value: float, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_time_and_memory_have_limits(self, limit, value, says, tmp_path, monkeypatch):
         page = b"<p>" + b"a" * 50_000_000 if limit == "MEMORY" else pdf("Otto rules.")
         parsing._worker.cache_clear()
         with monkeypatch.context() as patch:
@@ -498,7 +490,7 @@ class TestLimits:
         parsing._worker.cache_clear()
         assert read(tmp_path / "a.pdf", pdf("Otto rules.")).paragraphs == ("Otto rules.",)
 
-    def test_one_process_reads_all(self, tmp_path: Path) -> None:
+    def test_one_process_reads_all(self, tmp_path):
         for _ in range(2):
             read(tmp_path / "a.html", b"<p>Otto")
             number = parsing._worker(os.getpid()).pid

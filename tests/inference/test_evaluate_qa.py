@@ -51,7 +51,7 @@ def read(folder: Path, name: str):
 
 
 @pytest.mark.parametrize("corpus", ["text", "triviaqa-web", "2wiki"])
-def test_answers(corpus: str, answered: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+def test_answers(corpus, answered, tmp_path, capsys):
     assert run(answered, corpus, "--out", tmp_path / "new" / "out", "--batch-size", 5) == 0
     out = tmp_path / "new" / "out"
     files = [".clusterformer", "predictions.json", "scores.json"]
@@ -82,7 +82,7 @@ def test_answers(corpus: str, answered: tuple[Path, Path], tmp_path: Path, capsy
     assert nll == pytest.approx(bits * math.log(2), abs=2e-3)
 
 
-def test_breakdown(trained: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+def test_breakdown(trained, tmp_path, capsys):
     """Every question is in one row of each table, with the scores of its row's questions alone."""
     assert run(trained, "squad2", "--out", tmp_path, "--breakdown") == 0
     scores, predictions = read(tmp_path, "scores.json"), read(tmp_path, "predictions.json")
@@ -115,7 +115,7 @@ def test_breakdown(trained: tuple[Path, Path], tmp_path: Path, capsys) -> None:
         (" ".join(["How", *["very"] * 15]), "how", "16 or more"),
     ],
 )
-def test_rows_of_the_breakdown(question: str, word: str, length: str) -> None:
+def test_rows_of_the_breakdown(question, word, length):
     empty = {name: {} for name in ("no_answer", "facts", "gold_facts", "nll")}
     one = Predictions(
         "squad1", {"0": "x"}, natural=[], gold={"0": ["x"]}, questions={"0": question}, **empty
@@ -126,7 +126,7 @@ def test_rows_of_the_breakdown(question: str, word: str, length: str) -> None:
 
 
 @pytest.mark.parametrize("corpus", ["squad2", "text"])
-def test_some_have_no_answer(corpus: str, trained: tuple[Path, Path], tmp_path: Path) -> None:
+def test_some_have_no_answer(corpus, trained, tmp_path):
     assert run(trained, corpus, "--out", tmp_path) == 0
     predictions, none = read(tmp_path, "predictions.json"), read(tmp_path, "no_answer.json")
     scores = read(tmp_path, "scores.json")
@@ -169,9 +169,7 @@ def gold_file(folder: Path, path: Path, annotators: int) -> Path:
 
 
 @pytest.mark.parametrize("annotators", [1, 5])  # of the training data, and of the development set
-def test_natural_questions(
-    annotators: int, trained: tuple[Path, Path], tmp_path: Path, capsys, caplog
-) -> None:
+def test_natural_questions(annotators, trained, tmp_path, capsys, caplog):
     """What the files have besides the split, such as the rest of train, is not scored."""
     gold = gold_file(trained[0], tmp_path / "dev.jsonl", annotators)
     assert run(trained, "natural-questions", "--out", tmp_path, "--gold", gold) == 0
@@ -189,7 +187,7 @@ def test_natural_questions(
     assert read(tmp_path, "scores.json") == {}
 
 
-def test_answers_that_are_kept_secret(trained: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+def test_answers_that_are_kept_secret(trained, tmp_path, capsys):
     assert run(trained, "squad1", "--out", tmp_path, "--split", "test", "--breakdown") == 0
     assert len(read(tmp_path, "predictions.json")) == 20
     printed = capsys.readouterr().out
@@ -197,7 +195,7 @@ def test_answers_that_are_kept_secret(trained: tuple[Path, Path], tmp_path: Path
     assert "by question word" not in printed
 
 
-def test_other_lengths(trained: tuple[Path, Path], tmp_path: Path) -> None:
+def test_other_lengths(trained, tmp_path):
     lengths = ("--max-answer-length", 1, "--max-positions-inference", 12)
     assert run(trained, "squad2", "--out", tmp_path, *lengths) == 0
     data = QAData(trained[0], "valid")
@@ -228,9 +226,7 @@ def test_other_lengths(trained: tuple[Path, Path], tmp_path: Path) -> None:
         ("squad1", ("--data", "nowhere"), "--data is nowhere: no such folder"),
     ],
 )
-def test_mistakes(
-    corpus: str, options: tuple, message: str, trained: tuple[Path, Path], tmp_path: Path, capsys
-) -> None:
+def test_mistakes(corpus, options, message, trained, tmp_path, capsys):
     assert run(trained, corpus, *options, "--out", tmp_path / "out") == 1
     assert not (tmp_path / "out").exists()
     told = capsys.readouterr().err.strip().splitlines()
@@ -238,14 +234,14 @@ def test_mistakes(
     assert "allowed" in told[-1] or "is no option" in told[-1] or "no such file" in told[-1]
 
 
-def test_questions_of_another_file(trained: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+def test_questions_of_another_file(trained, tmp_path, capsys):
     gold = gold_file(trained[0], tmp_path / "dev.jsonl", 5)
     gold.write_text("".join(gold.read_text().splitlines(keepends=True)[3:]))
     assert run(trained, "natural-questions", "--gold", gold) == 1
     assert "question 0 is not there; allowed: the files" in capsys.readouterr().err
 
 
-def test_damaged_data(trained: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+def test_damaged_data(trained, tmp_path, capsys):
     shutil.copytree(trained[0], tmp_path / "data")
     with open(tmp_path / "data" / "valid.jsonl", "ab") as file:
         file.truncate(100)

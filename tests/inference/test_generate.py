@@ -33,9 +33,7 @@ def greedy_by_prefix(model: LanguageModel, tokens: torch.Tensor, more: int) -> t
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "dense_checkpoint", "word_checkpoint"])
-def test_the_likeliest_are_those_of_a_pass_over_each_prefix(
-    name: str, request: pytest.FixtureRequest
-) -> None:
+def test_the_likeliest_are_those_of_a_pass_over_each_prefix(name, request):
     model = fairseq_clusterformer.load(request.getfixturevalue(name), device="cpu")
     given = model._begin(model.coding.encode("The with"))
     wanted = greedy_by_prefix(model, given, 30)[len(given) :]
@@ -43,7 +41,7 @@ def test_the_likeliest_are_those_of_a_pass_over_each_prefix(
     assert text == "The with" + model.coding.decode(wanted, int(given[-1]))
 
 
-def test_numbers_of_another_type_by_name(checkpoint: Path) -> None:
+def test_numbers_of_another_type_by_name(checkpoint):
     for dtype in ("bfloat16", "torch.bfloat16", torch.bfloat16):
         model = fairseq_clusterformer.load(checkpoint, device="cpu", dtype=dtype)
         assert {each.dtype for each in model.model.parameters()} == {torch.bfloat16}
@@ -52,7 +50,7 @@ def test_numbers_of_another_type_by_name(checkpoint: Path) -> None:
             fairseq_clusterformer.load(checkpoint, device="cpu", dtype=dtype)
 
 
-def test_a_prompt_is_read_at_once(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_is_read_at_once(model, monkeypatch):
     """As its tokens one by one, which a decoder that does not say so gets."""
     calls = []
     decoder = type(model.model.decoder)
@@ -71,7 +69,7 @@ def test_a_prompt_is_read_at_once(model: LanguageModel, monkeypatch: pytest.Monk
     assert len(calls) > 12 + 12 + 90
 
 
-def test_seeds_streams_and_samples(model: LanguageModel) -> None:
+def test_seeds_streams_and_samples(model):
     text = model.generate("The ", 50, seed=3)
     assert text.startswith("The ")
     assert text == model.generate("The ", 50, seed=3)
@@ -87,7 +85,7 @@ def test_seeds_streams_and_samples(model: LanguageModel) -> None:
         model.generate("The ", stream=True, num_samples=2)
 
 
-def test_draws() -> None:
+def test_draws():
     log_probs = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(4000, -1)
     generator = torch.Generator().manual_seed(1)
 
@@ -106,7 +104,7 @@ def test_draws() -> None:
     assert shares(top_p=1e-300) == [1, 0, 0, 0]
 
 
-def test_beyond_the_positions(model: LanguageModel, byte_data: Path, tmp_path: Path) -> None:
+def test_beyond_the_positions(model, byte_data, tmp_path):
     """Sinusoidal positions go on; learned ones end."""
     assert len(model.generate("a" * 60, 40, temperature=0).encode()) >= 100
     train(byte_data, f"{TRANSFORMER} --decoder-learned-pos --max-update 1", tmp_path)
@@ -116,14 +114,7 @@ def test_beyond_the_positions(model: LanguageModel, byte_data: Path, tmp_path: P
     assert learned.generate("a" * 60, 5, temperature=0)
 
 
-def test_command(
-    checkpoint: Path,
-    lm_bundle: Path,
-    model: LanguageModel,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_command(checkpoint, lm_bundle, model, tmp_path, monkeypatch, capsys):
     wanted = model.generate("The é", 30, temperature=0.8, top_k=20, top_p=0.9, seed=2) + "\n"
     options = ["--max-tokens", 30, "--temperature", 0.8, "--top-k", 20, "--top-p", 0.9]
     words = ["generate", "--cpu", "--seed", 2, *options, "--checkpoint"]
@@ -137,9 +128,7 @@ def test_command(
     assert capsys.readouterr().out.count("--------------------\nThe é") == 2
 
 
-def test_mistakes(
-    checkpoint: Path, translation_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_mistakes(checkpoint, translation_model, tmp_path, capsys):
     model = ["generate", "--checkpoint", checkpoint, "--cpu"]
     (tmp_path / "latin").write_bytes("é".encode("latin-1"))
     assert "not UTF-8" in error(capsys, *model, "--input", tmp_path / "latin")

@@ -36,7 +36,7 @@ def edited(checkpoint: Path, path: Path, edit) -> Path:
     return path
 
 
-def test_loaded(checkpoint: Path, byte_data: Path) -> None:
+def test_loaded(checkpoint, byte_data):
     loaded = load_checkpoint(checkpoint, tokens_per_sample=32)
     assert not loaded.model.training
     assert loaded.folder == byte_data
@@ -64,7 +64,7 @@ JUNK |= {b"PK\3\4 no zip": "cut off or damaged", None: "cut off or damaged"}
 JUNK |= {b"\n": "no checkpoint, or damaged"}
 
 
-def test_what_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+def test_what_is_no_checkpoint(checkpoint, tmp_path):
     assert "--model is x.pt: no such file" in refused(Path("x.pt"), option="--model")
     assert "a folder without bundle.json; allowed: a checkpoint that" in refused(tmp_path)
     last = tmp_path / "checkpoint_last.pt"
@@ -102,7 +102,7 @@ def test_what_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
         assert says in refused(edited(checkpoint, path, edit))
 
 
-def test_a_kernel_that_is_gone(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_kernel_that_is_gone(checkpoint, tmp_path):
     """``flex`` is read as ``auto``."""
 
     def edit(state: dict) -> None:
@@ -113,7 +113,7 @@ def test_a_kernel_that_is_gone(checkpoint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1])
-def test_weights_that_are_no_weights(value: float, checkpoint: Path, tmp_path: Path) -> None:
+def test_weights_that_are_no_weights(value, checkpoint, tmp_path):
     def edit(state: dict) -> None:
         name = "decoder.layers.0.fc1.weight"
         state["model"][name] = torch.full_like(state["model"][name], value)
@@ -127,7 +127,7 @@ def test_weights_that_are_no_weights(value: float, checkpoint: Path, tmp_path: P
 
 @pytest.mark.parametrize("name", ["extra_state", "task_state", "optimizer_history", "cfg"])
 @pytest.mark.parametrize("value", [3, [1.5], "text", {"train_iterator": 1}])
-def test_parts_of_other_types(name: str, value: object, checkpoint: Path, tmp_path: Path) -> None:
+def test_parts_of_other_types(name, value, checkpoint, tmp_path):
     """They are one line, or of no matter."""
     with contextlib.suppress(UserError):
         load_checkpoint(edited(checkpoint, tmp_path / "x.pt", lambda s: s.update({name: value})))
@@ -147,7 +147,7 @@ def test_parts_of_other_types(name: str, value: object, checkpoint: Path, tmp_pa
         *[("updates", value) for value in ("x", None)],
     ],
 )
-def test_a_bundle_edited(where: str, value: object, bundle: Path) -> None:
+def test_a_bundle_edited(where, value, bundle):
     says = {"cfg": {"[]": "cfg in bundle.json is []", "{}": "its options name no task"}}
     says["updates"] = {"None": "updates in bundle.json is null"}
     file = bundle / "bundle.json"
@@ -168,7 +168,7 @@ def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bundle(load_checkpoint(checkpoint), tmp_path_factory.mktemp("b") / "bundle")
 
 
-def test_damaged_files_of_data(byte_data: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_damaged_files_of_data(byte_data, checkpoint, tmp_path):
     """Of a model, and of fairseq's data sets: one line names the file."""
     (tmp_path / "dict.txt").write_text((byte_data / "dict.txt").read_text() + "<00> 1\n")
     assert f"{tmp_path}/dict.txt: damaged (Duplicate word" in refused(checkpoint, data=tmp_path)
@@ -189,7 +189,7 @@ def test_damaged_files_of_data(byte_data: Path, checkpoint: Path, tmp_path: Path
             MMapIndexedDataset(str(tmp_path / "train"))
 
 
-def test_data(checkpoint: Path, byte_data: Path, word_data: Path, tmp_path: Path) -> None:
+def test_data(checkpoint, byte_data, word_data, tmp_path):
     assert "--data is x: no such folder" in refused(checkpoint, data="x")
     assert "dict.txt" in refused(checkpoint, data=tmp_path)
     line = refused(checkpoint, data=word_data)
@@ -206,7 +206,7 @@ def test_data(checkpoint: Path, byte_data: Path, word_data: Path, tmp_path: Path
         moved.rename(byte_data)
 
 
-def test_other_versions(checkpoint: Path, tmp_path: Path) -> None:
+def test_other_versions(checkpoint, tmp_path):
     """Options that are new or gone are passed over; what cannot be built is one line."""
 
     def option(**values: object):
@@ -228,9 +228,7 @@ def test_other_versions(checkpoint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("defect", [AttributeError, TypeError, KeyError, AssertionError])
-def test_a_defect_of_ours_is_not_the_users(
-    defect: type[Exception], checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_of_ours_is_not_the_users(defect, checkpoint, monkeypatch):
     def broken(*_):
         raise defect("a bug")
 
@@ -239,9 +237,7 @@ def test_a_defect_of_ours_is_not_the_users(
         load_checkpoint(checkpoint)
 
 
-def test_load_gives_what_a_model_can_do(
-    checkpoint: Path, translation_model: Path, masked_checkpoint: Path
-) -> None:
+def test_load_gives_what_a_model_can_do(checkpoint, translation_model, masked_checkpoint):
     language = fairseq_clusterformer.load(checkpoint, device="cpu")
     assert "generate, perplexity, encode" in repr(language)
     assert "clusterformer_lm" in repr(language)

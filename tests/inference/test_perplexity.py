@@ -21,9 +21,7 @@ def numbers(tmp_path: Path, *words: object) -> dict[str, float]:
     return json.loads((tmp_path / "out.json").read_text())
 
 
-def test_a_split_is_what_eval_lm_says(
-    tmp_path: Path, byte_data: Path, checkpoint: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_split_is_what_eval_lm_says(tmp_path, byte_data, checkpoint, capsys):
     result = numbers(tmp_path, "--checkpoint", checkpoint, "--gen-subset", "test")
     evaluated = eval_lm(byte_data, checkpoint, "--tokens-per-sample 64 --batch-size 2")
     assert result["stepwise bits"] == pytest.approx(evaluated["loss"], abs=1e-4)
@@ -33,7 +31,7 @@ def test_a_split_is_what_eval_lm_says(
     assert "teacher-forced perplexity" in capsys.readouterr().out
 
 
-def test_a_longer_memory_than_in_training(tmp_path: Path, byte_data: Path, capsys) -> None:
+def test_a_longer_memory_than_in_training(tmp_path, byte_data, capsys):
     """In one pass as step by step, and with other results, once a segment has more before it."""
     train(byte_data, f"{CLUSTERFORMER} --attention xl(segment=8,memory=4)", tmp_path)
     words = ("--checkpoint", tmp_path / "checkpoint_last.pt", "--gen-subset", "test")
@@ -48,9 +46,7 @@ def test_a_longer_memory_than_in_training(tmp_path: Path, byte_data: Path, capsy
     capsys.readouterr()
 
 
-def test_a_text_file_is_scored_as_its_split(
-    tmp_path: Path, byte_data: Path, checkpoint: Path, lm_bundle: Path
-) -> None:
+def test_a_text_file_is_scored_as_its_split(tmp_path, byte_data, checkpoint, lm_bundle):
     text = byte_data.parent / "text" / "test.txt"
     split = numbers(tmp_path, "--checkpoint", checkpoint, "--gen-subset", "test")
     words = ["--checkpoint", lm_bundle, "--text", text, "--teacher-forced"]
@@ -61,9 +57,7 @@ def test_a_text_file_is_scored_as_its_split(
     assert numbers(tmp_path, *words, "--max-blocks", 2)["tokens"] == 128
 
 
-def test_a_breakdown_counts_each_token(
-    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_breakdown_counts_each_token(tmp_path, checkpoint, capsys):
     words = ["--checkpoint", checkpoint, "--gen-subset", "test", "--teacher-forced"]
     result = numbers(tmp_path, *words, "--breakdown", "--rare", "1000")
     buckets = result["bits by position"]
@@ -74,9 +68,7 @@ def test_a_breakdown_counts_each_token(
     assert "bits on repeats by distance" in capsys.readouterr().out
 
 
-def test_the_leaking_rule_is_measured_by_prefixes(
-    tmp_path: Path, byte_data: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_leaking_rule_is_measured_by_prefixes(tmp_path, byte_data, capsys):
     options = "--attention neural --cluster-rule leaking-chunk --max-update 12"
     train(byte_data, CLUSTERFORMER, tmp_path, *options.split())
     last = ["--checkpoint", tmp_path / "checkpoint_last.pt"]
@@ -87,8 +79,8 @@ def test_the_leaking_rule_is_measured_by_prefixes(
 
 
 def test_a_stream_is_one_pass_over_all_of_it(
-    tmp_path: Path, byte_data: Path, checkpoint: Path, dense_checkpoint: Path, capsys
-) -> None:
+    tmp_path, byte_data, checkpoint, dense_checkpoint, capsys
+):
     """Blocks behind blocks see what one block of all would; nothing grows that need not."""
     result = numbers(tmp_path, "--checkpoint", checkpoint, "--gen-subset", "test", "--stream")
     language = LanguageModel(load_checkpoint(checkpoint, data=byte_data), device="cpu")
@@ -106,7 +98,7 @@ def test_a_stream_is_one_pass_over_all_of_it(
 
 
 @pytest.mark.parametrize("text", ["a b\nc", "a b\nc\n", "a", "\n"])
-def test_a_text_is_the_prepared_file_with_it(word_data, word_checkpoint, tmp_path, text) -> None:
+def test_a_text_is_the_prepared_file_with_it(word_data, word_checkpoint, tmp_path, text):
     loaded = load_checkpoint(word_checkpoint)
     (tmp_path / "text.txt").write_text(text)
     file = torch.cat(list(TextCoding.from_folder(word_data).items(tmp_path / "text.txt")))
@@ -125,8 +117,8 @@ def with_options(checkpoint: Path, out: Path, **options: object) -> Path:
 @pytest.mark.parametrize("bos", [False, True])
 @pytest.mark.parametrize("mode", ["none", "complete", "eos"])
 def test_texts_are_cut_as_fairseq_cuts_them(
-    tmp_path: Path, word_data: Path, byte_data: Path, word_checkpoint: Path, mode: str, bos: bool
-) -> None:
+    tmp_path, word_data, byte_data, word_checkpoint, mode, bos
+):
     """A text, a split and fairseq-eval-lm say the same; one pass and steps do."""
     how = {"sample_break_mode": mode, "add_bos_token": bos, "tokens_per_sample": 16}
     model = with_options(word_checkpoint, tmp_path / "model.pt", **how)
@@ -143,7 +135,7 @@ def test_texts_are_cut_as_fairseq_cuts_them(
 
 
 @pytest.mark.parametrize("bos", [False, True])
-def test_a_text_begins_as_in_training(tmp_path, word_checkpoint, checkpoint, bos) -> None:
+def test_a_text_begins_as_in_training(tmp_path, word_checkpoint, checkpoint, bos):
     """Of words by </s>, of bytes by nothing unless it is empty; <s> before it where trained so."""
     for path, begin, of_nothing in ((word_checkpoint, [2], [2]), (checkpoint, [], [2])):
         model = with_options(path, tmp_path / "model.pt", add_bos_token=bos)
@@ -154,7 +146,7 @@ def test_a_text_begins_as_in_training(tmp_path, word_checkpoint, checkpoint, bos
         assert language.encode("a")[0].size(0) == bos + len(begin) + 1
 
 
-def test_lines_that_are_too_long_are_left_out(tmp_path, word_checkpoint, capsys) -> None:
+def test_lines_that_are_too_long_are_left_out(tmp_path, word_checkpoint, capsys):
     model = with_options(word_checkpoint, tmp_path / "model.pt", sample_break_mode="eos")
     loaded = load_checkpoint(model)
     long = "a " * loaded.model.max_positions()
@@ -164,13 +156,7 @@ def test_lines_that_are_too_long_are_left_out(tmp_path, word_checkpoint, capsys)
         text_blocks(loaded, long)
 
 
-def test_mistakes(
-    tmp_path: Path,
-    byte_data: Path,
-    checkpoint: Path,
-    lm_bundle: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_mistakes(tmp_path, byte_data, checkpoint, lm_bundle, capsys):
     model = ["perplexity", "--checkpoint", checkpoint]
     assert "--data is nowhere: no such folder" in error(capsys, *model, "--data", "nowhere")
     assert "it has no split; allowed: a prepared" in error(capsys, *model, "--data", lm_bundle)

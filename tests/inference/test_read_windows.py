@@ -47,7 +47,7 @@ def long_text(answer: str = "", before: int = 40, behind: int = 40) -> str:
 
 
 @pytest.mark.parametrize("name", ["bidaf", "qanet"])
-def test_what_was_encoded_before_is_read_as_at_once(name: str) -> None:
+def test_what_was_encoded_before_is_read_as_at_once(name):
     """With documents of other lengths next to them, and none but their own encodings."""
     model = make(name, word_matches=True, **({"attention": "full"} if name == "qanet" else {}))
     question, document, _, lengths = ragged()
@@ -88,7 +88,7 @@ def read_of(name: str, *given) -> SectionRead:
 
 
 class TestMargins:
-    def test_a_margin_is_of_logits_alone(self) -> None:
+    def test_a_margin_is_of_logits_alone(self):
         """Score of the span less that of the place for no answer, however long the document."""
         short, long = [5.0, 1.0], [5.0, 1.0, 4.9, 4.8, 4.7]
         for start in (short, long):
@@ -98,7 +98,7 @@ class TestMargins:
             assert best.margin == pytest.approx(5 + 3 - 6.5, abs=1e-5)
             assert best.probability == pytest.approx(1 / (1 + math.exp(-1.5)), abs=1e-6)
 
-    def test_a_span_that_is_too_long_is_no_answer(self) -> None:
+    def test_a_span_that_is_too_long_is_no_answer(self):
         """Nor does it hide that there is none: as SQuAD's baselines compare legal spans."""
         given = logits([6.0, 1.0, 0.0], [0.0, 1.0, 6.0], 8.0)
         assert given.type[0, 0] == 12  # from the first to the last
@@ -113,7 +113,7 @@ class TestMargins:
         (found,) = ranked_answers(given, [apart], max_answer_length=3)
         assert found.type == "none"
 
-    def test_files_are_in_the_order_of_margins(self) -> None:
+    def test_files_are_in_the_order_of_margins(self):
         """Not of logits, nor of probabilities in the file."""
         reads = [
             read_of("loud", [9.0, 0.0], [9.0, 0.0], 20.0),
@@ -122,7 +122,7 @@ class TestMargins:
         ]
         ranking = ranked(reads, 9)
         assert [each.file for each in ranking.answers if each.type == "short"][:3] == [
-            *("right", "right", "right"),
+            *("right", "right", "right")
         ]
         firsts = [each for each in ranking.answers if each.type == "short" and each.text == "a"]
         assert [each.file for each in firsts] == ["right", "short", "loud"]
@@ -142,19 +142,19 @@ class TestMargins:
             (3.0, -1.01, ""),
         ],
     )
-    def test_the_least_margin(self, none: float, least: float, verdict: str) -> None:
+    def test_the_least_margin(self, none, least, verdict):
         ranking = ranked([read_of("x", [1.0], [1.0], none)], 1, least)
         assert (ranking.verdict, ranking.is_answered) == (verdict, not verdict)
 
     @pytest.mark.parametrize("text", [".", "(", "|"])
-    def test_marks_alone_are_no_answer(self, text: str) -> None:
+    def test_marks_alone_are_no_answer(self, text):
         read = read_of("x", [9.0], [9.0], 0.0)
         assert ranked([read], 9).answers[0].text == "a"
         read.section = replace(read.section, source=Source("x", "x", (text,)))
         found = ranked([read], 9).answers
         assert all(each.type in ("yes", "no") for each in found)
 
-    def test_nothing_found_is_no_answer(self) -> None:
+    def test_nothing_found_is_no_answer(self):
         read = read_of("x", [], [], 0.0)
         ranking = ranked([read], 3, least=-math.inf)
         assert all(each.type != "short" for each in ranking.answers)
@@ -167,13 +167,13 @@ class TestWeights:
         margins = [read_of("loud", [3.0], [2.0], 2.0), read_of("right", [2.0], [2.0], 2.0)]
         return [replace(read, words=4.0 * i) for i, read in enumerate(margins)]
 
-    def test_words_count_with_the_margin(self) -> None:
+    def test_words_count_with_the_margin(self):
         ranking = ranked(self.reads(), 1)
         assert ranking.answers[0].file == "right"
         assert ranking.answers[0].probability == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-6)
         assert ranked(self.reads(), 1, weights=Weights(words=0.2)).answers[0].file == "loud"
 
-    def test_no_answer_in_the_passage_counts(self) -> None:
+    def test_no_answer_in_the_passage_counts(self):
         """As the logarithm of its probability in the passage alone, whatever it is in others."""
         for by_margin in (0.0, None):
             reads = [read_of("loud", [4.0], [2.0], 3.0), read_of("right", [2.0], [2.0], 2.0)]
@@ -193,7 +193,7 @@ class TestWeights:
             (0.28, -0.2, ""),
         ],
     )
-    def test_calibrated(self, threshold: float, least: float, verdict: str) -> None:
+    def test_calibrated(self, threshold, least, verdict):
         """What is shown is the share of right answers; the best passages come anyway."""
         weights = Weights(1.0, 0.2, 2.0, bias=-4.0, threshold=threshold)
         ranking = ranked(self.reads(), 2, least, weights)
@@ -202,7 +202,7 @@ class TestWeights:
         assert ranking.answers[0].probability == pytest.approx(1 / (1 + math.e), abs=1e-6)
         assert (ranking.verdict, ranking.is_answered, ranking.note) == (verdict, not verdict, "")
 
-    def test_a_bundle_is_calibrated(self, towns_reader: Path, tmp_path: Path, capsys) -> None:
+    def test_a_bundle_is_calibrated(self, towns_reader, tmp_path, capsys):
         file, out = tmp_path / "c.json", tmp_path / "bundle"
         line = ["bundle", towns_reader, out, "--calibration", file]
         assert "No such file" in error(capsys, *line)
@@ -231,7 +231,7 @@ def likeliest(question: str, parts: list) -> list[int]:
 
 
 class TestWindows:
-    def test_they_are_as_long_as_in_training(self, towns_reader: Path) -> None:
+    def test_they_are_as_long_as_in_training(self, towns_reader):
         short = Reader(load_checkpoint(towns_reader, max_positions=50), device="cpu")
         assert short.window == 50
         sections = short.sections(text_source(long_text("Noor"), "x"))
@@ -249,16 +249,14 @@ class TestWindows:
             ((30, 78, 30), [[0], [1], [2]]),
         ],
     )
-    def test_short_ones_join_their_neighbour(
-        self, lengths: tuple, expected: list, reader: Reader
-    ) -> None:
+    def test_short_ones_join_their_neighbour(self, lengths, expected, reader):
         """A heading by itself would win: all of its few tokens are likely."""
         token, *_ = reader.sections(text_source("Noor", "x"), 100)
         paragraphs = tuple(" ".join(["Noor"] * length) for length in lengths)
         sections = reader.sections(Source("x", "x", paragraphs), 100 * (token.length - 1))
         assert [[piece.number for piece in part.pieces] for part in sections] == expected
 
-    def test_pieces_of_a_long_paragraph_overlap(self, reader: Reader) -> None:
+    def test_pieces_of_a_long_paragraph_overlap(self, reader):
         """By a quarter: what is no longer lies whole in one of them."""
         source = Source("x", "x", (long_text("Noor").replace("\n\n", " "),))
         sections = reader.sections(source, 51)
@@ -271,7 +269,7 @@ class TestWindows:
         assert all(before[1] - after[0] == 10 for before, after in pairwise(spans))
 
     @pytest.mark.parametrize("place", [0, 37, 80])
-    def test_the_answer_is_found_in_any_window(self, place: int, reader: Reader) -> None:
+    def test_the_answer_is_found_in_any_window(self, place, reader):
         text = long_text("Mary-Ann", place, 80 - place)
         sections = reader.sections(text_source(text, "x"), 60)
         assert len(sections) > 10
@@ -283,7 +281,7 @@ class TestWindows:
         assert ranking.is_answered
         assert all(best.margin > other.margin for other in others)
 
-    def test_no_answer_in_any_window(self, reader: Reader) -> None:
+    def test_no_answer_in_any_window(self, reader):
         sections = reader.sections(text_source(long_text(), "x"), 60)
         assert (
             "Most likely, no answer here"
@@ -291,7 +289,7 @@ class TestWindows:
         )
         assert reader.ask(ASKED, reader.passages(sections), 3, least=-100).is_answered
 
-    def test_those_that_share_words_with_the_question(self, reader: Reader, monkeypatch) -> None:
+    def test_those_that_share_words_with_the_question(self, reader, monkeypatch):
         """A few are read, the right one among them, and are ranked as among all."""
         sections = reader.sections(text_source(long_text("Mary-Ann", 20, 60), "x"), 60)
         seen, read_words = [], reader._read_all
@@ -309,7 +307,7 @@ class TestWindows:
         assert ranking.answers[0].text == expected.text == "Mary-Ann"
         assert ranking.answers[0].margin == pytest.approx(expected.margin, abs=1e-4)
 
-    def test_words_are_known_by_their_beginning(self, reader: Reader) -> None:
+    def test_words_are_known_by_their_beginning(self, reader):
         """Each window has its own words, also where it is a piece of a paragraph."""
         texts = ["Ulm and Pisa. " * 20, "The buildings of Ulm. " * 20, "Ulm or Tyre. " * 20]
         parts = reader.sections(text_source("\n\n".join(texts), "x"), 90)
@@ -325,7 +323,7 @@ class TestWindows:
         assert len(likeliest("", pieces)) == len(pieces)
         assert likeliest("Bree", []) == []
 
-    def test_a_long_document_takes_little_more_memory_than_its_text(self, reader: Reader) -> None:
+    def test_a_long_document_takes_little_more_memory_than_its_text(self, reader):
         """Tokens are made when they are read: those of all would take 20 times the text, and its
         words as strings 12 times, if only for a moment."""
         words = " ".join(f"{name} rules {town}." for name in NAMES for town in TOWNS)
@@ -345,7 +343,7 @@ class TestWindows:
             for few, many, most in zip(*held, (4, 5), strict=True):
                 assert many - few < most * (sizes[1] - sizes[0])
 
-    def test_a_paragraph_in_stretches_is_all_there(self, reader: Reader, monkeypatch) -> None:
+    def test_a_paragraph_in_stretches_is_all_there(self, reader, monkeypatch):
         """Each becomes tokens for itself; what is found has its place in the paragraph."""
         monkeypatch.setattr(splitting, "STRETCH", 200)
         for mark in (". ", "; ", "-"):
@@ -366,7 +364,7 @@ class TestWindows:
                 best = reader.ask(ASKED, reader.passages(sections), 1).answers[0]
                 assert (best.text, best.characters[0]) == ("Noor", text.index("Noor"))
 
-    def test_together_as_one_by_one(self, reader: Reader, monkeypatch) -> None:
+    def test_together_as_one_by_one(self, reader, monkeypatch):
         """The order and the number of what is read together change nothing."""
         monkeypatch.setattr(reader, "weights", Weights(words=0.0))
         monkeypatch.setattr("fairseq_clusterformer.inference.read.IN_A_BATCH", 200)
@@ -405,9 +403,7 @@ class TestIndex:
             encoded
         )
 
-    def test_answers_are_equal_with_and_without(
-        self, towns_reader: Path, document: Path, tmp_path: Path
-    ) -> None:
+    def test_answers_are_equal_with_and_without(self, towns_reader, document, tmp_path):
         folder = tmp_path / "index"
         without, encoded = self.ask(towns_reader, None, document)
         assert encoded > 10
@@ -417,9 +413,7 @@ class TestIndex:
         assert file.stat().st_size < 100_000
         assert sorted(path.name for path in folder.iterdir()) == [index.MARK, file.name]
 
-    def test_a_changed_file_is_encoded_anew(
-        self, towns_reader: Path, document: Path, tmp_path: Path
-    ) -> None:
+    def test_a_changed_file_is_encoded_anew(self, towns_reader, document, tmp_path):
         """It alone, and what was there of it before goes."""
         folder, other = tmp_path / "index", tmp_path / "other.txt"
         other.write_text("Kim 2nd rules Lund.")
@@ -434,8 +428,8 @@ class TestIndex:
         assert len(after - before) == 1
 
     def test_what_was_encoded_before_an_end_is_kept(
-        self, towns_reader: Path, document: Path, tmp_path: Path, monkeypatch
-    ) -> None:
+        self, towns_reader, document, tmp_path, monkeypatch
+    ):
         """An interruption between documents costs those that were not written."""
         folder, other = tmp_path / "index", tmp_path / "other.txt"
         other.write_text("Kim 2nd rules Lund.")
@@ -455,9 +449,7 @@ class TestIndex:
         assert written == list(folder.glob("*.safetensors"))
         assert self.ask(towns_reader, folder, document, other)[1] == 1
 
-    def test_a_disk_that_is_full(
-        self, towns_reader: Path, document: Path, tmp_path: Path, monkeypatch
-    ) -> None:
+    def test_a_disk_that_is_full(self, towns_reader, document, tmp_path, monkeypatch):
         """It is named, and no half of a file stays there."""
 
         def fill(tensors, file):
@@ -470,9 +462,7 @@ class TestIndex:
             self.ask(towns_reader, folder, document)
         assert [path.name for path in folder.iterdir()] == [index.MARK]
 
-    def test_another_model_has_its_own(
-        self, towns_reader: Path, document: Path, tmp_path: Path
-    ) -> None:
+    def test_another_model_has_its_own(self, towns_reader, document, tmp_path):
         folder = tmp_path / "index"
         self.ask(towns_reader, folder, document)
         state = torch.load(towns_reader, weights_only=False)
@@ -484,9 +474,7 @@ class TestIndex:
         assert len(list(folder.glob("*.safetensors"))) == 2
 
     @pytest.mark.parametrize("damage", ["cut", "empty", "other", "none", "edited", "lengths"])
-    def test_a_damaged_file_is_made_anew(
-        self, damage: str, towns_reader: Path, document: Path, tmp_path: Path, caplog
-    ) -> None:
+    def test_a_damaged_file_is_made_anew(self, damage, towns_reader, document, tmp_path, caplog):
         folder = tmp_path / "index"
         expected = self.ask(towns_reader, folder, document)
         (file,) = folder.glob("*.safetensors")
@@ -504,9 +492,7 @@ class TestIndex:
             assert self.ask(towns_reader, folder, document) == expected
         assert self.ask(towns_reader, folder, document) == (expected[0], 0)
 
-    def test_a_file_that_goes_meanwhile(
-        self, towns_reader: Path, document: Path, tmp_path: Path
-    ) -> None:
+    def test_a_file_that_goes_meanwhile(self, towns_reader, document, tmp_path):
         """Another process has read a newer version of the document."""
         reader = load(towns_reader, device="cpu")
         passages = reader.index(document, tmp_path / "index")
@@ -514,9 +500,7 @@ class TestIndex:
         file.unlink()
         assert reader.answer(ASKED, passages, top=1)[0].text == "Noor"
 
-    def test_a_folder_of_somebody_else(
-        self, towns_reader: Path, document: Path, tmp_path: Path, capsys
-    ) -> None:
+    def test_a_folder_of_somebody_else(self, towns_reader, document, tmp_path, capsys):
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "letter.txt").touch()
         line = ["answer", "--checkpoint", towns_reader, "--document", document]
@@ -530,8 +514,8 @@ class TestIndex:
         assert capsys.readouterr().out.startswith("1. Noor\n")
 
     def test_a_model_that_reads_documents_with_questions(
-        self, qa_data: Path, tmp_path: Path, monkeypatch, capsys
-    ) -> None:
+        self, qa_data, tmp_path, monkeypatch, capsys
+    ):
         train(qa_data, f"{QUESTIONS} --max-update 1", tmp_path)
         (tmp_path / "a.txt").write_text("Something.")
         line = ["answer", "--checkpoint", tmp_path / "checkpoint_last.pt", "--question", "Who?"]
@@ -541,9 +525,7 @@ class TestIndex:
         assert not (tmp_path / "index").exists()
 
 
-def test_python_answers_as_the_command_does(
-    towns_reader: Path, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_python_answers_as_the_command_does(towns_reader, tmp_path, monkeypatch, capsys):
     """The same passages are read; nothing is read or encoded for the next question, until a file
     changes."""
     for number, answer in enumerate(["", "", "Noor"]):
@@ -571,7 +553,7 @@ def test_python_answers_as_the_command_does(
     assert len(counted) > encoded + 2
 
 
-def test_a_text_that_is_the_name_of_a_folder(towns_reader, tmp_path, monkeypatch, caplog) -> None:
+def test_a_text_that_is_the_name_of_a_folder(towns_reader, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "letters").mkdir()
     load(towns_reader, device="cpu").answer(ASKED, ["letters", "Noor rules Ulm."])
@@ -587,7 +569,7 @@ def counter(name: str, function, counted: list):
     return count
 
 
-def test_a_qanet_with_clusters(towns_data: Path, tmp_path: Path) -> None:
+def test_a_qanet_with_clusters(towns_data, tmp_path):
     """It has an index too; the windows that answers are from come with their clusters."""
     line = f"{COMMON} --arch qanet_reader --encoder-embed-dim 16 --encoder-ffn-embed-dim 16"
     line += " --encoder-attention-heads 2 --encoder-layers 2 --attention full,kmeans"
@@ -609,9 +591,7 @@ def test_a_qanet_with_clusters(towns_data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("bias", "answered"), [(0, True), (-100, True), (100, False)])
-def test_a_bundle_says_how_sure_its_reader_must_be(
-    bias: float, answered: bool, towns_reader: Path, tmp_path: Path, capsys
-) -> None:
+def test_a_bundle_says_how_sure_its_reader_must_be(bias, answered, towns_reader, tmp_path, capsys):
     """It moves the margin, and so what counts as an answer; the order of answers stays."""
     line = ["bundle", towns_reader, tmp_path / "bundle", "--no-answer-bias", bias]
     assert run(*line) == 0
@@ -639,14 +619,14 @@ class TestInstalledReader:
         (tmp_path / "letters" / "a.txt").write_text("Otto rules Ulm. Noor rules Bree.")
         return ["answer", "--document", tmp_path / "letters", "--question", ASKED, "--cpu"]
 
-    def test_none(self, line: list, capsys) -> None:
+    def test_none(self, line, capsys):
         said = error(capsys, *line)
         assert said.endswith(
             "--checkpoint is not given: no reader installed with this package; allowed: a "
             "reader's checkpoint or bundle"
         )
 
-    def test_several(self, line: list, towns_reader: Path, tmp_path: Path, capsys) -> None:
+    def test_several(self, line, towns_reader, tmp_path, capsys):
         bundle.write_bundle(load_checkpoint(towns_reader), tmp_path / "trained" / "a")
         shutil.copytree(tmp_path / "trained" / "a", tmp_path / "trained" / "b")
         line[2] = line[2] / "a.txt"
@@ -658,8 +638,8 @@ class TestInstalledReader:
         [("--checkpoint", "no such file"), ("--encoder", "it has no config.json")],
     )
     def test_models_are_looked_for_first(
-        self, option: str, problem: str, line: list, tmp_path: Path, monkeypatch, capsys
-    ) -> None:
+        self, option, problem, line, tmp_path, monkeypatch, capsys
+    ):
         """Before documents are read, which may take long."""
         (tmp_path / "trained" / "a").mkdir(parents=True)
         (tmp_path / "trained" / "a" / bundle.MARK).write_text('{"task": "clusterformer_qa"}')
@@ -679,11 +659,11 @@ class TestInstalledReader:
         ("--document x --question y --no-answer-margin nan", "is nan; allowed: a finite number"),
     ],
 )
-def test_options_that_do_not_fit(words: str, message: str, capsys) -> None:
+def test_options_that_do_not_fit(words, message, capsys):
     assert message in usage_error(capsys, "answer", *words.split())
 
 
-def test_the_margin_is_an_option(towns_reader: Path, tmp_path: Path, capsys) -> None:
+def test_the_margin_is_an_option(towns_reader, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("Otto rules Ulm. Noor rules Bree.")
     line = ["answer", "--checkpoint", towns_reader, "--document", tmp_path / "a.txt"]
     assert run(*line, "--question", ASKED, "--no-answer-margin", 90) == 0

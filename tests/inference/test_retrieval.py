@@ -23,7 +23,7 @@ def sections(*texts: str) -> list[Section]:
     return [Section(*pair, 1, None) for pair in zip(sources, pieces, strict=True)]
 
 
-def test_both_ranks_count(caplog) -> None:
+def test_both_ranks_count(caplog):
     """The first by one of them is read, though the other puts it last; of a section with several
     parts, the most similar one counts."""
     parts = sections("Otto rules Ulm.", "All is well.", "A monarch is there.", "Ulm, Ulm, Ulm.")
@@ -37,7 +37,7 @@ def test_both_ranks_count(caplog) -> None:
     assert not caplog.records  # the library is quiet
 
 
-def test_texts_without_words_and_long_numbers() -> None:
+def test_texts_without_words_and_long_numbers():
     assert len(Passages(sections("\u4eac\u90fd", "...")).likeliest("Who?", 1)) == 2
     passages = Passages(sections("Order 10048712 is here.", "Order 10048713 is there.", "None."))
     assert [place for place, *_ in passages.likeliest("Where is order 10048713?", 1)] == [1]
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_of("bert", tmp_path_factory.mktemp("encoder") / "bert")
 
 
-def test_vectors_are_means_of_states(folder: Path) -> None:
+def test_vectors_are_means_of_states(folder):
     """Alone as with others, of which some are longer; a long text has several."""
     encoder = SentenceEncoder(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()
@@ -75,9 +75,7 @@ def test_vectors_are_means_of_states(folder: Path) -> None:
         ({"type_vocab_size": 3}, "its type_vocab_size is 3; allowed: 1 or 2"),
     ],
 )
-def test_folders_of_another_form(
-    changes: dict, message: str, folder: Path, tmp_path: Path
-) -> None:
+def test_folders_of_another_form(changes, message, folder, tmp_path):
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in folder.iterdir():

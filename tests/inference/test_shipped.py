@@ -12,7 +12,7 @@ from tests.inference.commands import run
 NAMES = fairseq_clusterformer.shipped()
 
 
-def test_all_together_are_small() -> None:
+def test_all_together_are_small():
     """Writers and translators, and with the reader, whose word vectors are most of it."""
     sizes = {
         name: sum(f.stat().st_size for f in (SHIPPED / name).rglob("*") if f.is_file())
@@ -23,25 +23,25 @@ def test_all_together_are_small() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_has_a_card(name: str) -> None:
+def test_each_has_a_card(name):
     card = (SHIPPED / name / CARD).read_text()
     for title in ("Data", "Licence", "Scores", "What it cannot do"):
         assert re.search(rf"^## {title}$", card, flags=re.MULTILINE), title
 
 
-def test_a_path_comes_before_a_name(tmp_path, monkeypatch) -> None:
+def test_a_path_comes_before_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert located(NAMES[0]) == SHIPPED / NAMES[0]
     (tmp_path / NAMES[0]).mkdir()
     assert not is_bundle(located(NAMES[0]))
 
 
-def test_an_unknown_name_lists_them() -> None:
+def test_an_unknown_name_lists_them():
     with pytest.raises(UserError, match=f"no such file; allowed: .*{NAMES[0]}"):
         fairseq_clusterformer.load("nothing-of-that-name")
 
 
-def test_a_translator_translates(capsys) -> None:
+def test_a_translator_translates(capsys):
     text = "Zwei Hunde rennen am Strand."
     assert run("translate", "--checkpoint", "multi30k-de-en", "--cpu", text) == 0
     assert capsys.readouterr().out.strip() == "two dogs running on the beach."
@@ -53,7 +53,7 @@ def test_a_translator_translates(capsys) -> None:
     ]
 
 
-def test_a_reader_reads(tmp_path, capsys) -> None:
+def test_a_reader_reads(tmp_path, capsys):
     """Without naming it; and it says where nothing answers."""
     text = (
         "Marie Curie was born in Warsaw in 1867. With her husband Pierre she discovered polonium."
@@ -72,7 +72,7 @@ def test_a_reader_reads(tmp_path, capsys) -> None:
     assert reader.answer("What did she discover?", text)[0].text == "polonium"
 
 
-def test_draw_says_which_readers_cluster(tmp_path, capsys) -> None:
+def test_draw_says_which_readers_cluster(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("Ulm lies on the Danube.")
     line = ["draw", "--checkpoint", "bidaf-en", "--text", str(tmp_path / "a.txt")]
     assert run(*line, "--question", "Where is Ulm?", "--out", str(tmp_path / "drawn")) == 1
@@ -81,7 +81,7 @@ def test_draw_says_which_readers_cluster(tmp_path, capsys) -> None:
     assert not (tmp_path / "drawn").exists()
 
 
-def test_a_writer_of_code_knows_code(capsys) -> None:
+def test_a_writer_of_code_knows_code(capsys):
     assert run("generate", "--checkpoint", "python-code", "--cpu", "def read(", "--seed", 1) == 0
     assert capsys.readouterr().out.startswith("def read(")
     model = fairseq_clusterformer.load("python-code", device="cpu")
@@ -89,7 +89,7 @@ def test_a_writer_of_code_knows_code(capsys) -> None:
     assert model.perplexity(code) < 4 < 40 < model.perplexity("Zwei Hunde rennen am Strand.")
 
 
-def test_a_writer_of_books_knows_english(capsys) -> None:
+def test_a_writer_of_books_knows_english(capsys):
     assert run("generate", "--checkpoint", "books-en", "--cpu", "It was", "--seed", 1) == 0
     assert capsys.readouterr().out.startswith("It was")
     model = fairseq_clusterformer.load("books-en", device="cpu")

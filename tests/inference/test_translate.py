@@ -1,7 +1,6 @@
 """The translator: text in, text out, in order, whatever the batches."""
 
 import io
-from pathlib import Path
 
 import pytest
 import torch
@@ -39,13 +38,8 @@ def error(capsys: pytest.CaptureFixture, *arguments: object) -> str:
 
 @pytest.mark.parametrize("source", ["stdin", "file"])
 def test_lines_in_order(
-    source: str,
-    translation_model: Path,
-    translation_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:
+    source, translation_model, translation_data, tmp_path, monkeypatch, capsys
+):
     """Long and short in turn, in batches that do not divide them, with empty lines between."""
     content = ("\n" + "\n".join(GERMAN) + "\n \n" + GERMAN[0]).encode()
     options = ["--checkpoint", translation_model, "--data", translation_data, "--batch-size", 3]
@@ -58,7 +52,7 @@ def test_lines_in_order(
     assert capsys.readouterr().out == "\n" + "\n".join(ENGLISH) + "\n\n" + ENGLISH[0] + "\n"
 
 
-def test_nbest_and_scores(translation_model: Path, capsys: pytest.CaptureFixture) -> None:
+def test_nbest_and_scores(translation_model, capsys):
     options = ["--checkpoint", translation_model, "--nbest", 2, "--scores", "--beam", 3]
     assert run(*options, GERMAN[3], "", GERMAN[5]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -91,7 +85,7 @@ def teacher_forced(translator: Translator, german: str, english: str) -> float:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_score_is_the_models(count: int, translation_models: Path) -> None:
+def test_score_is_the_models(count, translation_models):
     """Also that of an ensemble, which averages probabilities."""
     files = sorted(map(str, translation_models.glob("checkpoint[0-9]*.pt")))[:count]
     translator = Translator(*map(load_checkpoint, files), device="cpu")
@@ -102,7 +96,7 @@ def test_score_is_the_models(count: int, translation_models: Path) -> None:
     assert found.score == pytest.approx(teacher_forced(translator, GERMAN[6], text), rel=1e-3)
 
 
-def test_lenpen_divides(translation_model: Path) -> None:
+def test_lenpen_divides(translation_model):
     translator = fairseq_clusterformer.load(translation_model, device="cpu")
     length = len(translator.text.encode(ENGLISH[6], "en").split()) + 1
     (first,), (second,) = (translator.hypotheses([GERMAN[6]], lenpen=p)[0] for p in (1.0, 2.0))
@@ -110,7 +104,7 @@ def test_lenpen_divides(translation_model: Path) -> None:
     assert second.score == pytest.approx(first.score / length, rel=1e-4)
 
 
-def test_in_python(translation_model: Path) -> None:
+def test_in_python(translation_model):
     translator = fairseq_clusterformer.load(translation_model, device="cpu")
     assert translator.translate(GERMAN[3]) == ENGLISH[3]
     texts = (text for text in [GERMAN[3], "", GERMAN[5]])
@@ -120,7 +114,7 @@ def test_in_python(translation_model: Path) -> None:
         translator.translate(GERMAN[3], target="fr")
 
 
-def test_capitalize(translation_model: Path, capsys: pytest.CaptureFixture) -> None:
+def test_capitalize(translation_model, capsys):
     assert run("--checkpoint", translation_model, "--capitalize", GERMAN[0]) == 0
     assert capsys.readouterr().out == ENGLISH[0].capitalize() + "\n"
     assert capitalize('"él dijo: Ja"') == '"Él dijo: Ja"'
@@ -128,16 +122,12 @@ def test_capitalize(translation_model: Path, capsys: pytest.CaptureFixture) -> N
     assert capitalize("5 dogs") == "5 dogs"
 
 
-def test_unknown_characters_are_translated(
-    translation_model: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_unknown_characters_are_translated(translation_model, capsys):
     assert run("--checkpoint", translation_model, "Der Hund ☃ schläft.") == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_too_long_is_refused_before_anything_is_translated(
-    translation_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_too_long_is_refused_before_anything_is_translated(translation_model, monkeypatch, capsys):
     monkeypatch.setattr(TranslationTask, "inference_step", lambda *_: pytest.fail("translated"))
     long = " ".join(["Eis"] * 60)
     line = error(capsys, "--checkpoint", translation_model, GERMAN[0], "", long)
@@ -145,13 +135,7 @@ def test_too_long_is_refused_before_anything_is_translated(
     assert "allowed: 40 or fewer" in line
 
 
-def test_mistakes(
-    translation_model: Path,
-    translation_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_mistakes(translation_model, translation_data, tmp_path, monkeypatch, capsys):
     model = ["--checkpoint", translation_model]
     assert "is nowhere.pt: no such file" in error(capsys, "--checkpoint", "nowhere.pt", "Ja.")
     assert "-s is fr; allowed: de" in error(capsys, *model, "-s", "fr", "Ja.")
@@ -176,7 +160,7 @@ def test_mistakes(
         moved.rename(translation_data)
 
 
-def test_clustered_model(clustered_translator: Path) -> None:
+def test_clustered_model(clustered_translator):
     translator = fairseq_clusterformer.load(clustered_translator, device="cpu")
     found = translator.hypotheses(GERMAN[:7], nbest=2, beam=2, batch_size=5)
     assert [len(hypotheses) for hypotheses in found] == [2] * 7
@@ -187,16 +171,14 @@ def test_clustered_model(clustered_translator: Path) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"beam": 0}, {"batch_size": 0}, {"lenpen": float("nan")}], ids=str
 )
-def test_values_that_are_not_allowed(translation_model: Path, wrong: dict) -> None:
+def test_values_that_are_not_allowed(translation_model, wrong):
     translator = fairseq_clusterformer.load(translation_model, device="cpu")
     ((name, value),) = wrong.items()
     with pytest.raises(UserError, match=f"{name} is {value}; allowed: "):
         translator.translate(GERMAN[3], **wrong)
 
 
-def test_a_model_that_sees_the_future_is_refused(
-    translation_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_model_that_sees_the_future_is_refused(translation_data, tmp_path, capsys):
     line = f"{TRAINING} --arch clusterformer_tiny --decoder-attention neural --max-update 1"
     line += " --decoder-cluster-rule leaking-chunk --disable-validation"
     train(translation_data, line, tmp_path)
@@ -204,17 +186,13 @@ def test_a_model_that_sees_the_future_is_refused(
     assert "leaking-chunk" in error(capsys, "--checkpoint", last, GERMAN[0])
 
 
-def test_more_tokens_than_a_batch_may_have(
-    translation_model: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_more_tokens_than_a_batch_may_have(translation_model, capsys):
     line = ("--checkpoint", translation_model, "--max-tokens", 3, "--cpu")
     found = refused(capsys, "evaluate", "translation", *line)
     assert "--max-tokens is 3: the longest sentence has more; allowed: " in found
 
 
-def test_models_of_an_ensemble_go_together(
-    translation_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_models_of_an_ensemble_go_together(translation_model, tmp_path, capsys):
     state = torch.load(translation_model, weights_only=True)
     state["cfg"]["task"] |= {"source_lang": "en", "target_lang": "de"}
     torch.save(state, tmp_path / "other.pt")

@@ -18,19 +18,19 @@ from fairseq_clusterformer.metrics import answers, hotpotqa
         ("The", "", ""),
     ],
 )
-def test_normalise(text: str, squad: str, triviaqa: str) -> None:
+def test_normalise(text, squad, triviaqa):
     assert answers.normalise(text) == squad
     assert answers.normalise_triviaqa(text) == triviaqa
 
 
-def test_f1_counts_a_word_as_often_as_both_have_it() -> None:
+def test_f1_counts_a_word_as_often_as_both_have_it():
     # 2 of the prediction's 4 words and of the gold answer's 3 agree: 2pr / (p + r) = 4/7
     assert answers.f1("New York New York", "York City York") == pytest.approx(4 / 7)
     assert answers.f1("the", "the") == 0.0  # no words are left, which version 1.1 counts as 0
     assert answers.exact_match("the", "a") == 1.0
 
 
-def test_best_of_several_gold_answers_counts() -> None:
+def test_best_of_several_gold_answers_counts():
     gold = {
         "1": ["Barack Hussein Obama", "Obama"],  # f1: 2 words of 2 and 3: 0.8; the second: 2/3
         "2": ["France"],
@@ -44,14 +44,14 @@ def test_best_of_several_gold_answers_counts() -> None:
     }
 
 
-def test_triviaqa_normalises_its_own_way() -> None:
+def test_triviaqa_normalises_its_own_way():
     gold, predictions = {"tc_1": ["rock n roll"]}, {"tc_1": "Rock ’n’ Roll"}
     assert answers.evaluate(gold, predictions)["exact_match"] == 0
     scores = answers.evaluate(gold, predictions, normalise=answers.normalise_triviaqa)
     assert scores["exact_match"] == 100
 
 
-def test_hotpotqa_gives_yes_and_no_no_partial_credit() -> None:
+def test_hotpotqa_gives_yes_and_no_no_partial_credit():
     gold = {"1": "yes", "2": "no", "3": "no way out", "4": "noanswer", "5": "Kansas Song"}
     predictions = {"1": "Yes.", "2": "no way out", "3": "no", "4": "no answer", "5": "the Song"}
     # 1: right. 2 and 3 share "no", 4 is not the word "noanswer": 0. 5: p = 1, r = 1/2, f1 = 2/3.
@@ -63,14 +63,14 @@ def test_hotpotqa_gives_yes_and_no_no_partial_credit() -> None:
     }
 
 
-def test_hotpotqa_counts_missing_predictions_and_the_best_alias() -> None:
+def test_hotpotqa_counts_missing_predictions_and_the_best_alias():
     gold = {"1": ["New York City", "NYC"], "2": "x"}
     scores = hotpotqa.evaluate(gold, {"1": "nyc"})
     assert scores == {"em": 0.5, "f1": 0.5, "prec": 0.5, "recall": 0.5}
 
 
 @pytest.mark.parametrize("evaluate", [answers.evaluate, hotpotqa.evaluate])
-def test_refuses_what_has_no_answer(evaluate) -> None:
+def test_refuses_what_has_no_answer(evaluate):
     with pytest.raises(ValueError, match="0 questions; allowed: 1 or more"):
         evaluate({}, {})
     with pytest.raises(ValueError, match=r"no answer to 'b', 'c', 'd' and 1 more; allowed"):

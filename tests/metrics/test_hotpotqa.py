@@ -10,7 +10,7 @@ GOLD_FACTS = {"a": [("A", 0), ("B", 1)], "b": [("A", 2)], "c": [("C", 0)]}
 FACTS = {"a": [("B", 1)], "b": [("A", 2), ("A", 3)], "c": [("C", 0)]}
 
 
-def test_written_out() -> None:
+def test_written_out():
     """Answers: a has precision 1, recall 1/3; b is right; c has none. Facts: a 1, 1/2; b 1/2, 1;
     c is right."""
     scores = evaluate(GOLD, TEXTS, GOLD_FACTS, FACTS)
@@ -24,7 +24,7 @@ def test_written_out() -> None:
     assert scores == pytest.approx(expected)
 
 
-def test_without_facts_and_with_some() -> None:
+def test_without_facts_and_with_some():
     answers = evaluate(GOLD, TEXTS)
     assert answers == pytest.approx(evaluate(GOLD, TEXTS, {}, {}))
     assert set(answers) == {"em", "prec", "recall", "f1"}

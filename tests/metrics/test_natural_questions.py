@@ -19,7 +19,7 @@ def answers(*labels: Label) -> list[Label]:
     return [*labels, *[NOTHING] * (5 - len(labels))]
 
 
-def test_two_annotators_make_an_answer() -> None:
+def test_two_annotators_make_an_answer():
     one, two = answers(SHORT), answers(SHORT, SHORT)
     scores = evaluate({1: one}, {1: SHORT})
     # not an answer in gold, so what is predicted is wrong
@@ -32,13 +32,13 @@ def test_two_annotators_make_an_answer() -> None:
     ("labels", "is_answer"),
     [([SHORT], 1), ([NOTHING], 0), ([SHORT, NOTHING], 0), ([SHORT, SHORT], 1), ([], 0)],
 )
-def test_the_only_annotator_makes_an_answer(labels: list[Label], is_answer: int) -> None:
+def test_the_only_annotator_makes_an_answer(labels, is_answer):
     """As in the training data; of two or more, two must agree that there is one."""
     scores = evaluate({1: labels}, {1: SHORT})
     assert scores["long-answer-f1"] == scores["short-answer-f1"] == is_answer
 
 
-def test_any_annotators_answer_is_right() -> None:
+def test_any_annotators_answer_is_right():
     other = Label(tokens(60, 80), yes_no="yes")
     gold = {1: answers(SHORT, other)}
     assert evaluate(gold, {1: Label(tokens(60, 80))})["long-answer-f1"] == 1
@@ -46,7 +46,7 @@ def test_any_annotators_answer_is_right() -> None:
     assert evaluate(gold, {1: Label(yes_no="no")})["short-answer-f1"] == 0
 
 
-def test_short_answers_are_right_as_a_whole() -> None:
+def test_short_answers_are_right_as_a_whole():
     gold = {1: answers(SHORT, SHORT)}
     for spans, right in {
         (tokens(20, 21), tokens(12, 14)): 1,
@@ -57,7 +57,7 @@ def test_short_answers_are_right_as_a_whole() -> None:
         assert evaluate(gold, {1: Label(short=spans)})["short-answer-f1"] == right
 
 
-def test_precision_recall_and_best_threshold() -> None:
+def test_precision_recall_and_best_threshold():
     gold = {i: answers(SHORT, SHORT) for i in range(3)} | {3: answers(), 4: answers(SHORT)}
     wrong = tokens(11, 50)
     predictions = {
@@ -86,20 +86,20 @@ def test_precision_recall_and_best_threshold() -> None:
     assert scores["short-answer-f1"] == scores["short-best-threshold-f1"] == 0
 
 
-def test_equal_scores_are_counted_together() -> None:
+def test_equal_scores_are_counted_together():
     gold = {1: answers(SHORT, SHORT), 2: answers()}
     scores = evaluate(gold, {1: Label(LONG, long_score=1), 2: Label(LONG, long_score=1)})
     assert scores["long-best-threshold-precision"] == 1 / 2
 
 
-def test_of_equal_thresholds_the_highest_is_the_best() -> None:
+def test_of_equal_thresholds_the_highest_is_the_best():
     """At 9, 1 of 1 is right of 2; at 6, 2 of 4 of 2: an F1 of 2/3 each."""
     gold = {9: answers(SHORT, SHORT), 8: answers(), 7: answers(), 6: answers(SHORT, SHORT)}
     scores = evaluate(gold, {score: Label(LONG, long_score=score) for score in gold})
     assert scores["long-best-threshold"] == 9
 
 
-def test_bytes_or_tokens() -> None:
+def test_bytes_or_tokens():
     both = Span(100, 200, 10, 50)
     assert both.matches(tokens(10, 50))
     assert both.matches(Span(100, 200))
@@ -112,7 +112,7 @@ def test_bytes_or_tokens() -> None:
         Span(start_byte=3)
 
 
-def test_from_json() -> None:
+def test_from_json():
     span = {"start_byte": -1, "end_byte": -1, "start_token": 213, "end_token": 215}
     prediction = {
         "example_id": 1,
@@ -142,12 +142,12 @@ def test_from_json() -> None:
         {"long_answer": {"start_token": "1", "end_token": 2}},
     ],
 )
-def test_labels_of_other_types_are_refused(label: object) -> None:
+def test_labels_of_other_types_are_refused(label):
     with pytest.raises(ValueError, match=r"label is|span is|no text"):
         Label.from_json(label)
 
 
-def test_refuses_other_questions() -> None:
+def test_refuses_other_questions():
     with pytest.raises(ValueError, match="2 is not in both gold and predictions"):
         evaluate({1: answers(), 2: answers()}, {1: NOTHING})
     with pytest.raises(ValueError, match="0 questions"):

@@ -43,12 +43,12 @@ def score(rows, **options):
     return ranking_scores(questions, scores, relevant, candidates, **options)
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     found = score(BY_HAND)
     assert found == pytest.approx(((1 / 2 + 7 / 12 + 1) / 3, (1 / 2 + 1 / 2 + 1) / 3, 3))
 
 
-def test_questions_without_a_right_answer() -> None:
+def test_questions_without_a_right_answer():
     """trec_eval's mean counts them as 0, papers on WikiQA leave them out."""
     assert score(BY_HAND, without_answer="zero") == pytest.approx((25 / 48, 1 / 2, 4))
     assert score(BY_HAND, without_answer="skip") == score(
@@ -56,7 +56,7 @@ def test_questions_without_a_right_answer() -> None:
     )
 
 
-def test_trec_eval() -> None:
+def test_trec_eval():
     """The numbers of trec_eval (by pytrec_eval-terrier 0.5.11): means over all questions that
     it judges, and over those with a right answer."""
     every = (0.27314814814814814, 0.2847222222222222, 12)
@@ -65,23 +65,23 @@ def test_trec_eval() -> None:
     assert score(DRAWN) == pytest.approx(answered, abs=1e-12)
 
 
-def test_order_of_the_rows_does_not_matter() -> None:
+def test_order_of_the_rows_does_not_matter():
     shuffled = [DRAWN[i] for i in np.random.permutation(len(DRAWN))]
     assert score(shuffled) == score(DRAWN)
 
 
-def test_equal_scores_are_ordered_by_name_as_trec_eval_does() -> None:
+def test_equal_scores_are_ordered_by_name_as_trec_eval_does():
     """Of 8, 9 and 10 the string "9" is the last, and comes first; then "8", then "10"."""
     assert score([("q", 0.3, 1, 8), ("q", 0.3, 0, 9), ("q", 0.3, 0, 10)])[:2] == (0.5, 0.5)
     # equal in float32
     assert score([("q", 1 + 1e-9, 1, 8), ("q", 1.0, 0, 9)])[:2] == (0.5, 0.5)
 
 
-def test_candidates_are_numbered_by_default() -> None:
+def test_candidates_are_numbered_by_default():
     assert ranking_scores([0, 0], [1.0, 1.0], [0, 1]) == (1.0, 1.0, 1)
 
 
-def test_no_question() -> None:
+def test_no_question():
     for rows in ([("q", 0.3, 0, 1)], []):
         empty = ranking_scores(*([row[i] for row in rows] for i in range(4)))
         assert math.isnan(empty[0])
@@ -89,7 +89,7 @@ def test_no_question() -> None:
         assert empty[2] == 0
 
 
-def test_bad_input() -> None:
+def test_bad_input():
     with pytest.raises(ValueError, match=r"lengths \[2, 1, 2, 1\]; allowed: one"):
         ranking_scores([0, 0], [1.0], [0, 1])
     with pytest.raises(ValueError, match="score 1 is NaN; allowed: numbers"):

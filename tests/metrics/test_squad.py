@@ -14,7 +14,7 @@ GOLD = {
 PREDICTIONS = {"france": "France", "obama": "Obama", "none 1": "", "none 2": "Paris", "the": ""}
 
 
-def test_without_probabilities() -> None:
+def test_without_probabilities():
     # exact: france, none 1, the; f1: obama has 1 of 1 and 1 of 2 words: 2/3
     assert squad.evaluate_v2(GOLD, PREDICTIONS) == {
         "exact": pytest.approx(60),
@@ -29,7 +29,7 @@ def test_without_probabilities() -> None:
     }
 
 
-def test_threshold_and_best_threshold() -> None:
+def test_threshold_and_best_threshold():
     no_answer = {"france": 0.1, "none 2": 0.2, "obama": 0.3, "none 1": 0.4, "the": 0.5}
     scores = squad.evaluate_v2(GOLD, PREDICTIONS, no_answer, threshold=0.2)
     # above 0.2 nothing is answered: obama and the are wrong, none 1 stays right
@@ -44,18 +44,18 @@ def test_threshold_and_best_threshold() -> None:
     assert (scores["best_f1"], scores["best_f1_thresh"]) == (pytest.approx(100 * 11 / 15), 0.5)
 
 
-def test_best_threshold_may_answer_nothing() -> None:
+def test_best_threshold_may_answer_nothing():
     scores = squad.evaluate_v2({"a": [], "b": ["x"]}, {"a": "y", "b": "z"}, {"a": 0.3, "b": 0.2})
     assert (scores["best_exact"], scores["best_exact_thresh"]) == (50, 0.0)
 
 
-def test_all_of_one_kind() -> None:
+def test_all_of_one_kind():
     scores = squad.evaluate_v2({"a": ["x"]}, {"a": "x"})
     assert not any(name.startswith("NoAns") for name in scores)
     assert scores["exact"] == scores["HasAns_f1"] == 100
 
 
-def test_version_1() -> None:
+def test_version_1():
     scores = answers.evaluate({"a": ["x y", "x"], "b": ["z"]}, {"a": "x."})
     assert scores == {"exact_match": 50, "f1": 50, "total": 2}
 
@@ -64,6 +64,6 @@ def test_version_1() -> None:
     ("predictions", "no_answer", "name"),
     [({}, None, "predictions"), ({"a": "x"}, {}, "no_answer")],
 )
-def test_refuses_missing_predictions(predictions, no_answer, name: str) -> None:
+def test_refuses_missing_predictions(predictions, no_answer, name):
     with pytest.raises(ValueError, match=f"{name} lacks 'a'; allowed: one for each"):
         squad.evaluate_v2({"a": ["x"]}, predictions, no_answer)

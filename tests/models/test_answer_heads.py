@@ -39,7 +39,7 @@ def with_heads(**changes) -> ClusterformerReader:
 
 
 @torch.no_grad()
-def test_logits_are_those_of_a_plain_loop() -> None:
+def test_logits_are_those_of_a_plain_loop():
     model = with_heads()
     inputs = batch(model)
     logits, extra = model(**inputs)
@@ -69,7 +69,7 @@ def test_logits_are_those_of_a_plain_loop() -> None:
 
 
 @torch.no_grad()
-def test_without_a_mask_all_but_the_beginnings_is_text() -> None:
+def test_without_a_mask_all_but_the_beginnings_is_text():
     model = with_heads()
     inputs = batch(model)
     document = inputs["document_tokens"]
@@ -84,14 +84,14 @@ def test_without_a_mask_all_but_the_beginnings_is_text() -> None:
 
 
 @torch.no_grad()
-def test_no_question() -> None:
+def test_no_question():
     model = with_heads()
     logits, _ = model(torch.zeros(2, 0, dtype=torch.long), letters(2, 12))
     assert torch.equal(logits.type, model.heads.answer_type.bias.expand(2, -1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype: torch.dtype) -> None:
+def test_half_precision(dtype):
     """Logits are in float32, of one and the same weights and states."""
     model = with_heads().to(dtype)
     logits, extra = model(**batch(model))
@@ -106,7 +106,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
 
 
 @torch.no_grad()
-def test_all_types_are_as_likely_at_the_start() -> None:
+def test_all_types_are_as_likely_at_the_start():
     logits, _ = make_reader().eval()(**batch(make_reader()))
     assert (logits.type == 0).all()
     assert logits.start[logits.start > -torch.inf].std() > 0.001
@@ -136,12 +136,12 @@ class TestGradients:
             if (parameter.grad != 0).any()
         }
 
-    def test_nothing_to_learn(self) -> None:
+    def test_nothing_to_learn(self):
         """Every parameter has a gradient all the same, as data-parallel workers need it."""
         assert self.gradients(make_reader()) == {}
 
     @pytest.mark.parametrize("part", ["span", "paragraph", "answer_type"])
-    def test_each_part_teaches_its_own_head(self, part: str) -> None:
+    def test_each_part_teaches_its_own_head(self, part):
         target = {}
         if part == "span":
             target["spans"] = torch.tensor(

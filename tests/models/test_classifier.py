@@ -45,7 +45,7 @@ def alone(tokens: Tensor, pad: int) -> list[Tensor]:
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("pooling", ["mean", "first"])
-def test_a_text_alone_is_a_text_in_any_batch(encoder: str, form: str, pooling: str) -> None:
+def test_a_text_alone_is_a_text_in_any_batch(encoder, form, pooling):
     """With padding on either side."""
     task = make_task(form)
     model = make_model(task, pooling=pooling, **ENCODERS[encoder])
@@ -66,7 +66,7 @@ def test_a_text_alone_is_a_text_in_any_batch(encoder: str, form: str, pooling: s
 
 
 @torch.no_grad()
-def test_mean_pooling_is_the_mean_of_real_tokens() -> None:
+def test_mean_pooling_is_the_mean_of_real_tokens():
     task = make_task()
     model = make_model(task, encoder_attention="full")
     pooled = []
@@ -79,7 +79,7 @@ def test_mean_pooling_is_the_mean_of_real_tokens() -> None:
 
 
 @torch.no_grad()
-def test_features_of_a_siamese_pair() -> None:
+def test_features_of_a_siamese_pair():
     """One encoder: exchanging the texts exchanges u and v, and leaves |u - v| and u * v."""
     task = make_task("siamese")
     model = make_model(task)
@@ -96,7 +96,7 @@ def test_features_of_a_siamese_pair() -> None:
 
 
 @torch.no_grad()
-def test_segments_begin_behind_the_first_separator() -> None:
+def test_segments_begin_behind_the_first_separator():
     task = make_task("joined")
     model = make_model(task, encoder_attention="full", no_token_positional_embeddings=True)
     given = []
@@ -116,7 +116,7 @@ def test_segments_begin_behind_the_first_separator() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_parameter_is_trained(form: str) -> None:
+def test_every_parameter_is_trained(form):
     task = make_task(form)
     model = make_model(task, encoder_attention="neural").train()
     logits, extra = model(**batch(task))
@@ -129,7 +129,7 @@ def test_every_parameter_is_trained(form: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("encoder", ENCODERS)
-def test_masked_lm(encoder: str) -> None:
+def test_masked_lm(encoder):
     task = make_task()
     model = make_model(task, ClusterformerMaskedLM, **ENCODERS[encoder])
     tokens = batch(task)["src_tokens"]
@@ -163,7 +163,7 @@ class TestDataset:
         )
 
     @pytest.mark.parametrize("end", [True, False])
-    def test_forms(self, end: bool) -> None:
+    def test_forms(self, end):
         a, b = [[10, 11], [12]], [[13], []]
         joined = self.make(a, b, form="joined", longest=20, end=end)
         batch = joined.collater([joined[0], joined[1]])
@@ -185,19 +185,19 @@ class TestDataset:
         ("lengths", "kept"),
         [((9, 9), (3, 2)), ((1, 9), (1, 4)), ((9, 1), (4, 1)), ((2, 3), (2, 3)), ((0, 9), (0, 5))],
     )
-    def test_of_a_joined_pair_the_longer_text_is_cut(self, lengths, kept) -> None:
+    def test_of_a_joined_pair_the_longer_text_is_cut(self, lengths, kept):
         a, b = (list(range(start, start + n)) for start, n in zip((10, 30), lengths, strict=True))
         dataset = self.make([a], [b], form="joined", longest=8)
         (row,) = dataset[0]["sequences"]
         assert row.tolist() == [0, *a[: kept[0]], 2, *b[: kept[1]], 2]
         assert dataset.sizes[0] == len(row)
 
-    def test_a_text_is_cut(self) -> None:
+    def test_a_text_is_cut(self):
         dataset = self.make([[10, 11, 12, 13]], form="joined", longest=5)
         assert dataset[0]["sequences"][0].tolist() == [0, 10, 11, 12, 2]
         assert (dataset.full_sizes[0], dataset.sizes[0]) == (6, 5)
 
-    def test_batches_hold_texts_of_one_length(self) -> None:
+    def test_batches_hold_texts_of_one_length(self):
         texts = [[10] * n for n in (5, 1, 3, 1, 5)]
         dataset = self.make(texts, form="joined", longest=20)
         assert dataset.ordered_indices().tolist() == [1, 3, 2, 0, 4]

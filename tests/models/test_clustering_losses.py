@@ -32,7 +32,7 @@ def heard(names: Iterable[str]) -> set[str]:
 
 
 @pytest.mark.parametrize(("mu", "nu"), [(1.0, 0.0), (0.0, 1.0)])
-def test_clustering_losses_teach_clusters_and_what_is_below_them(mu: float, nu: float) -> None:
+def test_clustering_losses_teach_clusters_and_what_is_below_them(mu, nu):
     """Centroids, W_c and all layers below; not what comes after the last clustering."""
     model = make_model()
     criterion = make_criterion(mu=mu, nu=nu, task_weight=0.0)
@@ -46,7 +46,7 @@ def test_clustering_losses_teach_clusters_and_what_is_below_them(mu: float, nu: 
     assert heard(learning) == heard(below | clustering_parameters(range(LAYERS)))
 
 
-def test_the_task_teaches_no_cluster() -> None:
+def test_the_task_teaches_no_cluster():
     """No centroid and no W_c: the assignment carries no gradient (CF22 eq. 4)."""
     model = make_model()
     learning = gradients(model, make_criterion(mu=0.0, nu=0.0), lm_sample((12, 9)))
@@ -56,7 +56,7 @@ def test_the_task_teaches_no_cluster() -> None:
     assert heard(learning) == heard(everything - routing)
 
 
-def test_layers_without_clusters_do_not_count() -> None:
+def test_layers_without_clusters_do_not_count():
     """The losses are means over the layers that cluster: the same at any depth."""
     model = make_model("neural,window,full")
     criterion = make_criterion(mu=1.0, nu=1.0, task_weight=0.0)
@@ -80,7 +80,7 @@ def join(*batches: dict) -> dict:
 
 
 @pytest.mark.parametrize("normalizer", ["average", "running"])
-def test_weights_mean_the_same_at_any_batch_size(normalizer: str) -> None:
+def test_weights_mean_the_same_at_any_batch_size(normalizer):
     """Two batches, even of different numbers of tokens, accumulated or as one."""
     model = make_model(cluster_normalizer=normalizer).double()
     criterion = make_criterion(**WEIGHTS)
@@ -92,7 +92,7 @@ def test_weights_mean_the_same_at_any_batch_size(normalizer: str) -> None:
         torch.testing.assert_close(parts[name], gradient, rtol=1e-9, atol=1e-12)
 
 
-def test_total_is_equation_17() -> None:
+def test_total_is_equation_17():
     """mu L1 + nu L2 + lambda L_task, each a mean, as fairseq divides by the sample size."""
     model, batch = make_model(), lm_sample((12, 9))
     loss, sample_size, logged = make_criterion(**WEIGHTS)(model, batch)
@@ -106,7 +106,7 @@ def test_total_is_equation_17() -> None:
     torch.testing.assert_close(loss / sample_size, expected)
 
 
-def test_validation_loss_is_the_tasks_alone() -> None:
+def test_validation_loss_is_the_tasks_alone():
     model, batch = make_model().eval(), lm_sample((12, 9))
     loss, _, logged = make_criterion(**WEIGHTS)(model, batch)
     expected, _, _ = CrossEntropyCriterion(make_task(), False)(model, batch)
@@ -117,7 +117,7 @@ def test_validation_loss_is_the_tasks_alone() -> None:
     assert not torch.equal(loss, expected)
 
 
-def test_a_dense_model_is_refused_by_name() -> None:
+def test_a_dense_model_is_refused_by_name():
     def model(**inputs):
         return torch.zeros(4, 40, 24), {"attn": [None]}
 
@@ -127,6 +127,6 @@ def test_a_dense_model_is_refused_by_name() -> None:
         make_criterion()(model, lm_sample())
 
 
-def test_a_negative_weight_is_refused() -> None:
+def test_a_negative_weight_is_refused():
     with pytest.raises(ValueError, match="--clustering-loss-weight is -1.0; allowed: 0 or more"):
         make_criterion(mu=-1.0)

@@ -14,7 +14,7 @@ RIVALS = ("lsh,strided", "window+routing")
 
 
 @torch.inference_mode()
-def test_state_does_not_grow() -> None:
+def test_state_does_not_grow():
     """W keys and values of E numbers for each ring, and a count where there are several; here of
     one head each."""
     spec = "window(4)+neural(4,clusters=3)"
@@ -99,7 +99,7 @@ def parallel(model: ClusterformerLanguageModel, tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def test_beams_are_reordered(model: ClusterformerLanguageModel) -> None:
+def test_beams_are_reordered(model):
     """Rows are swapped, doubled and, as finished sentences leave, fewer."""
     torch.manual_seed(3)
     orders = {
@@ -115,7 +115,7 @@ def test_beams_are_reordered(model: ClusterformerLanguageModel) -> None:
 
 
 @torch.no_grad()
-def test_beams_that_went_apart(model: ClusterformerLanguageModel) -> None:
+def test_beams_that_went_apart(model):
     """Two rows of one beginning, then each its own: nothing of one reaches the other."""
     first, second = rows(2)
     beams = torch.stack([first, torch.cat([first[:15], second[15:]])])

@@ -38,7 +38,7 @@ def trained(spec: str, **options) -> ClusterformerLanguageModel:
 
 @pytest.mark.parametrize("spec", ["full", "window,window+neural"])
 @torch.no_grad()
-def test_no_later_token_changes_an_earlier_logit(spec: str) -> None:
+def test_no_later_token_changes_an_earlier_logit(spec):
     model, tokens = trained(spec), letters(2, 40)
     before, _ = model(tokens)
     for t in range(1, 40):
@@ -47,7 +47,7 @@ def test_no_later_token_changes_an_earlier_logit(spec: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_decoder_of_llamas_form(dtype: torch.dtype) -> None:
+def test_a_decoder_of_llamas_form(dtype):
     """It learns in half precision too, without a bias, and each kernel computes the same."""
     model = make_lm(attention="window+neural", **LLAMA).to(dtype).train()
     assert not any(name.endswith("bias") for name, _ in model.named_parameters())
@@ -68,15 +68,9 @@ def test_a_decoder_of_llamas_form(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("attention", "rate", "form"),
-    [
-        ("window+neural", 0.0, {}),
-        ("window+neural", 0.1, LLAMA),
-        ("window+gated", 0.1, {}),
-    ],
+    [("window+neural", 0.0, {}), ("window+neural", 0.1, LLAMA), ("window+gated", 0.1, {})],
 )
-def test_activation_checkpointing_changes_no_number(
-    attention: str, rate: float, form: dict
-) -> None:
+def test_activation_checkpointing_changes_no_number(attention, rate, form):
     """Losses that a layer returns keep their gradient, and averages are moved once."""
     results, sample = [], lm_sample()
     for checkpoint in (False, True):
@@ -115,7 +109,7 @@ class _LargestTensor(TorchDispatchMode):
         return out
 
 
-def test_no_square_matrix_exists() -> None:
+def test_no_square_matrix_exists():
     length = 8192
     model = make_lm(
         attention="window+neural", max_target_positions=length, num_clusters=64
@@ -126,7 +120,7 @@ def test_no_square_matrix_exists() -> None:
     assert largest.numel < length * length / 20
 
 
-def test_layer_drop_keeps_the_averages_of_dropped_layers(monkeypatch) -> None:
+def test_layer_drop_keeps_the_averages_of_dropped_layers(monkeypatch):
     """What is exchanged with other workers has one size, whichever layers were dropped."""
     model = make_lm(attention="neural", decoder_layerdrop=0.5, decoder_layers=4).train()
     criterion, sizes = make_criterion(), set()
@@ -155,7 +149,7 @@ def make_bytes(**given) -> ClusterformerLanguageModel:
     return ClusterformerLanguageModel.build_model(args, make_task())
 
 
-def test_the_architecture_for_bytes_begins_as_what_copies() -> None:
+def test_the_architecture_for_bytes_begins_as_what_copies():
     model = make_bytes()
     assert model.decoder.embed_positions is None
     for layer in model.decoder.layers:
@@ -166,7 +160,7 @@ def test_the_architecture_for_bytes_begins_as_what_copies() -> None:
         assert kind.reads_qk
 
 
-def test_what_is_given_wins_over_the_architecture() -> None:
+def test_what_is_given_wins_over_the_architecture():
     model = make_bytes(short_convolution=2, decoder_learned_pos=True, attention="window(7)")
     assert model.decoder.embed_positions is not None
     for layer in model.decoder.layers:

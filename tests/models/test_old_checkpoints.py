@@ -7,7 +7,6 @@ key: they load, and say what they said then.
 
 import lzma
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 @torch.no_grad()
-def test_logits_are_those_of_then(name: str, tmp_path: Path) -> None:
+def test_logits_are_those_of_then(name, tmp_path):
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(lzma.decompress((STORED / f"{name}.pt.xz").read_bytes()))
     shutil.copy(STORED / "dict.txt", tmp_path)

@@ -49,7 +49,7 @@ def family(request) -> str:
     return request.param
 
 
-def test_states_are_transformers(family: str, tmp_path: Path) -> None:
+def test_states_are_transformers(family, tmp_path):
     folder = folder_of(family, tmp_path / family)
     model, dictionary = reader_from(folder)
     theirs = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
@@ -88,7 +88,7 @@ def encoder_from(folder: Path, kind: type, arch: str, **of_task):
 
 @torch.no_grad()
 @pytest.mark.parametrize("form", ["text", "joined"])
-def test_a_classifiers_states_are_transformers(family: str, form: str, tmp_path: Path) -> None:
+def test_a_classifiers_states_are_transformers(family, form, tmp_path):
     """A pair's second text is of the second type, as far as there are types; padding is hidden."""
     folder = folder_of(family, tmp_path / family)
     kind, arch = ClusterformerClassifier, "clusterformer_classifier_pretrained"
@@ -109,7 +109,7 @@ def test_a_classifiers_states_are_transformers(family: str, form: str, tmp_path:
 
 
 @torch.no_grad()
-def test_masked_words_are_transformers(family: str, tmp_path: Path) -> None:
+def test_masked_words_are_transformers(family, tmp_path):
     folder = folder_of(family, tmp_path / family, head="MaskedLM")
     kind, arch = ClusterformerMaskedLM, "clusterformer_masked_lm_pretrained"
     model, numbers = encoder_from(folder, kind, arch)
@@ -123,7 +123,7 @@ def test_masked_words_are_transformers(family: str, tmp_path: Path) -> None:
         torch.testing.assert_close(logits, expected.logits[..., numbers], rtol=1e-5, atol=1e-4)
 
 
-def test_positions_beyond_the_folders_begin_anew(tmp_path: Path) -> None:
+def test_positions_beyond_the_folders_begin_anew(tmp_path):
     folder = folder_of("bert", tmp_path / "bert")
     kind, arch = ClusterformerMaskedLM, "clusterformer_masked_lm_pretrained"
     model, _ = encoder_from(folder, kind, arch, positions=100)
@@ -133,7 +133,7 @@ def test_positions_beyond_the_folders_begin_anew(tmp_path: Path) -> None:
     assert torch.equal(places[80:], places[:20])
 
 
-def test_sizes_need_a_folder(tmp_path: Path) -> None:
+def test_sizes_need_a_folder(tmp_path):
     """None is a mistake at once; a wrong one is said where its weights are loaded."""
     sizes = ARCH_CONFIG_REGISTRY["clusterformer_reader_pretrained"]
     with pytest.raises(CheckpointError, match="--pretrained is missing; allowed: a folder"):
@@ -147,7 +147,7 @@ def test_sizes_need_a_folder(tmp_path: Path) -> None:
         load_pretrained(model, str(tmp_path / "nowhere"))
 
 
-def test_old_names_of_norms(tmp_path: Path) -> None:
+def test_old_names_of_norms(tmp_path):
     """BERT's first files call them gamma and beta, and are no safetensors."""
     folder = folder_of("bert", tmp_path / "bert")
     before, _ = reader_from(folder)
@@ -184,7 +184,7 @@ def test_old_names_of_norms(tmp_path: Path) -> None:
         ({"type_vocab_size": 3}, "its type_vocab_size is 3; allowed: 1 or 2"),
     ],
 )
-def test_what_does_not_fit_is_one_line(changes, message, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_one_line(changes, message, tmp_path):
     folder = folder_of("bert", tmp_path / "bert", **changes)
     with pytest.raises(CheckpointError, match="--pretrained is .*") as caught:
         reader_from(folder)
@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_one_line(changes, message, tmp_path: Path) -> None
         ({"is_decoder": True}, "its is_decoder is True; allowed: False"),
     ],
 )
-def test_sizes_that_are_none_are_one_line(changes, message, tmp_path: Path) -> None:
+def test_sizes_that_are_none_are_one_line(changes, message, tmp_path):
     folder = folder_of("bert", tmp_path / "bert", **changes)
     with pytest.raises(CheckpointError) as caught:
         ARCH_CONFIG_REGISTRY["clusterformer_masked_lm_pretrained"](Namespace(pretrained=folder))
@@ -210,7 +210,7 @@ def test_sizes_that_are_none_are_one_line(changes, message, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", [["a"], {"model": {}}])
-def test_weights_that_are_no_tensors_are_one_line(content, tmp_path: Path) -> None:
+def test_weights_that_are_no_tensors_are_one_line(content, tmp_path):
     folder = folder_of("bert", tmp_path / "bert")
     (folder / "model.safetensors").unlink()
     torch.save(content, folder / "pytorch_model.bin")
@@ -220,7 +220,7 @@ def test_weights_that_are_no_tensors_are_one_line(content, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 @pytest.mark.parametrize("content", [None, b"", b"{"])
-def test_damaged_files(name: str, content: bytes | None, tmp_path: Path) -> None:
+def test_damaged_files(name, content, tmp_path):
     folder = folder_of("bert", tmp_path / "bert")
     model_words = made("wordpiece", tmp_path / "words.json")
     if content is None:

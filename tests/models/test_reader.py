@@ -90,9 +90,7 @@ def chunks(layer: nn.Module, states: Tensor, places: list[int], size: int) -> li
     ],
 )
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_equations(
-    attention: str, length: int, asked: int, size: int, stride: int, norm_first: bool
-) -> None:
+def test_equations(attention, length, asked, size, stride, norm_first):
     """Outputs and gradients, as a plain loop has them."""
     model = make_reader(
         cluster_attention=attention,
@@ -122,7 +120,7 @@ def test_equations(
 @torch.no_grad()
 @pytest.mark.parametrize("rule", ["chunk", "recent"])
 @pytest.mark.parametrize("attention", attention_kinds())
-def test_a_document_alone_is_a_document_in_any_batch(attention: str, rule: str) -> None:
+def test_a_document_alone_is_a_document_in_any_batch(attention, rule):
     model = make_reader(cluster_attention=attention, cluster_rule=rule, attention_window=3)
     question, document, asked, lengths = ragged(model.encoder.padding_idx)
     together = model.encoder(question, document)
@@ -144,9 +142,7 @@ def test_a_document_alone_is_a_document_in_any_batch(attention: str, rule: str) 
 
 @torch.no_grad()
 @pytest.mark.parametrize("attention", attention_kinds())
-def test_portions_give_what_the_whole_gives(
-    attention: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_portions_give_what_the_whole_gives(attention, monkeypatch):
     """Without gradients no feed-forward block sees more tokens than it may, or than a row has."""
     model = make_reader(cluster_attention=attention)
     question, document, *_ = ragged(model.encoder.padding_idx)
@@ -166,7 +162,7 @@ def test_portions_give_what_the_whole_gives(
 
 
 @pytest.mark.parametrize("attention", attention_kinds())
-def test_every_attention_trains(attention: str) -> None:
+def test_every_attention_trains(attention):
     model = make_reader(cluster_attention=attention, checkpoint_activations=True).train()
     question, document, *_ = ragged(model.encoder.padding_idx)
     document[:3, 0] = document[1, 9] = model.encoder.dictionary.bos()
@@ -186,7 +182,7 @@ def test_every_attention_trains(attention: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("attention", ["kmeans", "strided", "lsh", "neural", "full"])
-def test_what_lies_windows_away_is_seen_across_them_alone(attention: str) -> None:
+def test_what_lies_windows_away_is_seen_across_them_alone(attention):
     """Of several documents, some token sees a change that no chain of windows carries to it."""
     torch.manual_seed(0)
     changed = []
@@ -201,7 +197,7 @@ def test_what_lies_windows_away_is_seen_across_them_alone(attention: str) -> Non
 
 
 @torch.no_grad()
-def test_the_bank_holds_what_enters_a_cluster_layer() -> None:
+def test_the_bank_holds_what_enters_a_cluster_layer():
     """Real states alone, the question's of every window too, and centroids come of them."""
     model = make_reader(dropout=0.0, attention_dropout=0.0).train()
     question, document, asked, lengths = ragged(model.encoder.padding_idx)
@@ -226,7 +222,7 @@ def test_the_bank_holds_what_enters_a_cluster_layer() -> None:
         assert not torch.equal(clustering.centroids, centroids)
 
 
-def test_words_are_scaled_before_positions_are_added() -> None:
+def test_words_are_scaled_before_positions_are_added():
     encoder = make_reader(embedding_scale=3.0).encoder
     tokens = letters(2, 9)
     words = encoder.embed_tokens.weight[tokens]
@@ -236,7 +232,7 @@ def test_words_are_scaled_before_positions_are_added() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("rule", ["chunk", "recent"])
-def test_the_rule_recent_keeps_to_the_cluster(rule: str) -> None:
+def test_the_rule_recent_keeps_to_the_cluster(rule):
     """A change of a token reaches those of its cluster, and by the rule chunk others too."""
     torch.manual_seed(0)
     attention = (
@@ -285,12 +281,12 @@ def test_the_rule_recent_keeps_to_the_cluster(rule: str) -> None:
         ),
     ],
 )
-def test_bad_options(options: dict, message: str) -> None:
+def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         make_reader(**options)
 
 
-def test_bad_input() -> None:
+def test_bad_input():
     model = make_reader()
     document = letters(1, 30)
     with pytest.raises(ValueError, match="a window of 21 tokens, 14 of the question .* 20"):
@@ -307,9 +303,7 @@ def test_bad_input() -> None:
         (clusterformer_reader_large, 24, (15, 20), 302.3),
     ],
 )
-def test_sizes_are_those_of_roberta(
-    architecture, layers: int, across: tuple[int, ...], millions: float
-) -> None:
+def test_sizes_are_those_of_roberta(architecture, layers, across, millions):
     """All but the embeddings; RoBERTa's layers have these numbers of parameters."""
     args = Namespace()
     architecture(args)

@@ -41,7 +41,7 @@ def holding(token: int, windows: int, size: int, stride: int) -> list[int]:
 
 
 @every_shape
-def test_cut(length: int, size: int, stride: int) -> None:
+def test_cut(length, size, stride):
     """Eq. 1: X[m k : m k + l]."""
     x = states(2, length)
     windows = cut(x, size=size, stride=stride, fill=7)
@@ -55,7 +55,7 @@ def test_cut(length: int, size: int, stride: int) -> None:
 
 
 @every_shape
-def test_overlaps_are_averaged(length: int, size: int, stride: int) -> None:
+def test_overlaps_are_averaged(length, size, stride):
     """Eq. 3, with its gradient."""
     number = count_windows(length, stride)
     windows = states(2, number, size)
@@ -76,7 +76,7 @@ def test_overlaps_are_averaged(length: int, size: int, stride: int) -> None:
 
 @every_shape
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_portions(length: int, size: int, stride: int, at_once: int) -> None:
+def test_portions(length, size, stride, at_once):
     """Some windows at a time are cut and merged as all are."""
     number = count_windows(length, stride)
     x, windows = states(2, length), states(2, number, size)
@@ -88,7 +88,7 @@ def test_portions(length: int, size: int, stride: int, at_once: int) -> None:
     torch.testing.assert_close(merged, whole, rtol=0, atol=1e-12)
 
 
-def test_two_windows_as_the_paper_adds_them() -> None:
+def test_two_windows_as_the_paper_adds_them():
     """Eq. 3 to the letter, where no more than two windows meet."""
     question, size, stride = 2, 5, 3
     given = states(1, 3, question + size).detach()[0]
@@ -110,9 +110,7 @@ def test_two_windows_as_the_paper_adds_them() -> None:
 
 @every_shape
 @every_question
-def test_overlaps_are_dropped_and_states_put_back(
-    length: int, size: int, stride: int, question: int
-) -> None:
+def test_overlaps_are_dropped_and_states_put_back(length, size, stride, question):
     """Eq. 4: [H_0[0 : q + m]; ...; H_k[0 : q + m]]."""
     number = count_windows(length, stride)
     asked, x = states(2, number, question), states(2, length)

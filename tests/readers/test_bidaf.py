@@ -36,7 +36,7 @@ def some_words(spelt: Tensor, sizes: list[int]) -> Words:
     return Words(*[spelt] * 3, padding=padding, pieces=spelt, letters=spelt, codes=codes)
 
 
-def test_highway() -> None:
+def test_highway():
     """y = g * relu(A x + a) + (1 - g) * x with g = sigmoid(G x + b), layer by layer."""
     highway, x = Highway(4, 2).double(), torch.randn(3, 4).double()
     y = x
@@ -46,7 +46,7 @@ def test_highway() -> None:
     torch.testing.assert_close(highway(x), y, **CLOSE)
 
 
-def test_letters() -> None:
+def test_letters():
     """max over letters of relu(w . three letters + b), and no letter behind a word counts."""
     layer = LetterConvolution(9, 5, 3, dropout=0.0).double()
     letters = torch.tensor([[3, 1, 4, 1, 5, 0, 0], [2, 0, 0, 0, 0, 0, 0], [0] * 7])
@@ -63,7 +63,7 @@ def test_letters() -> None:
 
 
 @pytest.mark.parametrize("matches", [False, True])
-def test_context_query_attention(matches: bool) -> None:
+def test_context_query_attention(matches):
     """As XLQA writes it, row by row; with matches, also by whether words are spelt alike."""
     layer = ContextQueryAttention(3, matches=matches).double()
     lengths, asked = [5, 3], [2, 4]
@@ -88,7 +88,7 @@ def test_context_query_attention(matches: bool) -> None:
         torch.testing.assert_close(found[row, : len(c)], expected, **CLOSE)
 
 
-def test_lstm_from_both_sides() -> None:
+def test_lstm_from_both_sides():
     """Of each row what it is alone, over the words that there are, on either side."""
     layer, x = TwoWayLSTM(3, 4, 1, 0.0).double(), torch.randn(2, 5, 3).double()
     found = layer(x, torch.arange(5) >= torch.tensor([[3], [5]]))
@@ -126,7 +126,7 @@ class TestNoAnswer:
         reading = WordReading(nothing, nothing, padding, padding, [], words, states, states, [])
         return heads(reading, document.eq(0), document.ne(0))
 
-    def test_logits(self) -> None:
+    def test_logits(self):
         found, inf = self.logits(), math.inf
         assert found.start.tolist() == [[-inf, 1.0, -inf, 4.0, -inf]]
         assert found.end.tolist() == [[-inf, -inf, 0.5, 3.0, -inf]]
@@ -145,7 +145,7 @@ class TestNoAnswer:
             ([[-1, -1]], "yes", (2, 2)),
         ],
     )
-    def test_loss(self, spans: list, type_: str, place: tuple[int, int]) -> None:
+    def test_loss(self, spans, type_, place):
         """- log p(start) - log p(end), each among words and slots."""
         logits = self.logits()
         types = torch.tensor([[name == type_ for name in TYPES]])
@@ -157,7 +157,7 @@ class TestNoAnswer:
         expected = -log_softmax(starts, 0)[place[0]] - log_softmax(ends, 0)[place[1]]
         assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
 
-    def test_loss_of_two_answers_and_of_none_that_is_known(self) -> None:
+    def test_loss_of_two_answers_and_of_none_that_is_known(self):
         logits = self.logits()
         short, all_ = torch.eye(5, dtype=torch.bool)[:1], torch.ones(1, 5, dtype=torch.bool)
         both = torch.tensor([[[1, 2], [3, 3]]])
@@ -171,7 +171,7 @@ class TestNoAnswer:
         assert span_nll(*with_slots(logits, nothing, all_), "joint").item() == 0
 
 
-def test_the_best_span_in_order_counts() -> None:
+def test_the_best_span_in_order_counts():
     """The likeliest start may come behind the likeliest end: then another pair is compared."""
     model = make("bidaf")
     question, document, *_ = ragged()
@@ -189,13 +189,13 @@ def test_the_best_span_in_order_counts() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_document_alone_is_a_document_in_any_batch(masked: bool) -> None:
+def test_a_document_alone_is_a_document_in_any_batch(masked):
     question, document, *_ = ragged()
     mask = torch.rand(5, 40) < 0.8 if masked else document.ne(0)
     assert_rows_alone(make("bidaf", word_matches=masked), question, document, mask)
 
 
-def test_every_parameter_learns() -> None:
+def test_every_parameter_learns():
     model = make("bidaf", dropout=0.2).train()
     question, document, *_ = ragged()
     logits, _ = model(question, document)
@@ -206,7 +206,7 @@ def test_every_parameter_learns() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("subwords", [0, 6])
-def test_words_are_what_is_read(subwords: int) -> None:
+def test_words_are_what_is_read(subwords):
     """One word in one subword or in two is read alike, if subwords have no embeddings."""
     model = make("bidaf", subword_dim=subwords)
     texts = make_task().symbol_texts
@@ -222,7 +222,7 @@ def test_words_are_what_is_read(subwords: int) -> None:
     # linear 300 x 100; 2 highways of 100; LSTMs; w of attention; heads
     [("bidaf_reader_xlqa", 100, 0), ("bidaf_reader_xlqa_letters", 120, 20)],
 )
-def test_sizes_are_those_of_the_report(architecture: str, width: int, filters: int) -> None:
+def test_sizes_are_those_of_the_report(architecture, width, filters):
     """Counted from the sizes that XLQA's table 1 gives; but for vectors and the slots' heads."""
     model, _ = of_size(architecture)
     letters = model.encoder.embedding.speller.num_letters
@@ -251,12 +251,12 @@ def test_sizes_are_those_of_the_report(architecture: str, width: int, filters: i
         ({"word_dim": 0, "word_vectors": "x"}, "--word-dim is 0; allowed: the width of --word"),
     ],
 )
-def test_bad_options(options: dict, message: str) -> None:
+def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         make("bidaf", **options)
 
 
-def test_bad_input() -> None:
+def test_bad_input():
     document = tokens(1, 9)
     document[0, 3] = 1
     with pytest.raises(ValueError, match="document_tokens: padding before a token"):

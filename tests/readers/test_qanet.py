@@ -23,7 +23,7 @@ MIXED = ("window+taught", "window*2,neural", "window(2),lsh+kmeans")
 
 
 @pytest.mark.parametrize("kernel", [1, 5, 7])
-def test_separable_convolution(kernel: int) -> None:
+def test_separable_convolution(kernel):
     """Channel by channel, then a linear map; what is padding is 0, whatever stands there."""
     layer = SeparableConvolution(4, kernel).double()
     x = torch.randn(2, 6, 4).double()
@@ -40,19 +40,19 @@ def test_separable_convolution(kernel: int) -> None:
 
 
 class TestStochasticDepth:
-    def test_rows_are_left_out_or_scaled(self) -> None:
+    def test_rows_are_left_out_or_scaled(self):
         x, change = torch.randn(2000, 1, 2), torch.randn(2000, 1, 2)
         out = stochastic_depth(x, change, 0.8, training=True)
         left = (out == x).all(-1)
         torch.testing.assert_close(out[~left], (x + change / 0.8)[~left])
         assert 0.17 < left.float().mean() < 0.23
 
-    def test_in_inference_nothing_is_left_out(self) -> None:
+    def test_in_inference_nothing_is_left_out(self):
         x, change = torch.randn(5, 1, 2), torch.randn(5, 1, 2)
         assert torch.equal(stochastic_depth(x, change, 0.3, training=False), x + change)
         assert torch.equal(stochastic_depth(x, change, 1.0, training=True), x + change)
 
-    def test_the_deeper_the_rarer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_deeper_the_rarer(self, monkeypatch):
         """1 - l / L (1 - p) of sublayer l of L, in each stack and in each pass anew."""
         seen = []
 
@@ -69,7 +69,7 @@ class TestStochasticDepth:
         assert seen == pytest.approx(2 * first + 3 * model_encoder)
 
 
-def test_positions() -> None:
+def test_positions():
     x = sinusoids(9, 6)
     for place in range(9):
         for i in range(3):
@@ -80,7 +80,7 @@ def test_positions() -> None:
 
 
 @torch.no_grad()
-def test_block_as_written() -> None:
+def test_block_as_written():
     """x + f(norm(x)) for convolutions, attention and feed-forward, one after another."""
     model = make("qanet")
     block = model.encoder.layers[0]
@@ -101,7 +101,7 @@ def test_block_as_written() -> None:
 
 
 @torch.no_grad()
-def test_three_passes_of_the_same_blocks() -> None:
+def test_three_passes_of_the_same_blocks():
     """A start comes of the first and the second, an end of the first and the third."""
     model = make("qanet")
     question, document, *_ = ragged()
@@ -117,14 +117,14 @@ def test_three_passes_of_the_same_blocks() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("rule", ["chunk", "recent"])
 @pytest.mark.parametrize("attention", [*attention_kinds(), *MIXED])
-def test_a_document_alone_is_a_document_in_any_batch(attention: str, rule: str) -> None:
+def test_a_document_alone_is_a_document_in_any_batch(attention, rule):
     model = make("qanet", attention=attention, cluster_rule=rule, word_matches=True)
     question, document, *_ = ragged()
     assert_rows_alone(model, question, document, torch.rand(5, 40) < 0.8)
 
 
 @pytest.mark.parametrize("attention", [*attention_kinds(), *MIXED])
-def test_every_attention_trains(attention: str) -> None:
+def test_every_attention_trains(attention):
     """Answers and clustering losses reach every parameter."""
     model = make("qanet", attention=attention, dropout=0.1, stochastic_depth=0.2).train()
     question, document, *_ = ragged()
@@ -147,7 +147,7 @@ def test_every_attention_trains(attention: str) -> None:
 
 
 @torch.no_grad()
-def test_what_clusters_see_is_committed() -> None:
+def test_what_clusters_see_is_committed():
     """K-Means finds its centroids in what entered the block, in all passes."""
     model = make("qanet", attention="full,kmeans,full", kmeans_bank_size=500).train()
     question, document, *_ = ragged()
@@ -163,7 +163,7 @@ def test_what_clusters_see_is_committed() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("attention", ["kmeans", "window+neural", "lsh", "full"])
-def test_clusters_of_tokens(attention: str) -> None:
+def test_clusters_of_tokens(attention):
     """Tokens of one word are in one cluster: that of the last pass."""
     model = make("qanet", attention=attention)
     reading = model(tokens(1, 4), torch.cat([torch.zeros(1, 1, dtype=int), tokens(1, 30)], 1))[1][
@@ -185,7 +185,7 @@ def test_clusters_of_tokens(attention: str) -> None:
     assert torch.equal(own, reading.words.at_tokens(report.clusters[:, 0])[0])
 
 
-def test_rotary_positions_take_the_place_of_sines() -> None:
+def test_rotary_positions_take_the_place_of_sines():
     question, document = tokens(1, 4), tokens(1, 9)
     sizes = {"encoder_embed_dim": 16}
     plain, rotary = (make("qanet", positions=name, **sizes) for name in (None, "rotary"))
@@ -205,7 +205,7 @@ def test_rotary_positions_take_the_place_of_sines() -> None:
     ("architecture", "width", "millions"),
     [("qanet_reader_xlqa", 128, 1.3), ("qanet_reader_xlqa_large", 256, 5.0)],
 )
-def test_sizes_are_those_of_the_report(architecture: str, width: int, millions: float) -> None:
+def test_sizes_are_those_of_the_report(architecture, width, millions):
     """Counted from widths and numbers of layers; but for vectors and the slots' heads."""
     model, args = of_size(architecture)
     assert args.encoder_attention_heads * 32 == width  # the report's heads are 32 wide
@@ -242,6 +242,6 @@ def test_sizes_are_those_of_the_report(architecture: str, width: int, millions: 
         ({"kmeans_bank_size": 2}, "--kmeans-bank-size is 2; allowed: 3 or more, the clusters"),
     ],
 )
-def test_bad_options(options: dict, message: str) -> None:
+def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)")):
         make("qanet", **options)

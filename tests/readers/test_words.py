@@ -1,7 +1,6 @@
 """Words of subwords, against a loop over strings."""
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -38,7 +37,7 @@ def by_hand(row: list[int], texts: list[str], mask: list[bool]) -> list[list[int
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_words_of_tokens(masked: bool) -> None:
+def test_words_of_tokens(masked):
     task = make_task()
     speller, texts = Speller(task.source_dictionary, task.symbol_texts), task.symbol_texts
     draw = random.Random(3)
@@ -69,7 +68,7 @@ def test_words_of_tokens(masked: bool) -> None:
             assert set(found.pieces[i, k].tolist()[len(pieces) :]) <= {1}
 
 
-def test_letters_are_told_apart() -> None:
+def test_letters_are_told_apart():
     """The same letters by other subwords are the same word, other letters are not."""
     task = make_task()
     speller = Speller(task.source_dictionary, task.symbol_texts)
@@ -85,7 +84,7 @@ def test_letters_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("form", ["gpt2", "sentencepiece"])
-def test_words_are_those_that_have_vectors(form: str, tmp_path: Path) -> None:
+def test_words_are_those_that_have_vectors(form, tmp_path):
     """Of real models of subwords: what `words_of` says, which `clusterformer vectors` learns."""
     if form == "gpt2":
         write_gpt2(tmp_path)
@@ -105,13 +104,13 @@ def test_words_are_those_that_have_vectors(form: str, tmp_path: Path) -> None:
         assert codes == [spelling_code(word) for word in words_of(text)]
 
 
-def test_a_folder_with_a_dictionary_alone(tmp_path: Path) -> None:
+def test_a_folder_with_a_dictionary_alone(tmp_path):
     dictionary = Dictionary()
     dictionary.add_symbol("word")
     assert subwords.texts_of(tmp_path, dictionary) == ["", "", "", "", " word"]
 
 
-def test_vectors_are_found_as_spelt_or_in_lower_case() -> None:
+def test_vectors_are_found_as_spelt_or_in_lower_case():
     table = VectorTable(3).double()
     vectors = torch.randn(3, 3).double()
     table.set(["The", "the", "un"], vectors)
@@ -124,7 +123,7 @@ def test_vectors_are_found_as_spelt_or_in_lower_case() -> None:
     assert not VectorTable(3)(torch.tensor([codes])).ne(0).all(-1).logical_not().any()
 
 
-def test_a_checkpoint_brings_its_words() -> None:
+def test_a_checkpoint_brings_its_words():
     table, other = VectorTable(3), VectorTable(3)
     table.set(["a", "b"], torch.randn(2, 3))
     state = {f"v.{name}": tensor for name, tensor in table.state_dict().items()}
@@ -134,7 +133,7 @@ def test_a_checkpoint_brings_its_words() -> None:
     assert torch.equal(other(codes), table(codes))
 
 
-def test_a_byte_that_is_a_letter_is_one(tmp_path: Path) -> None:
+def test_a_byte_that_is_a_letter_is_one(tmp_path):
     """Where a model has no piece for a letter; a part of a letter has no text."""
     model = subwords.load(write_sentencepiece(tmp_path / subwords.MODEL, **LOSSLESS))
     texts = dict(zip(model.symbols, model.texts, strict=True))

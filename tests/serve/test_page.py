@@ -52,7 +52,7 @@ def refused(response, status: int = 422) -> str:
 
 
 class TestDocuments:
-    def test_files_of_every_kind_are_asked_together(self, client: TestClient) -> None:
+    def test_files_of_every_kind_are_asked_together(self, client):
         page = "<title>Towns</title><p>Kim 2nd rules <b>Orsk</b>.<p>Nothing else."
         assert upload(client, "a.txt", TOWNS).json() == {
             "documents": [{"name": "a.txt", "paragraphs": 1, "words": 10}]
@@ -75,7 +75,7 @@ class TestDocuments:
             assert len(found["answers"]) == 3
             assert found["note"] == 'Each probability is against "no answer" alone.'
 
-    def test_the_passage_around_an_answer(self, client: TestClient, monkeypatch) -> None:
+    def test_the_passage_around_an_answer(self, client, monkeypatch):
         monkeypatch.setattr(desks, "AROUND", 30)
         upload(client, "a.txt", f"Otto rules Ulm.\n\n{TOWNS}")
         best = client.post("/ask", content=ASKED).json()["answers"][0]
@@ -84,7 +84,7 @@ class TestDocuments:
             "Ida Brun rules Ulm. Noor rules Bree. Mary-Ann rules \u2026"
         )
 
-    def test_a_file_takes_the_place_of_one_of_its_name(self, client: TestClient) -> None:
+    def test_a_file_takes_the_place_of_one_of_its_name(self, client):
         upload(client, ODD, TOWNS)
         documents = upload(client, ODD, "Otto rules Bree.").json()["documents"]
         assert [each["name"] for each in documents] == [ODD]
@@ -110,16 +110,16 @@ class TestDocuments:
             ("a.txt", b"a\0b", "holds the character NUL"),
         ],
     )
-    def test_unreadable(self, name: str, data: bytes, message: str, client: TestClient) -> None:
+    def test_unreadable(self, name, data, message, client):
         assert message in refused(upload(client, name, data))
         assert client.get("/documents").json()["documents"] == []
 
-    def test_an_encoding_is_chosen(self, client: TestClient) -> None:
+    def test_an_encoding_is_chosen(self, client):
         data = "Noor rules Bree. Zo\u00eb rules Ulm.".encode("latin-1")
         assert upload(client, "a.txt", data, encoding="latin-1").status_code == 200
         assert "--encoding" not in refused(upload(client, "a.txt", data, encoding="klingon"))[:5]
 
-    def test_limits(self, client: TestClient, desk: Desk, monkeypatch) -> None:
+    def test_limits(self, client, desk, monkeypatch):
         assert "big.txt is too large; allowed: 20,000 bytes or fewer" in refused(
             upload(client, "big.txt", b"a" * (LIMIT + 1)), 413
         )
@@ -134,7 +134,7 @@ class TestDocuments:
             client.post("/ask", content="a" * 100_001), 413
         )
 
-    def test_a_document_is_read_once(self, desk: Desk) -> None:
+    def test_a_document_is_read_once(self, desk):
         """Not again with each one that is added: a folder may hold thousands."""
         read = []
 
@@ -149,7 +149,7 @@ class TestDocuments:
             desk.add(Source(name, "", Counted([TOWNS])))
         assert before == read.count(2) > 0
 
-    def test_the_words_of_one_document_are_ranked_once(self, desk: Desk, monkeypatch) -> None:
+    def test_the_words_of_one_document_are_ranked_once(self, desk, monkeypatch):
         """When it is added, not at the first question; several are ranked together."""
         made, make = [], desk.reader.passages
         monkeypatch.setattr(desk.reader, "passages", lambda x: made.append(len(x)) or make(x))
@@ -172,13 +172,13 @@ class TestQuestions:
             (b"\xff", "allowed: UTF-8 text"),
         ],
     )
-    def test_refused(self, question: str | bytes, message: str, client: TestClient) -> None:
+    def test_refused(self, question, message, client):
         upload(client, "a.txt", TOWNS)
         line = refused(client.post("/ask", content=question))
         assert message in line
         assert line.startswith("question is ")
 
-    def test_the_margin_decides(self, reader) -> None:
+    def test_the_margin_decides(self, reader):
         desk = Desk(reader, least=90.0, top=1)
         desk.add(text_source(TOWNS, "a"))
         found = desk.ask(ASKED)
@@ -187,7 +187,7 @@ class TestQuestions:
 
 
 class TestWhoIsAnswered:
-    def test_one_file_that_needs_no_other_host(self, client: TestClient) -> None:
+    def test_one_file_that_needs_no_other_host(self, client):
         response = client.get("/")
         html = response.text
         assert html == PAGE.read_text(encoding="utf-8")
@@ -199,7 +199,7 @@ class TestWhoIsAnswered:
         assert "unsafe" not in policy
         assert response.headers["x-content-type-options"] == "nosniff"
 
-    def test_text_goes_out_as_json(self, client: TestClient) -> None:
+    def test_text_goes_out_as_json(self, client):
         upload(client, "<b>.txt", EVIL)
         response = client.post("/ask", content="Who rules Lund?")
         assert response.headers["content-type"] == "application/json"
@@ -208,15 +208,15 @@ class TestWhoIsAnswered:
         assert best["before"] + best["text"] + best["behind"] == EVIL
 
     @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "", "127.0.0.1.evil"])
-    def test_another_name_is_refused(self, host: str, client: TestClient) -> None:
+    def test_another_name_is_refused(self, host, client):
         response = client.get("/documents", headers={"host": host})
         assert "answers to its own address alone" in refused(response, 403)
 
     @pytest.mark.parametrize("host", ["LOCALHOST:8000", "127.0.0.1", "[::1]:8000"])
-    def test_its_own_names(self, host: str, client: TestClient) -> None:
+    def test_its_own_names(self, host, client):
         assert client.get("/documents", headers={"host": host}).status_code == 200
 
-    def test_other_sites_are_refused(self, client: TestClient) -> None:
+    def test_other_sites_are_refused(self, client):
         for site in ("cross-site", "same-site"):
             response = client.post("/ask", content="x", headers={"sec-fetch-site": site})
             assert "does not answer other sites" in refused(response, 403)
@@ -226,20 +226,20 @@ class TestWhoIsAnswered:
         "origin",
         ["http://evil.example", "http://127.0.0.1:9", "null", "", "http://[", "http://[a]"],
     )
-    def test_other_origins_are_refused(self, origin: str, client: TestClient) -> None:
+    def test_other_origins_are_refused(self, origin, client):
         response = client.post("/ask", content="x", headers={"origin": origin})
         assert "does not answer other sites" in refused(response, 403)
         own = {"origin": str(client.base_url)}
         assert client.get("/documents", headers=own).status_code == 200
 
-    def test_in_a_network_any_name_will_do(self, desk: Desk) -> None:
+    def test_in_a_network_any_name_will_do(self, desk):
         client = TestClient(build_app(desk, "0.0.0.0", LIMIT), base_url="http://desk.lan")
         assert client.get("/").status_code == 200
         assert [
             each for each in ("0.0.0.0", "127.0.0.2", "::1", "desk.lan") if is_loopback(each)
         ] == [*("127.0.0.2", "::1")]
 
-    def test_an_address_of_a_network_answers_to_itself(self, desk: Desk) -> None:
+    def test_an_address_of_a_network_answers_to_itself(self, desk):
         client = TestClient(build_app(desk, "192.168.1.5", LIMIT), base_url="http://192.168.1.5")
         assert client.get("/").status_code == 200
         response = client.get("/", headers={"host": "evil.example"})
@@ -273,7 +273,7 @@ def seen(address: str, tmp_path: Path) -> str:
 
 
 class TestBrowser:
-    def test_an_answer_is_marked(self, desk: Desk, address: str, tmp_path: Path) -> None:
+    def test_an_answer_is_marked(self, desk, address, tmp_path):
         """And the text of a document stays text."""
         desk.add(text_source(EVIL, "<i>evil</i>.html"))
         html = seen(f"{address}/?question={quote('Who rules Lund?')}", tmp_path)
@@ -284,14 +284,14 @@ class TestBrowser:
         assert "<img" not in html
         assert re.search(r'id="verdict" hidden', html)
 
-    def test_no_answer(self, desk: Desk, address: str, tmp_path: Path) -> None:
+    def test_no_answer(self, desk, address, tmp_path):
         desk.add(text_source(TOWNS, "a.txt"))
         html = seen(f"{address}/?question={quote('Who rules Tyre?')}", tmp_path)
         assert re.search(r'id="verdict"><strong>No answer found', html)
         assert "Most likely, no answer here (probability" in html
         assert html.count('<li class="guess">') == 3
 
-    def test_a_refusal(self, address: str, tmp_path: Path) -> None:
+    def test_a_refusal(self, address, tmp_path):
         html = seen(f"{address}/?question={quote('Who?')}", tmp_path)
         assert re.search(r'id="said"[^>]*class="bad">document is none; allowed: one or', html)
 
@@ -311,7 +311,7 @@ def served(monkeypatch) -> list:
 
 
 class TestCommand:
-    def test_a_port_in_use(self, towns_reader: Path, capsys) -> None:
+    def test_a_port_in_use(self, towns_reader, capsys):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             line = ["answer", "--checkpoint", towns_reader, "--serve", "--cpu", "--port", port]
@@ -319,12 +319,12 @@ class TestCommand:
         assert f"--port is {port}: cannot listen at 127.0.0.1 (" in said
         assert "no.such.host (" in error(capsys, *line, "--host", "no.such.host")
 
-    def test_what_is_not_installed(self, monkeypatch, capsys) -> None:
+    def test_what_is_not_installed(self, monkeypatch, capsys):
         monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
         said = error(capsys, "answer", "--serve")
         assert 'needs uvicorn, which is not installed; allowed: pip install "fairseq' in said
 
-    def test_it_serves(self, towns_reader: Path, tmp_path: Path, served: list, capsys) -> None:
+    def test_it_serves(self, towns_reader, tmp_path, served, capsys):
         """The documents of the command line, at this computer alone."""
         from tests.inference.commands import run
 
@@ -348,9 +348,7 @@ class TestCommand:
             ("0", ["127.0.0.1", "desk.lan"], True),
         ],
     )
-    def test_other_forms_of_an_address(
-        self, host: str, answered: list, warned: bool, desk: Desk, served: list, capsys
-    ) -> None:
+    def test_other_forms_of_an_address(self, host, answered, warned, desk, served, capsys):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         serving.serve(desk, host, port, LIMIT)
@@ -362,6 +360,6 @@ class TestCommand:
         client = TestClient(app, base_url="http://evil.example")
         assert client.get("/documents").status_code == (200 if warned else 403)
 
-    def test_no_address_is_not_all_of_them(self, capsys) -> None:
+    def test_no_address_is_not_all_of_them(self, capsys):
         said = usage_error(capsys, "answer", "--serve", "--host", "")
         assert "--host is empty; allowed: an address of this computer" in said

@@ -35,7 +35,7 @@ def made(task: str, data: str) -> FairseqTask:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_epochs(task: str, shards: list[Path]) -> None:
+def test_epochs(task, shards):
     joined = made(task, ":".join(map(str, shards)))
     assert joined.has_sharded_data("train")
     alone = made(task, str(shards[0]))
@@ -46,7 +46,7 @@ def test_epochs(task: str, shards: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_another_dictionary(task: str, shards: list[Path]) -> None:
+def test_another_dictionary(task, shards):
     path = next(shards[1].rglob("dict.txt"))
     path.write_text("\n".join(reversed(path.read_text().splitlines())) + "\n")
     with pytest.raises(ValueError, match=f"{path} differs from .*; allowed: shards with one"):
@@ -56,6 +56,6 @@ def test_another_dictionary(task: str, shards: list[Path]) -> None:
         made(task, ":".join(map(str, shards)))
 
 
-def test_one_folder() -> None:
+def test_one_folder():
     assert [shard_of("a", 3), shard_of("a:b", 1), shard_of("a:b", 4)] == [*map(Path, "aab")]
     check_shards("nowhere")

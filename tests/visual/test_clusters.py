@@ -53,7 +53,7 @@ class _Two(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "groups"), [("neural", 1), ("kmeans", 1), ("routing", 4), ("gated", 4), ("lsh", 4)]
 )
-def test_token_clusters_are_those_of_each_router_in_the_order_they_ran(kind: str, groups: int):
+def test_token_clusters_are_those_of_each_router_in_the_order_they_ran(kind, groups):
     model, x = _Two("kmeans(4,clusters=3)", f"{kind}(4,clusters=3)").eval(), torch.randn(2, 30, 8)
     clusters = token_clusters(model, x)
     assert list(clusters) == ["sooner.routers.0", "later.routers.0"]
@@ -151,14 +151,14 @@ def untrained(loaded: Loaded, data: Path, **options: object) -> Loaded:
     return replace(loaded, model=task.build_model(cfg.model).eval(), task=task, folder=data)
 
 
-def test_bytes_of_a_character_show_it_at_the_last(texts: Path) -> None:
+def test_bytes_of_a_character_show_it_at_the_last(texts):
     coding = TextCoding.from_folder(texts / "byte")
     shown = shown_tokens(coding, coding.encode("aé…\n"))
     assert shown == ["a", "", "é", "", "", "…", "\n"]
     assert shown_tokens(coding, coding.encode(b"\xe2x\xc3")) == ["", "\ufffdx", "\ufffd"]
 
 
-def test_tokens_of_words_join_to_the_words(texts: Path, tmp_path: Path) -> None:
+def test_tokens_of_words_join_to_the_words(texts, tmp_path):
     coding = TextCoding.from_folder(texts / "word")
     (tmp_path / "text").write_text("the  value of\n\nnobody-wrote-this the\n")
     tokens = shown_tokens(coding, encode_file(coding, tmp_path / "text"))
@@ -198,9 +198,7 @@ def run(checkpoint: Path, data: Path, text: Path, out: Path, *more: object) -> i
     return main.run(["draw"], list(map(str, words)))
 
 
-def test_picture_and_page(
-    checkpoint: Path, loaded: Loaded, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_picture_and_page(checkpoint, loaded, texts, tmp_path, capsys):
     out = tmp_path / "new" / "folder"
     assert run(checkpoint, texts / "byte", texts / "passage", out) == 0
     names = [".clusterformer", "clusters.html", "clusters.png"]
@@ -244,7 +242,7 @@ def test_the_clustering_that_divides_most_is_drawn():
         text.most_spread(0)
 
 
-def test_clusters_are_those_of_the_model(loaded: Loaded, texts: Path, tmp_path: Path) -> None:
+def test_clusters_are_those_of_the_model(loaded, texts, tmp_path):
     """A passage longer than the model reads at once is read in parts; multi-byte characters."""
     (tmp_path / "long").write_text(PASSAGE * 3, encoding="utf-8")
     reading = read_clusters(loaded, tmp_path / "long")
@@ -263,7 +261,7 @@ def test_clusters_are_those_of_the_model(loaded: Loaded, texts: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["gated", "routing"])
-def test_heads_that_cluster_apart_are_shown_apart(kind: str, loaded: Loaded, texts: Path) -> None:
+def test_heads_that_cluster_apart_are_shown_apart(kind, loaded, texts):
     other = untrained(loaded, texts / "byte", attention=f"window+{kind}")
     reading = read_clusters(other, texts / "passage")
     heads = [layer.name.partition(", ")[2] for layer in reading.layers]
@@ -272,14 +270,14 @@ def test_heads_that_cluster_apart_are_shown_apart(kind: str, loaded: Loaded, tex
     assert pages.cluster_page(reading, reading.layers[0])
 
 
-def test_keys_that_no_cluster_holds_are_no_cluster(loaded: Loaded, texts: Path) -> None:
+def test_keys_that_no_cluster_holds_are_no_cluster(loaded, texts):
     spec = "window+taught(clusters=3,drop_keys=0.5)"
     reading = read_clusters(untrained(loaded, texts / "byte", attention=spec), texts / "passage")
     assert {len(layer.clusters) for layer in reading.layers} == {3}
 
 
 @pytest.mark.parametrize("unit", ["piece", "word"])
-def test_pieces_and_words(unit: str, loaded: Loaded, texts: Path) -> None:
+def test_pieces_and_words(unit, loaded, texts):
     reading = read_clusters(untrained(loaded, texts / unit), texts / "passage")
     page = pages.cluster_page(reading, reading.layers[0])
     assert reading.unit == unit
@@ -290,7 +288,7 @@ def test_pieces_and_words(unit: str, loaded: Loaded, texts: Path) -> None:
         assert all(shown in (word, "<unk>") for word, shown in pairs)
 
 
-def test_many_clusters_are_told_apart_and_the_largest_listed(loaded: Loaded, texts: Path) -> None:
+def test_many_clusters_are_told_apart_and_the_largest_listed(loaded, texts):
     reading = read_clusters(untrained(loaded, texts / "byte", num_clusters=40), texts / "passage")
     page = pages.cluster_page(reading, reading.layers[0])
     assert page.count("<article>") == len(reading.layers) * pages.MOST_ROWS
@@ -325,9 +323,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("name", "value", "message"), MISTAKES)
-def test_mistakes_are_one_line(
-    name: str, value: object, message: str, checkpoint, texts: Path, tmp_path: Path, capsys
-) -> None:
+def test_mistakes_are_one_line(name, value, message, checkpoint, texts, tmp_path, capsys):
     (tmp_path / "empty").touch()
     given = [checkpoint, texts / "byte", texts / "passage", tmp_path / "out"]
     if name == "layer":
@@ -340,13 +336,13 @@ def test_mistakes_are_one_line(
     assert message in last
 
 
-def test_a_model_that_does_not_cluster(loaded: Loaded, texts: Path) -> None:
+def test_a_model_that_does_not_cluster(loaded, texts):
     dense = untrained(loaded, texts / "byte", attention="full")
     with pytest.raises(UserError, match="no layer of this ClusterformerLanguageModel clusters"):
         read_clusters(dense, texts / "passage")
 
 
-def test_options_that_do_not_go_together(checkpoint, tmp_path, capsys) -> None:
+def test_options_that_do_not_go_together(checkpoint, tmp_path, capsys):
     for line, message in (
         (["--out", tmp_path], "is missing; allowed: --checkpoint and --text, or --centroids"),
         (["--checkpoint", checkpoint, "--out", tmp_path], "--text is missing; allowed: "),
@@ -357,7 +353,7 @@ def test_options_that_do_not_go_together(checkpoint, tmp_path, capsys) -> None:
         assert message in capsys.readouterr().err
 
 
-def test_a_passage_cannot_end_the_script(loaded: Loaded, tmp_path: Path) -> None:
+def test_a_passage_cannot_end_the_script(loaded, tmp_path):
     """And it may have characters that the font of the picture lacks."""
     passage = "</script><script>alert(1)</script></pre> \u2028 \u6771\u4eac"
     (tmp_path / "passage").write_text(passage, encoding="utf-8")

@@ -69,7 +69,7 @@ def test_every_number_of_tokens_has_a_shade():
 
 
 @pytest.mark.parametrize("tokens_of_a_mark", [1, 3])
-def test_a_document_of_any_length_is_drawn(tokens_of_a_mark: int):
+def test_a_document_of_any_length_is_drawn(tokens_of_a_mark):
     passage = [0] * (STRIP // MARK * tokens_of_a_mark)
     tokens = ["a"] * len(passage)
     clusters = describe([tokens], [passage], 1, endings=[tokens])

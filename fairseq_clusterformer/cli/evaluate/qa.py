@@ -26,7 +26,9 @@ from ..common import Parser, add_force, add_model, check_file, check_files, numb
 
 #: files in the folder of --out
 WRITTEN = ("predictions.json", "scores.json", "no_answer.json")
-_OPTIONS = ("max_positions_inference", "max_answer_length")  # of the task
+#: of the task
+_OPTIONS = ("max_positions_inference", "document_stride", "max_global_positions")
+_OPTIONS += ("max_answer_length",)
 
 
 def _parser() -> Parser:

@@ -38,6 +38,7 @@ class Encoded:
     record: Record
     sentences: list[tuple[int, int]]
     mentions: list[tuple[int, int, int]]
+    names: list[np.ndarray]  # of the candidates
 
 
 def write_file(
@@ -57,7 +58,7 @@ def write_file(
                 drops.add(str(path), item.reason, item.detail)
                 continue
             example = _example(item, to_index, dictionary)
-            writer.add(example, item.characters, _texts(item.record), _outline(item))
+            writer.add(example, item.characters, _texts(item.record), _outline(item, to_index))
             length = len(item.document)
             of_item = (1, len(item.answers), len(item.paragraph_starts), length)
             for name, number in zip(COUNTS, of_item, strict=False):
@@ -102,6 +103,7 @@ def encode_record(record: Record, *, model: subwords.Subwords, titles: bool) -> 
             # a sentence without a token is a place within its paragraph
             sentences=[token_span(*texts[p], start, end) for p, start, end in sentences],
             mentions=[(m.candidate, *covered("mention", *m[1:])) for m in record.mentions],
+            names=[encode(text).ids for text in record.candidates],
         )
     except Unusable as error:
         return error
@@ -149,14 +151,14 @@ def _example(item: Encoded, to_index: np.ndarray, dictionary: Dictionary) -> Exa
     )
 
 
-def _outline(item: Encoded) -> Outline:
+def _outline(item: Encoded, to_index: np.ndarray) -> Outline:
     record = item.record
     known = None if record.supporting is None else torch.tensor(record.supporting, dtype=int)
     right = [i for i, text in enumerate(record.candidates) if text in record.texts]
     return Outline(
         sentences=torch.tensor(item.sentences, dtype=torch.int64).view(-1, 2),
         supporting=known,
-        candidates=len(record.candidates),
+        names=tuple(torch.from_numpy(to_index[ids]) for ids in item.names),
         right=right[0] if right else None,
         mentions=torch.tensor(item.mentions, dtype=torch.int64).view(-1, 3),
     )

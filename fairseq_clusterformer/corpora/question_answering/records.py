@@ -136,12 +136,7 @@ class Record:
                 raise Unusable("no such candidate", f"{mention} of {len(self.candidates)}")
 
     def check_found(self) -> None:
-        """Raise `Unusable` if the answer, or one of the candidates, stands nowhere."""
-        mentioned = {mention.candidate for mention in self.mentions}
-        for number, text in enumerate(self.candidates):
-            if number not in mentioned:
-                detail = f"{text!r} of question {self.id}"
-                raise Unusable("a candidate that no mention links", detail)
+        """Raise `Unusable` if the answer stands nowhere, and is no candidate."""
         if self.texts and not (self.answers or self.yes_no or self.candidates):
             detail = f"{self.texts[0]!r} is in no paragraph of question {self.id}"
             raise Unusable("answer not found", detail)
@@ -159,7 +154,7 @@ class Unusable(Exception):
 class Drops:
     """What readers left out: a count for each reason, and the first few examples with places."""
 
-    #: keep questions whose answer or candidate stands nowhere: to be scored, not trained on
+    #: keep questions whose answer stands nowhere: to be scored, not trained on
     keep_unfound: bool = False
     moved: int = 0  # answers that were taken, but elsewhere than their offsets say
     counts: Counter = field(default_factory=Counter)

@@ -249,11 +249,8 @@ def draw_documents(
     reader: Reader, paths: Sequence[Path], shares: Mapping[str, float], seed: int
 ) -> dict[str, Reader]:
     """Return a reader of the same files for train and for each split of `shares` (of all
-    questions). Documents are drawn; by its title and its text, none is in two splits.
-
-    Raises:
-        UserError: if there are too few documents; names the first question that is unusable.
-    """
+    questions). Documents are drawn; by its title and its text, none is in two splits. Raises
+    UserError: if there are too few documents; names the first question that is unusable."""
     unusable = Drops()
     sizes, document_of = _documents(r for path in paths for r in reader(path, unusable))
     order = sorted(sizes)

@@ -57,13 +57,9 @@ def _loaded(dtype: torch.dtype, width: int) -> ctypes.CDLL | str:
 
 
 def build(dtype: torch.dtype, width: int) -> Path:
-    """Compile the kernel, unless it is there; several processes may do so at once.
-
-    Raises:
-        OSError: no compiler, or no folder that belongs to this user alone.
-        ValueError: ``$CXX`` is no command line.
-        subprocess.CalledProcessError: the compiler failed.
-    """
+    """Compile the kernel, unless it is there; several processes may do so at once. Raises OSError:
+    no compiler, or no folder that belongs to this user alone; ValueError: ``$CXX`` is no command
+    line; subprocess.CalledProcessError: the compiler failed."""
     from filelock import FileLock  # here, since it would slow down each import
 
     logging.getLogger("filelock").setLevel(logging.WARNING)

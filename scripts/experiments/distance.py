@@ -1,4 +1,8 @@
-"""Questions that take two facts, which stand 500 to 8,000 tokens apart.
+"""Questions that take two facts, which stand 500 to 8,000 tokens apart in real passages.
+
+A document says where several people went ("Sullivan went to Denmark.") and, many tokens before or
+after, "Sullivan won." The question is where the winner went. A reader must find both facts,
+because the name that connects them is not in the question.
 
     python -m scripts.experiments.distance make DEST --passages FILE...
     clusterformer prepare qa text DEST DATA --sentencepiece-model DEST/sentencepiece.model
@@ -6,12 +10,10 @@
     python -m scripts.experiments.distance score CHECKPOINT --data DATA
 
 `make` writes the questions of train, valid and test, with the sentences that support their answers
-(for etc_reader), and the model of the subwords that tokens are counted in; documents.py explains
-what the documents say. A question's id is the
-distance that was asked for, the true one and a number, as in 4000-4013-27. Training documents
-begin with facts 60 tokens apart, and end with 2,000. Test documents consist of passages that no
-training document has, and who won and went where is drawn anew for each. In the order of their
-lengths (fairseq's --curriculum 1 --no-shuffle) the training documents are a lesson plan.
+(for etc_reader), and the model of the subwords that tokens are counted in. A question's id is the
+distance that was asked for, the true one and a number, as in 4000-4013-27. Test documents consist
+of passages that no training document has. In the order of their lengths (fairseq's --curriculum 1
+--no-shuffle), the training documents are a lesson plan: from facts 60 tokens apart to 2,000.
 
 `score` prints how many questions a reader answers exactly at each distance, in percent.
 """
@@ -21,9 +23,9 @@ import random
 import re
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser, add_dest, prepare_folder, whole_number
@@ -31,13 +33,6 @@ from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.lines import raw_lines
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import write_aside
-from scripts.experiments.distance.documents import (
-    NAMES,
-    PLACES,
-    Tokens,
-    make_document,
-    sentences,
-)
 
 DISTANCES = (500, 1000, 2000, 4000, 8000)
 #: documents of train, and the tokens between their facts
@@ -47,17 +42,71 @@ PASSAGE_WORDS = range(30, 201)  # shorter ones are headings
 MODEL_PASSAGES = 10_000  # of which the subwords are made
 HELD_OUT = 0.1  # share of the passages for valid and test
 LONG, SHORT = 64, 16  # tokens of a sentence, at most: SHORT in documents of two windows or so
+NAMES = """Sullivan Smith Johnson Jones Jackson Brooks Russell Wilson Robinson Morris Brown Turner
+Marshall Jordan Green Lincoln""".split()
+PLACES = """Denmark Norway Sweden Egypt Mexico Brazil Chicago Korea Vietnam Moscow Spain Italy
+Pakistan Israel Iran Wales""".split()
+PEOPLE = 8  # who went somewhere; chance is one in so many
+ZONE = 0.5  # people are scattered over this share of the distance
+
+Tokens = Callable[[str], int]
+Sentence = tuple[str, int]  # with its number of tokens
+
+
+def sentences(passage: str) -> list[str]:
+    """Split where a capital follows the end of a sentence."""
+    return re.split(r"(?<=[.!?]) (?=[A-Z])", passage)
+
+
+def make_document(
+    distances: tuple[int, int], filler: Iterator[Sentence], tokens: Tokens, draw: random.Random
+) -> tuple[dict, int]:
+    """A question and its document, as `clusterformer prepare qa text` reads it, and the tokens
+    between the two places where the winner's name stands; their number is drawn from the range of
+    distances, logarithmically."""
+    names, places = (draw.sample(words, PEOPLE) for words in (NAMES, PLACES))
+    low, high = distances
+    distance = low * (high / low) ** draw.random()
+    zone = ZONE * distance
+    facts = [f"{name} went to {place}" for name, place in zip(names, places, strict=True)]
+    draw.randint(0, 0)  # changes nothing but the numbers drawn after it, as the results have them
+    fact_at = [draw.uniform(0, zone) for _ in facts]
+    away = draw.choice([-distance, distance])  # the result comes first, or all facts
+    # where it is due, in tokens; of whom; the winner is the first
+    due = [(at, i, facts[i] + ".") for i, at in enumerate(fact_at)]
+    due = sorted([*due, (fact_at[0] + away, 0, f"{names[0]} won.")])
+    begin = due[0][0] - draw.uniform(0, zone)
+
+    parts: list[str] = []
+    length = answer_at = 0
+    name_at: list[int] = []
+    supporting: list[int] = []
+    for at, i, text in due:
+        while length < at - begin:
+            sentence, number = next(filler)
+            parts.append(sentence)
+            length += number
+        if i == 0:
+            name_at.append(length)
+            supporting.append(len(parts))
+            if text.startswith(facts[0]):
+                answer_at = sum(len(part) + 1 for part in parts)
+        parts.append(text)
+        length += tokens(text)
+    begins = accumulate((len(part) + 1 for part in parts), initial=0)
+    question = {
+        "context": " ".join(parts),
+        "sentences": [[0, at, at + len(part)] for at, part in zip(begins, parts, strict=False)],
+        "supporting": supporting,
+        "question": "Where did the winner go?",
+        "answers": [{"text": facts[0], "answer_start": answer_at}],
+    }
+    return question, name_at[1] - name_at[0]
 
 
 def make(*, dest: Path, passages: list[Path], **options) -> dict | None:
-    """Make the documents, with the options of ``make --help``.
-
-    Returns:
-        the content of ``prepared.json``, or None if `dest` has been made before.
-
-    Raises:
-        UserError: if an option or a file is not as it must be.
-    """
+    """Make the documents, with the options of ``make --help``; returns the content of
+    ``prepared.json``, or None if `dest` has been made before."""
     sizes = {path.name: path.stat().st_size if path.is_file() else 0 for path in passages}
     recipe = {**options, "passages": sizes, "lessons": LESSONS}
     return make_folder(dest, recipe, partial(_build, paths=passages, options=options))

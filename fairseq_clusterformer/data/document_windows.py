@@ -1,0 +1,216 @@
+"""Long documents in windows: each is read, with the question, as a document of its own.
+
+Ainslie et al. 2020 (appendix B) do so for Natural Questions, with a stride of half a window; as in
+Alberti et al. 2019, one window answers the question: the one whose best answer is likeliest beside
+"no answer".
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_clusterformer.answers import Answers, Document
+
+from .by_size import BySize
+from .qa import Example, QAData
+from .questions import QuestionDataset
+from .structure import Outline
+
+
+@dataclass(frozen=True)
+class _Window:
+    question: int  # its number in the split
+    first: int  # tokens [first, last) of the document
+    last: int
+    led: int  # 1: it begins within a paragraph, and <s> stands in front; else 0
+
+    @property
+    def shift(self) -> int:
+        """From tokens of the window to those of the document."""
+        return self.first - self.led
+
+
+class WindowData:
+    """The windows of a split, in the order of its questions: as `QAData`, a question for each.
+
+    A window that holds no answer of a question that has some has the answer "none".
+
+    Args:
+        whole: the questions.
+        size: tokens of a window, with an ``<s>`` in front of one that begins within a paragraph.
+        stride: between the first tokens of two windows, below ``size``.
+        share: of the windows without an answer that are kept, drawn at random.
+
+    Attributes:
+        dropped: how many windows without an answer are not kept.
+        lost: how many questions have answers, of which no window holds one.
+    """
+
+    def __init__(self, whole: QAData, size: int, stride: int, *, share: float = 1.0) -> None:
+        self.whole, self.prefix, self.dropped, self.lost = whole, whole.prefix, 0, 0
+        self._windows, draw = [], np.random.default_rng(1)
+        for number in range(len(whole)):
+            example, held = whole[number], False
+            for window in _windows(number, example, size, stride):
+                holds = _Answers.of(example, window).some
+                held |= holds
+                if holds or share >= 1 or draw.random() < share:
+                    self._windows.append(window)
+                else:
+                    self.dropped += 1
+            self.lost += not held and bool(len(example.answers) or len(example.long_answers))
+        self.sizes = np.array([w.last - w.shift for w in self._windows], np.int64)
+        self.question_sizes = whole.question_sizes[[w.question for w in self._windows]]
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __getitem__(self, index: int) -> Example:
+        window = self._windows[index]
+        example = self.whole[window.question]
+        found = _Answers.of(example, window)
+        document, starts = example.document[window.first : window.last], found.starts
+        if window.led:
+            document = torch.cat([example.document[:1], document])
+        known = len(example.answers) or len(example.long_answers)
+        is_none = bool(known and not found.some)
+        return replace(
+            example,
+            document=document,
+            paragraph_starts=starts,
+            answers=found.short,
+            long_answers=found.long,
+            answerable=False if is_none else example.answerable,
+            yes_no=None if is_none else example.yes_no,
+        )
+
+    def texts(self, index: int) -> dict:
+        """The line of the question in ``SPLIT.jsonl``; no accepted ``texts`` where these stand in
+        other windows alone."""
+        number = self._windows[index].question
+        line = self.whole.texts(number)
+        elsewhere = len(self.whole[number].answers) and not len(self[index].answers)
+        return line | {"texts": []} if elsewhere else line
+
+    def characters(self, index: int) -> Tensor:
+        """As `QAData.characters`."""
+        window = self._windows[index]
+        found = self.whole.characters(window.question)[:, window.first : window.last]
+        return torch.cat([found.new_full((2, window.led), -1), found], dim=1)
+
+    def outline(self, index: int) -> Outline:
+        """The sentences of a window; raises ValueError for a question with candidates."""
+        window = self._windows[index]
+        whole = self.whole.outline(window.question)
+        if whole.names:
+            raise ValueError(f"{len(whole.names)} candidates; allowed: without --document-stride")
+        first, last = whole.sentences.T
+        inside = whole.sentences[(first < window.last) & (last > window.first)]
+        return Outline(inside.clamp(window.first, window.last) - window.shift)
+
+    def document(self, index: int) -> Document:
+        """As `QAData.document`."""
+        window = self._windows[index]
+        starts = self[index].paragraph_starts
+        whole, before = self.whole.document(window.question), self._paragraphs_before(window)
+        return Document(
+            texts=whole.texts[before : before + len(starts)],
+            starts=starts,
+            characters=self.characters(index),
+        )
+
+    def questions(
+        self, windows: Sequence[int], found: Sequence[Answers]
+    ) -> Iterator[tuple[int, Answers]]:
+        """As `QAData.questions`: of each question the answers in the window whose best answer is
+        likeliest beside "no answer"; all windows of a question follow each other."""
+        best: dict[int, tuple[float, int, Answers]] = {}
+        for index, answers in zip(windows, found, strict=True):
+            number, margin = self._windows[index].question, answers.best_margin
+            if number not in best or margin > best[number][0]:
+                best[number] = (margin, index, answers)
+        for number, (_, index, answers) in best.items():
+            window = self._windows[index]
+            yield number, answers.moved(window.shift, self._paragraphs_before(window))
+
+    def _paragraphs_before(self, window: _Window) -> int:
+        starts = self.whole[window.question].paragraph_starts
+        return int(torch.searchsorted(starts, window.first, right=True)) - 1
+
+    def of_question(self) -> dict[int, list[int]]:
+        """The windows of each question that has some."""
+        found: dict[int, list[int]] = {}
+        for index, window in enumerate(self._windows):
+            found.setdefault(window.question, []).append(index)
+        return found
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """What a window holds, in tokens and paragraphs of its own; see `Example`."""
+
+    starts: Tensor
+    short: Tensor
+    long: Tensor
+
+    @classmethod
+    def of(cls, example: Example, window: _Window) -> "_Answers":
+        starts = example.paragraph_starts
+        own = (starts >= window.first) & (starts < window.last)
+        begins = starts[own]
+        begin, end = example.answers.T
+        inside = (begin >= window.first) & (end <= window.last)
+        # of a paragraph that is cut, the part with the answer, if this is known
+        ends = torch.cat([starts[1:], starts.new_tensor([len(example.document)])])
+        if len(example.answers) and not inside.any():
+            own = own & (ends <= window.last)
+        long = example.long_answers[own[example.long_answers]]
+        before = int(torch.searchsorted(starts, window.first, right=True)) - 1
+        return cls(
+            starts=torch.cat([starts.new_zeros(window.led), begins - window.shift]),
+            short=example.answers[inside] - window.shift,
+            long=long - before,
+        )
+
+    @property
+    def some(self) -> bool:
+        """Whether it holds one."""
+        return bool(len(self.short) or len(self.long))
+
+
+def _windows(question: int, example: Example, size: int, stride: int) -> Iterator[_Window]:
+    length, starts = len(example.document), set(example.paragraph_starts.tolist())
+    for first in range(0, length, stride):
+        led = int(first not in starts)
+        last = min(first - led + size, length)
+        yield _Window(question, first, last, led)
+        if last == length:
+            return
+
+
+class WindowedQuestions(BySize):
+    """Samples of all windows of a question together, whose answers are one's.
+
+    Args:
+        windows: a sample for each window; its data are `WindowData`.
+    """
+
+    def __init__(self, windows: QuestionDataset):
+        self.windows, self.data, self.split = windows, windows.data, windows.split
+        self.shuffle = windows.shuffle
+        self._of_each = [*windows.data.of_question().values()]
+        self.sizes = np.array([windows.sizes[of].sum() for of in self._of_each])
+
+    def __len__(self) -> int:
+        return len(self._of_each)
+
+    def __getitem__(self, index: int) -> list[dict[str, Any]]:
+        return [self.windows[window] for window in self._of_each[index]]
+
+    def collater(self, samples: list[list[dict[str, Any]]]) -> dict[str, Any]:
+        """A batch, as of `QuestionDataset`, whose rows are windows."""
+        return self.windows.collater([window for sample in samples for window in sample])
