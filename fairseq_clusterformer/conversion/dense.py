@@ -1,7 +1,9 @@
 """Dense models of ``transformers`` as ours with full attention: the same logits, word by word."""
 
 import json
+import math
 import shutil
+import sys
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ from fairseq.dataclass.configs import CommonConfig, DatasetConfig, GenerationCon
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
+from safetensors import safe_open
 from transformers import AutoConfig
 
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
@@ -60,6 +63,7 @@ def read_dense(folder: Path, data: Path) -> Loaded:
         if kind in ENCODERS:
             return _read_encoder(folder, data)
         family = FAMILIES[kind]
+        _check_memory(folder)
         theirs, found = family.auto.from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True
         )
@@ -74,6 +78,8 @@ def read_dense(folder: Path, data: Path) -> Loaded:
             max_position_embeddings=options["max_target_positions"],
         )
         model = build_model(config)
+    except UserError:
+        raise
     except CheckpointError as error:
         raise UserError(str(error)) from None
     except Exception as error:  # of every kind, for transformers checks little of what it reads
@@ -90,6 +96,29 @@ def read_dense(folder: Path, data: Path) -> Loaded:
         of_task = dict(zip(("source_lang", "target_lang"), languages(folder), strict=True))
     names = (family.architecture, family.task, family.criterion)
     return _loaded(model, names, vars(config.namespace()), of_task, folder, data)
+
+
+def _check_memory(folder: Path) -> None:
+    """Refuse a model of which there is no room for three copies in float32: theirs, ours, and the
+    tensors on their way."""
+    needed = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
+        needed += 3 * 4 * sum(map(math.prod, shapes))
+    if needed > (free := free_memory()):
+        problem = f"it takes {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free"
+        raise bad_option("CHECKPOINT", folder, "a smaller model, or more memory", problem)
+
+
+def free_memory() -> int:
+    """Bytes that programs can still have, by Linux; of other systems, all that there could be."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return sys.maxsize
+    found = dict(line.split(":") for line in lines)
+    return sum(1024 * int(found[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
 
 
 def _read_encoder(folder: Path, data: Path) -> Loaded:

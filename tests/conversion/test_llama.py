@@ -13,6 +13,7 @@ from tokenizers import Tokenizer  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 import fairseq_clusterformer  # noqa: E402
+from fairseq_clusterformer.conversion import dense  # noqa: E402
 from fairseq_clusterformer.conversion.dense import read_dense  # noqa: E402
 from fairseq_clusterformer.inference.load import load_checkpoint  # noqa: E402
 from tests.conversion.dense import LLAMAS, TEXT  # noqa: E402
@@ -170,6 +171,14 @@ def test_converted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) 
     with torch.no_grad():
         found, wanted = (each.model.eval()(tokens)[0] for each in loaded)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_too_little_memory_is_one_line(folder: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(dense, "free_memory", lambda: 40_000)
+    line = error(capsys, "export", folder, tmp_path / "out", "--to", "fairseq")
+    assert "it takes 0.0 GB of memory, and 0.0 GB are free; allowed: a smaller model" in line
+    monkeypatch.undo()
+    assert dense.free_memory() > 1e6
 
 
 def test_another_form_is_one_line(folder: Path, tmp_path: Path, capsys) -> None:
