@@ -171,9 +171,7 @@ class ClusterformerReader(ReaderModel):
         kinds = [heads.kind for heads in plan.layers[0]]
         alone = args.cluster_attention in ("window", "strided")
         if not alone and ("strided" in kinds or {*kinds} == {"window"}):
-            raise ValueError(
-                f"{problem}window or strided alone, or heads that look across windows"
-            )
+            raise ValueError(f"{problem}window or strided alone, or heads that look beyond")
         for heads in plan.layers[0]:
             if not getattr(heads.options, "own_centroids", True):
                 raise ValueError(f"{problem}centroids of its own for each layer")
