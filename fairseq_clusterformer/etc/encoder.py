@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from fairseq import utils
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 from torch.nn.functional import dropout
@@ -17,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS
 from fairseq_clusterformer.models.encoder_only import EncoderOptions
 from fairseq_clusterformer.models.options import check_heads, option
+from fairseq_clusterformer.models.stack import activation
 
 from .global_local import NUM_LABELS, PROJECTIONS, GlobalLocalAttention, Structure
 
@@ -123,7 +123,7 @@ class ETCLayer(nn.Module):
             kernel=args.attention_kernel,
         )
         self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
-        self.activation = utils.get_activation_fn(args.activation_fn)
+        self.activation = activation(args.activation_fn)
         self.attention_norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.final_norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.dropout, self.activation_dropout = args.dropout, args.activation_dropout

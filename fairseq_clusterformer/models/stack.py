@@ -1,7 +1,7 @@
 """What encoders and decoders over clustered layers share: reports, averages, positions."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import SinusoidalPositionalEmbedding
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.quant_noise import quant_noise
-from fairseq.utils import make_positions
+from fairseq.utils import get_activation_fn, make_positions
 from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
@@ -52,6 +52,12 @@ class LayerForm(NamedTuple):
 FAIRSEQS = LayerForm()
 
 
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function of fairseq's name; GELU in the precision of its input, and "swish", too."""
+    ours = {"swish": nn.functional.silu, "gelu": nn.functional.gelu}
+    return ours.get(name) or get_activation_fn(name)
+
+
 class ClusteredLayer:
     """Mixin before a fairseq Transformer layer: self-attention as layer ``number`` of a plan, from
     0, has it; ``causal`` in a decoder."""
@@ -62,8 +68,7 @@ class ClusteredLayer:
         self.plan, self.kinds = plan, plan.layers[number]
         super().__init__(cfg, *args)
         # fairseq takes a class for the function, and a copy in float32 for what torch does inside
-        ours = {"swish": nn.functional.silu, "gelu": nn.functional.gelu}
-        self.activation_fn = ours.get(cfg.activation_fn, self.activation_fn)
+        self.activation_fn = activation(cfg.activation_fn)
         self.fc_gated = None
         if form.gated:
             noise = self.quant_noise, self.quant_noise_block_size

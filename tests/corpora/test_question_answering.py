@@ -160,7 +160,7 @@ def test_titles_and_several_paragraphs(model, tmp_path):
         assert (len(unfound[0].answers), unfound.texts(0)["texts"]) == (0, ["Łomża"])
     plain, titled = (QAData(tmp_path / f"dest{i}", "train") for i in (0, 1))
     bpe = subwords.load_prepared(tmp_path / "dest1")
-    more = [len(bpe.encode(title).ids) for title in ("Town", "The café")]
+    more = [len(bpe.encode(f"{title}\n").ids) for title in ("Town", "The café")]
     assert len(titled[0].document) == len(plain[0].document) + sum(more)
     assert torch.equal(titled[0].answers, plain[0].answers + sum(more))
 

@@ -139,6 +139,8 @@ def test_lifted_is_dense(tmp_path: Path, form: str) -> None:
     if "roberta" in form:
         stack = stack.sentence_encoder
         stack.embed_positions.weight.zero_()
+    for layer in stack.layers:  # fairseq's takes it in float32
+        layer.activation_fn = torch.nn.functional.gelu
     tokens = torch.randint(4, 24, (2, 30))
     tokens[1, 20:] = 1
     found = lifted.encoder(tokens, no_global_token(tokens)).of_long
