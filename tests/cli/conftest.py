@@ -122,7 +122,7 @@ ranker = trained(
 qa_reader = trained(
     "qa_data",
     f"{QUESTIONS} --lr 0.006 --dropout 0 --attention-dropout 0 --validate-interval 20"
-    " --best-checkpoint-metric f1 --maximize-best-checkpoint-metric --max-update 50"
+    " --best-checkpoint-metric f1 --maximize-best-checkpoint-metric --max-update 45"
     " --batch-size-valid 3",
 )
 

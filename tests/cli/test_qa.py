@@ -21,7 +21,7 @@ from tests.cli.in_process import (
 )
 from tests.cli.tasks import last
 
-BY_HEART = "--max-update 100 --lr 0.006 --dropout 0 --attention-dropout 0 --validate-interval 20"
+BY_HEART = "--max-update 120 --lr 0.006 --dropout 0 --attention-dropout 0 --validate-interval 20"
 BEST = "--best-checkpoint-metric f1 --maximize-best-checkpoint-metric"
 TASK = "--task clusterformer_qa --valid-subset valid"
 SCORES = ("em", "f1", "long_f1", "answerable_accuracy")
