@@ -36,4 +36,6 @@ def test_from_folder_to_answer(tmp_path, capsys):
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] != ""
     assert run("export", checkpoint, tmp_path / "out", "--to", "transformers") == 1
-    assert "its text is coded by tokenizer.json; allowed: a language model" in capsys.readouterr().err
+    assert (
+        "its text is coded by tokenizer.json; allowed: a language model" in capsys.readouterr().err
+    )
