@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -165,6 +165,7 @@ class Weights:
         none: of the logarithm of the probability of "no answer" in the passage alone.
         bias: added to the sum.
         threshold: the probability from which on an answer counts; None: not calibrated.
+        passage: tokens of the passages that were read; None: as many as in training.
     """
 
     margin: float = 1.0
@@ -173,6 +174,7 @@ class Weights:
     none: float = 0.0
     bias: float = 0.0
     threshold: float | None = None
+    passage: int | None = None
 
     def of(self, found: FoundAnswer) -> float:
         """The sum."""
@@ -183,14 +185,16 @@ class Weights:
     def from_file(path: Path) -> "Weights":
         """Those of a calibration. Raises UserError: a file that is missing, or holds something
         else."""
-        names = [each.name for each in fields(Weights)]
+        *names, _ = [each.name for each in fields(Weights)]
         with reading(path, f"a calibration, with the weights {', '.join(names)}"):
-            # older ones do not weigh "no answer"
+            # older ones do not weigh "no answer", and read passages as long as in training
             given = {"none": 0.0} | json.loads(path.read_text(encoding="utf-8"))["weights"]
-            found = Weights(**{name: float(given[name]) for name in names})
-            if not 0 < found.threshold < 1 or not all(map(math.isfinite, astuple(found))):
+            numbers, passage = [float(given[name]) for name in names], given.get("passage")
+            if not all(map(math.isfinite, numbers)) or not 0 < given["threshold"] < 1:
                 raise ValueError("a threshold outside of 0 to 1, or a number that is not finite")
-        return found
+            if passage is not None and (type(passage) is not int or passage < 1):
+                raise ValueError(f"passage is {passage}; allowed: a whole number from 1, or null")
+        return Weights(*numbers, passage)
 
 
 class Ranking(NamedTuple):

@@ -86,6 +86,7 @@ class Reader(Pretrained):
         structured = self._structure is not None
         self.window = cfg.max_positions_inference if structured else cfg.max_positions
         self.window = self.window or TOKENS_AT_ONCE
+        self.window = min(self.window, self.weights.passage or self.window)
         self._latest: tuple[list, Passages] | None = None
         self._keep_in(index, encoder)
         try:

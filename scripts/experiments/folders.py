@@ -2,33 +2,34 @@
 
     F="python -m scripts.experiments.folders"; MORE="--encoder MINILM --index index"
     $F make DATA folders
-    $F ask CHECKPOINT folders/valid-*.json --out valid.jsonl $MORE
+    $F ask CHECKPOINT folders/valid-*.json --out valid.jsonl --passage 384 $MORE
     $F fit valid.jsonl --out calibration.json
     clusterformer bundle CHECKPOINT my-reader --calibration calibration.json
-    $F ask CHECKPOINT folders/test-*.json --out test.jsonl $MORE
+    $F ask CHECKPOINT folders/test-*.json --out test.jsonl --passage 384 $MORE
     $F score test.jsonl --calibration calibration.json
 
 ``make`` divides the articles of SQuAD 1.1's development set (DATA/squad) as ``reader_data`` does,
 and writes each to a file of its own. A folder is a list of 30 of them, with 60 questions, of which
 15 are about articles that are missing. There are four folders of the test articles, of which each
 is missing in one folder, and four of the validation articles. The other files are articles that
-readers train on. ``ask`` keeps the ten best answers to each question, with what they are ranked
-by; an index keeps the vectors of articles that several folders have. ``fit`` makes weights of
-these, and ``score`` applies them.
+readers train on. ``ask`` keeps the ten best answers to each question (``--limit``: of so many of a
+folder), with what they are ranked by; an index keeps the vectors of articles that several folders
+have. ``fit`` makes weights of these, and ``score`` applies them.
 
 An answer is right if it is from the right file, and F1 with one of the gold answers is at least
 0.5. Unlike a user, ``score`` sees only the ten answers that are best by the default weights.
 """
 
-import argparse
 import json
 import random
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 
+from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.inference.found import FEATURES, Weights
 from fairseq_clusterformer.metrics.answers import exact_match, f1
 from scripts.experiments.reader_data import DIVIDED, part_of, read
@@ -73,7 +74,7 @@ def _draw(articles: dict, titles: list[str], most: int, draw: random.Random) -> 
     return found
 
 
-def ask(args: argparse.Namespace) -> None:
+def ask(args: Namespace) -> None:
     """Keep the best answers to each question of some folders."""
     from fairseq_clusterformer.inference.load import load_checkpoint
     from fairseq_clusterformer.inference.read import Reader
@@ -81,6 +82,7 @@ def ask(args: argparse.Namespace) -> None:
     more = {"index": args.index, "encoder": args.encoder, "device": "cpu", "dtype": args.dtype}
     reader = Reader(load_checkpoint(args.checkpoint, data=args.data), **more)
     reader.weights = Weights()
+    reader.window = args.passage or reader.window
     with args.out.open("w", encoding="utf-8") as file:
         for folder in args.folders:
             record = json.loads(folder.read_text(encoding="utf-8"))
@@ -93,6 +95,7 @@ def ask(args: argparse.Namespace) -> None:
             for row in rows:
                 begun = time.perf_counter()
                 found = reader.ask(row["question"], passages, KEPT, windows=args.windows)
+                row["passage"] = args.passage
                 row["seconds"] = time.perf_counter() - begun
                 row["found"] = [
                     {
@@ -158,7 +161,7 @@ def regression(values: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def fit(rows: list[dict]) -> Weights:
     """Weights that tell right answers from wrong ones; then, of the answer that comes first by
-    them, the log-odds that it is right; and a threshold of this."""
+    them, the log-odds that it is right; a threshold of this; and the passages' length."""
     given, rows = len(rows), [row for row in rows if row["found"]]
     answers = [each for row in rows for each in row["found"]]
     values = np.array([[each[name] for name in FEATURES] for each in answers])
@@ -171,7 +174,10 @@ def fit(rows: list[dict]) -> Weights:
     scale, bias = regression(best[:, None], right.astype(float))
     probability = 1 / (1 + np.exp(-(scale * best + bias)))
     least = threshold(probability[right])
-    return Weights(*map(float, (*(scale * ranking[:-1]), bias, least)))
+    passages = {row["passage"] for row in rows}
+    if len(passages) > 1:
+        raise SystemExit(f"passages of {sorted(passages, key=str)} tokens; allowed: of one length")
+    return Weights(*map(float, (*(scale * ranking[:-1]), bias, least)), *passages)
 
 
 def threshold(of_right: np.ndarray, lost: float = 0.1) -> float:
@@ -226,30 +232,23 @@ def _weights(path: Path | None) -> Weights:
 
 def main(argv: list[str] | None = None) -> int:
     """Make folders, ask, fit or score."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.experiments.folders",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="python -m scripts.experiments.folders", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    made = commands.add_parser("make")
+    made, asked, fitted, scored = (commands.add_parser(n) for n in ("make", "ask", "fit", "score"))
     made.add_argument("data", type=Path)
     made.add_argument("out", type=Path)
-    asked = commands.add_parser("ask")
     asked.add_argument("checkpoint")
     asked.add_argument("folders", type=Path, nargs="+")
-    asked.add_argument("--out", type=Path, required=True)
-    asked.add_argument("--data", type=Path, help="of a checkpoint's training")
-    asked.add_argument("--encoder", type=Path)
-    asked.add_argument("--index", type=Path)
     asked.add_argument("--dtype", default="float32")
+    for option in ("--data", "--encoder", "--index"):
+        asked.add_argument(option, type=Path)
     asked.add_argument("--windows", type=int)
-    asked.add_argument("--limit", type=int, metavar="N", help="questions of each folder")
-    fitted = commands.add_parser("fit")
-    fitted.add_argument("answers", type=Path)
-    fitted.add_argument("--out", type=Path, required=True)
-    scored = commands.add_parser("score")
-    scored.add_argument("answers", type=Path)
+    for option in ("--passage", "--limit"):
+        asked.add_argument(option, type=whole_number, metavar="N")
+    for command in (asked, fitted):
+        command.add_argument("--out", type=Path, required=True)
+    for command in (fitted, scored):
+        command.add_argument("answers", type=Path)
     scored.add_argument("--calibration", type=Path)
     args = parser.parse_args(argv)
     if args.command == "make":

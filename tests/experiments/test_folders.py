@@ -62,7 +62,7 @@ def rows() -> list[dict]:
             answers[-1]["words"] = draw.gauss(4 if right else 0, 1)
             answers[-1]["likeness"] = 0.0
             answers[-1]["none"] = draw.gauss(-2 if right else 0, 1)
-        found.append({"file": file, "found": answers, "seconds": 0.1})
+        found.append({"file": file, "found": answers, "seconds": 0.1, "passage": 384})
     return found
 
 
@@ -123,10 +123,12 @@ def test_a_folder_is_encoded_once_for_all_its_questions(
 
     monkeypatch.setattr(Reader, "_encode_sections", count)
     line = ["ask", towns_reader, folder, "--out", tmp_path / "out.jsonl", "--limit", 3]
+    line += ["--passage", 30]
     assert folders.main([*map(str, line)]) == 0
     found = folders.rows_of(tmp_path / "out.jsonl")
     assert [row["question"] for row in found] == [rows[i]["question"] for i in (1, 3, 5)]
     assert len(encoded) == 2
+    assert {row["passage"] for row in found} == {30}
     assert all(each.keys() >= set(FEATURES) for row in found for each in row["found"])
     assert folders.spread(rows, 9) == rows
 
@@ -137,11 +139,16 @@ def test_a_calibration_is_a_file(rows, tmp_path, capsys):
     assert folders.main(["fit", str(answers), "--out", str(out)]) == 0
     assert json.loads(out.read_text())["questions"] == 600
     assert 0 < Weights.from_file(out).threshold < 1
+    assert Weights.from_file(out).passage == 384
     capsys.readouterr()
     assert folders.main(["score", str(answers), "--calibration", str(out)]) == 0
     out = capsys.readouterr().out
     assert "right answer first" in out
     assert re.search(r"^0\.8 to 1\.0 +\d+ +0\.9\d +(0\.9\d|1\.00)$", out, re.MULTILINE)
+    rows = [rows[0] | {"passage": 20}, *rows]
+    answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(SystemExit, match=r"passages of \[20, 384\] tokens"):
+        folders.main(["fit", str(answers), "--out", str(tmp_path / "other")])
     answers.write_text("".join(json.dumps(row) + "\n" for row in rows if row["file"] is None))
-    with pytest.raises(SystemExit, match="none of 150 questions"):
+    with pytest.raises(SystemExit, match="none of 151 questions"):
         folders.main(["fit", str(answers), "--out", str(out)])

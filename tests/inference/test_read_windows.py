@@ -211,11 +211,16 @@ class TestWeights:
         file.write_text(json.dumps({"weights": weights}))
         assert "c.json: cannot be read (a threshold outside of 0 to 1" in error(capsys, *line)
         assert not out.exists()
-        file.write_text(json.dumps({"weights": weights | {"threshold": 0.9}}))
+        weights |= {"threshold": 0.9, "passage": 2.5}
+        file.write_text(json.dumps({"weights": weights}))
+        assert "(passage is 2.5; allowed: a whole number from 1, or null)" in error(capsys, *line)
+        weights["passage"] = 20
+        file.write_text(json.dumps({"weights": weights}))
         assert run(*line) == 0
         assert run("bundle", out, tmp_path / "again") == 0
         reader = Reader(load_checkpoint(tmp_path / "again"), device="cpu")
-        assert reader.weights == Weights(**weights | {"threshold": 0.9})
+        assert reader.weights == Weights(**weights)
+        assert reader.window == 20
         (tmp_path / "a.txt").write_text("Otto rules Ulm. Noor rules Bree.")
         asked = ["answer", "--checkpoint", out, "--document", tmp_path / "a.txt", "--question"]
         capsys.readouterr()
