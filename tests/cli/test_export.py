@@ -33,7 +33,7 @@ from tests.cli.in_process import (  # noqa: E402
     assert_equal_states,
     train,
 )
-from tests.cli.towns import squad  # noqa: E402
+from tests.cli.towns import squad, towns_data, towns_reader  # noqa: E402, F401  fixtures
 from tests.inference.commands import error, run, usage_error  # noqa: E402
 
 TRANSLATOR = "multi30k-de-en"
@@ -280,12 +280,14 @@ def test_cards(checkpoint, classifier, exported, tmp_path, capsys):
     assert "holds notes.txt" in error(capsys, *words, "--force")
 
 
-def test_mistakes_are_one_line(exported, tmp_path, capsys):
+def test_mistakes_are_one_line(exported, towns_reader, tmp_path, capsys):  # noqa: F811
     to = ("--to", "transformers")
     assert "no such file" in error(capsys, "export", tmp_path / "none", tmp_path / "o", *to)
     assert "it exists" in error(capsys, "export", TRANSLATOR, exported, *to, "--dtype", "float16")
-    line = error(capsys, "export", "bidaf-en", tmp_path / "o", *to)
-    assert "transformers has no place for bidaf_reader_tiny" in line
+    line = error(capsys, "export", "reader-en", tmp_path / "o", *to)
+    assert "its text is coded by tokenizer.json; allowed: a language model" in line
+    line = error(capsys, "export", towns_reader, tmp_path / "o", *to)
+    assert "transformers has no place for bidaf_reader" in line
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     assert "something else" in error(capsys, "export", TRANSLATOR, tmp_path / "full", *to)

@@ -96,7 +96,7 @@ def test_bytes_stay_as_they_are():
     ],
 )
 def test_a_document_is_read_in_plain_letters_and_answers_are_its_own(text, plain):
-    pieces = load_prepared(SHIPPED / "bidaf-en")
+    pieces = load_prepared(SHIPPED / "reader-en")
     found, wanted = pieces.encode(text), pieces.encode(plain)
     assert found.ids.tolist() == wanted.ids.tolist()
     assert (found.starts[0], found.ends[-1]) == (0, len(text))

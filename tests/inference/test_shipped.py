@@ -13,13 +13,13 @@ NAMES = fairseq_clusterformer.shipped()
 
 
 def test_all_together_are_small():
-    """Writers and translators, and with the reader, whose word vectors are most of it."""
+    """Writers and translators, and with the reader, of which word pieces are half."""
     sizes = {
         name: sum(f.stat().st_size for f in (SHIPPED / name).rglob("*") if f.is_file())
         for name in NAMES
     }
-    assert sum(sizes.values()) < 30e6
-    assert sum(sizes.values()) - sizes["bidaf-en"] < 25e6
+    assert sizes["reader-en"] < 26e6
+    assert sum(sizes.values()) - sizes["reader-en"] < 18e6
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,15 +67,24 @@ def test_a_reader_reads(tmp_path, capsys):
         run("answer", "--document", tmp_path / "ulm.txt", "--cpu", *asked[-1:], "Where is Ulm?")
         == 0
     )
-    assert 'against "no answer" alone' in capsys.readouterr().out
-    reader = fairseq_clusterformer.load("bidaf-en", device="cpu")
+    assert "on the Danube" in capsys.readouterr().out
+    reader = fairseq_clusterformer.load("reader-en", device="cpu")
     assert reader.answer("What did she discover?", text)[0].text == "polonium"
 
 
-def test_draw_says_which_readers_cluster(tmp_path, capsys):
+def test_draw_says_which_readers_cluster(tmp_path, capsys, towns_reader):
     (tmp_path / "a.txt").write_text("Ulm lies on the Danube.")
-    line = ["draw", "--checkpoint", "bidaf-en", "--text", str(tmp_path / "a.txt")]
-    assert run(*line, "--question", "Where is Ulm?", "--out", str(tmp_path / "drawn")) == 1
+    how = [
+        "--text",
+        tmp_path / "a.txt",
+        "--question",
+        "Where is Ulm?",
+        "--out",
+        tmp_path / "drawn",
+    ]
+    assert run("draw", "--checkpoint", "reader-en", *how) == 1
+    assert "no layer clusters; allowed: a reader with a --cluster-att" in capsys.readouterr().err
+    assert run("draw", "--checkpoint", towns_reader, *how) == 1
     said = capsys.readouterr().err
     assert "is a BidafReader; allowed: a language model, or a reader of the architecture" in said
     assert not (tmp_path / "drawn").exists()
