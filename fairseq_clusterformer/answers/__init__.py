@@ -7,8 +7,8 @@ from .documents import (
     Answers,
     Document,
     Logits,
+    SharedLogits,
     StructureLogits,
-    WordLogits,
     text_mask,
 )
 from .ranking import best_spans, natural_question, ranked_answers
@@ -21,7 +21,7 @@ __all__ = [
     "Document",
     "Logits",
     "StructureLogits",
-    "WordLogits",
+    "SharedLogits",
     "best_spans",
     "natural_question",
     "ranked_answers",
