@@ -11,6 +11,7 @@ from .documents import (
     StructureLogits,
     text_mask,
 )
+from .ensemble import mean_logits
 from .ranking import best_spans, natural_question, ranked_answers
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "StructureLogits",
     "SharedLogits",
     "best_spans",
+    "mean_logits",
     "natural_question",
     "ranked_answers",
     "text_mask",
