@@ -7,10 +7,11 @@ from .documents import (
     Answers,
     Document,
     Logits,
+    SharedLogits,
     StructureLogits,
-    WordLogits,
     text_mask,
 )
+from .ensemble import mean_logits
 from .ranking import best_spans, natural_question, ranked_answers
 
 __all__ = [
@@ -21,8 +22,9 @@ __all__ = [
     "Document",
     "Logits",
     "StructureLogits",
-    "WordLogits",
+    "SharedLogits",
     "best_spans",
+    "mean_logits",
     "natural_question",
     "ranked_answers",
     "text_mask",

@@ -37,15 +37,17 @@ class AnswerLogits(NamedTuple):
     type: Tensor
 
 
-class WordLogits(NamedTuple):
-    """What a reader of words says; see :class:`AnswerLogits`.
+class SharedLogits(NamedTuple):
+    """What a reader says in which spans, yes, no, "long" and "none" share softmaxes, as spans and
+    "no answer" do in BERT's form for SQuAD 2.0; see :class:`AnswerLogits`.
 
     Attributes:
-        start, end: finite at the first and at the last token of a word of the text.
+        start, end: of a reader of words, finite at the first and last token of a word of the text.
         type: the logits in sum of the best span of any length, and those of each slot, [B, 5].
         slots: of places in front of the document, one for each of :data:`TYPES` but the first,
             which share the softmaxes of starts and ends with the tokens, [B, 2, 4].
-        bounds: the first and the last token of each token's word, int64 [B, N, 2].
+        bounds: of a reader of words, the first and the last token of each token's word, int64
+            [B, N, 2]; else None.
     """
 
     start: Tensor
@@ -53,7 +55,18 @@ class WordLogits(NamedTuple):
     paragraph: Tensor
     type: Tensor
     slots: Tensor
-    bounds: Tensor
+    bounds: Tensor | None
+
+    @staticmethod
+    def of(
+        start: Tensor, end: Tensor, paragraph: Tensor, slots: Tensor, bounds: Tensor | None = None
+    ) -> "SharedLogits":
+        """With the logits of the types."""
+        best = slots.new_full((len(slots),), -torch.inf)  # of the spans whose end is not first
+        if start.size(1):
+            best = (end + start.cummax(1).values).amax(1)  # the best start up to each end
+        types = torch.cat([best.unsqueeze(-1), slots.sum(1)], dim=-1)
+        return SharedLogits(start, end, paragraph, types, slots, bounds)
 
 
 class StructureLogits(NamedTuple):
@@ -74,7 +87,7 @@ class StructureLogits(NamedTuple):
     candidates: Tensor | None = None
 
 
-Logits = AnswerLogits | WordLogits | StructureLogits
+Logits = AnswerLogits | SharedLogits | StructureLogits
 
 
 def text_mask(characters: Tensor) -> Tensor:

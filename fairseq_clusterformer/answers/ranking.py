@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .documents import TYPES, Answer, Answers, Document, Logits, StructureLogits, WordLogits
+from .documents import TYPES, Answer, Answers, Document, Logits, SharedLogits, StructureLogits
 
 _SPANS = 20  # for each that is wanted: most overlap a better one
 _LEAST = -1e9  # JSON has no infinity
@@ -33,8 +33,8 @@ def ranked_answers(
     times that of its last. Of spans that overlap, the best is kept; those of blanks alone are
     left out. Where the model says which sentences support the answer, a span lies in one of them
     (Ainslie et al. 2020, appendix B), unless none is likely enough. A question with candidates
-    has these as short answers. A reader of words says "no answer" if this has more logits than the
-    best span that may be an answer.
+    has these as short answers. Where "no answer" shares the spans' softmaxes, it is said if it has
+    more logits than the best span that may be an answer.
 
     Args:
         documents: B; a model may have read the beginning of one alone.
@@ -67,7 +67,7 @@ def ranked_answers(
     limits = {"max_length": max_answer_length, "words": words, "top": _SPANS * top}
     spans = best_spans(start, end, within, **limits)
     nones = [None] * len(documents)
-    if isinstance(logits, WordLogits):
+    if isinstance(logits, SharedLogits):
         # the model's own best span may be too long to be an answer
         nothing = torch.full_like(evidence, -torch.inf).unsqueeze(-1)
         best = torch.cat([spans[0], nothing], dim=-1).amax(-1) + evidence

@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..clustering import State
-from ..kernels import Layout, join
+from ..kernels import Layout, Own, join
 from ..precision import at_least_float32
 from .projections import Rotary
 from .rings import Entries
-from .rules import Own
 
 
 class QKV(NamedTuple):

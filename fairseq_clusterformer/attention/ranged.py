@@ -12,31 +12,45 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..clustering import State
-from ..kernels import Layout, chosen, ranged_attention, triton_kernels
+from ..kernels import (
+    Layout,
+    Own,
+    attend_own,
+    chosen,
+    joint_attention,
+    ranged_attention,
+    triton_kernels,
+)
 from ..precision import at_least_float32
 from .assignment import Assignment, Seeing, Tokens
 from .batch import Batch, any_padding
 from .parts import QKV, Part
 from .rings import Entries, History, Keys, LocalWindow, Rings, entries_of, filled, opened
-from .rules import Own, attend_own, check_clusters, own_bias, recent, route
+from .rules import check_clusters, own_bias, recent, route
 
 
 def attend_layouts(
     qkv: QKV, tokens: Tokens, layouts: Sequence[Layout], own: Own | None, joined: bool
 ) -> list[tuple[Tensor, Tensor]]:
-    """A result for each layout, and one for the own key."""
+    """A result for each layout and one for the own key, or one of all."""
     (q, k, v), dtype = qkv[:3], qkv.k.dtype
-    joined = joined or len(layouts) + (own is not None) > 1
-    if joined and not q.is_cuda:  # rounded once, as in a step; CPUs compute in float32 anyway
+    several = len(layouts) + (own is not None) > 1
+    if (
+        joined or several
+    ) and not q.is_cuda:  # rounded once, as in a step; CPUs compute in float32 anyway
         q, k, v = map(at_least_float32, (q, k, v))
-    results = []
-    for layout in layouts:
-        if layout.key_bias is not None:  # decoding keeps it with its key, rounded like it
-            layout = replace(layout, key_bias=layout.key_bias.to(dtype))
-        results.append(ranged_attention(q, k, v, layout, dropout=qkv.dropout, impl=tokens.impl))
-    if own is not None:
-        results.append(attend_own(q, k, v, own, tokens.padding_mask, qkv.dropout))
-    return results
+    layouts = [
+        # decoding keeps a bias with its key, rounded like it
+        one if one.key_bias is None else replace(one, key_bias=one.key_bias.to(dtype))
+        for one in layouts
+    ]
+    how = {"dropout": qkv.dropout, "impl": tokens.impl}
+    own = None if own is None else own.within(tokens.padding_mask)
+    plain = tokens.impl == "reference" or torch.compiler.is_compiling()
+    if several and not plain and not any(one.earlier_only for one in layouts):
+        return [joint_attention(q, k, v, layouts, own, **how)]
+    results = [ranged_attention(q, k, v, one, **how) for one in layouts]
+    return results if own is None else [*results, attend_own(q, k, v, own, qkv.dropout)]
 
 
 class RangedKeys(Part):

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from ..kernels import Layout
+from ..kernels import Layout, Own
 from .assignment import Assignment, Seeing, Tokens
 from .layout import (
     chunk_layout,
@@ -26,14 +25,6 @@ from .scouts import hidden_from, scout_layouts
 # Bias of a key that counts only where a query sees nothing else: next to any other its weight is
 # 0, and float16 still holds the logit.
 LAST_RESORT = -5e4
-
-
-class Own(NamedTuple):
-    """Each query's own key, seen besides the layouts: in closed form."""
-
-    bias: float = 0.0  # added to its logit; 0 or ``LAST_RESORT``
-    #: of queries that do not see it so, bool [B, G, N]; None: no query
-    hidden: Tensor | None = None
 
 
 class Visible(NamedTuple):
@@ -145,23 +136,3 @@ def _chunk(kind: Seeing, tokens: Tokens, assignment: Assignment, num_clusters: i
     if kind.self_key != "fallback" or kind.chunk_rule == "top_keys":
         return layouts, (), None
     return [side for layout in layouts for side in without_own(layout)], (), Own(LAST_RESORT)
-
-
-def attend_own(
-    q: Tensor, k: Tensor, v: Tensor, own: Own, padding_mask: Tensor | None, dropout: float
-) -> tuple[Tensor, Tensor]:
-    """What :func:`~fairseq_clusterformer.kernels.ranged_attention` would return where each query
-    sees its own key alone: its value, and its logit [B, H, N]."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    lse = (q.to(wide) * k.to(wide)).sum(-1) * q.size(-1) ** -0.5 + own.bias
-    hidden = own.hidden
-    if padding_mask is not None:
-        padding = padding_mask.unsqueeze(1)
-        hidden = padding if hidden is None else hidden | padding
-        v = v.masked_fill(padding.unsqueeze(-1), 0.0)
-    if hidden is not None:
-        lse = lse.masked_fill(hidden, -torch.inf)
-    if dropout > 0:
-        kept = torch.empty_like(lse).bernoulli_(1 - dropout).div_(1 - dropout)
-        v = v * kept.unsqueeze(-1).to(v.dtype)
-    return v, lse

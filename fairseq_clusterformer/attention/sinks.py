@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..clustering import State
+from ..kernels import Own
 from ..precision import at_least_float32
 from .assignment import Assignment, Seeing, Tokens
 from .layout import sink_layout
@@ -22,7 +23,7 @@ from .parts import QKV, Part
 from .projections import rotated
 from .ranged import attend_layouts
 from .rings import Entries, entries_of
-from .rules import Own, own_bias
+from .rules import own_bias
 
 
 class Sinks(Part):

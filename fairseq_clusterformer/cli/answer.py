@@ -44,7 +44,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import check_output, write_text
 from fairseq_clusterformer.ranges import Range
 
@@ -54,6 +54,7 @@ from .common import (
     Parser,
     add_force,
     add_model,
+    check_encoder,
     encoding,
     finite,
     harmless,
@@ -86,9 +87,7 @@ def main(arguments: Sequence[str]) -> int:
     path = args.checkpoint or shipped_for("clusterformer_qa", "reader")
     if not is_bundle(there := located(path)) and not there.is_file():
         raise no_file(there, "--checkpoint")
-    if args.encoder and not (args.encoder / "config.json").is_file():
-        allowed = "a folder of BERT's form that transformers has written"
-        raise bad_option("--encoder", args.encoder, allowed, "it has no config.json")
+    check_encoder(args.encoder)
     inputs = inputs_of(args, *args.document, *(f for d in args.document for f in d.rglob("*")))
     page = partial(write_text, "--html", args.html, inputs=inputs, force=args.force)
     if args.html:

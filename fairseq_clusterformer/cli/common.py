@@ -105,6 +105,13 @@ def inputs_of(args: argparse.Namespace, *more: Path | None) -> list[Path]:
     return [Path(each) for each in named if each is not None]
 
 
+def check_encoder(folder: Path | None) -> None:
+    """Raise UserError if the folder of ``--encoder`` is none of transformers'."""
+    if folder is not None and not (folder / "config.json").is_file():
+        allowed = "a folder of BERT's form that transformers has written"
+        raise bad_option("--encoder", folder, allowed, "it has no config.json")
+
+
 def check_file(option: str, path: Path, allowed: str) -> None:
     """Raise UserError if a path is not that of a file."""
     if not path.is_file():

@@ -29,6 +29,7 @@ COMMANDS = {
     "translate": "translate raw text",
     "classify": "label texts",
     "answer": "answer questions from text, HTML and PDF files",
+    "similar": "find the passages of documents that are most like a sentence",
     "evaluate translation": "BLEU of a translation model",
     "evaluate qa": "a reader's scores, and its answers as each corpus's own script reads them",
     "evaluate keyphrases": "a model's keyphrases of web pages, and their scores",

@@ -10,7 +10,7 @@ from fairseq.logging import metrics
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fairseq_clusterformer.answers import Logits, WordLogits, ranked_answers
+from fairseq_clusterformer.answers import Logits, SharedLogits, ranked_answers
 from fairseq_clusterformer.metrics import hotpotqa
 from fairseq_clusterformer.metrics.squad import evaluate_v2
 from fairseq_clusterformer.models.options import option
@@ -100,7 +100,9 @@ def whole_words(spans: Tensor, bounds: Tensor) -> Tensor:
     return torch.where((spans >= 0) & ~again.unsqueeze(-1), found, -1)
 
 
-def with_slots(logits: WordLogits, spans: Tensor, types: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def with_slots(
+    logits: SharedLogits, spans: Tensor, types: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Logits of starts and ends [B, 4 + N] behind those of the slots, and the right spans, int64
     [B, A + 4, 2], of which those of slots are last; ``types`` as a reader's targets have them."""
     number = logits.slots.size(-1)
@@ -116,15 +118,16 @@ def answer_parts(
     logits: Logits, spans: Tensor, types: Tensor, marginal: str = "joint"
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Losses of the short answer and of its type in nats, [B], and which questions have a target
-    for each, bool [B]. Both together are - log of the probability of the right answer. A reader of
-    words has the types among its spans.
+    for each, bool [B]. Both together are - log of the probability of the right answer. Of logits
+    that share softmaxes, the types are among the spans.
 
     Args:
         spans, types: as a reader's targets have them.
     """
     start, end = logits.start, logits.end
-    if isinstance(logits, WordLogits):
-        start, end, spans = with_slots(logits, whole_words(spans, logits.bounds), types)
+    if isinstance(logits, SharedLogits):
+        spans = spans if logits.bounds is None else whole_words(spans, logits.bounds)
+        start, end, spans = with_slots(logits, spans, types)
         types = torch.ones_like(types)
     some = (spans >= 0).flatten(1).any(-1)
     return {
@@ -139,7 +142,7 @@ class QACriterion(FairseqCriterion):
     Each part is the cross-entropy of all right choices together: of several gold spans, the model
     needs to find one. Validation logs exact match and F1 of SQuAD 2.0, F1 of long answers, and how
     often the model is right about whether there is an answer (XLQA's AvNA), over the questions
-    whose answers are known. A reader of words also logs the span's loss in nats: ``nll`` of all
+    whose answers are known. Where types share the spans' softmaxes, it also logs ``nll`` of all
     gold answers together, and in validation ``nll_one`` of the last one listed alone, which is
     larger, and XLQA's NLL.
 
@@ -162,7 +165,7 @@ class QACriterion(FairseqCriterion):
         """As fairseq's: (loss, sample size, what to log)."""
         logits, _ = model(**sample["net_input"])
         target = sample["target"]
-        by_words = isinstance(logits, WordLogits)
+        shared = isinstance(logits, SharedLogits)
         # of each part: its loss [B], and whether the question has a target for it, bool [B]
         parts = answer_parts(logits, target["spans"], target["types"], self.span_marginal)
         paragraphs = target["paragraphs"]
@@ -196,9 +199,9 @@ class QACriterion(FairseqCriterion):
             **{f"{name}_loss": loss.detach().sum() for name, (loss, _) in parts.items()},
             **{f"{name}_size": known.sum() for name, (_, known) in parts.items()},
         }
-        if by_words:
+        if shared:
             logging_output["nll"] = parts["span"][0].detach().sum()
-        if by_words and not model.training:
+        if shared and not model.training:
             one = answer_parts(logits, target["last_span"], target["types"])
             logging_output["nll_one"] = one["span"][0].sum()
         if not model.training:

@@ -13,7 +13,12 @@ from fairseq import utils
 from torch import Tensor
 from tqdm import tqdm
 
-from fairseq_clusterformer.answers import Logits, natural_question, ranked_answers
+from fairseq_clusterformer.answers import (
+    Logits,
+    mean_logits,
+    natural_question,
+    ranked_answers,
+)
 from fairseq_clusterformer.corpora.question_answering.records import Drops, json_lines
 from fairseq_clusterformer.criterions.clusterformer_qa import answer_parts
 from fairseq_clusterformer.data.qa import QAData
@@ -78,21 +83,30 @@ class Predictions:
 
 
 def predict(
-    loaded: Loaded, split: str, corpus: str, *, batch_size: int = 8, cpu: bool = False
+    loaded: Loaded,
+    split: str,
+    corpus: str,
+    *,
+    others: Sequence[Loaded] = (),
+    batch_size: int = 8,
+    cpu: bool = False,
 ) -> Predictions:
     """Answer all questions of a split.
 
     Args:
         loaded: a reader; its task reads the split.
+        others: more readers, which answer as one with it by the mean of all probabilities.
         corpus: the name that the data was prepared by.
         cpu: do not use an accelerator.
 
     Raises:
-        UserError: if the data has no such split.
+        UserError: if the data has no such split, or the readers do not go together.
     """
+    for other in others:
+        _check_alike(loaded, other)
     task, is_natural = loaded.task, corpus == "natural-questions"
     cuda = torch.cuda.is_available() and not cpu
-    model = loaded.model.cuda() if cuda else loaded.model
+    models = [one.model.cuda() if cuda else one.model for one in (loaded, *others)]
     try:
         dataset = task.load_dataset(split)
     except (FileNotFoundError, ValueError) as error:
@@ -105,7 +119,8 @@ def predict(
     with tqdm(total=len(whole), unit=" questions", disable=None) as progress, torch.no_grad():
         for batch in batches.next_epoch_itr(shuffle=False):
             inputs = batch["net_input"]
-            logits, _ = model(**(utils.move_to_cuda(inputs) if cuda else inputs))
+            inputs = utils.move_to_cuda(inputs) if cuda else inputs
+            logits = mean_logits([model(**inputs)[0] for model in models])
             numbers = batch["id"].tolist()
             found = ranked_answers(logits, [*map(data.document, numbers)], **options)
             target = batch["target"]
@@ -146,6 +161,18 @@ def predict(
         questions=known(questions),
         nll={id_: one for id_, one in known(nll).items() if id_ in known(gold)},
     )
+
+
+def _check_alike(loaded: Loaded, other: Loaded) -> None:
+    """Raise UserError for a reader that another one's questions and answers do not fit."""
+    given, wanted = (
+        (type(one.model), getattr(one.cfg.model, "shared_softmax", None), one.task.structure)
+        for one in (other, loaded)
+    )
+    same = other.task.source_dictionary == loaded.task.source_dictionary
+    if given != wanted or not same:
+        allowed = f"readers of one kind, dictionary and structure, such as {loaded.path}"
+        raise bad_option("--checkpoint", other.path, allowed)
 
 
 def _nll(logits: Logits, target: dict[str, Tensor]) -> list[tuple[float, float] | None]:

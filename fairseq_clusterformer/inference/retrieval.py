@@ -57,6 +57,17 @@ class Passages:
     def __len__(self) -> int:
         return len(self.sections)
 
+    def nearest(self, sentence: str, most: int) -> list[tuple[int, float]]:
+        """The places of the sections most like a sentence, best first, each with the cosine."""
+        likeness = self._likeness(sentence)
+        best = np.argsort(-likeness, kind="stable")[:most]
+        return [(int(place), float(likeness[place])) for place in best]
+
+    def _likeness(self, text: str) -> np.ndarray:
+        """Of each section, that of its most similar part."""
+        cosines = self._vectors @ self._encode(text).numpy()
+        return np.maximum.reduceat(cosines, self._first)
+
     def likeliest(self, question: str, most: int) -> list[tuple[int, float, float]]:
         """The places of the most relevant sections, in their order, each with its relevance by
         words (from 0) and by meaning (that of its most similar part, up to 1; 0 without vectors).
@@ -72,8 +83,7 @@ class Passages:
         if known := [stem for stem in _stems(question) if stem in vocabulary]:
             words = self._words.get_scores(known)
         if self._encode is not None and self.sections:
-            cosines = self._vectors @ self._encode(question).numpy()
-            likeness = np.maximum.reduceat(cosines, self._first)
+            likeness = self._likeness(question)
         ranks = [np.argsort(np.argsort(-x, kind="stable")) for x in (words, likeness) if x.any()]
         chosen = range(len(self))
         if len(self) > most and ranks:

@@ -115,9 +115,9 @@ class Splitter:
         pieces: Subwords,
         dictionary: Dictionary,
         *,
-        titles: bool,
-        overlap: bool,
-        sentences: bool,
+        titles: bool = False,
+        overlap: bool = False,
+        sentences: bool = False,
     ) -> None:
         self._dictionary, self._titles = dictionary, titles
         self._overlap, self._sentences = overlap, sentences

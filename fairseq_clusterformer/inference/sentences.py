@@ -20,7 +20,8 @@ from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMa
 from fairseq_clusterformer.models.encoder_only import masked_mean
 from fairseq_clusterformer.models.pretrained import load_folder, sizes_of
 
-from .sections import Section, batches
+from .documents import Source
+from .sections import Section, Splitter, batches
 
 LONGEST = 254  # tokens of a part, as all-MiniLM-L6-v2 was trained
 _IN_A_BATCH = 4096  # tokens
@@ -58,6 +59,11 @@ class SentenceEncoder:
         self._longest = min(LONGEST, most - 3)
         self._ids = [self._dictionary.index(symbol) for symbol in self._pieces.symbols]
         self._ids = torch.tensor(self._ids)
+
+    def sections(self, source: Source) -> list[Section]:
+        """A document in passages of whole paragraphs, each of one part; a paragraph that is too
+        long, in pieces."""
+        return Splitter(self._pieces, self._dictionary).sections(source, self._longest)
 
     def of_sections(self, sections: Sequence[Section]) -> list[Tensor]:
         """Vectors [parts, D] of each section: a long one has several parts."""

@@ -15,10 +15,10 @@ import logging
 from functools import cache
 from types import ModuleType
 
-import torch
 from torch import Tensor
 
 from . import cpu
+from .joint import Own, attend_own, join, joint_attention
 from .layout import Call, Layout, validate
 from .op import attention
 from .reference import reference_attention
@@ -27,8 +27,11 @@ __all__ = [
     "IMPLEMENTATIONS",
     "WIDEST",
     "Layout",
+    "Own",
+    "attend_own",
     "chosen",
     "join",
+    "joint_attention",
     "obstacle",
     "ranged_attention",
     "triton_kernels",
@@ -140,25 +143,3 @@ def ranged_attention(
     if layout.earlier_only or impl == "reference":
         return reference_attention(call)
     return attention(call, impl)
-
-
-def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Join several attentions of the same queries into one softmax over all that they saw.
-
-    Args:
-        parts: results [..., E] and their log-sum-exp [...], as :func:`ranged_attention` returns
-            them; -inf where nothing was seen.
-
-    Returns:
-        The same of all parts together, computed in at least float32, the result in the dtype of
-        the first; 0 and about -inf (the least finite number) where none saw anything.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    outs, lses = zip(*parts, strict=True)
-    lse = torch.stack(lses)
-    lse = lse.clamp(min=torch.finfo(lse.dtype).min)  # a softmax of -inf alone would be NaN
-    # Each part's share of the sum of exponentials, [parts, ..., 1].
-    shares = torch.softmax(lse, dim=0).unsqueeze(-1)
-    out = sum(o * share for o, share in zip(outs, shares, strict=True)).to(outs[0].dtype)
-    return out, torch.logsumexp(lse, dim=0)

@@ -11,13 +11,14 @@ order, T slots of a tile, c tiles of a group.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..precision import at_least_float32
-from .layout import TENSORS, Call
+from .layout import TENSORS, Call, add_to
 
 TILE = 64  # slots, if the sequence is longer than that
 LOG2_E = math.log2(math.e)
@@ -208,7 +209,13 @@ def forward(call: Call) -> tuple[Tensor, Tensor, _Plan]:
 
 
 def backward(
-    call: Call, d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, plan: _Plan | None
+    call: Call,
+    d_out: Tensor,
+    d_lse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    plan: _Plan | None,
+    into: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """See :mod:`.op`."""
     q, k, v, key_bias, seed, _, dropout = call
@@ -258,7 +265,7 @@ def backward(
     if d_bias is not None:
         d_bias = plan.to_tokens(d_bias, plan.keys).squeeze(-1)
         d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
-    return d_q, d_k, d_v, d_bias
+    return *add_to(into, (d_q, d_k, d_v)), d_bias
 
 
 def _accumulator(q: Tensor) -> torch.dtype:

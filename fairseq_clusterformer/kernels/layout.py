@@ -4,6 +4,7 @@ It is all that a kernel knows: not why an order was chosen, nor what is causal o
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -88,6 +89,13 @@ class Call(NamedTuple):
 
 TENSORS = ("lo", "hi", "query_order", "key_order", "num_queries", "num_keys")
 """Layout's first fields: orders and ranges, without a bias."""
+
+
+def add_to(into: Sequence[Tensor] | None, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Gradients, or those that there are after adding these to them."""
+    if into is None:
+        return gradients
+    return [whole.add_(part) for whole, part in zip(into, gradients, strict=True)]
 
 
 def _refuse(name: str, numbers: Tensor, wrong: Tensor, allowed: str) -> None:

@@ -2,7 +2,8 @@
 
 A kernel is a module with two functions. ``forward(call)`` returns the output, the log-sum-exp, and
 what its backward pass would otherwise compute again, or None. ``backward(call, d_out, d_lse, out,
-lse, kept)`` returns the gradients of q, k, v and key_bias; it computes again what is not ``kept``.
+lse, kept, into)`` returns the gradients of q, k, v and key_bias; it computes again what is not
+``kept``. It adds the first three to those that it is given.
 Outputs and gradients of q's shape have the heads of a token next to each other in memory, as
 projections do.
 """
@@ -20,16 +21,21 @@ from .layout import TENSORS, Call, Layout
 def attention(call: Call, impl: str) -> tuple[Tensor, Tensor]:
     """See :func:`fairseq_clusterformer.kernels.ranged_attention`; any ``impl`` but reference."""
     q, k, v, key_bias, _, layout, dropout = call
-    # One number names this call's dropout masks: the backward pass and activation checkpoints draw
-    # them again. It stays on the device, so that a CUDA graph draws anew.
-    seed = torch.randint(1 << 62, (), device=q.device) if dropout > 0.0 else None
+    seed = new_seed(q, dropout)
     if torch.compiler.is_compiling():
         tensors = [getattr(layout, name) for name in TENSORS]
         return ranged_attention(q, k, v, key_bias, seed, *tensors, dropout, layout.reach, impl)
-    return _Attention.apply(_kernel(impl, q), q, k, v, key_bias, seed, layout, dropout)
+    return _Attention.apply(kernel_of(impl, q), q, k, v, key_bias, seed, layout, dropout)
 
 
-def _kernel(impl: str, q: Tensor) -> ModuleType:
+def new_seed(q: Tensor, dropout: float) -> Tensor | None:
+    """One number names a call's dropout masks: the backward pass and activation checkpoints draw
+    them again. It stays on the device, so that a CUDA graph draws anew."""
+    return torch.randint(1 << 62, (), device=q.device) if dropout > 0.0 else None
+
+
+def kernel_of(impl: str, q: Tensor) -> ModuleType:
+    """The kernel that ``chosen`` names."""
     from . import blocks, chosen, cpu
 
     impl = chosen(impl, q)
@@ -46,7 +52,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, kernel, *inputs):
         *tensors, layout, dropout = inputs
-        with _autocast_off(tensors[0]):
+        with autocast_off(tensors[0]):
             out, lse, kept = kernel.forward(Call(*inputs))
         # Tensors that are kept are saved, too: an activation checkpoint drops what is saved alone.
         more = kept if isinstance(kept, tuple) else ()
@@ -64,12 +70,13 @@ class _Attention(torch.autograd.Function):
         layout, dropout, kept = ctx.rest
         call, kept = Call(*saved, layout, dropout), tensors[7:] or kept
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        with _autocast_off(out):
+        with autocast_off(out):
             gradients = ctx.kernel.backward(call, d_out, d_lse, out, lse, kept)
         return None, *gradients, None, None, None
 
 
-def _autocast_off(x: Tensor) -> AbstractContextManager:
+def autocast_off(x: Tensor) -> AbstractContextManager:
+    """Inputs have the dtype that is computed in."""
     device = x.device.type
     on = torch.is_autocast_enabled(device)
     return torch.autocast(device, enabled=False) if on else nullcontext()
@@ -95,8 +102,8 @@ def _call(q, k, v, key_bias, seed, *rest) -> tuple[Call, str]:
 )
 def ranged_attention(*inputs):
     call, impl = _call(*inputs)
-    with _autocast_off(call.q):
-        return _kernel(impl, call.q).forward(call)[:2]
+    with autocast_off(call.q):
+        return kernel_of(impl, call.q).forward(call)[:2]
 
 
 @ranged_attention.register_fake
@@ -113,8 +120,8 @@ def _(q, *_others):
 def ranged_attention_backward(d_out, d_lse, out, lse, *inputs):
     """Gradients of q, k, v and key_bias (empty without one)."""
     call, impl = _call(*inputs)
-    with _autocast_off(out):
-        backward = _kernel(impl, call.q).backward
+    with autocast_off(out):
+        backward = kernel_of(impl, call.q).backward
         *gradients, d_bias = backward(call, d_out, d_lse, out, lse, None)
     return *gradients, out.new_empty(0) if d_bias is None else d_bias
 

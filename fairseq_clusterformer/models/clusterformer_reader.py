@@ -8,7 +8,7 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from fairseq_clusterformer.answers import TYPES, AnswerLogits
+from fairseq_clusterformer.answers import TYPES, AnswerLogits, SharedLogits
 from fairseq_clusterformer.precision import ExactLinear
 
 from .encoder_only import (
@@ -76,6 +76,11 @@ class ClusterformerReaderConfig(PretrainedOptions, EncoderOptions, ClusteringOpt
     token_types: int = option(
         0, "2: question and document have embeddings of their own, as in BERT; 0: none"
     )
+    shared_softmax: bool = option(
+        False,
+        "whether there is an answer is decided in the softmaxes of its start and end, as BERT has "
+        "it for SQuAD 2.0, instead of apart",
+    )
     roberta_checkpoint: str = option("", "older name of --pretrained")
 
 
@@ -84,10 +89,13 @@ class AnswerHeads(nn.Module):
 
     Args:
         embed_dim: D.
+        shared: "no answer" starts and ends at the question's first token, by the map of spans
+            (Devlin et al. 2019, section 4.3); other types have a logit there, too.
     """
 
-    def __init__(self, embed_dim: int):
+    def __init__(self, embed_dim: int, *, shared: bool = False):
         super().__init__()
+        self.shared = shared
         self.span = ExactLinear(embed_dim, 2)
         self.paragraph = ExactLinear(embed_dim, 1)
         self.answer_type = ExactLinear(embed_dim, len(TYPES))
@@ -98,7 +106,9 @@ class AnswerHeads(nn.Module):
         nn.init.zeros_(self.answer_type.weight)
         nn.init.zeros_(self.answer_type.bias)
 
-    def forward(self, reading: Reading, paragraph_mask: Tensor, text_mask: Tensor) -> AnswerLogits:
+    def forward(
+        self, reading: Reading, paragraph_mask: Tensor, text_mask: Tensor
+    ) -> AnswerLogits | SharedLogits:
         """Logits of what a reading of B documents answers.
 
         Args:
@@ -111,12 +121,16 @@ class AnswerHeads(nn.Module):
         # "the mean values of the first hidden state of all the chunked sequences"
         first = (reading.question[:, :, :1], reading.question_padding[:, :, :1])
         states, hidden = (x.flatten(1, 2) for x in first)
-        return AnswerLogits(
-            start=start.masked_fill(~(text_mask & real), -torch.inf),
-            end=end.masked_fill(~(text_mask & real), -torch.inf),
-            paragraph=paragraph.masked_fill(~(paragraph_mask & real), -torch.inf),
-            type=self.answer_type(masked_mean(states, ~hidden)),
-        )
+        state = masked_mean(states, ~hidden)
+        types = self.answer_type(state)
+        hidden = ~(text_mask & real)
+        start, end = (x.masked_fill(hidden, -torch.inf) for x in (start, end))
+        paragraph = paragraph.masked_fill(~(paragraph_mask & real), -torch.inf)
+        if not self.shared:
+            return AnswerLogits(start, end, paragraph, types)
+        others = types[:, None, 1:4].expand(-1, 2, -1) / 2  # yes, no and long
+        slots = torch.cat([others, self.span(state).unsqueeze(-1)], dim=-1)
+        return SharedLogits.of(start, end, paragraph, slots)
 
 
 @register_model("clusterformer_reader", dataclass=ClusterformerReaderConfig)
@@ -125,7 +139,7 @@ class ClusterformerReader(ReaderModel):
 
     def __init__(self, args, task):
         super().__init__(args, task)
-        self.heads = AnswerHeads(args.encoder_embed_dim)
+        self.heads = AnswerHeads(args.encoder_embed_dim, shared=args.shared_softmax)
 
     @classmethod
     def check(cls, args, task) -> None:
@@ -197,7 +211,7 @@ class ClusterformerReader(ReaderModel):
 
     def forward(
         self, question_tokens: Tensor, document_tokens: Tensor, text_mask: Tensor | None = None
-    ) -> tuple[AnswerLogits, dict[str, Any]]:
+    ) -> tuple[AnswerLogits | SharedLogits, dict[str, Any]]:
         """Answer questions from a document each: logits, the ``reading`` of the encoder, and its
         layers' ``reports``.
 

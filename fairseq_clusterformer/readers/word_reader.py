@@ -19,7 +19,7 @@ from fairseq.models import register_model_architecture
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
-from fairseq_clusterformer.answers import WordLogits
+from fairseq_clusterformer.answers import SharedLogits
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.models.options import option, set_defaults
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
@@ -196,7 +196,7 @@ class SpanHeads(nn.Module):
         self.others = nn.ModuleList(ExactLinear(width, 3) for _ in range(2))  # yes, no, long
         self.paragraph = ExactLinear(width, 1)
 
-    def forward(self, reading: WordReading, starts: Tensor, text_mask: Tensor) -> WordLogits:
+    def forward(self, reading: WordReading, starts: Tensor, text_mask: Tensor) -> SharedLogits:
         """Logits of B documents; ``starts`` are each ``<s>``, and ``text_mask`` is True where a
         short answer can begin and end, bool [B, N]."""
         words, real = reading.words, ~reading.document_padding
@@ -214,18 +214,8 @@ class SpanHeads(nn.Module):
             logits.append(words.at_tokens(of_words).masked_fill(~own, -torch.inf))
         begin, end = logits
         paragraph = words.at_tokens(self.paragraph(reading.begin).squeeze(-1))
-        slots = torch.stack(slots, dim=1)
-        best = slots.new_full((len(slots),), -torch.inf)  # of the spans whose end is not first
-        if begin.size(1):
-            best = (end + begin.cummax(1).values).amax(1)  # the best begin up to each end
-        return WordLogits(
-            start=begin,
-            end=end,
-            paragraph=paragraph.masked_fill(~(starts & real), -torch.inf),
-            type=torch.cat([best.unsqueeze(-1), slots.sum(1)], dim=-1),
-            slots=slots,
-            bounds=bounds,
-        )
+        paragraph = paragraph.masked_fill(~(starts & real), -torch.inf)
+        return SharedLogits.of(begin, end, paragraph, torch.stack(slots, dim=1), bounds)
 
 
 class WordReaderEncoder(nn.Module):
@@ -302,7 +292,7 @@ class WordReader(ReaderModel):
         document_tokens: Tensor,
         text_mask: Tensor | None = None,
         states: Tensor | None = None,
-    ) -> tuple[WordLogits, dict[str, Any]]:
+    ) -> tuple[SharedLogits, dict[str, Any]]:
         """As `ClusterformerReader.forward`; ``states`` are what :meth:`encode` made of the same
         documents, [B, W, D], None: it is made here."""
         starts, text = self._starts_and_text(document_tokens, text_mask)

@@ -29,7 +29,7 @@ from pathlib import Path
 from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import write_aside
-from scripts.experiments.grids import Run, chosen, load_grid, runs_of
+from scripts.experiments.grids import FILES, Run, chosen, load_grid, runs_of
 from scripts.experiments.plots import draw_grid
 from scripts.experiments.programs import options_of, run_together
 from scripts.experiments.provenance import provenance
@@ -172,14 +172,10 @@ def perform(run: Run, grid: dict, args: Namespace) -> str:
 
 
 def check(runs: list[Run], grid: dict, args: Namespace) -> None:
-    """Refuse what cannot be done, before anything is. Raises UserError: for data, a start or a
-    folder that is missing or not of this grid."""
-    task = TASKS[grid["score"]]
+    """Refuse what cannot be done, before anything is. Raises UserError: for data, files, a start
+    or a folder that is missing or not of this grid."""
+    check_there(runs, grid, args)
     for run in runs:
-        folder = (args.data or Path("")) / run.folder
-        if task.needs and (args.data is None or not any(folder.glob(task.needs))):
-            allowed = f"a folder with {Path(run.folder) / task.needs}, made by {task.made_by}"
-            raise bad_option("--data", args.data, allowed)
         if args.keep is not None:
             kept(Place(run, grid, args.data, args.keep / run.name, args.keep))
         if run.start:
@@ -188,6 +184,25 @@ def check(runs: list[Run], grid: dict, args: Namespace) -> None:
             if not (ended or args.keep and run.start in {r.name for r in runs}):
                 allowed = f"a folder with {run.start}, which {run.name} starts from"
                 raise bad_option("--keep", args.keep, allowed)
+
+
+def check_there(runs: list[Run], grid: dict, args: Namespace) -> None:
+    """Raise UserError: data or files that are missing, each with the rows that need it."""
+    task, missing = TASKS[grid["score"]], {}
+    for run in runs:
+        tested = grid["tests"].values() if grid["score"] == "qa" else ()
+        for folder in {run.folder: None, **dict.fromkeys(tested)} if task.needs else ():
+            if args.data is None or not any((args.data / folder).glob(task.needs)):
+                allowed = f"a folder with {Path(folder) / task.needs}, made by {task.made_by}"
+                what = f"--data is {args.data}; allowed: {allowed}"
+                missing.setdefault(what, []).append(run.row)
+        for option in FILES:
+            if (path := run.options.get(option)) and not Path(path).exists():
+                what = f"--{option} is {path}: no such file or folder"
+                missing.setdefault(what, []).append(run.row)
+    lines = [f"{what}; for {', '.join(dict.fromkeys(rows))}" for what, rows in missing.items()]
+    if lines:
+        raise UserError("\n  ".join(lines))
 
 
 def perform_all(runs: list[Run], grid: dict, args: Namespace) -> list[str]:

@@ -189,6 +189,18 @@ def test_a_run_starts_from_another_one(case, capsys):
     assert "--finetune-from-model KEEP/start@1/checkpoint_last.pt" in command
 
 
+def test_all_that_is_missing_is_named_before_any_work(case, capsys):
+    rows = {"a": {"arch": "a", "lift": "none.pt"}, "b": {"folder": "x"}, "c": {"lift": "none.pt"}}
+    case.write(GRID | {"rows": rows, "seeds": [1]})
+    assert case() == 1
+    file, data = capsys.readouterr().err.splitlines()
+    assert file.endswith("error: --lift is none.pt: no such file or folder; for a, c")
+    assert data.endswith(
+        "; allowed: a folder with x/dict.txt, made by clusterformer prepare lm; for b"
+    )
+    assert not case.out.exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.data.qa import QAData
@@ -205,6 +206,28 @@ def test_other_lengths(trained, tmp_path):
             word for p in data.texts(number)["paragraphs"] for word in ("", "", *p[1].split())
         ]
         assert text in ["yes", "no", *words[2:12]]
+
+
+def test_several_readers_answer_as_one(answered, tmp_path, capsys):
+    """One twice answers as alone; another's doubt counts; they are of one kind."""
+    alone, twice, both = (tmp_path / name for name in ("alone", "twice", "both"))
+    other = shutil.copy(answered[1], tmp_path / "other.pt")
+    state = torch.load(other, weights_only=False)
+    state["model"]["heads.span.weight"] *= 0.1
+    torch.save(state, other)
+    assert run(answered, "text", "--out", alone) == 0
+    assert run(answered, "text", "--checkpoint", answered[1], "--out", twice) == 0
+    assert run(answered, "text", "--checkpoint", other, "--out", both) == 0
+    assert read(alone, "predictions.json") == read(twice, "predictions.json")
+    nll = [read(folder, "scores.json")["nll"] for folder in (alone, twice, both)]
+    assert nll[0] == pytest.approx(nll[1], abs=1e-5)
+    assert abs(nll[2] - nll[0]) > 0.01
+    state["cfg"]["model"]["shared_softmax"] = True
+    torch.save(state, other)
+    capsys.readouterr()
+    assert run(answered, "text", "--checkpoint", other) == 1
+    message = f"--checkpoint is {other}; allowed: readers of one kind, dictionary and structure"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save
 
 from fairseq_clusterformer import load
-from fairseq_clusterformer.answers import Document, WordLogits, ranked_answers
+from fairseq_clusterformer.answers import Document, SharedLogits, ranked_answers
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference import bundle, documents, index
 from fairseq_clusterformer.inference import sections as splitting
@@ -59,12 +59,12 @@ def test_what_was_encoded_before_is_read_as_at_once(name):
         padded = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
         found, _ = model(question, document, None, padded)
         changed, _ = model(question, document, None, -padded)
-    for field in WordLogits._fields:
+    for field in SharedLogits._fields:
         torch.testing.assert_close(getattr(found, field), getattr(expected, field), **CLOSE)
     assert not torch.allclose(changed.type, expected.type)
 
 
-def logits(start: list[float], end: list[float], none: float) -> WordLogits:
+def logits(start: list[float], end: list[float], none: float) -> SharedLogits:
     """Of words of one token each, behind an ``<s>``."""
     start, end = (torch.tensor([[-math.inf, *x]]) for x in (start, end))
     best = (end + start.cummax(1).values).amax(1)
@@ -72,7 +72,7 @@ def logits(start: list[float], end: list[float], none: float) -> WordLogits:
     paragraph = torch.full_like(start, -math.inf)
     paragraph[:, 0] = 0
     type_ = torch.cat([best[:, None], slots.sum(1)], 1)
-    return WordLogits(start, end, paragraph, type_, slots, None)
+    return SharedLogits(start, end, paragraph, type_, slots, None)
 
 
 def read_of(name: str, *given) -> SectionRead:

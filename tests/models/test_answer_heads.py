@@ -10,6 +10,7 @@ from fairseq_clusterformer.answers import TYPES
 from fairseq_clusterformer.criterions.clusterformer_qa import (
     ClusterformerQA,
     ClusterformerQAConfig,
+    answer_parts,
 )
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
 from fairseq_clusterformer.tasks.clusterformer_qa import ClusterformerQAConfig as TaskConfig
@@ -66,6 +67,35 @@ def test_logits_are_those_of_a_plain_loop():
         expected = heads.answer_type.weight @ mean + heads.answer_type.bias
         torch.testing.assert_close(logits.type[row], expected)
     assert (logits.type.std(0) > 0.01).all()
+
+
+@torch.no_grad()
+def test_no_answer_is_a_place_among_the_spans():
+    """Against softmaxes written out, over the other types, "no answer" and the tokens."""
+    model, plain = with_heads(shared_softmax=True), with_heads()
+    plain.load_state_dict(model.state_dict())
+    inputs = batch(model)
+    (logits, extra), (apart, _) = model(**inputs), plain(**inputs)
+    question, hidden = extra["reading"].question, extra["reading"].question_padding
+    spans = torch.tensor([[[2, 3]], [[7, 8]], [[-1, -1]], [[-1, -1]], [[-1, -1]]])
+    types = torch.zeros(5, len(TYPES), dtype=torch.bool)
+    types[range(5), [0, 0, TYPES.index("none"), TYPES.index("none"), TYPES.index("yes")]] = True
+    parts = answer_parts(logits, spans, types)
+    assert (parts["type"][0] == 0).all()
+    for row in range(5):
+        first = question[row, ~hidden[row, :, 0], 0].mean(0)
+        none = model.heads.span.weight @ first + model.heads.span.bias
+        others, loss, best = apart.type[row, 1:4] / 2, 0.0, []
+        for side, of_tokens in enumerate((apart.start[row], apart.end[row])):
+            right = none[side] if types[row, 4] else others[0]
+            right = of_tokens[spans[row, 0, side]] if types[row, 0] else right
+            loss += torch.cat([others, none[[side]], of_tokens]).logsumexp(0) - right
+            best.append(of_tokens)
+        torch.testing.assert_close(parts["span"][0][row], loss)
+        length = len(best[0])
+        pairs = [best[0][i] + best[1][j] for j in range(length) for i in range(j + 1)]
+        wanted = torch.stack([max(pairs), *(2 * others), none.sum()])
+        torch.testing.assert_close(logits.type[row], wanted)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, pad
 
-from fairseq_clusterformer.answers import TYPES, WordLogits
+from fairseq_clusterformer.answers import TYPES, SharedLogits
 from fairseq_clusterformer.criterions.clusterformer_qa import span_nll, whole_words, with_slots
 from fairseq_clusterformer.readers.bidaf import TwoWayLSTM
 from fairseq_clusterformer.readers.word_reader import (
@@ -105,7 +105,7 @@ def test_lstm_from_both_sides():
 class TestNoAnswer:
     """By hand: a document of ``<s>`` and two words, of which the first has two tokens."""
 
-    def logits(self) -> WordLogits:
+    def logits(self) -> SharedLogits:
         model = make("bidaf")
         heads = model.heads
         task = make_task()

@@ -10,7 +10,8 @@ answers also no_answer.json (--na-prob-file of SQuAD's script; a question whose 
 answer is above --no-answer-threshold has none). Natural Questions is scored with the labels in its
 own files (--gold): all answers are written, with scores that can be compared with a threshold. For
 HotpotQA, 2WikiMultihopQA and bAbI, a reader with --supporting-facts (etc_reader) is also scored by
-the sentences that it says support its answers.
+the sentences that it says support its answers. Several readers answer as one, by the mean of
+their probabilities.
 """
 
 import json
@@ -34,7 +35,7 @@ _OPTIONS += ("max_answer_length",)
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer evaluate qa", description=__doc__)
     add = parser.add
-    add_model(parser, "a reader's, or a bundle")
+    add_model(parser, "a reader's, or a bundle", several=True)
     add("--split SPLIT", "of the folder", default="valid")
     add("--out PATH", "the folder for the files")
     add("--gold PATH", "for natural-questions: its files of the split", nargs="+", default=())
@@ -64,7 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.inference.load import load_checkpoint
 
     options = {name: vars(args)[name] for name in _OPTIONS if vars(args)[name] is not None}
-    loaded = load_checkpoint(args.checkpoint, data=args.data, task="clusterformer_qa", **options)
+    how = {"data": args.data, "task": "clusterformer_qa", **options}
+    loaded, *others = [load_checkpoint(path, **how) for path in args.checkpoint]
     corpus = _corpus(loaded.folder)
     if args.gold and corpus != "natural-questions":
         raise UserError(f"--gold is given for {corpus}; allowed: for natural-questions")
@@ -72,10 +74,12 @@ def main(arguments: Sequence[str]) -> int:
         raise bad_option("--breakdown", "given", "another corpus", f"the data are {corpus}")
     for path in args.gold:
         check_file("--gold", path, "files of the split")
-    how = {"inputs": [loaded.path, loaded.folder, *args.gold], "force": args.force}
+    paths = [one.path for one in (loaded, *others)]
+    how = {"inputs": [*paths, loaded.folder, *args.gold], "force": args.force}
     if args.out:
         check_files(args.out, WRITTEN, **how)
-    found = predict(loaded, args.split, corpus, batch_size=args.batch_size, cpu=args.cpu)
+    how_many = {"batch_size": args.batch_size, "cpu": args.cpu}
+    found = predict(loaded, args.split, corpus, others=others, **how_many)
     threshold = args.no_answer_threshold
     scores = score(found, gold=args.gold, no_answer_threshold=threshold)
     wanted = args.breakdown and found.gold  # which may be secret

@@ -6,11 +6,12 @@ work. Results do not depend on the number of threads.
 
 import ctypes
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..layout import TENSORS, Call
+from ..layout import TENSORS, Call, add_to
 from .library import functions, why_missing
 
 __all__ = ["backward", "forward", "obstacle"]
@@ -43,7 +44,7 @@ class _Tensor(ctypes.Structure):
 
 
 _RESULTS = ("out", "lse", "peak", "total", "d_out", "d_lse", "d_q", "d_k", "d_v", "d_bias")
-_NUMBERS = ("batch", "heads", "length", "slots", "seed", "threads")
+_NUMBERS = ("batch", "heads", "length", "slots", "seed", "threads", "adds")
 
 
 class _Problem(ctypes.Structure):
@@ -56,7 +57,7 @@ class _Problem(ctypes.Structure):
     ]
 
 
-def _run(direction: str, call: Call, **tensors):
+def _run(direction: str, call: Call, adds: bool = False, **tensors):
     """Run attention.cpp; the last dimension of tensors of q's shape has stride 1."""
     q, seed = tensors["q"], call.seed
     batch, heads, length, width = q.shape
@@ -68,6 +69,7 @@ def _run(direction: str, call: Call, **tensors):
         seed=0 if seed is None else int(seed),
         threads=torch.get_num_threads() if os.getpid() == _PROCESS else 1,
         dropout=call.dropout,
+        adds=adds,
     )
     tensors |= {name: getattr(call.layout, name) for name in TENSORS}
     for name, x in tensors.items():
@@ -110,16 +112,20 @@ def backward(
     out: Tensor,
     lse: Tensor,
     kept: tuple[Tensor, Tensor] | None,
+    into: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """See :mod:`..op`."""
     if kept is None:
         *_, kept = forward(call)
     inputs, key_bias = _inputs(call), call.key_bias
-    gradients = {f"d_{name}": _like(inputs[name]) for name in "qkv"}
+    adds = into is not None and _computed_in(call.q.dtype) == call.q.dtype
+    given = into if adds else [_like(inputs[name]) for name in "qkv"]
+    gradients = dict(zip(("d_q", "d_k", "d_v"), given, strict=True))
     d_bias = None if key_bias is None else torch.empty_like(lse)
     results = {"out": _in_rows(out), "peak": kept[0], "total": kept[1], "d_lse": d_lse}
     results |= {"d_out": _in_rows(d_out), "d_bias": d_bias, **gradients}
-    _run("backward", call, **inputs, **results)
+    _run("backward", call, adds, **inputs, **results)
     if d_bias is not None:
         d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
-    return *(x.to(call.q.dtype) for x in gradients.values()), d_bias
+    found = [x.to(call.q.dtype) for x in gradients.values()]
+    return *(found if adds else add_to(into, found)), d_bias

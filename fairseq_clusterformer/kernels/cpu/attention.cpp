@@ -41,7 +41,7 @@ struct Tensor {
 struct Problem {
   Tensor q, k, v, key_bias, lo, hi, query_order, key_order, num_queries, num_keys;
   Tensor out, lse, peak, total, d_out, d_lse, d_q, d_k, d_v, d_bias;
-  int64_t batch, heads, length, slots, seed, threads;
+  int64_t batch, heads, length, slots, seed, threads, adds;  // adds: to d_q, d_k and d_v
   double dropout;
 };
 
@@ -614,7 +614,7 @@ struct Attention {
     over_queries(slot, [&](Strip& s, int i, int64_t at) {
       T factor = slot + (&s - strips.get()) * Q + i < used ? scale * T(LN_2) : 0;
       S* d_q = p.d_q.at<S>(row, head, at);
-      for (int e = 0; e < E; e++) d_q[e] = s.sum[i * P + e] * factor;
+      for (int e = 0; e < E; e++) d_q[e] = (p.adds ? T(d_q[e]) : 0) + s.sum[i * P + e] * factor;
     });
   }
 };
@@ -692,7 +692,10 @@ void store(const Problem& p, int64_t row, int64_t head, const Part& sum) {
   Buffer<T> sums(once ? 0 : p.length * columns);
   auto write = [&](int64_t token, const T* d_keys, const T* d_values, T d_bias) {
     S *d_k = p.d_k.at<S>(row, head, token), *d_v = p.d_v.at<S>(row, head, token);
-    for (int e = 0; e < E; e++) d_k[e] = d_keys[e] * T(LN_2), d_v[e] = d_values[e];
+    for (int e = 0; e < E; e++) {
+      d_k[e] = (p.adds ? T(d_k[e]) : 0) + d_keys[e] * T(LN_2);
+      d_v[e] = (p.adds ? T(d_v[e]) : 0) + d_values[e];
+    }
     if (p.d_bias.data) *p.d_bias.at<T>(row, head, token) = d_bias;
   };
   for (int64_t slot = 0; slot < p.slots; slot++) {

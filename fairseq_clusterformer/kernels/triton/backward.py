@@ -4,12 +4,14 @@ keys (dk, dv, the bias's gradient).
 Shape letters: B batch, H heads, N tokens, M key slots, E head width.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layout import Call, Layout
+from ..layout import Call, Layout, add_to
 from .forward import (
     LOG2_E,
     VARYING,
@@ -234,7 +236,13 @@ def _spans(
 
 
 def backward(
-    call: Call, d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, _kept: None
+    call: Call,
+    d_out: Tensor,
+    d_lse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    _kept: None,
+    into: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """See :mod:`..op`."""
     q, k, v, key_bias, _, layout, _ = call
@@ -268,7 +276,7 @@ def backward(
         if not once:
             d_bias = _added_up(d_bias.unsqueeze(-1), layout.key_order, lse).squeeze(-1)
         d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
-    return d_q, d_k, d_v, d_bias
+    return *add_to(into, (d_q, d_k, d_v)), d_bias
 
 
 def _spans_of(shared: dict, layout: Layout) -> tuple[Tensor, int, dict]:

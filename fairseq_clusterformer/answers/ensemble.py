@@ -1,0 +1,44 @@
+"""Several readers as one: the mean of their probabilities."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .documents import Logits, SharedLogits, StructureLogits
+
+
+def mean_logits(found: Sequence[Logits]) -> Logits:
+    """Logits of the mean of several readers' probabilities: of starts, of ends, of paragraphs and
+    of types, and of what else they say. Of one reader, its own logits.
+
+    Args:
+        found: of the same questions and documents, all of one class.
+    """
+    first = found[0]
+    if len(found) == 1:
+        return first
+    fields = {name: [getattr(logits, name) for logits in found] for name in first._fields}
+    if isinstance(first, SharedLogits):
+        sides = []
+        for i, name in enumerate(("start", "end")):
+            tokens = zip(fields["slots"], fields[name], strict=True)
+            sides.append(_mean([torch.cat([slots[:, i], x], dim=1) for slots, x in tokens]))
+        number = first.slots.size(-1)
+        slots = torch.stack([side[:, :number] for side in sides], dim=1)
+        start, end = (side[:, number:] for side in sides)
+        return SharedLogits.of(start, end, _mean(fields["paragraph"]), slots, first.bounds)
+    means = {name: _mean(fields[name]) for name in ("start", "end", "paragraph", "type")}
+    if isinstance(first, StructureLogits):
+        if first.sentences is not None:
+            means["sentences"] = torch.stack(fields["sentences"]).sigmoid().mean(0).logit()
+        if first.candidates is not None:
+            means["candidates"] = _mean(fields["candidates"])
+    return type(first)(**means)
+
+
+def _mean(logits: Sequence[Tensor]) -> Tensor:
+    """The logarithm of the mean of softmaxes [B, N]; -inf where all are."""
+    logs = torch.stack([x.log_softmax(-1) for x in logits])
+    return logs.logsumexp(0).sub(math.log(len(logs))).nan_to_num(-torch.inf, neginf=-torch.inf)

@@ -1,0 +1,68 @@
+"""Find the passages of documents that are most like a sentence, by an encoder of sentences.
+
+    clusterformer similar letters report.pdf "The harbour was closed." --encoder MINILM
+
+MINILM is a folder with config.json, model.safetensors and tokenizer.json, such as that of
+all-MiniLM-L6-v2. A passage is a run of short paragraphs, or a piece of a long one, of up to 254
+word pieces. Each is printed with the cosine of its vector and the sentence's (1: the same), its
+file, the paragraph that it begins with, and its first words.
+
+--index keeps the vectors: a later run reads documents that have not changed, but encodes none.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq_clusterformer.errors import bad_option
+
+from .common import Parser, check_encoder, encoding, harmless
+
+_SHOWN = 160  # characters
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="clusterformer similar", description=__doc__)
+    add = parser.add
+    kinds = "files of text, Markdown, HTML or PDF, and folders of them"
+    add("document PATH", kinds, nargs="+", type=Path)
+    add("sentence TEXT", "what passages are compared with")
+    add("--encoder FOLDER", "an encoder of sentences, of BERT's form", required=True)
+    add("--top N", "passages to print", default=5)
+    add("--index FOLDER", "keep vectors of passages here")
+    about = "of text and HTML (default: their own, else UTF-8)"
+    add("--encoding NAME", about, type=encoding)
+    add("--cpu", "do not use an accelerator")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print passages, best first; raises UserError for a user's mistake."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if not args.sentence.strip():
+        raise bad_option("sentence", "empty", "a text")
+    check_encoder(args.encoder)
+    from fairseq_clusterformer.inference.documents import read_sources
+    from fairseq_clusterformer.inference.index import Encodings
+    from fairseq_clusterformer.inference.pretrained import device_of
+    from fairseq_clusterformer.inference.retrieval import Passages
+    from fairseq_clusterformer.inference.sentences import SentenceEncoder
+
+    def say(line: str) -> None:
+        print(f"{parser.prog}: {harmless(line)}", file=sys.stderr)
+
+    sources = read_sources(args.document, args.encoding, report=say)
+    encoder = SentenceEncoder(args.encoder, device_of("cpu" if args.cpu else None))
+    sections = [section for source in sources for section in encoder.sections(source)]
+    vectors = Encodings(encoder.model, encoder.of_sections, args.index)
+    vectors.prepare(sections)
+    passages = Passages(sections, vectors.of(sections), encoder.of_question)
+    for rank, (place, cosine) in enumerate(passages.nearest(args.sentence, args.top), 1):
+        section = passages.sections[place]
+        begins = " ".join(section.text[: _SHOWN + 1].split())
+        shown = begins if len(section.text) <= _SHOWN else f"{begins.rpartition(' ')[0]} \u2026"
+        paragraph = section.pieces[0].number + 1
+        print(harmless(f"{rank}. {cosine:.3f}: {section.source.name}, paragraph {paragraph}"))
+        print(harmless(f"   {shown}"))
+    return 0

@@ -1,0 +1,85 @@
+"""Several layouts and the own key under one softmax: as joining the results of each."""
+
+import pytest
+import torch
+
+from fairseq_clusterformer.kernels import Own, attend_own, join, joint_attention, ranged_attention
+
+from .layouts import BATCH, HEADS, every_other, make_inputs, make_layout
+
+NAMES = ("queries and keys apart", "clusters, whole", "window, both sides")
+
+
+def results(attend, length: int, own: Own | None, layouts: int, **how) -> list:
+    """Values, log-sum-exp and gradients; a bias for keys of each other layout."""
+    torch.manual_seed(5)
+    kinds = [make_layout(name, length, HEADS) for name in NAMES[:layouts]]
+    q, k, v, _ = make_inputs(length)
+    biases = [torch.randn(BATCH, 1, length, dtype=q.dtype) for _ in kinds[::2]]
+    leaves = [t.requires_grad_() for t in (q, k, v, *biases)]
+    for i, bias in enumerate(biases):
+        kinds[2 * i] = type(kinds[0])(**vars(kinds[2 * i]) | {"key_bias": bias})
+    out, lse = attend(q, k, v, kinds, own, **how)
+    seen = lse > -1e30
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    loss = (out * weight).sum() + lse[seen].square().sum()
+    return [out, lse[seen], *torch.autograd.grad(loss, leaves)]
+
+
+def one_by_one(q, k, v, layouts, own):
+    parts = [ranged_attention(q, k, v, layout, impl="reference") for layout in layouts]
+    return join(parts if own is None else [*parts, attend_own(q, k, v, own)])
+
+
+def some(length: int) -> torch.Tensor:
+    return torch.arange(BATCH * HEADS * length).view(BATCH, HEADS, length) % 3 == 1
+
+
+@every_other
+@pytest.mark.parametrize("layouts", [1, 2, 3])
+@pytest.mark.parametrize("bias", [None, 0.3, -5e4])
+def test_it_is_one_softmax(impl, layouts, bias):
+    if impl == "triton" and layouts == 2:
+        pytest.skip("Triton's interpreter is slow")
+    length = 30
+    own = None if bias is None else Own(bias, some(length))
+    expected = results(one_by_one, length, own, layouts)
+    found = results(joint_attention, length, own, layouts, impl=impl)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_what_is_hidden_may_be_nan():
+    """At padding, in values and in gradients."""
+    length, mask = 12, torch.zeros(BATCH, 12, dtype=torch.bool)
+    mask[1, 8:] = True
+    layout = make_layout(NAMES[0], length, HEADS, mask)
+    q, k, v, _ = make_inputs(length)
+    for t in (q, k, v):
+        t[1, :, 8:] = torch.nan
+        t.requires_grad_()
+    own = Own().within(mask)
+    out, _ = joint_attention(q, k, v, [layout, layout], own, impl="cpu")
+    gradients = torch.autograd.grad(out[:, :, :8].sum(), (q, k, v))
+    assert all(t.isfinite().all() for t in (out[:, :, :8], *gradients))
+
+
+@pytest.mark.parametrize("impl", ["blocks", "cpu"])
+def test_gradients_through_dropout(impl):
+    """Against finite differences; the own key is dropped as others are."""
+    q, k, v, _ = make_inputs(5, batch=1, heads=1, width=3)
+    layouts = [make_layout(name, 5, 1) for name in NAMES[1:]]
+    layouts = [type(x)(x.lo[:1], x.hi[:1], reach=x.reach) for x in layouts]
+
+    def function(*qkv):
+        torch.manual_seed(2)
+        return joint_attention(*qkv, layouts, Own(), dropout=0.4, impl=impl)
+
+    assert torch.autograd.gradcheck(function, [t.requires_grad_() for t in (q, k, v)])
+    with torch.no_grad():
+        mean = sum(
+            joint_attention(q, k, v, layouts, Own(), dropout=0.4, impl=impl)[0]
+            for _ in range(1000)
+        )
+        plain = joint_attention(q, k, v, layouts, Own(), impl=impl)[0]
+    torch.testing.assert_close(mean / 1000, plain, rtol=0, atol=0.25)
