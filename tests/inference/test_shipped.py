@@ -67,7 +67,9 @@ def test_a_reader_reads(tmp_path, capsys):
         run("answer", "--document", tmp_path / "ulm.txt", "--cpu", *asked[-1:], "Where is Ulm?")
         == 0
     )
-    assert "on the Danube" in capsys.readouterr().out
+    assert "[Danube]" in capsys.readouterr().out
+    assert run(*asked, "Who painted the Mona Lisa?") == 0
+    assert "No answer found" in capsys.readouterr().out
     reader = fairseq_clusterformer.load("reader-en", device="cpu")
     assert reader.answer("What did she discover?", text)[0].text == "polonium"
 
