@@ -248,7 +248,9 @@ a line and more."""
             ("environ-\nmental", "", "environmental"),
             ("Bundes-\nregierung", "", "Bundesregierung"),
             ("self-\nservice", "", "self-service"),
-            ("non-\nlinear", "", "non-linear"),
+            ("non-\nclustered", "", "non-clustered"),
+            ("non-\nlinear", "", "nonlinear"),  # which the dictionary has
+            ("ten-\nder", "", "tender"),
             ("mother-in-\nlaw", "", "mother-in-law"),
             ("E-\nmail", "", "E-mail"),
             ("Rhein-\nMain", "", "Rhein-Main"),
