@@ -40,7 +40,8 @@ class Tokens:
         centroids: handed on by the layer before, [B, K, D], or None.
         impl: of the attention, see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
         decoding: nobody reads a report.
-        before: in decoding, real tokens of the document before these, int64 [B, 1].
+        before: in decoding, or in a later segment of a text, real tokens of the document before
+            these, int64 [B, 1].
         begins: in decoding, rows in which a document begins, bool [B, 1]; None: none.
     """
 
@@ -55,9 +56,10 @@ class Tokens:
         impl: str = "auto",
         before: Tensor | None = None,
         begins: Tensor | None = None,
+        reported: bool = True,
     ):
         self.x, self.batch, self.centroids, self.impl = x, batch, centroids, impl
-        self.decoding, self.before, self.begins = before is not None, before, begins
+        self.decoding, self.before, self.begins = not reported, before, begins
         self._heads, self._positions = heads, positions
         self._q_and_k: tuple[Tensor, Tensor] | None = None
 
@@ -102,6 +104,7 @@ class Tokens:
             impl=self.impl,
             before=None if self.before is None else (self.before - number).clamp(min=0),
             begins=self.begins,
+            reported=not self.decoding,
         )
 
     def _both(self) -> tuple[Tensor, Tensor]:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..clustering import Report, State
+from ..kernels import Layout
 from .batch import Batch
 from .heads import Projected, ProjectedHeads, check_divides
 from .kind import Kind, Routing, Shape, Tokens, registered
 from .options import OptionError
 from .parts import QKV, attend, attend_behind
-from .scouts import routing_gain, routing_loss, weighed
+from .scouts import Scouts, routing_gain, routing_loss, scout_layouts, weighed
 from .spec import Heads, parse_layer
 
 logger = logging.getLogger(__name__)
@@ -114,10 +115,15 @@ class MultiheadAttention(ProjectedHeads):
         out = attend(routing.parts, qkv)[..., : self.head_dim]
         if routing.scouts is None:
             return out, routing.report
-        layouts = routing.parts[0].of_scouts
-        gain = routing_gain(qkv.q, qkv.k, layouts, routing.scouts, impl=self.impl)
+        return self._taught(out, qkv, routing.parts[0].of_scouts, routing.scouts, routing.report)
+
+    def _taught(
+        self, out: Tensor, qkv: QKV, layouts: Sequence[Layout], scouts: Scouts, report: Report
+    ) -> tuple[Tensor, Report]:
+        """The same output, whose gradient weighs what scouts teach, and a report of it."""
+        gain = routing_gain(qkv.q, qkv.k, layouts, scouts, impl=self.impl)
         out, gain = weighed(out, gain)
-        return out, routing.report._replace(routing_loss=routing_loss(gain))
+        return out, report._replace(routing_loss=routing_loss(gain))
 
     @property
     def can_step(self) -> bool:
@@ -128,16 +134,28 @@ class MultiheadAttention(ProjectedHeads):
     def step(
         self, x: Tensor, state: State, batch: Batch | Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Attend from the next tokens of a causal sequence, one or several, without gradients.
+        """Attend from the next tokens, without gradients or reports: see :meth:`following`."""
+        return self.following(x, state, batch)[:2]
+
+    def following(
+        self,
+        x: Tensor,
+        state: State,
+        batch: Batch | Tensor | None = None,
+        reported: bool = False,
+    ) -> tuple[Tensor, State, list[Report]]:
+        """Attend from the next tokens of a causal sequence, one or several.
 
         Args:
             x: [B, N, D].
             state: what the last call returned, which is used up; empty at first.
             batch: the padding mask, bool [B, N]; of single tokens also to which document of its
                 row each belongs, [B, 1]: another than the last call's begins.
+            reported: in training: kinds report and teach, of two tokens or more.
 
         Returns:
-            The output [B, N, D], equal to the last positions of ``forward``, and the state.
+            The output [B, N, D], equal to the last positions of ``forward``, the state, and a
+            report for each kind.
 
         Raises:
             ValueError: a kind that cannot step; several tokens at once of several documents.
@@ -149,11 +167,11 @@ class MultiheadAttention(ProjectedHeads):
         if x.size(1) != 1 and (batch.documents is not None or "document" in state):
             raise ValueError("documents in a prompt; allowed: one document, or step by step")
         if not x.size(1):
-            return x, state
+            return x, state, []
         before, begins, after = _place(x, state, batch)
-        real, outputs = Batch(batch.padding_mask), []
+        real, outputs, reports = Batch(batch.padding_mask), [], []
         heads, convolved = self.project(x, real, state, begins, exactly=self.reads_qk)
-        decoding = {"before": before, "begins": begins}
+        decoding = {"before": before, "begins": begins, "reported": reported}
         decoding["positions"] = before if x.size(1) == 1 else before + real.positions(x)
         for i, router in enumerate(self.routers):
             if begins is not None and not router.per_token:
@@ -164,10 +182,18 @@ class MultiheadAttention(ProjectedHeads):
                 qkv = qkv.repeated()  # heads whose queries share keys have clusters of their own
             parts = router.seen(tokens, assignment, _under(state, f"{i}.kept."))
             out, kept = attend_behind(parts, qkv)
-            outputs.append(out[..., : self.head_dim])
+            out, report = out[..., : self.head_dim], assignment.report
+            if assignment.scouts is not None:  # who teach of these tokens alone
+                scouts, of_tokens = assignment.scouts, parts[0].tokens.batch
+                layouts = scout_layouts(
+                    scouts.queries, causal=True, gap=router.gap, batch=of_tokens
+                )
+                out, report = self._taught(out, qkv.repeated(), layouts, scouts, report)
+            outputs.append(out)
+            reports.append(report)
             after |= {f"{i}.routing.{name}": t for name, t in routing.items()}
             after |= {f"{i}.kept.{name}": t for name, t in kept.items()}
-        return self.merge(outputs), after | convolved
+        return self.merge(outputs), after | convolved, reports
 
     def _of_kind(
         self, i: int, heads: Projected, batch: Batch, **others: Any

@@ -27,6 +27,7 @@ from .batch import Batch, any_padding
 from .parts import QKV, Part
 from .rings import Entries, History, Keys, LocalWindow, Rings, entries_of, filled, opened
 from .rules import check_clusters, own_bias, recent, route
+from .scouts import hidden_from, scout_layouts
 
 
 def attend_layouts(
@@ -195,6 +196,13 @@ class RangedKeys(Part):
             assignment = Assignment(first, rings, probes=tuple(others))
         tokens = Tokens(q[:, 0], None, Batch(hidden), impl=self.tokens.impl)
         by_cluster, near, own = recent(kind, tokens, assignment, none + 1)
+        if self.assignment.scouts is not None:  # who see all that is kept
+            scouts = pad(self.assignment.scouts.queries, (past, 0))
+            empty = pad(rings[..., :past] == none, (0, q.size(2) - past))
+            everything = scout_layouts(
+                scouts, causal=True, gap=kind.gap, batch=tokens.batch, hidden=empty
+            )
+            by_cluster = [*hidden_from(scouts, by_cluster), *everything]
         if self.assignment.key_bias is not None:
             bias = entries[:, :, 0, :, width]
             by_cluster = [replace(layout, key_bias=bias) for layout in by_cluster]

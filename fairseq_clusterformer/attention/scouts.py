@@ -85,16 +85,24 @@ def gather_tokens(x: Tensor, places: Tensor) -> Tensor:
     return x.gather(2, places.unsqueeze(-1).expand(*places.shape, x.size(-1)))
 
 
-def scout_layouts(scouts: Tensor, *, causal: bool, gap: int, batch: Batch) -> tuple[Layout, ...]:
+def scout_layouts(
+    scouts: Tensor, *, causal: bool, gap: int, batch: Batch, hidden: Tensor | None = None
+) -> tuple[Layout, ...]:
     """What scouts see: all keys of their documents that are ``gap`` tokens back or more, and, not
-    causal, those that follow likewise."""
+    causal, those that follow likewise; but none that are hidden, bool [B, 1 or H, N]."""
+    how = {"causal": causal, "gap": gap, "batch": batch}
 
     def everything() -> tuple[Layout, ...]:
         alike = torch.zeros(
             len(scouts), 1, scouts.size(-1), dtype=torch.long, device=scouts.device
         )
-        return recent_layouts(alike, 1, None, causal=causal, gap=gap, batch=batch)
+        if hidden is None:
+            return recent_layouts(alike, 1, None, **how)
+        alike = alike.expand(*hidden.shape)
+        return recent_layouts(alike, 2, None, key_clusters=hidden.long(), **how)
 
+    if hidden is not None:
+        return tuple(_of_queries(layout, scouts) for layout in everything())
     layouts = batch.cached(("everything", causal, gap), everything)
     return tuple(_of_queries(layout, scouts) for layout in layouts)
 

@@ -1,13 +1,25 @@
 """fairseq's face of multi-head attention over layouts."""
 
+from dataclasses import dataclass, field
+
 import fairseq.modules
 from fairseq.incremental_decoding_utils import with_incremental_state
-from torch import Tensor
+from torch import Tensor, nn
 
+from fairseq_clusterformer import clustering
 from fairseq_clusterformer.attention import Batch, MultiheadAttention
 from fairseq_clusterformer.clustering import Report
 
 State = dict[str, dict[str, Tensor | None]]  # of fairseq's modules, by their names
+
+
+@dataclass
+class SegmentState:
+    """What layers keep of the segments of a text before, in training: constants, whose size does
+    not grow with the text. No dictionary: workers would be given copies."""
+
+    layers: dict[nn.Module, clustering.State] = field(default_factory=dict)
+    tokens: int = 0  # of each row, padding included
 
 
 @with_incremental_state
@@ -18,23 +30,29 @@ class SelfAttention(MultiheadAttention):
         self,
         x: Tensor,
         batch: Batch | Tensor | None = None,
-        incremental_state: State | None = None,
+        incremental_state: State | SegmentState | None = None,
         centroids: Tensor | None = None,
     ) -> tuple[Tensor, list[Report]]:
         """Self-attention.
 
         Args:
-            x: [N, B, D]; with ``incremental_state``, the newest tokens alone, in evaluation.
+            x: [N, B, D]; with ``incremental_state``, the newest tokens alone.
+            incremental_state: fairseq's, in evaluation; or of the segments before.
             batch: which tokens are padding, and of which document; or bool [B, N], True where a
                 token is padding.
             centroids: handed on by the layer before, [B, K, D].
 
         Returns:
-            The output [N, B, D], and a report for each kind (none with ``incremental_state``).
+            The output [N, B, D], and a report for each kind (none with fairseq's state).
         """
         x = x.transpose(0, 1).contiguous()
         if incremental_state is None:
             out, reports = super().forward(x, batch, centroids)
+            return out.transpose(0, 1), reports
+        if isinstance(incremental_state, SegmentState):
+            kept = incremental_state.layers.get(self, {})
+            out, kept, reports = self.following(x, kept, batch, reported=True)
+            incremental_state.layers[self] = {name: t.detach() for name, t in kept.items()}
             return out.transpose(0, 1), reports
         state = self.get_incremental_state(incremental_state, "attention") or {}
         out, state = self.step(x, state, batch)

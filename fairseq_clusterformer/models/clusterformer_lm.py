@@ -16,7 +16,7 @@ from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 
 from fairseq_clusterformer.attention.heads import BIASES
 
-from . import lora
+from . import lora, segments
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
 from .options import ClusteringOptions, attention_plan, complete, option, set_defaults, set_sizes
@@ -66,6 +66,13 @@ class LanguageModelOptions(ClusteringOptions):
         "tokens do not see other documents of their row: each end-of-sentence symbol ends one, "
         "and positions start again",
     )
+    truncated_bptt: int = option(
+        0,
+        "training and validation read a row in segments of so many tokens, 2 or more: each sees "
+        "what decoding would have kept of those before, and gradients end where it begins; 0: "
+        "rows are read at once",
+        at_least=0,
+    )
     lora: int = option(
         0,
         "rank of what each map of a layer learns (LoRA); all else is frozen but the routers of "
@@ -110,6 +117,9 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
             if router.can_step and not router.per_token:
                 raise ValueError(f"--separate-documents is given, and {router.why_apart}")
         model = cls(decoder)
+        model.truncated_bptt = args.truncated_bptt
+        if args.truncated_bptt:
+            segments.check(args, decoder)
         if args.lora:
             lora.adapt(model, args.lora)
         return model

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fairseq_clusterformer.attention import Batch, any_padding
 from fairseq_clusterformer.clustering import Report
 
-from .attention import State
+from .attention import SegmentState, State
 from .stack import ClusteredLayer, ClusteredStack, embed_places, pack, unpack
 
 
@@ -123,7 +123,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         self,
         prev_output_tokens: Tensor,
         encoder_out: dict[str, list[Tensor]] | None,
-        incremental_state: State | None = None,
+        incremental_state: State | SegmentState | None = None,
         full_context_alignment: bool = False,
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
@@ -133,7 +133,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
 
         Args:
             prev_output_tokens: int64 [B, all tokens so far]. With a state that holds all but the
-                newest, the features are those of the newest; an empty state takes all at once.
+                newest, the features are those of the newest; an empty state takes all at once; of
+                a `SegmentState`, the next tokens alone, padded at their end.
             documents: the number of each token's document in its row, int64 [B, N]; None: as
                 ``separate_documents`` says.
 
@@ -145,6 +146,12 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
                 "full_context_alignment: a clustered decoder is causal; allowed: False"
             )
         tokens = prev_output_tokens
+        if isinstance(incremental_state, SegmentState):
+            first = incremental_state.tokens
+            incremental_state.tokens += tokens.size(1)
+            batch = Batch(any_padding(tokens.eq(self.padding_idx)))
+            places = torch.arange(first, incremental_state.tokens, device=tokens.device)[None]
+            return self.run(self.embed(tokens, places), batch, None, incremental_state)
         if documents is None and self.separate_documents:
             # an end-of-sentence symbol stands before what follows it
             documents = tokens.eq(self.dictionary.eos()).long().cumsum(1)
@@ -188,7 +195,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         x: Tensor,
         batch: Batch,
         encoder_out: dict[str, list[Tensor]] | None = None,
-        incremental_state: State | None = None,
+        incremental_state: State | SegmentState | None = None,
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:

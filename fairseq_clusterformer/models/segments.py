@@ -1,0 +1,88 @@
+"""``--truncated-bptt``: training on rows that are longer than memory allows.
+
+A row is read in segments. Each sees what decoding would have kept of those before, and gradients
+end where it begins (truncated backpropagation through time). An update sums the gradients of all
+segments, and holds the activations of one.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import Any
+
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from torch import nn
+
+from fairseq_clusterformer.compat.wrapping import wraps
+
+from .attention import SegmentState
+
+Result = tuple[Any, int, dict[str, Any]]  # loss, sample size, what to log
+
+
+def check(args: Namespace, decoder: nn.Module) -> None:
+    """Raises ValueError: options that do not go with segments."""
+    size = args.truncated_bptt
+    if size == 1:
+        raise ValueError("--truncated-bptt is 1; allowed: 0, or 2 tokens or more")
+    for layer in decoder.all_layers():
+        for router in layer.self_attn.routers:
+            if not router.can_step:
+                raise ValueError(f"--truncated-bptt is {size}, and {router.why_no_steps}")
+    for name in (
+        "separate_documents",
+        "checkpoint_activations",
+        "offload_activations",
+        "decoder_layerdrop",
+    ):
+        if given := getattr(args, name, None):
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} is {given}, --truncated-bptt {size}; allowed: one of them")
+
+
+def segments(sample: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
+    """Batches of so many tokens of each row, from the first on; a last one of a single token joins
+    the one before."""
+    inputs, state = sample["net_input"], SegmentState()
+    length = inputs["src_tokens"].size(1)
+    for first, end in pairwise([*range(0, length - 1, size), length]):
+        lengths = (inputs["src_lengths"] - first).clamp(0, end - first)
+        yield {
+            **sample,
+            "net_input": {
+                "src_tokens": inputs["src_tokens"][:, first:end],
+                "src_lengths": lengths,
+                "incremental_state": state,
+            },
+            "target": sample["target"][:, first:end].contiguous(),
+            "ntokens": int(lengths.sum()),
+        }
+
+
+def _in_segments(step: Callable[[dict], Result], sample: dict, model: nn.Module) -> Result:
+    """Sums of what a step returns for each segment."""
+    size = getattr(model, "truncated_bptt", 0)
+    if not size or not sample or sample["net_input"]["src_tokens"].size(1) <= size:
+        return step(sample)
+    *earlier, last = segments(sample, size)
+    results = []
+    with getattr(model, "no_sync", nullcontext)():  # workers exchange gradients once
+        results += [step(part) for part in earlier]
+    results.append(step(last))
+    losses, sizes, logged = zip(*results, strict=True)
+    total = {name: sum(log[name] for log in logged) for name in logged[0]}
+    total["nsentences"] = logged[0]["nsentences"]  # of the same rows
+    return sum(loss.detach() for loss in losses), sum(sizes), total
+
+
+@wraps(LanguageModelingTask, "train_step")
+def train_step(step, self, sample, model, *args, **kwargs) -> Result:
+    """As fairseq's, by segments if the model says so."""
+    return _in_segments(lambda part: step(self, part, model, *args, **kwargs), sample, model)
+
+
+@wraps(LanguageModelingTask, "valid_step")
+def valid_step(step, self, sample, model, *args, **kwargs) -> Result:
+    """Likewise."""
+    return _in_segments(lambda part: step(self, part, model, *args, **kwargs), sample, model)
