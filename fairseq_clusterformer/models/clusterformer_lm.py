@@ -68,9 +68,8 @@ class LanguageModelOptions(ClusteringOptions):
     )
     truncated_bptt: int = option(
         0,
-        "training and validation read a row in segments of so many tokens, 2 or more: each sees "
-        "what decoding would have kept of those before, and gradients end where it begins; 0: "
-        "rows are read at once",
+        "training reads rows in segments of so many tokens, 2 or more; each sees what decoding "
+        "would have kept of those before, and gradients end where it begins; 0: rows at once",
         at_least=0,
     )
     lora: int = option(

@@ -66,14 +66,17 @@ def _in_segments(step: Callable[[dict], Result], sample: dict, model: nn.Module)
     if not size or not sample or sample["net_input"]["src_tokens"].size(1) <= size:
         return step(sample)
     *earlier, last = segments(sample, size)
-    results = []
+
+    def result(part: dict) -> Result:
+        loss, *others = step(part)
+        return loss.detach(), *others  # a graph keeps activations
+
     with getattr(model, "no_sync", nullcontext)():  # workers exchange gradients once
-        results += [step(part) for part in earlier]
-    results.append(step(last))
-    losses, sizes, logged = zip(*results, strict=True)
+        results = [result(part) for part in earlier]
+    losses, sizes, logged = zip(*results, result(last), strict=True)
     total = {name: sum(log[name] for log in logged) for name in logged[0]}
     total["nsentences"] = logged[0]["nsentences"]  # of the same rows
-    return sum(loss.detach() for loss in losses), sum(sizes), total
+    return sum(losses), sum(sizes), total
 
 
 @wraps(LanguageModelingTask, "train_step")
