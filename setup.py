@@ -79,6 +79,7 @@ setup(
             "visual/templates/*",
             "serve/*.html",
             "kernels/cpu/*.cpp",
+            "kernels/cpu/*.h",
             "trained/*/*",
         ]
     },

@@ -72,6 +72,7 @@ class Gated(Kind):
             log_normalizer=self.normalizer.log_normalizer,
             padding_mask=tokens.padding_mask,
             exploration=self.options.exploration if self.training else 0.0,
+            impl=tokens.impl,
         )
         report = Report(
             cluster_sizes=found.sizes,

@@ -151,6 +151,7 @@ class Taught(Kind):
             padding_mask=tokens.padding_mask,
             probes=self.options.probes,
             log_weights=log_held,
+            impl=tokens.impl,
         )
         keys = found.keys
         if gates is not None:

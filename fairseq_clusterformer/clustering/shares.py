@@ -1,19 +1,22 @@
-"""Clusters of queries and of keys, and how sure each key is of its own, chunk by chunk. The
-backward pass gets a cluster and a number for each key, not scores [B, H, N, K].
+"""Clusters of queries and of keys, and how sure each key is of its own, chunk by chunk, or on a
+CPU in C++. The backward pass gets a cluster and a number for each key, not scores [B, H, N, K].
 
 Shape letters: B batch, H heads, N tokens, E head width, K clusters.
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..kernels.cpu import shares as in_cpp
 from ..precision import full_float32
-from .fuzzy import Similarity, chunks, largest_few
+from .fuzzy import NORM_EPS, TIE, Similarity, chunks, largest_few
 from .report import cluster_sizes
+
+#: scores there are at least where C++ computes them: for fewer, a build would take longer
+CPP_FROM = 1 << 17
 
 
 class Assigned(NamedTuple):
@@ -46,6 +49,7 @@ def assign_both(
     padding_mask: Tensor | None = None,
     probes: int = 1,
     log_weights: Tensor | None = None,
+    impl: str = "auto",
 ) -> Assigned:
     """Assign queries, each to the largest s, and keys, each to the largest of
     ``s - log_normalizer``, as :func:`assign_with_shares` does, with no gradient. Keys spread over
@@ -55,16 +59,18 @@ def assign_both(
         log_normalizer: of keys, [H, K].
         probes: clusters of each query, the nearest included.
         log_weights: log of how much each key counts in the mass [B, H, N]; None: all alike.
+        impl: of the attention, see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
     """
     dtype = torch.promote_types(k.dtype, torch.float32)
     vectors = similarity.vectors(centroids.to(dtype)) / temperature
     offsets = log_normalizer.to(dtype).unsqueeze(1)
     rest, none = (similarity, padding_mask), torch.zeros_like(offsets)
-    (queries, *more), _, of_queries = _assign(q, vectors, none, *rest, probes=probes, mass=False)
-    (keys,), log_mass, of_keys = _assign(k, vectors, offsets, *rest, log_weights=log_weights)
-    sizes = torch.stack([of_queries, of_keys])
+    of_queries = _assign(impl, q, vectors, none, *rest, probes=probes, mass=False)
+    of_keys = _assign(impl, k, vectors, offsets, *rest, log_weights=log_weights)
+    (queries, *more), (keys,) = of_queries.clusters, of_keys.clusters
+    sizes = torch.stack([of_queries.sizes, of_keys.sizes])
     tokens = _number_of(k, padding_mask)
-    return Assigned(queries, keys, log_mass, sizes, tokens, probes=tuple(more))
+    return Assigned(queries, keys, of_keys.log_mass, sizes, tokens, probes=tuple(more))
 
 
 @full_float32()
@@ -78,6 +84,7 @@ def assign_with_shares(
     log_normalizer: Tensor,
     padding_mask: Tensor | None = None,
     exploration: float = 0.0,
+    impl: str = "auto",
 ) -> Assigned:
     """Assign queries and keys, each to the largest of ``s - log_normalizer``, where the exponents
     s are those of CF22 eq. 2; a key's shares are their softmax over clusters. Computed in full
@@ -91,6 +98,7 @@ def assign_with_shares(
         padding_mask: bool [B, N], True where a token is padding.
         exploration: share of the keys that are put into a cluster drawn at random (by torch's
             generator of the device, so that an activation checkpoint draws the same).
+        impl: as of :func:`assign_both`.
     """
     dtype = torch.promote_types(k.dtype, torch.float32)
     vectors = similarity.vectors(centroids.to(dtype)) / temperature
@@ -103,9 +111,9 @@ def assign_with_shares(
         explored = cluster.masked_fill(~drawn, -1)
     args = (similarity, padding_mask)
     with torch.no_grad():  # only an argmax is taken of the scores of queries
-        (queries,), *of_queries = _assign(q, vectors, offsets[0], *args)
-    log_share, keys, *of_keys = _LogShares.apply(k, vectors, offsets[1], *args, explored)
-    log_mass, sizes = (torch.stack(both) for both in zip(of_queries, of_keys, strict=True))
+        (queries,), *of_queries = _assign(impl, q, vectors, offsets[0], *args)[:3]
+    log_share, keys, *of_keys = _LogShares.apply(impl, k, vectors, offsets[1], *args, explored)
+    sizes, log_mass = (torch.stack(both) for both in zip(of_queries, of_keys[::-1], strict=True))
     tokens = _number_of(k, padding_mask)
     return Assigned(queries, keys, log_mass, sizes, tokens, log_share=log_share)
 
@@ -119,27 +127,12 @@ def _number_of(k: Tensor, padding_mask: Tensor | None) -> Tensor:
 
 class _LogShares(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, k, vectors, offsets, similarity, padding_mask, explored):
-        log_total = torch.empty(k.shape[:3], dtype=vectors.dtype, device=k.device)
-        log_share = torch.empty_like(log_total)
-
-        def share(part: slice, scores: Tensor, nearest: Tensor) -> None:
-            if explored is not None:
-                of_chunk = explored[:, :, part]
-                nearest = torch.where(of_chunk < 0, nearest, of_chunk)
-            of_own = scores.gather(-1, nearest.unsqueeze(-1)).squeeze(-1)
-            largest = scores.amax(-1, keepdim=True)
-            # log-sum-exp over the clusters, the largest taken out
-            total = (scores - largest).exp_().sum(-1).log_().add_(largest.squeeze(-1))
-            log_total[:, :, part] = total
-            log_share[:, :, part] = of_own.sub_(total)
-
-        (keys,), log_mass, sizes = _assign(k, vectors, offsets, similarity, padding_mask, share)
-        if explored is not None:
-            keys = torch.where(explored < 0, keys, explored)
-            log_share.masked_fill_(explored >= 0, 0.0)
+    def forward(ctx, impl, k, vectors, offsets, similarity, padding_mask, explored):
+        ctx.scored = impl, similarity
+        args = (k, vectors, offsets, similarity, padding_mask)
+        (keys,), *found = _assign(impl, *args, shares=True, explored=explored)
+        sizes, log_mass, log_share, log_total = found
         ctx.save_for_backward(k, vectors, offsets, padding_mask, log_total, keys)
-        ctx.similarity = similarity
         ctx.mark_non_differentiable(keys, log_mass, sizes)
         return log_share, keys, log_mass, sizes
 
@@ -147,46 +140,110 @@ class _LogShares(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     @full_float32()
     def backward(ctx, d_log_share, *_):
-        k, vectors, offsets, padding_mask, log_total, keys = ctx.saved_tensors
+        k, vectors, offsets, padding_mask, *kept = ctx.saved_tensors
+        impl, similarity = ctx.scored
+        args = (k, vectors, offsets, similarity, padding_mask)
+        if (scoring := _in_cpp(impl, *args)) is not None:
+            d_k, d_vectors = in_cpp.backward(scoring, *kept[::-1], d_log_share)
+            return None, d_k.to(k.dtype), d_vectors, None, None, None, None
+        log_total, keys = kept
         d_k, d_vectors = torch.empty_like(k), torch.zeros_like(vectors)
         for part in chunks(k, vectors.size(1)):
-            unit, scale, scores = _scores(k, vectors, offsets, ctx.similarity, padding_mask, part)
+            unit, scale, scores = _scores(*args, part)
             gradient = d_log_share[:, :, part].unsqueeze(-1)
             # of s_own - log(sum of exp(s)): 1 at the own cluster, less each cluster's share
             d_scores = scores.sub_(log_total[:, :, part].unsqueeze(-1)).exp_().mul_(-gradient)
             d_scores.scatter_add_(-1, keys[:, :, part].unsqueeze(-1), gradient)
             d_vectors += (d_scores.transpose(-1, -2) @ unit).sum(0)  # [H, K, E]
-            d_part = ctx.similarity.backward(d_scores @ vectors, unit, scale)
+            d_part = similarity.backward(d_scores @ vectors, unit, scale)
             if padding_mask is not None:
                 d_part.masked_fill_(padding_mask[:, None, part, None], 0.0)
             d_k[:, :, part] = d_part
-        return d_k, d_vectors, None, None, None, None
+        return None, d_k, d_vectors, None, None, None, None
 
 
-def _assign(
+def _in_cpp(
+    impl: str,
     x: Tensor,
     vectors: Tensor,
     offsets: Tensor,
     similarity: Similarity,
     padding_mask: Tensor | None,
-    with_chunk: Callable[[slice, Tensor, Tensor], None] | None = None,
-    log_weights: Tensor | None = None,
+) -> in_cpp.Scoring | None:
+    """What C++ computes scores from; None: torch does."""
+    few = x[..., 0].numel() * vectors.size(1) < CPP_FROM
+    if few or impl not in ("auto", "cpu") or torch.compiler.is_compiling():
+        return None
+    x = x.to(vectors.dtype)
+    if not in_cpp.can_assign(x):
+        return None
+    scale = None if similarity.kind == "cosine" else similarity.scale(x)
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    mask = None if padding_mask is None else padding_mask.contiguous()
+    vectors, offsets = vectors.contiguous(), offsets.squeeze(1).contiguous()
+    return in_cpp.Scoring(x, vectors, offsets, mask, scale, TIE, NORM_EPS)
+
+
+def _assign(
+    impl: str,
+    x: Tensor,
+    vectors: Tensor,
+    offsets: Tensor,
+    similarity: Similarity,
+    padding_mask: Tensor | None,
+    *,
     probes: int = 1,
     mass: bool = True,
-) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-    """The nearest ``probes`` clusters of x, int64 [B, H, N] each; of each cluster, the log of the
-    sum of exp(s), times ``log_weights``, over real tokens (without ``mass``: 0), and their number
-    [H, K]. ``with_chunk`` gets each slice of tokens, their ``s - offsets``, and their clusters."""
-    clusters = tuple(
-        torch.empty(x.shape[:3], dtype=torch.long, device=x.device) for _ in range(probes)
-    )
-    log_mass = torch.full(vectors.shape[:2], -math.inf, dtype=vectors.dtype, device=x.device)
+    shares: bool = False,
+    explored: Tensor | None = None,
+    log_weights: Tensor | None = None,
+) -> in_cpp.Found:
+    """The nearest clusters of x, and of each cluster the log of the sum of exp(s), times
+    ``log_weights``, over real tokens; arguments as of `kernels.cpu.shares.assign`."""
+    args = (x, vectors, offsets, similarity, padding_mask)
+    how = {"probes": probes, "mass": mass, "shares": shares, "explored": explored}
+    if (scoring := _in_cpp(impl, *args)) is not None:
+        found = in_cpp.assign(scoring, log_weights=log_weights, **how)
+    else:
+        found = _in_chunks(*args, log_weights=log_weights, **how)
+    if not mass:
+        return found
+    return found._replace(log_mass=found.log_mass + offsets.squeeze(1))
+
+
+def _in_chunks(
+    x: Tensor,
+    vectors: Tensor,
+    offsets: Tensor,
+    similarity: Similarity,
+    padding_mask: Tensor | None,
+    *,
+    probes: int,
+    mass: bool,
+    shares: bool,
+    explored: Tensor | None,
+    log_weights: Tensor | None,
+) -> in_cpp.Found:
+    """The same by torch, on any device."""
+    clusters = torch.empty(probes, *x.shape[:3], dtype=torch.long, device=x.device)
+    log_mass = log_share = log_total = None
+    if mass:
+        log_mass = vectors.new_full(vectors.shape[:2], -math.inf)
+    if shares:
+        log_share, log_total = vectors.new_empty(2, *x.shape[:3])
     for part in chunks(x, vectors.size(1)):
         _, _, scores = _scores(x, vectors, offsets, similarity, padding_mask, part)
         for one, found in zip(clusters, largest_few(scores, probes, offsets), strict=True):
             one[:, :, part] = found
-        if with_chunk is not None:
-            with_chunk(part, scores, clusters[0][:, :, part])
+        if shares:
+            own = clusters[0][:, :, part]
+            if explored is not None:
+                own = torch.where(explored[:, :, part] < 0, own, explored[:, :, part])
+            largest = scores.amax(-1, keepdim=True)
+            # log-sum-exp over the clusters, the largest taken out
+            total = (scores - largest).exp_().sum(-1).log_().add_(largest.squeeze(-1))
+            log_total[:, :, part] = total
+            log_share[:, :, part] = scores.gather(-1, own.unsqueeze(-1)).squeeze(-1).sub_(total)
         if not mass:
             continue
         if log_weights is not None:
@@ -194,8 +251,11 @@ def _assign(
         if padding_mask is not None:
             scores.masked_fill_(padding_mask[:, None, part, None], -math.inf)
         log_mass = torch.logaddexp(log_mass, log_sum_over_tokens(scores))
-    sizes = cluster_sizes(clusters[0], vectors.size(1), padding_mask)
-    return clusters, log_mass + offsets.squeeze(1), sizes.to(log_mass.dtype)
+    sizes = cluster_sizes(clusters[0], vectors.size(1), padding_mask).to(vectors.dtype)
+    if explored is not None:
+        clusters = torch.where(explored < 0, clusters, explored)
+        log_share.masked_fill_(explored >= 0, 0.0)
+    return in_cpp.Found(clusters, sizes, log_mass, log_share, log_total)
 
 
 def log_sum_over_tokens(scores: Tensor) -> Tensor:

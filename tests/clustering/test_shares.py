@@ -6,10 +6,16 @@ import pytest
 import torch
 
 from fairseq_clusterformer.attention import MultiheadAttention
-from fairseq_clusterformer.clustering import NeuralClustering
+from fairseq_clusterformer.clustering import NeuralClustering, fuzzy, shares
 from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, Similarity
-from fairseq_clusterformer.clustering.shares import assign_with_shares, log_sum_over_tokens
+from fairseq_clusterformer.clustering.shares import (
+    assign_both,
+    assign_with_shares,
+    log_sum_over_tokens,
+)
 from fairseq_clusterformer.kernels import chosen
+from fairseq_clusterformer.kernels.cpu import library
+from fairseq_clusterformer.kernels.cpu import shares as in_cpp
 
 from ..kinds import pads
 
@@ -45,7 +51,21 @@ def defined(q, k, centroids, similarity, log_normalizer):
     return exponents, (exponents - log_normalizer[:, None, :, None]).log_softmax(-1)
 
 
-@pytest.mark.usefixtures("chunks")
+@pytest.fixture(params=["many chunks", "one chunk", "C++", "C++, poisoned"])
+def computed(request, monkeypatch):
+    """By torch, or in C++, also by a build whose memory is NaN until it is written."""
+    flags = ["-DPOISONED"] if "poisoned" in request.param else []
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, *flags))
+    library._loaded.cache_clear()
+    monkeypatch.setattr(fuzzy, "CHUNK_NUMBERS_CPU", 1 if "many" in request.param else 1 << 20)
+    monkeypatch.setattr(shares, "CPP_FROM", 0 if "C++" in request.param else math.inf)
+    if "C++" in request.param and not in_cpp.can_assign(torch.zeros(1, 1, 1, WIDTH)):
+        pytest.skip("no C++ compiler")
+    yield
+    library._loaded.cache_clear()
+
+
+@pytest.mark.usefixtures("computed")
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("exploration", [0.0, 0.5])
@@ -85,6 +105,38 @@ def test_equal_to_the_definition(similarity, padded, exploration):
             sizes = expected[side][:, head][real].bincount(minlength=CLUSTERS)
             assert found.sizes[side, head].tolist() == sizes.tolist()
     assert found.tokens.item() == real.sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("clusters", [1, 3, 40])
+def test_both_ways_are_one(dtype, clusters, monkeypatch):
+    """Ties, several probes, weights of keys, repeated tokens, one thread and several."""
+    q, k = torch.randn(2, BATCH, 150, HEADS, WIDTH, dtype=dtype).transpose(2, 3)
+    q[:, :, 20:60] = q[:, :, :40]
+    centroids = torch.randn(HEADS, clusters, WIDTH, dtype=dtype)
+    centroids[:, clusters // 2] = centroids[:, 0]  # which tie
+    log_weights = torch.randn(BATCH, HEADS, 150, dtype=dtype)
+    mask, found = pads([150, 99, 0], 150, "right"), []
+    for least, threads in ((math.inf, 1), (0, 1), (0, 3)):
+        monkeypatch.setattr(shares, "CPP_FROM", least)
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        for offsets in (torch.zeros(HEADS, clusters), 9 * torch.ones(HEADS, clusters)):
+            of = assign_both(
+                q,
+                k,
+                centroids,
+                similarity=Similarity("cosine"),
+                temperature=TEMPERATURE,
+                log_normalizer=offsets,
+                padding_mask=mask,
+                probes=min(3, clusters),
+                log_weights=log_weights,
+            )
+            found.append(of)
+    for one, other in zip(found[:2] * 2, found[2:], strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5)
+    for one, other in zip(found[2:4], found[4:], strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=0)
 
 
 def test_no_gradient_of_padding_and_none_of_queries():

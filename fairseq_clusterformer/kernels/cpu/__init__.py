@@ -39,8 +39,19 @@ def _sums_in(q: Tensor) -> torch.dtype:
     return torch.promote_types(q.dtype, torch.float32)
 
 
+def threads() -> int:
+    """How many a kernel may start here."""
+    return torch.get_num_threads() if os.getpid() == _PROCESS else 1
+
+
 class _Tensor(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3)]
+
+    @classmethod
+    def of(cls, x: Tensor, batch: int, heads: int) -> "_Tensor":
+        """x [B, H, ...], broadcast over batch and heads by strides of 0."""
+        strides = x.expand(batch, heads, *x.shape[2:]).stride()[:3]
+        return cls(x.data_ptr(), (ctypes.c_int64 * 3)(*strides))
 
 
 _RESULTS = ("out", "lse", "peak", "total", "d_out", "d_lse", "d_q", "d_k", "d_v", "d_bias")
@@ -67,15 +78,14 @@ def _run(direction: str, call: Call, adds: bool = False, **tensors):
         length=length,
         slots=call.layout.slots,
         seed=0 if seed is None else int(seed),
-        threads=torch.get_num_threads() if os.getpid() == _PROCESS else 1,
+        threads=threads(),
         dropout=call.dropout,
         adds=adds,
     )
     tensors |= {name: getattr(call.layout, name) for name in TENSORS}
     for name, x in tensors.items():
-        if x is not None:  # broadcast over batch and heads by strides of 0
-            strides = x.expand(batch, heads, *x.shape[2:]).stride()[:3]
-            setattr(problem, name, _Tensor(x.data_ptr(), (ctypes.c_int64 * 3)(*strides)))
+        if x is not None:
+            setattr(problem, name, _Tensor.of(x, batch, heads))
     getattr(functions(q.dtype, width), f"run_{direction}")(ctypes.byref(problem))
 
 

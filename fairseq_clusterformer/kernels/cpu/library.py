@@ -1,9 +1,9 @@
-"""The compiled kernel: built on first use, and kept where PyTorch keeps its extensions.
+"""The compiled kernels: each built on first use, and kept where PyTorch keeps its extensions.
 
 That is ``$TORCH_EXTENSIONS_DIR``, by default ``~/.cache/torch_extensions``: in it, a folder that
 nobody else may write to. The compiler is ``$CXX``, by default ``c++``. It needs OpenMP, and no
-headers of PyTorch. There is one library for each type of number and width of heads: all lengths
-of loops are known then.
+headers of PyTorch. There is one library for each source, type of number and width of rows: all
+lengths of loops are known then.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).with_name("attention.cpp")
+FOLDER = Path(__file__).parent  # of attention.cpp, shares.cpp and what both include
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
 # what computes and accumulates, and how q, k and v are stored
 TYPES = {
@@ -30,24 +30,24 @@ TYPES = {
 }
 
 
-def functions(dtype: torch.dtype, width: int) -> ctypes.CDLL:
-    """The functions of attention.cpp for heads of a width, where :func:`why_missing` is None."""
-    return _loaded(dtype, width)
+def functions(dtype: torch.dtype, width: int, source: str = "attention") -> ctypes.CDLL:
+    """The functions of a source for rows of a width, where :func:`why_missing` is None."""
+    return _loaded(dtype, width, source)
 
 
-def why_missing(dtype: torch.dtype, width: int) -> str | None:
-    """Why there is no library for heads of a width; None: there is one."""
-    loaded = _loaded(dtype, width)
+def why_missing(dtype: torch.dtype, width: int, source: str = "attention") -> str | None:
+    """Why there is no library for rows of a width; None: there is one."""
+    loaded = _loaded(dtype, width, source)
     return loaded if isinstance(loaded, str) else None
 
 
 @cache
-def _loaded(dtype: torch.dtype, width: int) -> ctypes.CDLL | str:
+def _loaded(dtype: torch.dtype, width: int, source: str) -> ctypes.CDLL | str:
     """The library, or why there is none."""
     if dtype not in TYPES:
         return f"does not compute in {dtype}"
     try:
-        return ctypes.CDLL(str(build(dtype, width)))
+        return ctypes.CDLL(str(build(dtype, width, source)))
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines()
         reason = next((line for line in lines if "error" in line), f"status {error.returncode}")
@@ -56,8 +56,8 @@ def _loaded(dtype: torch.dtype, width: int) -> ctypes.CDLL | str:
     return f"cannot be built: {reason}"
 
 
-def build(dtype: torch.dtype, width: int) -> Path:
-    """Compile the kernel, unless it is there; several processes may do so at once. Raises OSError:
+def build(dtype: torch.dtype, width: int, source: str = "attention") -> Path:
+    """Compile a kernel, unless it is there; several processes may do so at once. Raises OSError:
     no compiler, or no folder that belongs to this user alone; ValueError: ``$CXX`` is no command
     line; subprocess.CalledProcessError: the compiler failed."""
     from filelock import FileLock  # here, since it would slow down each import
@@ -69,8 +69,9 @@ def build(dtype: torch.dtype, width: int) -> Path:
     command = shlex.split(os.environ.get("CXX", "")) or ["c++"]
     missing = shutil.which(command[0]) is None
     made_for = repr((flags, _cpu(), platform.machine(), platform.libc_ver())).encode()
-    key = _digest(SOURCE.read_bytes() + made_for)
-    name = f"attention-{stored.lower()}-{width}-{key}"
+    files = [FOLDER / f"{source}.cpp", FOLDER / "simd.h"]
+    key = _digest(b"".join(file.read_bytes() for file in files) + made_for)
+    name = f"{source}-{stored.lower()}-{width}-{key}"
     whole = f"{name}-{'*' if missing else _digest(_files(command))}-*.so"
     if found := _intact(folder, whole):
         return found
@@ -81,7 +82,7 @@ def build(dtype: torch.dtype, width: int) -> Path:
             return found
         made = Path(scratch, "made.so")
         subprocess.run(
-            [*command, *flags, "-o", str(made), str(SOURCE)],
+            [*command, *flags, "-o", str(made), str(files[0])],
             check=True,
             capture_output=True,
             text=True,

@@ -1,0 +1,128 @@
+"""Clusters of tokens and their shares in C++: scores [B, H, N, K] never exist; ``shares.cpp`` has
+the method. Results do not depend on the number of threads.
+
+Shape letters: B batch, H heads, N tokens, E width, K clusters.
+"""
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _Tensor, threads
+from .library import functions, why_missing
+
+_TENSORS = "x log_weights explored clusters log_share log_total d_log_share d_x".split()
+_ARRAYS = "vectors offsets log_mass sizes d_vectors padding".split()
+_NUMBERS = "batch heads length clusters_count probes probe_stride unit threads".split()
+
+
+class _Shares(ctypes.Structure):
+    """Mirrors Shares in shares.cpp."""
+
+    _fields_ = [
+        *((name, _Tensor) for name in _TENSORS),
+        *((name, ctypes.c_void_p) for name in _ARRAYS),
+        *((name, ctypes.c_int64) for name in _NUMBERS),
+        *((name, ctypes.c_double) for name in ("scale", "tie", "smallest")),
+    ]
+
+
+class Scoring(NamedTuple):
+    """What scores are made of: ``x . vector - offset`` of x that is scaled first.
+
+    Attributes:
+        x: float32 or float64 [B, H, N, E]; anything at padding.
+        vectors, offsets: [H, K, E] and [H, K], of the same dtype.
+        padding_mask: bool [B, N], True where a token is padding; None: none is.
+        scale: of x; None: to length 1.
+        tie, smallest: scores this close, relative to the largest magnitude, are a tie; and the
+            least length that is divided by.
+    """
+
+    x: Tensor
+    vectors: Tensor
+    offsets: Tensor
+    padding_mask: Tensor | None
+    scale: float | None
+    tie: float
+    smallest: float
+
+
+class Found(NamedTuple):
+    """What :func:`assign` finds; as in :class:`~fairseq_clusterformer.clustering.shares.Assigned`.
+    Without shares or mass these are None."""
+
+    clusters: Tensor  # int64 [probes, B, H, N]
+    sizes: Tensor  # [H, K]
+    log_mass: Tensor | None  # of the scores, offsets taken off, [H, K]
+    log_share: Tensor | None  # [B, H, N]
+    log_total: Tensor | None  # log of the sum of exp(score) of each token [B, H, N]
+
+
+def can_assign(x: Tensor) -> bool:
+    """Whether there is a library for such x."""
+    known = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    return known and why_missing(x.dtype, x.size(-1), "shares") is None
+
+
+def assign(
+    scoring: Scoring,
+    *,
+    probes: int = 1,
+    mass: bool = True,
+    shares: bool = False,
+    explored: Tensor | None = None,
+    log_weights: Tensor | None = None,
+) -> Found:
+    """The nearest clusters of each token. ``explored``: the cluster that was drawn instead, -1 for
+    none, int64 [B, H, N]; ``log_weights``: how much each token counts in the mass [B, H, N]."""
+    x, (heads, clusters) = scoring.x, scoring.vectors.shape[:2]
+    found = Found(
+        torch.empty(probes, *x.shape[:3], dtype=torch.long),
+        x.new_empty(heads, clusters),
+        x.new_empty(heads, clusters) if mass else None,
+        *(x.new_empty(x.shape[:3]) if shares else None for _ in range(2)),
+    )
+    others = {"explored": explored, "log_weights": log_weights}
+    stride = found.clusters.stride(0)
+    results = {**found._asdict(), "clusters": found.clusters[0]}
+    _run("shares", scoring, probes=probes, probe_stride=stride, **results, **others)
+    return found
+
+
+def backward(
+    scoring: Scoring, clusters: Tensor, log_total: Tensor, d_log_share: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x and of vectors, from those of shares [B, H, N]."""
+    d_x, d_vectors = torch.empty_like(scoring.x), torch.empty_like(scoring.vectors)
+    given = {"clusters": clusters, "log_total": log_total, "d_log_share": d_log_share}
+    _run("shares_backward", scoring, probes=1, d_x=d_x, d_vectors=d_vectors, **given)
+    return d_x, d_vectors
+
+
+def _run(name: str, scoring: Scoring, probes: int, probe_stride: int = 0, **tensors) -> None:
+    x, scale = scoring.x, scoring.scale
+    batch, heads, length, width = x.shape
+    problem = _Shares(
+        batch=batch,
+        heads=heads,
+        length=length,
+        clusters_count=scoring.vectors.size(1),
+        probes=probes,
+        probe_stride=probe_stride,
+        unit=scale is None,
+        scale=1.0 if scale is None else scale,
+        threads=threads(),
+        tie=scoring.tie,
+        smallest=scoring.smallest,
+    )
+    tensors |= {"x": x, "vectors": scoring.vectors, "offsets": scoring.offsets}
+    tensors["padding"] = scoring.padding_mask
+    for field, t in tensors.items():
+        if t is not None and field in _ARRAYS:
+            setattr(problem, field, t.data_ptr())
+        elif t is not None:
+            setattr(problem, field, _Tensor.of(t, batch, heads))
+    getattr(functions(x.dtype, width, "shares"), f"run_{name}")(ctypes.byref(problem))
