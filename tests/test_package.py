@@ -258,7 +258,10 @@ for user_dir in ({str(PACKAGE)!r}, {NAME!r}):
         site = tmp_path / "site-packages"
         with zipfile.ZipFile(build_wheel(run_cli, tmp_path)) as wheel:
             wheel.extractall(site)
-        others = [*(PACKAGE / "visual" / "templates").iterdir(), *(PACKAGE / "kernels" / "cpu").glob("*.[ch]*")]
+        others = [
+            *(PACKAGE / "visual" / "templates").iterdir(),
+            *(PACKAGE / "kernels" / "cpu").glob("*.[ch]*"),
+        ]
         others += [*(PACKAGE / "serve").glob("*.html"), *(PACKAGE / "trained").glob("*/*")]
         (info,) = site.glob("*.dist-info")
         assert {
