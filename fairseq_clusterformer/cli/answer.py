@@ -122,7 +122,8 @@ def main(arguments: Sequence[str]) -> int:
     for question in _questions(args):
         try:
             least = args.no_answer_margin
-            ranking = reader.ask(question, passages, args.top, least=least, windows=windows)
+            how = {"least": least, "windows": windows, "candidates": args.candidates}
+            ranking = reader.ask(question, passages, args.top, **how)
             _show(question, ranking, page if args.html else None)
         except UserError as error:
             if not args.interactive:
@@ -142,7 +143,7 @@ def _forgive_streams() -> None:
 def _check(parser: Parser, args: argparse.Namespace) -> None:
     """Refuse options that do not fit together."""
     if args.serve:
-        for name in ("question", "interactive", "html"):
+        for name in ("question", "interactive", "html", "candidates"):
             if value := getattr(args, name):
                 shown = f" {value}" if name == "html" else ""
                 parser.error(f"--serve and --{name}{shown} are given; allowed: one of the two")
@@ -209,6 +210,8 @@ def _parser() -> Parser:
     kinds = "files of text, Markdown, HTML or PDF, and folders of them"
     add("--document", nargs="+", default=[], help=kinds, **PATH)
     add("--question", action="append", default=[], metavar="TEXT", help="may be repeated")
+    about = "texts of which one is the answer, for a reader that was trained with candidates"
+    add("--candidates", nargs="+", default=[], metavar="TEXT", help=about)
     add("--interactive", action="store_true", help="read questions from stdin")
     add("--top", default=3, help="answers to print (default: %(default)s)", **NUMBER)
     about = 'least margin of an answer over "no answer" (default: %(default)s)'

@@ -298,6 +298,32 @@ def ranked(
     return Ranking(kept, none, least, by_margin, calibrated=True)
 
 
+def ranked_candidates(reads: Sequence[SectionRead], top: int) -> Ranking:
+    """The likeliest of a question's candidates. Each has the mean of its log-probabilities in the
+    sections, normalised again, and is shown where it is likeliest among its mentions."""
+    sums: dict[str, float] = {}
+    best: dict[str, tuple[bool, float, Answer, SectionRead]] = {}
+    for read in reads:
+        for answer in read.answers.short:
+            sums[answer.text] = sums.get(answer.text, 0.0) + answer.score / len(reads)
+            shown = (answer.paragraph is not None, answer.score, answer, read)
+            best[answer.text] = max(best.get(answer.text, shown), shown, key=lambda each: each[:2])
+    scores = torch.tensor([*sums.values()], dtype=torch.float64).log_softmax(0).tolist()
+    found = [
+        FoundAnswer(text, "short", score, math.inf, read.section.source.name, *where, read)
+        for (text, (*_, answer, read)), score in zip(best.items(), scores, strict=True)
+        for where in [_place(answer, read)]
+    ]
+    return Ranking(sorted(found, key=lambda each: -each.score)[:top], 0.0)
+
+
+def _place(answer: Answer, read: SectionRead) -> tuple[int | None, tuple[int, int] | None]:
+    """The number of an answer's paragraph in its document, and the characters there."""
+    if answer.paragraph is None:
+        return None, None
+    return read.section.pieces[answer.paragraph].number, answer.characters
+
+
 def _by_margin(reads: Sequence[SectionRead]) -> tuple[list[FoundAnswer], None, float]:
     """Answers, no type that comes first, and the probability of none if there is no answer."""
     found = []

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fairseq_clusterformer.corpora.question_answering.distant_supervision import mentions_of
+from fairseq_clusterformer.corpora.question_answering.records import Paragraph
 from fairseq_clusterformer.data import RECORD, subwords
-from fairseq_clusterformer.data.questions import framed
+from fairseq_clusterformer.data.questions import framed, with_names
 from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models.stack import ClusteredStack
@@ -23,7 +26,7 @@ from fairseq_clusterformer.models.stack import ClusteredStack
 from ..answers import Logits, ranked_answers, text_mask
 from .bundle import CALIBRATION
 from .documents import Source, read_sources, state_of, text_source
-from .found import FoundAnswer, Ranking, SectionRead, Weights, ranked
+from .found import FoundAnswer, Ranking, SectionRead, Weights, ranked, ranked_candidates
 from .index import Encodings
 from .load import Loaded
 from .pretrained import Pretrained
@@ -157,22 +160,31 @@ class Reader(Pretrained):
             self._latest = state, self.passages(sections)
         return self._latest[1]
 
-    def answer(self, question: str, documents: Documents, *, top: int = 3) -> list[FoundAnswer]:
+    def answer(
+        self,
+        question: str,
+        documents: Documents,
+        *,
+        top: int = 3,
+        candidates: Sequence[str] = (),
+    ) -> list[FoundAnswer]:
         """Answer a question from documents.
 
         Args:
             documents: one or several; a string is a text itself, a `Path` is a file or a folder;
                 or what `index` returned.
             top: answers to return.
+            candidates: of which one is the answer; none: any piece of the documents may be.
 
         Returns:
             The best answers first. Their probabilities may all be small: then most likely there
             is no answer.
 
         Raises:
-            UserError: for a question that cannot be asked, or a file that cannot be read.
+            UserError: for a question that cannot be asked, or a file that cannot be read;
+                candidates, and a reader that does not take them.
         """
-        return self.ask(question, self.index(documents), top).answers
+        return self.ask(question, self.index(documents), top, candidates=candidates).answers
 
     def ask(
         self,
@@ -182,6 +194,7 @@ class Reader(Pretrained):
         *,
         least: float = 0.0,
         windows: int | None = None,
+        candidates: Sequence[str] = (),
     ) -> Ranking:
         """Answer a question from passages.
 
@@ -191,14 +204,20 @@ class Reader(Pretrained):
             least: the margin over "no answer" that an answer must have; see `Ranking`.
             windows: passages to read at most, the most relevant ones; 0: all; None: as the class
                 has it.
+            candidates: see `answer`; their probabilities are the mean over passages.
 
         Raises:
-            UserError: for a question that cannot be asked.
+            UserError: for a question that cannot be asked, or candidates likewise.
         """
         tokens = self.question(question)
+        names = self._names(candidates)
         most = self.windows if windows is None else windows or len(passages)
         chosen = passages.likeliest(question, most)
-        reads = self._read_all(tokens, [passages.sections[place] for place, *_ in chosen], top)
+        sections = [passages.sections[place] for place, *_ in chosen]
+        if names:
+            reads = [self._weigh(tokens, section, names) for section in sections]
+            return ranked_candidates(reads, top)
+        reads = self._read_all(tokens, sections, top)
         for read, (_, words, likeness) in zip(reads, chosen, strict=True):
             read.words, read.likeness = words, likeness
         return ranked(reads, top, least, self.weights)
@@ -253,17 +272,61 @@ class Reader(Pretrained):
         rows = question.expand(len(sections), -1).to(self.device)
         return self.model(rows, *self._padded(sections), *more)
 
+    def _names(self, candidates: Sequence[str]) -> dict[str, Tensor]:
+        """Candidates and their tokens. Raises UserError: this reader takes none, or not these."""
+        if not candidates:
+            return {}
+        allowed = "a reader of the architecture etc_reader, trained on questions with candidates"
+        if self._structure is None:
+            problem = f"the model is a {self.loaded.cfg.model._name}"
+            raise bad_option("--candidates", ", ".join(candidates), allowed, problem)
+        names = {text: self._splitter.symbols(text) for text in candidates}
+        if len(names) < 2 or not all(map(len, names.values())):
+            raise bad_option("--candidates", list(candidates), "two different texts or more")
+        return names
+
+    def _weigh(self, question: Tensor, section: Section, names: dict[str, Tensor]) -> SectionRead:
+        """Read a section for a question with candidates."""
+        document, paragraphs = section.document, section.paragraphs()
+        own = [(Paragraph("", text), tokens) for _, text, tokens in paragraphs]
+        begins, ends = document.characters
+        mentions = []
+        for number, paragraph, start, end in mentions_of("", [*names], [each for each, _ in own]):
+            tokens = own[paragraph][1]
+            part = slice(tokens.start, tokens.stop)
+            inside = (begins[part] >= 0) & (begins[part] < end) & (ends[part] > start)
+            if len(places := inside.nonzero()[:, 0].tolist()):  # a piece may end before
+                first, last = places[0] + part.start, places[-1] + part.start + 1
+                mentions.append((number, first, last))
+        mentions = torch.tensor(mentions, dtype=torch.int64).view(-1, 3)
+        document = replace(document, candidates=[*names], mentions=mentions)
+        asked = Outline(document.sentences, names=(*names.values(),), mentions=mentions)
+        try:
+            structure = self._globals(question, section, asked)
+        except ValueError as error:  # no room for so many
+            raise bad_option("--candidates", f"{len(names)}", "fewer", str(error)) from None
+        question = with_names(question, asked.names, self.task.source_dictionary)
+        with torch.no_grad():
+            rows = question[None].to(self.device)
+            logits, _ = self.model(rows, *self._padded([section]), structure)
+        (answers,) = ranked_answers(logits, [document], top=len(names))
+        return SectionRead(section, answers)
+
     def _clusters(self, question: Tensor, section: Section) -> dict[tuple[int, str], Tensor]:
         encoder = self.model.encoder
         if not isinstance(encoder, ClusteredStack):
             return {}
         return encoder.clusters(self._together(question, [section])[1]["reading"])
 
-    def _globals(self, question: Tensor, section: Section) -> dict[str, Tensor]:
+    def _globals(
+        self, question: Tensor, section: Section, outline: Outline | None = None
+    ) -> dict[str, Tensor]:
         """The global tokens of a section, as a batch of one."""
         document, dictionary = section.document, self.task.source_dictionary
-        read, given = Outline(sentences=document.sentences), (document.starts, section.length)
-        outline, *_ = self._structure.read(read, *given, len(question))
+        outline = outline or Outline(sentences=document.sentences)
+        given = (document.starts, section.length)
+        outline, *_ = self._structure.read(outline, *given, len(question))
+        question = with_names(question, outline.names, dictionary)
         row = self._structure.rows(question, *given, outline, dictionary)
         batch = self._structure.batch([row], dictionary.pad())
         return {name: tensor.to(self.device) for name, tensor in batch.items()}

@@ -8,6 +8,7 @@ import pytest
 
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.data.qa import QAData
+from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.etc.global_tokens import OF_PARAGRAPH, OF_SENTENCE
 from fairseq_clusterformer.etc.reader import ETCReaderEncoder
 from fairseq_clusterformer.inference.documents import text_source
@@ -204,3 +205,21 @@ def test_wikihop_from_its_file_to_an_accuracy(tmp_path, capsys):
     assert float(shown["exact_match"]) >= 95  # by chance, 33
     printed = validate(folder, checkpoint, TASK)
     assert printed["em"] == pytest.approx(float(shown["exact_match"]), abs=0.01)
+
+    reader = Reader(load_checkpoint(checkpoint, data=folder, task="clusterformer_qa"))
+    item = items[-1]
+    asked = {"candidates": item["candidates"], "top": 2}
+    for documents in ("\n\n".join(item["supports"]), item["supports"]):
+        found = reader.answer("seat of king", documents, **asked)
+        assert found[0].text == item["answer"]
+        assert found[0].paragraph is None
+        assert found[0].probability > 0.5 > found[1].probability
+    place = reader.answer("seat of king", f"It is {item['answer']} here.", **asked)[0]
+    assert place.context == f"It is {item['answer']} here."
+    (tmp_path / "a.txt").write_text("It is old.")
+    words = ["answer", "--checkpoint", checkpoint, "--data", folder, "--cpu", "--question", "seat"]
+    words += ["--document", tmp_path / "a.txt", "--candidates", *item["candidates"]]
+    assert main(list(map(str, words))) == 0
+    assert f"1. {item['answer']}\n" in capsys.readouterr().out
+    with pytest.raises(UserError, match="--candidates is .*; allowed: two different texts"):
+        reader.answer("seat", "It is old.", candidates=["one"])
