@@ -247,6 +247,9 @@ class AnswersTask(Task):
             names = {"EM": "em", "F1": "f1", "support EM": "sp_em", "support F1": "sp_f1"}
             names |= {"joint EM": "joint_em", "joint F1": "joint_f1"}
             return {f"{test} {n}": 100 * found[of] for n, of in names.items() if of in found}
+        if "long-best-threshold-f1" in found:  # Natural Questions' script
+            kinds = ("long", "short")
+            return {f"{test} {k} F1": 100 * found[f"{k}-best-threshold-f1"] for k in kinds}
         exact = found.get("exact_match", found.get("exact"))
         return {f"{test} EM": exact, f"{test} F1": found["f1"]}
 

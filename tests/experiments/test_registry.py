@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from fairseq import options
@@ -12,6 +13,7 @@ from fairseq import options
 from fairseq_clusterformer.cli import main as clusterformer
 from scripts.experiments import registry, run
 from scripts.experiments.grids import load_grid, runs_of
+from scripts.experiments.scores import TASKS, Place
 from tests.conftest import REPO_ROOT
 
 EXAMPLES = REPO_ROOT / "examples"
@@ -81,6 +83,20 @@ def test_every_command_parses_today(monkeypatch):
         with pytest.raises(ParsedError):
             start([first, *words])
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_every_row_of_a_grid_parses(path):
+    """What would be trained, by fairseq's own parser."""
+    grid = load_grid(path)
+    task = TASKS[grid["score"]]
+    for each in runs_of(grid, quick=True):
+        place = Place(each, grid, Path("data"), Path("runs") / each.name, Path("keep"))
+        program, *words = shlex.split(place.shown(task.train(place)))
+        if program in FAIRSEQ:
+            options.parse_args_and_arch(FAIRSEQ[program](), words)
+        for scored in task.tests(place).values():
+            assert place.shown(scored)
 
 
 def start(words: list[str]) -> None:
