@@ -97,8 +97,11 @@ class Batch:
         whole = x.new_zeros(count + 1, *x.shape[1:]).index_copy(0, place.flatten(), x)
         return whole[:-1].unflatten(0, self.documents.shape).transpose(1, 2)
 
-    # How many documents there are, and how long, is known when it is run.
-    take_apart = not_compiled(lambda self: self.apart)
+    def take_apart(self) -> None:
+        """Make :attr:`apart`. How many documents there are, and how long, is known when it is run:
+        a compiled graph breaks here, unless it was made before."""
+        if "apart" not in self._made:
+            not_compiled(lambda: self.apart)()
 
 
 def _apart(documents: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Batch]:

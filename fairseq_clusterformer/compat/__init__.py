@@ -30,6 +30,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.models.ema.ema import EMA
 from fairseq.ngram_repeat_block import NGramRepeatBlock
+from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin
 from fairseq.trainer import Trainer
 from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
@@ -221,6 +222,37 @@ def keep_versions(restore, self, state_dict, build_fp32_params=False):
     """
     versions = {n: t for n, t in self.model.state_dict().items() if "version" in n}
     restore(self, {**versions, **state_dict}, build_fp32_params)
+
+
+@mends(_FP16OptimizerMixin, "state_dict")
+def save_unrounded(state_of, self):
+    """Lets ``--bf16`` and ``--fp16`` resume to the bit: a checkpoint has the weights that are
+    updated, in float32. fairseq saves what they are rounded to."""
+    return {**state_of(self), _UNROUNDED: [weights.detach() for weights in _unrounded(self)]}
+
+
+@mends(_FP16OptimizerMixin, "load_state_dict")
+def load_unrounded(load, self, state_dict, optimizer_overrides=None):
+    """Takes them if they round to the model's: its weights may have come from elsewhere."""
+    load(self, state_dict, optimizer_overrides)
+    kept, own = state_dict.get(_UNROUNDED, ()), _unrounded(self)
+    if [weights.shape for weights in kept] != [weights.shape for weights in own]:
+        return
+    rounded = self.fp16_params[0].dtype
+    if all(
+        torch.equal(a.to(rounded), b.to(rounded).to(a.device))
+        for a, b in zip(kept, own, strict=True)
+    ):
+        for weights, saved in zip(own, kept, strict=True):
+            weights.data.copy_(saved)
+
+
+_UNROUNDED = "unrounded_weights"
+
+
+def _unrounded(optimizer: _FP16OptimizerMixin) -> list[torch.Tensor]:
+    weights = optimizer.fp32_params
+    return [*weights.values()] if isinstance(weights, dict) else list(weights)
 
 
 def _averaged(model: nn.Module) -> set[str]:

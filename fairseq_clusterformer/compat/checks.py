@@ -10,7 +10,9 @@ import torch
 from fairseq import models, registry, tasks, utils
 from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
 from hydra.core.hydra_config import HydraConfig
-from omegaconf.errors import ValidationError
+from hydra.core.override_parser.types import Override
+from hydra.errors import ConfigCompositionException
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from fairseq_clusterformer.ranges import strays
 
@@ -104,16 +106,47 @@ def check_names(cfg) -> None:
             raise ValueError(f"{section}._name is {chosen}: unknown; allowed: {close}")
 
 
-def wrong_type(cfg, error: ValidationError) -> str:
-    """What is wrong with an option of hydra's that has a value of another type, in one line."""
+def wrong_option(cfg, error: OmegaConfBaseException) -> str:
+    """What is wrong with an option of hydra's that its dataclass refuses, in one line."""
+    for name, section in cfg.items():
+        if section and dataclass_of(name, section) is error.object_type:
+            option = f"{name}.{error.full_key}"
+            return _wrong(option, f"{option} is {section[error.key]}", error)
+    return _wrong(error.full_key, error.full_key, error)
+
+
+def _allowed(error: OmegaConfBaseException) -> str:
     message = str(error.msg).splitlines()[0]
     types = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
     types |= {"to string": "one word, or text in quotes", "expected": message.split("of ")[-1]}
-    allowed = next((text for word, text in types.items() if word in message), message)
-    for name, section in cfg.items():
-        if section and dataclass_of(name, section) is error.object_type:
-            return f"{name}.{error.full_key} is {section[error.key]}; allowed: {allowed}"
-    return f"{error.full_key}: {message}; allowed: {allowed}"
+    types |= {"ListConfig": "a list, such as [0.001]"}
+    return next((text for word, text in types.items() if word in message), message)
+
+
+def wrong_override(override: Override, error: ConfigCompositionException) -> str:
+    """What is wrong with an option behind ``fairseq-hydra-train``, in one line."""
+    if error.__cause__ is None:
+        return f"{override.input_line}: {' '.join(str(error).split())}"
+    option = override.key_or_group
+    return _wrong(option, f"{option} is {override.value()}", error.__cause__)
+
+
+def wrong_file(name: str, error: ConfigCompositionException) -> str:
+    """What is wrong with a file of hydra's, in one line."""
+    cause = error.__cause__
+    if not isinstance(cause, OmegaConfBaseException):
+        return f"{name}: {' '.join(str(error).split())}"
+    value = f" is {cause.value}" if isinstance(cause, ValidationError) else ""
+    return f"{name}: {_wrong(cause.full_key, f'{cause.full_key}{value}', cause)}"
+
+
+def _wrong(option: str, given: str, error: OmegaConfBaseException) -> str:
+    if isinstance(error, ValidationError):
+        return f"{given}; allowed: {_allowed(error)}"
+    known = [str(key) for key in error.parent_node or ()]
+    close = get_close_matches(option.rpartition(".")[2], known)
+    allowed = ", ".join(close) or f"+{option}=..., if what it belongs to has such an option"
+    return f"{given}: the configuration does not name it; allowed: {allowed}"
 
 
 def _check_optimizer(cfg) -> None:

@@ -4,10 +4,15 @@ import os
 import sys
 from pathlib import Path
 
+from hydra._internal import config_loader_impl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import ConfigCompositionException
 from torch.multiprocessing import ProcessRaisedException
 
+from .checks import wrong_file, wrong_override
 from .saving import what_is_saved
+from .wrapping import wraps
 
 
 def one_line(error: BaseException) -> str | None:
@@ -51,3 +56,30 @@ def report_in_one_line() -> None:
 
     of_job = JobReturn.return_value
     JobReturn.return_value = property(return_value, of_job.fset)
+    _compose_in_one_line()
+
+
+def _compose_in_one_line() -> None:
+    """Hydra would print five lines of what a configuration, or an option behind it, has wrong."""
+
+    @wraps(ConfigLoaderImpl, "_apply_overrides_to_config")
+    def override_each(change, overrides, cfg):
+        for override in overrides:
+            try:
+                change([override], cfg)
+            except ConfigCompositionException as error:
+                raise SystemExit(wrong_override(override, error)) from error
+
+    @wraps(config_loader_impl, "create_defaults_list")
+    def choose(make, *args, **kwargs):
+        try:
+            return make(*args, **kwargs)
+        except ConfigCompositionException as error:
+            raise SystemExit(" ".join(str(error).split())) from error
+
+    @wraps(ConfigLoaderImpl, "_load_single_config")
+    def load(read, self, default, repo):
+        try:
+            return read(self, default, repo)
+        except ConfigCompositionException as error:
+            raise SystemExit(wrong_file(default.config_path, error)) from error

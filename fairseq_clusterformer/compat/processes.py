@@ -11,9 +11,9 @@ from fairseq import checkpoint_utils, utils
 from fairseq.distributed import utils as distributed_utils
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf.errors import ValidationError
+from omegaconf.errors import OmegaConfBaseException
 
-from .checks import check_names, check_training, wrong_type
+from .checks import check_names, check_training, wrong_option
 from .saving import keep_what_is_said, what_is_saved
 from .wrapping import wraps
 
@@ -46,22 +46,28 @@ def train_in_several_processes() -> None:
             return call(cfg, main, **kwargs)
         return _spawn(cfg, main, kwargs)
 
-    # fairseq-hydra-train imports the plug-in later: in its job, before fairseq adds defaults
-    train = sys.modules.get("fairseq_cli.train")
-    if train is None or not HydraConfig.initialized():
+    # fairseq-hydra-train imports the plug-in later: in its job, before fairseq adds defaults a
+    # second time. A configuration's searchpath imports it before the job.
+    train, in_job = sys.modules.get("fairseq_cli.train"), HydraConfig.initialized()
+    commands = (sys.modules.get("fairseq_cli.hydra_train"), sys.modules["__main__"])
+    if train is None:
         return
+    for module in [train] if in_job else [m for m in commands if hasattr(m, "hydra_main")]:
+        _begin_jobs(module, train, in_job)
 
-    @wraps(train, "add_defaults")
+
+def _begin_jobs(module, train, in_job: bool) -> None:
+    @wraps(module, "add_defaults")
     def add_defaults(add, cfg):
         check_training(cfg)
         check_names(cfg)
         try:
             add(cfg)
-        except ValidationError as error:
-            raise ValueError(wrong_type(cfg, error)) from None
+        except OmegaConfBaseException as error:
+            raise ValueError(wrong_option(cfg, error)) from None
         if HydraConfig.initialized():
             _begin_job(cfg, train)
-        if cfg.distributed_training.distributed_init_method is None:
+        if in_job and cfg.distributed_training.distributed_init_method is None:
             _join(cfg)
             if cfg.distributed_training.distributed_init_method is not None:
                 distributed_utils.distributed_init(cfg)

@@ -43,3 +43,15 @@ def test_documents_and_padding_break_no_graph(kind, causal):
             results.append(layer(x, batch)[0][~hidden])
         torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
     torch._dynamo.reset()
+
+
+def test_documents_that_were_taken_apart_break_no_graph():
+    """By a kind that looks at whole rows."""
+    module = build("neural, running normaliser", causal=True, dtype=torch.float32).train()
+    x = torch.randn(*documents().shape, WIDTH)
+    there = Batch(None, documents())
+    there.take_apart()
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    expected, found = module(x, Batch(None, documents()))[0], compiled(x, there)[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch._dynamo.reset()

@@ -140,9 +140,24 @@ def test_runs(name, byte_data, tmp_path, run_cli):
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*/config/*.yaml")), ids=lambda p: p.stem)
-def test_jobs_of_a_sweep_have_folders(path):
-    sweep = OmegaConf.to_container(OmegaConf.load(path))["hydra"]["sweep"]
-    assert sweep == {"dir": "${checkpoint.save_dir}"}
+def test_what_every_file_says_to_hydra(path):
+    """The jobs of a sweep have folders; mistakes are one line."""
+    hydra = OmegaConf.to_container(OmegaConf.load(path))["hydra"]
+    assert hydra["sweep"] == {"dir": "${checkpoint.save_dir}"}
+    assert hydra["searchpath"] == ["pkg://fairseq_clusterformer.config"]
+
+
+@pytest.mark.parametrize("given", ["common.seed=1.5", "++model.decoder_layers=1.5"])
+def test_a_wrong_value(given, byte_data, tmp_path, run_cli):
+    """Before there is a job, and in it."""
+    run = run_cli(
+        *("fairseq-hydra-train", "--config-dir", CONFIG, "--config-name", "bytes", given),
+        *(f"task.data={byte_data}", f"checkpoint.save_dir={tmp_path}"),
+        check=False,
+    )
+    assert f"{given.lstrip('+').replace('=', ' is ')}; allowed: a whole number" in run.stdout
+    assert run.returncode == 1
+    assert not re.search("Traceback|full_key", run.stdout)
 
 
 def test_a_sweep(byte_data, tmp_path, run_cli):

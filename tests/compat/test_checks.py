@@ -104,6 +104,10 @@ def hydra_config(**changed: object) -> DictConfig:
     [
         ({"model__num_clusters": "many"}, "model.num_clusters is many; allowed: a whole number"),
         ({"model__dropout": "x"}, "model.dropout is x; allowed: a number"),
+        (
+            {"model__num_clustrs": 3},
+            "model.num_clustrs is 3: the configuration does not name it; ",
+        ),
         ({"model__decoder_normalize_before": "x"}, "is x; allowed: true or false"),
         ({"model__attention": [1]}, "model.attention is [1]; allowed: one word, or text in quot"),
         ({"task__sample_break_mode": "x"}, "is x; allowed: [none, complete, complete_doc, eos]"),

@@ -9,7 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from fairseq.dataclass.initialize import hydra_init
 from fairseq.trainer import Trainer
+from hydra import compose, initialize_config_dir
+from hydra._internal import config_loader_impl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.utils import JobReturn, JobStatus
 from torch.multiprocessing import ProcessRaisedException
 
@@ -17,6 +21,7 @@ from fairseq_clusterformer.compat import one_line
 from tests.cli.in_process import CLUSTERFORMER, train
 from tests.conftest import REPO_ROOT, forker
 
+CONFIG = REPO_ROOT / "examples/language_model/config"
 MISTAKE = "--stride is -2; allowed: 0 or more"
 
 
@@ -26,6 +31,10 @@ def hook(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/fairseq-train", "data"])
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setattr(JobReturn, "return_value", JobReturn.return_value)
+    for name in ("_apply_overrides_to_config", "_load_single_config"):
+        monkeypatch.setattr(ConfigLoaderImpl, name, getattr(ConfigLoaderImpl, name))
+    choose = config_loader_impl.create_defaults_list
+    monkeypatch.setattr(config_loader_impl, "create_defaults_list", choose)
     one_line.report_in_one_line()
     return lambda error: sys.excepthook(type(error), error, error.__traceback__)
 
@@ -56,6 +65,31 @@ def test_a_job_of_hydra(hook):
     job.return_value = KeyError("x")
     with pytest.raises(KeyError):
         _ = job.return_value
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("optimization.lr=abc", "optimization.lr is abc; allowed: a list, such as [0.001]"),
+        ("dataset.batch_size=x", "dataset.batch_size is x; allowed: a whole number"),
+        ("common.log_format=x", "common.log_format is x; allowed: [json, none, simple, tqdm]"),
+        ("model.num_clustrs=3", "is 3: the configuration does not name it; allowed: num_clusters"),
+        ("modle.num_clusters=3", "does not name it; allowed: +modle.num_clusters=..., if what"),
+        ("~common.fp8", "~common.fp8: Could not delete from config. 'common.fp8' does not exist."),
+        ("optimizer=adamm", "Could not override 'optimizer'. No match in the defaults list."),
+        ("common: {seed: 1.5}", "given: common.seed is 1.5; allowed: a whole number"),
+        ("comon: {seed: 1}", "given: comon: the configuration does not name it; allowed: common"),
+    ],
+)
+def test_what_hydra_reads(given, said, hook, tmp_path):
+    in_file = ": " in given
+    name, folder = ("given", tmp_path) if in_file else ("bytes", CONFIG)
+    (tmp_path / "given.yaml").write_text(given)
+    hydra_init(name)
+    with initialize_config_dir(str(folder)), pytest.raises(SystemExit) as caught:
+        compose(name, [] if in_file else [given])
+    assert said in caught.value.code
+    assert "\n" not in caught.value.code
 
 
 @pytest.mark.parametrize(
