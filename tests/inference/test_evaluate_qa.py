@@ -13,6 +13,7 @@ from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.inference.evaluate import Predictions, breakdown
 from fairseq_clusterformer.metrics.answers import evaluate
 from fairseq_clusterformer.metrics.squad import evaluate_v2
+from fairseq_clusterformer.visual.breakdown import draw_breakdown
 from tests.cli.in_process import QUESTIONS, train, validate
 from tests.cli.qa_data import TYPES, write_questions
 
@@ -105,6 +106,11 @@ def test_breakdown(trained, tmp_path, capsys):
         assert f"{name:>40}  {len(ids):9,}" in printed
     assert scores["by words of the question"].keys() == {"1 to 5"}
     assert scores["by question word"].keys() == {"other"}
+    assert (tmp_path / "breakdown.png").read_bytes().startswith(b"\x89PNG")
+    axes = draw_breakdown(tables).axes
+    heights = [bar.get_height() for bar in axes[2].containers[1]]
+    assert heights == pytest.approx([row["f1"] for row in lengths.values()])
+    assert axes[2].get_xticklabels()[1].get_text() == f"1\n{lengths['1']['questions']}"
 
 
 @pytest.mark.parametrize(

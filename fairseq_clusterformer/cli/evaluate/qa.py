@@ -20,13 +20,13 @@ from pathlib import Path
 
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.outputs import write_text
+from fairseq_clusterformer.outputs import whole_file, write_text
 from fairseq_clusterformer.ranges import Range
 
 from ..common import Parser, add_force, add_model, check_file, check_files, number
 
 #: files in the folder of --out
-WRITTEN = ("predictions.json", "scores.json", "no_answer.json")
+WRITTEN = ("predictions.json", "scores.json", "no_answer.json", "breakdown.png")
 #: of the task
 _OPTIONS = ("max_positions_inference", "document_stride", "max_global_positions")
 _OPTIONS += ("max_answer_length",)
@@ -40,7 +40,10 @@ def _parser() -> Parser:
     add("--out PATH", "the folder for the files")
     add("--gold PATH", "for natural-questions: its files of the split", nargs="+", default=())
     add("--no-answer-threshold F", "for questions that may have no answer", default=0.5)
-    about = "also exact match and F1 by question word, and by length of question and answer"
+    about = (
+        "also exact match and F1 by question word, and by length of question and answer; --out "
+        "then has a picture of them, breakdown.png"
+    )
     add("--breakdown", about)
     add("--batch-size N", "questions at once", default=8)
     add_force(parser)
@@ -88,6 +91,12 @@ def main(arguments: Sequence[str]) -> int:
         for name, content in {**found.files(), "scores.json": scores | tables}.items():
             text = json.dumps(content, ensure_ascii=False) + "\n"
             write_text("--out", args.out / name, text, makes_folder=True, **how)
+        if tables:
+            from fairseq_clusterformer.visual.breakdown import draw_breakdown
+            from fairseq_clusterformer.visual.figure import save
+
+            with whole_file("--out", args.out / "breakdown.png", **how) as path:
+                save(draw_breakdown(tables), path)
     for name, value in scores.items():
         print(f"{name:>40}  {value:.6g}")
     for title, rows in tables.items():
