@@ -282,6 +282,8 @@ def ranked(
     found.sort(key=lambda each: (likeliest not in (None, each.type), -weights.of(each)))
     kept: list[FoundAnswer] = []
     for answer in found:
+        if by_margin and kept and answer.type in ("yes", "no"):  # no guess beside a span
+            continue
         if len(kept) < top and not any(map(answer.overlaps, kept)):
             kept.append(answer)
     if weights.threshold is None:

@@ -6,6 +6,7 @@ import math
 import random
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -212,6 +213,15 @@ def test_one_section_keeps_the_probabilities_of_the_reader() -> None:
     assert ranking.is_answered
     assert ranking.answers[0].around() == ("", "One", " two.")
     assert ranking.answers[0].context == "One two."
+
+
+def test_yes_and_no_are_no_guesses_beside_spans_by_margins() -> None:
+    source = Source("x", "x", ("One two.",))
+    answers = [span(math.log(0.2)), Answer("yes", math.log(0.1)), Answer("no", math.log(0.3))]
+    for short, texts in ((answers[:2], ["One"]), (answers, ["no", "One"])):
+        read = section_read(source, {"short": 0.6, "none": 0.1}, short)
+        read.answers = replace(read.answers, none=math.log(0.1))
+        assert [each.text for each in finding.ranked([read], 9).answers] == texts
 
 
 def test_a_short_file_does_not_win_by_being_short() -> None:
