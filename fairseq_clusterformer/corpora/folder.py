@@ -153,8 +153,8 @@ def _disk_full_told(dest: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         for place in dest.parents:  # of a part, the folder that the user named
-            if (place / _MARK).exists():
-                dest = place.with_name(place.name.removesuffix(".partial"))
+            if place.suffix == ".partial" and (place / _MARK).exists():
+                dest = place.with_suffix("")
         raise bad_option("DEST", dest, "a place to write to", error.strerror) from None
 
 
