@@ -7,7 +7,9 @@
 the newest checkpoint's: its configuration and whole numbers. --ema takes the moving average that
 fairseq-train --store-ema kept, also of one file. Half precision is averaged in float32
 and written in half again. The optimizer's state is left out, because it belongs to no average.
-fairseq-generate and --restore-file take the result as they take any checkpoint.
+fairseq-generate and --restore-file take the result as they take any checkpoint. Of a bundle, or of
+an installed model's name such as reader-en, it makes the checkpoint that fairseq-train
+--finetune-from-model starts from.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from .common import Parser
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer average", description=__doc__)
     add = parser.add
-    add("--inputs PATH", "files, or one folder", nargs="+", required=True)
+    add("--inputs PATH", "files or bundles, or one folder", nargs="+", required=True)
     add("--output PATH", "the file to write", required=True)
     add("--ema", "of each file take the average of --store-ema")
     add("--force", "replace --output if it is there")
@@ -58,18 +60,19 @@ def main(arguments: Sequence[str]) -> int:
 
 def _inputs(args: argparse.Namespace) -> list[Path]:
     from fairseq_clusterformer.inference.average import latest
+    from fairseq_clusterformer.inference.bundle import is_bundle
 
     numbered = "--num-epoch-checkpoints or --num-update-checkpoints"
     by_update = args.num_update_checkpoints is not None
     count = args.num_update_checkpoints if by_update else args.num_epoch_checkpoints
-    folders = [path for path in args.inputs if path.is_dir()]
+    folders = [path for path in args.inputs if path.is_dir() and not is_bundle(path)]
     if count is not None:
         if len(folders) != 1 or len(args.inputs) != 1:
             given = " ".join(map(str, args.inputs))
             raise bad_option("--inputs", given, f"one folder that exists, with {numbered}")
         return latest(folders[0], count, by_update, args.checkpoint_upper_bound)
     if folders:
-        raise bad_option("--inputs", folders[0], f"files, or one folder with {numbered}")
+        raise bad_option("--inputs", folders[0], f"files or bundles, or one folder with {numbered}")
     if args.checkpoint_upper_bound is not None:
         raise UserError(f"--checkpoint-upper-bound is given; allowed: with {numbered}")
     return args.inputs

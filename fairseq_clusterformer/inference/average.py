@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fairseq_clusterformer.errors import UserError, bad_option
 
+from .bundle import is_bundle, located, read_bundle
 from .load import read_tensors
 
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
@@ -23,6 +24,7 @@ def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
     minus infinity, which a log-sum-exp starts from, is minus infinity.
 
     Args:
+        paths: files that fairseq wrote, folders of bundles, or names of installed models.
         ema: of each checkpoint take the moving average that ``--store-ema`` kept.
 
     Raises:
@@ -34,7 +36,7 @@ def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
     newest: dict = {}
     shapes: dict[str, list[int]] = {}
     for path in paths:
-        state = read_tensors(path, "--inputs")
+        state = _read(path, "--inputs")
         moving = state.get("extra_state", {}).pop("ema", None)
         if ema and moving is None:
             raise bad_option("--ema", "given", "checkpoints of --store-ema", f"{path} has none")
@@ -67,6 +69,16 @@ def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
         mean = (total / len(paths)).to(newest["model"][name].dtype)
         newest["model"][name] = means.setdefault(places[name], mean)
     return newest
+
+
+def _read(path: Path, option: str) -> dict:
+    path = located(path)
+    if not is_bundle(path):
+        return read_tensors(path, option)
+    state = read_bundle(path, option)
+    # what fairseq asks of a checkpoint that --finetune-from-model names
+    state["optimizer_history"][-1] |= {"optimizer_name": "", "lr_scheduler_state": {}}
+    return state | {"args": None, "extra_state": {}}
 
 
 def _updates(state: dict) -> int:
