@@ -60,11 +60,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _inputs(args: argparse.Namespace) -> list[Path]:
     from fairseq_clusterformer.inference.average import latest
-    from fairseq_clusterformer.inference.bundle import is_bundle
+    from fairseq_clusterformer.inference.bundle import is_bundle, located
 
     numbered = "--num-epoch-checkpoints or --num-update-checkpoints"
     by_update = args.num_update_checkpoints is not None
     count = args.num_update_checkpoints if by_update else args.num_epoch_checkpoints
+    args.inputs = [located(path) for path in args.inputs]
     folders = [path for path in args.inputs if path.is_dir() and not is_bundle(path)]
     if count is not None:
         if len(folders) != 1 or len(args.inputs) != 1:
@@ -72,7 +73,9 @@ def _inputs(args: argparse.Namespace) -> list[Path]:
             raise bad_option("--inputs", given, f"one folder that exists, with {numbered}")
         return latest(folders[0], count, by_update, args.checkpoint_upper_bound)
     if folders:
-        raise bad_option("--inputs", folders[0], f"files or bundles, or one folder with {numbered}")
+        raise bad_option(
+            "--inputs", folders[0], f"files or bundles, or one folder with {numbered}"
+        )
     if args.checkpoint_upper_bound is not None:
         raise UserError(f"--checkpoint-upper-bound is given; allowed: with {numbered}")
     return args.inputs

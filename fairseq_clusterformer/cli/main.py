@@ -21,7 +21,7 @@ from .common import harmless
 COMMANDS = {
     "prepare lm": "text for language models: your own, enwik8, WikiText-103",
     "prepare translation": "pairs of sentences: your own, Multi30k, IWSLT14, WMT14",
-    "prepare classification": "labelled texts and pairs: your own, and eleven known data sets",
+    "prepare classification": "labelled texts and pairs: your own, and twenty known data sets",
     "prepare qa": "questions and documents: your own, SQuAD, HotpotQA, and others",
     "prepare keyphrases": "web pages and their keyphrases: OpenKP",
     "vectors": "learn vectors of words from plain text",

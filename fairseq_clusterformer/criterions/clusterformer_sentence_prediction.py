@@ -1,7 +1,9 @@
 """``--criterion clusterformer_sentence_prediction``."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,7 +13,14 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor
 
-from fairseq_clusterformer.metrics import RankingScores, ranking_scores
+from fairseq_clusterformer.metrics import (
+    RankingScores,
+    f1_score,
+    matthews_correlation,
+    pearson_correlation,
+    ranking_scores,
+    spearman_correlation,
+)
 from fairseq_clusterformer.models.options import option
 
 from .clustering_losses import ClusteringLossConfig, ClusteringLosses
@@ -25,22 +34,29 @@ class ClusterformerSentencePredictionConfig(ClusteringLossConfig, FairseqDatacla
 
 
 @dataclass(repr=False)
-class _Candidates:
-    """Ranked pairs among what is logged; progress bars print what they are given."""
+class _Rows:
+    """What a score over all of a split needs, among what is logged; progress bars print it."""
 
-    rows: Tensor  # question, line, score and whether it is right, float64 [n, 4]
+    #: of ranked pairs question, line, score and whether it is right; else prediction and label
+    rows: Tensor  # float64 [n, 4] or [n, 2]
 
     def __repr__(self) -> str:
         return str(len(self.rows))
 
 
 class SentencePredictionCriterion(FairseqCriterion):
-    """Cross-entropy of the classes; accuracy, and where pairs are ranked MAP and MRR by question.
-    Raises ValueError: pairs to rank, and no such label as ``relevant_label``."""
+    """Cross-entropy of the classes, or the squared error of numbers.
+
+    It logs accuracy; of two classes also F1 of the second one and Matthews' correlation, of
+    numbers the correlations of Pearson and Spearman, as GLUE (Wang et al., 2018) has them; and
+    where pairs are ranked, MAP and MRR by question. Raises ValueError: pairs to rank, and no such
+    label as ``relevant_label``.
+    """
 
     def __init__(self, task, relevant_label: str):
         super().__init__(task)
         self.is_ranking = task.is_ranking
+        self.classes = len(task.classes)  # 0: numbers
         if self.is_ranking and relevant_label not in task.classes:
             raise ValueError(
                 f"--relevant-label is {relevant_label}; allowed: {', '.join(task.classes)}"
@@ -50,6 +66,8 @@ class SentencePredictionCriterion(FairseqCriterion):
     def forward(self, model, sample, reduce=True):
         """As fairseq's: (loss, sample size, what to log)."""
         net_output = model(**sample["net_input"])
+        if not self.classes:
+            return self._regress(model, sample, net_output[0].squeeze(1).float(), reduce)
         log_probs = model.get_normalized_probs(net_output, log_probs=True)
         target = model.get_targets(sample, net_output)
         loss = F.nll_loss(log_probs, target, reduction="sum" if reduce else "none")
@@ -61,6 +79,10 @@ class SentencePredictionCriterion(FairseqCriterion):
             "sample_size": size,
             "ncorrect": (log_probs.argmax(1) == target).sum(),
         }
+        if self.classes == 2 and not model.training:
+            found = log_probs.argmax(1)
+            logging_output |= {"found": found.sum(), "right": target.sum()}
+            logging_output["both"] = (found * target).sum()
         if self.is_ranking and not model.training:
             # The odds, for a probability near 1 is 1 in float32, and candidates would tie.
             logits = net_output[0].detach().float()
@@ -68,35 +90,81 @@ class SentencePredictionCriterion(FairseqCriterion):
             score = logits[:, self.relevant] - others.logsumexp(1)
             columns = (sample["question"], sample["id"], score, target == self.relevant)
             rows = torch.stack([column.double().cpu() for column in columns], 1)
-            logging_output["candidates"] = _Candidates(rows)
+            logging_output["candidates"] = _Rows(rows)
         return loss, size, logging_output
+
+    def _regress(self, model, sample, found: Tensor, reduce: bool):
+        target = model.get_targets(sample, None)
+        loss = F.mse_loss(found, target, reduction="sum" if reduce else "none")
+        logging_output = {
+            "loss": loss.detach(),
+            "ntokens": sample["ntokens"],
+            "nsentences": len(target),
+            "sample_size": len(target),
+        }
+        if not model.training:
+            rows = torch.stack([found.detach(), target], 1)
+            logging_output["regressed"] = _Rows(rows.double().cpu())
+        return loss, len(target), logging_output
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:
         """Aggregate logging outputs from data parallel training."""
         size = sum(log.get("sample_size", 0) for log in logging_outputs)
         loss = sum(log.get("loss", 0) for log in logging_outputs)
-        correct = sum(log.get("ncorrect", 0) for log in logging_outputs)
-        metrics.log_scalar("loss", loss / size / math.log(2), size, round=3)
-        metrics.log_scalar("accuracy", 100.0 * correct / size, size, round=2)
-        rows = [log["candidates"].rows for log in logging_outputs if "candidates" in log]
-        if rows:
-            # A question's candidates may lie in several batches and on several workers, and a
-            # mean over batches is no mean over questions: all are kept, and ranked at the end.
-            metrics.log_concat_tensor("_candidates", torch.cat(rows))
-            metrics.log_derived("map", lambda meters: round(_ranking(meters)[0], 4))
-            metrics.log_derived("mrr", lambda meters: round(_ranking(meters)[1], 4))
+        if any("ncorrect" in log for log in logging_outputs):
+            correct = sum(log.get("ncorrect", 0) for log in logging_outputs)
+            metrics.log_scalar("loss", loss / size / math.log(2), size, round=3)
+            metrics.log_scalar("accuracy", 100.0 * correct / size, size, round=2)
+            if any("both" in log for log in logging_outputs):
+                metrics.log_scalar_sum("_size", size)
+                for name in ("found", "right", "both"):
+                    metrics.log_scalar_sum(f"_{name}", sum(log[name] for log in logging_outputs))
+                metrics.log_derived("f1", partial(_of_counts, score=f1_score))
+                metrics.log_derived("mcc", partial(_of_counts, score=matthews_correlation))
+        else:
+            metrics.log_scalar("loss", loss / size, size, round=3)
+        # A question's candidates may lie in several batches and on several workers, and a mean
+        # over batches is no F1, correlation or mean over questions: all rows are kept.
+        for kind, scores in _SCORES.items():
+            rows = [log[kind].rows for log in logging_outputs if kind in log]
+            if rows:
+                metrics.log_concat_tensor(f"_{kind}", torch.cat(rows))
+                for name, score in scores.items():
+                    metrics.log_derived(name, partial(_scored, kind=kind, score=score))
 
     def logging_outputs_can_be_summed(self) -> bool:
-        """Not those with candidates: workers send them one by one."""
-        return self.training or not self.is_ranking
+        """Not those with rows: workers send them one by one."""
+        return self.training or not (self.is_ranking or self.classes == 0)
 
 
-def _ranking(meters) -> RankingScores:
-    question, line, score, relevant = meters["_candidates"].tensor.numpy().T
-    if np.isnan(score).any():  # of a model that diverged: logged, as its loss is
-        return RankingScores(math.nan, math.nan, 0)
+def _of_counts(meters, *, score: Callable[..., float]) -> float:
+    counts = (meters[f"_{name}"].sum for name in ("size", "found", "right", "both"))
+    return round(100 * score(*map(int, counts)), 2)
+
+
+def _scored(meters, *, kind: str, score: Callable[..., float]) -> float:
+    columns = meters[f"_{kind}"].tensor.numpy().T
+    if np.isnan(columns).any():  # of a model that diverged: logged, as its loss is
+        return math.nan
+    return round(score(*columns), 4)
+
+
+def _ranking(question, line, score, relevant) -> RankingScores:
     return ranking_scores(question, score, relevant, line.astype(int))
+
+
+#: of each kind of rows the scores that are logged; those of GLUE in percent
+_SCORES = {
+    "candidates": {
+        "map": lambda *columns: _ranking(*columns)[0],
+        "mrr": lambda *columns: _ranking(*columns)[1],
+    },
+    "regressed": {
+        "pearson": lambda found, right: 100 * pearson_correlation(found, right),
+        "spearman": lambda found, right: 100 * spearman_correlation(found, right),
+    },
+}
 
 
 @register_criterion(

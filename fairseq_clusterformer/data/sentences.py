@@ -20,7 +20,7 @@ class SentenceDataset(BySize):
 
     Args:
         texts: one binarised data set, or two of equal length; with ``</s>`` at the end or without.
-        labels: classes, int64 [n].
+        labels: classes, int64 [n]; or numbers, float32 [n].
         dictionary: of the texts.
         pair_form: of :data:`PAIR_FORMS`.
         max_positions: tokens of a sequence.
@@ -75,8 +75,8 @@ class SentenceDataset(BySize):
         return {"id": index, "sequences": [torch.cat([start, a, end, b, end])]}
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch: ``src_tokens`` and of siamese pairs ``pair_tokens``, int64 [B, N]; ``target``
-        and, where pairs are ranked, ``question``, int64 [B]."""
+        """A batch: ``src_tokens`` and of siamese pairs ``pair_tokens``, int64 [B, N]; ``target``,
+        of the labels, [B]; and, where pairs are ranked, ``question``, int64 [B]."""
         if not samples:
             return {}
         ids = torch.tensor([sample["id"] for sample in samples])

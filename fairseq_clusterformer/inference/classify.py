@@ -63,6 +63,9 @@ class Classifier(Pretrained):
     def __init__(self, loaded: Loaded, **options) -> None:
         super().__init__(loaded, **options)
         self._task = loaded.task
+        if not loaded.task.classes:
+            problem = "its labels are numbers (--regression-target)"
+            raise bad_option("--checkpoint", loaded.folder, "a classifier of labels", problem)
         self.labels: list[str] = loaded.task.classes
         self.is_pair: bool = loaded.task.is_pair
         self._words = _word_splitter(loaded.folder)

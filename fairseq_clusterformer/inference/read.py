@@ -280,7 +280,12 @@ class Reader(Pretrained):
         if self._structure is None:
             problem = f"the model is a {self.loaded.cfg.model._name}"
             raise bad_option("--candidates", ", ".join(candidates), allowed, problem)
-        names = {text: self._splitter.symbols(text) for text in candidates}
+        shown = ascii(list(candidates))
+        candidates = [text.strip() for text in candidates]
+        try:
+            names = {text: self._splitter.symbols(text) for text in candidates}
+        except UnicodeEncodeError:
+            raise bad_option("--candidates", shown, "texts", "no Unicode") from None
         if len(names) < 2 or not all(map(len, names.values())):
             raise bad_option("--candidates", list(candidates), "two different texts or more")
         return names

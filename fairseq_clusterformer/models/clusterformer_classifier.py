@@ -1,4 +1,5 @@
-"""``--arch clusterformer_classifier``: classes of texts and of pairs, by a clustered encoder."""
+"""``--arch clusterformer_classifier``: classes of texts and of pairs, or a number for each (a
+regression), by a clustered encoder."""
 
 import logging
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class ClusterformerClassifier(EncoderOnlyModel):
             nn.Linear(inputs, hidden),
             nn.Tanh(),
             nn.Dropout(args.classifier_dropout),
-            nn.Linear(hidden, len(task.classes)),
+            nn.Linear(hidden, len(task.classes) or 1),
         )
         if args.freeze_word_vectors:
             self.encoder.embed_tokens.weight.requires_grad = False
@@ -100,8 +101,8 @@ class ClusterformerClassifier(EncoderOnlyModel):
             return_all_hiddens: also return what each layer gives of ``src_tokens``.
 
         Returns:
-            Logits [B, classes]; the reports of the encoder's layers and its ``encoder_states``,
-            [N, B, D] each.
+            Logits [B, classes], or of a regression numbers [B, 1]; the reports of the encoder's
+            layers and its ``encoder_states``, [N, B, D] each.
         """
         features, out = self._encode(src_tokens, return_all_hiddens)
         reports = out["reports"]

@@ -60,8 +60,11 @@ def segments(sample: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def _in_segments(step: Callable[[dict], Result], sample: dict, model: nn.Module) -> Result:
-    """Sums of what a step returns for each segment."""
+def _in_segments(
+    step: Callable[[dict], Result], sample: dict, model: nn.Module, per_row: bool
+) -> Result:
+    """Sums of what a step returns for each segment; ``per_row``: a loss counts by rows, of which
+    each segment has the same (``--sentence-avg``)."""
     size = getattr(model, "truncated_bptt", 0)
     if not size or not sample or sample["net_input"]["src_tokens"].size(1) <= size:
         return step(sample)
@@ -76,16 +79,24 @@ def _in_segments(step: Callable[[dict], Result], sample: dict, model: nn.Module)
     losses, sizes, logged = zip(*results, result(last), strict=True)
     total = {name: sum(log[name] for log in logged) for name in logged[0]}
     total["nsentences"] = logged[0]["nsentences"]  # of the same rows
-    return sum(losses), sum(sizes), total
+    if per_row:
+        total["sample_size"] = logged[0]["sample_size"]
+    return sum(losses), sizes[0] if per_row else sum(sizes), total
 
 
 @wraps(LanguageModelingTask, "train_step")
-def train_step(step, self, sample, model, *args, **kwargs) -> Result:
+def train_step(step, self, sample, model, criterion, *args, **kwargs) -> Result:
     """As fairseq's, by segments if the model says so."""
-    return _in_segments(lambda part: step(self, part, model, *args, **kwargs), sample, model)
+    per_row = getattr(criterion, "sentence_avg", False)
+    return _in_segments(
+        lambda part: step(self, part, model, criterion, *args, **kwargs), sample, model, per_row
+    )
 
 
 @wraps(LanguageModelingTask, "valid_step")
-def valid_step(step, self, sample, model, *args, **kwargs) -> Result:
+def valid_step(step, self, sample, model, criterion, *args, **kwargs) -> Result:
     """Likewise."""
-    return _in_segments(lambda part: step(self, part, model, *args, **kwargs), sample, model)
+    per_row = getattr(criterion, "sentence_avg", False)
+    return _in_segments(
+        lambda part: step(self, part, model, criterion, *args, **kwargs), sample, model, per_row
+    )

@@ -28,7 +28,10 @@ class ClusterformerSentenceConfig(DataOptions):
     """Options; the data is a folder as for fairseq's ``sentence_prediction``."""
 
     num_classes: int = option(
-        0, "number of classes; 0: the number in the labels' dictionary", at_least=0
+        0, "number of classes; 0: as many as the labels' dictionary has", at_least=0
+    )
+    regression_target: bool = option(
+        False, "a label is a number, in label/SPLIT.label, as fairseq's sentence_prediction has it"
     )
     pair_form: str = option(
         "joined",
@@ -47,7 +50,7 @@ class ClusterformerSentenceTask(OwnModels):
     """Texts or pairs with a label each; pairs with a question each are ranked as well.
 
     Attributes:
-        classes: the labels, in the order of the labels' dictionary.
+        classes: the labels, in the order of the labels' dictionary; none: a label is a number.
         is_pair: whether there are two texts a sample.
         is_siamese: whether they are two sequences.
         is_ranking: whether each pair belongs to a question.
@@ -56,12 +59,12 @@ class ClusterformerSentenceTask(OwnModels):
     name, model, criterion = "clusterformer_sentence", ClusterformerClassifier, FairseqCriterion
 
     def __init__(
-        self, cfg: ClusterformerSentenceConfig, dictionary: Dictionary, labels: Dictionary
+        self, cfg: ClusterformerSentenceConfig, dictionary: Dictionary, labels: Dictionary | None
     ):
         super().__init__(cfg, dictionary)
         folder = shard_of(cfg.data)
         self.label_dictionary = labels
-        self.classes = labels.symbols[labels.nspecial :]
+        self.classes = labels.symbols[labels.nspecial :] if labels else []
         self.is_pair = (folder / "input1").is_dir()
         self.is_siamese = self.is_pair and cfg.pair_form == "siamese"
         self.is_ranking = (folder / "group").is_dir()
@@ -80,14 +83,20 @@ class ClusterformerSentenceTask(OwnModels):
                     "one dictionary for both texts of a pair"
                 )
         dictionary.add_symbol("<mask>")  # where fairseq's task masked_lm adds it
-        for name in ("input0", "label"):
-            check_shards(cfg.data, f"{name}/dict.txt")
-        task = cls(cfg, dictionary, _read_labels(folder / "label"))
+        check_shards(cfg.data, "input0/dict.txt")
+        labels = None
+        if not cfg.regression_target:
+            if not (folder / "label/dict.txt").is_file() and any(folder.glob("label/*.label")):
+                raise ValueError(
+                    f"{folder}/label holds numbers; allowed: with --regression-target"
+                )
+            check_shards(cfg.data, "label/dict.txt")
+            labels = _read_labels(folder / "label")
+        task = cls(cfg, dictionary, labels)
         if cfg.num_classes not in (0, len(task.classes)):
-            raise ValueError(
-                f"--num-classes is {cfg.num_classes}; allowed: {len(task.classes)}, the labels of "
-                f"{folder}/label/dict.txt: {_some(task.classes)}"
-            )
+            what = f"the labels of {folder}/label/dict.txt: {_some(task.classes)}"
+            allowed = f"{len(task.classes)}, {what}" if labels else "0, with --regression-target"
+            raise ValueError(f"--num-classes is {cfg.num_classes}; allowed: {allowed}")
         logger.info(f"{len(dictionary)} words, {len(task.classes)} classes")
         return task
 
@@ -101,7 +110,11 @@ class ClusterformerSentenceTask(OwnModels):
             name: _read_binarized(folder / name / split, self.dictionary, combine)
             for name in ("input0", "input1")[: 1 + self.is_pair]
         }
-        labels = _read_binarized(folder / "label" / split, self.label_dictionary, combine)
+        if self.label_dictionary:
+            coded = _read_binarized(folder / "label" / split, self.label_dictionary, combine)
+            labels = self._classes_of(coded, folder / "label" / split)
+        else:
+            labels = _read_numbers(folder / "label" / f"{split}.label")
         counts = {name: len(rows) for name, rows in {**texts, "label": labels}.items()}
         questions = None
         if self.is_ranking:
@@ -114,7 +127,7 @@ class ClusterformerSentenceTask(OwnModels):
             )
         dataset = SentenceDataset(
             list(texts.values()),
-            self._classes_of(labels, folder / "label" / split),
+            labels,
             self.dictionary,
             pair_form=self.cfg.pair_form,
             max_positions=self.cfg.max_positions,
@@ -172,6 +185,23 @@ def _read_binarized(path: Path, dictionary: Dictionary, combine: bool):
             f"{path}.bin, {path}.idx: no such files; allowed: what fairseq-preprocess writes"
         )
     return dataset
+
+
+def _read_numbers(path: Path) -> Tensor:
+    """A label that is a number of each line, float32 [n]."""
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path}: no such file; allowed: a number a line, or no --regression-target"
+        )
+    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        labels = torch.tensor([*map(float, lines)])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; allowed: a number a line") from None
+    if not labels.isfinite().all():
+        number = int(labels.isfinite().int().argmin())
+        raise ValueError(f"{path}: line {number + 1} is {lines[number]}; allowed: a finite number")
+    return labels
 
 
 def _read_questions(path: Path) -> Tensor:

@@ -608,3 +608,80 @@ def test_a_tokenizer_says_the_words(tmp_path, capsys):
     assert prepare(*words[:3], "--tokenizer", tmp_path / "bad.json", "--force") == 1
     assert "bad.json: is no tokenizer.json" in one_line(capsys)
     assert prepare(*words, "--max-length", "6") == 0  # is there already
+
+
+GLUE = {
+    "cola": ("CoLA", "", "gj04\t{label}\t*\tA text of {n}.", "01"),
+    "sst2": ("SST-2", "sentence\tlabel\n", "a text of {n} \t{label}", "01"),
+    "mrpc": (
+        "MRPC",
+        "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n",
+        "{label}\t1\t2\tA {n}\tB",
+        "01",
+    ),
+    "qqp": (
+        "QQP",
+        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n",
+        "{n}\t1\t2\tA {n}\tB?\t{label}",
+        "01",
+    ),
+    "stsb": (
+        "STS-B",
+        "index\tgenre\tsentence1\tsentence2\tscore\n",
+        "{n}\tnews\tA {n}\tB\t{label}",
+        ("0.25", "5.000"),
+    ),
+    "mnli": (
+        "MNLI",
+        "index\tsentence1\tsentence2\tlabel1\tgold_label\n",
+        "{n}\tA {n}\tB\tneutral\t{label}",
+        ("neutral", "entailment"),
+    ),
+    "qnli": (
+        "QNLI",
+        "index\tquestion\tsentence\tlabel\n",
+        "{n}\tA {n}?\tB\t{label}",
+        ("entailment", "not_entailment"),
+    ),
+    "rte": (
+        "RTE",
+        "index\tsentence1\tsentence2\tlabel\n",
+        "{n}\tA {n}\tB\t{label}",
+        ("entailment", "not_entailment"),
+    ),
+    "wnli": ("WNLI", "index\tsentence1\tsentence2\tlabel\n", "{n}\tA {n}\tB\t{label}", "01"),
+}
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_glue(name, tmp_path):
+    """Ten records in the official format."""
+    folder, header, form, labels = GLUE[name]
+    rows = "\n".join(form.format(n=n, label=labels[n % 2]) for n in range(10)) + "\n"
+    splits = ("dev_matched", "dev_mismatched") if name == "mnli" else ("dev",)
+    for split in ("train", *splits):
+        write(tmp_path / "source" / folder / f"{split}.tsv", header + rows)
+    if name == "qqp":  # the official file has lines that are broken
+        write(tmp_path / "source/QQP/train.tsv", header + "9\tbroken\n" + rows)
+    assert run(name, tmp_path) == 0
+    made = json.loads((tmp_path / "dest" / name / "data.json").read_text())
+    parts = dict(zip(("valid", "test"), splits, strict=False))
+    assert {split: of["examples"] for split, of in made["splits"].items()} == dict.fromkeys(
+        ("train", *parts), 10
+    )
+    assert made["parts"]["train"].get("dropped: no gold label", 0) == (name == "qqp")
+    if name == "stsb":
+        assert made["classes"] == []
+        assert made["splits"]["train"]["label"] == {"least": 0.25, "mean": 2.625, "most": 5.0}
+        numbers = (tmp_path / "dest/stsb/label/valid.label").read_text().split()
+        assert numbers == ["0.25", "5.0"] * 5
+    else:
+        assert set(labels) <= set(made["classes"])
+
+
+def test_a_number_that_is_none(tmp_path, capsys):
+    header, row = GLUE["stsb"][1], "1\tnews\tA\tB\t{}\n"
+    write(tmp_path / "source/STS-B/dev.tsv", header + row.format(1))
+    write(tmp_path / "source/STS-B/train.tsv", header + row.format("nan"))
+    assert run("stsb", tmp_path) == 1
+    assert "label is 'nan'; allowed: a number" in one_line(capsys)

@@ -56,6 +56,15 @@ def test_segments(task, sample, size, sizes):
         assert gradient.any(), name
 
 
+def test_losses_that_count_by_rows(task, sample):
+    """``--sentence-avg``: segments of the same rows are no more rows."""
+    model, criterion = make_lm(attention=SPEC), make_criterion()
+    criterion.sentence_avg = True
+    model.truncated_bptt = 13
+    loss, size, logged = task.valid_step(sample, model, criterion)
+    assert size == logged["sample_size"] == logged["nsentences"] == 2
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

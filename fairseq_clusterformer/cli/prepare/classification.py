@@ -1,4 +1,4 @@
-"""Prepare labelled texts and pairs for fairseq: your own, or one of eleven known data sets.
+"""Prepare labelled texts and pairs for fairseq: your own, or one of twenty known data sets.
 
 The folder that is made holds ``input0`` (for pairs also ``input1``) and ``label``. Each has a
 ``dict.txt``, and ``train``, ``valid`` and ``test`` as ``.bin`` and ``.idx``. fairseq's

@@ -203,9 +203,14 @@ def _write_folder(
             words, size=settings.vocabulary_size, min_count=settings.min_count, multiple=1
         )
         size = {"size": len(dictionary), "words in train": len(words) - 1}  # </s> is counted too
-    labels = binarize.symbol_dictionary(corpus.classes)
     coded = {name: (dictionary, WordCoding(dictionary).items) for name in inputs}
-    coded["label"] = labels, partial(_label_items, dictionary=labels)
+    if corpus.classes:
+        labels = binarize.symbol_dictionary(corpus.classes)
+        coded["label"] = labels, partial(_label_items, dictionary=labels)
+    else:  # numbers, in the files that fairseq's sentence_prediction reads
+        (out / "label").mkdir()
+        for file in texts.glob("*.label"):
+            file.rename(out / "label" / file.name)
     for name, (symbols, items) in coded.items():
         (out / name).mkdir(parents=True)
         files = {split: texts / f"{split}.{name}" for split in SPLITS}
@@ -227,6 +232,12 @@ def _label_items(text: Path, dictionary: "Dictionary") -> Iterator["torch.Tensor
             yield torch.tensor([dictionary.indices[line.strip()]])
 
 
+def _spread(labels: Counter) -> dict[str, float]:
+    """Least, mean and largest of labels that are numbers."""
+    numbers = sorted(map(float, labels.elements()))
+    return {"least": numbers[0], "mean": sum(numbers) / len(numbers), "most": numbers[-1]}
+
+
 def _describe(
     corpus: LabelledCorpus, parts: dict[str, TokenisedPart], dealt: Dealt
 ) -> dict[str, dict]:
@@ -245,6 +256,7 @@ def _describe(
         facts[split] = {
             "examples": len(examples),
             "classes": {name: labels[name] for name in corpus.classes},
+            **({} if corpus.classes else {"label": _spread(labels)}),
             "distinct": len({part.texts[index] for part, index in examples}),
         }
         if split != "train":

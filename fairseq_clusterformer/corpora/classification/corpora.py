@@ -26,7 +26,7 @@ class LabelledCorpus:
     """A data set to prepare."""
 
     name: str  # as in the command
-    labels: dict[str, str]  # the class of each label in its files, in the order of the classes
+    labels: dict[str, str]  # the class of each label in its files, in order; none: numbers
     files: dict[str, tuple[Path, ...]]  # of "train", "valid" and "test", some of these, or "all"
     read: Callable[..., Iterator[LabelledText]]  # yields the examples of a part's files
     inputs: int = 1  # texts of an example, 1 or 2
@@ -40,7 +40,7 @@ class LabelledCorpus:
 
     @property
     def classes(self) -> list[str]:
-        """The classes, each once, in the order of their indices."""
+        """The classes, each once, in the order of their indices; none: labels are numbers."""
         return list(dict.fromkeys(self.labels.values()))
 
 
@@ -84,6 +84,13 @@ def _pairs(labels: dict[str, str], *forms: Form, **facts) -> dict:
     return {"forms": forms, "labels": labels, "inputs": 2, **facts}
 
 
+def _glue(folder: str, read: Callable, *published: int, **facts) -> dict:
+    """A task of GLUE, which has no labels for its test sets."""
+    names = facts.pop("names", {"train": "train", "valid": "dev"})
+    form = Form(_each(f"{folder}/{{}}.tsv", **names), read, published)
+    return {"forms": [form], "labels": _BINARY, "inputs": 2, **facts}
+
+
 def _columns(label: str, *texts: str, **how) -> Callable:
     return partial(read_table, label=label, texts=texts, **how)
 
@@ -102,6 +109,13 @@ _read_quora_parts = _columns("label", "text1", "text2", names=("label", "text1",
 _read_sick = _columns("entailment_judgment", "sentence_A", "sentence_B")
 _read_wikiqa = _columns("Label", "Question", "Sentence", group="QuestionID")
 _read_msrp = _columns("Quality", "#1 String", "#2 String")
+_read_cola = _columns("label", "text", names=("source", "label", "mark", "text"))
+_read_glue = _columns("label", "sentence1", "sentence2")
+_read_stsb = _columns("score", "sentence1", "sentence2")
+_read_mnli = _columns("gold_label", "sentence1", "sentence2")
+_read_qqp = _columns("is_duplicate", "question1", "question2", drops=True)
+_MNLI_PARTS = {"train": "train", "valid": "dev_matched", "test": "dev_mismatched"}
+_ENTAILED = _same("entailment", "not_entailment")
 _TOKENISED = {"tokenised": True}
 
 #: of each data set the forms that it is looked for in, and its facts
@@ -148,6 +162,19 @@ CORPORA: dict[str, dict] = {
         Form(_each("msr_paraphrase_{}.txt", **_TWO), _read_msrp, (4_076, 1_725)),
         _aligned(4_076, 1_725, **_TWO),
     ),
+    "cola": _glue("CoLA", _read_cola, 8_551, 1_043, inputs=1),
+    "sst2": _glue("SST-2", _columns("label", "sentence"), 67_349, 872, inputs=1),
+    "mrpc": _glue("MRPC", _read_msrp, 3_668, 408),
+    "stsb": _glue("STS-B", _read_stsb, 5_749, 1_500, labels={}),
+    "qqp": _glue("QQP", _read_qqp, 363_846, 40_430),
+    "mnli": _glue(  # test: the mismatched pairs
+        "MNLI", _read_mnli, 392_702, 9_815, 9_832, labels=_same(*_NLI), names=_MNLI_PARTS
+    ),
+    "qnli": _glue(
+        "QNLI", _columns("label", "question", "sentence"), 104_743, 5_463, labels=_ENTAILED
+    ),
+    "rte": _glue("RTE", _read_glue, 2_490, 277, labels=_ENTAILED),
+    "wnli": _glue("WNLI", _read_glue, 635, 71),
 }
 NO_VALID = ("20news", "msrp")
 

@@ -57,9 +57,11 @@ def read_table(
     delimiter: str = "\t",
     quoted: bool = False,
     encoding: str = "utf-8",
+    drops: bool = False,
 ) -> Iterator[LabelledText]:
     """Yield the examples of lines of columns, given the names of those that hold label, texts and
-    group, and of all columns in order (None: the first line of each file has them)."""
+    group, and of all columns in order (None: the first line of each file has them). A line with
+    another number of columns `drops` out as one without a label, or is refused."""
     for path in files:
         columns = names
         for number, row in read_rows(path, delimiter, quoted=quoted, encoding=encoding):
@@ -74,6 +76,8 @@ def read_table(
                 cells = dict(zip(columns, row, strict=True))
                 found = tuple(cells[name] for name in texts)
                 yield LabelledText(cells[label], found, at(path, number), cells.get(group))
+            elif drops:
+                yield LabelledText(None, ("",) * len(texts), at(path, number))
             elif any(cell.strip() for cell in row):
                 raise UserError(
                     f"{at(path, number)}: {len(row)} columns, {short(row)}; allowed: "

@@ -1,6 +1,7 @@
 """Examples become files of tokens, one example per line."""
 
 import contextlib
+import math
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
@@ -46,6 +47,15 @@ def split_words(
     return words, False
 
 
+def _number(label: str) -> str | None:
+    """A label that is a finite number, as Python writes it."""
+    try:
+        number = float(label)
+    except ValueError:
+        return None
+    return str(number) if math.isfinite(number) else None
+
+
 def tokenise(
     corpus: LabelledCorpus,
     part: str,
@@ -70,8 +80,10 @@ def tokenise(
             if example.label is None:
                 counts["dropped: no gold label"] += 1
                 continue
-            if example.label not in corpus.labels:
-                problem = f"label is {example.label!r}; allowed: {some(corpus.labels)}"
+            label = corpus.labels.get(example.label) if corpus.labels else _number(example.label)
+            if label is None:
+                allowed = some(corpus.labels) if corpus.labels else "a number"
+                problem = f"label is {example.label!r}; allowed: {allowed}"
                 raise UserError(f"{example.where}: {problem}")
             if len(example.texts) != corpus.inputs:
                 raise UserError(
@@ -85,7 +97,7 @@ def tokenise(
                 counts["truncated texts"] += is_cut
                 lines.append(" ".join(words))
                 lengths.append(len(words) + 1)
-            result.labels.append(corpus.labels[example.label])
+            result.labels.append(label)
             result.texts.append(key_of("\n".join(lines)))
             row = *lines, example.group, result.labels[-1]
             for out, cell in zip(outs, row, strict=True):

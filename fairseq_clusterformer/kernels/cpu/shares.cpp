@@ -75,7 +75,7 @@ struct Strips {
         norm = std::sqrt(norm);
         factor[i] = 1 / (norm < T(p.smallest) ? T(p.smallest) : norm);
       }
-      for (int e = 0; e < P; e += L) vec(to + e) *= factor[i];
+      for (int e = 0; e < E; e++) to[e] *= factor[i];  // the padding stays 0, whatever x is
     }
     transpose(unit, columns);
     for (int c = 0; c < 2; c++) tops[c] = V{} - INF, lows[c] = V{} + INF;
@@ -175,7 +175,7 @@ struct Strips {
     const int there = std::min<int64_t>(Q, p.length - slot);
     alignas(64) T totals[Q], gradients[Q];
     for (int i = 0; i < Q; i++) {
-      totals[i] = i < there ? *p.log_total.at<T>(row, head, slot + i) : 0;
+      totals[i] = i < there ? *p.log_total.at<T>(row, head, slot + i) : INF;
       gradients[i] = real[i] ? *p.d_log_share.at<T>(row, head, slot + i) : 0;
     }
     // of s_own - log(sum of exp(s)): 1 at the own cluster, less each cluster's share
