@@ -117,6 +117,11 @@ def write_inputs(folder: Path) -> None:
     shutil.copy(folder / "questions.jsonl", folder / "my-questions" / "train.jsonl")
     reviews = [f"{sign} {line}\n" for sign in "01" for line in lines[:60]]
     (folder / "DIR" / "rt-polarity.all").write_text("".join(reviews))
+    (folder / "DIR" / "STS-B").mkdir()
+    scored = [f"{i % 6}\t{line}\t{line[::-1]}\n" for i, line in enumerate(lines)]
+    for name in ("train", "dev"):
+        table = ["score\tsentence1\tsentence2\n", *scored]
+        (folder / "DIR" / "STS-B" / f"{name}.tsv").write_text("".join(table))
     story = "1 Ada moved to the mill.\n2 Bob went to the town.\n3 Where is {}?\t{}\t{}\n"
     told = [story.format(*found) for found in (("Ada", "mill", 1), ("Bob", "town", 2)) * 20]
     for name in ("qa1_train.txt", "qa1_test.txt"):

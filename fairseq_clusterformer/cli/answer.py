@@ -151,6 +151,9 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
         parser.error("there is no document; allowed: --document PATH, or --serve")
     elif not args.question and not args.interactive:
         parser.error("there is no question; allowed: --question TEXT, --interactive or --serve")
+    if args.candidates and (least := args.no_answer_margin):
+        given = f"--candidates and --no-answer-margin {least}"
+        parser.error(f"{given} are given; allowed: one of the two, as a candidate is the answer")
     if (most := args.tokens_at_once) is not None and most < 2:
         parser.error(f"--tokens-at-once is {most}; allowed: 2 or more")
     if args.port > 65_535:
@@ -187,7 +190,7 @@ def _show(question: str, ranking: "Ranking", page: Callable[[str], None] | None)
         _print(ranking.verdict, "The best guesses are:" if ranking.answers else "")
     for place, found in enumerate(ranking.answers, 1):
         before, text, behind = found.around()
-        _print(f"{place}. {text}\n   {confidence(found.probability)}: {found.file}", end="")
+        _print(f"{place}. {found.text}\n   {confidence(found.probability)}: {found.file}", end="")
         if found.paragraph is not None:
             first, last = found.characters
             _print(f", paragraph {found.paragraph + 1}, characters [{first}, {last})", end="")

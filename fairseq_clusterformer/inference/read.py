@@ -20,7 +20,7 @@ from fairseq_clusterformer.corpora.question_answering.records import Paragraph
 from fairseq_clusterformer.data import RECORD, subwords
 from fairseq_clusterformer.data.questions import framed, with_names
 from fairseq_clusterformer.data.structure import Outline
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.stack import ClusteredStack
 
 from ..answers import Logits, ranked_answers, text_mask
@@ -42,6 +42,7 @@ TASK = "clusterformer_qa"
 TOKENS_AT_ONCE = 100_000  # of a document, for a model whose training had no limit
 # passages that are read for a question: by a model that encodes them before, or with the question
 WINDOWS, WINDOWS_WITH_QUESTION = 32, 10
+_BESIDE = 64  # characters beside a passage in which a word that it cuts ends
 IN_A_BATCH = 4096  # tokens of sections that are read together
 
 
@@ -293,23 +294,29 @@ class Reader(Pretrained):
     def _weigh(self, question: Tensor, section: Section, names: dict[str, Tensor]) -> SectionRead:
         """Read a section for a question with candidates."""
         document, paragraphs = section.document, section.paragraphs()
-        own = [(Paragraph("", text), tokens) for _, text, tokens in paragraphs]
         begins, ends = document.characters
         mentions = []
-        for number, paragraph, start, end in mentions_of("", [*names], [each for each, _ in own]):
-            tokens = own[paragraph][1]
+        for _, text, tokens in paragraphs:
             part = slice(tokens.start, tokens.stop)
-            inside = (begins[part] >= 0) & (begins[part] < end) & (ends[part] > start)
-            if len(places := inside.nonzero()[:, 0].tolist()):  # a piece may end before
-                first, last = places[0] + part.start, places[-1] + part.start + 1
-                mentions.append((number, first, last))
+            shown = begins[part] >= 0
+            if not shown.any():
+                continue
+            # the piece alone; characters beside it tell whole words from parts of them
+            cut = max(0, int(begins[part][shown].min()) - _BESIDE)
+            piece = text[cut : int(ends[part].max()) + _BESIDE]
+            for number, _, start, end in mentions_of("", [*names], [Paragraph("", piece)]):
+                start, end = start + cut, end + cut
+                inside = shown & (begins[part] < end) & (ends[part] > start)
+                places = (inside.nonzero()[:, 0] + part.start).tolist()
+                if places and begins[places[0]] <= start and ends[places[-1]] >= end:
+                    mentions.append((number, places[0], places[-1] + 1))
         mentions = torch.tensor(mentions, dtype=torch.int64).view(-1, 3)
         document = replace(document, candidates=[*names], mentions=mentions)
         asked = Outline(document.sentences, names=(*names.values(),), mentions=mentions)
         try:
             structure = self._globals(question, section, asked)
         except ValueError as error:  # no room for so many
-            raise bad_option("--candidates", f"{len(names)}", "fewer", str(error)) from None
+            raise UserError(f"{len(names)} --candidates: {error}") from None
         question = with_names(question, asked.names, self.task.source_dictionary)
         with torch.no_grad():
             rows = question[None].to(self.device)

@@ -20,6 +20,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging import metrics
 from fairseq.logging.progress_bar import SimpleProgressBar
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
@@ -154,6 +155,7 @@ def validate(data: Path, checkpoint: Path, line: str, *more: object) -> dict[str
         printed.clear()
         printed.update(stats)
 
+    metrics.reset()  # of other trainings in this process
     with quiet(), mock.patch.object(SimpleProgressBar, "print", keep):
         given = options.parse_args_and_arch(
             options.get_validation_parser(), words, suppress_defaults=True

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -216,10 +217,22 @@ def test_wikihop_from_its_file_to_an_accuracy(tmp_path, capsys):
         assert found[0].probability > 0.5 > found[1].probability
     place = reader.answer("seat of king", f"It is {item['answer']} here.", **asked)[0]
     assert place.context == f"It is {item['answer']} here."
-    (tmp_path / "a.txt").write_text("It is old.")
+    for most in range(2, 9):  # passages may end within a mention
+        text = text_source(f"It is {item['answer']} here.", "a")
+        index = reader.passages(list(reader.sections(text, most)))
+        for place in reader.ask("seat", index, 3, candidates=item["candidates"]).answers:
+            assert place.paragraph is None or place.around()[1] == place.text
+    (tmp_path / "a.txt").write_text(f"It is old.\n\nIt is {item['answer'].upper()} here.")
     words = ["answer", "--checkpoint", checkpoint, "--data", folder, "--cpu", "--question", "seat"]
     words += ["--document", tmp_path / "a.txt", "--candidates", *item["candidates"]]
-    assert main(list(map(str, words))) == 0
+    assert main([*map(str, words), "--html", str(tmp_path / "page.html")]) == 0
     assert f"1. {item['answer']}\n" in capsys.readouterr().out
+    assert item["answer"].upper() in (tmp_path / "page.html").read_text()
+    assert main([*map(str, words), *map(str, range(5000))]) == 1
+    error = r"5003 --candidates: \d+ global tokens of .*; allowed: \d+ or fewer"
+    assert re.search(error, capsys.readouterr().err)
+    with pytest.raises(SystemExit):
+        main([*map(str, words), "--no-answer-margin", "1"])
+    assert "--candidates and --no-answer-margin 1.0 are given" in capsys.readouterr().err
     with pytest.raises(UserError, match="--candidates is .*; allowed: two different texts"):
         reader.answer("seat", "It is old.", candidates=["one"])
