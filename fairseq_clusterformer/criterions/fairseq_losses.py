@@ -1,5 +1,6 @@
 """fairseq's criterions plus the clustering losses, by the names ``clusterformer_*``."""
 
+import math
 from dataclasses import dataclass
 
 from fairseq.criterions import register_criterion
@@ -10,6 +11,10 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterionConfig,
 )
 from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
+from fairseq.logging import metrics
+from torch.nn.functional import cross_entropy
+
+from fairseq_clusterformer.precision import at_least_float32
 
 from .clustering_losses import ClusteringLossConfig, ClusteringLosses, weight
 
@@ -39,9 +44,39 @@ class ClusterformerMaskedLMLossConfig(ClusteringLossConfig, MaskedLmConfig):
     """Options of fairseq's ``masked_lm``, and the weights of CF22 eq. 17."""
 
 
+class _NextSentenceLoss(MaskedLmLoss):
+    """Cross-entropy of masked words and, of pairs, of whether the second text follows: the sum of
+    both means (Devlin et al. 2019). ``loss`` in the log is that of the words."""
+
+    def forward(self, model, sample, reduce=True):
+        loss, sample_size, log = super().forward(model, sample, reduce=reduce)
+        if "follows" in sample:
+            # `model` is the stand-in of ClusteringLosses, which keeps what it returned
+            logits = at_least_float32(model.net_output[1]["next_sentence"])
+            follows = sample["follows"]
+            ours = cross_entropy(logits, follows, reduction="sum")
+            loss = loss + sample_size * ours / len(follows)
+            log |= {
+                "pairs": len(follows),
+                "next_sentence_loss": ours.detach(),
+                "next_sentence_right": (logits.argmax(-1) == follows).sum(),
+            }
+        return loss, sample_size, log
+
+    @staticmethod
+    def reduce_metrics(logging_outputs) -> None:
+        MaskedLmLoss.reduce_metrics(logging_outputs)
+        if pairs := sum(log.get("pairs", 0) for log in logging_outputs):
+            for name, unit in (("loss", math.log(2)), ("right", 1)):
+                total = sum(log.get(f"next_sentence_{name}", 0) for log in logging_outputs)
+                shown = "next_sentence_" + {"right": "accuracy"}.get(name, name)
+                metrics.log_scalar(shown, total / pairs / unit, pairs, round=3)
+
+
 @register_criterion("clusterformer_masked_lm", dataclass=ClusterformerMaskedLMLossConfig)
-class ClusterformerMaskedLMLoss(ClusteringLosses, MaskedLmLoss):
-    """Cross-entropy of masked words plus the clustering losses."""
+class ClusterformerMaskedLMLoss(ClusteringLosses, _NextSentenceLoss):
+    """Cross-entropy of masked words, and of pairs that of the next sentence, plus the clustering
+    losses."""
 
 
 @dataclass

@@ -13,6 +13,12 @@ from .by_size import BySize
 PAIR_FORMS = ("joined", "siamese")
 
 
+def shortened(first: int, second: int, room: int) -> tuple[int, int]:
+    """The lengths that two texts keep so that both have room; the longer one loses its end."""
+    first = min(first, max(room - second, room - room // 2))
+    return first, min(second, room - first)
+
+
 class SentenceDataset(BySize):
     """Labelled texts ``<s> a </s>``, or pairs: one sequence ``<s> a </s> b </s>`` in the form
     "joined", two in the form "siamese". Long texts lose their end; in a joined pair, the longer
@@ -68,9 +74,7 @@ class SentenceDataset(BySize):
             sequences = [torch.cat([start, text[:most], end]) for text in texts]
             return {"id": index, "sequences": sequences}
         first, second = lengths
-        room = self.max_positions - 3
-        first = min(first, max(room - second, room - room // 2))
-        second = min(second, room - first)
+        first, second = shortened(first, second, self.max_positions - 3)
         a, b = self.texts[0][index][:first], self.texts[1][index][:second]
         return {"id": index, "sequences": [torch.cat([start, a, end, b, end])]}
 

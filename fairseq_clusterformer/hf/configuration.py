@@ -121,6 +121,7 @@ def build_model(config: ClusterformerConfig) -> BaseFairseqModel:
         classes=list(config.id2label or {}),
         is_pair=config.form != "text",
         is_siamese=False,
+        next_sentence=bool(config.task.get("next_sentence")),
     )
     with torch.device("cpu"):
         model = ARCH_MODEL_REGISTRY[config.architecture].build_model(config.namespace(), task)

@@ -110,7 +110,7 @@ class ClusterformerForMaskedLM(_EncoderWithHead):
         return found
 
     def _run(self, tokens: Tensor, wanted: bool) -> tuple[Tensor, dict[str, Any]]:
-        found = self.model.encoder(tokens, return_all_hiddens=wanted)
+        found = self.model.encode(tokens, return_all_hiddens=wanted)
         logits = self.model.lm_head(found["encoder_out"][0].transpose(0, 1))
         return logits, found | {"reports": {"encoder": found["reports"]}}
 

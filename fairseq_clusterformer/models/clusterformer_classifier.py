@@ -14,6 +14,7 @@ from .encoder_only import (
     EncoderOnlyOptions,
     PretrainedOptions,
     masked_mean,
+    segment_embeddings,
     tiny_encoder,
 )
 from .options import option, set_sizes
@@ -60,8 +61,7 @@ class ClusterformerClassifier(EncoderOnlyModel):
         width = args.encoder_embed_dim
         self.segments = None
         if task.is_pair and not task.is_siamese:
-            self.segments = nn.Embedding(2, width)
-            nn.init.normal_(self.segments.weight, std=width**-0.5)
+            self.segments = segment_embeddings(width)
         inputs = 4 * width if task.is_siamese else width
         hidden = args.classifier_hidden_dim or width
         self.classifier = nn.Sequential(
@@ -151,6 +151,14 @@ class ClusterformerClassifier(EncoderOnlyModel):
             self.load_encoder(self.args.pretrained_checkpoint)
         if self.args.pretrained:
             load_pretrained(self, self.args.pretrained)
+
+    def pretrained_parts(self) -> dict[str, str]:
+        """The segments of pairs, and BERT's hidden layer on the first token."""
+        parts = {"segments.weight": "segments.weight"} if self.segments is not None else {}
+        hidden: nn.Linear = self.classifier[1]
+        if self.args.pooling == "first" and hidden.in_features == hidden.out_features:
+            parts |= {f"pooler.{name}": f"classifier.1.{name}" for name in ("weight", "bias")}
+        return parts
 
     @torch.no_grad()
     def _load_word_vectors(self, path: str) -> None:

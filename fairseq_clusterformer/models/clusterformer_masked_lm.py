@@ -1,14 +1,16 @@
 """``--arch clusterformer_masked_lm``: masked words, by a clustered encoder.
 
-It is trained by fairseq's own task ``masked_lm``. CF22 appendix F also trains on next-sentence
-prediction, which is left out: RoBERTa (Liu et al., 2019) found that it does not help.
+It is trained by fairseq's own task ``masked_lm``; or, as in CF22 appendix F, on pairs of texts, by
+``clusterformer_masked_lm --next-sentence``.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta.model import RobertaLMHead
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_clusterformer.clustering import Report
 
@@ -16,6 +18,7 @@ from .encoder_only import (
     EncoderOnlyModel,
     EncoderOnlyOptions,
     PretrainedOptions,
+    segment_embeddings,
     set_epsilon,
     tiny_encoder,
 )
@@ -30,7 +33,11 @@ class ClusterformerMaskedLMConfig(PretrainedOptions, EncoderOnlyOptions):
 
 @register_model("clusterformer_masked_lm", dataclass=ClusterformerMaskedLMConfig)
 class ClusterformerMaskedLM(EncoderOnlyModel):
-    """A clustered encoder and RoBERTa's head, which shares the words' embeddings."""
+    """A clustered encoder and RoBERTa's head, which shares the words' embeddings.
+
+    For pairs it has embeddings of segments, and on the state of ``<s>`` a hidden layer,
+    ``pooler``, and ``next_sentence``, whether the second text follows the first.
+    """
 
     def __init__(self, args, task):
         super().__init__(args, task)
@@ -41,6 +48,11 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
             weight=self.encoder.embed_tokens.weight,
         )
         set_epsilon(self.lm_head, args.layer_norm_eps)
+        self.segments = self.pooler = self.next_sentence = None
+        if getattr(task, "next_sentence", False):
+            self.segments = segment_embeddings(args.encoder_embed_dim)
+            self.pooler = nn.Linear(args.encoder_embed_dim, args.encoder_embed_dim)
+            self.next_sentence = nn.Linear(args.encoder_embed_dim, 2)
 
     def load_initial_weights(self) -> None:
         """Start from what ``--pretrained`` names; raises CheckpointError for files that cannot be
@@ -54,23 +66,43 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
         src_lengths: Tensor | None = None,
         src_id: Tensor | None = None,
         masked_tokens: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, dict[str, list[Report]]]]:
+        segments: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Any]]:
         """Guess words.
 
         Args:
             src_tokens: int64 [B, N].
             src_lengths, src_id: of fairseq's task, ignored.
             masked_tokens: bool [B, N], the places to guess; None: all.
+            segments: of a model of pairs, 1 in the second text and 0 else, int64 [B, N]; None: all
+                of the first.
 
         Returns:
-            Logits [places, words], or [B, N, words] for all; and the reports of the layers.
+            Logits [places, words], or [B, N, words] for all; and the reports of the layers, and of
+            a model of pairs ``next_sentence``, logits of "does not follow" and "follows" [B, 2].
         """
-        x, reports = self.encoded(src_tokens)
-        return self.lm_head(x, masked_tokens), {"reports": {"encoder": reports}}
+        given = () if segments is None else (segments,)
+        x, reports = self.encoded(src_tokens, *given)
+        extra: dict[str, Any] = {"reports": {"encoder": reports}}
+        if self.next_sentence is not None:
+            extra["next_sentence"] = self.next_sentence(self.pooler(x[:, 0]).tanh())
+        return self.lm_head(x, masked_tokens), extra
 
-    def encoded(self, src_tokens: Tensor) -> tuple[Tensor, list[Report]]:
+    def encode(
+        self, tokens: Tensor, segments: Tensor | None = None, return_all_hiddens: bool = False
+    ) -> dict[str, Any]:
+        """What the encoder returns of tokens, int64 [B, N]; arguments as of :meth:`forward`."""
+        more: dict[str, Any] = {"return_all_hiddens": True} if return_all_hiddens else {}
+        if self.segments is not None:
+            segments = torch.zeros_like(tokens) if segments is None else segments
+            more["token_embeddings"] = self.encoder.embed_tokens(tokens) + self.segments(segments)
+        return self.encoder(tokens, **more)
+
+    def encoded(
+        self, src_tokens: Tensor, segments: Tensor | None = None
+    ) -> tuple[Tensor, list[Report]]:
         """States of tokens [B, N, D], and the reports of the layers."""
-        out = self.encoder(src_tokens)
+        out = self.encode(src_tokens, segments)
         return out["encoder_out"][0].transpose(0, 1), out["reports"]
 
 

@@ -127,14 +127,24 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 
     def load_encoder(self, path: str) -> None:
-        """Start from the encoder of ``--pretrained-checkpoint``; the head starts anew."""
+        """Start from the encoder of ``--pretrained-checkpoint``, and from what else of it
+        :attr:`pretrained_parts` names; the head starts anew."""
         option = "--pretrained-checkpoint"
         given = read_checkpoint(option, path)["model"]
         loaded = {name: t for name, t in given.items() if name.startswith(_PRETRAINED)}
-        anew = [name for name in self.state_dict() if not name.startswith(_PRETRAINED)]
+        parts = self.pretrained_parts()
+        loaded |= {parts[name]: tensor for name, tensor in given.items() if name in parts}
+        anew = [name for name in self.state_dict() if name not in loaded]
+        anew = [name for name in anew if not name.startswith(_PRETRAINED)]
         allowed = "a clusterformer_masked_lm of the same sizes, attention and dictionary"
         self.start_from(option, path, loaded, anew, allowed)
-        tell(path, self.state_dict(), loaded, [name for name in given if name not in loaded])
+        left = [name for name in given if parts.get(name, name) not in loaded]
+        tell(path, self.state_dict(), loaded, left)
+
+    def pretrained_parts(self) -> dict[str, str]:
+        """The names of a masked language model's tensors, outside of its encoder, from which
+        others start: its names, and theirs."""
+        return {}
 
     def start_from(
         self, option: str, path: str, loaded: dict[str, Tensor], anew: Iterable[str], allowed: str
@@ -164,6 +174,13 @@ def set_epsilon(module: nn.Module, epsilon: float) -> None:
 def embed_words(args, dictionary: Dictionary) -> nn.Embedding:
     """New embeddings of a dictionary's words, in the width of the encoder."""
     return Embedding(len(dictionary), args.encoder_embed_dim, dictionary.pad())
+
+
+def segment_embeddings(width: int) -> nn.Embedding:
+    """New embeddings of a pair's first and second text."""
+    segments = nn.Embedding(2, width)
+    nn.init.normal_(segments.weight, std=width**-0.5)
+    return segments
 
 
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from scripts.experiments.programs import PLUGIN, fairseq, options_of
 
 BITS = "bits per symbol"
 BESIDES = ("cluster_effective", "cluster_largest", "parts_loss", "parts_accuracy")
+BESIDES += ("next_sentence_loss", "next_sentence_accuracy")
 SAVE_EVERY = 200  # updates, with --keep
 AVERAGE = "average"  # a step of the scoring that has no score
 
@@ -268,9 +269,9 @@ class DistanceTask(AnswersTask):
 
 
 class ClassificationTask(Task):
-    """The test scores of the epoch with the best validation score.
+    """The scores of the epoch with the best validation score.
 
-    The grids have ``valid-subset: valid,test``, so the training's log has both.
+    Where a grid has ``valid-subset: valid,test``, the training's log has both.
     """
 
     needs = "input0"
@@ -287,7 +288,7 @@ class ClassificationTask(Task):
         return {
             "best epoch": best + 1,
             "valid": numbers(valid[best], "valid_"),
-            "test": numbers(test[best], "test_"),
+            "test": numbers(test[best], "test_") if test else {},
             "epochs": [numbers(record, "valid_") for record in valid],
             **super().read(place),
         }

@@ -1,0 +1,160 @@
+"""Pairs of texts, of which the second follows the first or not, with masked words: what BERT
+(Devlin et al. 2019, section 3.1) and CF22 (appendix F) are pre-trained on."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary, FairseqDataset
+from fairseq.data.data_utils import collate_tokens
+from torch import Tensor
+
+from .by_size import BySize
+from .sentences import shortened
+
+
+class NextSentences(BySize):
+    """Pairs ``<s> a </s> b </s>`` from documents of lines.
+
+    A document is read in portions of whole lines, each long enough for a pair. A portion is
+    divided behind one of its lines. Its second half is `b`, or half of the time lines of another
+    document, as many tokens or a little more; always, where a portion is one line. Where it is
+    divided, what follows and what is masked differ between epochs.
+
+    Args:
+        lines: binarised, each with ``</s>`` at its end; an empty one ends a document.
+        dictionary: of the lines, with ``<mask>``.
+        max_positions: tokens of a pair, with its three symbols.
+        guessed: share of the words to guess; special symbols are never among them.
+        kept, replaced: shares of the guessed words that stay, and that become another.
+        seed: of all that is drawn.
+        shuffle: pairs of one length come in a random order.
+
+    Raises:
+        ValueError: lines of fewer than two documents, or a word without room in a pair.
+    """
+
+    def __init__(
+        self,
+        lines: FairseqDataset,
+        dictionary: Dictionary,
+        *,
+        max_positions: int,
+        guessed: float = 0.15,
+        kept: float = 0.1,
+        replaced: float = 0.1,
+        seed: int = 1,
+        shuffle: bool = True,
+    ):
+        self.lines = lines
+        self.dictionary = dictionary
+        self.mask = dictionary.index("<mask>")
+        self.room = max_positions - 3
+        self.guessed, self.kept, self.replaced = guessed, kept, replaced
+        self.seed, self.epoch, self.shuffle = seed, 1, shuffle
+        if self.room < 2:
+            raise ValueError(f"a pair has {max_positions} tokens; allowed: 5 or more")
+
+        sizes = np.asarray(lines.sizes) - 1
+        self._line = np.flatnonzero(sizes)  # the number of each line that has words
+        document = (sizes == 0).cumsum()[self._line]
+        begins = np.flatnonzero(np.diff(document, prepend=-1))
+        if len(begins) < 2:
+            raise ValueError(
+                f"{len(begins)} documents; allowed: two or more, with an empty line between them"
+            )
+        #: tokens before each line, and of all
+        self._before = np.concatenate([[0], sizes[self._line].cumsum()])
+        portions = []
+        for begin, end in zip(begins, [*begins[1:], len(self._line)], strict=True):
+            first = begin
+            while first < end:
+                wanted = self._before[first] + self.room
+                last = min(end, int(np.searchsorted(self._before, wanted)))
+                portions.append((first, last, begin, end))
+                first = last
+        #: lines [first, last) of each portion, and those of its document
+        self._portions = np.array(portions)
+        # an upper bound: what another document adds is known when it is drawn
+        self.sizes = np.full(len(portions), max_positions)
+
+    def __len__(self) -> int:
+        return len(self._portions)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw anew."""
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """``tokens`` with their masks, ``target`` with padding where nothing is guessed, and
+        ``segments``, 1 behind the first ``</s>``, int64 [n]; ``follows``, 1 or 0."""
+        draw = np.random.default_rng((self.seed, self.epoch, index))
+        a, b, follows = self._pair(index, draw)
+        first, second = shortened(len(a), len(b), self.room)
+        (start, end) = (np.array([i]) for i in (self.dictionary.bos(), self.dictionary.eos()))
+        tokens = np.concatenate([start, a[:first], end, b[:second], end])
+        tokens, target = self._masked(tokens, draw)
+        segments = np.arange(len(tokens)) >= first + 2
+        parts = {"tokens": tokens, "target": target, "segments": segments}
+        tensors = {name: torch.from_numpy(part).long() for name, part in parts.items()}
+        return {"id": index, "follows": int(follows), **tensors}
+
+    def _pair(self, index: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Two texts, and whether the second one follows the first."""
+        first, last, begin, end = self._portions[index].tolist()
+        middle = int(draw.integers(first + 1, last)) if last > first + 1 else last
+        a = self._words(first, middle)
+        if middle < last and draw.random() < 0.5:
+            return a, self._words(middle, last), True
+        # of the lines outside of this document
+        other = int(draw.integers(len(self._line) - (end - begin)))
+        other += (end - begin) * (other >= begin)
+        documents = self._portions[:, 3]
+        stop = int(documents[np.searchsorted(documents, other, side="right")])
+        size = max(1, self._before[last] - self._before[middle]) if middle < last else self.room
+        wanted = self._before[other] + size
+        return a, self._words(other, min(stop, int(np.searchsorted(self._before, wanted)))), False
+
+    def _words(self, first: int, last: int) -> np.ndarray:
+        """The tokens of lines [first, last) that follow each other in a document."""
+        return np.concatenate([self.lines[i][:-1].numpy() for i in self._line[first:last]])
+
+    def _masked(
+        self, tokens: np.ndarray, draw: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        special = self.dictionary.nspecial
+        places = np.flatnonzero(tokens >= special)
+        places = draw.permutation(places)[: max(1, round(self.guessed * len(places)))]
+        target = np.full_like(tokens, self.dictionary.pad())
+        target[places] = tokens[places]
+        fate = draw.random(len(places))
+        tokens = tokens.copy()
+        tokens[places[fate >= self.kept + self.replaced]] = self.mask
+        others = places[(fate >= self.kept) & (fate < self.kept + self.replaced)]
+        drawn = draw.integers(special, len(self.dictionary) - 1, len(others))
+        tokens[others] = drawn + (drawn >= self.mask)
+        return tokens, target
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch: ``src_tokens``, ``segments`` and ``target``, int64 [B, N], and ``follows``,
+        int64 [B]."""
+        if not samples:
+            return {}
+
+        def padded(name: str, value: int) -> Tensor:
+            return collate_tokens([sample[name] for sample in samples], value)
+
+        pad = self.dictionary.pad()
+        lengths = torch.tensor([len(sample["tokens"]) for sample in samples])
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "net_input": {
+                "src_tokens": padded("tokens", pad),
+                "src_lengths": lengths,
+                "segments": padded("segments", 0),
+            },
+            "target": padded("target", pad),
+            "follows": torch.tensor([sample["follows"] for sample in samples]),
+            "nsentences": len(samples),
+            "ntokens": int(lengths.sum()),
+        }

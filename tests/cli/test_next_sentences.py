@@ -1,0 +1,105 @@
+"""Pre-training on pairs of texts by fairseq's commands, and a classifier that starts from it."""
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_clusterformer import load
+from tests.cli.in_process import CLASSIFICATION, Run, load_state, train, validate
+from tests.cli.sentence_data import binarize
+from tests.cli.tasks import MASKED, last
+from tests.corpora.commands import run
+
+LINE = MASKED.replace("--task masked_lm", "--task clusterformer_masked_lm")
+PAIRS = f"{LINE} --next-sentence --attention-window 32 --sample-break-mode none --batch-size 16"
+TOPICS = ("one two three four", "red green blue black", "cat dog cow hen", "iron gold tin lead")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of six sentences on one topic each."""
+    folder, draw = tmp_path_factory.mktemp("pairs"), random.Random(1)
+    (folder / "text").mkdir()
+    for split, number in (("train", 120), ("valid", 40), ("test", 4)):
+        lines = []
+        for i in range(number):
+            words = TOPICS[i % 4].split()
+            lines += [" ".join(draw.choices(words, k=4)) for _ in range(6)]
+            lines.append("##")
+        (folder / "text" / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    options = "--words --sentences --document-separator ##"
+    assert run("prepare lm text", folder / "text", folder / "data", options) == 0
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def learned(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
+    folder = tmp_path_factory.mktemp("learned")
+    return folder, train(data, f"{PAIRS} --max-update 220 --lr 0.01 --dropout 0", folder)
+
+
+def test_it_learns_what_follows(data, learned):
+    """Another document has the same topic a quarter of the time."""
+    folder, told = learned
+    assert told.updates[0]["pairs"] == 16
+    task = "--task clusterformer_masked_lm --valid-subset valid --batch-size 16"
+    printed = validate(data, last(folder), task)
+    assert printed["next_sentence_accuracy"] > 0.8
+    assert 0 < printed["next_sentence_loss"] < 0.7
+    assert printed["loss"] < 2.2  # bits; the four words of a topic, or a special symbol
+
+
+def test_a_classifier_of_pairs_starts_from_it(data, learned, tmp_path):
+    folder, _ = learned
+    for side in ("input0", "input1"):
+        lines = {"train": ["red blue"] * 8, "valid": ["cat hen"] * 8, "test": ["a"]}
+        binarize(tmp_path / "data" / side, lines, dictionary=data / "dict.txt")
+    labels = {"train": ["x", "y"] * 4, "valid": ["x", "y"] * 4, "test": ["x"]}
+    binarize(tmp_path / "data" / "label", labels)
+    line = f"{CLASSIFICATION} --max-update 1 --lr 0 --optimizer sgd --max-positions 32"
+    line += " --pair-form joined --pooling first --attention-window 32"
+    train(tmp_path / "data", line, tmp_path / "out", "--pretrained-checkpoint", last(folder))
+    given, now = (load_state(path)["model"] for path in (last(folder), last(tmp_path / "out")))
+    for theirs, ours in (
+        ("segments.weight", "segments.weight"),
+        ("pooler.weight", "classifier.1.weight"),
+        ("pooler.bias", "classifier.1.bias"),
+        ("encoder.layers.1.fc1.weight", "encoder.layers.1.fc1.weight"),
+    ):
+        assert torch.equal(given[theirs], now[ours])
+
+
+def test_states_are_of_the_first_text(data, learned):
+    """`encode` is the encoder with the first text's segment."""
+    folder, _ = learned
+    model = load(last(folder), data=data)
+    tokens = model.loaded.task.dictionary.encode_line("red blue", add_if_not_exist=False)
+    tokens = torch.cat([torch.tensor([0]), tokens.long()])
+    inner = model.model.eval()
+    embedded = inner.encoder.embed_tokens(tokens[None]) + inner.segments.weight[0]
+    wanted = inner.encoder(tokens[None], token_embeddings=embedded)["encoder_out"][0][:, 0]
+    (found,) = model.encode(["red blue"])
+    torch.testing.assert_close(torch.as_tensor(found), wanted.detach(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ("--criterion masked_lm", "--criterion is masked_lm; allowed: clusterformer_masked_lm"),
+        ("--mask-multiple-length 2", "--mask-multiple-length is 2; allowed: 1, or no --next-"),
+        ("--tokens-per-sample 4", "--tokens-per-sample is 4; allowed: 5 or more with --next-"),
+    ],
+)
+def test_refused_options(more, error, data, tmp_path, no_update):
+    with pytest.raises(ValueError, match=error):
+        train(data, f"{PAIRS} {more}", tmp_path)
+
+
+def test_another_architecture_is_refused(data, tmp_path, no_update):
+    line = re.sub(" --attention-window \\d+", "", PAIRS)
+    line = line.replace("--arch clusterformer_masked_lm", "--arch etc_masked_lm --radius 4")
+    with pytest.raises(ValueError, match="--arch is etc_masked_lm; allowed: clusterformer_masked"):
+        train(data, line, tmp_path)

@@ -1,0 +1,126 @@
+"""Pairs of texts, of which the second follows the first or not."""
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_clusterformer.data.next_sentences import NextSentences
+
+DOCUMENTS, LINES, WORDS = 6, 5, 4
+
+
+class Lines(list):
+    """As fairseq's indexed data."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.array([len(line) for line in self])
+
+
+@pytest.fixture(scope="module")
+def dictionary() -> Dictionary:
+    """A word says where it stands: document, line, place."""
+    dictionary = Dictionary()
+    for number in range(DOCUMENTS * LINES * WORDS):
+        dictionary.add_symbol(str(number))
+    dictionary.add_symbol("<mask>")
+    return dictionary
+
+
+def lines_of(dictionary: Dictionary, lines: int = LINES) -> Lines:
+    found, eos = Lines(), torch.tensor([dictionary.eos()])
+    for document in range(DOCUMENTS):
+        for line in range(lines):
+            first = (document * LINES + line) * WORDS + dictionary.nspecial
+            found.append(torch.cat([torch.arange(first, first + WORDS), eos]))
+        found.append(eos)
+    return found
+
+
+def texts(dictionary: Dictionary, sample: dict) -> list[np.ndarray]:
+    """The places of a pair's words, unmasked, of either text."""
+    tokens, target = sample["tokens"].numpy(), sample["target"].numpy()
+    tokens = np.where(target == dictionary.pad(), tokens, target)
+    assert tokens[0] == dictionary.bos()
+    first, last = np.flatnonzero(tokens == dictionary.eos())
+    assert last == len(tokens) - 1
+    np.testing.assert_array_equal(sample["segments"], np.arange(len(tokens)) > first)
+    return [part - dictionary.nspecial for part in (tokens[1:first], tokens[first + 1 : last])]
+
+
+@pytest.mark.parametrize("length", [9, 14, 23, 64])
+def test_what_follows_and_what_does_not(dictionary, length):
+    data = NextSentences(lines_of(dictionary), dictionary, max_positions=length, seed=3)
+    follows, seen = [], set()
+    for epoch in range(1, 30):
+        data.set_epoch(epoch)
+        for index in range(len(data)):
+            sample = data[index]
+            a, b = texts(dictionary, sample)
+            seen |= {*a.tolist()}
+            assert min(len(a), len(b)) > 0
+            assert len(a) + len(b) + 3 <= min(length, data.sizes[index])
+            for part in (a, b):  # as in the document, from the begin of a line
+                assert part[0] % WORDS == 0
+                assert (np.diff(part) == 1).all()
+                assert len({*(part // (LINES * WORDS)).tolist()}) == 1
+            same = a[0] // (LINES * WORDS) == b[0] // (LINES * WORDS)
+            assert sample["follows"] == same
+            if same and len(a) % WORDS == 0:  # else its end is cut off
+                assert b[0] == a[-1] + 1
+            follows.append(sample["follows"])
+    assert seen >= {*range(0, DOCUMENTS * LINES * WORDS, LINES * WORDS)}
+    if length < 14:  # lone lines are always followed by others
+        assert not any(follows[: len(data)]) or 0.1 < np.mean(follows) < 0.5
+    else:
+        assert 0.25 < np.mean(follows) < 0.6
+
+
+def test_a_document_of_one_line_is_never_continued(dictionary):
+    data = NextSentences(lines_of(dictionary, lines=1), dictionary, max_positions=20)
+    assert len(data) == DOCUMENTS
+    assert not any(data[index]["follows"] for index in range(len(data)))
+
+
+def test_words_to_guess(dictionary):
+    options = {"guessed": 0.5, "kept": 0.25, "replaced": 0.25}
+    data = NextSentences(lines_of(dictionary), dictionary, max_positions=64, **options)
+    fates = {"mask": 0, "kept": 0, "other": 0}
+    for epoch in range(1, 60):
+        data.set_epoch(epoch)
+        sample = data[0]
+        target = sample["target"]
+        guessed = target.ne(dictionary.pad())
+        words = sample["tokens"].ge(dictionary.nspecial)
+        assert not (guessed & ~words).any()  # neither <s> nor </s>
+        assert guessed.sum() == round(0.5 * int(words.sum()))
+        for token, right in zip(sample["tokens"][guessed], target[guessed], strict=True):
+            is_mask = token == dictionary.index("<mask>")
+            fates["mask" if is_mask else "kept" if token == right else "other"] += 1
+    total = sum(fates.values())
+    assert fates["mask"] / total == pytest.approx(0.5, abs=0.05)
+    assert fates["kept"] / total == pytest.approx(0.25, abs=0.05)
+
+
+def test_a_batch(dictionary):
+    data = NextSentences(lines_of(dictionary), dictionary, max_positions=23, shuffle=False)
+    samples = [data[index] for index in (0, 1, 2)]
+    batch = data.collater(samples)
+    given = batch["net_input"]
+    for row, sample in enumerate(samples):
+        length = len(sample["tokens"])
+        assert torch.equal(given["src_tokens"][row, :length], sample["tokens"])
+        assert torch.equal(given["segments"][row, :length], sample["segments"])
+        assert (given["src_tokens"][row, length:] == dictionary.pad()).all()
+    assert batch["follows"].tolist() == [sample["follows"] for sample in samples]
+    assert batch["ntokens"] == sum(len(sample["tokens"]) for sample in samples)
+    again = data[1]
+    assert torch.equal(again["tokens"], samples[1]["tokens"])
+    data.set_epoch(2)
+    assert not all(torch.equal(data[i]["tokens"], s["tokens"]) for i, s in enumerate(samples))
+
+
+def test_one_document_is_refused(dictionary):
+    with pytest.raises(ValueError, match="1 documents; allowed: two or more, with an empty line"):
+        NextSentences(Lines(lines_of(dictionary)[:4]), dictionary, max_positions=20)
