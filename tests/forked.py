@@ -7,6 +7,8 @@ Nothing of the plug-in and no command is imported before the fork: that ``--user
 points find them is what these commands show.
 """
 
+import contextlib
+import faulthandler
 import importlib
 import json
 import os
@@ -86,7 +88,10 @@ class Forked:
         try:
             return int(self.stream.readline())
         except BaseException:
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGABRT)  # those with a faulthandler say where they are
+            time.sleep(1)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
             raise
         finally:
             self.connection.close()
@@ -140,6 +145,8 @@ def become(
         os.environ.update(env)
         program, *rest = words
         here = cwd if program == "-m" else str(Path(program).parent)
+        if env.get("PYTHONFAULTHANDLER"):
+            faulthandler.enable()
         sys.path[:0] = [here, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
         if program == "-m":
             sys.argv = rest

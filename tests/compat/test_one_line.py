@@ -125,14 +125,18 @@ def test_ctrl_c_in_several_processes(byte_data, tmp_path):
     for name in ("given", "printed"):
         (tmp_path / name).touch()
     streams = {"stdout": tmp_path / "printed", "stderr": tmp_path / "printed"}
-    where = {"cwd": tmp_path, "env": dict(os.environ), "stdin": tmp_path / "given"}
+    env = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+    where = {"cwd": tmp_path, "env": env, "stdin": tmp_path / "given"}
     command = forker().start(words, **where, **streams)
     last = tmp_path / "saved" / "checkpoint_last.pt"
     end = time.monotonic() + 120
     while not last.exists() and time.monotonic() < end:
         time.sleep(0.05)
     os.killpg(command.pid, signal.SIGINT)
-    assert command.wait(60) != 0
+    try:
+        assert command.wait(60) != 0
+    except TimeoutError:
+        pytest.fail((tmp_path / "printed").read_text()[-8000:])
     printed = (tmp_path / "printed").read_text()
     said = rf"^fairseq-train: interrupted at \d+ updates; {last} has \d+, from which the same"
     assert re.search(said, printed, re.MULTILINE), printed[-3000:]
