@@ -198,12 +198,17 @@ def make_parser() -> Parser:
     return parser
 
 
+FLOOR = "floor milliseconds"
+DRAWN_FLOORS = ("dense", "window")
+
+
 def plot(path: Path, rows: list[dict], title: str) -> None:
-    """Draw time with the floors, and memory."""
+    """Draw time with the floors of two kinds, and memory."""
     columns = {"milliseconds": "milliseconds, forward and backward", "memory MiB": "memory, MiB"}
     drawn = (row for row in rows if "memory MiB" in row)
     rows = [row | {"memory MiB": max(1, row["memory MiB"])} for row in drawn]  # less is noise
-    floors = {"milliseconds": "floor milliseconds"}
+    rows = [row | ({} if row["kind"] in DRAWN_FLOORS else {FLOOR: None}) for row in rows]
+    floors = {"milliseconds": FLOOR}
     x = ("N", "tokens")
     common.plot_rows(path, rows, columns, x=x, series="kind", title=title, floors=floors)
 

@@ -12,6 +12,7 @@ from scripts.experiments.tables import SEVERAL, cell, lookup
 
 # of Okabe and Ito, which colour-blind readers can tell apart
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+COLOURS += ("#5B3A8E", "#9A9A9A")
 HEIGHT, WIDTH = 4.2, 5.2  # inches of a panel
 FONT = 8  # points
 
