@@ -45,6 +45,11 @@ class TaughtOptions(FuzzyOptions):
     dense_updates: int = option(
         0, "updates in which all queries of taught heads are scouts", at_least=0
     )
+    teach_every: int = option(
+        1,
+        "scouts teach in every so-many-th update; the others are as fast as without scouts",
+        at_least=1,
+    )
     probes: int = option(
         1, "clusters whose latest keys a query of a taught head sees, W - 1 of each", at_least=1
     )
@@ -112,12 +117,15 @@ class Taught(Kind):
         self.normalizer = AverageNormalizer(
             (heads, options.clusters), others=heads * self.drops_keys
         )
-        self.begins = options.dense_updates > 0
+        self.begins, self.teaches = options.dense_updates > 0, True
 
     def commit(self) -> None:
         super().commit()
-        dense = self.options.dense_updates  # without any, no device is waited for
-        self.begins = dense > 0 and bool(self.normalizer.updates < dense)
+        dense, every = self.options.dense_updates, self.options.teach_every
+        if dense or every > 1:  # else no device is waited for
+            updates = int(self.normalizer.updates)
+            self.begins = updates < dense
+            self.teaches = self.begins or updates % every == 0
 
     @property
     def num_clusters(self) -> int:
@@ -197,7 +205,7 @@ class Taught(Kind):
         number, share = self.options.scouts, self.options.scout_share
         if self.begins:
             number, share = tokens.x.size(1), 1.0
-        if number == 0:
+        if number == 0 or not self.teaches:
             return None
         heads, mask = self.shape.num_heads, tokens.padding_mask
         drawn = draw_scouts(number, heads, tokens.x, mask, share)

@@ -158,6 +158,7 @@ def test_a_kind_is_offered_only_options_that_mean_something_to_it():
             "scouts",
             "scout_share",
             "dense_updates",
+            "teach_every",
             "probes",
             "summaries",
             "routes_by",

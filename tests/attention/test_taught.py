@@ -249,6 +249,26 @@ def test_dense_updates_end_and_are_remembered():
     assert see_everything(resumed) < 1
 
 
+def test_scouts_teach_in_every_third_update():
+    """And after resuming, in those that come then; dense updates teach each time."""
+    spec = f"taught(window=3,clusters={K},scouts=2,teach_every=3,dense_updates=2)"
+    module, x = layer(spec).train(), torch.randn(B, N, D).double()
+    taught = []
+    for update in range(8):
+        if update == 5:
+            state, module = module.state_dict(), layer(spec).train()
+            module.load_state_dict(state)
+        module.commit()
+        _, reports = module(x)
+        taught.append(reports[0].routing_loss is not None)
+        module.observe(reports)
+    assert taught == [True, True, False, True, False, False, True, False]
+    plain = layer(f"taught(window=3,clusters={K},scouts=0)").train()
+    plain.load_state_dict(module.state_dict())
+    module.commit()
+    torch.testing.assert_close(module(x)[0], plain(x)[0])  # updates 7: nobody sees more
+
+
 def learn(module: MultiheadAttention, draw: Callable, updates: int) -> list[float]:
     """The routing losses of a router that learns from batches that are drawn."""
     optimizer = torch.optim.Adam(module.routers.parameters(), lr=0.02)
