@@ -101,6 +101,8 @@ def serve(address: str) -> None:
     """For as long as whoever started this runs."""
     for name in IMPORTED:
         importlib.import_module(name)
+    # a shell lets what it starts in the background ignore Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no one waits for who has served
     parent = os.getppid()
     with socket.socket(socket.AF_UNIX) as listener:

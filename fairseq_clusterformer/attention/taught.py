@@ -47,7 +47,8 @@ class TaughtOptions(FuzzyOptions):
     )
     teach_every: int = option(
         1,
-        "scouts teach in every so-many-th update; the others are as fast as without scouts",
+        "scouts teach in every so-many-th update; the others are as fast as without scouts, and "
+        "count as 0 in the log's routing_loss (pytorch_ddp: with --find-unused-parameters)",
         at_least=1,
     )
     probes: int = option(

@@ -17,9 +17,10 @@ class NextSentences(BySize):
     """Pairs ``<s> a </s> b </s>`` from documents of lines.
 
     A document is read in portions of whole lines, each long enough for a pair. A portion is
-    divided behind one of its lines. Its second half is `b`, or half of the time lines of another
-    document, as many tokens or a little more; always, where a portion is one line. Where it is
-    divided, what follows and what is masked differ between epochs.
+    divided behind one of its lines. Where both halves are too long for a pair, the longer one
+    loses words: `a` at its begin, `b` at its end. Half of the time `b` is as many words of another
+    document, from the begin of a line; always, where a portion is one line. Where it is divided,
+    what follows and what is masked differ between epochs.
 
     Args:
         lines: binarised, each with ``</s>`` at its end; an empty one ends a document.
@@ -90,11 +91,10 @@ class NextSentences(BySize):
         ``segments``, 1 behind the first ``</s>``, int64 [n]; ``follows``, 1 or 0."""
         draw = np.random.default_rng((self.seed, self.epoch, index))
         a, b, follows = self._pair(index, draw)
-        first, second = shortened(len(a), len(b), self.room)
         (start, end) = (np.array([i]) for i in (self.dictionary.bos(), self.dictionary.eos()))
-        tokens = np.concatenate([start, a[:first], end, b[:second], end])
+        tokens = np.concatenate([start, a, end, b, end])
         tokens, target = self._masked(tokens, draw)
-        segments = np.arange(len(tokens)) >= first + 2
+        segments = np.arange(len(tokens)) >= len(a) + 2
         parts = {"tokens": tokens, "target": target, "segments": segments}
         tensors = {name: torch.from_numpy(part).long() for name, part in parts.items()}
         return {"id": index, "follows": int(follows), **tensors}
@@ -103,20 +103,27 @@ class NextSentences(BySize):
         """Two texts, and whether the second one follows the first."""
         first, last, begin, end = self._portions[index].tolist()
         middle = int(draw.integers(first + 1, last)) if last > first + 1 else last
-        a = self._words(first, middle)
-        if middle < last and draw.random() < 0.5:
-            return a, self._words(middle, last), True
-        # of the lines outside of this document
-        other = int(draw.integers(len(self._line) - (end - begin)))
-        other += (end - begin) * (other >= begin)
-        documents = self._portions[:, 3]
-        stop = int(documents[np.searchsorted(documents, other, side="right")])
-        size = max(1, self._before[last] - self._before[middle]) if middle < last else self.room
-        wanted = self._before[other] + size
-        return a, self._words(other, min(stop, int(np.searchsorted(self._before, wanted)))), False
+        a, b = self._words(first, middle), self._words(middle, last)
+        # of a line alone there is no second half, but room
+        size, second = shortened(len(a), len(b) or self.room // 2, self.room)
+        a = a[len(a) - size :]
+        if len(b) and draw.random() < 0.5:
+            return a, b[:second], True
+        # of the lines outside of this document, one with so many words behind it, if there is one
+        for _ in range(10):
+            other = int(draw.integers(len(self._line) - (end - begin)))
+            other += (end - begin) * (other >= begin)
+            ends = self._portions[:, 3]
+            stop = int(ends[np.searchsorted(ends, other, side="right")])
+            if self._before[stop] - self._before[other] >= second:
+                break
+        stop = min(stop, int(np.searchsorted(self._before, self._before[other] + second)))
+        return a, self._words(other, stop)[:second], False
 
     def _words(self, first: int, last: int) -> np.ndarray:
         """The tokens of lines [first, last) that follow each other in a document."""
+        if first == last:
+            return np.empty(0, np.int64)
         return np.concatenate([self.lines[i][:-1].numpy() for i in self._line[first:last]])
 
     def _masked(

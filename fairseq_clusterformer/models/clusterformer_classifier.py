@@ -156,7 +156,8 @@ class ClusterformerClassifier(EncoderOnlyModel):
         """The segments of pairs, and BERT's hidden layer on the first token."""
         parts = {"segments.weight": "segments.weight"} if self.segments is not None else {}
         hidden: nn.Linear = self.classifier[1]
-        if self.args.pooling == "first" and hidden.in_features == hidden.out_features:
+        width = self.args.encoder_embed_dim
+        if self.args.pooling == "first" and hidden.weight.shape == (width, width):
             parts |= {f"pooler.{name}": f"classifier.1.{name}" for name in ("weight", "bias")}
         return parts
 

@@ -134,6 +134,12 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         loaded = {name: t for name, t in given.items() if name.startswith(_PRETRAINED)}
         parts = self.pretrained_parts()
         loaded |= {parts[name]: tensor for name, tensor in given.items() if name in parts}
+        if "segments.weight" in given and "segments.weight" not in loaded:
+            # a text alone is the first of a pair: its segment was added to every word
+            words = loaded["encoder.embed_tokens.weight"].clone()
+            real = torch.arange(len(words)) != self.encoder.padding_idx
+            words[real] += given["segments.weight"][0]
+            loaded["encoder.embed_tokens.weight"] = words
         anew = [name for name in self.state_dict() if name not in loaded]
         anew = [name for name in anew if not name.startswith(_PRETRAINED)]
         allowed = "a clusterformer_masked_lm of the same sizes, attention and dictionary"

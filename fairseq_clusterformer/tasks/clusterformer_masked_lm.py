@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 #: options of fairseq that pairs do not have
 _OF_TEXTS = ("sample_break_mode", "mask_whole_words", "freq_weighted_replacement")
-_OF_TEXTS += ("mask_multiple_length", "shorten_method", "skip_masking", "d2v2_multi")
+_OF_TEXTS += ("mask_multiple_length", "mask_stdev", "shorten_method", "shorten_data_split_list")
+_OF_TEXTS += ("skip_masking", "d2v2_multi", "include_target_tokens")
 
 
 @dataclass
@@ -56,6 +57,12 @@ class ClusterformerMaskedLMTask(InitialWeights, MaskedLMTask):
                     option = f"--{name.replace('_', '-')}"
                     allowed = f"{defaults[name]}, or no --next-sentence"
                     raise refused(option, given, allowed)
+            if not 0 < cfg.mask_prob < 1:
+                raise refused("--mask-prob", cfg.mask_prob, "between 0 and 1")
+            shares = (cfg.leave_unmasked_prob, cfg.random_token_prob)
+            if min(shares) < 0 or sum(shares) > 1:
+                given = f"{shares[0]}, and --random-token-prob {shares[1]}"
+                raise refused("--leave-unmasked-prob", given, "0 or more each, a sum of 1 or less")
             if (most := cfg.tokens_per_sample) < 5:
                 raise refused("--tokens-per-sample", most, "5 or more with --next-sentence")
         return super().setup_task(cfg, **kwargs)
