@@ -76,8 +76,10 @@ class NextSentences(BySize):
                 first = last
         #: lines [first, last) of each portion, and those of its document
         self._portions = np.array(portions)
-        # an upper bound: what another document adds is known when it is drawn
-        self.sizes = np.full(len(portions), max_positions)
+        first, last = self._portions[:, 0], self._portions[:, 1]
+        words = self._before[last] - self._before[first]
+        words += (last == first + 1) * (self.room // 2)  # for the second text
+        self.sizes = np.minimum(words, self.room) + 3  # or less: another document may be shorter
 
     def __len__(self) -> int:
         return len(self._portions)
@@ -110,10 +112,10 @@ class NextSentences(BySize):
         if len(b) and draw.random() < 0.5:
             return a, b[:second], True
         # of the lines outside of this document, one with so many words behind it, if there is one
+        ends = self._portions[:, 3]
         for _ in range(10):
             other = int(draw.integers(len(self._line) - (end - begin)))
             other += (end - begin) * (other >= begin)
-            ends = self._portions[:, 3]
             stop = int(ends[np.searchsorted(ends, other, side="right")])
             if self._before[stop] - self._before[other] >= second:
                 break

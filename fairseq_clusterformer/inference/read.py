@@ -42,7 +42,7 @@ TASK = "clusterformer_qa"
 TOKENS_AT_ONCE = 100_000  # of a document, for a model whose training had no limit
 # passages that are read for a question: by a model that encodes them before, or with the question
 WINDOWS, WINDOWS_WITH_QUESTION = 32, 10
-_BESIDE = 64  # characters beside a passage in which a word that it cuts ends
+_BESIDE = 64  # characters before and behind a passage; a word that it cuts ends there
 IN_A_BATCH = 4096  # tokens of sections that are read together
 
 
@@ -301,7 +301,7 @@ class Reader(Pretrained):
             shown = begins[part] >= 0
             if not shown.any():
                 continue
-            # the piece alone; characters beside it tell whole words from parts of them
+            # the piece, and enough text around it to see whether its words are whole
             cut = max(0, int(begins[part][shown].min()) - _BESIDE)
             piece = text[cut : int(ends[part].max()) + _BESIDE]
             for number, _, start, end in mentions_of("", [*names], [Paragraph("", piece)]):

@@ -32,6 +32,8 @@ from scripts.benchmarks.check import check
 from scripts.benchmarks.contestants import CONTESTANTS, Clustered, Setting, build
 
 SMALL = 256  # tokens of a first run, in which libraries allocate what they need once
+FLOOR = "floor milliseconds"
+DRAWN_FLOORS = ("dense", "window")
 COLUMNS = common.columns(
     "kind | N | milliseconds: .3g | spread: .0% | memory MiB: .0f | "
     "times as fast as dense: .2f | routing share: .0% | share of floor: .1%"
@@ -196,10 +198,6 @@ def make_parser() -> Parser:
     parser.add_argument("--dtype", choices=list(common.DTYPES), default="float32")
     parser.add_argument("--plot", type=Path, help="also draw time and memory here, as PNG")
     return parser
-
-
-FLOOR = "floor milliseconds"
-DRAWN_FLOORS = ("dense", "window")
 
 
 def plot(path: Path, rows: list[dict], title: str) -> None:

@@ -52,17 +52,21 @@ def test_it_learns_what_follows(data, learned):
     assert printed["loss"] < 2.4  # bits; the four words of a topic, or a special symbol
 
 
-def test_a_classifier_of_pairs_starts_from_it(data, learned, tmp_path):
-    folder, _ = learned
-    for side in ("input0", "input1"):
-        lines = {"train": ["red blue"] * 8, "valid": ["cat hen"] * 8, "test": ["a"]}
-        binarize(tmp_path / "data" / side, lines, dictionary=data / "dict.txt")
+def classifier_from(learned: Path, words: Path, sides: tuple[str, ...], folder: Path) -> tuple:
+    """The states of the masked language model and of a classifier that starts from it."""
+    lines = {"train": ["red blue"] * 8, "valid": ["cat hen"] * 8, "test": ["a"]}
+    for side in sides:
+        binarize(folder / "data" / side, lines, dictionary=words)
     labels = {"train": ["x", "y"] * 4, "valid": ["x", "y"] * 4, "test": ["x"]}
-    binarize(tmp_path / "data" / "label", labels)
+    binarize(folder / "data" / "label", labels)
     line = f"{CLASSIFICATION} --max-update 1 --lr 0 --optimizer sgd --max-positions 32"
     line += " --pair-form joined --pooling first --attention-window 32"
-    train(tmp_path / "data", line, tmp_path / "out", "--pretrained-checkpoint", last(folder))
-    given, now = (load_state(path)["model"] for path in (last(folder), last(tmp_path / "out")))
+    train(folder / "data", line, folder / "out", "--pretrained-checkpoint", last(learned))
+    return tuple(load_state(last(path))["model"] for path in (learned, folder / "out"))
+
+
+def test_a_classifier_of_pairs_starts_from_it(data, learned, tmp_path):
+    given, now = classifier_from(learned[0], data / "dict.txt", ("input0", "input1"), tmp_path)
     for theirs, ours in (
         ("segments.weight", "segments.weight"),
         ("pooler.weight", "classifier.1.weight"),
@@ -73,18 +77,7 @@ def test_a_classifier_of_pairs_starts_from_it(data, learned, tmp_path):
 
 
 def test_a_classifier_of_texts_has_the_first_segment_in_its_words(data, learned, tmp_path):
-    folder, _ = learned
-    binarize(
-        tmp_path / "data" / "input0",
-        {"train": ["red blue"] * 8, "valid": ["cat hen"] * 8, "test": ["a"]},
-        dictionary=data / "dict.txt",
-    )
-    labels = {"train": ["x", "y"] * 4, "valid": ["x", "y"] * 4, "test": ["x"]}
-    binarize(tmp_path / "data" / "label", labels)
-    line = f"{CLASSIFICATION} --max-update 1 --lr 0 --optimizer sgd --max-positions 32"
-    line += " --attention-window 32"
-    train(tmp_path / "data", line, tmp_path / "out", "--pretrained-checkpoint", last(folder))
-    given, now = (load_state(path)["model"] for path in (last(folder), last(tmp_path / "out")))
+    given, now = classifier_from(learned[0], data / "dict.txt", ("input0",), tmp_path)
     words = given["encoder.embed_tokens.weight"].clone()
     words[0] += given["segments.weight"][0]
     words[2:] += given["segments.weight"][0]  # all but padding
