@@ -33,6 +33,7 @@ from fairseq_clusterformer.inference.language_model import LanguageModel
 from fairseq_clusterformer.inference.load import Loaded, load_checkpoint
 from fairseq_clusterformer.inference.perplexity import compare, text_blocks
 from fairseq_clusterformer.outputs import write_aside
+from scripts.experiments.rivals import RIVALS, Sight, rival
 
 FILLER = (
     " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -41,14 +42,18 @@ ASKED = "\n\nWhat is the pass key? The pass key is"
 ANSWER = 8  # tokens, of which five digits may take as many
 
 
-def keys_seen(model: nn.Module) -> tuple[int, int]:
-    """Keys that a query of a causal model sees at most, and the sinks besides them; UserError for
-    a model that sees all."""
+def sight_of(model: nn.Module) -> Sight:
+    """What the kind that sees most keys of a causal model shows a query; UserError for a model
+    that sees all."""
     kinds = [router for _, _, layer in attentions(model) for router in layer.routers]
     if any(kind.window is None for kind in kinds):
         raise UserError("CHECKPOINT has heads of the kind full; allowed: kinds with a window")
-    most = max(k.gap + getattr(k.options, "probes", 1) * k.cluster_window for k in kinds)
-    return most, max(kind.sinks for kind in kinds)
+    sights = []
+    for kind in kinds:
+        clusters, probes = (getattr(kind.options, name, 1) for name in ("clusters", "probes"))
+        sights.append(Sight(kind.gap, kind.sinks, clusters, probes, kind.cluster_window))
+    most = max(sights, key=lambda sight: sight.near + sight.far)
+    return most._replace(sinks=max(sight.sinks for sight in sights))
 
 
 def score(loaded: Loaded, texts: Sequence[Path], length: int) -> dict:
@@ -94,7 +99,13 @@ def passkeys(loaded: Loaded, tokens: int, trials: int) -> float:
 
 
 def compared(
-    checkpoint: Path, dense: Path, texts: Sequence[Path], *, windows: Path | None, **options
+    checkpoint: Path,
+    dense: Path,
+    texts: Sequence[Path],
+    *,
+    windows: Path | None,
+    rivals: bool,
+    **options,
 ) -> dict[str, dict]:
     """The numbers of each model; ``options`` are those of the command."""
     how = {"task": "language_modeling"}
@@ -102,16 +113,18 @@ def compared(
         path, _ = stack.enter_context(as_checkpoint(dense, None))
         models = {"dense": load_checkpoint(path, option="--dense", **how)}
         models["converted"] = load_checkpoint(checkpoint, option="CHECKPOINT", **how)
-        keys, sinks = keys_seen(models["converted"].model)
-        name = f"window({keys},sinks={sinks})"
+        sight = sight_of(models["converted"].model)
+        name = f"window({sight.near + sight.far},sinks={sight.sinks})"
         if windows is None:
             models[name] = rebuilt(models["dense"], {"decoder": name})
         else:
             models["windows"] = load_checkpoint(windows, option="--windows", **how)
+        for name in RIVALS if rivals else ():
+            models[name] = rival(models["dense"], name, sight)
         results: dict[str, dict] = {}
         for name, loaded in models.items():
             results[name] = score(loaded, texts, options["length"]) if texts else {}
-            for tokens in options["passkey"]:
+            for tokens in options["passkey"] if name not in RIVALS else ():
                 results[name][f"pass key at {tokens:,}"] = passkeys(
                     loaded, tokens, options["trials"]
                 )
@@ -125,7 +138,7 @@ def lines(results: dict[str, dict]) -> Iterator[str]:
     first = next(iter(results.values()))
     plain = [name for name, value in first.items() if not isinstance(value, dict)]
     if plain:
-        yield from _table("of all", {n: {p: r[p] for p in plain} for n, r in results.items()})
+        yield from _table("of all", {n: {p: r.get(p) for p in plain} for n, r in results.items()})
     for title, name in tables.items():
         if name in first:
             yield from _table(f"{title}, from", {n: r[name] for n, r in results.items()})
@@ -135,7 +148,9 @@ def _table(title: str, rows: dict[str, dict]) -> Iterator[str]:
     columns = list(next(iter(rows.values())))
     yield f"{title:30}" + "".join(f"{column:>18}" for column in columns)
     for name, values in rows.items():
-        yield f"{name:30}" + "".join(f"{values[column]:18.4f}" for column in columns)
+        numbers = (values[column] for column in columns)
+        cells = ("-" if number is None else f"{number:.4f}" for number in numbers)
+        yield f"{name:30}" + "".join(f"{cell:>18}" for cell in cells)
 
 
 def _parser() -> Parser:
@@ -144,6 +159,9 @@ def _parser() -> Parser:
     add, whole = parser.add_argument, {"metavar": "N", "type": whole_number}
     add("--dense", metavar="PATH", type=Path, required=True, help="what it was converted from")
     add("--windows", metavar="PATH", type=Path, help="a checkpoint to compare with")
+    about = "also a dense model that shows each query as many keys as the converted one, without "
+    about += "training: those with most attention, and clusters of the text's keys; of --text only"
+    add("--rivals", action="store_true", help=about)
     add("--text", metavar="FILE", type=Path, nargs="+", default=[], help="to score")
     add("--length", **whole, default=4096, help="tokens of each text (default: 4096)")
     add("--passkey", **whole, nargs="+", default=[], help="tokens of prompts that hide a key")

@@ -12,6 +12,7 @@ from fairseq_clusterformer.attention.inspect import tokens_seen  # noqa: E402
 from fairseq_clusterformer.inference.language_model import LanguageModel  # noqa: E402
 from fairseq_clusterformer.inference.load import load_checkpoint  # noqa: E402
 from scripts.experiments import converted  # noqa: E402
+from scripts.experiments.rivals import RIVALS  # noqa: E402
 from tests.conversion.dense import TEXT, llama  # noqa: E402
 from tests.inference.commands import run  # noqa: E402
 
@@ -36,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @torch.no_grad()
 def test_windows_show_as_many_keys(folder):
     model = load_checkpoint(folder / "few" / "checkpoint.pt").model
-    assert converted.keys_seen(model) == (8 + 2 * 3, 2)
+    assert converted.sight_of(model) == (8, 2, 4, 2, 3)
     attention = model.decoder.layers[0].self_attn
     x = torch.randn(100, 4, 16)
     seen = torch.cat([*tokens_seen(attention, x, None).values()], dim=1).sum(-1)
@@ -48,16 +49,17 @@ def test_the_tables(folder, capsys):
     results = {}
     for name in ("all", "few"):
         words = [folder / name / "checkpoint.pt", "--dense", folder / "dense", "--length", 120]
-        words += ["--text", folder / "text.txt", "--out", folder / f"{name}.json"]
+        words += ["--text", folder / "text.txt", "--out", folder / f"{name}.json", "--rivals"]
         assert converted.main([*map(str, words)]) == 0
         results[name] = json.loads((folder / f"{name}.json").read_text())
     table = capsys.readouterr().out.splitlines()
-    assert table[-8].split() == ["nats", "by", "position,", "from", "0", "64"]
-    assert table[-1].startswith("window(14,sinks=2)")
-    assert results["all"]["converted"]["all"] == pytest.approx(results["all"]["dense"]["all"])
+    assert table[-12].split() == ["nats", "by", "position,", "from", "0", "64"]
+    assert table[-3].startswith("window(14,sinks=2)")
+    for of in results["all"].values():
+        assert of["all"] == pytest.approx(results["all"]["dense"]["all"], rel=1e-5)
     of_few = results["few"]
-    assert list(of_few) == ["dense", "converted", "window(14,sinks=2)"]
-    assert len({round(of["all"], 3) for of in of_few.values()}) == 3
+    assert list(of_few) == ["dense", "converted", "window(14,sinks=2)", *RIVALS]
+    assert len({round(of["all"], 3) for of in of_few.values()}) == 5
     for of in of_few.values():
         places = of["bits by position"]
         assert list(places) == ["0", "64"]
