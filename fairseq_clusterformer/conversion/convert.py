@@ -103,7 +103,7 @@ def check(loaded: Loaded, plan: Plan) -> None:
                 ("--drop-keys", router.options.drop_keys, 0.0),
             ):
                 if value != allowed:
-                    raise bad_option(option, value, allowed, "a router that is fitted")
+                    raise bad_option(option, value, allowed, "such a router cannot be fitted")
 
 
 def _is_ours(model: torch.nn.Module) -> bool:

@@ -91,6 +91,8 @@ def clustered_options(
     defaults = vars(MODEL_DATACLASS_REGISTRY[target.arch]())
     values: dict[str, Any] = {name: given.get(name, value) for name, value in defaults.items()}
     values |= {"_name": target.arch} | (_ROBERTA if is_roberta else {})
+    # A dense model may bring these, unused; they are of routers that are not fitted.
+    values |= {name: defaults[name] for name in ("routes_by", "drop_keys") if name in defaults}
     for side, spec in specs.items():
         values[target.specs[side]] = spec
         stack = getattr(model, side)

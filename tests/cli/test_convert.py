@@ -41,11 +41,12 @@ def convert(*words: object) -> int:
     return main(["convert", *map(str, words)])
 
 
-#: of a dense model of ours: rotary positions, short convolutions, shared keys and values
+#: of a dense model of ours: rotary positions, short convolutions, shared keys and values, and
+#: options of clusters that it does not have
 rotary = trained(
     "byte_data",
     f"{CLUSTERFORMER} --attention full --positions rotary --short-convolution 3"
-    " --decoder-kv-heads 2",
+    " --decoder-kv-heads 2 --routes-by heads --drop-keys 0.5",
 )
 
 
@@ -331,9 +332,12 @@ class TestBadInput:
             ("--attention gated(1)", "--attention-window is 1; allowed: 2 or more"),
             (
                 "--attention taught(routes_by=heads)",
-                "--routes-by is heads: a router that is fitted; allowed: input",
+                "--routes-by is heads: such a router cannot be fitted; allowed: input",
             ),
-            ("--attention taught(drop_keys=0.5)", "--drop-keys is 0.5: a router that is fitted"),
+            (
+                "--attention taught(drop_keys=0.5)",
+                "--drop-keys is 0.5: such a router cannot be fitted; allowed: 0.0",
+            ),
             ("--encoder-attention full", "--encoder-attention is full: there is no encoder; "),
             ("--max-positions 8", "--max-positions is 8; allowed: 64 or more"),
             ("--tokens-per-sample 99", "--tokens-per-sample is 99; allowed: 3 to 64"),
