@@ -139,7 +139,7 @@ def _shown(field) -> str:
     default = field.default if field.default is not MISSING else field.default_factory()
     if default is False:
         return "off"
-    return "none" if default in (None, "", []) else f"`{default}`"
+    return "-" if default in (None, "", []) else f"`{default}`"
 
 
 def options(page: str) -> str:

@@ -3,7 +3,7 @@
 # windows alone, and one with clusters. Compares them, lets the last one write, and draws its clusters. Makes the
 # environment first if it is missing.
 #
-#   bash scripts/demo.sh              about 5 minutes, once set up; results in demo/
+#   bash scripts/demo.sh              about 6 minutes, once set up; results in demo/
 #   bash scripts/demo.sh --help       says more
 #
 # May be interrupted and called again: the environment and the data are kept, the training starts anew.

@@ -40,6 +40,7 @@ from scripts.experiments.plots import Line, Panel, draw
 from scripts.experiments.provenance import ROOT, provenance
 
 TRIAL = 4  # updates that measure a model's speed
+ENOUGH = 100  # updates after which clusters were ahead of windows, at 8,192 bytes
 BLOCKS = 8  # contexts that each model is tested on
 GIVEN, TOLD = 3000, 150  # bytes that the model goes on from, and the last ones, which are printed
 LENGTH = 300  # bytes to write
@@ -199,6 +200,9 @@ def compare(runners: Sequence[Runner], far: Sequence[float | None]) -> str:
             f" On names that stood last far back: {far[2]:.2f}, dense {far[0]:.2f}, windows "
             f"{far[1]:.2f}."
         )
+    updates = runners[-1].options["max-update"]
+    if updates < ENOUGH:
+        said += f" That is after {updates} updates; clusters need about {ENOUGH}: --minutes 12."
     return f"{said} One seed, after minutes of training: differences of 0.03 mean nothing."
 
 

@@ -161,13 +161,19 @@ def test_numbers_out_of_range_are_refused(words, tmp_path, capsys):
 
 
 def test_verdict_says_what_clusters_add():
-    runners = [Runner("", {}, bits_per_byte=bits) for bits in (3.2, 2.5, 2.45)]
+    options = {"max-update": demo.ENOUGH}
+    runners = [Runner("", options, bits_per_byte=bits) for bits in (3.2, 2.5, 2.45)]
     said = demo.compare(runners, [3.5, 3.9, 2.6])
+    assert "--minutes" not in said
     assert "clusters need 2.45 bits per byte: 0.75 fewer than dense attention, 0.05 fewer" in said
     assert "far back: 2.60, dense 3.50, windows 3.90." in said
     said = demo.compare(runners[::-1], [None, 3.9, 2.6])
     assert "0.75 more than dense attention, 0.70 more than windows alone." in said
     assert "far back" not in said
+    options["max-update"] = 37
+    assert "after 37 updates; clusters need about 100: --minutes 12" in demo.compare(
+        runners, [None]
+    )
 
 
 def test_held_out_files_are_whole_and_tests_are_left_out(tmp_path, monkeypatch):
