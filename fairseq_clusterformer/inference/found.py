@@ -226,7 +226,8 @@ class Ranking(NamedTuple):
         if self.is_answered:
             return ""
         if self.calibrated and self.answers:
-            return f"No answer found: of such answers, {1 - self.no_answer:.0%} are right."
+            right = f"{1 - self.no_answer:.0%} are right."
+            return f"No answer found: of guesses as weak as these, {right}"
         if self.no_answer >= 0.5 or not self.answers:
             return f"Most likely, no answer here ({confidence(self.no_answer)})."
         best = self.answers[0].margin

@@ -189,7 +189,7 @@ class TestWeights:
         ("threshold", "least", "verdict"),
         [
             (0.26, 0.0, ""),
-            (0.28, 0.0, "No answer found: of such answers, 27% are right."),
+            (0.28, 0.0, "No answer found: of guesses as weak as these, 27% are right."),
             (0.28, -0.2, ""),
         ],
     )
@@ -226,7 +226,7 @@ class TestWeights:
         capsys.readouterr()
         assert run(*asked, ASKED) == 0
         shown = capsys.readouterr().out.splitlines()
-        assert re.match(r"No answer found: of such answers, \d\d% are right. The best", shown[0])
+        assert re.match(r"No answer found: .* as these, \d\d% are right. The best", shown[0])
         assert shown[1] == "1. Noor"
 
 
