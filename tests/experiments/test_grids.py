@@ -1,0 +1,105 @@
+"""Every grid of the examples would run: each row as far as its model, and one of each kind of grid
+to its scores, from data in the official formats."""
+
+import re
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+from scripts.experiments import recall, run
+from scripts.experiments.grids import FILES, load_grid, runs_of
+from scripts.experiments.programs import options_of
+from scripts.experiments.scores import TASKS, Place
+from tests.cli.in_process import quiet
+from tests.experiments.grids import GRIDS, parse
+
+every_grid = pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+#: options that do not fit a dictionary of few words
+FEW_WORDS = {
+    "table5_wikitext103": {"adaptive-input-cutoff": "20,40", "adaptive-softmax-cutoff": "20,40"}
+}
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory) -> Path:
+    """The dictionaries that each task wants of its data."""
+    folder = tmp_path_factory.mktemp("words")
+    for name in ("dict.txt", "dict.de.txt", "dict.en.txt", "input0/dict.txt", "label/dict.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("".join(f"word{i} 1\n" for i in range(60)))
+    return folder
+
+
+def build(args: Namespace, whole: bool) -> None:
+    """What a training builds, without numbers: task, model and criterion, by fairseq's `whole`
+    configuration, or by the options alone, which takes a tenth of the time."""
+    with quiet(), torch.device("meta"):
+        cfg = convert_namespace_to_omegaconf(args) if whole else None
+        task = tasks.setup_task(cfg.task if whole else args)
+        task.build_model(cfg.model if whole else args)
+        task.build_criterion(cfg.criterion if whole else args)
+
+
+@every_grid
+def test_every_row_has_a_model(path, words, monkeypatch):
+    """A training checks its options and kinds of attention where it builds its model. Of weights
+    and vectors that others have made, rows have none here."""
+    monkeypatch.setattr(recall, "train", lambda setting: {"accuracy": recall.Model(setting).tied})
+    grid, wrong = load_grid(path), {}
+    task = TASKS[grid["score"]]
+    for each in runs_of(grid, quick=True):
+        options = each.options | dict.fromkeys(FILES) | FEW_WORDS.get(path.stem, {})
+        row = replace(each, folder="", options=options)
+        place = Place(row, grid, words, Path("runs") / each.name, Path("keep"))
+        command = [*task.train(place), *options_of(task.unshown(place))]
+        try:
+            if grid["score"] == "recall":
+                assert recall.main(command[3 : command.index("--json")]) == 0
+            elif (args := parse([*map(str, command)])) is not None:
+                # fairseq's transformer reads its sizes from the whole configuration alone
+                build(args, whole=grid["score"] == "translation")
+        except (Exception, SystemExit) as error:
+            wrong[each.name] = f"{type(error).__name__}: {error}"
+        for scored in task.tests(place).values():
+            parse([*map(str, scored)])
+    assert not wrong
+
+
+@every_grid
+def test_what_is_missing_is_said_before_any_work(path, tmp_path, capsys, monkeypatch):
+    """The data of each row; with these, the weights and vectors that others have made."""
+    monkeypatch.chdir(tmp_path)
+    grid = load_grid(path)
+    task, runs = TASKS[grid["score"]], runs_of(grid, quick=True)
+    folders = {run.folder: {} for run in runs} | dict.fromkeys(grid.get("tests", {}).values())
+    files: dict[str, dict] = {}
+    for each in runs:
+        for option, value in each.options.items():
+            if isinstance(value, str) and re.search(r"/|\.(pt|txt|json|model)$", value):
+                assert option in FILES
+                files.setdefault(f"--{option} is {value}: no such file or folder; for", {})[
+                    each.row
+                ] = None
+    args = Namespace(data=tmp_path / "data", keep=None)
+    given = [path, "--quick", "--data", args.data, "--out", "out", "--keep", "keep"]
+    if task.needs:
+        assert run.main([*map(str, given)]) == 1
+        said = capsys.readouterr().err
+        assert all(f"a folder with {Path(of) / task.needs}, made by" in said for of in folders)
+        assert all(each.row in said for each in runs)
+        for folder in folders:
+            (args.data / folder).mkdir(parents=True, exist_ok=True)
+            (args.data / folder / task.needs.replace("*", "de")).touch()
+    if files:
+        assert run.main([*map(str, given)]) == 1
+        said = capsys.readouterr().err.removeprefix("python -m scripts.experiments.run: error: ")
+        lines = {f"{what} {', '.join(rows)}" for what, rows in files.items()}
+        assert {line.strip() for line in said.splitlines()} == lines
+    else:
+        run.check_there(runs, grid, args)
+    assert [each.name for each in tmp_path.iterdir()] == ["data"] * bool(task.needs)
