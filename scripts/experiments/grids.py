@@ -33,7 +33,7 @@ OF_ROW = ("seeds", "folder", "from", "paper")
 FILES = ("pretrained", "pretrained-checkpoint", "roberta-checkpoint", "lift", "word-vectors")
 FILES += ("finetune-from-model",)
 #: options of a run that only shows that everything works
-QUICK = {"max-update": 3, "max-epoch": 1, "log-interval": 1, "max-valid-steps": 3}
+QUICK = {"max-update": 3, "log-interval": 1, "max-valid-steps": 3}
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,33 @@
 """Every grid of the examples would run: each row as far as its model, and one of each kind of grid
 to its scores, from data in the official formats."""
 
+import contextlib
+import importlib
+import json
+import logging
 import re
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
+import fairseq_cli.train
 import pytest
 import torch
-from fairseq import tasks
+import yaml
+from fairseq import checkpoint_utils, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging import metrics
 
 from scripts.experiments import recall, run
 from scripts.experiments.grids import FILES, load_grid, runs_of
 from scripts.experiments.programs import options_of
 from scripts.experiments.scores import TASKS, Place
+from scripts.experiments.tables import lookup
 from tests.cli.in_process import quiet
-from tests.experiments.grids import GRIDS, parse
+from tests.experiments.grids import FAIRSEQ, GRIDS, parse, start
+from tests.experiments.small_data import CASES
 
 every_grid = pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
 #: options that do not fit a dictionary of few words
@@ -103,3 +114,49 @@ def test_what_is_missing_is_said_before_any_work(path, tmp_path, capsys, monkeyp
     else:
         run.check_there(runs, grid, args)
     assert [each.name for each in tmp_path.iterdir()] == ["data"] * bool(task.needs)
+
+
+def run_here(programs: Mapping, threads: int) -> dict[str, tuple[float, float]]:
+    """As `programs.run_together`, in this process: to start one takes longer than all the rest."""
+    ((name, (words, log)),) = programs.items()
+    words = [*map(str, words)]
+    for function in (checkpoint_utils.save_checkpoint, fairseq_cli.train.should_stop_early):
+        vars(function).pop("best", None)  # of an earlier training in this process
+    metrics.reset()
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    with open(log, "a") as file, contextlib.redirect_stdout(file):
+        root.addHandler(handler := logging.StreamHandler(file))
+        handler.setFormatter(
+            logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s")
+        )
+        try:
+            if words[0] in FAIRSEQ:
+                program = words[0].removeprefix("fairseq-").replace("-", "_")
+                with quiet(), mock.patch("sys.argv", words):
+                    importlib.import_module(f"fairseq_cli.{program}").cli_main()
+            else:
+                assert not start(words)
+        finally:
+            root.removeHandler(handler)
+    return {name: (1.0, 1.0)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_grid_of_each_kind_is_trained(name, tmp_path, monkeypatch, capsys):
+    """One row, for three updates, and it is scored: every column of the table has a number."""
+    row, make, smaller, only = CASES[name]
+    (path,) = (path for path in GRIDS if path.match(f"{name}.yaml"))
+    grid = {"like": str(path), "shared": smaller, "rows": {row: {}}}
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
+    make(tmp_path / "source", tmp_path / "data")
+    monkeypatch.setattr(run, "run_together", run_here)
+    words = [tmp_path / "grid.yaml", "--quick", "--data", tmp_path / "data"]
+    words += ["--out", tmp_path / "out", *(["--only", *only] if only else [])]
+    assert run.main([*map(str, words)]) == 0, capsys.readouterr().err
+    (result,) = (json.loads(path.read_text()) for path in (tmp_path / "out").iterdir())
+    for head, column in load_grid(tmp_path / "grid.yaml")["columns"].items():
+        told = column if isinstance(column, dict) else {}
+        longer = re.fullmatch(r"EM at \d{4}", head)  # than the documents that are asked about
+        if told.get("data", result["data"]) == result["data"] and not longer:
+            assert lookup(result, told.get("score", head)) is not None, head
