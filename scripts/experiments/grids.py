@@ -12,7 +12,7 @@ A grid is a YAML file with these keys:
 ``from``     the run whose last checkpoint a training starts from
 ``data``     instead of ``folder``, several data sets: of each, ``options``, ``folds``, ``seeds``,
              and ``best``, the validation score that chooses the epoch
-``test``, ``tests``, ``breakdown``    what is scored after training, see ``scores``
+``test``, ``tests``, ``split``, ``breakdown``    what is scored after training, see ``scores``
 ``columns``  of the table, see ``tables``
 ``plot``     what ``--plot`` draws, see ``run``
 ``like``     another grid beside it, whose keys and options stand where this one has none; of the

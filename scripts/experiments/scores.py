@@ -218,9 +218,10 @@ class TranslationTask(Task):
 
 
 class AnswersTask(Task):
-    """Exact match and F1 on the validation sets in the folders of the grid's ``tests``; and what
-    a reader of supporting sentences gets for these. With ``store-ema``, the average is scored.
-    ``valid`` is the last validation of the training: NLL and AvNA, if it was validated."""
+    """Exact match and F1 on the validation sets (or the grid's ``split``) in the folders of the
+    grid's ``tests``; and what a reader of supporting sentences gets for these. With ``store-ema``,
+    the average is scored. ``valid`` is the last validation of the training: NLL and AvNA, if it
+    was validated."""
 
     made_by = "clusterformer prepare qa"
 
@@ -237,6 +238,7 @@ class AnswersTask(Task):
         words = ["clusterformer", "evaluate", "qa", "--cpu", "--checkpoint", checkpoint]
         for test, folder in place.grid["tests"].items():
             places = {"data": place.data / folder, "out": place.folder / test}
+            places["split"] = place.grid.get("split")
             found[test] = words + options_of(places)
         return found
 

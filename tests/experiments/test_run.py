@@ -289,6 +289,21 @@ def test_the_average_of_a_training_is_what_is_scored(tmp_path):
     assert scores.TASKS["qa"].scores(place, average[0]) == {}
 
 
+def test_a_grid_names_the_split_that_is_scored(tmp_path):
+    """CF20's table 2 is of test sets, Natural Questions' and table 4 of development sets."""
+    folder = Path(run.__file__).parents[2] / "examples/question_answering"
+    found = {}
+    for name in ("table2_quasar_t", "table2_searchqa", "table2_nq", "table4_quasar_t", "kinds"):
+        grid = load_grid(folder / f"{name}.yaml")
+        place = scores.Place(runs_of(grid)[0], grid, tmp_path, tmp_path / "a")
+        splits = {
+            words[words.index("--split") + 1] if "--split" in words else ""
+            for words in scores.TASKS["qa"].tests(place).values()
+        }
+        (found[name],) = splits
+    assert [*found.values()] == ["test", "test", "valid", "valid", ""]
+
+
 def test_keyphrases_are_validated_however_short_the_training(tmp_path):
     """One update of one page, too: the best validation counts."""
     row = Run("a", "", 1, "openkp", {"max-update": 3})
