@@ -87,7 +87,12 @@ def test_what_is_missing_is_said_before_any_work(path, tmp_path, capsys, monkeyp
     monkeypatch.chdir(tmp_path)
     grid = load_grid(path)
     task, runs = TASKS[grid["score"]], runs_of(grid, quick=True)
-    folders = {run.folder: {} for run in runs} | dict.fromkeys(grid.get("tests", {}).values())
+    places = [Place(each, grid, None, Path()) for each in runs]
+    needed: dict[str, list[str]] = {}
+    for folder, pattern in dict.fromkeys(file for place in places for file in task.files(place)):
+        needed.setdefault(folder, []).append(pattern)
+    assert set(needed) >= {each.folder for each in runs if task.needs}
+    assert set(needed) >= {*grid.get("tests", {}).values()}
     files: dict[str, dict] = {}
     for each in runs:
         for option, value in each.options.items():
@@ -101,11 +106,13 @@ def test_what_is_missing_is_said_before_any_work(path, tmp_path, capsys, monkeyp
     if task.needs:
         assert run.main([*map(str, given)]) == 1
         said = capsys.readouterr().err
-        assert all(f"a folder with {Path(of) / task.needs}, made by" in said for of in folders)
+        firsts = [Path(folder) / patterns[0] for folder, patterns in needed.items()]
+        assert all(f"a folder with {first}, made by {task.made_by}" in said for first in firsts)
         assert all(each.row in said for each in runs)
-        for folder in folders:
+        for folder, patterns in needed.items():
             (args.data / folder).mkdir(parents=True, exist_ok=True)
-            (args.data / folder / task.needs.replace("*", "de")).touch()
+            for pattern in patterns:
+                (args.data / folder / pattern.replace("*", "de")).touch()
     if files:
         assert run.main([*map(str, given)]) == 1
         said = capsys.readouterr().err.removeprefix("python -m scripts.experiments.run: error: ")

@@ -54,6 +54,7 @@ class Case:
         self.out, self.keep, self.data = folder / "out", folder / "keep", folder / "data"
         self.data.mkdir()
         (self.data / "dict.txt").write_text("a 1\n")
+        (self.data / "test.idx").touch()
         self.grid = folder / "grid.yaml"
         self.write(GRID)
 
@@ -198,6 +199,11 @@ def test_all_that_is_missing_is_named_before_any_work(case, capsys):
     assert data.endswith(
         "; allowed: a folder with x/dict.txt, made by clusterformer prepare lm; for b"
     )
+    (case.data / "test.idx").unlink()  # what is scored when all is trained
+    case.write(GRID)
+    assert case() == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a folder with test.idx, made by clusterformer prepare lm; for dense, window" in line
     assert not case.out.exists()
 
 
