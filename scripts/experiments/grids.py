@@ -12,7 +12,7 @@ A grid is a YAML file with these keys:
 ``from``     the run whose last checkpoint a training starts from
 ``data``     instead of ``folder``, several data sets: of each, ``options``, ``folds``, ``seeds``,
              and ``best``, the validation score that chooses the epoch
-``test``, ``tests``, ``breakdown``    what is scored after training, see ``scores``
+``test``, ``tests``, ``split``, ``breakdown``    what is scored after training, see ``scores``
 ``columns``  of the table, see ``tables``
 ``plot``     what ``--plot`` draws, see ``run``
 ``like``     another grid beside it, whose keys and options stand where this one has none; of the
@@ -33,7 +33,7 @@ OF_ROW = ("seeds", "folder", "from", "paper")
 FILES = ("pretrained", "pretrained-checkpoint", "roberta-checkpoint", "lift", "word-vectors")
 FILES += ("finetune-from-model",)
 #: options of a run that only shows that everything works
-QUICK = {"max-update": 3, "max-epoch": 1, "log-interval": 1, "max-valid-steps": 3}
+QUICK = {"max-update": 3, "log-interval": 1, "max-valid-steps": 3}
 
 
 @dataclass(frozen=True)

@@ -190,10 +190,12 @@ def check_there(runs: list[Run], grid: dict, args: Namespace) -> None:
     """Raise UserError: data or files that are missing, each with the rows that need it."""
     task, missing = TASKS[grid["score"]], {}
     for run in runs:
-        tested = grid["tests"].values() if grid["score"] == "qa" else ()
-        for folder in {run.folder: None, **dict.fromkeys(tested)} if task.needs else ():
-            if args.data is None or not any((args.data / folder).glob(task.needs)):
-                allowed = f"a folder with {Path(folder) / task.needs}, made by {task.made_by}"
+        lacking = set()  # folders, each with the first file that is not there
+        for folder, pattern in task.files(Place(run, grid, args.data, Path())):
+            there = args.data is not None and any((args.data / folder).glob(pattern))
+            if not there and folder not in lacking:
+                lacking.add(folder)
+                allowed = f"a folder with {Path(folder) / pattern}, made by {task.made_by}"
                 what = f"--data is {args.data}; allowed: {allowed}"
                 missing.setdefault(what, []).append(run.row)
         for option in FILES:

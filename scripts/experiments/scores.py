@@ -81,6 +81,11 @@ class Task:
     needs = "dict.txt"  # pattern of a file in the folder that a run trains on; empty: none
     made_by = "clusterformer prepare"  # the command that makes that folder
 
+    def files(self, place: Place) -> list[tuple[str, str]]:
+        """Folders below ``--data``, and patterns of files in them, without which the run would
+        end: what it trains on, and what is scored after that."""
+        return [(place.run.folder, self.needs)] if self.needs else []
+
     def train(self, place: Place) -> list[str]:
         """Words of the training's command."""
         options = dict(place.run.options)
@@ -127,6 +132,10 @@ class LanguageModelTask(Task):
     """
 
     made_by = "clusterformer prepare lm"
+
+    def files(self, place: Place) -> list[tuple[str, str]]:
+        subset = place.grid["test"].get("gen-subset", "test") if "test" in place.grid else "train"
+        return [*super().files(place), (place.run.folder, f"{subset}.idx")]
 
     def read(self, place: Place) -> dict:
         record = super().read(place)
@@ -188,6 +197,11 @@ class TranslationTask(Task):
     needs = "dict.*.txt"
     made_by = "clusterformer prepare translation"
 
+    def files(self, place: Place) -> list[tuple[str, str]]:
+        target = place.run.options["target-lang"]
+        sets = [f"{split}.*.{target}.idx" for split in place.grid["test"]["sets"]]
+        return [*super().files(place), *((place.run.folder, pattern) for pattern in sets)]
+
     def read(self, place: Place) -> dict:
         valid = json_records(place.log, "valid")
         best = max(valid, key=lambda record: float(record["valid_bleu"]))
@@ -218,11 +232,17 @@ class TranslationTask(Task):
 
 
 class AnswersTask(Task):
-    """Exact match and F1 on the validation sets in the folders of the grid's ``tests``; and what
-    a reader of supporting sentences gets for these. With ``store-ema``, the average is scored.
-    ``valid`` is the last validation of the training: NLL and AvNA, if it was validated."""
+    """Exact match and F1 on the validation sets (or the grid's ``split``) in the folders of the
+    grid's ``tests``; and what a reader of supporting sentences gets for these. With ``store-ema``,
+    the average is scored. ``valid`` is the last validation of the training: NLL and AvNA, if it
+    was validated."""
 
     made_by = "clusterformer prepare qa"
+
+    def files(self, place: Place) -> list[tuple[str, str]]:
+        scored = f"{place.grid.get('split', 'valid')}.question.idx"
+        tests = ((folder, scored) for folder in place.grid.get("tests", {}).values())
+        return [*super().files(place), *tests]
 
     def read(self, place: Place) -> dict:
         found, validations = super().read(place), json_records(place.log, "valid")
@@ -237,6 +257,7 @@ class AnswersTask(Task):
         words = ["clusterformer", "evaluate", "qa", "--cpu", "--checkpoint", checkpoint]
         for test, folder in place.grid["tests"].items():
             places = {"data": place.data / folder, "out": place.folder / test}
+            places["split"] = place.grid.get("split")
             found[test] = words + options_of(places)
         return found
 

@@ -520,6 +520,7 @@ def test_mistakes_in_own_files(tmp_path, capsys, mistake):
 # Mistakes
 
 SNLI = "snli_1.0/snli_1.0_dev.jsonl"
+SCITAIL = "tsv_format/scitail_1.0_dev.tsv"
 DAMAGES = [  # corpus (with its layout), file, content (None: it goes), what is said
     ("sick", "SICK_trial.txt", (SICK + "1\tcafé").encode("latin-1"), "line 2: byte 0xE9"),
     (
@@ -529,7 +530,22 @@ DAMAGES = [  # corpus (with its layout), file, content (None: it goes), what is 
     ("sick", "SICK_trial.txt", SICK + "1\ta\tb\t1\n", "line 2: 4 columns"),
     ("sick", "SICK_trial.txt", "a\tb\n", "line 1: ['a', 'b']; allowed: a header with ent"),
     ("sick", "SICK_trial.txt", SICK, "SICK_trial.txt: no example; allowed: one or more"),
-    ("sick", "SICK_trial.txt", None, "no files of sick; allowed: a folder that holds SICK"),
+    ("sick", "SICK_trial.txt", None, "no SICK_trial.txt; allowed: a folder that holds SICK"),
+    ("mr", "rt-polarity.pos", "good\n", "no rt-polarity.neg; allowed: a folder that holds rt"),
+    ("mr", "README", "a film\n", "no files of mr; allowed: a folder that holds rt-polarity.all"),
+    ("scitail", SCITAIL, None, "no scitail_1.0_dev.tsv; allowed: a folder that holds scitail"),
+    (
+        *("scitail", SCITAIL, tabs("a", "b", "entails") + tabs("a", "b")),
+        "dev.tsv: line 2: 2 columns, ['a', 'b']; allowed: 3 columns (premise, hypothesis, label)",
+    ),
+    (
+        *("scitail", SCITAIL, tabs("a", "b", "entails", "c")),
+        "dev.tsv: line 1: 4 columns, ['a', 'b', 'entails', 'c']; allowed: 3 columns (prem",
+    ),
+    (
+        *("scitail", SCITAIL, tabs("a", "b", "entails") + tabs("a", "b", "maybe")),
+        "dev.tsv: line 2: label is 'maybe'; allowed: entails, entailment, neutral",
+    ),
     ("wikiqa aligned", "wikiqa/dev/b.toks", "one\n", "b.toks has 1 lines, "),
     (
         *("snli", f"{SNLI}.gz", json_line("neutral") + '{"sentence1"\n'),
@@ -544,7 +560,7 @@ DAMAGES = [  # corpus (with its layout), file, content (None: it goes), what is 
         "questions.tsv: line 2: unexpected end of data",
     ),
 ]
-LABELS = {"sick": ("NEUTRAL",), "snli": NLI}
+LABELS = {"sick": ("NEUTRAL",), "snli": NLI, "scitail": ("entails", "neutral")}
 
 
 @pytest.mark.parametrize(("layout", "name", "content", "message"), DAMAGES)
@@ -552,7 +568,7 @@ def test_damaged_files_are_refused_and_nothing_is_left(
     tmp_path, capsys, layout, name, content, message
 ):
     source, corpus = tmp_path / "source", layout.split()[0]
-    if corpus in ("sick", "snli", "wikiqa"):
+    if corpus in ("sick", "snli", "scitail", "wikiqa"):
         write_pairs(source, layout, LABELS.get(corpus, "01"))
     if content is None:
         (source / name).unlink()

@@ -1,32 +1,20 @@
 """Every result of examples/ says where it comes from, by a command that today's programs read."""
 
 import argparse
-import importlib
 import json
 import re
 import shlex
-from pathlib import Path
 
 import pytest
-from fairseq import options
 
-from fairseq_clusterformer.cli import main as clusterformer
 from scripts.experiments import registry, run
 from scripts.experiments.grids import load_grid, runs_of
-from scripts.experiments.scores import TASKS, Place
-from tests.conftest import REPO_ROOT
+from tests.experiments.grids import GRIDS, parse
 
-EXAMPLES = REPO_ROOT / "examples"
-FAIRSEQ = {
-    "fairseq-train": options.get_training_parser,
-    "fairseq-eval-lm": options.get_eval_lm_parser,
-    "fairseq-validate": options.get_validation_parser,
-}
 #: where the results of a grid are, if not in the folder of the grid's name
 FOLDERS = {f"grid_{name}": name for name in "attention cf20 clustering gated speed".split()}
 FOLDERS |= {f"grid_{name}": name for name in "ablation iwslt14 multi30k".split()}
 FOLDERS |= {f"grid_{name}": name for name in "far far_8192 far_long short_convolution".split()}
-GRIDS = [path for path in sorted(EXAMPLES.glob("*/*.yaml"))]
 
 
 def test_every_result_has_the_fields_of_provenance(capsys):
@@ -50,10 +38,6 @@ def test_results_are_of_todays_grids(path):
     assert {p.stem for p in out.glob("*.json")} == set(found)
 
 
-class ParsedError(Exception):
-    """A command line was read to its end."""
-
-
 def commands() -> set[str]:
     """Every command of a result, those that differ in a number or a fold once."""
     found = {}
@@ -66,48 +50,11 @@ def commands() -> set[str]:
     return set(found.values())
 
 
-def test_every_command_parses_today(monkeypatch):
-    def parse(self, words=None, namespace=None):
-        reader(self, words, namespace)
-        raise ParsedError
-
+def test_every_command_parses_today():
     todo = commands()
     assert len(todo) > 20
     for command in todo:
-        first, *words = shlex.split(command.split(";")[0])
-        if first in FAIRSEQ:
-            options.parse_args_and_arch(FAIRSEQ[first](), words)
-            continue
-        reader = argparse.ArgumentParser.parse_args
-        monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
-        with pytest.raises(ParsedError):
-            start([first, *words])
-        monkeypatch.undo()
-
-
-@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
-def test_every_row_of_a_grid_parses(path):
-    """What would be trained, by fairseq's own parser."""
-    grid = load_grid(path)
-    task = TASKS[grid["score"]]
-    for each in runs_of(grid, quick=True):
-        place = Place(each, grid, Path("data"), Path("runs") / each.name, Path("keep"))
-        program, *words = shlex.split(place.shown(task.train(place)))
-        if program in FAIRSEQ:
-            options.parse_args_and_arch(FAIRSEQ[program](), words)
-        for scored in task.tests(place).values():
-            assert place.shown(scored)
-
-
-def start(words: list[str]) -> None:
-    """Call the main function of a command."""
-    if words[0] == "clusterformer":
-        clusterformer.main(words[1:])
-    assert words[:2] == ["python", "-m"], words
-    module = importlib.import_module(words[2])
-    if hasattr(module, "__path__"):
-        module = importlib.import_module(f"{words[2]}.__main__")
-    module.main(words[3:])
+        parse(shlex.split(command.split(";")[0]))
 
 
 def test_grids_say_which_task_they_train():

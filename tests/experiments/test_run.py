@@ -54,6 +54,7 @@ class Case:
         self.out, self.keep, self.data = folder / "out", folder / "keep", folder / "data"
         self.data.mkdir()
         (self.data / "dict.txt").write_text("a 1\n")
+        (self.data / "test.idx").touch()
         self.grid = folder / "grid.yaml"
         self.write(GRID)
 
@@ -198,6 +199,11 @@ def test_all_that_is_missing_is_named_before_any_work(case, capsys):
     assert data.endswith(
         "; allowed: a folder with x/dict.txt, made by clusterformer prepare lm; for b"
     )
+    (case.data / "test.idx").unlink()  # what is scored when all is trained
+    case.write(GRID)
+    assert case() == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a folder with test.idx, made by clusterformer prepare lm; for dense, window" in line
     assert not case.out.exists()
 
 
@@ -287,6 +293,21 @@ def test_the_average_of_a_training_is_what_is_scored(tmp_path):
     assert average[1][-2:] == ["--output", path]
     assert scored[1][scored[1].index("--checkpoint") + 1] == path
     assert scores.TASKS["qa"].scores(place, average[0]) == {}
+
+
+def test_a_grid_names_the_split_that_is_scored(tmp_path):
+    """CF20's table 2 is of test sets, Natural Questions' and table 4 of development sets."""
+    folder = Path(run.__file__).parents[2] / "examples/question_answering"
+    found = {}
+    for name in ("table2_quasar_t", "table2_searchqa", "table2_nq", "table4_quasar_t", "kinds"):
+        grid = load_grid(folder / f"{name}.yaml")
+        place = scores.Place(runs_of(grid)[0], grid, tmp_path, tmp_path / "a")
+        splits = {
+            words[words.index("--split") + 1] if "--split" in words else ""
+            for words in scores.TASKS["qa"].tests(place).values()
+        }
+        (found[name],) = splits
+    assert [*found.values()] == ["test", "test", "valid", "valid", ""]
 
 
 def test_keyphrases_are_validated_however_short_the_training(tmp_path):

@@ -103,7 +103,9 @@ _SICK_PARTS = {"train": "train", "valid": "trial", "test": "test_annotated"}
 _read_snli = partial(
     read_objects, label="gold_label", texts=("sentence1", "sentence2"), unlabelled="-"
 )
-_read_scitail = _columns("label", "text1", "text2", names=("text1", "text2", "label"))
+_read_scitail = _columns(
+    "label", "premise", "hypothesis", names=("premise", "hypothesis", "label")
+)
 _read_quora = _columns("is_duplicate", "question1", "question2", quoted=True)
 _read_quora_parts = _columns("label", "text1", "text2", names=("label", "text1", "text2", "id"))
 _read_sick = _columns("entailment_judgment", "sentence_A", "sentence_B")
@@ -199,6 +201,7 @@ _PLACES = ("", "{name}/", "*/{name}/", "*/", "*/*/")
 
 
 def _find(source: Path, name: str, forms: list[Form]) -> tuple[Form, dict[str, tuple[Path, ...]]]:
+    lacking = []  # of each form and place where some files are, those that are not
     for form in forms:
         for place in _PLACES:
             folder = place.format(name=name)
@@ -206,10 +209,16 @@ def _find(source: Path, name: str, forms: list[Form]) -> tuple[Form, dict[str, t
                 part: tuple(_find_one(source, folder + pattern) for pattern in patterns)
                 for part, patterns in form.files.items()
             }
-            if all(all(found) for found in files.values()):
+            wanted = [p for patterns in form.files.values() for p in patterns]
+            found = [path for paths in files.values() for path in paths]
+            if all(found):
                 return form, files
+            if any(found):
+                lacking.append([p for p, path in zip(wanted, found, strict=True) if not path])
     allowed = (", ".join(p for patterns in f.files.values() for p in patterns) for f in forms)
     problem = f"no files of {name}" if source.is_dir() else "no such folder"
+    if lacking:
+        problem = f"no {', '.join(min(lacking, key=len))}"
     raise bad_option("--source", source, f"a folder that holds {'; or '.join(allowed)}", problem)
 
 
