@@ -10,6 +10,7 @@ from fairseq_clusterformer.answers import (
     TYPES,
     Answer,
     AnswerLogits,
+    Answers,
     Document,
     ranked_answers,
     text_mask,
@@ -72,6 +73,15 @@ def test_answers_with_their_probabilities() -> None:
     assert found.text == "yes"
     assert (span.text, span.characters) == ("Yes", (0, 3))
     assert found.long == [(0, 0.0)]
+
+
+def test_the_margin_over_no_answer_of_the_best_of_any_kind() -> None:
+    """A paragraph is the answer with its own probability, times that of there being one."""
+    types = {"short": 0.2, "yes": 0.0, "no": 0.0, "long": 0.5, "none": 0.3}
+    long = [(1, math.log(0.8)), (0, math.log(0.2))]
+    for likely, best in ((0.1, 0.7 * 0.8), (0.6, 0.6)):
+        found = Answers(types, [Answer("man", math.log(likely), 0, (2, 5), (2, 3))], long)
+        assert found.best_margin == pytest.approx(math.log(best / 0.3))
 
 
 @pytest.mark.parametrize("name", ["long", "none"])

@@ -147,6 +147,16 @@ def test_stopping_and_going_on_equals_never_stopping():
     torch.testing.assert_close(whole.state_dict(), stopped.state_dict(), rtol=0, atol=0)
 
 
+def test_what_is_observed_after_saving_is_in_the_next_checkpoint():
+    module = clustering(size=40)
+    for number in (20, 30):
+        module.observe(groups(number))
+        module.consolidate()
+        assert torch.equal(restored(module).bank.latest(40), module.bank.latest(40))
+    module.observe(groups(20))  # and saved without consolidating
+    assert torch.equal(restored(module).bank.latest(40), module.bank.latest(40))
+
+
 def _work(rank: int, folder: str) -> None:
     """Two batches, an update after each; between them the model is saved and loaded."""
     dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)

@@ -1,5 +1,6 @@
 """Neural clustering against plain-loop transcriptions of the paper's equations, in float64."""
 
+import copy
 import math
 
 import pytest
@@ -106,6 +107,17 @@ def test_an_overflow_does_not_break_the_average():
     module.commit()
     assert torch.isfinite(module.log_normalizer).all()
     assert not torch.equal(module.log_normalizer, good)
+
+
+def test_after_an_overflow_the_first_that_is_finite_is_taken_as_it_is():
+    module = make(normalizer="average")
+    other, x = copy.deepcopy(module), torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
+    module.observe(module.assign(x + math.inf)[1].observation)
+    module.commit()
+    for each in (module, other):
+        each.observe(each.assign(x)[1].observation)
+        each.commit()
+    assert torch.equal(module.log_normalizer, other.log_normalizer)
 
 
 @torch.no_grad()

@@ -139,6 +139,20 @@ def test_both_ways_are_one(dtype, clusters, monkeypatch):
         torch.testing.assert_close(other, one, rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("computed")
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_rounding_is_that_of_what_offsets_cancel(sign):
+    """Two scores near 1,000 that differ by 1e-3: within rounding, whatever is taken off both."""
+    k = torch.zeros(1, HEADS, 3, WIDTH)
+    k[..., 0] = 1.0
+    centroids = torch.zeros(HEADS, 2, WIDTH)
+    centroids[..., 0] = TEMPERATURE * torch.tensor([sign * 1000.0, sign * 1000.0 + 1e-3])
+    offsets = torch.full((2, HEADS, 2), sign * 1000.0)
+    found = assign(k, k, centroids, "dot", offsets)
+    assert found.queries.eq(0).all()
+    assert found.keys.eq(0).all()
+
+
 def test_no_gradient_of_padding_and_none_of_queries():
     q, k, centroids = leaves()
     mask = pads([LENGTH, 20, 0], LENGTH, "right")

@@ -159,17 +159,21 @@ def models(request: pytest.FixtureRequest) -> tuple[Model, Model]:
 
 
 class TestMass:
-    def test_far_and_best_by_hand(self) -> None:
-        dense = Model(attention(rotary=False, short_convolution=0))
+    @pytest.mark.parametrize("causal", [True, False])
+    def test_far_and_best_by_hand(self, causal: bool) -> None:
+        dense = Model(attention(causal=causal, rotary=False, short_convolution=0))
         x = torch.randn(1, 20, 24)
         far, best = head_mass(dense, [{"x": x}], 4, 4)["decoder", 0]
         of = dense.decoder.layers[0].self_attn
         q, k = (p(x).view(20, 6, 4).transpose(0, 1) for p in (of.q_proj, of.k_proj))
-        logits = (q @ k.mT / 2).masked_fill(~torch.ones(20, 20).tril().bool(), -torch.inf)
-        weights = logits.softmax(-1)
-        beyond = torch.ones(20, 20).tril(-4).bool()
-        theirs = (weights * beyond)[:, 4:]  # the first four have nothing beyond the window
-        heaviest = theirs.sort(-1, descending=True).values[..., :4].sum(-1)
+        distance = torch.arange(20)[:, None] - torch.arange(20)
+        seen = distance >= 0 if causal else distance.abs() >= 0
+        weights = (q @ k.mT / 2).masked_fill(~seen, -torch.inf).softmax(-1)
+        # causal, a window of 4 has the query's own key; else 4 on either side besides
+        beyond = distance >= 4 if causal else distance.abs() > 4
+        theirs = (weights * beyond)[:, beyond.any(-1)]  # the first may have nothing beyond it
+        number = 4 if causal else 8
+        heaviest = theirs.sort(-1, descending=True).values[..., :number].sum(-1)
         torch.testing.assert_close(far.float(), theirs.sum(-1).mean(-1))
         expected = 1 - theirs.sum(-1) + heaviest
         torch.testing.assert_close(best.float(), expected.mean(-1))
@@ -193,8 +197,9 @@ class TestMass:
         assert asked == 0
         assert theirs["decoder", 0].far.min() > 0.7
 
-    def test_recall_of_windows_is_what_is_near(self) -> None:
-        dense, window = (Model(attention(kind)) for kind in ("full", "window(4)"))
+    @pytest.mark.parametrize("options", [{}, {"causal": False, "short_convolution": 0}])
+    def test_recall_of_windows_is_what_is_near(self, options: dict) -> None:
+        dense, window = (Model(attention(kind, **options)) for kind in ("full", "window(4)"))
         window.load_state_dict(dense.state_dict(), strict=False)
         batches = [{"x": torch.randn(2, 30, 24)}, {"x": torch.randn(1, 11, 24)}]
         far, _ = head_mass(dense, batches, 4, 4)["decoder", 0]
@@ -239,6 +244,18 @@ class TestFit:
         assert losses[-1] < losses[0] - 0.2
         for name, tensor in clustered.state_dict().items():
             assert ".routers." in f".{name}" or torch.equal(tensor, before[name]), name
+
+    def test_normalisers_are_of_the_batches_given_last(self, models: tuple[Model, Model]) -> None:
+        dense, clustered = models
+        routers = pupils(dense, clustered, {("decoder", 0): ORDER})
+        first, *others = [{"x": pairs(1, 40)} for _ in range(3)]
+        found = []
+        for given in ([first], others, [first]):
+            calibrate(dense, routers, given)
+            found.append([pupil.router.normalizer.log_normalizer.clone() for pupil in routers])
+        for one, other, again in zip(*found, strict=True):
+            assert not torch.allclose(one, other, atol=1e-3)
+            torch.testing.assert_close(again, one)
 
     def test_of_pruned_heads(self, models: tuple[Model, Model]) -> None:
         """Numbers stay finite, and the dense model as it is."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_clusterformer.answers import Answer, Answers
+from fairseq_clusterformer.answers import TYPES, Answer, Answers
 from fairseq_clusterformer.data.document_windows import WindowData, WindowedQuestions
 from fairseq_clusterformer.data.qa import Example, QAData, QAWriter
 from fairseq_clusterformer.data.questions import QuestionDataset
@@ -86,6 +86,19 @@ def test_a_sample_has_all_windows_of_a_question(tmp_path):
     short, none = ([kind == place for kind in range(5)] for place in (0, 4))
     assert batch["target"]["types"][:4].tolist() == [none, short, short, none]
     assert batch["net_input"]["document_tokens"].shape == (8, 5)
+
+
+def test_a_window_with_the_long_answer_alone(tmp_path):
+    """The short one stands in another window: it is no answer that was not found."""
+    data = WindowData(write(tmp_path, [[1, 2]], [1]), 8, 5)
+    options = {"split": "train", "max_positions": 8, "max_question_positions": 9}
+    questions = QuestionDataset(data, Dictionary(), **options)
+    assert [row.long_answers.tolist() for row in (data[0], data[1])] == [[], [1]]
+    types = [dict(zip(TYPES, questions[i]["types"].tolist(), strict=True)) for i in range(2)]
+    assert [[name for name, is_right in of.items() if is_right] for of in types] == [
+        ["short"],
+        ["long"],
+    ]
 
 
 def test_the_window_that_is_surest_answers(tmp_path):

@@ -108,6 +108,24 @@ def test_words_to_guess(dictionary):
     assert fates["kept"] / total == pytest.approx(0.25, abs=0.05)
 
 
+def test_words_become_any_other_and_never_the_mask():
+    """Wherever ``<mask>`` stands among the symbols."""
+    words = Dictionary()
+    for symbol in ("a", "<mask>", "b", "c"):
+        words.add_symbol(symbol)
+    a, mask, b, c = range(words.nspecial, len(words))
+    eos = words.eos()
+    lines = Lines(map(torch.tensor, ([a, b, eos], [b, a, eos], [eos], [c, a, eos], [eos])))
+    data = NextSentences(lines, words, max_positions=9, guessed=1, kept=0, replaced=1)
+    assert data.mask == mask
+    seen = set()
+    for epoch in range(1, 60):
+        data.set_epoch(epoch)
+        sample = data[0]
+        seen |= {*sample["tokens"][sample["target"] != words.pad()].tolist()}
+    assert seen == {a, b, c}
+
+
 def test_a_batch(dictionary):
     data = NextSentences(lines_of(dictionary), dictionary, max_positions=23, shuffle=False)
     samples = [data[index] for index in (0, 1, 2)]

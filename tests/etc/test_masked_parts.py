@@ -128,6 +128,8 @@ def test_words_are_guessed_whole_in_the_shares_asked_for() -> None:
     starts[::40] = True
     inside = ~starts[1:]
     assert guessed[1:][inside].equal(guessed[:-1][inside])
+    anew = starts & ~torch.from_numpy(begins)[tokens]  # words that a line alone begins
+    assert not guessed[1:][anew[1:]].equal(guessed[:-1][anew[1:]])
     assert guessed.float().mean().item() == pytest.approx(0.15, abs=0.01)
     shown = sample["tokens"][guessed]
     share = (shown == make_dictionary(WORDS, "<mask>").index("<mask>")).float().mean().item()

@@ -177,6 +177,7 @@ def test_what_is_cut() -> None:
     found = OUTLINE.within(7)
     assert found.sentences.tolist() == [[1, 3], [3, 5]]
     assert (found.supporting, found.right) == (None, 1)
+    assert OUTLINE.within(9).mentions.tolist() == OUTLINE.mentions.tolist()  # the last ends there
 
 
 QUESTION = torch.tensor([0, 70, 71, 2])

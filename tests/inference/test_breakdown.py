@@ -50,11 +50,14 @@ def test_what_is_no_byte_ends_an_identifier():
     assert breakdown.result()["bits on repeats by distance"][0]["tokens"] == 4
 
 
-def test_words_repeat_in_pairs():
+@pytest.mark.parametrize("front", [[], [0]])
+def test_words_repeat_in_pairs(front: list[int]):
+    """Also behind ``<s>``, after which the first word is not scored."""
     coding = WordCoding(dictionary(["a", "b", "c"]))
     a, b, c = (coding.dictionary.index(word) for word in "abc")
     source, target = torch.tensor([a, b, c, a, b, c]), torch.tensor([b, c, a, b, c, c])
     breakdown = Breakdown(coding, [torch.tensor([b, c, b, c])], rare=1)
+    source = torch.cat([torch.tensor(front, dtype=torch.int64), source])
     breakdown.add(source, target, torch.arange(6) * -math.log(2))
     (found,) = breakdown.result()["bits on repeats by distance"]
     assert found == {"from": 0, "to": 64, "tokens": 1, "bits": pytest.approx(3.0)}  # a b, again

@@ -36,6 +36,10 @@ def test_both_ranks_count(caplog):
     assert likeness == pytest.approx([0.1, 0.1, 0.9, 0.1], abs=1e-3)
     assert [place for place, *_ in passages.likeliest("Who rules Ulm?", 2)] == [0, 2]
     assert [place for place, *_ in Passages(parts).likeliest("Who rules Ulm?", 2)] == [0, 3]
+    # in their order, not by relevance
+    places, words, _ = zip(*Passages(parts).likeliest("Ulm?", 2), strict=True)
+    assert places == (0, 3)
+    assert words[0] < words[1]
     assert not caplog.records  # the library is quiet
 
 

@@ -84,6 +84,17 @@ def test_every_layout(name, bias_heads, width):
         torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
 
 
+def test_a_window_that_moves_over_more_keys_than_stay_copied():
+    """In one task for each of many rows and heads; what tiles share is not copied again."""
+    length, slot = 500, torch.arange(500).view(1, 1, -1)
+    inputs = made(length, batch=2, heads=16)
+    layout = Layout(lo=(slot - 100).clamp(min=0), hi=slot + 1)
+    bias = torch.randn(2, 16, length, dtype=torch.float64)
+    expected = run("reference", *inputs, bias, layout)
+    for got, want in zip(run("cpu", *inputs, bias, layout), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+
+
 def test_a_nan_of_one_row_is_in_no_gradient_of_the_next():
     q, k, v = made(129, torch.float32, batch=2, heads=1)
     k[0, 0, -1] = float("nan")

@@ -23,7 +23,8 @@ def test_two_annotators_make_an_answer():
     one, two = answers(SHORT), answers(SHORT, SHORT)
     scores = evaluate({1: one}, {1: SHORT})
     # not an answer in gold, so what is predicted is wrong
-    assert (scores["long-answer-precision"], scores["long-answer-recall"]) == (0, 0)
+    for name in ("long", "short"):
+        assert (scores[f"{name}-answer-precision"], scores[f"{name}-answer-recall"]) == (0, 0)
     scores = evaluate({1: two}, {1: SHORT})
     assert scores["long-answer-f1"] == scores["short-answer-f1"] == 1
 
@@ -97,6 +98,9 @@ def test_of_equal_thresholds_the_highest_is_the_best():
     gold = {9: answers(SHORT, SHORT), 8: answers(), 7: answers(), 6: answers(SHORT, SHORT)}
     scores = evaluate(gold, {score: Label(LONG, long_score=score) for score in gold})
     assert scores["long-best-threshold"] == 9
+    # a precision of just what is asked for is enough
+    assert scores["long-recall-at-precision>=0.5"] == 1
+    assert scores["long-precision-at-precision>=0.5"] == 1 / 2
 
 
 def test_bytes_or_tokens():

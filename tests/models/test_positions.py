@@ -9,6 +9,7 @@ from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbe
 from fairseq_clusterformer.inference.perplexity import as_one_text
 from fairseq_clusterformer.models import options as attention_options
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModel
+from fairseq_clusterformer.models.decoding import DecoderState, decode
 from fairseq_clusterformer.models.options import POSITIONS
 from tests.models.small import letters, make_lm
 
@@ -64,6 +65,10 @@ def test_documents_of_a_row_are_as_if_alone(positions, short_convolution):
         model.decoder(row[:, : t + 1], incremental_state=state)[0] for t in range(row.size(1))
     ]
     torch.testing.assert_close(torch.cat(steps, dim=1), alone, rtol=0, atol=1e-12)
+    cache = DecoderState()  # some tokens at a time, which begin and end within documents
+    features = [decode(model.decoder, part, cache) for part in row.split([4, 9, 2, 5], dim=1)]
+    found = model.decoder.output_layer(torch.cat(features, dim=1))
+    torch.testing.assert_close(found, alone, rtol=0, atol=1e-12)
     together = make_model(**options)
     together.load_state_dict(model.state_dict())
     assert not torch.allclose(together(row)[0], alone, atol=1e-3)
