@@ -116,10 +116,9 @@ def train_sentencepiece(
     form: str = FORM,
     sample: int = SAMPLE,
 ) -> None:
-    """Train a unigram model of `vocab` pieces and write it to the file `model`.
-
-    The model is lossless, so that bits per byte can be computed: text in that form is not changed,
-    blanks are kept, and what has no piece is spelled in bytes.
+    """Train a unigram model of `vocab` pieces and write it to the file `model`. It is lossless, so
+    that bits per byte can be computed: text in that form is not changed, blanks are kept, and what
+    has no piece is spelled in bytes.
 
     Args:
         option: the user's option that `vocab` comes from.
@@ -137,6 +136,7 @@ def train_sentencepiece(
                 normalization_rule_name="identity",
                 remove_extra_whitespaces=False,
                 byte_fallback=True,
+                # a model keeps what was said of its training
                 **({"hard_vocab_limit": False} if at_most else {}),
                 user_defined_symbols=["\u2581" + word for word in words],
                 input_sentence_size=1_000_000,
@@ -144,12 +144,12 @@ def train_sentencepiece(
                 minloglevel=2,
             )
     except RuntimeError as error:
+        allowed, reason = "what sentencepiece can train", str(error).splitlines()[-1]
         if found := re.search(r"value <= (\d+)", str(error)):
-            raise bad_option(option, vocab, f"at most {found[1]} for this text") from None
-        if found := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
-            raise bad_option(option, vocab, f"{found[1]} or more for this text") from None
-        reason = str(error).splitlines()[-1]
-        raise bad_option(option, vocab, "what sentencepiece can train", reason) from None
+            allowed, reason = f"at most {found[1]} for this text", ""
+        elif found := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
+            allowed, reason = f"{found[1]} or more for this text", ""
+        raise bad_option(option, vocab, allowed, reason) from None
 
 
 def piece_dictionary(model: Path) -> Dictionary:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from fairseq_clusterformer.errors import UserError
+from .lines import wrong
 
 _NAME = re.compile(r"(?<![a-z])(train|valid|validation|val|dev|test)(?![a-z])")
 _Item = TypeVar("_Item", bound=Hashable)
@@ -37,10 +37,8 @@ def draw(
         UserError: if there are too few items.
     """
     if len(sizes) <= len(shares):
-        raise UserError(
-            f"{name}: {len(sizes)}; allowed: more than {len(shares)}, to draw "
-            f"{' and '.join(shares)} from, or files of each split"
-        )
+        drawn = f"to draw {' and '.join(shares)} from, or files of each split"
+        raise wrong(name, len(sizes), f"more than {len(shares)}, {drawn}")
     drawn = {}
     total = sum(sizes.values()) if total is None else total
     for others, (split, share) in zip(range(len(shares), 0, -1), shares.items(), strict=True):

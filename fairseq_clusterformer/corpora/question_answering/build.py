@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import READ_FORM, composed
@@ -20,12 +19,10 @@ from fairseq_clusterformer.errors import UserError
 
 from ..download import checksums
 from ..folder import make_folder
+from ..lines import wrong
 from ..splits import SeenTexts
 from ..vocabulary import Vocabulary, copy_model
-from .records import Drops, Record
-
-if TYPE_CHECKING:
-    from .encode import Reader
+from .records import Drops, Reader, Record
 
 
 def prepare(
@@ -33,7 +30,7 @@ def prepare(
     *,
     corpus: str,
     splits: dict[str, list[Path]],
-    readers: "dict[str, Reader]",
+    readers: dict[str, Reader],
     vocabulary: Vocabulary,
     options: dict,
     titles: bool = False,
@@ -64,8 +61,8 @@ def prepare(
 
         how = {"read": readers[split], "model": model, "titles": titles, "workers": workers}
         counts, drops = write_file(path, out, split, **how)
-        dropped = {"dropped": drops.counts, "examples": drops.examples, "moved": drops.moved}
-        return {"counts": counts, **dropped}
+        record = {"counts": counts, "dropped": drops.counts}
+        return record | {"examples": drops.examples, "moved": drops.moved}
 
     def build(work: Path, out: Path) -> dict:
         # a part that another recipe made has another name
@@ -116,16 +113,14 @@ def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int
 
 
 def _check_ids(out: Path, split: str) -> None:
-    """Raise UserError if two questions of a split have the same id: answers are filed by it."""
+    """Refuse two questions of a split with the same id: answers are filed by it."""
     seen = SeenTexts()
     with open(out / f"{split}.jsonl", encoding="utf-8") as file:
         ids = (json.loads(line)["id"] for line in file)
         shared = list(dict.fromkeys(id_ for id_ in ids if not seen.add(id_)))
     if shared:
-        raise UserError(
-            f"{split}: {len(shared):,} ids are of more than one question, {shared[0]!r} first; "
-            "allowed: an id of its own for each question, or none"
-        )
+        problem = f"{len(shared):,} ids are of more than one question, {shared[0]!r} first"
+        raise wrong(split, problem, "an id of its own for each question, or none")
 
 
 def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: Path) -> None:
