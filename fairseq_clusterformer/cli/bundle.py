@@ -17,7 +17,6 @@ from .common import Parser, add_output, add_places, finite, megabytes, read_card
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write a bundle; returns the exit status, or raises UserError."""
     parser = Parser(prog="clusterformer bundle", description=__doc__)
     add = parser.add
     add("checkpoint CHECKPOINT", "of fairseq, or a bundle")

@@ -31,6 +31,10 @@ class Parser(argparse.ArgumentParser):
         """See the function `add`."""
         add(self, name, about, **how)
 
+    def say(self, line: str) -> None:
+        """Print a line beside what the command writes."""
+        print(f"{self.prog}: {harmless(line)}", file=sys.stderr)
+
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().split())
         message = message.removeprefix("argument ").replace(": is ", " is ", 1)
@@ -169,7 +173,8 @@ def number(limits: Range) -> Callable[[str], float]:
         if value != value or limits.forbids(value):
             kind = "a whole number" if limits.whole else "a finite number"
             allowed = limits.allowed(value)
-            allowed = kind if allowed == kind else f"{kind.replace(' finite', '')}, {allowed}"
+            if allowed != kind:
+                allowed = f"{kind.replace(' finite', '')}, {allowed}"
             raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}")
         return value
 
@@ -186,9 +191,8 @@ def encoding(text: str) -> str:
     try:
         "".encode(text)  # refuses what is no encoding of text, such as hex
     except LookupError:
-        raise argparse.ArgumentTypeError(
-            f"is {text}; allowed: utf-8, latin-1, cp1252 and others that Python knows"
-        ) from None
+        allowed = "utf-8, latin-1, cp1252 and others that Python knows"
+        raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}") from None
     return text
 
 
@@ -200,8 +204,6 @@ def line_encoding(text: str) -> str:
     return text
 
 
-NUMBER = {"metavar": "N", "type": whole_number}
-PATH = {"metavar": "PATH", "type": Path}
 #: of an option's value, by what stands for it in the help; text otherwise
 _TYPES = {"N": whole_number, "F": fraction, "VOCAB": whole_number}
 _TYPES |= dict.fromkeys(
@@ -242,10 +244,8 @@ def prepare_folder(options: dict) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith(__package__.split(".")[0]):
             raise  # a mistake of ours, not a missing package
-        raise UserError(
-            f"{sys.executable} has no package {error.name}; install it, or use the Python in "
-            "which fairseq_clusterformer was installed"
-        ) from None
+        remedy = "install it, or use the Python in which fairseq_clusterformer was installed"
+        raise UserError(f"{sys.executable} has no package {error.name}; {remedy}") from None
     if record is None:
         print(f"{options['dest']} is already prepared")
         return 0

@@ -71,7 +71,6 @@ def _parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Convert a model; returns the exit status, or raises UserError."""
     parser = _parser()
     args = parser.parse_args(arguments)
     if args.far_window < 2:

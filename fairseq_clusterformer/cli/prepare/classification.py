@@ -108,7 +108,6 @@ def _add_common_options(parser: Parser, made: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prepare a corpus; returns the exit status, or raises UserError."""
     options = vars(_parser().parse_args(arguments))
     vocabulary = take_existing(options)
     for key in ("vocabulary_size", "min_count"):

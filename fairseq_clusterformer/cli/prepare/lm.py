@@ -71,7 +71,6 @@ def _add_text_options(parser: Parser) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prepare a corpus; raises UserError for a user's mistake."""
     options = vars(_parser().parse_args(arguments))
     for name in ("corpus", "bytes"):
         options.pop(name, None)

@@ -87,7 +87,6 @@ def _add_shared_options(parser: Parser, operations: int | None, vocabulary: str)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prepare a corpus; raises UserError for a user's mistake."""
     options = vars(_parser().parse_args(arguments))
     options["bpe"] = options.pop("vocabulary").replace("-", "_")
     name = options["corpus"]
