@@ -55,10 +55,8 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
         """
         self._begin(position_ids=position_ids, **kwargs)
         if self._wants_states(output_hidden_states):
-            raise ValueError(
-                "output_hidden_states is True: the layers read windows of a document, not rows; "
-                "allowed: False"
-            )
+            problem = "the layers read windows of a document, not rows"
+            raise ValueError(f"output_hidden_states is True: {problem}; allowed: False")
         if token_type_ids is None:
             raise ValueError("token_type_ids is None; allowed: 0 at the question, 1 behind it")
         tokens = self._one_text_a_row(input_ids, attention_mask, position_ids)

@@ -55,9 +55,8 @@ def renumber(folder: Path, dictionary: Dictionary, begin: list[int]) -> PreTrain
         if symbol not in made:
             made[symbol] = number
             flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-            content["added_tokens"].append(
-                {"id": number, "content": symbol, **flags, "special": True}
-            )
+            token = {"id": number, "content": symbol, **flags, "special": True}
+            content["added_tokens"].append(token)
     content["added_tokens"].sort(key=lambda token: token["id"])
     content["model"]["vocab"] = dict(sorted(made.items(), key=lambda item: item[1]))
     content["post_processor"] = content["truncation"] = content["padding"] = None
@@ -78,11 +77,9 @@ def _numbers(
     """Our number of each of their tokens; where texts begin by one of theirs, it is ``</s>``."""
     end, found = dictionary.eos(), {}
     for number in theirs:
-        symbol = subwords.symbols[number]
-        for name in (f"<token-{number}>", symbol):
-            if name in dictionary:
-                found[number] = dictionary.index(name)
-                break
+        names = (f"<token-{number}>", subwords.symbols[number])
+        if known := [name for name in names if name in dictionary]:
+            found[number] = dictionary.index(known[0])
     unnamed = [number for number in theirs if number not in found]
     if end not in found.values():  # as `conversion.texts.tokenizer_text` chose it
         if subwords.first is not None:

@@ -49,13 +49,12 @@ class ClusterformerForConditionalGeneration(GeneratingModel):
     auto, form, hub_task = "AutoModelForSeq2SeqLM", "translation", "translation"
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the embeddings, of both sides if they are one."""
+        """Of both sides if they are one."""
         if self.model.decoder.embed_tokens is self.model.encoder.embed_tokens:
             self.model.decoder.embed_tokens = value
         self.model.encoder.embed_tokens = value
 
     def get_encoder(self, modality: str | None = None) -> Encoder:
-        """What generation calls with the source."""
         return Encoder(self)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
