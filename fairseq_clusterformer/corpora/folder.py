@@ -31,9 +31,8 @@ def make_folder(
         build: returns more for ``prepared.json``.
         force: replace a `dest` that was prepared before and holds no other file.
 
-    Returns:
-        the content of ``prepared.json``, or None if `dest` was there, made by the same recipe.
-        Raises UserError if something else is there.
+    Returns the content of ``prepared.json``, or None if `dest` was there, made by the same recipe;
+    raises UserError if something else is there.
     """
     dest, recipe = resolved("DEST", dest), json.loads(json.dumps(recipe))
     work = dest.with_name(dest.name + ".partial")

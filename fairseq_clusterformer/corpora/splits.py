@@ -27,14 +27,12 @@ def draw(
     total: int | None = None,
 ) -> dict[_Item, str]:
     """Return the split of each item that is drawn, as long as each brings a split closer to its
-    share of all sizes, in their order; all other items are of train.
+    share of all sizes, in their order; all other items are of train. Raises UserError if there are
+    too few items.
 
     Args:
-        name: of the items and where they come from, for an error.
+        name: of the items and where they come from, for the error.
         total: of all sizes, where only the first items are given.
-
-    Raises:
-        UserError: if there are too few items.
     """
     if len(sizes) <= len(shares):
         drawn = f"to draw {' and '.join(shares)} from, or files of each split"

@@ -23,15 +23,9 @@ def learn_vectors(
     sources: Sequence[Path], out: Path, *, workers: int, force: bool, **recipe
 ) -> dict[str, int] | None:
     """Learn vectors of the words in some text, and write them; always the same if `workers` is 1.
-    The arguments are the options of ``clusterformer vectors``; all are needed.
-
-    Returns:
-        How many ``documents`` and running ``words`` were read, and ``vectors`` written; None if
-        the same was done before.
-
-    Raises:
-        UserError: no gensim, a file that is there, or text with no word that is frequent enough.
-    """
+    The arguments are the options of ``clusterformer vectors``; all are needed. Returns how many
+    ``documents`` and running ``words`` were read, and ``vectors`` written; None if the same was
+    done before. Raises UserError without gensim, or if no word is frequent enough."""
     model_of = _gensim(recipe["method"])
     check_output("OUT", out, inputs=sources, force=force)
     made = written(out) if out.is_file() else None

@@ -28,16 +28,9 @@ def is_renumbered(folder: Path) -> bool:
 
 
 def renumber(folder: Path, dictionary: Dictionary, begin: list[int]) -> PreTrainedTokenizerFast:
-    """The tokenizer of transformers whose numbers are ours.
-
-    Args:
-        folder: of the data, with ``tokenizer.json`` and, if there are any, ``CHAT_FILES``.
-        dictionary: of the model.
-        begin: what a text begins by.
-
-    Raises:
-        ValueError: a file that cannot say it; the message says why.
-    """
+    """The tokenizer of transformers whose numbers are ours, of a data folder with
+    ``tokenizer.json`` and, if there are any, ``CHAT_FILES``; a text begins by `begin`. Raises
+    ValueError for a file that cannot say it; the message says why."""
     content = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
     subwords = TokenizerSubwords(folder / TOKENIZER)
     if content["model"]["type"] != "BPE" or not subwords.keeps_lines:

@@ -42,10 +42,8 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         languages: source and target of a translation model.
         begins_by_bos: a "text" begins by ``<s>``, as in a training with ``--add-bos-token``.
         kwargs: see `transformers.PreTrainedTokenizer`; and the other files of
-            ``vocab_files_names``, which are found in the dictionary's folder.
-
-    Raises:
-        UserError: files that are missing or something else.
+            ``vocab_files_names``, which are found in the dictionary's folder; UserError for what
+            is missing or something else.
     """
 
     vocab_files_names = {

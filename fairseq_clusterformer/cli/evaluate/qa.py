@@ -87,8 +87,7 @@ def main(arguments: Sequence[str]) -> int:
             text = json.dumps(content, ensure_ascii=False) + "\n"
             write_text("--out", args.out / name, text, makes_folder=True, **how)
         if tables:
-            from fairseq_clusterformer.visual.breakdown import draw_breakdown
-            from fairseq_clusterformer.visual.figure import save
+            from fairseq_clusterformer.visual.figure import draw_breakdown, save
 
             with whole_file("--out", args.out / "breakdown.png", **how) as path:
                 save(draw_breakdown(tables), path)

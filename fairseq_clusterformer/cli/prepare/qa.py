@@ -13,8 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.question_answering.build import prepare
-from fairseq_clusterformer.corpora.question_answering.corpora import CORPORA, QuestionCorpus
+from fairseq_clusterformer.corpora.question_answering.build import CORPORA, QuestionCorpus, prepare
 from fairseq_clusterformer.corpora.question_answering.squad import draw_documents, own_questions
 from fairseq_clusterformer.corpora.splits import split_of
 from fairseq_clusterformer.errors import bad_option

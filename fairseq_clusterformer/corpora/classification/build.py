@@ -235,33 +235,30 @@ def _describe(
     """Each split's classes and lengths, and how many of its texts are in train too."""
     import numpy as np
 
-    present = set().union(*dealt.values())  # a user's own data may have no test set
-    members = {split: [] for split in SPLITS if split in present}
-    for part, splits in dealt.items():
-        for index, split in enumerate(splits):
-            members[split].append((parts[part], index))
-    train = {part.texts[index] for part, index in members["train"]}
+    of = np.array([split for splits in dealt.values() for split in splits])
+    labels = [label for part in parts.values() for label in part.labels]
+    texts = np.concatenate([part.texts for part in parts.values()])
     facts = {}
-    for split, examples in members.items():
-        labels = Counter(part.labels[index] for part, index in examples)
-        facts[split] = {
-            "examples": len(examples),
-            "classes": {name: labels[name] for name in corpus.classes},
-        }
+    for split in SPLITS:
+        own = of == split
+        if not own.any():  # a user's own data may have no test set
+            continue
+        counts = Counter(itertools.compress(labels, own))
+        classes = {name: counts[name] for name in corpus.classes}
+        facts[split] = {"examples": int(own.sum()), "classes": classes}
         if not corpus.classes:
-            numbers = sorted(map(float, labels.elements()))
+            numbers = sorted(map(float, counts.elements()))
             mean = sum(numbers) / len(numbers)
             facts[split]["label"] = {"least": numbers[0], "mean": mean, "most": numbers[-1]}
-        facts[split]["distinct"] = len({part.texts[index] for part, index in examples})
+        facts[split]["distinct"] = len(np.unique(texts[own]))
         if split != "train":
-            seen = sum(part.texts[index] in train for part, index in examples)
-            facts[split]["also in train"] = seen
+            facts[split]["also in train"] = int(np.isin(texts[own], texts[of == "train"]).sum())
         for i in range(corpus.inputs):
-            lengths = np.array([part.lengths[i][index] for part, index in examples])
+            found = np.concatenate([part.lengths[i] for part in parts.values()])[own]
             facts[split][f"input{i} tokens"] = {
-                "sum": int(lengths.sum()),
-                "mean": round(float(lengths.mean()), 1),
-                "95th percentile": int(np.percentile(lengths, 95, method="higher")),
-                "most": int(lengths.max()),
+                "sum": int(found.sum()),
+                "mean": round(float(found.mean()), 1),
+                "95th percentile": int(np.percentile(found, 95, method="higher")),
+                "most": int(found.max()),
             }
     return facts

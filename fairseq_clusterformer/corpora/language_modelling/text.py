@@ -33,15 +33,12 @@ def find_texts(
     source: Path, patterns: Sequence[str] | None = None
 ) -> tuple[list[Path], list[Path]]:
     """Return the text files below `source` in order of their paths, and the files passed over;
-    hidden ones, whose names start with a dot, are neither.
+    hidden ones, whose names start with a dot, are neither. Raises UserError if there is none.
 
     Args:
         source: a folder, searched recursively, or one text file, whatever its name is.
         patterns: shell patterns for names; a .xz, .gz or .bz2 at a name's end may be left out.
             None: every file whose first bytes are text.
-
-    Raises:
-        UserError: if `source` does not exist or holds no such file.
     """
     if source.is_file():
         if _is_binary(source):
