@@ -9,7 +9,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 
 import sentencepiece
@@ -90,20 +89,18 @@ MB = 1 << 20
 SAMPLE = 32  # MB of text that sentencepiece learns from, at about 20 times as much memory
 
 
-def _text_lines(text: Path, form: str) -> Iterator[str]:
-    """Yield the lines; one that is too long for sentencepiece, which would drop it, in parts."""
-    with open(text, encoding="utf-8", newline="\n") as file:
-        for line in file:
-            line = composed(line.rstrip("\n"), form)
-            yield from (line[i : i + _PART] for i in range(0, len(line) or 1, _PART))
-
-
 def _sample(texts: Sequence[Path], form: str, most: int) -> Iterator[str]:
     """Yield the lines of all texts; if they have more bytes than `most`, about as many, drawn."""
     draw = random.Random(1).random
     share = most / max(1, sum(text.stat().st_size for text in texts))
-    lines = chain.from_iterable(_text_lines(text, form) for text in texts)
-    return (line for line in lines if share >= 1 or draw() < share)
+    for text in texts:
+        with open(text, encoding="utf-8", newline="\n") as file:
+            for line in file:
+                line = composed(line.rstrip("\n"), form)
+                # in parts, since sentencepiece would drop a line that is too long
+                for start in range(0, len(line) or 1, _PART):
+                    if share >= 1 or draw() < share:
+                        yield line[start : start + _PART]
 
 
 def train_sentencepiece(

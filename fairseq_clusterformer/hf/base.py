@@ -37,8 +37,9 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
     Arguments that every ``forward`` takes, documented here alone: ``input_ids`` int64 [B, N];
     ``attention_mask`` [B, N], 1 at real tokens (None: all but the padding symbol);
     ``position_ids``, from 0 in each row; ``output_hidden_states`` to return the input and each
-    layer's output too, [B, N, D] each; ``return_dict=False`` for a tuple. An argument that says
-    something and is not read raises ValueError.
+    layer's output too, [B, N, D] each; ``labels`` int64 [B, N], -100 where there is no loss;
+    ``return_dict=False`` for a tuple. An argument that says something and is not read raises
+    ValueError.
     """
 
     config: ClusterformerConfig
@@ -232,7 +233,11 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
 
 
 class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
-    """With a decoder that writes, and a cache of bounded size."""
+    """With a decoder that writes, and a cache of bounded size.
+
+    Also of every ``forward``: ``cache``, what an earlier call returned, which is used up;
+    ``use_cache`` to return one, in evaluation without gradients, and then no hidden states.
+    """
 
     _is_stateful = True  # a ring cannot be turned back: no assisted generation
 

@@ -37,13 +37,9 @@ class ClusterformerForCausalLM(GeneratingModel):
         labels are shifted here by one.
 
         Args:
-            attention_mask: with ``cache`` of all tokens so far.
+            attention_mask: with ``cache``, which ``input_ids`` follow, of all tokens so far.
             position_ids: [1 or B, N]; those of packed documents begin again at each, which is
                 then read as a row of its own.
-            cache: what an earlier call returned, which is used up; ``input_ids`` follow it.
-            labels: int64 [B, N], -100 where there is no loss.
-            use_cache: return a cache, in evaluation: without gradients.
-            output_hidden_states: not with a cache.
             logits_to_keep: logits of the last so many tokens, or at these indices; 0: of all.
         """
         self._begin(position_ids=position_ids, **kwargs)

@@ -60,8 +60,7 @@ class _EncoderWithHead(ClusterformerPreTrainedModel):
 
         Args:
             token_type_ids: 1 at the second text of a joined pair; the model finds it itself.
-            labels: int64 [B, N], -100 where there is no loss; a classifier's [B], of a regression
-                floating point.
+            labels: a classifier's are [B], of a regression floating point.
         """
         self._begin(position_ids=position_ids, **kwargs)
         tokens = self._one_text_a_row(input_ids, attention_mask, position_ids)

@@ -89,13 +89,11 @@ def export(
     force: bool = False,
 ) -> Path:
     """Write a model as a folder that ``from_pretrained`` of the Auto classes reads; return `out`.
+    Raises UserError for a model of another kind, or if `out` cannot be written.
 
     Args:
         card: text of the model's card, in Markdown; None: the bundle's, if it is one.
         out, dtype, force: as of :func:`~fairseq_clusterformer.inference.bundle.write_bundle`.
-
-    Raises:
-        UserError: a model of another kind, or `out` is there otherwise or cannot be written.
     """
     out = Path(out)
     if dtype not in DTYPES:
@@ -204,25 +202,13 @@ def generation(
     bos, pad, eos = config.bos_token_id, config.pad_token_id, config.eos_token_id
     if config.family == "clusterformer":
         most = config.namespace().max_target_positions or DEFAULT_MAX_TARGET_POSITIONS
-        return GenerationConfig(
-            bos_token_id=bos,
-            pad_token_id=pad,
-            eos_token_id=eos,
-            decoder_start_token_id=eos,
-            forced_eos_token_id=eos,
-            suppress_tokens=[pad],
-            min_new_tokens=1,
-            max_new_tokens=min(201, most),
-            num_beams=5,
-            early_stopping=True,
-        )
+        how = dict.fromkeys(("decoder_start_token_id", "forced_eos_token_id"), eos)
+        how |= {"num_beams": 5, "early_stopping": True, "suppress_tokens": [pad]}
+        how |= {"min_new_tokens": 1, "max_new_tokens": min(201, most)}
+        return GenerationConfig(bos_token_id=bos, pad_token_id=pad, eos_token_id=eos, **how)
     if not isinstance(tokenizer, ClusterformerTokenizer):
-        return GenerationConfig(
-            bos_token_id=eos,
-            eos_token_id=sorted({eos, tokenizer.eos_token_id}),
-            pad_token_id=pad,
-            suppress_tokens=[bos, pad],
-        )
+        ends, how = sorted({eos, tokenizer.eos_token_id}), {"suppress_tokens": [bos, pad]}
+        return GenerationConfig(bos_token_id=eos, eos_token_id=ends, pad_token_id=pad, **how)
     first, then, special = eos, None, [0, 1, 2, 3]
     if tokenizer.coding.unit != "byte":
         special.remove(eos)  # the end of a line, which ends no text
@@ -287,15 +273,12 @@ def _card(loaded: Loaded, config: ClusterformerConfig, card: str | None) -> str:
 def back(
     folder: Path | str, out: Path | str, *, dtype: str = "float32", force: bool = False
 ) -> Path:
-    """Write an exported folder, or what was fine-tuned from it, as a bundle; return `out`.
+    """Write an exported folder, or what was fine-tuned from it, as a bundle; return `out`. Raises
+    UserError for one that is missing, something else or damaged.
 
     Args:
         folder: by :func:`export`, or ``save_pretrained`` of a model and its tokenizer.
         out, dtype, force: as of :func:`~fairseq_clusterformer.inference.bundle.write_bundle`.
-
-    Raises:
-        UserError: a folder that is missing, something else or damaged, or a dictionary of another
-            size than the embeddings.
     """
     folder = Path(folder)
     allowed = "a folder that clusterformer export or save_pretrained wrote"

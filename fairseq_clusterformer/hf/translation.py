@@ -86,10 +86,8 @@ class ClusterformerForConditionalGeneration(GeneratingModel):
             decoder_input_ids: int64 [B, N], beginning with ``</s>``; None: made of the labels.
             decoder_attention_mask: 1 at real tokens, the last N of which count.
             encoder_outputs: of an earlier call.
-            cache: what an earlier call returned, which is used up.
-            labels: int64 [B, N], ending in ``</s>``; -100 where there is no loss.
-            use_cache: return a cache, in evaluation: without gradients.
-            output_hidden_states: the decoder's; not with a cache.
+            labels: ending in ``</s>``.
+            output_hidden_states: the decoder's.
         """
         self._begin(position_ids=position_ids, **kwargs)
         if decoder_input_ids is None:

@@ -280,8 +280,6 @@ def _documents(records: Iterable[Record]) -> tuple[Counter[str], Callable[[Recor
 def _name(record: Record) -> str:
     """What a record says of its document: its title, or else its text."""
     titles = {paragraph.title for paragraph in record.paragraphs}
-    if record.document:
-        return record.document
-    if len(titles) == 1 and titles != {""}:
-        return titles.pop()
-    return "\n".join(paragraph.text for paragraph in record.paragraphs)
+    only = titles.pop() if len(titles) == 1 else ""
+    text = "\n".join(paragraph.text for paragraph in record.paragraphs)
+    return record.document or only or text

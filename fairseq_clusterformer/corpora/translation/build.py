@@ -106,8 +106,7 @@ def learn_subwords(texts: Sequence[Path], number: int | None, pipeline: TextPipe
 
 @dataclass
 class _Job:
-    """The stages of a preparation, and the counts that they fill in. They leave their files,
-    ``NAME.LANGUAGE``, in `work`; `pipeline` has the file of its model after `learn_subwords`."""
+    """The stages, and the counts that they fill in; their files in `work` are NAME.LANGUAGE."""
 
     corpus: ParallelCorpus
     pipeline: TextPipeline

@@ -27,8 +27,7 @@ GERMAN_ENGLISH = ("de", "en")
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Which training pairs are kept, as in Moses' ``clean-corpus-n``. Each side has one unit at
-    least."""
+    """Which training pairs are kept, as in Moses' ``clean-corpus-n``; each side has a unit."""
 
     unit: str = "tokens"  # or "subwords"
     most: int | None = None  # on one side; None: any number
