@@ -27,9 +27,17 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
 
-    def add(self, name: str, about: str, **how) -> None:
-        """See the function `add`."""
-        add(self, name, about, **how)
+    def add(self: argparse._ActionsContainer, name: str, about: str, **how) -> None:
+        """Add ``--option VALUE``, ``--flag`` or ``argument VALUE``. Its help is `about`, to which
+        a default is added; `how` is as of `argparse`, and the type by default that of VALUE."""
+        name, _, value = name.partition(" ")
+        if value:
+            how = {"metavar": value, "type": _TYPES.get(value, str)} | how
+        elif "choices" not in how:
+            how["action"] = "store_true"
+        if how.get("default") not in (None, (), []):
+            about += " (default: %(default)s)"
+        self.add_argument(name, help=about, **how)
 
     def say(self, line: str) -> None:
         """Print a line beside what the command writes."""
@@ -61,6 +69,9 @@ class Parser(argparse.ArgumentParser):
         return self.add_subparsers(
             title="corpora", dest="corpus", metavar="CORPUS", required=True, parser_class=Parser
         )
+
+
+add = Parser.add  # to a group of options as well
 
 
 def harmless(text: str) -> str:
@@ -209,23 +220,6 @@ _TYPES = {"N": whole_number, "F": fraction, "VOCAB": whole_number}
 _TYPES |= dict.fromkeys(
     ("FILE", "FOLDER", "DIR", "PATH", "PREFIX", "CHECKPOINT", "SOURCE", "OUT", "DEST"), Path
 )
-
-
-def add(parser: argparse._ActionsContainer, name: str, about: str, **how) -> None:
-    """Add ``--option VALUE``, ``--flag`` or ``argument VALUE`` to a parser.
-
-    Args:
-        about: its help, to which a default is added.
-        how: as `argparse` takes it; the type is by default that of VALUE.
-    """
-    name, _, value = name.partition(" ")
-    if value:
-        how = {"metavar": value, "type": _TYPES.get(value, str)} | how
-    elif "choices" not in how:
-        how["action"] = "store_true"
-    if how.get("default") not in (None, (), []):
-        about += " (default: %(default)s)"
-    parser.add_argument(name, help=about, **how)
 
 
 def add_dest(parser: argparse.ArgumentParser, default: str | None = None) -> None:

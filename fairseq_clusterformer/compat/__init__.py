@@ -48,29 +48,15 @@ from .wrapping import wrap, wraps
 # fairseq calls torch.load without weights_only (checkpoint_utils.load_checkpoint_to_cpu,
 # distributed/utils._broadcast_object_slow), which since torch 2.6 means True. These are the types
 # that fairseq itself writes; each holds data only. Whatever else a file names is still refused.
-CHECKPOINT_TYPES = (
-    # models configured by argparse (transformer, roberta): the options
-    argparse.Namespace,
-    # --eval-bleu: the counts of n-grams among the meters
-    multiarray._reconstruct,
-    multiarray.scalar,
-    np.ndarray,
-    np.dtype,
-    *(type(np.dtype(name)) for name in ("int32", "int64", "float32", "float64")),
-    # a loaded checkpoint, saved again or sent to other workers: the options as omegaconf made them
-    omegaconf.DictConfig,
-    omegaconf.ListConfig,
-    omegaconf.AnyNode,
-    ContainerMetadata,
-    Metadata,
-    typing.Any,
-    int,
-    dict,
-    list,
-    collections.defaultdict,
-    # broadcast_object: the place of a tensor that is sent separately
-    _TensorPlaceholder,
-)
+CHECKPOINT_TYPES = [argparse.Namespace]  # options of models that argparse configures, as roberta
+# --eval-bleu: the counts of n-grams among the meters
+CHECKPOINT_TYPES += [multiarray._reconstruct, multiarray.scalar, np.ndarray, np.dtype]
+CHECKPOINT_TYPES += [type(np.dtype(name)) for name in ("int32", "int64", "float32", "float64")]
+# a loaded checkpoint, saved again or sent to other workers: the options as omegaconf made them
+CHECKPOINT_TYPES += [omegaconf.DictConfig, omegaconf.ListConfig, omegaconf.AnyNode, typing.Any]
+CHECKPOINT_TYPES += [ContainerMetadata, Metadata, int, dict, list, collections.defaultdict]
+# broadcast_object: the place of a tensor that is sent separately
+CHECKPOINT_TYPES += [_TensorPlaceholder]
 
 # (start of the message, category, module that it comes from)
 KNOWN_WARNINGS = (
@@ -120,7 +106,7 @@ def apply() -> None:
 
 def allow_checkpoint_types() -> None:
     """Lets ``torch.load(weights_only=True)`` read what fairseq writes."""
-    torch.serialization.add_safe_globals(list(CHECKPOINT_TYPES))
+    torch.serialization.add_safe_globals(CHECKPOINT_TYPES)
 
 
 def restore_numpy_compat() -> None:

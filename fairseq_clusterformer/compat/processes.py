@@ -17,7 +17,7 @@ from fairseq_clusterformer.errors import refused
 
 from .checks import check_names, check_training, wrong_option
 from .saving import keep_what_is_said, what_is_saved
-from .wrapping import wraps
+from .wrapping import wrap, wraps
 
 #: what torchrun says to each process
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
@@ -54,12 +54,7 @@ def train_in_several_processes() -> None:
     commands = (sys.modules.get("fairseq_cli.hydra_train"), sys.modules["__main__"])
     if train is None:
         return
-    for module in [train] if in_job else [m for m in commands if hasattr(m, "hydra_main")]:
-        _begin_jobs(module, train, in_job)
 
-
-def _begin_jobs(module, train, in_job: bool) -> None:
-    @wraps(module, "add_defaults")
     def add_defaults(add, cfg):
         check_training(cfg)
         check_names(cfg)
@@ -73,6 +68,9 @@ def _begin_jobs(module, train, in_job: bool) -> None:
             _join(cfg)
             if cfg.distributed_training.distributed_init_method is not None:
                 distributed_utils.distributed_init(cfg)
+
+    for module in [train] if in_job else [m for m in commands if hasattr(m, "hydra_main")]:
+        wrap(module, "add_defaults", add_defaults)
 
 
 def _on_cpus(cfg) -> bool:

@@ -11,10 +11,8 @@ from .cache import ClusterformerCache
 
 
 class ClusterformerForCausalLM(GeneratingModel):
-    """fairseq's language model over a clustered decoder.
-
-    Rows of a batch are those rows alone, whichever side they are padded on.
-    """
+    """fairseq's language model over a clustered decoder. Rows of a batch are those rows alone,
+    whichever side they are padded on."""
 
     families = ("clusterformer_lm",)
     auto, form, hub_task = "AutoModelForCausalLM", "text", "text-generation"

@@ -94,11 +94,8 @@ class ClusterformerConfig(PreTrainedConfig):
 
 def build_model(config: ClusterformerConfig) -> BaseFairseqModel:
     """fairseq's model with its initial values, without fairseq's task and files; ValueError for an
-    option that is not allowed.
-
-    It is made on the CPU wherever transformers would make it: kinds of attention initialise
-    centroids and buffers from data, which a meta device does not have.
-    """
+    option that is not allowed. It is made on the CPU wherever transformers would make it: kinds of
+    attention initialise centroids and buffers from data, which a meta device does not have."""
     target = source = numbered(config.vocab_size)
     if config.source_vocab_size is not None:
         source = numbered(config.source_vocab_size)

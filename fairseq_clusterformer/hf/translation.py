@@ -19,11 +19,11 @@ class EncoderOutput(BaseModelOutput):
     attention_mask: Tensor | None = None
 
 
+@dataclass
 class Encoder:
     """fairseq's encoder as transformers' generation calls it, which reads its signature."""
 
-    def __init__(self, model: "ClusterformerForConditionalGeneration"):
-        self.model = model
+    model: "ClusterformerForConditionalGeneration"
 
     def __call__(self, *args, **kwargs) -> EncoderOutput:
         return self.forward(*args, **kwargs)

@@ -1,6 +1,7 @@
 """The documents on the page, and the answers to what is asked of them, as plain values."""
 
 import threading
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from fairseq_clusterformer.errors import bad_option
@@ -22,30 +23,21 @@ class _Document(NamedTuple):
     characters: int
 
 
+@dataclass(eq=False)
 class Desk:
-    """Documents, and a reader of them. One thread at a time uses the reader.
+    """Documents, and a reader of them. One thread at a time uses the reader."""
 
-    Args:
-        encoding, main_text: as of `read_source`, where an upload says nothing else.
-        top: answers to show.
-        most: tokens of a document that are read at once; None: as the reader has it.
-        least, windows: as of `Reader.ask`.
-    """
+    reader: Reader
+    _: KW_ONLY
+    encoding: str | None = None  # as of `read_source`, where an upload says nothing else
+    main_text: bool = False  # as of `read_source`
+    top: int = 3  # answers to show
+    most: int | None = None  # tokens of a document that are read at once; None: the reader's
+    least: float = 0.0  # as of `Reader.ask`
+    windows: int | None = None  # as of `Reader.ask`; None: the reader's
 
-    def __init__(
-        self,
-        reader: Reader,
-        *,
-        encoding: str | None = None,
-        main_text: bool = False,
-        top: int = 3,
-        most: int | None = None,
-        least: float = 0.0,
-        windows: int | None = None,
-    ) -> None:
-        self.reader, self.encoding, self.main_text = reader, encoding, main_text
-        self.top, self.most, self.least = top, most, least
-        self.windows = reader.windows if windows is None else windows
+    def __post_init__(self) -> None:
+        self.windows = self.reader.windows if self.windows is None else self.windows
         self._documents: dict[str, _Document] = {}  # by name
         self._passages: Passages | None = None  # of all documents, once somebody asks
         self._lock = threading.Lock()

@@ -146,7 +146,12 @@ def _read(
 ) -> Iterator[LabelledText]:
     """Yield the examples of files and folders; `places` are those of all splits."""
     with naming_all(chain.from_iterable(map(_files_in, places)), form.encoding, _REMEDY):
-        yield from _examples(files, form)
+        for example in chain.from_iterable(_examples_of(path, form) for path in files):
+            label = " ".join(example.label.split())
+            if not label:
+                raise wrong(example.where, "the label is empty", "a label")
+            if not form.labels or label in form.labels:
+                yield example._replace(label=label)
 
 
 def _files_in(place: Path) -> list[Path]:
@@ -154,15 +159,6 @@ def _files_in(place: Path) -> list[Path]:
         return [place]
     files = (path for path in sorted(place.rglob("*")) if path.is_file())
     return [path for path in files if not path.name.startswith(".")]
-
-
-def _examples(files: Sequence[Path], form: FileFormat) -> Iterator[LabelledText]:
-    for example in chain.from_iterable(_examples_of(path, form) for path in files):
-        label = " ".join(example.label.split())
-        if not label:
-            raise wrong(example.where, "the label is empty", "a label")
-        if not form.labels or label in form.labels:
-            yield example._replace(label=label)
 
 
 def _examples_of(path: Path, form: FileFormat) -> Iterator[LabelledText]:

@@ -135,12 +135,9 @@ def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
 def by_document(
     texts: Sequence[Path], reader: TextReader, fractions: dict[str, float]
 ) -> SplitLines:
-    """Yield every document, whole, with its split.
-
-    Documents are ranked by the SHA-256 of their text. The first ones become valid and the next
-    ones test, within their `fractions` of all bytes; where the first is too long, only the
-    shortest document. All others become train.
-    """
+    """Yield every document, whole, with its split. They are ranked by the SHA-256 of their text.
+    The first ones become valid and the next ones test, within their `fractions` of all bytes;
+    where the first is too long, only the shortest document. All others become train."""
     sizes, digests = Counter(), []
     for document in reader.documents(texts):
         digest, size = hashlib.sha256(), 0

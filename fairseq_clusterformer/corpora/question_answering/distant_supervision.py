@@ -15,10 +15,8 @@ def find_answers(
     texts: Iterable[str], paragraphs: Sequence[Paragraph], among: Iterable[int] | None = None
 ) -> tuple[GoldAnswer, ...]:
     """Return every place where one of `texts` stands in the paragraphs (or those `among` them).
-
     Whole words are compared, without regard to case, marks such as accents, punctuation and white
-    space. Of places that start together the longest is kept.
-    """
+    space. Of places that start together the longest is kept."""
     wanted = defaultdict(set)  # by the first word
     for text in texts:
         if words := _folded(_words(text)):

@@ -80,11 +80,9 @@ def searchqa(path: Path, drops: Drops) -> Iterator[Record]:
 
 def triviaqa(path: Path, drops: Drops) -> Iterator[Record]:
     """Yield the records of a file ``qa/*.json``, with ``evidence/`` next to the folder ``qa``.
-
     Both may be in an archive, as in ``triviaqa-rc.tar.gz/qa/wikipedia-train.json``. All documents
     of a question follow each other; in the domain Web, whose script wants an answer from each,
-    each is a record, with the id ``QUESTION--FILE``. Each line is a paragraph.
-    """
+    each is a record, with the id ``QUESTION--FILE``. Each line is a paragraph."""
     archive = next((part for part in path.parents if part.is_file()), None)
     with TemporaryDirectory() if archive else nullcontext(path.parent.parent) as folder:
         folder, name = Path(folder), f"{path.parent.name}/{path.name}"

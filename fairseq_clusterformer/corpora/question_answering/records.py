@@ -211,11 +211,9 @@ def spans_record(
 def gold_answer(
     paragraphs: Sequence[Paragraph], number: int, start: int, text: str, drops: Drops
 ) -> GoldAnswer:
-    """The answer at an offset of a paragraph, compared as documents are read (in NFKC).
-
-    If other text stands there, the offset is taken as one of UTF-16, or as wrong by up to two
-    characters; this is counted in `drops`.
-    """
+    """The answer at an offset of a paragraph, compared as documents are read (in NFKC). If other
+    text stands there, the offset is taken as one of UTF-16, or as wrong by up to two characters,
+    which is counted in `drops`."""
     context = paragraphs[number].text if 0 <= number < len(paragraphs) else ""
     units = context.encode("utf-16-le", "surrogatepass")[: 2 * max(start, 0)]
     bases = [start]
