@@ -41,7 +41,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.errors import UserError
@@ -49,8 +48,6 @@ from fairseq_clusterformer.outputs import check_output, write_text
 from fairseq_clusterformer.ranges import Range
 
 from .common import (
-    NUMBER,
-    PATH,
     Parser,
     add_force,
     add_model,
@@ -67,7 +64,6 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command. Raises UserError: for a mistake of the user's."""
     parser = _parser()
     args = parser.parse_args(arguments)
     _check(parser, args)
@@ -77,12 +73,8 @@ def main(arguments: Sequence[str]) -> int:
 
         check_installed()
 
-    from fairseq_clusterformer.inference.documents import read_sources
-
-    def say(line: str) -> None:
-        print(f"{parser.prog}: {harmless(line)}", file=sys.stderr)
-
     from fairseq_clusterformer.inference.bundle import is_bundle, located, no_file, shipped_for
+    from fairseq_clusterformer.inference.documents import read_sources
 
     path = args.checkpoint or shipped_for("clusterformer_qa", "reader")
     if not is_bundle(there := located(path)) and not there.is_file():
@@ -92,7 +84,8 @@ def main(arguments: Sequence[str]) -> int:
     page = partial(write_text, "--html", args.html, inputs=inputs, force=args.force)
     if args.html:
         check_output("--html", args.html, inputs=inputs, force=args.force)
-    sources = read_sources(args.document, args.encoding, main_text=args.main_text, report=say)
+    how = {"main_text": args.main_text, "report": parser.say}
+    sources = read_sources(args.document, args.encoding, **how)
     from fairseq_clusterformer.inference.load import load_checkpoint
     from fairseq_clusterformer.inference.read import TASK, Reader
 
@@ -118,23 +111,21 @@ def main(arguments: Sequence[str]) -> int:
     sections = [part for each in sources for part in reader.sections(each, args.tokens_at_once)]
     passages = reader.passages(sections)
     if 0 < windows < len(passages):
-        say(f"of {len(passages):,} passages, {windows} are read for a question (--windows)")
+        parser.say(f"of {len(passages):,} passages, {windows} are read for a question (--windows)")
     for question in _questions(args):
         try:
-            least = args.no_answer_margin
-            how = {"least": least, "windows": windows, "candidates": args.candidates}
-            ranking = reader.ask(question, passages, args.top, **how)
+            how = {"least": args.no_answer_margin, "candidates": args.candidates}
+            ranking = reader.ask(question, passages, args.top, windows=windows, **how)
             _show(question, ranking, page if args.html else None)
         except UserError as error:
             if not args.interactive:
                 raise
-            say(f"error: {error}")
+            parser.say(f"error: {error}")
     return 0
 
 
 def _forgive_streams() -> None:
-    """Keep the run going where a stream has another encoding: such a question is refused, the
-    others are answered. A letter that the terminal does not have is printed as its code."""
+    """Of a stream's encoding: a wrong question alone is refused, and unknown letters are codes."""
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors=errors)
@@ -163,8 +154,7 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
 
 
 def _questions(args: argparse.Namespace) -> Iterator[str]:
-    """Those of the command line; then those of stdin, if asked for. Where there may be several,
-    each is printed, unless the user has just typed it."""
+    """Those of the command line, then of stdin; of several, each is printed that nobody types."""
     typed = args.interactive and sys.stdin.isatty()
     for question in args.question:
         if args.interactive or len(args.question) > 1:
@@ -208,37 +198,36 @@ def _show(question: str, ranking: "Ranking", page: Callable[[str], None] | None)
 
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer answer", description=__doc__)
-    add = parser.add_argument
+    add = parser.add
     add_model(parser, "a reader's checkpoint or bundle", required=False)
     kinds = "files of text, Markdown, HTML or PDF, and folders of them"
-    add("--document", nargs="+", default=[], help=kinds, **PATH)
-    add("--question", action="append", default=[], metavar="TEXT", help="may be repeated")
+    add("--document PATH", kinds, nargs="+", default=[])
+    add("--question TEXT", "may be repeated", action="append", default=[])
     about = "texts of which one is the answer, for a reader that was trained with candidates"
-    add("--candidates", nargs="+", default=[], metavar="TEXT", help=about)
-    add("--interactive", action="store_true", help="read questions from stdin")
-    add("--top", default=3, help="answers to print (default: %(default)s)", **NUMBER)
-    about = 'least margin of an answer over "no answer" (default: %(default)s)'
-    add("--no-answer-margin", type=finite, default=0.0, metavar="M", help=about)
+    add("--candidates TEXT", about, nargs="+", default=[])
+    add("--interactive", "read questions from stdin")
+    add("--top N", "answers to print", default=3)
+    about = 'least margin of an answer over "no answer"'
+    add("--no-answer-margin M", about, type=finite, default=0.0)
     about = "keep encodings of documents in this folder (with --encoder, or a model of words)"
-    add("--index", type=Path, metavar="DIR", help=about)
+    add("--index DIR", about)
     about = "folder of BERT's form whose vectors of sentences also choose passages, such as "
-    add("--encoder", type=Path, metavar="DIR", help=about + "all-MiniLM-L6-v2")
-    add("--html", type=Path, metavar="FILE", help="page to write, of the latest question")
+    add("--encoder DIR", about + "all-MiniLM-L6-v2")
+    add("--html FILE", "page to write, of the latest question")
     add_force(parser)
     about = "of text and HTML (default: their own, else UTF-8)"
-    add("--encoding", metavar="NAME", type=encoding, help=about)
+    add("--encoding NAME", about, type=encoding)
     menus = "of HTML, leave out menus and the like; needs trafilatura (default: read all)"
-    add("--main-text", action="store_true", help=menus)
+    add("--main-text", menus)
     about = "subwords of a passage (default: --max-positions of the model's training)"
-    add("--tokens-at-once", help=about, **NUMBER)
-    about = (
-        "passages to read for a question, the most relevant ones (default: 10, or 32 of a model "
-    )
+    add("--tokens-at-once N", about)
+    about = "passages to read for a question, the most relevant ones (default: 10, or 32 of a "
     some = number(Range(at_least=0, whole=True))
-    add("--windows", type=some, metavar="N", help=about + "of words; 0: all)")
-    add("--serve", action="store_true", help="open a page to ask in")
-    add("--host", default="127.0.0.1", help="of the page (default: %(default)s, this computer)")
-    add("--port", default=8000, help="of the page (default: %(default)s)", **NUMBER)
-    about = "largest file that the page takes, in millions of bytes (default: %(default)s)"
-    add("--upload-limit", default=20, help=about, **NUMBER)
+    add("--windows N", about + "model of words; 0: all)", type=some)
+    add("--serve", "open a page to ask in")
+    about = "of the page (default: %(default)s, this computer)"
+    parser.add_argument("--host", default="127.0.0.1", help=about)
+    add("--port N", "of the page", default=8000)
+    about = "largest file that the page takes, in millions of bytes"
+    add("--upload-limit N", about, default=20)
     return parser

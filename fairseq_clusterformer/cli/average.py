@@ -25,7 +25,7 @@ from . import common
 from .common import Parser
 
 
-def _parser() -> Parser:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="clusterformer average", description=__doc__)
     add = parser.add
     add("--inputs PATH", "files or bundles, or one folder", nargs="+", required=True)
@@ -37,12 +37,7 @@ def _parser() -> Parser:
     about = "the last N files written at an update (--save-interval-updates)"
     either("--num-update-checkpoints N", about)
     add("--checkpoint-upper-bound N", "leave out what is later than epoch or update N")
-    return parser
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Write the average; returns the exit status, or raises UserError."""
-    args = _parser().parse_args(arguments)
+    args = parser.parse_args(arguments)
     how = {"force": args.force, "makes_folder": True}
     check_output("--output", args.output, **how | {"force": True})
     done = is_zipfile(args.output) and not args.force  # or refused, when the average is known
@@ -73,9 +68,8 @@ def _inputs(args: argparse.Namespace) -> list[Path]:
             raise bad_option("--inputs", given, f"one folder that exists, with {numbered}")
         return latest(folders[0], count, by_update, args.checkpoint_upper_bound)
     if folders:
-        raise bad_option(
-            "--inputs", folders[0], f"files or bundles, or one folder with {numbered}"
-        )
+        allowed = f"files or bundles, or one folder with {numbered}"
+        raise bad_option("--inputs", folders[0], allowed)
     if args.checkpoint_upper_bound is not None:
         raise UserError(f"--checkpoint-upper-bound is given; allowed: with {numbered}")
     return args.inputs

@@ -17,7 +17,6 @@ from .common import Parser, add_output, add_places, finite, megabytes, read_card
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write a bundle; returns the exit status, or raises UserError."""
     parser = Parser(prog="clusterformer bundle", description=__doc__)
     add = parser.add
     add("checkpoint CHECKPOINT", "of fairseq, or a bundle")
@@ -44,8 +43,7 @@ def main(arguments: Sequence[str]) -> int:
 
     check_out(args.out, args.force, [args.checkpoint], early=True)
     done = is_bundle(args.out) and not args.force
-    card = read_card(args.card)
-    bias, calibration = args.no_answer_bias, None
+    card, calibration, bias = read_card(args.card), None, args.no_answer_bias
     of_reader = bias is not None or args.calibration is not None
     task = "clusterformer_qa" if of_reader else list(CLASSES)
     if args.calibration is not None:

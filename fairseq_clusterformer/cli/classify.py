@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Texts = tuple[str, ...]  # one text, or the two of a pair
 
 
-def _parser() -> Parser:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="clusterformer classify", description=__doc__)
     add = parser.add
     add("texts TEXT", "a text to label (default: the lines of stdin)", nargs="*")
@@ -34,12 +34,6 @@ def _parser() -> Parser:
     add("--top N", "labels per text", default=1)
     add("--json", "write one JSON object per line")
     add("--batch-size N", "texts at once", default=32)
-    return parser
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Label texts; returns the exit status, or raises UserError."""
-    parser = _parser()
     args = parser.parse_args(arguments)
     lines = input_lines(parser, args.texts, args.input)
 
@@ -57,29 +51,22 @@ def main(arguments: Sequence[str]) -> int:
             cut += found.is_cut
         sys.stdout.flush()
     if cut:
-        print(
-            f"{parser.prog}: {cut:,} texts were longer than the model reads, and lost their end",
-            file=sys.stderr,
-        )
+        parser.say(f"{cut:,} texts were longer than the model reads, and lost their end")
     return 0
 
 
 def _rows(texts: Sequence[str], lines: Iterator[str], width: int) -> Iterator[Texts]:
     """Yield what is to be labelled: the texts of the command line if any, else lines."""
     if len(texts) % width:
-        raise UserError(
-            f"TEXT: there are {len(texts)}; allowed: two per pair, as the model was trained on "
-            "pairs"
-        )
+        allowed = "two per pair, as the model was trained on pairs"
+        raise UserError(f"TEXT: there are {len(texts)}; allowed: {allowed}")
     if texts:
         yield from zip(*[lines] * width, strict=True)
     for number, line in enumerate(lines, 1):
         row = (line.strip(),) if width == 1 else tuple(line.removesuffix("\r").split("\t"))
         if len(row) != width:
-            raise UserError(
-                f"line {number:,} has {len(row)} columns; allowed: two texts with a tab between "
-                "them, as the model was trained on pairs"
-            )
+            allowed = "two texts with a tab between them, as the model was trained on pairs"
+            raise UserError(f"line {number:,} has {len(row)} columns; allowed: {allowed}")
         yield row
 
 
@@ -90,8 +77,7 @@ def _line(found: "Classification", top: int) -> str:
 
 def _json(row: Texts, found: "Classification", top: int) -> str:
     texts = {"text": row[0]} if len(row) == 1 else {"text1": row[0], "text2": row[1]}
-    probabilities = dict(list(found.probabilities.items())[:top])
     record = {**texts, "label": found.label, "probability": found.probability}
-    record["probabilities"] = probabilities
+    record["probabilities"] = dict(list(found.probabilities.items())[:top])
     line = json.dumps(record, ensure_ascii=False)  # which spells some controls out, not all
     return line if line == harmless(line) else json.dumps(record)

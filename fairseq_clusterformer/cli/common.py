@@ -27,9 +27,21 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
 
-    def add(self, name: str, about: str, **how) -> None:
-        """See the function `add`."""
-        add(self, name, about, **how)
+    def add(self: argparse._ActionsContainer, name: str, about: str, **how) -> None:
+        """Add ``--option VALUE``, ``--flag`` or ``argument VALUE``. Its help is `about`, to which
+        a default is added; `how` is as of `argparse`, and the type by default that of VALUE."""
+        name, _, value = name.partition(" ")
+        if value:
+            how = {"metavar": value, "type": _TYPES.get(value, str)} | how
+        elif "choices" not in how:
+            how["action"] = "store_true"
+        if how.get("default") not in (None, (), []):
+            about += " (default: %(default)s)"
+        self.add_argument(name, help=about, **how)
+
+    def say(self, line: str) -> None:
+        """Print a line beside what the command writes."""
+        print(f"{self.prog}: {harmless(line)}", file=sys.stderr)
 
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().split())
@@ -57,6 +69,9 @@ class Parser(argparse.ArgumentParser):
         return self.add_subparsers(
             title="corpora", dest="corpus", metavar="CORPUS", required=True, parser_class=Parser
         )
+
+
+add = Parser.add  # to a group of options as well
 
 
 def harmless(text: str) -> str:
@@ -169,7 +184,8 @@ def number(limits: Range) -> Callable[[str], float]:
         if value != value or limits.forbids(value):
             kind = "a whole number" if limits.whole else "a finite number"
             allowed = limits.allowed(value)
-            allowed = kind if allowed == kind else f"{kind.replace(' finite', '')}, {allowed}"
+            if allowed != kind:
+                allowed = f"{kind.replace(' finite', '')}, {allowed}"
             raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}")
         return value
 
@@ -186,9 +202,8 @@ def encoding(text: str) -> str:
     try:
         "".encode(text)  # refuses what is no encoding of text, such as hex
     except LookupError:
-        raise argparse.ArgumentTypeError(
-            f"is {text}; allowed: utf-8, latin-1, cp1252 and others that Python knows"
-        ) from None
+        allowed = "utf-8, latin-1, cp1252 and others that Python knows"
+        raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}") from None
     return text
 
 
@@ -200,30 +215,11 @@ def line_encoding(text: str) -> str:
     return text
 
 
-NUMBER = {"metavar": "N", "type": whole_number}
-PATH = {"metavar": "PATH", "type": Path}
 #: of an option's value, by what stands for it in the help; text otherwise
 _TYPES = {"N": whole_number, "F": fraction, "VOCAB": whole_number}
 _TYPES |= dict.fromkeys(
     ("FILE", "FOLDER", "DIR", "PATH", "PREFIX", "CHECKPOINT", "SOURCE", "OUT", "DEST"), Path
 )
-
-
-def add(parser: argparse._ActionsContainer, name: str, about: str, **how) -> None:
-    """Add ``--option VALUE``, ``--flag`` or ``argument VALUE`` to a parser.
-
-    Args:
-        about: its help, to which a default is added.
-        how: as `argparse` takes it; the type is by default that of VALUE.
-    """
-    name, _, value = name.partition(" ")
-    if value:
-        how = {"metavar": value, "type": _TYPES.get(value, str)} | how
-    elif "choices" not in how:
-        how["action"] = "store_true"
-    if how.get("default") not in (None, (), []):
-        about += " (default: %(default)s)"
-    parser.add_argument(name, help=about, **how)
 
 
 def add_dest(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -242,10 +238,8 @@ def prepare_folder(options: dict) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith(__package__.split(".")[0]):
             raise  # a mistake of ours, not a missing package
-        raise UserError(
-            f"{sys.executable} has no package {error.name}; install it, or use the Python in "
-            "which fairseq_clusterformer was installed"
-        ) from None
+        remedy = "install it, or use the Python in which fairseq_clusterformer was installed"
+        raise UserError(f"{sys.executable} has no package {error.name}; {remedy}") from None
     if record is None:
         print(f"{options['dest']} is already prepared")
         return 0

@@ -30,6 +30,10 @@ from fairseq_clusterformer.ranges import Range
 from .common import Parser, add_places, check_file, number
 
 _LENGTH = 2048  # short texts are enough to teach a router
+_LEGEND = """\
+Shares of the dense head's attention. far: beyond the near window; best: that window and
+the W heaviest keys beyond it; began, after: what window and clusters hold before and
+after fitting, and by chance with as many keys. A head moves to its place in the layer."""
 
 
 def _parser() -> Parser:
@@ -71,16 +75,14 @@ def _parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Convert a model; returns the exit status, or raises UserError."""
-    parser = _parser()
-    args = parser.parse_args(arguments)
+    args = _parser().parse_args(arguments)
     if args.far_window < 2:
-        allowed = "2 or more, the query's own included"
-        raise bad_option("--far-window", args.far_window, allowed)
-    if args.probes is not None and args.clusters is not None and args.probes > args.clusters:
-        raise bad_option("--probes", args.probes, f"up to --clusters, {args.clusters}")
-    if args.probes is not None and args.probes >= args.far_window:
-        raise bad_option("--probes", args.probes, f"less than --far-window, {args.far_window}")
+        raise bad_option("--far-window", args.far_window, "2 or more, the query's own included")
+    if args.probes is not None:
+        if args.clusters is not None and args.probes > args.clusters:
+            raise bad_option("--probes", args.probes, f"up to --clusters, {args.clusters}")
+        if args.probes >= args.far_window:
+            raise bad_option("--probes", args.probes, f"less than --far-window, {args.far_window}")
     for file in args.text or ():
         check_file("--text", file, "a file of text")
 
@@ -135,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _plan(args: argparse.Namespace, loaded):
-    """What the options ask for; raises UserError for one of specs that are made, if none is."""
+    """What the options ask for; UserError for one of specs that are made, if none is."""
     from fairseq_clusterformer.conversion.convert import Plan
     from fairseq_clusterformer.conversion.model import target_of
 
@@ -148,21 +150,12 @@ def _plan(args: argparse.Namespace, loaded):
     if specs.keys() >= set(sides) and made:
         name, value = next(iter(made.items()))
         raise bad_option(f"--{name.replace('_', '-')}", value, "none with --attention")
-    return Plan(
-        specs=specs,
-        near=args.near_window,
-        far=args.far_window,
-        max_positions=args.max_positions,
-        updates=args.updates,
-        lr=args.lr,
-        seed=args.seed,
-        **made,
-    )
+    made |= {name: getattr(args, name) for name in ("max_positions", "updates", "lr", "seed")}
+    return Plan(specs=specs, near=args.near_window, far=args.far_window, **made)
 
 
 def _print(converted) -> None:
     """A line for each head, and what the layers' attention is now."""
-    sides = sorted({head.side for head in converted.heads})
     print("side     layer head  place  kind      far   best  began (chance)  after (chance)")
     for head in converted.heads:
         began, after = "", f"{head.after:5.3f} ({head.chance:5.3f})"
@@ -172,14 +165,9 @@ def _print(converted) -> None:
             f"{head.side:8} {head.layer:5} {head.head:4} {head.place:6}  {head.kind:8} "
             f"{head.far:5.3f}  {head.best:5.3f}  {began:14}  {after}"
         )
-    print(
-        "Shares of the dense head's attention. far: beyond the near window; best: that window and"
-        "\nthe W heaviest keys beyond it; began, after: what window and clusters hold before and"
-        "\nafter fitting, and by chance with as many keys. A head moves to its place in the layer."
-    )
-    for side in sides:
+    print(_LEGEND)
+    for side in sorted({head.side for head in converted.heads}):
         print(f"attention of the {side}: {converted.specs[side]}")
     others = {"window", "full", "taught", "strided", "xl"}  # fitted, or without clusters to learn
-    kinds = {head.kind for head in converted.heads} - others
-    if kinds:
+    if kinds := {head.kind for head in converted.heads} - others:
         print(f"not fitted, their clusters start anew: {', '.join(sorted(kinds))}")

@@ -27,7 +27,6 @@ from .common import Parser, add_force, add_places, check_files, inputs_of, numbe
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draw; returns the exit status, or raises UserError."""
     args = _arguments(arguments)
     names = ("clusters.png", "clusters.html") if args.centroids is None else ("centroids.png",)
     how = {"inputs": inputs_of(args, args.text, args.centroids), "force": args.force}
@@ -65,16 +64,12 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     about = "to draw, from 0 (default: that which divides the text most evenly)"
     add("--layer N", about, type=number(Range(whole=True)))
     args = parser.parse_args(arguments)
-    given = [
-        name
-        for name, value in vars(args).items()
-        if value not in (None, False) and name not in ("out", "force")
-    ]
+    said = {name for name, value in vars(args).items() if value not in (None, False)}
+    given = [name for name in vars(args) if name in said - {"out", "force"}]
     if args.centroids is not None:
         if extra := [name for name in given if name != "centroids"]:
-            parser.error(
-                f"--centroids is {args.centroids}; allowed: it alone, without --{extra[0]}"
-            )
+            allowed = f"it alone, without --{extra[0]}"
+            parser.error(f"--centroids is {args.centroids}; allowed: {allowed}")
         return args
     for name in ("checkpoint", "text"):
         if name not in given:

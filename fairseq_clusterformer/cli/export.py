@@ -17,7 +17,6 @@ from .common import Parser, add_output, add_places, megabytes, read_card
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the folder; returns the exit status, or raises UserError."""
     parser = Parser(prog="clusterformer export", description=__doc__)
     about = "of fairseq, a bundle, or with --to fairseq a folder of transformers"
     parser.add("checkpoint CHECKPOINT", about)

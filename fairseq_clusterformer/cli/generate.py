@@ -17,7 +17,7 @@ from fairseq_clusterformer.ranges import Range
 from .common import Parser, add_model, harmless, input_lines, number, whole_number
 
 
-def _parser() -> Parser:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="clusterformer generate", description=__doc__)
     add = parser.add
     add("prompt PROMPT", "default: --input or stdin; it may be empty", nargs="?")
@@ -31,12 +31,6 @@ def _parser() -> Parser:
     add("--top-p P", about, type=number(Range(above=0, at_most=1)), default=1.0)
     add("--seed N", "the same text each time (default: another one)", type=int)
     add("--num-samples N", "texts, each after a line of dashes")
-    return parser
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Continue a prompt; returns the exit status, or raises UserError."""
-    parser = _parser()
     args = parser.parse_args(arguments)
     if args.seed is not None and not -(2**63) <= args.seed < 2**64:
         raise bad_option("--seed", args.seed, "a number of 64 bits")

@@ -57,12 +57,8 @@ def _usage(words: Sequence[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a sub-command.
-
-    Returns:
-        the exit status: 0; 1 for a mistake in what was given, which is one line on stderr; 2 for a
-        mistake in the command line; 130 after Ctrl-C.
-    """
+    """Run a sub-command. Returns the exit status: 0; 1 for a mistake in what was given, which is
+    one line on stderr; 2 for a mistake in the command line; 130 after Ctrl-C."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     words: list[str] = []
     while " ".join(words) not in COMMANDS:
@@ -96,18 +92,14 @@ def run(words: Sequence[str], arguments: Sequence[str]) -> int:
     except (UserError, OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not str(error).startswith("Symlink loop"):
             raise  # of Path.resolve, which is no OSError before Python 3.13
-        if isinstance(error, BrokenPipeError):  # the reader of a pipe has seen enough
-            _forget_output()
-            return 1
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            _forget_output()
-        print(f"clusterformer {' '.join(words)}: error: {harmless(str(error))}", file=sys.stderr)
+        piped = isinstance(error, BrokenPipeError)  # whose reader has seen enough
+        if piped or getattr(error, "errno", None) == errno.ENOSPC:
+            # let Python's end not fail again on what stdout does not take
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not piped:
+            problem = harmless(str(error))
+            print(f"clusterformer {' '.join(words)}: error: {problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"clusterformer {' '.join(words)}: interrupted", file=sys.stderr)
         return 130  # the shell's status for a run ended by SIGINT
-
-
-def _forget_output() -> None:
-    """Let Python's end not fail again on what stdout does not take."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

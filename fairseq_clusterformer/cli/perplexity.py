@@ -46,7 +46,6 @@ def _parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the numbers; returns the exit status, or raises UserError."""
     args = _parser().parse_args(arguments)
     if args.text:
         check_file("--text", args.text, "a file of text")
@@ -67,9 +66,8 @@ def main(arguments: Sequence[str]) -> int:
 
     length = args.tokens_per_sample
     overrides = {"tokens_per_sample": length} if length else {}
-    loaded = load_checkpoint(
-        args.checkpoint, data=args.data, task="language_modeling", **overrides
-    )
+    overrides |= {"data": args.data, "task": "language_modeling"}
+    loaded = load_checkpoint(args.checkpoint, **overrides)
     how["inputs"] += [loaded.path, loaded.folder]
     if args.out:
         check_output("--out", args.out, **how)
@@ -95,14 +93,8 @@ def main(arguments: Sequence[str]) -> int:
     if args.stream:
         blocks = list(islice(blocks, args.max_blocks))
         streamed = perplexity.as_one_text(model, bar(blocks), args.max_blocks)
-    result = perplexity.compare(
-        model,
-        bar(blocks),
-        stepwise=not args.teacher_forced,
-        most=args.max_blocks,
-        breakdown=breakdown,
-    )
-    result |= streamed
+    how_far = {"stepwise": not args.teacher_forced, "most": args.max_blocks}
+    result = perplexity.compare(model, bar(blocks), breakdown=breakdown, **how_far) | streamed
     whole = args.max_blocks is None and coding.unit != "word"  # <unk> stands for any bytes
     if args.text and whole:
         for way in ("teacher-forced", *(["streamed"] if streamed else [])):

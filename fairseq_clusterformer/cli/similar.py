@@ -10,7 +10,6 @@ file, the paragraph that it begins with, and its first words.
 --index keeps the vectors: a later run reads documents that have not changed, but encodes none.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from .common import Parser, check_encoder, encoding, harmless
 _SHOWN = 160  # characters
 
 
-def _parser() -> Parser:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="clusterformer similar", description=__doc__)
     add = parser.add
     kinds = "files of text, Markdown, HTML or PDF, and folders of them"
@@ -33,12 +32,6 @@ def _parser() -> Parser:
     about = "of text and HTML (default: their own, else UTF-8)"
     add("--encoding NAME", about, type=encoding)
     add("--cpu", "do not use an accelerator")
-    return parser
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Print passages, best first; raises UserError for a user's mistake."""
-    parser = _parser()
     args = parser.parse_args(arguments)
     if not args.sentence.strip():
         raise bad_option("sentence", "empty", "a text")
@@ -49,10 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.inference.retrieval import Passages
     from fairseq_clusterformer.inference.sentences import SentenceEncoder
 
-    def say(line: str) -> None:
-        print(f"{parser.prog}: {harmless(line)}", file=sys.stderr)
-
-    sources = read_sources(args.document, args.encoding, report=say)
+    sources = read_sources(args.document, args.encoding, report=parser.say)
     encoder = SentenceEncoder(args.encoder, device_of("cpu" if args.cpu else None))
     sections = [section for source in sources for section in encoder.sections(source)]
     vectors = Encodings(encoder.model, encoder.of_sections, args.index)

@@ -44,7 +44,7 @@ def load_translator(args: argparse.Namespace) -> "Translator":
     return translator
 
 
-def _parser() -> Parser:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="clusterformer translate", description=__doc__)
     add = parser.add
     add("sentences SENTENCE", "default: lines of --input or stdin", nargs="*")
@@ -54,12 +54,6 @@ def _parser() -> Parser:
     add("--nbest N", "translations of each line, the best first", default=1)
     add("--scores", "each line begins with log2 p / length, and a tab")
     add("--capitalize", "begin each line with a capital letter")
-    return parser
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Translate; returns the exit status, or raises UserError."""
-    parser = _parser()
     args = parser.parse_args(arguments)
     if args.nbest > args.beam:
         parser.error(f"--nbest is {args.nbest}; allowed: --beam, which is {args.beam}, or less")

@@ -20,7 +20,7 @@ from .common import Parser, number
 _WINDOW = number(Range(1, 10_000, whole=True))
 
 
-def _parser() -> Parser:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="clusterformer vectors", description=__doc__)
     add = parser.add
     about = "folders, searched recursively except for hidden files, or files; .xz, .gz and .bz2 "
@@ -43,12 +43,7 @@ def _parser() -> Parser:
     add("--seed N", about, default=1)
     add("--workers N", "threads", default=1)
     add("--force", "replace OUT")
-    return parser
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Learn vectors; raises UserError for a user's mistake."""
-    options, start = vars(_parser().parse_args(arguments)), time.monotonic()
+    options, start = vars(parser.parse_args(arguments)), time.monotonic()
     counts = learn_vectors(**options)
     if counts is None:
         print(f"{options['out']} is already done")

@@ -8,6 +8,7 @@ as well, for dense models too: see `keep_last_batches`.
 import argparse
 import collections
 import contextlib
+import functools
 import io
 import os
 import sys
@@ -47,29 +48,15 @@ from .wrapping import wrap, wraps
 # fairseq calls torch.load without weights_only (checkpoint_utils.load_checkpoint_to_cpu,
 # distributed/utils._broadcast_object_slow), which since torch 2.6 means True. These are the types
 # that fairseq itself writes; each holds data only. Whatever else a file names is still refused.
-CHECKPOINT_TYPES = (
-    # models configured by argparse (transformer, roberta): the options
-    argparse.Namespace,
-    # --eval-bleu: the counts of n-grams among the meters
-    multiarray._reconstruct,
-    multiarray.scalar,
-    np.ndarray,
-    np.dtype,
-    *(type(np.dtype(name)) for name in ("int32", "int64", "float32", "float64")),
-    # a loaded checkpoint, saved again or sent to other workers: the options as omegaconf made them
-    omegaconf.DictConfig,
-    omegaconf.ListConfig,
-    omegaconf.AnyNode,
-    ContainerMetadata,
-    Metadata,
-    typing.Any,
-    int,
-    dict,
-    list,
-    collections.defaultdict,
-    # broadcast_object: the place of a tensor that is sent separately
-    _TensorPlaceholder,
-)
+CHECKPOINT_TYPES = [argparse.Namespace]  # options of models that argparse configures, as roberta
+# --eval-bleu: the counts of n-grams among the meters
+CHECKPOINT_TYPES += [multiarray._reconstruct, multiarray.scalar, np.ndarray, np.dtype]
+CHECKPOINT_TYPES += [type(np.dtype(name)) for name in ("int32", "int64", "float32", "float64")]
+# a loaded checkpoint, saved again or sent to other workers: the options as omegaconf made them
+CHECKPOINT_TYPES += [omegaconf.DictConfig, omegaconf.ListConfig, omegaconf.AnyNode, typing.Any]
+CHECKPOINT_TYPES += [ContainerMetadata, Metadata, int, dict, list, collections.defaultdict]
+# broadcast_object: the place of a tensor that is sent separately
+CHECKPOINT_TYPES += [_TensorPlaceholder]
 
 # (start of the message, category, module that it comes from)
 KNOWN_WARNINGS = (
@@ -119,15 +106,13 @@ def apply() -> None:
 
 def allow_checkpoint_types() -> None:
     """Lets ``torch.load(weights_only=True)`` read what fairseq writes."""
-    torch.serialization.add_safe_globals(list(CHECKPOINT_TYPES))
+    torch.serialization.add_safe_globals(CHECKPOINT_TYPES)
 
 
 def restore_numpy_compat() -> None:
-    """Gives ``np.compat.long`` back, which numpy 2 dropped.
-
-    data/token_block_dataset reads it for ``--sample-break-mode eos`` and for generation from any
-    language model, data/language_pair_dataset for ``--num-batch-buckets``.
-    """
+    """Gives ``np.compat.long`` back, which numpy 2 dropped: data/token_block_dataset reads it for
+    ``--sample-break-mode eos`` and for generation from any language model, and
+    data/language_pair_dataset for ``--num-batch-buckets``."""
     if not hasattr(np, "compat"):
         np.compat = types.ModuleType("numpy.compat", "Put back for fairseq.")
     if not hasattr(np.compat, "long"):
@@ -146,21 +131,15 @@ def refuse_lists(read, x, x_type=float):
 
 @mends(NGramRepeatBlock, "_no_repeat_ngram")
 def mend_ngram_blocking(blocked, self, tokens, lprobs, bsz: int, beam_size: int, step: int):
-    """Makes ``--no-repeat-ngram-size`` work without fairseq's CUDA extension.
-
-    ngram_repeat_block compares n-grams with the end of the token buffer, which is padding until
-    the last step. Nothing was ever blocked.
-    """
+    """Makes ``--no-repeat-ngram-size`` work without fairseq's CUDA extension: it compared n-grams
+    with the end of the token buffer, padding until the last step, and blocked nothing."""
     return blocked(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
 
 
 @mends(data_utils, "batch_by_size")
 def keep_last_batches(batches_of, indices, *args, **kwargs):
-    """Keeps the last batch of a data set, whatever its size.
-
-    fairseq drops it if its size is not a multiple of ``--required-batch-size-multiple``, which is
-    8 by default. Up to 7 sentences were not translated, scored or trained on, without a message.
-    """
+    """Keeps the last batch of a data set, whatever its size. fairseq drops one that is no multiple
+    of ``--required-batch-size-multiple``, 8 by default, without a message: up to 7 sentences."""
     if not isinstance(indices, np.ndarray):
         indices = np.fromiter(indices, dtype=np.int64, count=-1)
     if not len(indices):
@@ -172,10 +151,8 @@ def keep_last_batches(batches_of, indices, *args, **kwargs):
 
 @mends(distributed_utils, "all_gather_list")
 def gather_without_cuda(gather, data, group=None, max_size=16384):
-    """Lets workers without a GPU exchange what cannot be summed, such as ranked pairs.
-
-    fairseq's own function needs a GPU.
-    """
+    """Lets workers exchange what cannot be summed, such as ranked pairs, without a GPU, which
+    fairseq's own function needs."""
     group = group or distributed_utils.get_global_group()
     if dist.get_backend(group) != "gloo":
         return gather(data, group, max_size)
@@ -186,10 +163,7 @@ def gather_without_cuda(gather, data, group=None, max_size=16384):
 
 @mends(EpochBatchIterator, "_get_iterator_for_epoch")
 def shuffle_after_curriculum(iterate, self, epoch, shuffle, *args, **kwargs):
-    """Lets ``--curriculum N`` end.
-
-    A data loader that fairseq used again stayed as in its first epoch and never shuffled.
-    """
+    """Lets ``--curriculum N`` end: a data loader that is used again never shuffled."""
     if self.dataloader is not None:
         self.epoch_batch_sampler.shuffle = shuffle
     return iterate(self, epoch, shuffle, *args, **kwargs)
@@ -197,12 +171,10 @@ def shuffle_after_curriculum(iterate, self, epoch, shuffle, *args, **kwargs):
 
 @mends(EMA, "__init__")
 def keep_what_is_no_mean(init, self, model, config, device=None, skip_keys=None):
-    """Lets ``--store-ema`` average models that have more than weights: see `_averaged`.
-
-    fairseq multiplies every tensor by the decay: an error for whole numbers and truth values, and
-    not a number for a logarithm of 0 where ``--ema-start-update`` makes the decay 0. The average
-    takes the newest ones.
-    """
+    """Lets ``--store-ema`` average models that have more than weights: see `_averaged`. It takes
+    the newest of others. fairseq multiplies every tensor by the decay: an error for whole numbers
+    and truth values, and not a number for a logarithm of 0 where ``--ema-start-update`` makes the
+    decay 0."""
     newest = model.state_dict().keys() - _averaged(model)
     init(self, model, config, device, {*(skip_keys or ()), *newest})
 
@@ -216,10 +188,8 @@ def average_tensors_alone(build, self, state_dict=None):
 
 @mends(EMA, "restore")
 def keep_versions(restore, self, state_dict, build_fp32_params=False):
-    """Keeps a decoder's ``version`` in its average.
-
-    Without one, fairseq takes the last layer norm for that of an older decoder, and drops it.
-    """
+    """Keeps a decoder's ``version`` in its average. Without one, fairseq takes the last layer norm
+    for that of an older decoder, and drops it."""
     versions = {n: t for n, t in self.model.state_dict().items() if "version" in n}
     restore(self, {**versions, **state_dict}, build_fp32_params)
 
@@ -239,11 +209,9 @@ def load_unrounded(load, self, state_dict, optimizer_overrides=None):
     if [weights.shape for weights in kept] != [weights.shape for weights in own]:
         return
     rounded = self.fp16_params[0].dtype
-    if all(
-        torch.equal(a.to(rounded), b.to(rounded).to(a.device))
-        for a, b in zip(kept, own, strict=True)
-    ):
-        for weights, saved in zip(own, kept, strict=True):
+    pairs = list(zip(kept, own, strict=True))
+    if all(torch.equal(a.to(rounded), b.to(rounded).to(a.device)) for a, b in pairs):
+        for saved, weights in pairs:
             weights.data.copy_(saved)
 
 
@@ -256,8 +224,7 @@ def _unrounded(optimizer: _FP16OptimizerMixin) -> list[torch.Tensor]:
 
 
 def _averaged(model: nn.Module) -> set[str]:
-    """Names of a model's floating-point tensors, except for ``pending...``: what a learner has
-    observed since the last update."""
+    """A model's floating-point tensors but ``pending...``, observed since the last update."""
     return {
         name
         for name, value in model.state_dict().items()
@@ -279,21 +246,17 @@ def validate_the_average(valid_step, self, sample, raise_oom=False):
 
 @contextlib.contextmanager
 def _exchanged(model: nn.Module, average: nn.Module) -> Iterator[None]:
-    """Exchange the averaged tensors of two models, by reference. A translator's search has the
-    model itself, so another model would not do."""
-    kept = _averaged(model)
+    """Exchange the averaged tensors of two models, by reference."""
+    kept = _averaged(model)  # of the model itself, which a translator's search has
 
     def tensors(of: nn.Module) -> dict[str, torch.Tensor]:
         found = dict(of.named_parameters(remove_duplicate=False))
         return {**found, **dict(of.named_buffers(remove_duplicate=False))}
 
     averages = tensors(average)
+    own = {name: tensor for name, tensor in tensors(model).items() if name in kept}
     # a tensor of two names is exchanged once
-    pairs = {
-        id(tensor): (tensor, averages[name])
-        for name, tensor in tensors(model).items()
-        if name in kept
-    }
+    pairs = {id(tensor): (tensor, averages[name]) for name, tensor in own.items()}
 
     def exchange() -> None:
         for one, other in pairs.values():
@@ -316,10 +279,8 @@ def announce_epochs(begin, self, epoch: int):
 
 @mends(checkpoint_utils, "save_checkpoint")
 def announce_saving(save, cfg, trainer, *args, **kwargs):
-    """Calls ``consolidate`` of a model's modules before a checkpoint is written.
-
-    Only the first worker writes it. Here the others can send it what they have.
-    """
+    """Calls ``consolidate`` of a model's modules before the first worker writes a checkpoint: here
+    the others can send it what they have."""
     if not cfg.no_save:
         for module in trainer.get_model().modules():
             if hasattr(module, "consolidate"):
@@ -334,7 +295,7 @@ def name_damaged_data() -> None:
         (MMapIndexedDataset, "_do_init", "{}.idx, .bin"),
         (IndexedDataset, "read_index", "{}.idx, .bin"),
     ):
-        _name_file(owner, method, files)
+        wrap(owner, method, functools.partial(_name_file, files))
     for owner in (MMapIndexedDataset, MMapIndexedDataset.Index):
 
         @wraps(owner, "__del__")
@@ -358,29 +319,26 @@ def name_unknown_tokens(item_of, self, index):
     tokens = item_of(self, index)
     most = getattr(self, "num_symbols", None)
     if most is not None and len(tokens) and not 0 <= int(tokens.max()) < most:
-        raise NamedError(
-            f"{self._path}.bin: damaged (token {tokens.max()} of a dictionary of {most} in item "
-            f"{index}); allowed: data as it was prepared with its dictionary"
-        )
+        problem = f"token {tokens.max()} of a dictionary of {most} in item {index}"
+        allowed = "data as it was prepared with its dictionary"
+        raise NamedError(f"{self._path}.bin: damaged ({problem}); allowed: {allowed}")
     return tokens
 
 
-def _name_file(owner: type, method: str, files: str) -> None:
-    @wraps(owner, method)
-    def named(read, self, path, *args, **kwargs):
-        try:
-            result = read(self, path, *args, **kwargs)
-            if isinstance(self, MMapIndexedDataset):
-                _check_whole(self, path)
-            return result
-        except FileNotFoundError:
+def _name_file(files: str, read: Callable, self, path, *args, **kwargs):
+    try:
+        result = read(self, path, *args, **kwargs)
+        if isinstance(self, MMapIndexedDataset):
+            _check_whole(self, path)
+        return result
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # of every kind, from AssertionError to struct.error
+        if not isinstance(path, str) or isinstance(error, NamedError):
             raise
-        except Exception as error:  # of every kind, from AssertionError to struct.error
-            if not isinstance(path, str) or isinstance(error, NamedError):
-                raise
-            allowed = "a file as it was prepared"
-            message = f"{files.format(path)}: damaged ({first_line(error)}); allowed: {allowed}"
-            raise NamedError(message) from None
+        allowed = "a file as it was prepared"
+        message = f"{files.format(path)}: damaged ({first_line(error)}); allowed: {allowed}"
+        raise NamedError(message) from None
 
 
 class NamedError(UserError, ValueError):
@@ -399,10 +357,7 @@ def _check_whole(data: MMapIndexedDataset, path: str) -> None:
 
 def know_user_dir() -> None:
     """Lets ``--user-dir`` name this package after Python has imported it, however it is spelled.
-
-    fairseq would otherwise call the name "not globally unique" unless the path is exactly the one
-    that Python found.
-    """
+    fairseq calls it "not globally unique" unless the path is exactly the one that Python found."""
     package = Path(__file__).parents[1]
     beside_fairseq = os.path.join(os.path.dirname(utils.__file__), "..", package.name)
     known = {str(package), str(package.resolve())}
@@ -428,9 +383,7 @@ def show_help_of_models(parse, parser, input_args=None, *args, **kwargs):
 
 
 def silence_known_warnings() -> None:
-    """Ignores the warnings of every fairseq command that no user can act on.
-
-    The filters come last, so that ``-W error`` and ``PYTHONWARNINGS`` still win.
-    """
+    """Ignores the warnings of every fairseq command that no user can act on. The filters come
+    last, so that ``-W error`` and ``PYTHONWARNINGS`` still win."""
     for message, category, module in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message, category, module, append=True)

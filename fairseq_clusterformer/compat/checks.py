@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
+from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.ranges import strays
 
 from .wrapping import wraps
@@ -28,11 +29,8 @@ _PREPARED = {
 
 
 def check_numbers() -> None:
-    """Refuses options outside of their range wherever a task is set up.
-
-    Every program of fairseq's, hydra's and ours does that first. Of a checkpoint, only what its
-    model and its task need is checked.
-    """
+    """Refuses options outside of their range wherever a task is set up, which every program does
+    first. Of a checkpoint, only what its model and its task need is checked."""
 
     @wraps(tasks, "setup_task")
     def setup_task(setup, cfg, **kwargs):
@@ -44,8 +42,7 @@ def check_numbers() -> None:
 
 
 def check(root, sections: tuple[str, ...]) -> None:
-    """Check the options of some sections. Raises ValueError: the first that is outside of its
-    range."""
+    """Check the options of some sections. Raises ValueError: one is outside of its range."""
     for name in sections:
         section = root.get(name)
         if isinstance(section, (omegaconf.DictConfig, argparse.Namespace)):
@@ -64,10 +61,8 @@ def check_data(task) -> None:
     if not missing and any(shards[0].glob("dict*.txt")):
         return
     problem = f"{missing[0]} is no folder" if missing else f"{shards[0]} has no dictionary"
-    raise ValueError(
-        f"DATA is {data}: {problem}; allowed: a folder that `{made_by}` or fairseq-preprocess "
-        "made, or several, FIRST:SECOND"
-    )
+    allowed = f"a folder that `{made_by}` or fairseq-preprocess made, or several, FIRST:SECOND"
+    raise refused("DATA", data, allowed, problem)
 
 
 def check_training(cfg) -> None:
@@ -76,13 +71,11 @@ def check_training(cfg) -> None:
     check(cfg, ("common",))
     check_data(cfg.task)
     if cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
-        raise ValueError("--batch-size is not given; allowed: --batch-size or --max-tokens")
+        raise refused("--batch-size", "not given", "--batch-size or --max-tokens")
     _check_optimizer(cfg)
     on_cpu = cfg.common.cpu or not torch.cuda.is_available()
     if cfg.common.fp16 and on_cpu and not cfg.common.fp16_no_flatten_grads:
-        raise ValueError(
-            "--fp16 is given: no GPU; allowed: float32, or --fp16-no-flatten-grads with it"
-        )
+        raise refused("--fp16", "given", "float32, or --fp16-no-flatten-grads with it", "no GPU")
     if not cfg.checkpoint.no_save:
         _check_save_dir(Path(cfg.checkpoint.save_dir))
 
@@ -91,10 +84,8 @@ def check_names(cfg) -> None:
     """Check what a configuration of hydra's chooses by name. Raises ValueError: there is no such
     file, task, model or other part."""
     if cfg.task is None and HydraConfig.initialized():
-        raise ValueError(
-            f"--config-name is {HydraConfig.get().job.config_name}: it names no task; allowed: a "
-            "file of --config-dir, without .yaml"
-        )
+        name, allowed = HydraConfig.get().job.config_name, "a file of --config-dir, without .yaml"
+        raise refused("--config-name", name, allowed, "it names no task")
     known = {name: {*of["registry"]} for name, of in registry.REGISTRIES.items()}
     known["task"] = {*tasks.TASK_REGISTRY}
     known["model"] = {*models.MODEL_REGISTRY, *models.ARCH_MODEL_REGISTRY}
@@ -103,7 +94,7 @@ def check_names(cfg) -> None:
         chosen = chosen if chosen is None or isinstance(chosen, str) else chosen.get("_name")
         if chosen is not None and chosen not in names:
             close = ", ".join(get_close_matches(chosen, sorted(names))) or "a registered name"
-            raise ValueError(f"{section}._name is {chosen}: unknown; allowed: {close}")
+            raise refused(f"{section}._name", chosen, close, "unknown")
 
 
 def wrong_option(cfg, error: OmegaConfBaseException) -> str:
@@ -154,17 +145,15 @@ def _check_optimizer(cfg) -> None:
     for name in ("adam_betas", "adamax_betas"):
         betas = getattr(cfg.optimizer, name, None)
         if isinstance(betas, str) and not _are_betas(betas):
-            option = name.replace("_", "-")
-            raise ValueError(f'--{option} is {betas}; allowed: two numbers below 1: "(0.9, 0.98)"')
+            option = f"--{name.replace('_', '-')}"
+            raise refused(option, betas, 'two numbers below 1: "(0.9, 0.98)"')
     for name in ("lr", "update_freq"):
         if cfg.optimization[name] is not None and not len(cfg.optimization[name]):
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} is empty; allowed: numbers, separated by commas")
+            option = f"--{name.replace('_', '-')}"
+            raise refused(option, "empty", "numbers, separated by commas")
     schedule = getattr(cfg.lr_scheduler, "_name", None)
     if schedule == "inverse_sqrt" and cfg.lr_scheduler.warmup_updates == 0:
-        raise ValueError(
-            "--warmup-updates is 0; allowed: 1 or more with --lr-scheduler inverse_sqrt"
-        )
+        raise refused("--warmup-updates", 0, "1 or more with --lr-scheduler inverse_sqrt")
 
 
 def _are_betas(written: str) -> bool:
@@ -179,23 +168,19 @@ def _check_save_dir(folder: Path) -> None:
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not there.is_dir():
         problem = "it is a file" if there == folder else f"{there} is a file"
-        raise ValueError(f"--save-dir is {folder}: {problem}; allowed: a folder to write to")
-    last = folder / CheckpointConfig.restore_file
-    if last.is_dir():
-        raise ValueError(
-            f"--save-dir is {folder}: {last} is a folder; allowed: a folder with checkpoints, or "
-            "a new one"
-        )
+        raise refused("--save-dir", folder, "a folder to write to", problem)
+    if (last := folder / CheckpointConfig.restore_file).is_dir():
+        allowed = "a folder with checkpoints, or a new one"
+        raise refused("--save-dir", folder, allowed, f"{last} is a folder")
 
 
 def dataclass_of(section: str, options) -> type | None:
     """The dataclass that declares a section's options; None: argparse does."""
-    if section in FairseqConfig.__dataclass_fields__ and section not in ("task", "model"):
-        if section in registry.REGISTRIES:
-            known = registry.REGISTRIES[section]["dataclass_registry"]
-            return known.get(getattr(options, "_name", None))
-        return FairseqConfig.__dataclass_fields__[section].type
+    name, declared = getattr(options, "_name", None), FairseqConfig.__dataclass_fields__
     if section == "task":
-        return tasks.TASK_DATACLASS_REGISTRY.get(getattr(options, "_name", None))
-    name = getattr(options, "_name", None)
+        return tasks.TASK_DATACLASS_REGISTRY.get(name)
+    if section in registry.REGISTRIES and section in declared:
+        return registry.REGISTRIES[section]["dataclass_registry"].get(name)
+    if section in declared and section != "model":
+        return declared[section].type
     return models.MODEL_DATACLASS_REGISTRY.get(models.ARCH_MODEL_NAME_REGISTRY.get(name, name))

@@ -56,11 +56,8 @@ def report_in_one_line() -> None:
 
     of_job = JobReturn.return_value
     JobReturn.return_value = property(return_value, of_job.fset)
-    _compose_in_one_line()
 
-
-def _compose_in_one_line() -> None:
-    """Hydra would print five lines of what a configuration, or an option behind it, has wrong."""
+    # hydra would print five lines of what a configuration, or an option behind it, has wrong
 
     @wraps(ConfigLoaderImpl, "_apply_overrides_to_config")
     def override_each(change, overrides, cfg):

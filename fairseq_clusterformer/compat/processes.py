@@ -13,9 +13,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
+from fairseq_clusterformer.errors import refused
+
 from .checks import check_names, check_training, wrong_option
 from .saving import keep_what_is_said, what_is_saved
-from .wrapping import wraps
+from .wrapping import wrap, wraps
 
 #: what torchrun says to each process
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
@@ -52,12 +54,7 @@ def train_in_several_processes() -> None:
     commands = (sys.modules.get("fairseq_cli.hydra_train"), sys.modules["__main__"])
     if train is None:
         return
-    for module in [train] if in_job else [m for m in commands if hasattr(m, "hydra_main")]:
-        _begin_jobs(module, train, in_job)
 
-
-def _begin_jobs(module, train, in_job: bool) -> None:
-    @wraps(module, "add_defaults")
     def add_defaults(add, cfg):
         check_training(cfg)
         check_names(cfg)
@@ -71,6 +68,9 @@ def _begin_jobs(module, train, in_job: bool) -> None:
             _join(cfg)
             if cfg.distributed_training.distributed_init_method is not None:
                 distributed_utils.distributed_init(cfg)
+
+    for module in [train] if in_job else [m for m in commands if hasattr(m, "hydra_main")]:
+        wrap(module, "add_defaults", add_defaults)
 
 
 def _on_cpus(cfg) -> bool:
@@ -104,12 +104,8 @@ def _spawn(cfg, main, kwargs: dict) -> None:
     training.distributed_init_method = f"tcp://localhost:{port}"
     training.distributed_rank = None  # fairseq gives each its own
     said = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    processes = torch.multiprocessing.spawn(
-        _run_one,
-        (main, cfg, {**kwargs, "start_rank": 0}, said),
-        training.distributed_world_size,
-        join=False,
-    )
+    given, size = (main, cfg, {**kwargs, "start_rank": 0}, said), training.distributed_world_size
+    processes = torch.multiprocessing.spawn(_run_one, given, size, join=False)
     try:
         while not processes.join():
             pass
@@ -136,8 +132,7 @@ def _run_one(rank: int, main, cfg, kwargs: dict, said) -> None:
 
 
 def _begin_job(cfg, train) -> None:
-    """Give a job of a sweep its own folder, and nothing of the job before. Raises ValueError:
-    another job of the sweep has its folder."""
+    """Give a job its own folder, and nothing of the one before; ValueError: another has it."""
     for function in (checkpoint_utils.save_checkpoint, train.should_stop_early):
         vars(function).pop("best", None)
     hydra = HydraConfig.get()
@@ -148,8 +143,6 @@ def _begin_job(cfg, train) -> None:
         cfg.checkpoint.save_dir = hydra.runtime.output_dir
         return
     if _jobs.setdefault(folder, hydra.job.num) != hydra.job.num:
-        raise ValueError(
-            f"checkpoint.save_dir is {cfg.checkpoint.save_dir}: job {_jobs[folder]} of this sweep "
-            "saves there; allowed: hydra.sweep.dir='${checkpoint.save_dir}', so that each job has "
-            "a folder in it"
-        )
+        problem = f"job {_jobs[folder]} of this sweep saves there"
+        allowed = "hydra.sweep.dir='${checkpoint.save_dir}', so that each job has a folder in it"
+        raise refused("checkpoint.save_dir", cfg.checkpoint.save_dir, allowed, problem)

@@ -15,6 +15,8 @@ from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 
+from fairseq_clusterformer.errors import refused
+
 from .wrapping import wraps
 
 logger = logging.getLogger(__name__)
@@ -30,7 +32,17 @@ def keep_trainings_whole() -> None:
     saves, and leave one that is finished as it is."""
     if hasattr(checkpoint_utils.load_checkpoint, "__wrapped__"):
         return
-    _copy_whole_files()
+    copy = PathManager.copy
+
+    def copy_whole(source: str, target: str, overwrite: bool = False) -> bool:
+        if PathManager.path_requires_pathmanager(target):
+            return copy(source, target, overwrite)
+        aside = f"{target}.tmp"  # as fairseq calls a checkpoint that it is writing
+        copy(source, aside, True)
+        os.replace(aside, target)
+        return True
+
+    PathManager.copy = staticmethod(copy_whole)
 
     @wraps(checkpoint_utils, "load_checkpoint")
     def load_checkpoint(load, cfg: CheckpointConfig, trainer: Trainer, **kwargs):
@@ -112,23 +124,8 @@ def _why_finished(trainer: Trainer, batches) -> str:
     return ""
 
 
-def _copy_whole_files() -> None:
-    copy = PathManager.copy
-
-    def copy_whole(source: str, target: str, overwrite: bool = False) -> bool:
-        if PathManager.path_requires_pathmanager(target):
-            return copy(source, target, overwrite)
-        aside = f"{target}.tmp"  # as fairseq calls a checkpoint that it is writing
-        copy(source, aside, True)
-        os.replace(aside, target)
-        return True
-
-    PathManager.copy = staticmethod(copy_whole)
-
-
 def _lock(folder: Path, trainer: Trainer) -> None:
-    """Hold a folder for as long as there is the trainer. A process that dies lets go of it. Raises
-    ValueError: another training holds it."""
+    """Hold a folder until the trainer or the process ends; ValueError: another holds it."""
     path = folder / LOCK
     while True:
         file = path.open("a+")
@@ -136,10 +133,9 @@ def _lock(folder: Path, trainer: Trainer) -> None:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             file.seek(0)
-            raise ValueError(
-                f"--save-dir is {folder}: another training saves there ({file.read().strip()}); "
-                "allowed: another folder, or to wait for its end"
-            ) from None
+            problem = f"another training saves there ({file.read().strip()})"
+            allowed = "another folder, or to wait for its end"
+            raise refused("--save-dir", folder, allowed, problem) from None
         except OSError:  # a file system without locks
             file.close()
             return

@@ -9,7 +9,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 
 import sentencepiece
@@ -90,20 +89,18 @@ MB = 1 << 20
 SAMPLE = 32  # MB of text that sentencepiece learns from, at about 20 times as much memory
 
 
-def _text_lines(text: Path, form: str) -> Iterator[str]:
-    """Yield the lines; one that is too long for sentencepiece, which would drop it, in parts."""
-    with open(text, encoding="utf-8", newline="\n") as file:
-        for line in file:
-            line = composed(line.rstrip("\n"), form)
-            yield from (line[i : i + _PART] for i in range(0, len(line) or 1, _PART))
-
-
 def _sample(texts: Sequence[Path], form: str, most: int) -> Iterator[str]:
     """Yield the lines of all texts; if they have more bytes than `most`, about as many, drawn."""
     draw = random.Random(1).random
     share = most / max(1, sum(text.stat().st_size for text in texts))
-    lines = chain.from_iterable(_text_lines(text, form) for text in texts)
-    return (line for line in lines if share >= 1 or draw() < share)
+    for text in texts:
+        with open(text, encoding="utf-8", newline="\n") as file:
+            for line in file:
+                line = composed(line.rstrip("\n"), form)
+                # in parts, since sentencepiece would drop a line that is too long
+                for start in range(0, len(line) or 1, _PART):
+                    if share >= 1 or draw() < share:
+                        yield line[start : start + _PART]
 
 
 def train_sentencepiece(
@@ -116,10 +113,9 @@ def train_sentencepiece(
     form: str = FORM,
     sample: int = SAMPLE,
 ) -> None:
-    """Train a unigram model of `vocab` pieces and write it to the file `model`.
-
-    The model is lossless, so that bits per byte can be computed: text in that form is not changed,
-    blanks are kept, and what has no piece is spelled in bytes.
+    """Train a unigram model of `vocab` pieces and write it to the file `model`. It is lossless, so
+    that bits per byte can be computed: text in that form is not changed, blanks are kept, and what
+    has no piece is spelled in bytes.
 
     Args:
         option: the user's option that `vocab` comes from.
@@ -137,6 +133,7 @@ def train_sentencepiece(
                 normalization_rule_name="identity",
                 remove_extra_whitespaces=False,
                 byte_fallback=True,
+                # a model keeps what was said of its training
                 **({"hard_vocab_limit": False} if at_most else {}),
                 user_defined_symbols=["\u2581" + word for word in words],
                 input_sentence_size=1_000_000,
@@ -144,12 +141,12 @@ def train_sentencepiece(
                 minloglevel=2,
             )
     except RuntimeError as error:
+        allowed, reason = "what sentencepiece can train", str(error).splitlines()[-1]
         if found := re.search(r"value <= (\d+)", str(error)):
-            raise bad_option(option, vocab, f"at most {found[1]} for this text") from None
-        if found := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
-            raise bad_option(option, vocab, f"{found[1]} or more for this text") from None
-        reason = str(error).splitlines()[-1]
-        raise bad_option(option, vocab, "what sentencepiece can train", reason) from None
+            allowed, reason = f"at most {found[1]} for this text", ""
+        elif found := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
+            allowed, reason = f"{found[1]} or more for this text", ""
+        raise bad_option(option, vocab, allowed, reason) from None
 
 
 def piece_dictionary(model: Path) -> Dictionary:

@@ -44,10 +44,8 @@ def verify(path: Path, checksum: str | None) -> None:
         return
     algorithm, expected = checksum.split(":")
     if (found := digest(path, algorithm)) != expected:
-        raise UserError(
-            f"{path} has {path.stat().st_size:,} bytes with {algorithm} {found}; "
-            f"allowed: {algorithm} {expected}"
-        )
+        what = f"{path} has {path.stat().st_size:,} bytes with {algorithm} {found}"
+        raise UserError(f"{what}; allowed: {algorithm} {expected}")
 
 
 def obtain(archives: Sequence[Archive], source: Path | None, work: Path) -> dict[str, Path]:
@@ -96,7 +94,6 @@ def download(archive: Archive, folder: Path) -> Path:
     from http.client import HTTPException  # http and urllib.request would slow down each --help
 
     elsewhere = "or get it elsewhere and pass --source DIR"
-
     path, part = folder / archive.name, folder / f"{archive.name}.part"
     if path.exists():
         return path
@@ -104,22 +101,18 @@ def download(archive: Archive, folder: Path) -> Path:
     try:
         _fetch(archive.url, part)
     except (OSError, HTTPException) as error:
-        raise UserError(
-            f"could not download {archive.url}: {error}; run again to go on, {elsewhere}"
-        ) from None
+        what = f"could not download {archive.url}: {error}"
+        raise UserError(f"{what}; run again to go on, {elsewhere}") from None
     try:
         verify(part, archive.checksum)
     except UserError as error:
         part.unlink()
-        raise UserError(
-            f"{error} (downloaded from {archive.url}, removed); run again, {elsewhere}"
-        ) from None
+        what = f"{error} (downloaded from {archive.url}, removed)"
+        raise UserError(f"{what}; run again, {elsewhere}") from None
     if archive.checksum is None:
-        print(
-            f"warning: {archive.url} could not be verified, because nobody publishes a checksum "
-            f"of it; prepared.json keeps the sha256 of this download, {digest(part)}",
-            file=sys.stderr,
-        )
+        why = f"warning: {archive.url} could not be verified, because nobody publishes a checksum "
+        kept = f"of it; prepared.json keeps the sha256 of this download, {digest(part)}"
+        print(why + kept, file=sys.stderr)
     part.rename(path)
     return path
 
@@ -144,9 +137,8 @@ def _fetch(url: str, part: Path) -> None:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
             start = 0
         size = start + int(response.headers.get("Content-Length", 0))
-        progress = tqdm(
-            desc=part.stem, initial=start, total=size, unit="B", unit_scale=True, disable=None
-        )
+        how = {"unit": "B", "unit_scale": True, "disable": None}
+        progress = tqdm(desc=part.stem, initial=start, total=size, **how)
         with open(part, "ab" if start else "wb") as file, progress:
             while block := response.read(1 << 20):
                 progress.update(file.write(block))

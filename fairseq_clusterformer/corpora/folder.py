@@ -31,9 +31,8 @@ def make_folder(
         build: returns more for ``prepared.json``.
         force: replace a `dest` that was prepared before and holds no other file.
 
-    Returns:
-        the content of ``prepared.json``, or None if `dest` was there, made by the same recipe.
-        Raises UserError if something else is there.
+    Returns the content of ``prepared.json``, or None if `dest` was there, made by the same recipe;
+    raises UserError if something else is there.
     """
     dest, recipe = resolved("DEST", dest), json.loads(json.dumps(recipe))
     work = dest.with_name(dest.name + ".partial")
@@ -110,11 +109,8 @@ def _short(value: object, most: int = 60) -> str:
 
 @contextmanager
 def locked(work: Path, option: str = "DEST") -> Iterator[None]:
-    """Lock the working folder and clear it; remove it at the end, unless something is kept.
-
-    Args:
-        option: what named the folder beside it.
-    """
+    """Lock the working folder and clear it; remove it at the end, unless something is kept. The
+    `option` named the folder beside it."""
     from filelock import FileLock, Timeout  # here, since it would slow down each --help
 
     # importing fairseq makes every logger print its debugging messages
@@ -124,17 +120,15 @@ def locked(work: Path, option: str = "DEST") -> Iterator[None]:
     except OSError as error:
         raise bad_option(option, work, "a place to write to", str(error.strerror)) from None
     if not (work / _MARK).exists() and any(work.iterdir()):
-        problem = "this working folder holds something else"
-        raise bad_option(option, work, f"another {option}; or move this folder away", problem)
+        allowed = f"another {option}; or move this folder away"
+        raise bad_option(option, work, allowed, "this working folder holds something else")
     (work / _MARK).touch()
     lock = FileLock(work / _LOCK, blocking=False)
     try:
         lock.acquire()
     except Timeout:
-        problem = "another run is at work in it"
-        raise bad_option(
-            option, work, f"another {option}; or wait for that run", problem
-        ) from None
+        allowed = f"another {option}; or wait for that run"
+        raise bad_option(option, work, allowed, "another run is at work in it") from None
     try:
         _clear(work)
         yield

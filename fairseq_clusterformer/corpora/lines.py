@@ -19,9 +19,12 @@ from fairseq_clusterformer.errors import UserError
 #: what a damaged file raises; RuntimeError: a zip file with a password, or of an unknown method
 _DAMAGED = (OSError, EOFError, RuntimeError, lzma.LZMAError, zlib.error)
 _DAMAGED += (zipfile.BadZipFile, tarfile.TarError)
-
-
 _REMEDY = "as iconv -f latin1 -t utf-8 makes of Latin-1"
+
+
+def wrong(place: object, problem: object, allowed: str) -> UserError:
+    """The one form of an error in a file, as `bad_option` is of one in an option."""
+    return UserError(f"{place}: {problem}; allowed: {allowed}")
 
 
 class WrongEncoding(UserError):
@@ -56,10 +59,8 @@ def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
             while line := file.readline(longest + 1):
                 number += 1
                 if len(line) > longest:
-                    raise UserError(
-                        f"{path}: line {number:,} has more than {longest:,} bytes when it is "
-                        "unpacked; allowed: shorter lines"
-                    )
+                    problem = f"line {number:,} has more than {longest:,} bytes when unpacked"
+                    raise wrong(path, problem, "shorter lines")
                 if encoding is not None:
                     line.decode(encoding)
                 yield line
@@ -109,10 +110,8 @@ def aligned_lines(
         if None in row:
             ended = files[row.index(None)]
             longer = next(path for path, cell in zip(files, row, strict=True) if cell is not None)
-            raise UserError(
-                f"{ended} has {number:,} lines, {longer} has more; allowed: the same number, each "
-                "line belonging to that of the other file"
-            )
+            allowed = "the same number, each line belonging to that of the other file"
+            raise UserError(f"{ended} has {number:,} lines, {longer} has more; allowed: {allowed}")
         yield row
 
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from fairseq_clusterformer.errors import UserError
+from .lines import wrong
 
 _NAME = re.compile(r"(?<![a-z])(train|valid|validation|val|dev|test)(?![a-z])")
 _Item = TypeVar("_Item", bound=Hashable)
@@ -27,20 +27,16 @@ def draw(
     total: int | None = None,
 ) -> dict[_Item, str]:
     """Return the split of each item that is drawn, as long as each brings a split closer to its
-    share of all sizes, in their order; all other items are of train.
+    share of all sizes, in their order; all other items are of train. Raises UserError if there are
+    too few items.
 
     Args:
-        name: of the items and where they come from, for an error.
+        name: of the items and where they come from, for the error.
         total: of all sizes, where only the first items are given.
-
-    Raises:
-        UserError: if there are too few items.
     """
     if len(sizes) <= len(shares):
-        raise UserError(
-            f"{name}: {len(sizes)}; allowed: more than {len(shares)}, to draw "
-            f"{' and '.join(shares)} from, or files of each split"
-        )
+        drawn = f"to draw {' and '.join(shares)} from, or files of each split"
+        raise wrong(name, len(sizes), f"more than {len(shares)}, {drawn}")
     drawn = {}
     total = sum(sizes.values()) if total is None else total
     for others, (split, share) in zip(range(len(shares), 0, -1), shares.items(), strict=True):

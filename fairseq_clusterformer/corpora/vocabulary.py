@@ -86,16 +86,13 @@ def copy_model(vocabulary: Vocabulary, out: Path) -> None:
     contents = getattr(model, "bytes", symbols)
     needed = (symbol for symbol, content in zip(symbols, contents, strict=True) if content)
     if missing := [symbol for symbol in needed if symbol not in dictionary]:
-        raise bad_option(
-            "--dict",
-            vocabulary.dictionary,
-            "the dictionary that belongs to the model of subwords",
-            f"lacks {len(missing):,} of its {len(symbols):,} symbols, {missing[0]!r} first",
-        )
+        problem = f"lacks {len(missing):,} of its {len(symbols):,} symbols, {missing[0]!r} first"
+        allowed = "the dictionary that belongs to the model of subwords"
+        raise bad_option("--dict", vocabulary.dictionary, allowed, problem)
     dictionary.save(str(out / "dict.txt"))
-    files = [given / name for name in subwords.GPT2_FILES] if given and given.is_dir() else []
-    for file in files:
-        shutil.copy(file, out)
-    if given and not files:
+    if given and given.is_dir():
+        for name in subwords.GPT2_FILES:
+            shutil.copy(given / name, out)
+    elif given:
         is_tokenizer = given.suffix == ".json"
         shutil.copy(given, out / (subwords.TOKENIZER if is_tokenizer else subwords.MODEL))

@@ -37,8 +37,9 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
     Arguments that every ``forward`` takes, documented here alone: ``input_ids`` int64 [B, N];
     ``attention_mask`` [B, N], 1 at real tokens (None: all but the padding symbol);
     ``position_ids``, from 0 in each row; ``output_hidden_states`` to return the input and each
-    layer's output too, [B, N, D] each; ``return_dict=False`` for a tuple. An argument that says
-    something and is not read raises ValueError.
+    layer's output too, [B, N, D] each; ``labels`` int64 [B, N], -100 where there is no loss;
+    ``return_dict=False`` for a tuple. An argument that says something and is not read raises
+    ValueError.
     """
 
     config: ClusterformerConfig
@@ -52,11 +53,9 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: ClusterformerConfig):
         if config.family not in self.families:
+            what = f"architecture is {config.architecture}, of {config.family}"
             allowed = " or ".join(f"one of {family}" for family in self.families)
-            raise ValueError(
-                f"architecture is {config.architecture}, of {config.family}; allowed in "
-                f"{type(self).__name__}: {allowed}"
-            )
+            raise ValueError(f"{what}; allowed in {type(self).__name__}: {allowed}")
         super().__init__(config)
         self.model = build_model(config)
         self._steps = 0  # of an optimizer; what batches observed is applied between them
@@ -84,16 +83,14 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
 
     def _stacks(self) -> Iterator[nn.Module]:
         """The encoder and the decoder, as far as there are any."""
-        for name in ("encoder", "decoder"):
-            if (stack := getattr(self.model, name, None)) is not None:
-                yield stack
+        stacks = (getattr(self.model, name, None) for name in ("encoder", "decoder"))
+        return (stack for stack in stacks if stack is not None)
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The encoder's table, or the decoder's where there is no encoder."""
         return next(self._stacks()).embed_tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the embeddings."""
         next(self._stacks()).embed_tokens = value
 
     def resize_token_embeddings(self, *args, **kwargs):
@@ -156,17 +153,14 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         """:meth:`_masked`, for encoders, which cannot keep packed documents apart."""
         tokens = self._masked(input_ids, attention_mask)
         if self._documents(position_ids, tokens) is not None:
-            raise ValueError(
-                "position_ids say that rows hold several documents, which this model cannot keep "
-                "apart; allowed: one a row"
-            )
+            problem = "say that rows hold several documents, which this model cannot keep apart"
+            raise ValueError(f"position_ids {problem}; allowed: one a row")
         return tokens
 
     def _documents(
         self, position_ids: Tensor | None, tokens: Tensor, cache: ClusterformerCache | None = None
     ) -> Tensor | None:
-        """Numbers of the documents that positions [1 or B, N] say are packed in rows, int64
-        [B, N]; None: each row is one. The tokens stand behind those of the cache."""
+        """Numbers of documents packed in rows behind the cache, int64 [B, N]; None: none are."""
         if position_ids is None:
             return None
         real, documents = tokens.ne(self.config.pad_token_id), None
@@ -197,8 +191,7 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         encoded: dict[str, list[Tensor]] | None = None,
         documents: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, dict[str, list]]:
-        """The decoder's features [B, N, D], and without a cache its layers' states if they are
-        wanted, and their reports."""
+        """The decoder's features [B, N, D]; without a cache also wanted states, and reports."""
         decoder = self.model.decoder
         if cache is not None:
             return decode(decoder, tokens, cache, encoded), None, {}
@@ -222,8 +215,7 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
     def _with_clustering(
         self, loss: Tensor, reports: dict[str, list], share: Tensor | float = 1.0
     ) -> Tensor:
-        """The task's loss; in training its gradient is also that of the clusters' losses (CF22
-        eq. 17), times :func:`share_of`. These may be below 0, and nobody wants them in a log."""
+        """The task's loss; in training with the gradient of the clusters' too (CF22 eq. 17)."""
         clustering = summary(reports) if self.training else None
         if clustering is None:
             return loss
@@ -236,11 +228,16 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
             + share * weights.centroid_sorting_loss_weight * clustering["sorting_loss"]
             + share * weights.routing_loss_weight * clustering["routing_loss"]
         )
-        return loss.detach() + (total - total.detach())  # the value of one, the gradient of all
+        # the value of one, the gradient of all: those may be below 0, which no log is to show
+        return loss.detach() + (total - total.detach())
 
 
 class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
-    """With a decoder that writes, and a cache of bounded size."""
+    """With a decoder that writes, and a cache of bounded size.
+
+    Also of every ``forward``: ``cache``, what an earlier call returned, which is used up;
+    ``use_cache`` to return one, in evaluation without gradients, and then no hidden states.
+    """
 
     _is_stateful = True  # a ring cannot be turned back: no assisted generation
 
@@ -249,22 +246,18 @@ class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
         return self.model.decoder.output_projection
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Replace the projection."""
         self.model.decoder.output_projection = new_embeddings
 
     def get_decoder(self) -> nn.Module:
-        """fairseq's decoder."""
         return self.model.decoder
 
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs: dict, *args, **kwargs
     ) -> None:
         """Give generation a cache of ours, and refuse others."""
-        if generation_config.cache_implementation is not None:
-            raise ValueError(
-                f"cache_implementation is {generation_config.cache_implementation}; allowed: "
-                "None, for the model has a cache of its own, of bounded size"
-            )
+        if (given := generation_config.cache_implementation) is not None:
+            allowed = "None, for the model has a cache of its own, of bounded size"
+            raise ValueError(f"cache_implementation is {given}; allowed: {allowed}")
         if model_kwargs.get("cache") is not None:
             model_kwargs["cache"]._is_user_defined = True
         elif generation_config.use_cache:
@@ -279,13 +272,9 @@ _TRAINED: WeakSet[ClusterformerPreTrainedModel] = WeakSet()
 
 def _count(optimizer: Optimizer, *_: object) -> None:
     """Called after each step of any optimizer of torch: count those of our models."""
+    moved = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for model in _TRAINED:
-        own = {id(parameter) for parameter in model.parameters()}
-        model._steps += any(
-            id(parameter) in own
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        )
+        model._steps += any(id(parameter) in moved for parameter in model.parameters())
 
 
 register_optimizer_step_post_hook(_count)
@@ -304,8 +293,7 @@ def batch_first(states: Iterable[Tensor], wanted: bool) -> tuple[Tensor, ...] | 
 
 def _tied(model: nn.Module) -> dict[str, str]:
     """Names of parameters that are another one, and the first name of each."""
-    first: dict[int, str] = {}
-    tied = {}
+    first, tied = {}, {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if first.setdefault(id(parameter), name) != name:
             tied[name] = first[id(parameter)]

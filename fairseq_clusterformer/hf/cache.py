@@ -15,7 +15,6 @@ class ClusterformerCache(Cache):
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
         #: of fairseq's modules, by their names; the batch comes first in each tensor
         self.state: dict[str, dict[str, Tensor | None]] = {}
         self.tokens = 0  # how many were seen, padding included
@@ -23,7 +22,7 @@ class ClusterformerCache(Cache):
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(t.numel() * t.element_size() for t in self._tensors())
+        return sum(t.nbytes for t in self._tensors())
 
     def _tensors(self) -> list[Tensor]:
         kept = (t for module in self.state.values() for t in module.values())
@@ -55,7 +54,6 @@ class ClusterformerCache(Cache):
     batch_select_indices = reorder_cache
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row."""
         self._each(lambda t: t.repeat_interleave(repeats, dim=0))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -76,10 +74,9 @@ class ClusterformerCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Always raises ValueError."""
-        raise ValueError(
-            f"crop({tokens_to_remove}): a ring has dropped its oldest keys and cannot be turned "
-            "back; allowed: generation without an assistant"
-        )
+        problem = "a ring has dropped its oldest keys and cannot be turned back"
+        allowed = "generation without an assistant"
+        raise ValueError(f"crop({tokens_to_remove}): {problem}; allowed: {allowed}")
 
     def __repr__(self) -> str:
         return f"ClusterformerCache({self.tokens} tokens, {self.num_bytes:,} bytes)"

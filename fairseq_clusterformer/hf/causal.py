@@ -11,10 +11,8 @@ from .cache import ClusterformerCache
 
 
 class ClusterformerForCausalLM(GeneratingModel):
-    """fairseq's language model over a clustered decoder.
-
-    Rows of a batch are those rows alone, whichever side they are padded on.
-    """
+    """fairseq's language model over a clustered decoder. Rows of a batch are those rows alone,
+    whichever side they are padded on."""
 
     families = ("clusterformer_lm",)
     auto, form, hub_task = "AutoModelForCausalLM", "text", "text-generation"
@@ -33,16 +31,13 @@ class ClusterformerForCausalLM(GeneratingModel):
         logits_to_keep: int | Tensor = 0,
         **kwargs,
     ) -> CausalLMOutputWithPast | tuple:
-        """Logits of the next token [B, N, vocabulary]; labels are shifted here by one.
+        """Logits of the next token [B, N, vocabulary], of an adaptive softmax log-probabilities;
+        labels are shifted here by one.
 
         Args:
-            attention_mask: with ``cache`` of all tokens so far.
+            attention_mask: with ``cache``, which ``input_ids`` follow, of all tokens so far.
             position_ids: [1 or B, N]; those of packed documents begin again at each, which is
                 then read as a row of its own.
-            cache: what an earlier call returned, which is used up; ``input_ids`` follow it.
-            labels: int64 [B, N], -100 where there is no loss.
-            use_cache: return a cache, in evaluation: without gradients.
-            output_hidden_states: not with a cache.
             logits_to_keep: logits of the last so many tokens, or at these indices; 0: of all.
         """
         self._begin(position_ids=position_ids, **kwargs)
@@ -59,22 +54,18 @@ class ClusterformerForCausalLM(GeneratingModel):
             if logits_to_keep:
                 x = _carried(x, tokens.eq(self.config.pad_token_id))
             logits_to_keep = slice(-logits_to_keep, None)
-        logits, loss = self._logits(x[:, logits_to_keep]), None
+        decoder, x, loss = self.model.decoder, x[:, logits_to_keep], None
+        if decoder.adaptive_softmax is None:
+            logits = decoder.output_layer(x)
+        else:
+            logits = decoder.adaptive_softmax.get_log_prob(x, None)
         if labels is not None:
             loss = self._token_loss(logits[:, :-1], labels[:, 1:], reports, **kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, cache=cache, hidden_states=states)
 
-    def _logits(self, x: Tensor) -> Tensor:
-        """[B, N, vocabulary]; of an adaptive softmax, log-probabilities."""
-        decoder = self.model.decoder
-        if decoder.adaptive_softmax is not None:
-            return decoder.adaptive_softmax.get_log_prob(x, None)
-        return decoder.output_layer(x)
-
 
 def _carried(x: Tensor, padding: Tensor) -> Tensor:
-    """Features [B, N, D], at padding those of the last token before it: generation reads the
-    last place, which of a row padded on the right is padding."""
+    """Features, at padding those before it: of rows padded right, generation reads the end."""
     places = torch.arange(x.size(1), device=x.device).masked_fill(padding, 0).cummax(1).values
     return x.gather(1, places.unsqueeze(-1).expand_as(x))
 
@@ -83,9 +74,7 @@ def _newest(mask: Tensor | None, tokens: Tensor, cache: ClusterformerCache) -> T
     """The part of a mask over all tokens so far that is of the tokens."""
     if mask is None:
         return None
-    if mask.size(1) != cache.tokens + tokens.size(1):
-        raise ValueError(
-            f"attention_mask has {mask.size(1)} tokens; allowed: {cache.tokens + tokens.size(1)}, "
-            "which are those in the cache and the new ones"
-        )
+    if mask.size(1) != (right := cache.tokens + tokens.size(1)):
+        allowed = f"{right}, which are those in the cache and the new ones"
+        raise ValueError(f"attention_mask has {mask.size(1)} tokens; allowed: {allowed}")
     return mask[:, -tokens.size(1) :]

@@ -1,6 +1,7 @@
 """What a model is, as ``config.json`` says it by fairseq's names of options, and that model."""
 
 from argparse import Namespace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,35 +82,20 @@ class ClusterformerConfig(PreTrainedConfig):
         set_defaults(args, **plain)
         return args
 
-    # sizes of the encoder, or of a language model's decoder
-
-    @property
-    def hidden_size(self) -> int:
-        """D."""
-        return self._of_stack("embed_dim")
-
-    @property
-    def num_hidden_layers(self) -> int:
-        """Layers."""
-        return self._of_stack("layers")
-
-    @property
-    def num_attention_heads(self) -> int:
-        """H."""
-        return self._of_stack("attention_heads")
-
     def _of_stack(self, name: str) -> int:
         side = "decoder" if self.family == "clusterformer_lm" else "encoder"
         return getattr(self.namespace(), f"{side}_{name}")
 
+    #: sizes of the encoder, or of a language model's decoder: D, layers and H
+    hidden_size = property(partial(_of_stack, name="embed_dim"))
+    num_hidden_layers = property(partial(_of_stack, name="layers"))
+    num_attention_heads = property(partial(_of_stack, name="attention_heads"))
+
 
 def build_model(config: ClusterformerConfig) -> BaseFairseqModel:
     """fairseq's model with its initial values, without fairseq's task and files; ValueError for an
-    option that is not allowed.
-
-    It is made on the CPU wherever transformers would make it: kinds of attention initialise
-    centroids and buffers from data, which a meta device does not have.
-    """
+    option that is not allowed. It is made on the CPU wherever transformers would make it: kinds of
+    attention initialise centroids and buffers from data, which a meta device does not have."""
     target = source = numbered(config.vocab_size)
     if config.source_vocab_size is not None:
         source = numbered(config.source_vocab_size)

@@ -12,17 +12,10 @@ from .configuration import ClusterformerConfig
 
 
 class ClusterformerModel(ClusterformerPreTrainedModel):
-    """The last layer's states: of the encoder, or of a language model's decoder.
+    """The last layer's states: of the encoder, or of a language model's decoder. It is the whole
+    model, whose head is not used: each of our folders loads."""
 
-    It is the whole model, whose head is not used: each of our folders loads.
-    """
-
-    families = (
-        "clusterformer_lm",
-        "clusterformer",
-        "clusterformer_masked_lm",
-        "clusterformer_classifier",
-    )
+    families = tuple(f"clusterformer{kind}" for kind in ("_lm", "", "_masked_lm", "_classifier"))
     auto = "AutoModel"
 
     @can_return_tuple
@@ -67,29 +60,23 @@ class _EncoderWithHead(ClusterformerPreTrainedModel):
 
         Args:
             token_type_ids: 1 at the second text of a joined pair; the model finds it itself.
-            labels: int64 [B, N], -100 where there is no loss; a classifier's [B], of a regression
-                floating point.
+            labels: a classifier's are [B], of a regression floating point.
         """
         self._begin(position_ids=position_ids, **kwargs)
         tokens = self._one_text_a_row(input_ids, attention_mask, position_ids)
         if token_type_ids is not None:
-            self._check_types(token_type_ids, tokens)
+            own = self.model.second(tokens) if self.config.form == "joined" else tokens * 0
+            real = tokens.ne(self.config.pad_token_id)
+            if not torch.equal(token_type_ids[real], own[real]):
+                allowed = "None, or 0 up to the first text's end and, of joined pairs, 1 behind it"
+                problem = "are others than the model's own"
+                raise ValueError(f"token_type_ids {problem}; allowed: {allowed}")
         wanted, loss = self._wants_states(output_hidden_states), None
         logits, extra = self._run(tokens, wanted)
         if labels is not None:
             loss = self._loss(logits, labels, extra["reports"], **kwargs)
         states = batch_first(extra["encoder_states"], wanted)
         return self.output(loss=loss, logits=logits, hidden_states=states)
-
-    def _check_types(self, types: Tensor, tokens: Tensor) -> None:
-        """Refuse other types than the model's own."""
-        own = self.model.second(tokens) if self.config.form == "joined" else tokens * 0
-        real = tokens.ne(self.config.pad_token_id)
-        if not torch.equal(types[real], own[real]):
-            raise ValueError(
-                "token_type_ids are others than the model's own; allowed: None, or 0 up to the "
-                "first text's end and, of joined pairs, 1 behind it"
-            )
 
 
 class ClusterformerForMaskedLM(_EncoderWithHead):

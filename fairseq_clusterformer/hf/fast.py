@@ -83,9 +83,8 @@ def fast(slow: "PreTrainedTokenizer") -> Tokenizer | None:
     if formed := _FORMS.get(slow.unicode):
         own = [made.normalizer] if made.normalizer else []
         made.normalizer = normalizers.Sequence([formed, *own])
-    made.add_special_tokens(
-        [token for token in slow.added_tokens_decoder.values() if token.special]
-    )
+    special = [token for token in slow.added_tokens_decoder.values() if token.special]
+    made.add_special_tokens(special)
     made.post_processor = processors.TemplateProcessing(
         single=slow.frame(),
         pair=slow.frame(pair=True),
@@ -172,8 +171,7 @@ def _sentence(symbols: list[str], tokenised: bool) -> Tokenizer:
 def _pieces(
     symbols: list[str], model: Path, steps: list, line_end: str | None
 ) -> Tokenizer | None:
-    """A sentencepiece model, whose pieces are symbols; ``steps`` of normalising come before its
-    own, and ``line_end`` is the symbol that a line end becomes."""
+    """A sentencepiece model; ``steps`` of normalising come before its own."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto()
@@ -195,10 +193,8 @@ def _pieces(
         steps += [_replace(f"{begins} +| +{ends}", ""), _replace(" {2,}", " ")]
     if own.add_dummy_prefix:  # before each line that holds something
         steps.append(_replace(begins + something, " "))
-    made = {_UNIGRAM: _unigram, _BPE: _bpe}.get(kind.model_type, lambda *_: None)(
-        symbols, pieces, kind.byte_fallback
-    )
-    if made is None:
+    make = {_UNIGRAM: _unigram, _BPE: _bpe}.get(kind.model_type)
+    if not make or (made := make(symbols, pieces, kind.byte_fallback)) is None:
         return None
     made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _BLANK)])
     # "<0x41>" in a text is six letters, and no byte
@@ -232,12 +228,6 @@ def _bpe(symbols: list[str], pieces: list, byte_fallback: bool) -> Tokenizer | N
         for i in range(1, len(piece))
         if piece[:i] in normal and piece[i:] in normal
     ]
-    return Tokenizer(
-        models.BPE(
-            _numbered(symbols),
-            [tuple(pair) for _, _, *pair in sorted(merges)],
-            unk_token="<unk>",
-            fuse_unk=True,
-            byte_fallback=byte_fallback,
-        )
-    )
+    merges = [tuple(pair) for _, _, *pair in sorted(merges)]
+    how = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": byte_fallback}
+    return Tokenizer(models.BPE(_numbered(symbols), merges, **how))

@@ -27,7 +27,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTo
 from fairseq_clusterformer import __version__
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import TOKENIZER
-from fairseq_clusterformer.data.text import TARGETS_OWN
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference.bundle import (
     CARD,
@@ -44,7 +43,6 @@ from fairseq_clusterformer.inference.perplexity import begin_of
 from fairseq_clusterformer.outputs import check_new, whole_folder
 
 from . import renumbered
-from .base import ClusterformerPreTrainedModel
 from .causal import ClusterformerForCausalLM
 from .configuration import ClusterformerConfig
 from .encoders import ClusterformerForMaskedLM, ClusterformerForSequenceClassification
@@ -76,12 +74,10 @@ model = {auto}.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```
 """
-#: files of a data folder that have the same name in an export
-_SAME = (RECORD, "data.json", "bpe.codes", "sentencepiece.model", "encoder.json", "vocab.bpe")
-_SAME += (TARGETS_OWN,)
-_OWN = (CONFIG, WEIGHTS, README, GENERATION, *_SAME, "dict.txt", "dict.source.txt")
-_OWN += ("dict.label.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-_OWN += ("added_tokens.json", "chat_template.jinja")
+_OF_TEXT = ClusterformerTokenizer.vocab_files_names
+_OWN = (CONFIG, WEIGHTS, README, GENERATION, *_OF_TEXT.values(), "dict.label.txt", TOKENIZER)
+_OWN += ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_OWN += ("chat_template.jinja",)
 
 
 def export(
@@ -93,13 +89,11 @@ def export(
     force: bool = False,
 ) -> Path:
     """Write a model as a folder that ``from_pretrained`` of the Auto classes reads; return `out`.
+    Raises UserError for a model of another kind, or if `out` cannot be written.
 
     Args:
         card: text of the model's card, in Markdown; None: the bundle's, if it is one.
         out, dtype, force: as of :func:`~fairseq_clusterformer.inference.bundle.write_bundle`.
-
-    Raises:
-        UserError: a model of another kind, or `out` is there otherwise or cannot be written.
     """
     out = Path(out)
     if dtype not in DTYPES:
@@ -113,6 +107,10 @@ def export(
     model.model = loaded.model
     config.architectures = [kind.__name__]
     config.dtype = DTYPES[dtype]
+    tensors, _ = distinct(model.state_dict())
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        if name in tensors and tensors[name].is_floating_point():
+            tensors[name] = tensors[name].to(DTYPES[dtype])
     with whole_folder(out, lambda: check_out(out, force, inputs)) as new:
         if other is None:
             for name, in_data in _names(config).items():
@@ -124,7 +122,7 @@ def export(
         config.save_pretrained(new)
         if model.can_generate():
             generation(config, tokenizer).save_pretrained(new)
-        _write_tensors(model, new / WEIGHTS, dtype)
+        save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
         (new / README).write_text(_card(loaded, config, card), encoding="utf-8")
         shutil.copymode(new / CONFIG, new / WEIGHTS)  # safetensors makes it the owner's alone
     return out
@@ -204,25 +202,13 @@ def generation(
     bos, pad, eos = config.bos_token_id, config.pad_token_id, config.eos_token_id
     if config.family == "clusterformer":
         most = config.namespace().max_target_positions or DEFAULT_MAX_TARGET_POSITIONS
-        return GenerationConfig(
-            bos_token_id=bos,
-            pad_token_id=pad,
-            eos_token_id=eos,
-            decoder_start_token_id=eos,
-            forced_eos_token_id=eos,
-            suppress_tokens=[pad],
-            min_new_tokens=1,
-            max_new_tokens=min(201, most),
-            num_beams=5,
-            early_stopping=True,
-        )
+        how = dict.fromkeys(("decoder_start_token_id", "forced_eos_token_id"), eos)
+        how |= {"num_beams": 5, "early_stopping": True, "suppress_tokens": [pad]}
+        how |= {"min_new_tokens": 1, "max_new_tokens": min(201, most)}
+        return GenerationConfig(bos_token_id=bos, pad_token_id=pad, eos_token_id=eos, **how)
     if not isinstance(tokenizer, ClusterformerTokenizer):
-        return GenerationConfig(
-            bos_token_id=eos,
-            eos_token_id=sorted({eos, tokenizer.eos_token_id}),
-            pad_token_id=pad,
-            suppress_tokens=[bos, pad],
-        )
+        ends, how = sorted({eos, tokenizer.eos_token_id}), {"suppress_tokens": [bos, pad]}
+        return GenerationConfig(bos_token_id=eos, eos_token_id=ends, pad_token_id=pad, **how)
     first, then, special = eos, None, [0, 1, 2, 3]
     if tokenizer.coding.unit != "byte":
         special.remove(eos)  # the end of a line, which ends no text
@@ -235,7 +221,7 @@ def generation(
 
 def _names(config: ClusterformerConfig) -> dict[str, str]:
     """Names of files in an export, and in fairseq's data folder."""
-    names = {name: name for name in (*_SAME, "dict.txt")}
+    names = {name: name for role, name in _OF_TEXT.items() if role != "source_dictionary"}
     if config.languages is not None:
         source, target = config.languages
         names |= {"dict.source.txt": f"dict.{source}.txt", "dict.txt": f"dict.{target}.txt"}
@@ -246,8 +232,8 @@ def _names(config: ClusterformerConfig) -> dict[str, str]:
 
 def tokenizer_of(folder: Path, config: ClusterformerConfig) -> ClusterformerTokenizer:
     """The tokenizer of a model's files, which have the names of an export."""
-    names = ClusterformerTokenizer.vocab_files_names.items()
-    files = {option: str(folder / name) for option, name in names if (folder / name).is_file()}
+    places = {role: folder / name for role, name in _OF_TEXT.items()}
+    files = {role: str(path) for role, path in places.items() if path.is_file()}
     form = KINDS[config.family].form
     if form in ("masked", "sentence"):
         files["model_max_length"] = config.max_position_embeddings
@@ -259,21 +245,22 @@ def tokenizer_of(folder: Path, config: ClusterformerConfig) -> ClusterformerToke
     )
 
 
-def _write_tensors(model: ClusterformerPreTrainedModel, path: Path, dtype: str) -> None:
-    tensors, _ = distinct(model.state_dict())
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, tensor in tensors.items():
-        if name in parameters and tensor.is_floating_point():
-            tensors[name] = tensor.to(DTYPES[dtype])
-    save_file(tensors, path, metadata={"format": "pt"})
-
-
 def _card(loaded: Loaded, config: ClusterformerConfig, card: str | None) -> str:
     """``README.md``: front matter for the hub, the card, and how to use the model."""
     if card is None and (loaded.path / CARD).is_file():
         card = (loaded.path / CARD).read_text(encoding="utf-8")
-    if card is None:
-        card = f"# {loaded.path.stem}\n\n{_known(loaded, config)}"
+    if card is None:  # what the checkpoint itself says
+        parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+        fairseq = f"fairseq-fixed {version('fairseq-fixed')}"
+        facts = {
+            "Architecture": f"`{config.architecture}`, {parameters:,} parameters",
+            "Updates": f"{loaded.updates:,}",
+            "Made by": f"fairseq_clusterformer {__version__}, {fairseq}",
+        }
+        names = ("attention", "encoder_attention", "decoder_attention")
+        facts |= {f"`{name}`": spec for name in names if (spec := config.options.get(name))}
+        known = "\n".join(f"- {name}: {value}" for name, value in facts.items())
+        card = f"# {loaded.path.stem}\n\n{known}"
     kind = KINDS[config.family]
     front = ["library_name: transformers", f"pipeline_tag: {kind.hub_task}"]
     front += ["tags:", "- clusterformer", "- fairseq"]
@@ -283,32 +270,15 @@ def _card(loaded: Loaded, config: ClusterformerConfig, card: str | None) -> str:
     return "\n".join([*parts, _USAGE.format(auto=kind.auto)])
 
 
-def _known(loaded: Loaded, config: ClusterformerConfig) -> str:
-    """What the checkpoint itself says about the model, as Markdown."""
-    parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
-    made_by = f"fairseq_clusterformer {__version__}, fairseq-fixed {version('fairseq-fixed')}"
-    facts = {
-        "Architecture": f"`{config.architecture}`, {parameters:,} parameters",
-        "Updates": f"{loaded.updates:,}",
-        "Made by": made_by,
-    }
-    names = ("attention", "encoder_attention", "decoder_attention")
-    facts |= {f"`{name}`": spec for name in names if (spec := config.options.get(name))}
-    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
-
-
 def back(
     folder: Path | str, out: Path | str, *, dtype: str = "float32", force: bool = False
 ) -> Path:
-    """Write an exported folder, or what was fine-tuned from it, as a bundle; return `out`.
+    """Write an exported folder, or what was fine-tuned from it, as a bundle; return `out`. Raises
+    UserError for one that is missing, something else or damaged.
 
     Args:
         folder: by :func:`export`, or ``save_pretrained`` of a model and its tokenizer.
         out, dtype, force: as of :func:`~fairseq_clusterformer.inference.bundle.write_bundle`.
-
-    Raises:
-        UserError: a folder that is missing, something else or damaged, or a dictionary of another
-            size than the embeddings.
     """
     folder = Path(folder)
     allowed = "a folder that clusterformer export or save_pretrained wrote"
@@ -322,7 +292,13 @@ def back(
     except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise bad_option("CHECKPOINT", folder, allowed, reason_of(error)) from None
     if own is not None:
-        _check_sizes(config, own, folder)
+        for size, symbols in (
+            (config.vocab_size, own.target_symbols),
+            (config.source_vocab_size or config.vocab_size, own.source_symbols),
+        ):
+            if size != len(symbols):
+                problem = f"{size} embeddings, and {len(symbols)} symbols in its dictionary"
+                raise bad_option("CHECKPOINT", folder, "as many of both", problem)
     if not config.task:
         raise bad_option("CHECKPOINT", folder, allowed, "it was not made from a fairseq model")
     is_classifier = config.family == "clusterformer_classifier"
@@ -363,20 +339,8 @@ def back(
         return write_bundle(loaded, out, dtype=dtype, card=_card_of(folder), force=force)
 
 
-def _check_sizes(
-    config: ClusterformerConfig, tokenizer: ClusterformerTokenizer, folder: Path
-) -> None:
-    for size, symbols in (
-        (config.vocab_size, tokenizer.target_symbols),
-        (config.source_vocab_size or config.vocab_size, tokenizer.source_symbols),
-    ):
-        if size != len(symbols):
-            problem = f"{size} embeddings, and {len(symbols)} symbols in its dictionary"
-            raise bad_option("CHECKPOINT", folder, "as many of both", problem)
-
-
 def _write_labels(labels: list[str], folder: Path) -> None:
-    """The labels' dictionary, unless it has these already; save_pretrained copies none."""
+    """Write the labels' dictionary, unless it has these already; save_pretrained copies none."""
     file = folder / "dict.txt"
     if file.is_file():
         there = Dictionary.load(str(file))

@@ -55,10 +55,8 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
         """
         self._begin(position_ids=position_ids, **kwargs)
         if self._wants_states(output_hidden_states):
-            raise ValueError(
-                "output_hidden_states is True: the layers read windows of a document, not rows; "
-                "allowed: False"
-            )
+            problem = "the layers read windows of a document, not rows"
+            raise ValueError(f"output_hidden_states is True: {problem}; allowed: False")
         if token_type_ids is None:
             raise ValueError("token_type_ids is None; allowed: 0 at the question, 1 behind it")
         tokens = self._one_text_a_row(input_ids, attention_mask, position_ids)
@@ -91,18 +89,12 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
 
     @torch.no_grad()
     def spans(self, max_length: int = 30, **inputs: Tensor) -> Tensor:
-        """The best answer of each row: its first token and the one behind its last, int64 [B, 2].
-
-        Args:
-            max_length: tokens of an answer.
-            inputs: of the tokenizer.
-        """
+        """The best answer of each row: its first token and the one behind its last, int64 [B, 2];
+        `max_length` in tokens, `inputs` of the tokenizer."""
         out = self(**inputs)
         lowest = torch.finfo(out.start_logits.dtype).min
-        start, end = (
-            logits.masked_fill(logits == lowest, -torch.inf)
-            for logits in (out.start_logits, out.end_logits)
-        )
+        found = (out.start_logits, out.end_logits)
+        start, end = (each.masked_fill(each == lowest, -torch.inf) for each in found)
         paragraph = inputs["input_ids"].eq(self.config.bos_token_id).cumsum(1)
         _, first, last = best_spans(start, end, paragraph, max_length=max_length)
         return torch.cat([first, last], dim=1)

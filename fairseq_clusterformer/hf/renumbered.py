@@ -28,16 +28,9 @@ def is_renumbered(folder: Path) -> bool:
 
 
 def renumber(folder: Path, dictionary: Dictionary, begin: list[int]) -> PreTrainedTokenizerFast:
-    """The tokenizer of transformers whose numbers are ours.
-
-    Args:
-        folder: of the data, with ``tokenizer.json`` and, if there are any, ``CHAT_FILES``.
-        dictionary: of the model.
-        begin: what a text begins by.
-
-    Raises:
-        ValueError: a file that cannot say it; the message says why.
-    """
+    """The tokenizer of transformers whose numbers are ours, of a data folder with
+    ``tokenizer.json`` and, if there are any, ``CHAT_FILES``; a text begins by `begin`. Raises
+    ValueError for a file that cannot say it; the message says why."""
     content = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
     subwords = TokenizerSubwords(folder / TOKENIZER)
     if content["model"]["type"] != "BPE" or not subwords.keeps_lines:
@@ -55,9 +48,8 @@ def renumber(folder: Path, dictionary: Dictionary, begin: list[int]) -> PreTrain
         if symbol not in made:
             made[symbol] = number
             flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-            content["added_tokens"].append(
-                {"id": number, "content": symbol, **flags, "special": True}
-            )
+            token = {"id": number, "content": symbol, **flags, "special": True}
+            content["added_tokens"].append(token)
     content["added_tokens"].sort(key=lambda token: token["id"])
     content["model"]["vocab"] = dict(sorted(made.items(), key=lambda item: item[1]))
     content["post_processor"] = content["truncation"] = content["padding"] = None
@@ -78,11 +70,9 @@ def _numbers(
     """Our number of each of their tokens; where texts begin by one of theirs, it is ``</s>``."""
     end, found = dictionary.eos(), {}
     for number in theirs:
-        symbol = subwords.symbols[number]
-        for name in (f"<token-{number}>", symbol):
-            if name in dictionary:
-                found[number] = dictionary.index(name)
-                break
+        names = (f"<token-{number}>", subwords.symbols[number])
+        if known := [name for name in names if name in dictionary]:
+            found[number] = dictionary.index(known[0])
     unnamed = [number for number in theirs if number not in found]
     if end not in found.values():  # as `conversion.texts.tokenizer_text` chose it
         if subwords.first is not None:

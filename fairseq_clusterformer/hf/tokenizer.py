@@ -42,10 +42,8 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         languages: source and target of a translation model.
         begins_by_bos: a "text" begins by ``<s>``, as in a training with ``--add-bos-token``.
         kwargs: see `transformers.PreTrainedTokenizer`; and the other files of
-            ``vocab_files_names``, which are found in the dictionary's folder.
-
-    Raises:
-        UserError: files that are missing or something else.
+            ``vocab_files_names``, which are found in the dictionary's folder; UserError for what
+            is missing or something else.
     """
 
     vocab_files_names = {
@@ -145,7 +143,6 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         return len(self.symbols)
 
     def get_vocab(self) -> dict[str, int]:
-        """Each symbol's number."""
         return {**self.symbols.indices, **self._added_tokens_encoder}
 
     def _switch_to_input_mode(self) -> None:
@@ -185,8 +182,7 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         """What a "text" begins by."""
         if self.form != "text":
             return []
-        task = {"add_bos_token": self.begins_by_bos}
-        return begin_of(task, self.coding, empty=empty).tolist()
+        return begin_of({"add_bos_token": self.begins_by_bos}, self.coding, empty=empty).tolist()
 
     def frame(self, pair: bool = False, empty: bool = False) -> str:
         """What stands around a text ``$A`` (without a token if `empty`), or a pair, in the words
@@ -207,7 +203,6 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
     ) -> list[int]:
-        """Tokens with what stands around them."""
         return [token for token, _ in self._framed(token_ids_0, token_ids_1)]
 
     def create_token_type_ids_from_sequences(
@@ -233,8 +228,7 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
     def _decode(
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs
     ) -> str:
-        """Readable text; line ends within it are no symbols. Tokens that do not begin a text, such
-        as what was generated, keep the blank before the first word."""
+        """Readable text; tokens that begin no text keep the blank before the first word."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         special, begin = set(self.all_special_ids), self._begin()
         after = self.unk_token_id if self.form == "text" else None

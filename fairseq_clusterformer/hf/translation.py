@@ -19,11 +19,11 @@ class EncoderOutput(BaseModelOutput):
     attention_mask: Tensor | None = None
 
 
+@dataclass
 class Encoder:
     """fairseq's encoder as transformers' generation calls it, which reads its signature."""
 
-    def __init__(self, model: "ClusterformerForConditionalGeneration"):
-        self.model = model
+    model: "ClusterformerForConditionalGeneration"
 
     def __call__(self, *args, **kwargs) -> EncoderOutput:
         return self.forward(*args, **kwargs)
@@ -49,13 +49,12 @@ class ClusterformerForConditionalGeneration(GeneratingModel):
     auto, form, hub_task = "AutoModelForSeq2SeqLM", "translation", "translation"
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the embeddings, of both sides if they are one."""
+        """Of both sides if they are one."""
         if self.model.decoder.embed_tokens is self.model.encoder.embed_tokens:
             self.model.decoder.embed_tokens = value
         self.model.encoder.embed_tokens = value
 
     def get_encoder(self, modality: str | None = None) -> Encoder:
-        """What generation calls with the source."""
         return Encoder(self)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
@@ -87,10 +86,8 @@ class ClusterformerForConditionalGeneration(GeneratingModel):
             decoder_input_ids: int64 [B, N], beginning with ``</s>``; None: made of the labels.
             decoder_attention_mask: 1 at real tokens, the last N of which count.
             encoder_outputs: of an earlier call.
-            cache: what an earlier call returned, which is used up.
-            labels: int64 [B, N], ending in ``</s>``; -100 where there is no loss.
-            use_cache: return a cache, in evaluation: without gradients.
-            output_hidden_states: the decoder's; not with a cache.
+            labels: ending in ``</s>``.
+            output_hidden_states: the decoder's.
         """
         self._begin(position_ids=position_ids, **kwargs)
         if decoder_input_ids is None:

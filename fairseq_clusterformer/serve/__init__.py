@@ -20,25 +20,14 @@ def check_installed() -> None:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise UserError(
-            f"--serve needs {error.name}, which is not installed; allowed: pip install "
-            '"fairseq_clusterformer[serve]", or no --serve'
-        ) from None
+        allowed = 'pip install "fairseq_clusterformer[serve]", or no --serve'
+        problem = f"--serve needs {error.name}, which is not installed"
+        raise UserError(f"{problem}; allowed: {allowed}") from None
 
 
 def serve(desk: Desk, host: str, port: int, limit: int) -> int:
-    """Serve the page until Ctrl-C.
-
-    Args:
-        host: an address of this computer.
-        limit: bytes of an uploaded file.
-
-    Returns:
-        The exit status, 0.
-
-    Raises:
-        UserError: an address or a port that cannot be had.
-    """
+    """Serve the page at an address of this computer until Ctrl-C; files have up to `limit` bytes.
+    Returns the exit status, 0. Raises UserError for an address or a port that cannot be had."""
     import uvicorn
 
     from .app import build_app, is_loopback

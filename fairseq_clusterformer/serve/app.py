@@ -38,13 +38,8 @@ def is_loopback(host: str) -> bool:
 
 
 def build_app(desk: Desk, host: str, limit: int, address: str = "") -> FastAPI:
-    """The page, its documents and its questions.
-
-    Args:
-        host: where the server listens.
-        limit: bytes of an uploaded file.
-        address: that the host's name stands for; empty: it is one itself.
-    """
+    """The page, its documents and its questions. The server listens at `host`, whose name stands
+    for `address` (empty: it is one itself); an uploaded file has up to `limit` bytes."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     page = PAGE.read_text(encoding="utf-8")
     address = address or host
@@ -66,10 +61,8 @@ def build_app(desk: Desk, host: str, limit: int, address: str = "") -> FastAPI:
             return _refusal(403, "this server answers to its own address alone")
         origin = request.headers.get("origin", f"http://{own}").lower()
         site = request.headers.get("sec-fetch-site", "none")
-        if site not in ("none", "same-origin") or origin not in (
-            f"http://{own}",
-            f"https://{own}",
-        ):
+        is_own = origin in (f"http://{own}", f"https://{own}")
+        if site not in ("none", "same-origin") or not is_own:
             return _refusal(403, "this server does not answer other sites")
         response = await call_next(request)
         response.headers.update(headers)

@@ -1,6 +1,7 @@
 """The documents on the page, and the answers to what is asked of them, as plain values."""
 
 import threading
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from fairseq_clusterformer.errors import bad_option
@@ -16,36 +17,27 @@ MOST_CHARACTERS = 50_000_000  # of all documents
 
 
 class _Document(NamedTuple):
+    source: Source
     sections: list[Section]
     words: int
     characters: int
 
 
+@dataclass(eq=False)
 class Desk:
-    """Documents, and a reader of them. One thread at a time uses the reader.
+    """Documents, and a reader of them. One thread at a time uses the reader."""
 
-    Args:
-        reader: of the documents.
-        encoding, main_text: as of `read_source`, where an upload says nothing else.
-        top: answers to show.
-        most: tokens of a document that are read at once; None: as the reader has it.
-        least, windows: as of `Reader.ask`.
-    """
+    reader: Reader
+    _: KW_ONLY
+    encoding: str | None = None  # as of `read_source`, where an upload says nothing else
+    main_text: bool = False  # as of `read_source`
+    top: int = 3  # answers to show
+    most: int | None = None  # tokens of a document that are read at once; None: the reader's
+    least: float = 0.0  # as of `Reader.ask`
+    windows: int | None = None  # as of `Reader.ask`; None: the reader's
 
-    def __init__(
-        self,
-        reader: Reader,
-        *,
-        encoding: str | None = None,
-        main_text: bool = False,
-        top: int = 3,
-        most: int | None = None,
-        least: float = 0.0,
-        windows: int | None = None,
-    ) -> None:
-        self.reader, self.encoding, self.main_text = reader, encoding, main_text
-        self.top, self.most, self.least = top, most, least
-        self.windows = reader.windows if windows is None else windows
+    def __post_init__(self) -> None:
+        self.windows = self.reader.windows if self.windows is None else self.windows
         self._documents: dict[str, _Document] = {}  # by name
         self._passages: Passages | None = None  # of all documents, once somebody asks
         self._lock = threading.Lock()
@@ -53,11 +45,7 @@ class Desk:
     def documents(self) -> list[dict[str, Any]]:
         """The name of each document, its paragraphs and its words."""
         return [
-            {
-                "name": name,
-                "paragraphs": len(own.sections[0].source.paragraphs),
-                "words": own.words,
-            }
+            {"name": name, "paragraphs": len(own.source.paragraphs), "words": own.words}
             for name, own in list(self._documents.items())
         ]
 
@@ -66,28 +54,20 @@ class Desk:
         too many already."""
         own = sum(map(len, source.paragraphs))
         with self._lock:
-            others = (
-                each.characters for name, each in self._documents.items() if name != source.name
-            )
-            if (size := own + sum(others)) > MOST_CHARACTERS:
+            others = (each for name, each in self._documents.items() if name != source.name)
+            if (size := own + sum(each.characters for each in others)) > MOST_CHARACTERS:
                 allowed = f"{MOST_CHARACTERS:,} in all documents; remove one"
                 problem = f"there would be {size:,} characters"
                 raise bad_option("document", source.name, allowed, problem)
             sections = self.reader.sections(source, self.most)
             passages = self.reader.passages(sections)  # encoded now, not when somebody asks
             words = sum(len(text.split()) for text in source.paragraphs)
-            self._documents[source.name] = _Document(sections, words, own)
+            self._documents[source.name] = _Document(source, sections, words, own)
             self._passages = passages if len(self._documents) == 1 else None
 
     def upload(self, name: str, data: bytes, encoding: str | None = None) -> None:
-        """Read a file and take it.
-
-        Args:
-            encoding: of text and HTML; None: the desk's own.
-
-        Raises:
-            UserError: a file that cannot be read, or has no text.
-        """
+        """Read a file and take it; text and HTML in this encoding, or the desk's own. Raises
+        UserError for a file that cannot be read, or has no text."""
         own = encoding or self.encoding
         self.add(uploaded_source(data, name, own, main_text=self.main_text))
 
@@ -99,15 +79,9 @@ class Desk:
             self._passages = None
 
     def ask(self, question: str) -> dict[str, Any]:
-        """Answer a question.
-
-        Returns:
-            ``verdict``, a sentence if there is no answer, else ""; ``note``, as of `Ranking`;
-            ``answers``, see :func:`_shown`; ``read`` windows ``of`` all.
-
-        Raises:
-            UserError: if there is no document, or the question cannot be asked.
-        """
+        """Answer a question: ``verdict``, a sentence if there is no answer, else ""; ``note``, as
+        of `Ranking`; ``answers``, see :func:`_shown`; ``read`` windows ``of`` all. Raises
+        UserError if there is no document, or the question cannot be asked."""
         with self._lock:
             if not self._documents:
                 raise bad_option("document", "none", "one or more: drop a file on the page first")
@@ -126,8 +100,7 @@ class Desk:
 
 
 def _shown(found: FoundAnswer, ranking: Ranking) -> dict[str, Any]:
-    """An answer as the page shows it: paragraphs are counted from 1; ``counts`` says whether the
-    margin is large enough, else it is a guess."""
+    """An answer as the page shows it: ``counts`` says whether it is more than a guess."""
     before, _, behind = found.passage(AROUND)
     return {
         "text": found.text,

@@ -94,8 +94,8 @@ def draw_document(text: ClusteredText, layer: DrawnLayer) -> Figure:
         counts = Counter(place * marks // length for place in places)
         width, darkest = STRIP / marks, max(counts.values())
         for mark, count in counts.items():
-            alpha = shade(count, darkest)
-            drawing.box(left + mark * width, top, width, ROW - 8, facecolor=INK, alpha=alpha)
+            how = {"facecolor": INK, "alpha": shade(count, darkest)}
+            drawing.box(left + mark * width, top, width, ROW - 8, **how)
     return drawing.figure
 
 

@@ -1,7 +1,8 @@
-"""The clusters of a passage in one layer as a picture, for a README or a paper."""
+"""Pictures for a README or a paper: of clusters, of centroids, and of where a reader is right."""
 
 import math
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib
@@ -112,9 +113,9 @@ def wrapped(tokens: list[str], columns: int) -> Lines:
 
 
 def example(tokens: list[str], clusters: list[int], window: int | None, end: int) -> set[int]:
-    """Positions of the ``window`` tokens that the last token before ``end`` sees that shows
-    something and sees all that it may, of its own cluster, its own being the largest; empty if
-    there is no such token or ``window`` is None."""
+    """Positions of the ``window`` tokens of its own cluster that a token sees, itself the last: of
+    the last token before ``end`` that shows something and sees so many. Empty if there is none, or
+    ``window`` is None."""
     if window is None:
         return set()
     oldest = oldest_key_in_sight(torch.tensor(clusters), window).tolist()
@@ -175,8 +176,8 @@ def _draw_table(
 
 def draw_centroids(clusters: Path) -> tuple[Figure, int]:
     """Draw all centroids of the file that ``fit --out`` wrote, and return their number as well.
-    Dark is high; each image has a scale of its own. Raises UserError for no such file, something
-    else, or centroids that are no square images."""
+    Dark is high; each image has a scale of its own. Raises UserError for another file, or
+    centroids that are no square images."""
     from fairseq_clusterformer.clustering.fitted import load_clusters
 
     try:
@@ -198,3 +199,23 @@ def draw_centroids(clusters: Path) -> tuple[Figure, int]:
         axes.imshow(image.numpy(), cmap="gray_r", vmin=0, aspect="auto")
     figure.subplots_adjust(0.005, 0.005, 0.995, 0.995, wspace=0.06, hspace=0.06)
     return figure, num_clusters
+
+
+def draw_breakdown(tables: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
+    """Bars of exact match and F1, in per cent, for the rows of each table of
+    :func:`~fairseq_clusterformer.inference.evaluate.breakdown`, and how many questions they have.
+    """
+    figure = Figure(figsize=(16, 5), dpi=DPI, layout="constrained")
+    for axes, (title, rows) in zip(figure.subplots(1, len(tables)), tables.items(), strict=True):
+        places = range(len(rows))
+        bars = ((-0.2, "exact match", "exact match", "#9fb3c8"), (0.2, "f1", "F1", "#2f6fb3"))
+        for shift, name, label, color in bars:
+            heights = [row[name] for row in rows.values()]
+            axes.bar([at + shift for at in places], heights, 0.4, color=color, label=label)
+        axes.set_title(title, color=INK, loc="left", weight="bold")
+        axes.set(ylim=(0, 100), ylabel="%")
+        numbers = [f"{name}\n{row['questions']:,}" for name, row in rows.items()]
+        axes.set_xticks(places, numbers, color=SOFT, size=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure

@@ -19,12 +19,9 @@ MOST_SHOWN = 1 << 13  # tokens of the passage
 
 
 def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
-    """Run a language model over the passage of a file and over its validation text.
-
-    Clusters are described by the validation text (``valid.bin`` of the data folder). Where there
-    is none, as in a bundle, they are described by the passage. Raises UserError if no layer
-    clusters, or the file has no text.
-    """
+    """Run a language model over the passage of a file and over its validation text (``valid.bin``
+    of the data folder), by which clusters are described; where there is none, as in a bundle, by
+    the passage. Raises UserError if no layer clusters, or the file has no text."""
     model = loaded.model
     coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
     passage = encode_file(coding, text)
@@ -42,17 +39,15 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
     layers = []
     for (name, head), clusters in of_counted.items():
         router = model.get_submodule(name)
-        recent = router.can_step and router.gap == 0
-        window = router.window if recent else None
-        number = router.num_rings
-        described = describe(rows, clusters, number, window=window, endings=endings)
+        window = router.window if router.can_step and router.gap == 0 else None
+        described = describe(rows, clusters, router.num_rings, window=window, endings=endings)
         of_layer = sum(of_passage[name, head], [])
         layers.append(DrawnLayer(*_label(model, name, head), window, of_layer, described))
-    note = ""
+    notes = []
     if len(shown) > row:
-        note += f" The model reads the passage in parts of {row:,} {coding.unit}s."
+        notes.append(f"The model reads the passage in parts of {row:,} {coding.unit}s.")
     if len(passage) > len(shown):
-        note += f" The passage is cut after {len(shown):,} {coding.unit}s."
+        notes.append(f"The passage is cut after {len(shown):,} {coding.unit}s.")
     what = "the passage itself" if valid is None else "validation text"
     return ClusteredText(
         model=describe_model(loaded),
@@ -60,7 +55,7 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
         tokens=shown_tokens(coding, shown),
         row=row,
         counted=f"Sizes and words are counted over {len(counted):,} {coding.unit}s of {what}.",
-        note=note.strip(),
+        note=" ".join(notes),
         layers=layers,
     )
 

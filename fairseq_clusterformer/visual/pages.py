@@ -115,8 +115,8 @@ def _tokens_of(found: FoundAnswer) -> list[int]:
 
 def _head_token(found: FoundAnswer, tokens: list[int]) -> int:
     """The first token of an answer's longest word, and of equals of the last one."""
-    words = [match.span() for match in WORD.finditer(found.around()[1])] or [(0, 1)]
-    start, _ = max(words, key=lambda span: (span[1] - span[0], span[0]))
+    words = [(len(match[0]), match.start()) for match in WORD.finditer(found.around()[1])]
+    _, start = max(words, default=(1, 0))
     lasts = found.read.section.document.characters[1, tokens]
     return tokens[int((lasts > found.characters[0] + start).nonzero()[0])]
 

@@ -83,9 +83,9 @@ class ClusteredText:
     layers: list[DrawnLayer]  # one or more
 
     def most_spread(self, number: int | None = None) -> DrawnLayer:
-        """Of the layer with this number, or of all layers, the clustering that divides the passage
-        most evenly among clusters: heads may cluster apart, and some put all into one. The last,
-        if two do alike. Raises UserError if that layer does not cluster."""
+        """Of the layer with this number, or of all, the clustering that divides the passage most
+        evenly, and of equals the last: heads may cluster apart, and some put all into one. Raises
+        UserError if that layer does not cluster."""
         numbers = sorted({layer.number for layer in self.layers})
         if number is not None and number not in numbers:
             allowed = ", ".join(map(str, numbers))
@@ -97,13 +97,10 @@ class ClusteredText:
 def typical_items(
     items: Sequence[str], clusters: Sequence[int], num_clusters: int, most: int = 10
 ) -> list[list[Item]]:
-    """For each cluster, what it has more of than chance would give, most telling first.
-
-    The order is by ``inside * log(share of the item in the cluster / share of the cluster)``, what
-    the pair adds to the mutual information of items and clusters: it puts neither the rare
-    before the frequent, nor what is frequent everywhere first. There is an item for each token, of
-    which empty ones count as tokens only.
-    """
+    """For each cluster, what it has more of than chance would give, most telling first: by
+    ``inside * log(share of the item in the cluster / share of the cluster)``, what the pair adds
+    to the mutual information of items and clusters. This puts neither the rare first nor what is
+    frequent everywhere. There is an item for each token; empty ones count as tokens only."""
     total = Counter(items)
     inside = Counter(zip(clusters, items, strict=True))
     size = Counter(clusters)
@@ -152,12 +149,10 @@ def _reach(clusters: Sequence[Sequence[int]], num_clusters: int, window: int) ->
 
 
 def word_endings(tokens: Sequence[str]) -> list[str]:
-    """The word that each token ends, as far as it has been read: ``th``, ``the``, ``the ``.
-
-    A blank belongs to the word before it; several blanks are a word of their own. At most
-    `LONGEST_ENDING` characters, the last ones, and of one character in a row at most
-    `LONGEST_RUN`. Empty where a token shows nothing, and for a single character, which is no word.
-    """
+    """The word that each token ends, as far as it has been read: ``th``, ``the``, ``the ``. A
+    blank belongs to the word before it; several are a word of their own. The last `LONGEST_ENDING`
+    characters, and of one in a row at most `LONGEST_RUN`; empty where a token shows nothing, and
+    for a single character, which is no word."""
     endings, tail = [], ""
     for token in tokens:
         tail = (tail + token)[-max(LONGEST_ENDING, len(token)) :]

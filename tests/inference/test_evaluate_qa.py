@@ -13,7 +13,7 @@ from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.inference.evaluate import Predictions, breakdown
 from fairseq_clusterformer.metrics.answers import evaluate
 from fairseq_clusterformer.metrics.squad import evaluate_v2
-from fairseq_clusterformer.visual.breakdown import draw_breakdown
+from fairseq_clusterformer.visual.figure import draw_breakdown
 from tests.cli.in_process import QUESTIONS, train, validate
 from tests.cli.qa_data import TYPES, write_questions
 

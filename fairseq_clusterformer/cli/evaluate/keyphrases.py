@@ -18,19 +18,14 @@ from ..common import Parser, add_force, add_model, check_files
 WRITTEN = "predictions.jsonl"
 
 
-def _parser() -> Parser:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="clusterformer evaluate keyphrases", description=__doc__)
     add_model(parser, "a model's of keyphrases, or a bundle")
     parser.add("--split SPLIT", "of the folder", default="valid")
     parser.add("--out PATH", "the folder for the file")
     parser.add("--batch-size N", "pages at once", default=8)
     add_force(parser)
-    return parser
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Score a model; returns the exit status, or raises UserError."""
-    args = _parser().parse_args(arguments)
+    args = parser.parse_args(arguments)
     from fairseq_clusterformer.etc.keyphrases import mean_scores, split_keyphrases
     from fairseq_clusterformer.inference.load import load_checkpoint
 

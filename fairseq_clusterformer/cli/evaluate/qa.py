@@ -28,8 +28,7 @@ from ..common import Parser, add_force, add_model, check_file, check_files, numb
 #: files in the folder of --out
 WRITTEN = ("predictions.json", "scores.json", "no_answer.json", "breakdown.png")
 #: of the task
-_OPTIONS = ("max_positions_inference", "document_stride", "max_global_positions")
-_OPTIONS += ("max_answer_length",)
+_OPTIONS = "max_positions_inference document_stride max_global_positions max_answer_length".split()
 
 
 def _parser() -> Parser:
@@ -40,16 +39,13 @@ def _parser() -> Parser:
     add("--out PATH", "the folder for the files")
     add("--gold PATH", "for natural-questions: its files of the split", nargs="+", default=())
     add("--no-answer-threshold F", "for questions that may have no answer", default=0.5)
-    about = (
-        "also exact match and F1 by question word, and by length of question and answer; --out "
-        "then has a picture of them, breakdown.png"
-    )
-    add("--breakdown", about)
+    about = "also exact match and F1 by question word, and by length of question and answer; "
+    add("--breakdown", about + "--out then has a picture of them, breakdown.png")
     add("--batch-size N", "questions at once", default=8)
     add_force(parser)
     for name in _OPTIONS:
-        about = "default: as in training"
-        add(f"--{name.replace('_', '-')} N", about, type=number(Range(whole=True)))
+        name = f"--{name.replace('_', '-')} N"
+        add(name, "default: as in training", type=number(Range(whole=True)))
     return parser
 
 
@@ -62,7 +58,6 @@ def _corpus(folder: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Score a reader; returns the exit status, or raises UserError."""
     args = _parser().parse_args(arguments)
     from fairseq_clusterformer.inference.evaluate import breakdown, predict, score
     from fairseq_clusterformer.inference.load import load_checkpoint
@@ -92,8 +87,7 @@ def main(arguments: Sequence[str]) -> int:
             text = json.dumps(content, ensure_ascii=False) + "\n"
             write_text("--out", args.out / name, text, makes_folder=True, **how)
         if tables:
-            from fairseq_clusterformer.visual.breakdown import draw_breakdown
-            from fairseq_clusterformer.visual.figure import save
+            from fairseq_clusterformer.visual.figure import draw_breakdown, save
 
             with whole_file("--out", args.out / "breakdown.png", **how) as path:
                 save(draw_breakdown(tables), path)

@@ -48,7 +48,6 @@ def _parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; returns the exit status, or raises UserError."""
     args = _parser().parse_args(arguments)
     how = {"inputs": inputs_of(args, args.reference), "force": args.force}
     if args.json is not None:
@@ -74,29 +73,24 @@ def main(arguments: Sequence[str]) -> int:
         place = args.out / f"{args.split}.{target}"
         write_text("--out", place, lines, makes_folder=True, **how)
     if args.json is not None:
-        record = {
-            **{"split": args.split, "data": str(translator.loaded.folder)},
-            **{"source": source, "target": target, "references": references},
-            **{"checkpoint": args.checkpoint, "beam": args.beam, "lenpen": args.lenpen},
-            **{"sentences": len(found), "lowercase": text.lowercase, "scores": rows},
-        }
+        record = {"split": args.split, "data": str(translator.loaded.folder)}
+        record |= {"source": source, "target": target, "references": references}
+        record |= {"checkpoint": args.checkpoint, "beam": args.beam, "lenpen": args.lenpen}
+        record |= {"sentences": len(found), "lowercase": text.lowercase, "scores": rows}
         write_text("--json", args.json, json.dumps(record, indent=2) + "\n", **how)
     case = "lower-cased data" if text.lowercase else "case as in the data"
     print(f"{args.split}, {source}-{target}, {len(found)} sentences, {case}")
     print(table(rows))
     if raw is None:
-        print(
-            f"{translator.loaded.folder} has no raw references of {args.split}.{target}: "
-            "sacreBLEU is against the detokenised reference tokens"
-        )
+        problem = f"{translator.loaded.folder} has no raw references of {args.split}.{target}"
+        print(f"{problem}: sacreBLEU is against the detokenised reference tokens")
     return 0
 
 
 def _raw_references(
     translator: "Translator", args: argparse.Namespace
 ) -> tuple[str, list[str] | None]:
-    """Where the references are as they were written, and they themselves; "tokens" and None where
-    the data was made from tokenised text."""
+    """Where the raw references are, and they; "tokens" and None of tokenised data."""
     if args.reference is not None:
         lines = map(composed, read_lines(args.reference, "--reference"))
         return str(args.reference), list(lines)

@@ -36,17 +36,14 @@ equal share of each label. If one of them is given, only valid is drawn.
 """
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
+def _names(text: str, most: int | None = None) -> tuple[str, ...]:
+    names, allowed = tuple(name.strip() for name in text.split(",")), ""
     if not all(names):
-        raise argparse.ArgumentTypeError(f"is {text}; allowed: names with commas between them")
-    return names
-
-
-def _fields(text: str) -> tuple[str, ...]:
-    names = _names(text)
-    if len(names) > 2:
-        raise argparse.ArgumentTypeError(f"is {text}; allowed: one name, or two with a comma")
+        allowed = "names with commas between them"
+    elif most and len(names) > most:
+        allowed = "one name, or two with a comma"
+    if allowed:
+        raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}")
     return names
 
 
@@ -56,17 +53,7 @@ def _parser() -> Parser:
     own = corpora.add_parser("text", description=_OWN, help="your own labelled texts or pairs")
     own.add("source SOURCE", "a file or a folder; see above")
     add_dest(own)
-    _add_own_options(own)
-    _add_common_options(own, "DEST")
-    for name in CORPORA:
-        known = corpora.add_parser(name, description=__doc__, help=f"DEST/{name} is made")
-        _add_known_options(known, name)
-        _add_common_options(known, f"DEST/{name}")
-    return parser
-
-
-def _add_own_options(parser: Parser) -> None:
-    add = parser.add
+    add = own.add
     for split in ("valid", "test"):
         add(f"--{split} PATH", f"the file or folder of {split}")
         about = f"the share of train that is drawn for {split}"
@@ -76,22 +63,24 @@ def _add_own_options(parser: Parser) -> None:
     add("--label-field NAME", about, dest="label", default="label")
     about = "the same of the text, or of both texts, as in question,answer (default: text, or "
     about += "text and text2, or text1 and text2)"
-    add("--text-fields NAMES", about, dest="texts", type=_fields, default=())
+    add("--text-fields NAMES", about, dest="texts", type=partial(_names, most=2), default=())
     about = "read these labels alone, as in pos,neg (default: all)"
     add("--labels LIST", about, type=_names, default=())
     add("--encoding NAME", "of the files", type=line_encoding, default="utf-8")
     add("--tokenised", "words stand between blanks (default: punctuation marks become words)")
-
-
-def _add_known_options(parser: Parser, name: str) -> None:
-    about = f"the folder in which to make {name}; where it is there, nothing is done"
-    parser.add("dest DEST", about)
-    archive = "; or the archive" if name == "20news" else ""
-    about = f"the folder with the data set's files, or one that holds it{archive}"
-    parser.add("--source DIR", about, required=True)
-    if name in NO_VALID:
-        about = "the share of train that becomes valid"
-        parser.add("--valid-fraction F", about, default=Settings.validation)
+    _add_common_options(own, "DEST")
+    for name in CORPORA:
+        known = corpora.add_parser(name, description=__doc__, help=f"DEST/{name} is made")
+        about = f"the folder in which to make {name}; where it is there, nothing is done"
+        known.add("dest DEST", about)
+        archive = "; or the archive" if name == "20news" else ""
+        about = f"the folder with the data set's files, or one that holds it{archive}"
+        known.add("--source DIR", about, required=True)
+        if name in NO_VALID:
+            about = "the share of train that becomes valid"
+            known.add("--valid-fraction F", about, default=Settings.validation)
+        _add_common_options(known, f"DEST/{name}")
+    return parser
 
 
 def _add_common_options(parser: Parser, made: str) -> None:
@@ -108,7 +97,6 @@ def _add_common_options(parser: Parser, made: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prepare a corpus; returns the exit status, or raises UserError."""
     options = vars(_parser().parse_args(arguments))
     vocabulary = take_existing(options)
     for key in ("vocabulary_size", "min_count"):

@@ -34,18 +34,6 @@ from .shared import (
 FILES = ("OpenKPTrain*.jsonl*", "OpenKPDev*.jsonl*", "OpenKPEval*.jsonl*")
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="clusterformer prepare keyphrases", description=__doc__)
-    known = parser.corpora().add_parser("openkp", description=__doc__, help=", ".join(FILES))
-    add_dest(known)
-    known.add("--source DIR", f"a folder with {', '.join(FILES)}")
-    add_files(known, "--source")
-    add_subwords(known)
-    known.add("--workers N", "processes", default=1)
-    known.add("--force", "replace DEST, which must hold nothing but what this command wrote")
-    return parser
-
-
 def prepare_corpus(
     *, dest: Path, source: Path | None, workers: int, force: bool, **options
 ) -> dict | None:
@@ -60,7 +48,14 @@ def prepare_corpus(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prepare a corpus; returns the exit status, or raises UserError."""
-    options = vars(_parser().parse_args(arguments))
+    parser = Parser(prog="clusterformer prepare keyphrases", description=__doc__)
+    known = parser.corpora().add_parser("openkp", description=__doc__, help=", ".join(FILES))
+    add_dest(known)
+    known.add("--source DIR", f"a folder with {', '.join(FILES)}")
+    add_files(known, "--source")
+    add_subwords(known)
+    known.add("--workers N", "processes", default=1)
+    known.add("--force", "replace DEST, which must hold nothing but what this command wrote")
+    options = vars(parser.parse_args(arguments))
     del options["corpus"]  # there is one
     return prepare_folder({"prepare": prepare_corpus, **options})

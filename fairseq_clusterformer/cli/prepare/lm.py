@@ -23,7 +23,35 @@ def _parser() -> Parser:
     parser = Parser(prog="clusterformer prepare lm", description=__doc__)
     corpora = parser.corpora()
     text = corpora.add_parser("text", help="your own text", description=__doc__)
-    _add_text_options(text)
+    text.set_defaults(prepare=prepare_text)
+    about = "a folder, searched recursively except for hidden files, or one file; .xz, .gz and "
+    text.add("source SOURCE", about + ".bz2 are unpacked")
+    add_dest(text)
+    units = text.add_mutually_exclusive_group()
+    about = "one token per byte, without </s> (the default); use fairseq's --sample-break-mode "
+    add(units, "--bytes", about + "none")
+    about = "that many subwords, from a model that is trained on train and put into DEST; a line "
+    add(units, "--sentencepiece VOCAB", about + "ends in </s>")
+    about = "one token per word of train, split at blanks, for text that is tokenised already; "
+    add(units, "--words", about + "other words become <unk>; a line ends in </s>")
+    add_existing(text, units)
+    about = "a line for each sentence, and an empty one behind each document, as etc_masked_lm "
+    text.add("--sentences", about + "reads them")
+    about = "the line that ends a document; it becomes no token (default: each file is a document)"
+    text.add("--document-separator LINE", about)
+    about = """files: as the files are named (train-00.txt.xz, valid.txt, test/...); documents:
+        whole documents, drawn by a checksum of their text; contiguous: train, valid and test in
+        order, cut at line ends (default: files where the names say so; otherwise documents, or
+        contiguous for fewer than 20 files without --document-separator, where one file would be
+        more than a split's 5 percent)"""
+    text.add("--split", about, choices=("files", "documents", "contiguous"))
+    for split in ("valid", "test"):
+        about = f"the part of all bytes that becomes {split}, unless split by files"
+        text.add(f"--{split}-fraction F", about, default=0.05)
+    about = "take files of such names only, such as '*.txt'; may be repeated (default: all files "
+    text.add("--pattern GLOB", about + "that are not binary)", action="append")
+    about = "of the files; the folder's text is UTF-8"
+    text.add("--encoding NAME", about, type=line_encoding, default="utf-8")
     known = {
         "enwik8": (ENWIK8, prepare_enwik8, "100 MB of Wikipedia, by bytes"),
         "wikitext103": (WIKITEXT103, prepare_wikitext103, "103 million words of Wikipedia"),
@@ -38,40 +66,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _add_text_options(parser: Parser) -> None:
-    parser.set_defaults(prepare=prepare_text)
-    about = "a folder, searched recursively except for hidden files, or one file; .xz, .gz and "
-    parser.add("source SOURCE", about + ".bz2 are unpacked")
-    add_dest(parser)
-    units = parser.add_mutually_exclusive_group()
-    about = "one token per byte, without </s> (the default); use fairseq's --sample-break-mode "
-    add(units, "--bytes", about + "none")
-    about = "that many subwords, from a model that is trained on train and put into DEST; a line "
-    add(units, "--sentencepiece VOCAB", about + "ends in </s>")
-    about = "one token per word of train, split at blanks, for text that is tokenised already; "
-    add(units, "--words", about + "other words become <unk>; a line ends in </s>")
-    add_existing(parser, units)
-    about = "a line for each sentence, and an empty one behind each document, as etc_masked_lm "
-    parser.add("--sentences", about + "reads them")
-    about = "the line that ends a document; it becomes no token (default: each file is a document)"
-    parser.add("--document-separator LINE", about)
-    about = """files: as the files are named (train-00.txt.xz, valid.txt, test/...); documents:
-        whole documents, drawn by a checksum of their text; contiguous: train, valid and test in
-        order, cut at line ends (default: files where the names say so; otherwise documents, or
-        contiguous for fewer than 20 files without --document-separator, where one file would be
-        more than a split's 5 percent)"""
-    parser.add("--split", about, choices=("files", "documents", "contiguous"))
-    for split in ("valid", "test"):
-        about = f"the part of all bytes that becomes {split}, unless split by files"
-        parser.add(f"--{split}-fraction F", about, default=0.05)
-    about = "take files of such names only, such as '*.txt'; may be repeated (default: all files "
-    parser.add("--pattern GLOB", about + "that are not binary)", action="append")
-    about = "of the files; the folder's text is UTF-8"
-    parser.add("--encoding NAME", about, type=line_encoding, default="utf-8")
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Prepare a corpus; raises UserError for a user's mistake."""
     options = vars(_parser().parse_args(arguments))
     for name in ("corpus", "bytes"):
         options.pop(name, None)

@@ -13,8 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.question_answering.build import prepare
-from fairseq_clusterformer.corpora.question_answering.corpora import CORPORA, QuestionCorpus
+from fairseq_clusterformer.corpora.question_answering.build import CORPORA, QuestionCorpus, prepare
 from fairseq_clusterformer.corpora.question_answering.squad import draw_documents, own_questions
 from fairseq_clusterformer.corpora.splits import split_of
 from fairseq_clusterformer.errors import bad_option
@@ -103,15 +102,6 @@ def _add_options(parser: Parser, own: Sequence[str], source: str) -> None:
             parser.add(f"--{name}", about, **_HOW.get(name, {}))
 
 
-def _own_files(source: Path) -> Files:
-    """The files of each split in SOURCE."""
-    if not source.is_dir():
-        return {"train": [source]}
-    files = (path for path in source.iterdir() if path.is_file())
-    paths = sorted(path for path in files if not path.name.startswith("."))
-    return {split: [path for path in paths if split_of(path) == split] for split in SPLITS}
-
-
 def _splits(
     corpus: QuestionCorpus, source: Path | None, options: dict
 ) -> tuple[Files, dict[str, float]]:
@@ -124,7 +114,11 @@ def _splits(
         if shares["valid"] and found.get("valid"):
             found["test"] = found.pop("valid")
     else:
-        found = _own_files(source)
+        found = {"train": [source]}
+        if source.is_dir():
+            files = (path for path in source.iterdir() if path.is_file())
+            files = sorted(path for path in files if not path.name.startswith("."))
+            found = {split: [p for p in files if split_of(p) == split] for split in SPLITS}
         if not any(found.values()) and not any(options[split] for split in SPLITS):
             allowed = "a file, or files whose names contain train, valid or test; or --train"
             raise bad_option("SOURCE", source, allowed, "no train, valid or test")
@@ -184,5 +178,4 @@ def prepare_corpus(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prepare a corpus; returns the exit status, or raises UserError."""
     return prepare_folder({"prepare": prepare_corpus, **vars(_parser().parse_args(arguments))})

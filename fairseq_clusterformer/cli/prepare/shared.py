@@ -48,10 +48,8 @@ def check_train(splits: Files, vocabulary: Vocabulary, shares: Collection[str] =
     if "train" not in splits and (shares or vocabulary.train):
         needs = "a share of train" if shares else "a sentencepiece model to train"
         fractions = "or without --valid-fraction and --test-fraction and with "
-        raise UserError(
-            f"{needs}, but no train; allowed: --train with files, {fractions if shares else 'or '}"
-            "--gpt2-bpe or --sentencepiece-model"
-        )
+        allowed = f"--train with files, {fractions if shares else 'or '}--gpt2-bpe or "
+        raise UserError(f"{needs}, but no train; allowed: {allowed}--sentencepiece-model")
 
 
 def add_subwords(parser: Parser) -> None:

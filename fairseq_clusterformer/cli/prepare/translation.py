@@ -11,12 +11,7 @@ from collections.abc import Sequence
 
 from fairseq_clusterformer.corpora import SUBWORDS
 from fairseq_clusterformer.corpora.translation.build import prepare
-from fairseq_clusterformer.corpora.translation.corpora import (
-    CORPORA,
-    KnownCorpus,
-    known_corpus,
-    own_pairs,
-)
+from fairseq_clusterformer.corpora.translation.corpora import CORPORA, known_corpus, own_pairs
 
 from ..common import Parser, add_dest, prepare_folder
 
@@ -31,24 +26,7 @@ def _parser() -> Parser:
     corpora = parser.corpora()
     own = corpora.add_parser("text", help="your own pairs of sentences", description=__doc__)
     add_dest(own)
-    _add_own_options(own)
-    _add_shared_options(own, None, "sentencepiece")
-    for name, known in CORPORA.items():
-        corpus = corpora.add_parser(name, help=known.about, description=__doc__)
-        add_dest(corpus, name)
-        _add_known_options(corpus, known)
-        _add_shared_options(corpus, known.operations, "subword-nmt")
-    return parser
-
-
-def _language(text: str) -> str:
-    if not text.replace("_", "").isalnum():
-        raise argparse.ArgumentTypeError(f"is {text}; allowed: letters, digits and _, such as en")
-    return text
-
-
-def _add_own_options(parser: Parser) -> None:
-    add = parser.add
+    add = own.add
     for side in ("source", "target"):
         about = f"the code of the {side} language, such as fr or en"
         add(f"--{side}-lang LANG", about, type=_language, required=True)
@@ -60,19 +38,28 @@ def _add_own_options(parser: Parser) -> None:
         add(f"--{split} PREFIX", "as --train (default: drawn from --train)", nargs="+", default=())
         add(f"--{split}-fraction F", about.format(split))
     add("--lowercase", "make all text lower case")
+    _add_shared_options(own, None, "sentencepiece")
+    for name, known in CORPORA.items():
+        corpus = corpora.add_parser(name, help=known.about, description=__doc__)
+        add_dest(corpus, name)
+        places = dict.fromkeys(archive.url.rsplit("/", 1)[0] for archive in known.archives)
+        about = f"a folder that holds {', '.join(archive.name for archive in known.archives)}"
+        about += f"{known.places}; without it, they are downloaded from {' and '.join(places)}"
+        if not all(archive.checksum for archive in known.archives):
+            about += "; nobody publishes a checksum to verify the download with"
+        corpus.add("--source DIR", about)
+        files = _FILES.format("de", "en", "English<TAB>German")
+        about = f"more training text, not tokenised: {files}; a pair that shares a sentence with "
+        about += "valid or test is dropped; may be repeated"
+        corpus.add("--extra-train PREFIX", about, action="append", default=[])
+        _add_shared_options(corpus, known.operations, "subword-nmt")
+    return parser
 
 
-def _add_known_options(parser: Parser, known: KnownCorpus) -> None:
-    places = dict.fromkeys(archive.url.rsplit("/", 1)[0] for archive in known.archives)
-    about = f"a folder that holds {', '.join(archive.name for archive in known.archives)}"
-    about += f"{known.places}; without it, they are downloaded from {' and '.join(places)}"
-    if not all(archive.checksum for archive in known.archives):
-        about += "; nobody publishes a checksum to verify the download with"
-    parser.add("--source DIR", about)
-    files = _FILES.format("de", "en", "English<TAB>German")
-    about = f"more training text, not tokenised: {files}; a pair that shares a sentence with "
-    about += "valid or test is dropped; may be repeated"
-    parser.add("--extra-train PREFIX", about, action="append", default=[])
+def _language(text: str) -> str:
+    if not text.replace("_", "").isalnum():
+        raise argparse.ArgumentTypeError(f"is {text}; allowed: letters, digits and _, such as en")
+    return text
 
 
 def _add_shared_options(parser: Parser, operations: int | None, vocabulary: str) -> None:
@@ -87,7 +74,6 @@ def _add_shared_options(parser: Parser, operations: int | None, vocabulary: str)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prepare a corpus; raises UserError for a user's mistake."""
     options = vars(_parser().parse_args(arguments))
     options["bpe"] = options.pop("vocabulary").replace("-", "_")
     name = options["corpus"]

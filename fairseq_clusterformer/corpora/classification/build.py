@@ -10,7 +10,7 @@ import json
 import random
 import shutil
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.data.unicode import FORM
-from fairseq_clusterformer.errors import UserError
 
 from .. import SPLITS
 from ..download import checksum
 from ..folder import make_folder
+from ..lines import wrong
 from ..vocabulary import Vocabulary, load_model
 from .corpora import LabelledCorpus
 from .tokenise import TokenisedPart, tokenise
@@ -111,7 +111,7 @@ def prepare(
 def _deal(
     corpus: LabelledCorpus, parts: dict[str, TokenisedPart], settings: Settings
 ) -> dict[str, Dealt]:
-    """The split of each example of each part, for each folder to make."""
+    """The split of each example, for each folder to make."""
     dealt = {part: [part] * len(each.labels) for part, each in parts.items()}
     undivided = "all" if "all" in parts else "train"
     place = places(parts[undivided].labels, settings.seed)
@@ -135,21 +135,18 @@ def _deal(
     ]
     for split in (*ends, "train"):
         if split not in dealt[undivided]:
-            raise UserError(
-                f"{corpus.files[undivided][0]}: {len(place):,} examples are too few to draw "
-                f"{split} from; allowed: more examples, a larger share, or files of each split"
-            )
+            problem = f"{len(place):,} examples are too few to draw {split} from"
+            allowed = "more examples, a larger share, or files of each split"
+            raise wrong(corpus.files[undivided][0], problem, allowed)
     return {"": dealt}
 
 
 def places(labels: Sequence[str], seed: int) -> list[float]:
     """Return a random number in [0, 1) for each example, spread alike over each class: the
     examples in an interval are a stratified sample of its length."""
-    result = [0.0] * len(labels)
-    by_class = {}
+    result, by_class, rng = [0.0] * len(labels), defaultdict(list), random.Random(seed)
     for index, label in enumerate(labels):
-        by_class.setdefault(label, []).append(index)
-    rng = random.Random(seed)
+        by_class[label].append(index)
     for _, members in sorted(by_class.items()):
         rng.shuffle(members)
         for rank, index in enumerate(members):
@@ -232,42 +229,36 @@ def _label_items(text: Path, dictionary: "Dictionary") -> Iterator["torch.Tensor
             yield torch.tensor([dictionary.indices[line.strip()]])
 
 
-def _spread(labels: Counter) -> dict[str, float]:
-    """Least, mean and largest of labels that are numbers."""
-    numbers = sorted(map(float, labels.elements()))
-    return {"least": numbers[0], "mean": sum(numbers) / len(numbers), "most": numbers[-1]}
-
-
 def _describe(
     corpus: LabelledCorpus, parts: dict[str, TokenisedPart], dealt: Dealt
 ) -> dict[str, dict]:
     """Each split's classes and lengths, and how many of its texts are in train too."""
     import numpy as np
 
-    present = set().union(*dealt.values())  # a user's own data may have no test set
-    members = {split: [] for split in SPLITS if split in present}
-    for part, splits in dealt.items():
-        for index, split in enumerate(splits):
-            members[split].append((parts[part], index))
-    train = {part.texts[index] for part, index in members["train"]}
+    of = np.array([split for splits in dealt.values() for split in splits])
+    labels = [label for part in parts.values() for label in part.labels]
+    texts = np.concatenate([part.texts for part in parts.values()])
     facts = {}
-    for split, examples in members.items():
-        labels = Counter(part.labels[index] for part, index in examples)
-        facts[split] = {
-            "examples": len(examples),
-            "classes": {name: labels[name] for name in corpus.classes},
-            **({} if corpus.classes else {"label": _spread(labels)}),
-            "distinct": len({part.texts[index] for part, index in examples}),
-        }
+    for split in SPLITS:
+        own = of == split
+        if not own.any():  # a user's own data may have no test set
+            continue
+        counts = Counter(itertools.compress(labels, own))
+        classes = {name: counts[name] for name in corpus.classes}
+        facts[split] = {"examples": int(own.sum()), "classes": classes}
+        if not corpus.classes:
+            numbers = sorted(map(float, counts.elements()))
+            mean = sum(numbers) / len(numbers)
+            facts[split]["label"] = {"least": numbers[0], "mean": mean, "most": numbers[-1]}
+        facts[split]["distinct"] = len(np.unique(texts[own]))
         if split != "train":
-            seen = sum(part.texts[index] in train for part, index in examples)
-            facts[split]["also in train"] = seen
+            facts[split]["also in train"] = int(np.isin(texts[own], texts[of == "train"]).sum())
         for i in range(corpus.inputs):
-            lengths = np.array([part.lengths[i][index] for part, index in examples])
+            found = np.concatenate([part.lengths[i] for part in parts.values()])[own]
             facts[split][f"input{i} tokens"] = {
-                "sum": int(lengths.sum()),
-                "mean": round(float(lengths.mean()), 1),
-                "95th percentile": int(np.percentile(lengths, 95, method="higher")),
-                "most": int(lengths.max()),
+                "sum": int(found.sum()),
+                "mean": round(float(found.mean()), 1),
+                "95th percentile": int(np.percentile(found, 95, method="higher")),
+                "most": int(found.max()),
             }
     return facts

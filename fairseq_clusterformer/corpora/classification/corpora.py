@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from fairseq_clusterformer.errors import bad_option
 
@@ -44,15 +45,13 @@ class LabelledCorpus:
         return list(dict.fromkeys(self.labels.values()))
 
 
-@dataclass(frozen=True)
-class Form:
-    """A form in which a data set is handed on: patterns of its parts' files, what reads them, how
-    many examples each is known to have, and more facts, as `LabelledCorpus` has them."""
+class Form(NamedTuple):
+    """A form in which a data set is handed on."""
 
-    files: Parts
+    files: Parts  # patterns of their names
     read: Callable[..., Iterator[LabelledText]]
-    published: tuple[int, ...] = ()
-    facts: dict = field(default_factory=dict)
+    published: tuple[int, ...] = ()  # how many examples each part is known to have
+    facts: dict = {}  # more, as `LabelledCorpus` has them
 
 
 def _each(pattern: str, **names: str) -> Parts:
@@ -186,8 +185,10 @@ def known_corpus(name: str, source: Path) -> LabelledCorpus:
     UserError if they are in none of its forms, or twice."""
     facts = dict(CORPORA[name])
     forms = facts.pop("forms")
-    packed = name == "20news" and source.is_file()
-    form, files = (None, {"archive": (source,)}) if packed else _find(source, name, forms)
+    if name == "20news" and source.is_file():
+        files = {"archive": (source,)}
+    else:
+        form, files = _find(source, name, forms)
     if "archive" in files:
         form, (archive,) = forms[0], files["archive"]
         files = {part: (archive / folder,) for part, (folder,) in form.files.items()}

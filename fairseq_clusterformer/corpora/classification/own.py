@@ -11,10 +11,10 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import bad_option
 
 from .. import SPLITS
-from ..lines import OPENERS, naming_all, read_lines
+from ..lines import OPENERS, naming_all, read_lines, wrong
 from ..splits import split_of
 from .corpora import LabelledCorpus
 from .readers import (
@@ -90,28 +90,22 @@ def _check_labels(
         problem = f"no example has the label {missing[0]}"
         raise bad_option("--labels", ",".join(form.labels), f"some of {some(counts)}", problem)
     if len(counts) < 2:
-        raise UserError(
-            f"{path}: {total:,} examples, labels: {some(counts) or 'none'}; allowed: two labels "
-            "or more"
-        )
+        problem = f"{total:,} examples, labels: {some(counts) or 'none'}"
+        raise wrong(path, problem, "two labels or more")
     chosen = form.labels or path.is_dir()  # else a text may be taken for the label
     if len(counts) > max(2, total / 2) and not chosen:
-        raise UserError(
-            f"{path}: {len(counts):,} labels in {total:,} examples, such as "
-            f"{short(next(iter(counts)))}; allowed: labels that come again, or --labels, or a "
-            "folder per label; is the label another column? See --label-field"
-        )
+        example = short(next(iter(counts)))
+        problem = f"{len(counts):,} labels in {total:,} examples, such as {example}"
+        allowed = "labels that come again, or --labels, or a folder per label; is the label "
+        raise wrong(path, problem, allowed + "another column? See --label-field")
     if reserved := [name for name in counts if _RESERVED.fullmatch(name)]:
-        raise UserError(
-            f"{path}: a label is {reserved[0]}, a special symbol of fairseq's; allowed: labels "
-            "other than <s>, <pad>, </s>, <unk> and madeupwordNNNN"
-        )
+        allowed = "labels other than <s>, <pad>, </s>, <unk> and madeupwordNNNN"
+        raise wrong(path, f"a label is {reserved[0]}, a special symbol of fairseq's", allowed)
     at_first = first.where.endswith(" line 1") and not form.labels and counts[first.label] == 1
     if at_first and path.is_file() and form.of(path) in ("tsv", "csv"):
-        raise UserError(
-            f"{first.where}: no other line has the label {short(first.label)}; allowed: a label "
-            "that comes again, or --labels; is this a header? See --label-field and --text-fields"
-        )
+        allowed = "a label that comes again, or --labels; is this a header? See --label-field and "
+        problem = f"no other line has the label {short(first.label)}"
+        raise wrong(first.where, problem, allowed + "--text-fields")
 
 
 def _data(path: Path, option: str) -> tuple[Path, ...]:
@@ -143,7 +137,7 @@ def _find_parts(source: Path) -> dict[str, tuple[Path, ...]]:
 
 
 def _suffix(path: Path) -> str:
-    """A file's suffix, without what says that it is packed."""
+    """Without what says that a file is packed."""
     return (path.with_suffix("") if path.suffix in OPENERS else path).suffix
 
 
@@ -152,7 +146,12 @@ def _read(
 ) -> Iterator[LabelledText]:
     """Yield the examples of files and folders; `places` are those of all splits."""
     with naming_all(chain.from_iterable(map(_files_in, places)), form.encoding, _REMEDY):
-        yield from _examples(files, form)
+        for example in chain.from_iterable(_examples_of(path, form) for path in files):
+            label = " ".join(example.label.split())
+            if not label:
+                raise wrong(example.where, "the label is empty", "a label")
+            if not form.labels or label in form.labels:
+                yield example._replace(label=label)
 
 
 def _files_in(place: Path) -> list[Path]:
@@ -162,16 +161,27 @@ def _files_in(place: Path) -> list[Path]:
     return [path for path in files if not path.name.startswith(".")]
 
 
-def _examples(files: Sequence[Path], form: FileFormat) -> Iterator[LabelledText]:
-    readers = {"jsonl": _read_objects, "lines": _read_lines}
-    for path in files:
-        read = _read_folders if path.is_dir() else readers.get(form.of(path), _read_table)
-        for example in read(path, form):
-            label = " ".join(example.label.split())
-            if not label:
-                raise UserError(f"{example.where}: the label is empty; allowed: a label")
-            if not form.labels or label in form.labels:
-                yield example._replace(label=label)
+def _examples_of(path: Path, form: FileFormat) -> Iterator[LabelledText]:
+    """Yield the examples of a folder per label, or of a file in the format that it has."""
+    if path.is_dir():
+        return _read_folders(path, form)
+    kind, names = form.of(path), None
+    if kind == "lines":
+        return read_labelled_lines([path], form.encoding)
+    if kind == "jsonl":
+        first = {}
+        with suppress(ValueError, RecursionError):
+            first = json.loads(next(read_lines(path, form.encoding), ""))
+        texts = form.texts_among(first if isinstance(first, dict) else ())
+        return read_objects([path], label=form.label, texts=texts, encoding=form.encoding)
+    quoted = kind == "csv"
+    how = {"delimiter": "," if quoted else "\t", "quoted": quoted, "encoding": form.encoding}
+    first = [cell.strip() for cell in next(read_rows(path, **how), ("", []))[1]]
+    texts = form.texts_among(first)
+    if form.label not in first and not form.texts and form.label == "label":  # no header
+        names = ("label", "text", "text2")[: max(2, len(first))]
+        texts = names[1:]
+    return read_table([path], label=form.label, texts=texts, names=names, **how)
 
 
 def _read_folders(folder: Path, form: FileFormat) -> Iterator[LabelledText]:
@@ -181,27 +191,3 @@ def _read_folders(folder: Path, form: FileFormat) -> Iterator[LabelledText]:
         for path in _files_in(of_label):
             text = "\n".join(read_lines(path, form.encoding))
             yield LabelledText(of_label.name, (text,), str(path))
-
-
-def _read_lines(path: Path, form: FileFormat) -> Iterator[LabelledText]:
-    return read_labelled_lines([path], form.encoding)
-
-
-def _read_table(path: Path, form: FileFormat) -> Iterator[LabelledText]:
-    """Yield the examples of TSV or CSV, with a header or without one."""
-    is_csv = form.of(path) == "csv"
-    how = {"delimiter": "," if is_csv else "\t", "quoted": is_csv, "encoding": form.encoding}
-    first = [cell.strip() for cell in next(read_rows(path, **how), (1, []))[1]]
-    names, texts = None, form.texts_among(first)
-    if form.label not in first and not form.texts and form.label == "label":
-        names = ("label", "text", "text2")[: max(2, len(first))]
-        texts = names[1:]
-    return read_table([path], label=form.label, texts=texts, names=names, **how)
-
-
-def _read_objects(path: Path, form: FileFormat) -> Iterator[LabelledText]:
-    first = {}
-    with suppress(ValueError, RecursionError):
-        first = json.loads(next(read_lines(path, form.encoding), ""))
-    texts = form.texts_among(first if isinstance(first, dict) else ())
-    return read_objects([path], label=form.label, texts=texts, encoding=form.encoding)

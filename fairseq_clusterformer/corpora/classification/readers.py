@@ -9,9 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_clusterformer.errors import UserError
-
-from ..lines import aligned_lines, members, read_lines
+from ..lines import aligned_lines, members, read_lines, wrong
 
 _NAMES = {"\t": "tabs", ",": "commas"}
 
@@ -30,21 +28,27 @@ def at(path: Path, number: int) -> str:
     return f"{path}: line {number:,}"
 
 
-def read_labelled_lines(files: Sequence[Path], encoding: str = "utf-8") -> Iterator[LabelledText]:
-    """Yield the examples of lines ``LABEL text``."""
+def _lines(files: Sequence[Path], encoding: str) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each line."""
     for path in files:
         for number, line in enumerate(read_lines(path, encoding), 1):
-            label, blank, text = line.partition(" ")
-            if not blank or not label:
-                raise UserError(f"{at(path, number)}: {short(line)}; allowed: LABEL text")
-            yield LabelledText(label, (text,), at(path, number))
+            yield at(path, number), line
+
+
+def read_labelled_lines(files: Sequence[Path], encoding: str = "utf-8") -> Iterator[LabelledText]:
+    """Yield the examples of lines ``LABEL text``."""
+    for where, line in _lines(files, encoding):
+        label, blank, text = line.partition(" ")
+        if not blank or not label:
+            raise wrong(where, short(line), "LABEL text")
+        yield LabelledText(label, (text,), where)
 
 
 def read_class_files(files: Sequence[Path], encoding: str = "utf-8") -> Iterator[LabelledText]:
     """Yield the examples of files with one text per line, a file for each class: "0", "1"..."""
     for label, path in enumerate(files):
-        for number, line in enumerate(read_lines(path, encoding), 1):
-            yield LabelledText(str(label), (line,), at(path, number))
+        for where, line in _lines([path], encoding):
+            yield LabelledText(str(label), (line,), where)
 
 
 def read_table(
@@ -64,47 +68,41 @@ def read_table(
     another number of columns `drops` out as one without a label, or is refused."""
     for path in files:
         columns = names
-        for number, row in read_rows(path, delimiter, quoted=quoted, encoding=encoding):
+        for where, row in read_rows(path, delimiter, quoted=quoted, encoding=encoding):
             if columns is None:
                 columns = [cell.strip() for cell in row]
                 if not {label, *texts} <= set(columns):
                     wanted = some((label, *texts))
-                    raise UserError(
-                        f"{at(path, 1)}: {short(row)}; allowed: a header with {wanted}"
-                    )
+                    raise wrong(at(path, 1), short(row), f"a header with {wanted}")
             elif len(row) == len(columns):
                 cells = dict(zip(columns, row, strict=True))
                 found = tuple(cells[name] for name in texts)
-                yield LabelledText(cells[label], found, at(path, number), cells.get(group))
+                yield LabelledText(cells[label], found, where, cells.get(group))
             elif drops:
-                yield LabelledText(None, ("",) * len(texts), at(path, number))
+                yield LabelledText(None, ("",) * len(texts), where)
             elif any(cell.strip() for cell in row):
-                raise UserError(
-                    f"{at(path, number)}: {len(row)} columns, {short(row)}; allowed: "
-                    f"{len(columns)} columns ({some(columns)}) between {_NAMES[delimiter]}"
-                )
+                allowed = f"{len(columns)} columns ({some(columns)}) between {_NAMES[delimiter]}"
+                raise wrong(where, f"{len(row)} columns, {short(row)}", allowed)
 
 
 def read_rows(
     path: Path, delimiter: str, *, quoted: bool, encoding: str = "utf-8"
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of each line and its columns, which may be `quoted` and then hold
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the place of each line and its columns, which may be `quoted` and then hold
     delimiters and line ends, as in CSV."""
     if not quoted:
-        for number, line in enumerate(read_lines(path, encoding), 1):
-            yield number, line.split(delimiter)
+        for where, line in _lines([path], encoding):
+            yield where, line.split(delimiter)
         return
     csv.field_size_limit(1 << 30)  # a column may be a whole document
     lines = (line + "\n" for line in read_lines(path, encoding))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         for row in reader:
-            yield reader.line_num, row
+            yield at(path, reader.line_num), row
     except csv.Error as error:
-        raise UserError(
-            f"{at(path, reader.line_num)}: {error}; allowed: columns between "
-            f"{_NAMES[delimiter]}, in quotes or not"
-        ) from None
+        allowed = f"columns between {_NAMES[delimiter]}, in quotes or not"
+        raise wrong(at(path, reader.line_num), error, allowed) from None
 
 
 def read_objects(
@@ -117,29 +115,23 @@ def read_objects(
 ) -> Iterator[LabelledText]:
     """Yield the examples of JSON objects, one per line, given the names of their fields. A label
     may also be a whole number or a boolean; `unlabelled` stands for none."""
-    for path in files:
-        for number, line in enumerate(read_lines(path, encoding), 1):
-            if not line.strip():
-                continue
-            values = []
-            with suppress(ValueError, LookupError, TypeError, RecursionError):
-                record = json.loads(line)
-                values = [record[name] for name in (label, *texts)]
-            name, *found = values or [None]
-            if not isinstance(name, str | int) or not all(isinstance(v, str) for v in found):
-                raise UserError(
-                    f"{at(path, number)}: {short(line)}; allowed: a JSON object with the fields "
-                    f"{some((label, *texts))}"
-                )
-            name = json.dumps(name) if isinstance(name, bool) else str(name)
-            try:
-                "".join((name, *found)).encode()
-            except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
-                problem = f"{error.object[error.start]!r} is half a character"
-                where = at(path, number)
-                raise UserError(f"{where}: {problem}; allowed: valid Unicode") from None
-            label_ = None if name == unlabelled else name
-            yield LabelledText(label_, tuple(found), at(path, number))
+    fields = (label, *texts)
+    for where, line in _lines(files, encoding):
+        if not line.strip():
+            continue
+        name, found = None, []
+        with suppress(ValueError, LookupError, TypeError, RecursionError):
+            record = json.loads(line)
+            name, *found = (record[field] for field in fields)
+        if not isinstance(name, str | int) or not all(isinstance(text, str) for text in found):
+            raise wrong(where, short(line), f"a JSON object with the fields {some(fields)}")
+        name = json.dumps(name) if isinstance(name, bool) else str(name)
+        try:
+            "".join((name, *found)).encode()
+        except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
+            problem = f"{error.object[error.start]!r} is half a character"
+            raise wrong(where, problem, "valid Unicode") from None
+        yield LabelledText(None if name == unlabelled else name, tuple(found), where)
 
 
 def read_aligned(files: Sequence[Path]) -> Iterator[LabelledText]:
@@ -168,7 +160,7 @@ def read_posts(files: Sequence[Path]) -> Iterator[LabelledText]:
     for name, post in members(source, lambda name: f"/{before}" in f"/{name}"):
         place = tuple(f"/{name}".split(f"/{before}", 1)[1].split("/"))
         if len(place) != 2:
-            raise UserError(f"{source}: {name}; allowed: {before}GROUP/NUMBER")
+            raise wrong(source, name, f"{before}GROUP/NUMBER")
         posts[place] = post
     for (group, number), post in sorted(posts.items()):
         header, _, body = post.decode("latin-1").replace("\r\n", "\n").partition("\n\n")

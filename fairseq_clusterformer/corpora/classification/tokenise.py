@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Optional
 
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.data.words import words_of
-from fairseq_clusterformer.errors import UserError
 
+from ..lines import wrong
 from ..splits import key_of
 from .corpora import LabelledCorpus
 from .readers import some
@@ -83,13 +83,10 @@ def tokenise(
             label = corpus.labels.get(example.label) if corpus.labels else _number(example.label)
             if label is None:
                 allowed = some(corpus.labels) if corpus.labels else "a number"
-                problem = f"label is {example.label!r}; allowed: {allowed}"
-                raise UserError(f"{example.where}: {problem}")
+                raise wrong(example.where, f"label is {example.label!r}", allowed)
             if len(example.texts) != corpus.inputs:
-                raise UserError(
-                    f"{example.where}: {len(example.texts)} texts; allowed: {corpus.inputs}, as "
-                    "in the first example"
-                )
+                allowed = f"{corpus.inputs}, as in the first example"
+                raise wrong(example.where, f"{len(example.texts)} texts", allowed)
             lines = []
             for text, lengths in zip(example.texts, result.lengths, strict=True):
                 words, is_cut = split_words(text, **how_split)
@@ -99,11 +96,10 @@ def tokenise(
                 lengths.append(len(words) + 1)
             result.labels.append(label)
             result.texts.append(key_of("\n".join(lines)))
-            row = *lines, example.group, result.labels[-1]
-            for out, cell in zip(outs, row, strict=True):
+            for out, cell in zip(outs, (*lines, example.group, label), strict=True):
                 out.write(f"{cell}\n")
     if not result.labels:
-        raise UserError(f"{corpus.files[part][0]}: no example; allowed: one or more")
+        raise wrong(corpus.files[part][0], "no example", "one or more")
     counts["examples"] = len(result.labels)
     counts["distinct"] = len(set(result.texts))
     return result

@@ -1,7 +1,6 @@
 """enwik8, WikiText-103, and any folder of plain text, each prepared as a folder for fairseq.
 
-``corpora.binarize`` is imported late: with fairseq it takes seconds, and mistakes are to show at
-once.
+``corpora.binarize`` is imported late: with fairseq it takes seconds; mistakes are to show at once.
 """
 
 import codecs
@@ -118,7 +117,13 @@ def prepare_text(
     encoding = codecs.lookup(encoding).name
     by_bytes = not (words or vocabulary)
     fractions = {"valid": valid_fraction, "test": test_fraction}
-    _check(source, dest, fractions)
+    if dest.is_relative_to(source):
+        problem = "lies in SOURCE, where the next run would read it as text"
+        raise bad_option("DEST", dest, "a folder outside SOURCE", problem)
+    if valid_fraction + test_fraction >= 1:
+        problem = f"--valid-fraction is {valid_fraction}, and nothing remains for train"
+        allowed = "a sum with --valid-fraction below 1"
+        raise bad_option("--test-fraction", test_fraction, allowed, problem)
     if sentences and by_bytes:
         raise bad_option("--sentences", "given", "together with subwords or --words")
     texts, others = find_texts(source, pattern)
@@ -162,21 +167,10 @@ def prepare_text(
     return make_folder(dest, recipe, build)
 
 
-def _check(source: Path, dest: Path, fractions: dict[str, float]) -> None:
-    """Raise UserError for a folder within SOURCE, or where nothing remains for train."""
-    if dest.is_relative_to(source):
-        problem = "lies in SOURCE, where the next run would read it as text"
-        raise bad_option("DEST", dest, "a folder outside SOURCE", problem)
-    if sum(fractions.values()) >= 1:
-        problem = f"--valid-fraction is {fractions['valid']}, and nothing remains for train"
-        allowed = "a sum with --valid-fraction below 1"
-        raise bad_option("--test-fraction", fractions["test"], allowed, problem)
-
-
 def _way(
     source: Path, texts: list[Path], split: str | None, fractions: dict, *, separated: bool
 ) -> tuple[str, dict[str, list[Path]]]:
-    """How texts are split, as --split says or they ask for, and the files of each split."""
+    """How texts are split, as --split says or they ask for, and each split's files."""
     files = split_files(source, texts) if split in (None, "files") else {}
     if split == "files" and not files:
         problem = f"no file in {source} is named after train, valid or test"

@@ -33,21 +33,18 @@ def find_texts(
     source: Path, patterns: Sequence[str] | None = None
 ) -> tuple[list[Path], list[Path]]:
     """Return the text files below `source` in order of their paths, and the files passed over;
-    hidden ones, whose names start with a dot, are neither.
+    hidden ones, whose names start with a dot, are neither. Raises UserError if there is none.
 
     Args:
         source: a folder, searched recursively, or one text file, whatever its name is.
         patterns: shell patterns for names; a .xz, .gz or .bz2 at a name's end may be left out.
             None: every file whose first bytes are text.
-
-    Raises:
-        UserError: if `source` does not exist or holds no such file.
     """
-    if source.is_file() and not _is_binary(source):
-        return [source], []
     if source.is_file():
-        allowed = "text, plain or as .xz, .gz or .bz2"
-        raise bad_option("SOURCE", source, allowed, "not a text file")
+        if _is_binary(source):
+            allowed = "text, plain or as .xz, .gz or .bz2"
+            raise bad_option("SOURCE", source, allowed, "not a text file")
+        return [source], []
     if not source.is_dir():
         problem = "it is no plain file" if source.exists() else "does not exist"
         raise bad_option("SOURCE", source, "a folder of text, or one file", problem)
@@ -86,15 +83,10 @@ def names_of(paths: Sequence[Path], most: int = 3) -> str:
 
 @dataclass
 class TextReader:
-    """Reads the documents of files.
+    """Reads the documents of files, in UTF-8."""
 
-    Args:
-        separator: the line that ends a document (default: a file is a document).
-        encoding: of the files; documents are in UTF-8.
-    """
-
-    separator: str | None = None
-    encoding: str = "utf-8"
+    separator: str | None = None  # the line that ends a document; None: a file is a document
+    encoding: str = "utf-8"  # of the files
     _seen: int = field(default=0, init=False)  # separators
 
     def documents(self, texts: Iterable[Path]) -> Iterator[Lines]:
@@ -103,7 +95,8 @@ class TextReader:
             raw = raw_lines(path, self.encoding)
             if self.encoding != "utf-8":
                 raw = (line.decode(self.encoding).encode() for line in raw)
-            raw = _without_mark(raw)
+            first = (line.removeprefix(BOM_UTF8) for line in itertools.islice(raw, 1))
+            raw = itertools.chain(first, raw)
             lines = (line if line.endswith(b"\n") else line + b"\n" for line in raw)
             for number, document in itertools.groupby(lines, self._document_number):
                 if number is not None:
@@ -121,12 +114,6 @@ class TextReader:
             allowed = "a line that ends a document, in full"
             problem = f"no such line in {place}"
             raise bad_option("--document-separator", self.separator, allowed, problem)
-
-
-def _without_mark(lines: Lines) -> Lines:
-    """Yield the lines of a file without the byte order mark in front of the first one."""
-    yield from (line.removeprefix(BOM_UTF8) for line in itertools.islice(lines, 1))
-    yield from lines
 
 
 def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
@@ -148,12 +135,9 @@ def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
 def by_document(
     texts: Sequence[Path], reader: TextReader, fractions: dict[str, float]
 ) -> SplitLines:
-    """Yield every document, whole, with its split.
-
-    Documents are ranked by the SHA-256 of their text. The first ones become valid and the next
-    ones test, within their `fractions` of all bytes; where the first is too long, only the
-    shortest document. All others become train.
-    """
+    """Yield every document, whole, with its split. They are ranked by the SHA-256 of their text.
+    The first ones become valid and the next ones test, within their `fractions` of all bytes;
+    where the first is too long, only the shortest document. All others become train."""
     sizes, digests = Counter(), []
     for document in reader.documents(texts):
         digest, size = hashlib.sha256(), 0
@@ -163,13 +147,9 @@ def by_document(
         digests.append(digest.digest())
         sizes[digests[-1]] += size
     if len(sizes) < len(SPLITS):
-        raise bad_option(
-            "--split",
-            "documents",
-            "3 different documents or more; or give a --document-separator that occurs, or "
-            "--split contiguous to cut at line ends",
-            f"SOURCE has {len(sizes)}",
-        )
+        allowed = "3 different documents or more; or give a --document-separator that occurs, or "
+        allowed += "--split contiguous to cut at line ends"
+        raise bad_option("--split", "documents", allowed, f"SOURCE has {len(sizes)}")
     ranked, split_of = sorted(sizes, reverse=True), {}
     for split, others in (("valid", 2), ("test", 1)):
         room = fractions[split] * sizes.total()
@@ -204,7 +184,7 @@ def contiguous(
 def by_sentence(parts: SplitLines) -> SplitLines:
     """Give each sentence a line, and each document an empty line behind it."""
     for split, lines in parts:
-        yield split, itertools.chain.from_iterable((_sentences(lines), [b"\n"]))
+        yield split, itertools.chain(_sentences(lines), [b"\n"])
 
 
 def _sentences(lines: Iterable[bytes]) -> Lines:

@@ -8,11 +8,11 @@ import functools
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import READ_FORM, composed
@@ -20,12 +20,60 @@ from fairseq_clusterformer.errors import UserError
 
 from ..download import checksums
 from ..folder import make_folder
+from ..lines import wrong
 from ..splits import SeenTexts
 from ..vocabulary import Vocabulary, copy_model
-from .records import Drops, Record
+from .hops import babi, several_hops, wikihop
+from .natural_questions import natural_questions
+from .open_domain import quasar_t, searchqa, triviaqa
+from .records import Drops, Reader, Record
+from .squad import qed, squad
 
-if TYPE_CHECKING:
-    from .encode import Reader
+
+@dataclass(frozen=True)
+class QuestionCorpus:
+    """A corpus that the command knows: which reader reads which files."""
+
+    reader: Callable[..., Iterator[Record]]  # of one of its files
+    files: str = ""  # patterns of train, valid and test in --source, between blanks
+    options: tuple[str, ...] = ()  # of its reader, by the names of the command's options
+    few_words: bool = False  # so few that each is a piece of the sentencepiece model
+
+    @property
+    def patterns(self) -> list[str]:
+        return self.files.split()
+
+    def find(self, source: Path, pattern: str) -> list[Path]:
+        """Return the files of a pattern in `source`, a folder in it, or TriviaQA's archive."""
+        if found := sorted(source.glob(pattern)) or sorted(source.glob(f"*/{pattern}")):
+            return found
+        archives = sorted(source.glob("triviaqa-rc*.tar*")) if self.reader is triviaqa else []
+        return [path / pattern for path in archives[:1]]
+
+
+CORPORA = {
+    "squad1": QuestionCorpus(squad, "train-v1.1*.json* dev-v1.1*.json*", ("paragraphs",)),
+    "squad2": QuestionCorpus(squad, "train-v2.0*.json* dev-v2.0*.json*", ("paragraphs",)),
+    "quasar-t": QuestionCorpus(
+        quasar_t,
+        "questions/train_questions.json* questions/dev_questions.json* "
+        "questions/test_questions.json*",
+        ("contexts",),
+    ),
+    "searchqa": QuestionCorpus(searchqa, "train* val* test*"),
+    "triviaqa-wikipedia": QuestionCorpus(
+        triviaqa, "qa/wikipedia-train.json qa/wikipedia-dev.json"
+    ),
+    "triviaqa-web": QuestionCorpus(triviaqa, "qa/web-train.json qa/web-dev.json"),
+    "natural-questions": QuestionCorpus(natural_questions, "*train*.jsonl* *dev*.jsonl*"),
+    "qed": QuestionCorpus(qed, "qed-train*.jsonlines* qed-dev*.jsonlines*", ("paragraphs",)),
+    "hotpotqa": QuestionCorpus(
+        several_hops, "hotpot_train_v1*.json* hotpot_dev_distractor_v1*.json*"
+    ),
+    "2wiki": QuestionCorpus(several_hops, "train.json* dev.json*", ("corpus", "distractors")),
+    "babi": QuestionCorpus(babi, "qa*_train.txt qa*_test.txt", few_words=True),
+    "wikihop": QuestionCorpus(wikihop, "train.json* dev.json*"),
+}
 
 
 def prepare(
@@ -33,7 +81,7 @@ def prepare(
     *,
     corpus: str,
     splits: dict[str, list[Path]],
-    readers: "dict[str, Reader]",
+    readers: dict[str, Reader],
     vocabulary: Vocabulary,
     options: dict,
     titles: bool = False,
@@ -64,8 +112,8 @@ def prepare(
 
         how = {"read": readers[split], "model": model, "titles": titles, "workers": workers}
         counts, drops = write_file(path, out, split, **how)
-        dropped = {"dropped": drops.counts, "examples": drops.examples, "moved": drops.moved}
-        return {"counts": counts, **dropped}
+        record = {"counts": counts, "dropped": drops.counts}
+        return record | {"examples": drops.examples, "moved": drops.moved}
 
     def build(work: Path, out: Path) -> dict:
         # a part that another recipe made has another name
@@ -116,16 +164,14 @@ def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int
 
 
 def _check_ids(out: Path, split: str) -> None:
-    """Raise UserError if two questions of a split have the same id: answers are filed by it."""
+    """Refuse two questions of a split with the same id: answers are filed by it."""
     seen = SeenTexts()
     with open(out / f"{split}.jsonl", encoding="utf-8") as file:
         ids = (json.loads(line)["id"] for line in file)
         shared = list(dict.fromkeys(id_ for id_ in ids if not seen.add(id_)))
     if shared:
-        raise UserError(
-            f"{split}: {len(shared):,} ids are of more than one question, {shared[0]!r} first; "
-            "allowed: an id of its own for each question, or none"
-        )
+        problem = f"{len(shared):,} ids are of more than one question, {shared[0]!r} first"
+        raise wrong(split, problem, "an id of its own for each question, or none")
 
 
 def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: Path) -> None:

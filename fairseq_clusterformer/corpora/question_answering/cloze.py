@@ -86,13 +86,12 @@ def questions(passage: str, draw: random.Random) -> list[tuple[str, str, str]]:
             if len(sentences[number].split()) in _ASKED
             and sum(other == number for other, _ in where) == 1
         ]
-        if not (elsewhere and own):
-            continue
-        number, start = draw.choice(own)
-        asked = sentences[number]
-        question = asked[:start] + MASK + asked[start + len(answer) :]
-        rest = " ".join(sentences[:number] + sentences[number + 1 :])
-        found.append((question, rest, answer))
+        if elsewhere and own:
+            number, start = draw.choice(own)
+            asked = sentences[number]
+            question = asked[:start] + MASK + asked[start + len(answer) :]
+            rest = " ".join(sentences[:number] + sentences[number + 1 :])
+            found.append((question, rest, answer))
     draw.shuffle(found)
     return found
 

@@ -1,7 +1,5 @@
-"""Distant supervision: find the places of answers, where a corpus gives only their text.
-
-Not every place that is found answers the question.
-"""
+"""Distant supervision: find the places of answers, where a corpus gives only their text. Not
+every place that is found answers the question."""
 
 import unicodedata
 from collections import defaultdict
@@ -17,10 +15,8 @@ def find_answers(
     texts: Iterable[str], paragraphs: Sequence[Paragraph], among: Iterable[int] | None = None
 ) -> tuple[GoldAnswer, ...]:
     """Return every place where one of `texts` stands in the paragraphs (or those `among` them).
-
     Whole words are compared, without regard to case, marks such as accents, punctuation and white
-    space. Of places that start together the longest is kept.
-    """
+    space. Of places that start together the longest is kept."""
     wanted = defaultdict(set)  # by the first word
     for text in texts:
         if words := _folded(_words(text)):
@@ -41,13 +37,13 @@ def in_sentences(
     answers: Sequence[GoldAnswer], sentences: Sequence[Sentence]
 ) -> tuple[GoldAnswer, ...]:
     """Return the answers that lie in one of some sentences; all if none does."""
-
-    def lies_in(answer: GoldAnswer, place: Sentence) -> bool:
-        within = place.start <= answer.start and answer.end <= place.end
-        return place.paragraph == answer.paragraph and within
-
-    inside = [one for one in answers if any(lies_in(one, place) for place in sentences)]
-    return tuple(inside or answers)
+    inside = [
+        one
+        for one in answers
+        for number, start, end in sentences
+        if number == one.paragraph and start <= one.start and one.end <= end
+    ]
+    return tuple(dict.fromkeys(inside) or answers)
 
 
 def mentions_of(

@@ -4,7 +4,6 @@ Workers turn records into tokens; the main process reads and writes.
 """
 
 import functools
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +17,7 @@ from fairseq_clusterformer.data.stored import load_dictionary
 from fairseq_clusterformer.data.structure import Outline
 
 from ..parallel import parallel
-from .records import Drops, Record, Unusable, sentences_of
-
-Reader = Callable[[Path, Drops], Iterator[Record]]
+from .records import Drops, Reader, Record, Unusable, sentences_of
 
 COUNTS = ("questions", "answers", "paragraphs", "tokens", "longest")
 _BATCH = 500  # records in memory for the workers; one may be a book
@@ -57,9 +54,27 @@ def write_file(
             if isinstance(item, Unusable):
                 drops.add(str(path), item.reason, item.detail)
                 continue
-            example = _example(item, to_index, dictionary)
-            writer.add(example, item.characters, _texts(item.record), _outline(item, to_index))
-            length = len(item.document)
+            record, length = item.record, len(item.document)
+            document = symbols_of(item.document, to_index, dictionary)
+            example = Example(
+                question=torch.from_numpy(to_index[item.question]),
+                document=torch.from_numpy(document),
+                paragraph_starts=torch.tensor(item.paragraph_starts),
+                answers=torch.tensor(item.answers, dtype=torch.int64).view(-1, 2),
+                long_answers=torch.tensor(record.long_answers, dtype=torch.int64),
+                answerable=record.answerable,
+                yes_no=record.yes_no,
+            )
+            right = [i for i, text in enumerate(record.candidates) if text in record.texts]
+            known = record.supporting
+            outline = Outline(
+                sentences=torch.tensor(item.sentences, dtype=torch.int64).view(-1, 2),
+                supporting=None if known is None else torch.tensor(known, dtype=int),
+                names=tuple(torch.from_numpy(to_index[ids]) for ids in item.names),
+                right=right[0] if right else None,
+                mentions=torch.tensor(item.mentions, dtype=torch.int64).view(-1, 3),
+            )
+            writer.add(example, item.characters, _texts(record), outline)
             of_item = (1, len(item.answers), len(item.paragraph_starts), length)
             for name, number in zip(COUNTS, of_item, strict=False):
                 counts[name] += number
@@ -70,17 +85,15 @@ def write_file(
 def encode_record(record: Record, *, model: subwords.Subwords, titles: bool) -> Encoded | Unusable:
     """Return a record's tokens; or why it has none."""
     encode = functools.partial(_encode, model)
-    ids, characters, paragraph_starts, texts = [], [], [], []
-    position = 0
+    ids, characters, paragraph_starts, texts, position = [], [], [], [], 0
     for paragraph in record.paragraphs:
         tokens = encode(paragraph.text)
-        led = led_by_start(
-            tokens, encode(paragraph.title) if titles and not record.titled else None
-        )
-        ids.append(led[0])
-        characters.append(led[1])
+        title = encode(paragraph.title) if titles and not record.titled else None
+        own, places = led_by_start(tokens, title)
+        ids.append(own)
+        characters.append(places)
         paragraph_starts.append(position)
-        position += len(led[0])
+        position += len(own)
         texts.append((position - len(tokens), tokens))
 
     def covered(what: str, paragraph: int, start: int, end: int) -> tuple[int, int]:
@@ -88,12 +101,12 @@ def encode_record(record: Record, *, model: subwords.Subwords, titles: bool) -> 
         try:
             first, last = tokens.cover(start, end)
         except ValueError as error:
-            detail = f"question {record.id}: {error}"
-            raise Unusable(f"{what} in no token", detail) from None
+            raise Unusable(f"{what} in no token", f"question {record.id}: {error}") from None
         return offset + first, offset + last
 
     sentences = record.sentences
-    sentences = sentences_of(record.paragraphs) if sentences is None else sentences
+    if sentences is None:
+        sentences = sentences_of(record.paragraphs)
     try:
         return Encoded(
             question=encode(record.question).ids,
@@ -127,8 +140,7 @@ def led_by_start(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a paragraph's ids [n], -1 for ``<s>``, title and text, and their characters [2, n],
     -1 outside of the text."""
-    head = np.full(1, -1, np.int32)
-    head = head if title is None else np.concatenate([head, title.ids])
+    head = np.array([-1, *([] if title is None else title.ids)], np.int32)
     nowhere = np.full((2, len(head)), -1, np.int32)
     characters = np.concatenate([nowhere, np.stack([text.starts, text.ends])], axis=1)
     return np.concatenate([head, text.ids]), characters
@@ -139,40 +151,13 @@ def _encode(model: subwords.Subwords, text: str) -> subwords.Tokens:
     return model.encode(text)
 
 
-def _example(item: Encoded, to_index: np.ndarray, dictionary: Dictionary) -> Example:
-    record = item.record
-    document = symbols_of(item.document, to_index, dictionary)
-    return Example(
-        question=torch.from_numpy(to_index[item.question]),
-        document=torch.from_numpy(document),
-        paragraph_starts=torch.tensor(item.paragraph_starts),
-        answers=torch.tensor(item.answers, dtype=torch.int64).view(-1, 2),
-        long_answers=torch.tensor(record.long_answers, dtype=torch.int64),
-        answerable=record.answerable,
-        yes_no=record.yes_no,
-    )
-
-
-def _outline(item: Encoded, to_index: np.ndarray) -> Outline:
-    record = item.record
-    known = None if record.supporting is None else torch.tensor(record.supporting, dtype=int)
-    right = [i for i, text in enumerate(record.candidates) if text in record.texts]
-    return Outline(
-        sentences=torch.tensor(item.sentences, dtype=torch.int64).view(-1, 2),
-        supporting=known,
-        names=tuple(torch.from_numpy(to_index[ids]) for ids in item.names),
-        right=right[0] if right else None,
-        mentions=torch.tensor(item.mentions, dtype=torch.int64).view(-1, 3),
-    )
-
-
 def symbols_of(ids: np.ndarray, to_index: np.ndarray, dictionary: Dictionary) -> np.ndarray:
     """Return a document in symbols of the dictionary, by each id's (-1 stands for ``<s>``)."""
     return np.where(ids < 0, dictionary.bos(), to_index[ids])
 
 
 def _texts(record: Record) -> dict:
-    """Return what a line of ``SPLIT.jsonl`` says of a record."""
+    """What a line of ``SPLIT.jsonl`` says of a record."""
     return {
         "id": record.id,
         "question": record.question,

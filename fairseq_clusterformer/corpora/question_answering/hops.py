@@ -5,7 +5,6 @@ the sentences that support it.
 """
 
 import random
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,13 +47,21 @@ def several_hops(
             answer (Ainslie et al. 2020, appendix B).
     """
     items = json_list(path, "HotpotQA's JSON, a list of questions")
-    pool = _read_corpus(corpus) if corpus else None
+    pool = None
+    if corpus:
+        try:
+            pool = {passage["title"]: passage["text"] for passage in json_file(corpus)}
+        except (TypeError, KeyError):
+            raise foreign(corpus, "a JSON list of {title, text}") from None
 
     def to_record(item: Mapping) -> Record:
         id_ = get(item, "_id")
-        # A test set has neither supporting facts nor answers.
-        facts = [_fact(fact) for fact in item.get("supporting_facts") or ()]
-        titles = [title for title, _ in facts]
+        facts = item.get("supporting_facts") or []  # a test set has neither these nor answers
+        for fact in facts:
+            if not isinstance(fact, list) or len(fact) != 2 or not isinstance(fact[1], int):
+                detail = f"{str(fact)[:80]}; allowed: [title, number]"
+                raise Unusable("no supporting fact", detail)
+        titles = [str(title) for title, _ in facts]
         supporting = None  # of a corpus: its sentences are numbered otherwise
         if "context" in item:
             paragraphs, sentences = _contexts(get(item, "context", list))
@@ -89,23 +96,14 @@ def several_hops(
     return convert(items, to_record, drops)
 
 
-def _fact(fact: list) -> tuple[str, int]:
-    """The title of a supporting paragraph and the number of its sentence."""
-    if not isinstance(fact, list) or len(fact) != 2 or not isinstance(fact[1], int):
-        raise Unusable("no supporting fact", f"{str(fact)[:80]}; allowed: [title, number]")
-    return str(fact[0]), fact[1]
-
-
 def _supporting(
-    facts: Iterable[tuple[str, int]],
-    paragraphs: Sequence[Paragraph],
-    sentences: Sequence[Sentence],
+    facts: list, paragraphs: Sequence[Paragraph], sentences: Sequence[Sentence]
 ) -> tuple[int, ...] | None:
     """The sentences that support an answer; None if one is missing, as in a few questions."""
     found = set()
     for title, fact in facts:
         for number, part in enumerate(paragraphs):
-            if part.title == title:
+            if part.title == str(title):
                 own = [i for i, sentence in enumerate(sentences) if sentence.paragraph == number]
                 if not 0 <= fact < len(own):
                     return None
@@ -146,13 +144,6 @@ def _titled(
     return found, places
 
 
-def _read_corpus(path: Path) -> dict[str, str]:
-    try:
-        return {passage["title"]: passage["text"] for passage in json_file(path)}
-    except (TypeError, KeyError):
-        raise foreign(path, "a JSON list of {title, text}") from None
-
-
 def _look_up(
     id_: str, titles: list[str], pool: Mapping[str, str], distractors: int
 ) -> list[Paragraph]:
@@ -163,9 +154,6 @@ def _look_up(
     titles += [title for title in chosen if title not in titles][:distractors]
     draw.shuffle(titles)
     return [Paragraph(title, pool[title]) for title in titles]
-
-
-_LINE = re.compile(r"(\d+) (.*)")
 
 
 def babi(path: Path, drops: Drops) -> Iterator[Record]:
@@ -205,10 +193,10 @@ def _babi_questions(path: Path) -> Items:
     the supporting lines, between tabs; number 1 begins a story."""
     name, story, told, questions = path.name.partition(".")[0], 0, {}, 0
     for line_number, line in enumerate(raw_lines(path), 1):
-        match = _LINE.fullmatch(line.decode().rstrip())
-        if not match:
+        number, _, text = line.decode().rstrip().partition(" ")
+        if not (number.isdecimal() and text):
             raise foreign(path, "lines of bAbI, a number and a sentence")
-        number, (text, *rest) = match[1], match[2].split("\t")
+        text, *rest = text.split("\t")
         if number == "1":
             story, told = story + 1, {}
         if not rest:

@@ -134,7 +134,7 @@ def _around(start: int, end: int, spans: Sequence[tuple[int, int]]) -> int:
 
 
 def _answer(index: int, paragraph: Paragraph, start: int, end: int) -> GoldAnswer:
-    """Return the characters of the document's tokens [start, end)."""
+    """The characters of the document's tokens [start, end)."""
     words = [k for k, token in enumerate(paragraph.tokens) if start <= token < end]
     if not words:
         raise Unusable("answer without a word", f"tokens {start} to {end}")

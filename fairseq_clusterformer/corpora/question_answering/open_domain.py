@@ -67,26 +67,22 @@ def searchqa(path: Path, drops: Drops) -> Iterator[Record]:
         question, answer = get(item, "question"), get(item, "answer")
         return distant_record(id_, question, snippets, [answer])
 
-    return convert(_json_members(path), to_record, drops)
+    def items() -> Items:
+        found = False
+        for name, data in members(path, lambda name: name.endswith(".json")):
+            found = True
+            yield f"{path}: {name}", data
+        if not found:
+            raise foreign(path, "a folder, .tar, .tar.gz or .zip of SearchQA's .json files")
 
-
-def _json_members(path: Path) -> Items:
-    """Yield the content of each .json file in a folder or archive."""
-    place = path
-    for name, data in members(path, lambda name: name.endswith(".json")):
-        place = f"{path}: {name}"
-        yield place, data
-    if place is path:
-        raise foreign(path, "a folder, .tar, .tar.gz or .zip of SearchQA's .json files")
+    return convert(items(), to_record, drops)
 
 
 def triviaqa(path: Path, drops: Drops) -> Iterator[Record]:
     """Yield the records of a file ``qa/*.json``, with ``evidence/`` next to the folder ``qa``.
-
     Both may be in an archive, as in ``triviaqa-rc.tar.gz/qa/wikipedia-train.json``. All documents
     of a question follow each other; in the domain Web, whose script wants an answer from each,
-    each is a record, with the id ``QUESTION--FILE``. Each line is a paragraph.
-    """
+    each is a record, with the id ``QUESTION--FILE``. Each line is a paragraph."""
     archive = next((part for part in path.parents if part.is_file()), None)
     with TemporaryDirectory() if archive else nullcontext(path.parent.parent) as folder:
         folder, name = Path(folder), f"{path.parent.name}/{path.name}"

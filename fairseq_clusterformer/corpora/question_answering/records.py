@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from fairseq_clusterformer.data.unicode import READ_FORM, composed, with_places
 from fairseq_clusterformer.data.words import sentences
 from fairseq_clusterformer.errors import UserError
 
-from ..lines import raw_lines
+from ..lines import raw_lines, wrong
 from ..splits import SeenTexts
 
 
@@ -34,9 +34,8 @@ class Paragraph:
     tokens: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True)
-class GoldAnswer:
-    """A right answer: `text` is the characters [start, end) of a paragraph."""
+class GoldAnswer(NamedTuple):
+    """A right answer: `text` is the characters [start, end) of a paragraph, given by its index."""
 
     paragraph: int
     start: int
@@ -116,31 +115,23 @@ class Record:
                 length = len(self.paragraphs[paragraph].text) if known else 0
                 # a sentence of HotpotQA may be empty
                 if not known or not 0 <= start <= end <= length:
-                    raise Unusable(
-                        f"{name} across paragraphs",
-                        f"{name} {number} is characters [{start}, {end}) of paragraph "
-                        f"{paragraph}, which has {length:,}",
-                    )
+                    place = f"characters [{start}, {end}) of paragraph {paragraph}"
+                    detail = f"{name} {number} is {place}, which has {length:,}"
+                    raise Unusable(f"{name} across paragraphs", detail)
         for number, (one, other) in enumerate(pairwise(placed), 1):
             if other[:2] < one[:2]:
                 raise Unusable("sentences not in their order")
             if one.paragraph == other.paragraph and other.start < one.end:
-                raise Unusable(
-                    "overlapping sentences",
-                    f"sentence {number} is characters [{other.start}, {other.end}) of paragraph "
-                    f"{other.paragraph}; allowed: from {one.end}, where the one before ends",
-                )
-        if missing := [n for n in self.supporting or () if n not in range(len(placed))]:
-            raise Unusable("no such sentence", f"supporting fact {missing[0]} of {len(placed)}")
+                place = f"characters [{other.start}, {other.end}) of paragraph {other.paragraph}"
+                allowed = f"from {one.end}, where the one before ends"
+                detail = f"sentence {number} is {place}; allowed: {allowed}"
+                raise Unusable("overlapping sentences", detail)
+        for number in self.supporting or ():
+            if number not in range(len(placed)):
+                raise Unusable("no such sentence", f"supporting fact {number} of {len(placed)}")
         for mention in self.mentions:
             if mention.candidate not in range(len(self.candidates)):
                 raise Unusable("no such candidate", f"{mention} of {len(self.candidates)}")
-
-    def check_found(self) -> None:
-        """Raise `Unusable` if the answer stands nowhere, and is no candidate."""
-        if self.texts and not (self.answers or self.yes_no or self.candidates):
-            detail = f"{self.texts[0]!r} is in no paragraph of question {self.id}"
-            raise Unusable("answer not found", detail)
 
 
 class Unusable(Exception):
@@ -177,7 +168,7 @@ class Drops:
             self.add(place, "malformed", f"{type(error).__name__}: {error}")
 
     def summary(self) -> str:
-        """Return one line: why and where the first was left out, and how many more were."""
+        """One line: why and where the first was left out, and how many more were."""
         reason = next(iter(self.counts))
         first = " ".join(self.examples[reason][0].splitlines())
         first = first if first.endswith(reason) else f"{reason}: {first}"
@@ -220,11 +211,9 @@ def spans_record(
 def gold_answer(
     paragraphs: Sequence[Paragraph], number: int, start: int, text: str, drops: Drops
 ) -> GoldAnswer:
-    """The answer at an offset of a paragraph, compared as documents are read (in NFKC).
-
-    If other text stands there, the offset is taken as one of UTF-16, or as wrong by up to two
-    characters; this is counted in `drops`.
-    """
+    """The answer at an offset of a paragraph, compared as documents are read (in NFKC). If other
+    text stands there, the offset is taken as one of UTF-16, or as wrong by up to two characters,
+    which is counted in `drops`."""
     context = paragraphs[number].text if 0 <= number < len(paragraphs) else ""
     units = context.encode("utf-16-le", "surrogatepass")[: 2 * max(start, 0)]
     bases = [start]
@@ -255,12 +244,11 @@ def _text_at(context: str, place: int, text: str) -> str:
     return context[place : ends[last]]
 
 
-@lru_cache(8)  # questions on one paragraph follow each other
-def _read_places(context: str):
-    return with_places(context, READ_FORM)
+_read_places = lru_cache(8)(partial(with_places, form=READ_FORM))  # questions follow each other
 
 
 Items = Iterable[tuple[str, Any]]  # with the place of each, for messages
+Reader = Callable[[Path, Drops], Iterator[Record]]
 
 
 def convert(items: Items, to_record: Callable[[Any], Record], drops: Drops) -> Iterator[Record]:
@@ -270,7 +258,10 @@ def convert(items: Items, to_record: Callable[[Any], Record], drops: Drops) -> I
         with drops.at(place):
             record = to_record(item)
             if isinstance(record, Record) and not drops.keep_unfound:
-                record.check_found()
+                found = record.answers or record.yes_no or record.candidates
+                if record.texts and not found:
+                    detail = f"{record.texts[0]!r} is in no paragraph of question {record.id}"
+                    raise Unusable("answer not found", detail)
             if not ids.add(record.id):
                 raise Unusable("id seen before", record.id)
             yield record
@@ -308,8 +299,8 @@ def json_file(path: Path) -> Any:
 
 
 def json_list(path: Path, allowed: str, content: Any = None) -> Items:
-    """Return the items of a JSON list, of which the `content` may have been read before; raises
-    UserError for another file."""
+    """Return the items of a JSON list, whose `content` may have been read before; raises UserError
+    for another file."""
     content = json_file(path) if content is None else content
     if not isinstance(content, list):
         raise foreign(path, allowed)
@@ -329,4 +320,4 @@ def parse_json(data: bytes) -> Any:
 
 def foreign(path: Path, allowed: str) -> UserError:
     """Return the error for a file that is not of the corpus."""
-    return UserError(f"{path}: is something else; allowed: {allowed}")
+    return wrong(path, "is something else", allowed)

@@ -20,6 +20,7 @@ from .records import (
     GoldAnswer,
     Items,
     Paragraph,
+    Reader,
     Record,
     Sentence,
     Unusable,
@@ -49,14 +50,13 @@ def squad(
         content: of the file, if it has been read.
     """
     content = json_file(path) if content is None else content
-    if not is_squad(content):
+    if not _is_squad(content):
         raise foreign(path, "SQuAD's JSON, an object with a list of articles as data")
     questions = _squad_questions(path, content["data"], drops)
     return convert(questions, partial(_squad_record, paragraphs=paragraphs, drops=drops), drops)
 
 
-def is_squad(content: object) -> bool:
-    """Whether a file's content is of SQuAD's format."""
+def _is_squad(content: object) -> bool:
     return isinstance(content, Mapping) and isinstance(content.get("data"), list)
 
 
@@ -109,23 +109,22 @@ def qed(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
     """Yield the records of QED's jsonlines, questions of Natural Questions. Of the `paragraphs`
     of a document, others are of other questions, in an order drawn by the question's id."""
     records = convert(json_lines(path, drops), _qed_record, drops)
-    return records if paragraphs == 1 else _among_others(list(records), paragraphs)
-
-
-def _among_others(records: list[Record], wanted: int) -> Iterator[Record]:
-    """Yield records of one paragraph each, with as many others' paragraphs as are wanted."""
+    if paragraphs == 1:
+        yield from records
+        return
+    records = list(records)
     pool = list(dict.fromkeys(record.paragraphs[0] for record in records))
     for record in records:
         draw = random.Random(record.id)
         (own,) = record.paragraphs
-        chosen = draw.sample(pool, min(wanted, len(pool)))
-        chosen = [own, *(other for other in chosen if other != own)][:wanted]
+        chosen = draw.sample(pool, min(paragraphs, len(pool)))
+        chosen = [own, *(other for other in chosen if other != own)][:paragraphs]
         draw.shuffle(chosen)
         place = chosen.index(own)
         yield replace(
             record,
             paragraphs=tuple(chosen),
-            answers=tuple(replace(answer, paragraph=place) for answer in record.answers),
+            answers=tuple(answer._replace(paragraph=place) for answer in record.answers),
             long_answers=(place,),
         )
 
@@ -149,7 +148,7 @@ def own_questions(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[
         items = json_lines(path, drops)
     else:
         content = json_file(path)
-        if is_squad(content):
+        if _is_squad(content):
             return squad(path, drops, paragraphs=paragraphs, content=content)
         items = json_list(path, FORMATS, content)
     numbered = ((place, (f"{path.name}:{i}", item)) for i, (place, item) in enumerate(items))
@@ -160,7 +159,14 @@ def _record(item_and_number: tuple[str, Mapping], *, drops: Drops) -> Record:
     """The record of an object as ``clusterformer prepare qa text --help`` describes it."""
     number, item = item_and_number
     id_ = str(get(item, "id", (str, int)) if "id" in item else number)
-    paragraphs = _paragraphs(item)
+    title = str(item.get("title") or "")
+    parts = get(item, "paragraphs", list) if "paragraphs" in item else [get(item, "context")]
+    paragraphs = tuple(
+        Paragraph(title, part)
+        if isinstance(part, str)
+        else Paragraph(str(part.get("title") or title), get(part, "text"))
+        for part in parts
+    )
     structure = _structure(id_, item, paragraphs)
     record = _answered(id_, item, paragraphs, drops)
     candidates = structure.get("candidates")
@@ -172,7 +178,12 @@ def _record(item_and_number: tuple[str, Mapping], *, drops: Drops) -> Record:
 def _structure(id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...]) -> dict[str, tuple]:
     found: dict[str, tuple] = {}
     if "sentences" in item:
-        found["sentences"] = tuple(_sentence(part) for part in get(item, "sentences", list))
+        parts = get(item, "sentences", list)
+        for part in parts:
+            if not isinstance(part, list) or [type(number) for number in part] != [int] * 3:
+                allowed = "[paragraph, start, end]"
+                raise Unusable("no sentence", f"{str(part)[:80]}; allowed: {allowed}")
+        found["sentences"] = tuple(Sentence(*part) for part in parts)
     if "supporting" in item:
         found.setdefault("sentences", tuple(sentences_of(paragraphs)))
         supporting = get(item, "supporting", list)
@@ -185,17 +196,17 @@ def _structure(id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...]) -> di
     return found
 
 
-def _sentence(part: list) -> Sentence:
-    if not isinstance(part, list) or [type(number) for number in part] != [int] * 3:
-        raise Unusable("no sentence", f"{str(part)[:80]}; allowed: [paragraph, start, end]")
-    return Sentence(*part)
-
-
 def _answered(id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...], drops: Drops) -> Record:
     question = get(item, "question")
     if "answers" not in item:
         return Record(id_, question, paragraphs, answerable=None)
-    answers = list(map(_answer, _entries(get(item, "answers", (list, dict)))))
+    entries = get(item, "answers", (list, dict))
+    if isinstance(entries, dict):  # two lists, as Hugging Face has them
+        columns = get(entries, "text", list), get(entries, "answer_start", list)
+        if len({*map(len, columns)}) > 1:
+            raise Unusable("malformed", "text and answer_start have different lengths")
+        entries = [{"text": text, "answer_start": at} for text, at in zip(*columns, strict=True)]
+    answers = list(map(_answer, entries))
     texts = tuple(dict.fromkeys(text for text, _, _ in answers))
     places = [place for _, _, place in answers]
     if not answers:
@@ -212,28 +223,6 @@ def _answered(id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...], drops:
     return Record(id_, question, paragraphs, gold, texts, long_answers=tuple(long))
 
 
-def _paragraphs(item: Mapping) -> tuple[Paragraph, ...]:
-    title = str(item.get("title") or "")
-    if "paragraphs" not in item:
-        return (Paragraph(title, get(item, "context")),)
-    return tuple(
-        Paragraph(title, part)
-        if isinstance(part, str)
-        else Paragraph(str(part.get("title") or title), get(part, "text"))
-        for part in get(item, "paragraphs", list)
-    )
-
-
-def _entries(answers: list | dict) -> list:
-    """A list of answers, also of two lists in an object, as Hugging Face has them."""
-    if isinstance(answers, list):
-        return answers
-    texts, starts = get(answers, "text", list), get(answers, "answer_start", list)
-    if len(texts) != len(starts):
-        raise Unusable("malformed", "text and answer_start have different lengths")
-    return [{"text": text, "answer_start": at} for text, at in zip(texts, starts, strict=True)]
-
-
 def _answer(entry: str | Mapping) -> tuple[str, int, int | None]:
     """An answer's text, its paragraph, and its first character or None."""
     if isinstance(entry, str):
@@ -242,15 +231,12 @@ def _answer(entry: str | Mapping) -> tuple[str, int, int | None]:
     return get(entry, "text"), get(entry, "paragraph", int) if "paragraph" in entry else 0, start
 
 
-Reader = Callable[[Path, Drops], Iterator[Record]]
-
-
 def draw_documents(
     reader: Reader, paths: Sequence[Path], shares: Mapping[str, float], seed: int
 ) -> dict[str, Reader]:
     """Return a reader of the same files for train and for each split of `shares` (of all
     questions). Documents are drawn; by its title and its text, none is in two splits. Raises
-    UserError: if there are too few documents; names the first question that is unusable."""
+    UserError if there are too few; it names the first question that is unusable."""
     unusable = Drops()
     sizes, document_of = _documents(r for path in paths for r in reader(path, unusable))
     order = sorted(sizes)
@@ -271,8 +257,7 @@ def draw_documents(
 
 
 def _documents(records: Iterable[Record]) -> tuple[Counter[str], Callable[[Record], str]]:
-    """The questions of each document, and what names a record's document: records of one title or
-    of equal texts have one."""
+    """The questions of each document, by title or equal texts, and what names a record's."""
     questions: Counter[str] = Counter()
     other_name: dict[str, str] = {}
     first_of_text: dict[int, str] = {}
@@ -295,8 +280,6 @@ def _documents(records: Iterable[Record]) -> tuple[Counter[str], Callable[[Recor
 def _name(record: Record) -> str:
     """What a record says of its document: its title, or else its text."""
     titles = {paragraph.title for paragraph in record.paragraphs}
-    if record.document:
-        return record.document
-    if len(titles) == 1 and titles != {""}:
-        return titles.pop()
-    return "\n".join(paragraph.text for paragraph in record.paragraphs)
+    only = titles.pop() if len(titles) == 1 else ""
+    text = "\n".join(paragraph.text for paragraph in record.paragraphs)
+    return record.document or only or text

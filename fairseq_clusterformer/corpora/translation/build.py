@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fairseq_clusterformer.data.text import TextPipeline
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import bad_option
 
 from .. import SUBWORDS
 from ..download import checksums
 from ..folder import make_folder
-from ..lines import aligned_lines
+from ..lines import aligned_lines, wrong
 from ..parallel import parallel
 from ..splits import SeenTexts
 from .corpora import ParallelCorpus
@@ -49,7 +49,12 @@ def prepare(
     if bpe == "sentencepiece" and not corpus.tokenised:
         pipeline = replace(pipeline, tokenizer="none", dash_splits=False, escape=False)
     elif not corpus.tokenised:
-        _check_moses(pipeline.languages)
+        from sacremoses.corpus import NonbreakingPrefixes
+
+        known = NonbreakingPrefixes().available_langs.values()
+        if unknown := [language for language in pipeline.languages if language not in known]:
+            problem = f"Moses' tokeniser does not know {' and '.join(unknown)}"
+            raise bad_option("--vocabulary", "subword-nmt", "sentencepiece", problem)
     extra = [pair_files(path, pipeline.languages, "--extra-train") for path in extra_train]
     recipe = {
         "corpus": corpus.name,
@@ -77,15 +82,6 @@ def prepare(
     return make_folder(dest, recipe, build)
 
 
-def _check_moses(languages: Sequence[str]) -> None:
-    from sacremoses.corpus import NonbreakingPrefixes
-
-    known = set(NonbreakingPrefixes().available_langs.values())
-    if unknown := [language for language in languages if language not in known]:
-        problem = f"Moses' tokeniser does not know {' and '.join(unknown)}"
-        raise bad_option("--vocabulary", "subword-nmt", "sentencepiece", problem)
-
-
 def learn_subwords(texts: Sequence[Path], number: int | None, pipeline: TextPipeline) -> None:
     """Learn the subwords of `texts` together and write the pipeline's model; raises UserError if
     the texts do not give as many."""
@@ -110,8 +106,7 @@ def learn_subwords(texts: Sequence[Path], number: int | None, pipeline: TextPipe
 
 @dataclass
 class _Job:
-    """The stages of a preparation, and the counts that they fill in. They leave their files,
-    ``NAME.LANGUAGE``, in `work`; `pipeline` has the file of its model after `learn_subwords`."""
+    """The stages, and the counts that they fill in; their files in `work` are NAME.LANGUAGE."""
 
     corpus: ParallelCorpus
     pipeline: TextPipeline
@@ -138,6 +133,15 @@ class _Job:
         if corpus.disjoint or extra:
             train["in valid or test"] = 0
 
+        def keeps(pair: Pair, disjoint: bool) -> bool:
+            if not clean(pair):
+                train["dropped by length"] += 1
+            elif disjoint and any(map(SeenTexts.__contains__, held_out, pair)):
+                train["in valid or test"] += 1
+            else:
+                return True
+            return False
+
         with self._writer(self.work) as write:
 
             def store(split: str, raw: Pair, tokens: Pair) -> None:
@@ -147,15 +151,6 @@ class _Job:
                     write(f"{split}.raw", raw)
                     for known, line in zip(held_out, tokens, strict=True):
                         known.add(line)
-
-            def keeps(pair: Pair, disjoint: bool) -> bool:
-                if not clean(pair):
-                    train["dropped by length"] += 1
-                elif disjoint and any(map(SeenTexts.__contains__, held_out, pair)):
-                    train["in valid or test"] += 1
-                else:
-                    return True
-                return False
 
             for split, pairs in corpus.read(self.work).items():
                 number, held_out_each = 0, split == "train" and corpus.hold_out
@@ -168,10 +163,9 @@ class _Job:
                     store("valid" if is_valid else split, raw, tokens)
             for split, number in corpus.expected.items():
                 if found[split] != number:
-                    raise UserError(
-                        f"{corpus.name}: the download has {found[split]:,} pairs for {split}; "
-                        f"allowed: {number:,}, as in the known edition; --source takes another one"
-                    )
+                    problem = f"the download has {found[split]:,} pairs for {split}"
+                    allowed = f"{number:,}, as in the known edition; --source takes another one"
+                    raise wrong(corpus.name, problem, allowed)
             for files in extra:
                 pairs = pairs_of(files, languages, languages[::-1])  # columns as Tatoeba's
                 for raw, tokens in self._tokens(pairs, files[0].name, False):
@@ -189,26 +183,25 @@ class _Job:
         why = [f"{n:,} {what}" for what, n in train.items() if n and what != "pairs"]
         for split, count in self.counts.items():
             if not count["pairs"]:
-                dropped = f" ({', '.join(why)})" if why else ""
-                problem = f"{self.corpus.name}: no pair is left for {split}{dropped}"
-                raise UserError(f"{problem}; allowed: at least one for each split")
+                problem = f"no pair is left for {split}" + (f" ({', '.join(why)})" if why else "")
+                raise wrong(self.corpus.name, problem, "at least one for each split")
 
     def segment(self) -> None:
         """Write the subwords of each split, and the raw text of all but train into `out`."""
         function = functools.partial(_subwords, self.pipeline)
-        cleaned = {"train", *self.corpus.drawn, *(["valid"] if self.corpus.hold_out else [])}
-        if self.corpus.cleaning.unit != "subwords":
-            cleaned = set()
+        cleaning, cleaned = self.corpus.cleaning, set()
+        if cleaning.unit == "subwords":
+            cleaned = {"train", *self.corpus.drawn, *(["valid"] if self.corpus.hold_out else [])}
         (self.out / "raw").mkdir()
         with self._writer(self.work) as write, self._writer(self.out / "raw") as write_raw:
             for split, count in self.counts.items():
                 pairs = aligned_lines(self.files(self.work, split))
+                subwords = parallel(function, pairs, self.workers, split)
                 raws = itertools.repeat(None)
                 if split != "train":
                     raws = aligned_lines(self.files(self.work, f"{split}.raw"))
-                subwords = parallel(function, pairs, self.workers, split)
                 for pair, raw in zip(subwords, raws, strict=False):
-                    if split in cleaned and not self.corpus.cleaning.keeps(pair):
+                    if split in cleaned and not cleaning.keeps(pair):
                         count["pairs"] -= 1
                         count["dropped by length"] = count.get("dropped by length", 0) + 1
                         continue

@@ -27,8 +27,7 @@ GERMAN_ENGLISH = ("de", "en")
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Which training pairs are kept, as in Moses' ``clean-corpus-n``. Each side has one unit at
-    least."""
+    """Which training pairs are kept, as in Moses' ``clean-corpus-n``; each side has a unit."""
 
     unit: str = "tokens"  # or "subwords"
     most: int | None = None  # on one side; None: any number
@@ -105,11 +104,6 @@ def own_pairs(
     )
 
 
-# The known corpora
-
-Files = dict[str, list[Sequence[str]]]  # of each split, the names of pairs of files
-
-
 @dataclass(frozen=True)
 class KnownCorpus:
     """What a known corpus consists of."""
@@ -117,7 +111,7 @@ class KnownCorpus:
     about: str  # for the command's help
     archives: Sequence[Archive]  # what it is offered as
     operations: int  # merges of subwords that are usual
-    files: Files  # in the archives
+    files: dict[str, list[Sequence[str]]]  # in the archives: of each split, pairs of names
     corpus: ParallelCorpus  # all else that is known
     #: of the files of a split, where they are not plain lines
     readers: dict[str, Callable[[Path], Iterator[str]]] = field(default_factory=dict)
@@ -173,13 +167,10 @@ def _iwslt14_tokenised(source: Path) -> dict[str, list[Path]]:
 
 
 def _wmt14_tokenised(source: Path) -> dict[str, list[Path]]:
-    names = {"train": "train", "valid": "val", "test": "test"}
     if not (source / "src-train.txt").is_file():
         return {}
-    return {
-        split: [source / f"{side}-{name}.txt" for side in ("tgt", "src")]
-        for split, name in names.items()
-    }
+    names = {"train": "train", "valid": "val", "test": "test"}.items()
+    return {s: [source / f"{side}-{name}.txt" for side in ("tgt", "src")] for s, name in names}
 
 
 _MULTI30K_URL = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"

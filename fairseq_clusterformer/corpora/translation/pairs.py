@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import bad_option
 
-from ..lines import OPENERS, aligned_lines, read_lines
+from ..lines import OPENERS, aligned_lines, read_lines, wrong
 from ..splits import draw, key_of
 
 Pair = tuple[str, str]
@@ -20,10 +20,8 @@ def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]
     option means."""
     if given.is_file():
         return [given]
-    files = []
-    for language, end in product(languages, ("", *OPENERS)):
-        if (path := Path(f"{given}.{language}{end}")).is_file():
-            files.append(path)
+    ends = product(languages, ("", *OPENERS))
+    files = [path for way in ends if (path := Path(f"{given}.{''.join(way)}")).is_file()]
     names = " and ".join(f"PREFIX.{language}" for language in languages)
     if [path.name.removeprefix(f"{given.name}.").split(".")[0] for path in files] != [*languages]:
         found = " and ".join(path.name for path in files)
@@ -42,10 +40,8 @@ def pairs_of(files: Sequence[Path], languages: Sequence[str], columns: Sequence[
     for number, line in enumerate(read_lines(files[0]), 1):
         fields = line.split("\t")
         if len(fields) < 2:
-            raise UserError(
-                f"{files[0]}: line {number:,} is {line!r}; allowed: {'<TAB>'.join(columns)}, the "
-                "two languages' sentences with a tab between them"
-            )
+            allowed = f"{'<TAB>'.join(columns)}, the two languages' sentences with a tab between "
+            raise wrong(files[0], f"line {number:,} is {line!r}", f"{allowed}them")
         yield fields[order[0]], fields[order[1]]
 
 
