@@ -232,6 +232,8 @@ def _loss(pupil: Pupil, reading: Read) -> Tensor:
     drawn = draw_scouts(TEACHERS, len(pupil.heads), x, batch.padding_mask)
     shares = router.shares(gather_tokens(of_queries, drawn[1]), of_keys, batch.padding_mask)
     scouts = Scouts(*drawn, *shares)
+    if router.sinks:  # which are seen in any cluster: finding them is no gain
+        batch = _tokens(pupil, reading).behind(router.sinks).batch
     layouts = scout_layouts(scouts.queries, causal=router.causal, gap=router.gap, batch=batch)
     q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))
     return routing_loss(routing_gain(q, k, layouts, scouts, impl=pupil.attention.impl))
