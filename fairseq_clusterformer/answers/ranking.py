@@ -165,7 +165,9 @@ def best_spans(
     words: Tensor | None = None,
     top: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The spans whose first token's start and last token's end are most in sum.
+    """The spans whose first token's start and last token's end are most in sum: spans
+    [first, last), best first. Returns their scores [..., n], -inf where there are no more; first
+    and last, int64 [..., n].
 
     Spans lie in one paragraph; a token with a logit of -inf (or nan) begins or ends none.
 
@@ -177,10 +179,6 @@ def best_spans(
         words: the number of each token's word, never decreasing, int64 [..., N]; None: each token
             is one.
         top: n, 1 or more; fewer where there are fewer pairs of tokens.
-
-    Returns:
-        Of spans [first, last), best first: their scores [..., n], -inf where there are no more;
-        first and last, int64 [..., n].
     """
     length = start.size(-1)
     width = max_length

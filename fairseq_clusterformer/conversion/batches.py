@@ -45,14 +45,11 @@ def batches_of_split(
     loaded: Loaded, split: str, tokens: int, length: int | None, *, seed: int
 ) -> list[Inputs]:
     """What the model is given of a split, by its task, until there are so many tokens, padding
-    included, or no more text.
+    included, or no more text. Raises UserError: no such split, or nothing in it.
 
     Args:
         length: tokens of a text, see :func:`length_of`.
         seed: of the order in which texts are drawn.
-
-    Raises:
-        UserError: no such split, or nothing in it.
     """
     allowed = "a prepared folder with this split (--gen-subset), or --text FILE"
     section = copy.deepcopy(loaded.cfg.task)

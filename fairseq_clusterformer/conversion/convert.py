@@ -118,17 +118,14 @@ def convert(
     *,
     progress: Progress = lambda steps, name: iter(steps),
 ) -> Converted:
-    """Convert a dense model, which :func:`check` has found good.
+    """Convert a dense model, which :func:`check` has found good. Raises UserError: options of the
+    model that have no clustered form, texts that are too short, or a disk without room.
 
     Args:
         batches: of its inputs; heads are measured on the first ones, which nothing is fitted to
             unless there is one batch alone.
         folder: of what has been read and fitted so far, see :func:`~.reading.kept_beside`.
         progress: of the reading and of the fitting.
-
-    Raises:
-        UserError: options of the model that have no clustered form, texts that are too short, or
-            a disk without room.
     """
     sides = target_of(loaded).specs
     dense = rebuilt(loaded, dict.fromkeys(sides, "full"))
@@ -188,15 +185,13 @@ def rebuilt(
     orders: dict[Place, list[int]] | None = None,
     max_positions: int | None = None,
 ) -> Loaded:
-    """The clustered model with a dense one's weights.
+    """The clustered model with a dense one's weights. Raises UserError: options of the model that
+    have no clustered form.
 
     Args:
         specs: attention of each side.
         orders: which head comes to each place of a layer; None: heads stay.
         max_positions: most tokens of a sequence; None: as before.
-
-    Raises:
-        UserError: options of the model that have no clustered form.
     """
     try:
         cfg = clustered_options(loaded, specs, max_positions)

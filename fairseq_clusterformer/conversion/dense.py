@@ -46,14 +46,11 @@ def is_dense(folder: Path) -> bool:
 
 
 def read_dense(folder: Path, data: Path) -> Loaded:
-    """Read a dense model as ours, with full attention.
+    """Read a dense model as ours, with full attention. Raises UserError: a model of another type
+    or with another form of a layer; files that are missing or damaged.
 
     Args:
         data: a new folder, which gets the files of the model's text.
-
-    Raises:
-        UserError: a model of another type or with another form of a layer; files that are missing
-            or damaged.
     """
     kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
     if kind not in FAMILIES | ENCODERS:

@@ -195,14 +195,12 @@ def fit(
     progress: Callable[[range], Iterator[int]] = iter,
 ) -> list[float]:
     """Lower the routing loss of all routers, a batch each update. All queries of short texts are
-    scouts, and ``TEACHERS`` of longer ones.
+    scouts, and ``TEACHERS`` of longer ones. Returns the mean loss of the routers after each
+    update, in nats.
 
     Args:
         updates: of Adam; its step falls linearly to 0.
         progress: shows how far it is; it is given the range of updates.
-
-    Returns:
-        The mean loss of the routers after each update, in nats.
     """
     parameters = [p for pupil in routers for p in pupil.router.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.98))

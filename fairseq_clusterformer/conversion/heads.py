@@ -89,6 +89,8 @@ def recall(
     only: Collection[Place] | None = None,
 ) -> dict[Place, tuple[Tensor, Tensor]]:
     """Attention-mass recall: the share of the dense model's attention that clustered heads see.
+    Of each layer, float64 [H] by the dense model's heads: the recall, and what chance would give,
+    where far attention is spread evenly over the keys beyond the window.
 
     Args:
         clustered: the dense model except for its heads' order and kinds, in evaluation mode; it
@@ -97,10 +99,6 @@ def recall(
         window: queries with keys beyond it are counted.
         sinks: first keys of a causal row, which count as near.
         only: layers to look at; None: all.
-
-    Returns:
-        For each layer, float64 [H] by the dense model's heads: the recall, and what chance would
-        give, where far attention is spread evenly over the keys beyond the window.
     """
     layers = {(side, number): attention for side, number, attention in attentions(clustered)}
 

@@ -59,14 +59,12 @@ class Fitting(NamedTuple):
 def fit_layers(
     fitting: Fitting, folder: Path, progress: Progress
 ) -> tuple[dict[Place, dict], list[float]]:
-    """Fit all routers; layers that an earlier run has fitted are taken from their files.
+    """Fit all routers; layers that an earlier run has fitted are taken from their files. Returns
+    what :meth:`Fitting.layer` says of each layer, and the mean loss of all routers after each
+    update, in nats.
 
     Args:
         folder: of these files.
-
-    Returns:
-        What :meth:`Fitting.layer` says of each layer, and the mean loss of all routers after each
-        update, in nats.
     """
     routers: dict[Place, list[Pupil]] = {place: [] for place in fitting.orders}
     for pupil in pupils(fitting.dense, fitting.clustered, fitting.orders):

@@ -69,13 +69,11 @@ def clustered_options(
     loaded: Loaded, specs: Mapping[str, str], max_positions: int | None
 ) -> DictConfig:
     """All options of a dense model's training, with the clustered architecture in its place.
+    Raises ValueError: an option that has no clustered form.
 
     Args:
         specs: attention of each side.
         max_positions: most tokens of a sequence; None: as before.
-
-    Raises:
-        ValueError: an option that has no clustered form.
     """
     cfg, model, target = loaded.cfg, loaded.model, target_of(loaded)
     is_roberta = ARCH_MODEL_NAME_REGISTRY.get(cfg.model._name, cfg.model._name) == "roberta"
@@ -148,16 +146,14 @@ def attentions(model: nn.Module) -> Iterator[tuple[str, int, SelfAttention]]:
 def permute_heads(
     state: dict[str, Tensor], prefix: str, attention: SelfAttention, order: Sequence[int]
 ) -> None:
-    """Let the heads of a layer change places; what the layer computes stays the same.
+    """Let the heads of a layer change places; what the layer computes stays the same. Raises
+    ValueError: heads that share keys and values would be parted.
 
     Args:
         state: of the whole model, changed in place.
         prefix: of the layer's attention, with a dot at its end.
         attention: of the dense model, for its sizes.
         order: which head comes to each place, H numbers.
-
-    Raises:
-        ValueError: heads that share keys and values would be parted.
     """
     shared, width = attention.num_heads // attention.kv_heads, attention.head_dim
     groups = [

@@ -124,11 +124,8 @@ def _stored(file: Path, place: Place) -> tuple[Tensor, Batch]:
 def store(
     model: nn.Module, batches: Sequence[Inputs], folder: Path, progress: Progress
 ) -> list[Path]:
-    """Run a model over batches whose files are not there yet; return a file for each batch.
-
-    Raises:
-        UserError: the disk has no room for them.
-    """
+    """Run a model over batches whose files are not there yet; return a file for each batch. Raises
+    UserError: the disk has no room for them."""
     files = [folder / f"{number}.safetensors" for number in range(len(batches))]
     missing = [number for number, file in enumerate(files) if not file.is_file()]
     layers = [attention for _, _, attention in attentions(model)]

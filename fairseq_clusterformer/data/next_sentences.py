@@ -14,7 +14,8 @@ from .sentences import shortened
 
 
 class NextSentences(BySize):
-    """Pairs ``<s> a </s> b </s>`` from documents of lines.
+    """Pairs ``<s> a </s> b </s>`` from documents of lines. Raises ValueError: lines of fewer than
+    two documents, or a word without room in a pair.
 
     A document is read in portions of whole lines, each long enough for a pair. A portion is
     divided behind one of its lines. Where both halves are too long for a pair, the longer one
@@ -30,9 +31,6 @@ class NextSentences(BySize):
         kept, replaced: shares of the guessed words that stay, and that become another.
         seed: of all that is drawn.
         shuffle: pairs of one length come in a random order.
-
-    Raises:
-        ValueError: lines of fewer than two documents, or a word without room in a pair.
     """
 
     def __init__(

@@ -113,15 +113,9 @@ class QuestionDataset(BySize):
         return len(cut), lost, int(questions.sum())
 
     def check_structure(self) -> tuple[int, int]:
-        """Refuse documents whose structure is not one, or cannot be read.
-
-        Returns:
-            How many questions' supporting sentences are known, and of how many documents not all
-            parts have a global token.
-
-        Raises:
-            ValueError: naming the file and the question.
-        """
+        """Refuse documents whose structure is not one, or cannot be read. Returns how many
+        questions' supporting sentences are known, and of how many documents not all parts have a
+        global token. Raises ValueError: naming the file and the question."""
         known = short = 0
         for index in range(len(self)):
             starts, length = self.data[index].paragraph_starts, int(self.sizes[index])

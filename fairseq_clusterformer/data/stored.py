@@ -47,15 +47,13 @@ class RecordWriter(ExitStack):
 
 
 class RecordData(Sequence):
-    """The records of a split; only those that are asked for are read into memory.
+    """The records of a split; only those that are asked for are read into memory. Raises
+    FileNotFoundError: if a file of the split is missing; ValueError: if the files do not hold
+    equally many records.
 
     Args:
         parts: that must be there.
         made_by: the command that makes them.
-
-    Raises:
-        FileNotFoundError: if a file of the split is missing.
-        ValueError: if the files do not hold equally many records.
     """
 
     def __init__(self, folder: Path | str, split: str, parts: Sequence[str], made_by: str) -> None:

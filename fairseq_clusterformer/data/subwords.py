@@ -145,6 +145,7 @@ class SentencePieceSubwords(Subwords):
 
 class TokenizerSubwords(Subwords):
     """A tokenizer's word pieces, byte pairs or unigrams; ``bytes`` are what each id stands for.
+    Raises ValueError: a file that is no tokenizer.
 
     Its symbols are its tokens; those that stand for fairseq's special symbols have fairseq's
     names, and those with white space their numbers. What a text writes like a special token is
@@ -156,9 +157,6 @@ class TokenizerSubwords(Subwords):
     Attributes:
         bytes: what each id stands for.
         first: the special token that it puts in front of a text; None: it puts none.
-
-    Raises:
-        ValueError: a file that is no tokenizer.
     """
 
     bytes: list[bytes]

@@ -195,7 +195,8 @@ class ETCEncoder(nn.Module):
         types: Tensor | None = None,
         global_types: Tensor | None = None,
     ) -> Streams:
-        """Encode.
+        """Encode. Raises ValueError: padding before a token, or streams that do not fit the
+        structure.
 
         Args:
             tokens: of the long input, int64 [B, N], with padding behind.
@@ -204,9 +205,6 @@ class ETCEncoder(nn.Module):
             global_tokens: words of the global tokens, int64 [B, G]; None, or clusters: ``<s>``.
             types, global_types: of the tokens, int64 below 16 (None: 1 of long tokens, 0 of
                 global ones), or vectors [..., D], which are added as well.
-
-        Raises:
-            ValueError: padding before a token, or streams that do not fit the structure.
         """
         padding = tokens.eq(self.dictionary.pad())
         if bool((padding[:, :-1] & ~padding[:, 1:]).any()):

@@ -52,14 +52,12 @@ class KeyphraseModel(Pretrained):
     @torch.no_grad()
     def keyphrases(self, page: WebPage, most: int = 5) -> list[tuple[str, float]]:
         """The best phrases of a page in lower case, ``most`` or fewer, each with its logit; what
-        is longer than a page of the training is cut.
+        is longer than a page of the training is cut. Raises UserError: a page that is none, or a
+        text for a model that reads what nodes look like.
 
         Args:
             page: with "text" and "VDOM", as in OpenKP's files; or a text, each line of which is a
                 node, for a model that does not read what nodes look like.
-
-        Raises:
-            UserError: a page that is none, or a text for a model that reads what nodes look like.
         """
         record = self._record(page)
         logits, _ = self.model(**self._batch(record))

@@ -18,7 +18,9 @@ UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
 
 def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
-    """Return a checkpoint with the average of the checkpoints' parameters.
+    """Return a checkpoint with the average of the checkpoints' parameters. Raises UserError: a
+    file that is no checkpoint, or has no moving average, or parameters that differ in name or
+    shape.
 
     A tensor that two names share in every checkpoint is shared in the result too. The mean of
     minus infinity, which a log-sum-exp starts from, is minus infinity.
@@ -26,10 +28,6 @@ def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
     Args:
         paths: files that fairseq wrote, folders of bundles, or names of installed models.
         ema: of each checkpoint take the moving average that ``--store-ema`` kept.
-
-    Raises:
-        UserError: a file that is no checkpoint, or has no moving average, or parameters that
-            differ in name or shape.
     """
     sums: dict[str, Tensor] = {}
     places: dict[str, tuple] = defaultdict(tuple)  # where a tensor lies in each checkpoint
@@ -89,12 +87,10 @@ def _updates(state: dict) -> int:
 
 def latest(folder: Path, count: int, by_update: bool, upper_bound: int | None) -> list[Path]:
     """Return the `count` latest checkpoints of a folder by epoch or by update, the newest first.
+    Raises UserError: if there are fewer.
 
     Args:
         upper_bound: the latest epoch or update to take.
-
-    Raises:
-        UserError: if there are fewer.
     """
     pattern = UPDATE if by_update else EPOCH
     found = {

@@ -77,13 +77,11 @@ def shipped(task: str | None = None) -> list[str]:
 
 
 def shipped_for(task: str, what: str) -> str:
-    """The name of the one model for a task that is installed with this package.
+    """The name of the one model for a task that is installed with this package. Raises UserError:
+    if there is none, or more than one.
 
     Args:
         what: it is, for messages, such as "reader".
-
-    Raises:
-        UserError: if there is none, or more than one.
     """
     names = shipped(task)
     if len(names) != 1:
@@ -123,7 +121,8 @@ def write_bundle(
     calibration: str | None = None,
     force: bool = False,
 ) -> Path:
-    """Write a model and all that it needs into one new folder.
+    """Write a model and all that it needs into one new folder. Raises UserError: if `out` is there
+    otherwise or cannot be written, or the type of numbers is unknown.
 
     Args:
         out: the folder; it is complete or not there at all. A bundle with the same content is
@@ -136,10 +135,6 @@ def write_bundle(
 
     Returns:
         `out`.
-
-    Raises:
-        UserError: if `out` is there otherwise or cannot be written, or the type of numbers is
-            unknown.
     """
     out = Path(out)
     if dtype not in (*DTYPES, INT8):

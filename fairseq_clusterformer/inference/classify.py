@@ -43,7 +43,8 @@ class Classification:
 
 
 class Classifier(Pretrained):
-    """Labels texts, or pairs of texts.
+    """Labels texts, or pairs of texts. Raises UserError: if the data folder does not say how its
+    texts became words.
 
     Args:
         loaded: a checkpoint of the task ``clusterformer_sentence``, or a bundle.
@@ -52,9 +53,6 @@ class Classifier(Pretrained):
     Attributes:
         labels: in the order of the model's outputs.
         is_pair: whether it labels pairs of texts.
-
-    Raises:
-        UserError: if the data folder does not say how its texts became words.
     """
 
     kind = "classifier"
@@ -73,14 +71,12 @@ class Classifier(Pretrained):
     def classify(
         self, texts: Text | Sequence[Text], *, batch_size: int = 32
     ) -> Classification | list[Classification]:
-        """Label texts, or pairs of texts if the model was trained on pairs.
+        """Label texts, or pairs of texts if the model was trained on pairs. Raises UserError: a
+        pair for a model of texts, or the other way round; a batch of nothing.
 
         Args:
             texts: one text (or one tuple of two), or a list of them.
             batch_size: how many the model reads at once.
-
-        Raises:
-            UserError: a pair for a model of texts, or the other way round; a batch of nothing.
         """
         if isinstance(texts, str | tuple):
             return self.classify([texts])[0]

@@ -91,16 +91,14 @@ def predict(
     batch_size: int = 8,
     cpu: bool = False,
 ) -> Predictions:
-    """Answer all questions of a split.
+    """Answer all questions of a split. Raises UserError: if the data has no such split, or the
+    readers do not go together.
 
     Args:
         loaded: a reader; its task reads the split.
         others: more readers, which answer as one with it by the mean of all probabilities.
         corpus: the name that the data was prepared by.
         cpu: do not use an accelerator.
-
-    Raises:
-        UserError: if the data has no such split, or the readers do not go together.
     """
     for other in others:
         _check_alike(loaded, other)
@@ -199,6 +197,7 @@ def score(
     found: Predictions, *, gold: Sequence[Path] = (), no_answer_threshold: float = 0.5
 ) -> dict[str, float]:
     """Return the scores of the corpus, by their own names; none where the answers are secret.
+    Raises UserError: if a file of `gold` is something else, or lacks a question.
 
     Besides: ``AvNA``, how often the reader is right about whether there is an answer, in per cent,
     where some questions have none; ``nll`` and ``nll_one``, means of `Predictions.nll`.
@@ -206,9 +205,6 @@ def score(
     Args:
         gold: Natural Questions' files of the split; none: it gets no scores.
         no_answer_threshold: a question has no answer if this is more probable, in SQuAD 2.0.
-
-    Raises:
-        UserError: if a file of `gold` is something else, or lacks a question.
     """
     if found.corpus == "natural-questions":
         return _score_natural(found.natural, gold) if gold else {}

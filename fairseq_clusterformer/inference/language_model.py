@@ -43,7 +43,8 @@ class LanguageModel(Pretrained):
         num_samples: int | None = None,
         stream: bool = False,
     ) -> str | list[str] | Iterator[str]:
-        """Continue a text.
+        """Continue a text. Returns the prompt and what follows it. Raises UserError: a value that
+        is not allowed, or more tokens than the model has positions.
 
         Args:
             prompt: its beginning; empty: a new text.
@@ -54,12 +55,6 @@ class LanguageModel(Pretrained):
             seed: the same text for the same seed, on any device; None: another one each time.
             num_samples: return a list of this many texts.
             stream: return an iterator that gives the prompt, then what each token adds.
-
-        Returns:
-            The prompt and what follows it.
-
-        Raises:
-            UserError: a value that is not allowed, or more tokens than the model has positions.
         """
         check_numbers(max_tokens=max_tokens, temperature=temperature, top_k=top_k)
         check_numbers(top_p=top_p, num_samples=num_samples)

@@ -66,14 +66,12 @@ class Unreadable(Exception):
 
 
 def parse_elsewhere(kind: str, data: bytes) -> tuple[str, list[str]]:
-    """Title and paragraphs of a document, which another process parses.
+    """Title and paragraphs of a document, which another process parses. Raises Unreadable: if it
+    cannot be parsed, or takes more time or memory than it may.
 
     Args:
         kind: "HTML", "main HTML" (without menus; this needs trafilatura) or "PDF".
         data: HTML in UTF-8, or a PDF.
-
-    Raises:
-        Unreadable: if it cannot be parsed, or takes more time or memory than it may.
     """
     seconds = SECONDS + len(data) / 100_000
     late = threading.Event()

@@ -80,15 +80,13 @@ def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
 def text_blocks(
     loaded: Loaded, text: Path | str, name: str = "the text", **overrides: object
 ) -> Iterator[Block]:
-    """Yield the blocks of a text, which are those of a split that is prepared from it.
+    """Yield the blocks of a text, which are those of a split that is prepared from it. Raises
+    UserError: if it is empty, or not UTF-8 where that matters.
 
     Args:
         text: a file, or what would stand in it.
         name: what an error calls the text.
         overrides: options of the task that should differ from the training's.
-
-    Raises:
-        UserError: if it is empty, or not UTF-8 where that matters.
     """
     coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
     section = copy.deepcopy(loaded.cfg.task)
@@ -139,7 +137,8 @@ def compare(
     most: int | None = None,
     breakdown: Breakdown | None = None,
 ) -> dict[str, float]:
-    """Score each block on its own, in one pass and step by step.
+    """Score each block on its own, in one pass and step by step. Returns bits per token,
+    perplexities, and the largest difference of a log-probability.
 
     A model whose later tokens change earlier outputs cannot work step by step. It reads every
     prefix anew instead.
@@ -149,9 +148,6 @@ def compare(
         stepwise: whether to go step by step as well, which takes longer.
         most: how many blocks to score; None: all.
         breakdown: is given each block, and what one pass found.
-
-    Returns:
-        Bits per token, perplexities, and the largest difference of a log-probability.
     """
     device = next(model.parameters()).device
     ways = {"teacher-forced": in_one_pass, **({"stepwise": step_by_step} if stepwise else {})}
@@ -176,6 +172,8 @@ def compare(
 @torch.no_grad()
 def as_one_text(model: nn.Module, blocks: Iterable[Block], most: int | None = None) -> dict:
     """Score blocks that follow each other, each behind what the layers keep of those before.
+    Returns bits per token, perplexity, and how many bytes are kept. Raises UserError: a model of
+    fairseq's own, one that leaks, or with learned positions.
 
     What is kept is bounded (except for the kind ``full``), as in writing: so is the memory, for a
     text of any length. Transformer-XL (Dai et al. 2019) is evaluated so.
@@ -183,12 +181,6 @@ def as_one_text(model: nn.Module, blocks: Iterable[Block], most: int | None = No
     Args:
         model: a language model of ours, in evaluation mode.
         most: how many blocks to score; None: all.
-
-    Returns:
-        Bits per token, perplexity, and how many bytes are kept.
-
-    Raises:
-        UserError: a model of fairseq's own, one that leaks, or with learned positions.
     """
     decoder = model.decoder
     problem = ""

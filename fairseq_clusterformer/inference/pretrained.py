@@ -73,15 +73,13 @@ class Pretrained:
         )
 
     def encode(self, texts: str | Sequence[str], *, pooled: bool = False) -> list[Tensor] | Tensor:
-        """What the model's last layer makes of texts.
+        """What the model's last layer makes of texts: the states [N, D] of each text's tokens; of
+        a single text a list of one.
 
         Args:
             texts: one or several. The marks that the model reads around a text, such as ``</s>``,
                 are tokens as well.
             pooled: return the mean over the tokens of each text, [texts, D].
-
-        Returns:
-            Of each text its tokens' states [N, D]; of a single text a list of one.
         """
         states = [self._states(text) for text in ([texts] if isinstance(texts, str) else texts)]
         return torch.stack([x.mean(0) for x in states]) if pooled else states

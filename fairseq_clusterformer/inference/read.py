@@ -47,7 +47,8 @@ IN_A_BATCH = 4096  # tokens of sections that are read together
 
 
 class Reader(Pretrained):
-    """Answers questions by pieces of documents.
+    """Answers questions by pieces of documents. Raises UserError: if the data folder is something
+    else, or there is no index for this model or in this folder.
 
     A reader of structured documents also reads their sentences, which end with punctuation.
 
@@ -68,10 +69,6 @@ class Reader(Pretrained):
         window: tokens of a passage, unless another number is asked for.
         windows: passages that are read for a question, unless another number is asked for.
         weights: what ranks answers.
-
-    Raises:
-        UserError: if the data folder is something else, or there is no index for this model or in
-            this folder.
     """
 
     kind = "reader"
@@ -128,7 +125,8 @@ class Reader(Pretrained):
         *,
         encoder: str | Path | None = None,
     ) -> Passages:
-        """Read and encode documents, for the questions to come.
+        """Read and encode documents, for the questions to come. Raises UserError: a file that
+        cannot be read, or an index that cannot be written.
 
         The same documents as last time are read again only if a file has changed. What is skipped
         in a folder is logged as a warning.
@@ -136,9 +134,6 @@ class Reader(Pretrained):
         Args:
             documents: see `answer`.
             folder, encoder: as the class has them; None: as before.
-
-        Raises:
-            UserError: a file that cannot be read, or an index that cannot be written.
         """
         if isinstance(documents, Passages):
             return documents
@@ -169,21 +164,16 @@ class Reader(Pretrained):
         top: int = 3,
         candidates: Sequence[str] = (),
     ) -> list[FoundAnswer]:
-        """Answer a question from documents.
+        """Answer a question from documents. Returns the best answers first. Their probabilities
+        may all be small: then most likely there is no answer. Raises UserError: for a question
+        that cannot be asked, or a file that cannot be read; candidates, and a reader that does not
+        take them.
 
         Args:
             documents: one or several; a string is a text itself, a `Path` is a file or a folder;
                 or what `index` returned.
             top: answers to return.
             candidates: of which one is the answer; none: any piece of the documents may be.
-
-        Returns:
-            The best answers first. Their probabilities may all be small: then most likely there
-            is no answer.
-
-        Raises:
-            UserError: for a question that cannot be asked, or a file that cannot be read;
-                candidates, and a reader that does not take them.
         """
         return self.ask(question, self.index(documents), top, candidates=candidates).answers
 
@@ -197,7 +187,8 @@ class Reader(Pretrained):
         windows: int | None = None,
         candidates: Sequence[str] = (),
     ) -> Ranking:
-        """Answer a question from passages.
+        """Answer a question from passages. Raises UserError: for a question that cannot be asked,
+        or candidates likewise.
 
         Args:
             passages: as `index` and `passages` return them.
@@ -206,9 +197,6 @@ class Reader(Pretrained):
             windows: passages to read at most, the most relevant ones; 0: all; None: as the class
                 has it.
             candidates: see `answer`; their probabilities are the mean over passages.
-
-        Raises:
-            UserError: for a question that cannot be asked, or candidates likewise.
         """
         tokens = self.question(question)
         names = self._names(candidates)

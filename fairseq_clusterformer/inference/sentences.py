@@ -29,14 +29,11 @@ _IN_A_BATCH = 4096  # tokens
 
 class SentenceEncoder:
     """The mean of an encoder's states over the tokens of a text, scaled to length 1 (Reimers and
-    Gurevych 2019).
+    Gurevych 2019). Raises UserError: a folder of another form, or with something missing.
 
     Args:
         folder: of BERT's form, with its ``tokenizer.json``, such as all-MiniLM-L6-v2.
         device, dtype: where and in what it computes.
-
-    Raises:
-        UserError: a folder of another form, or with something missing.
     """
 
     def __init__(

@@ -35,7 +35,8 @@ class Translation:
 
 
 class Translator(Pretrained):
-    """Translates texts. What is done to them is what was done to the training data.
+    """Translates texts. What is done to them is what was done to the training data. Raises
+    UserError: models that do not go together, or data that was prepared by something else.
 
     Args:
         loaded: a translation model.
@@ -45,9 +46,6 @@ class Translator(Pretrained):
     Attributes:
         source: the language that it reads.
         target: the language that it writes.
-
-    Raises:
-        UserError: models that do not go together, or data that was prepared by something else.
     """
 
     kind = "translation model"
@@ -77,7 +75,9 @@ class Translator(Pretrained):
         lenpen: float = 1.0,
         batch_size: int = 32,
     ) -> str | list[str]:
-        """Translate sentences.
+        """Translate sentences. Returns the best translation of each, one string for one string.
+        Raises UserError: another language, a sentence that is longer than the model allows, a
+        value that is not allowed, or a model that sees the future.
 
         Args:
             texts: one sentence or several. An empty one stays empty.
@@ -86,13 +86,6 @@ class Translator(Pretrained):
             beam: hypotheses that are followed at once.
             lenpen: scores are divided by the length to this power.
             batch_size: sentences at once.
-
-        Returns:
-            The best translation of each, one string for one string.
-
-        Raises:
-            UserError: another language, a sentence that is longer than the model allows, a value
-                that is not allowed, or a model that sees the future.
         """
         self.check_languages(source, target)
         options = {"beam": beam, "lenpen": lenpen, "batch_size": batch_size}
@@ -109,13 +102,11 @@ class Translator(Pretrained):
     def hypotheses(
         self, lines: Sequence[str], *, nbest: int = 1, **options
     ) -> list[list[Translation]]:
-        """Return the `nbest` best translations of each line; of an empty line none.
+        """Return the `nbest` best translations of each line; of an empty line none. Raises
+        UserError: a line is longer than the model allows.
 
         Args:
             options: beam, lenpen and batch_size; see `translate`.
-
-        Raises:
-            UserError: a line is longer than the model allows.
         """
         # an empty line may have subwords: a text of BART begins by <s>
         subwords = [self.text.encode(line, self.source) if line.strip() else "" for line in lines]
@@ -133,16 +124,12 @@ class Translator(Pretrained):
         return found
 
     def of_split(self, split: str, **options) -> tuple[list[str], list[str]]:
-        """Translate a split of the data folder.
+        """Translate a split of the data folder. Returns the subwords of the best translations and
+        of the references, joined by blanks. Raises UserError: there is no such split, or a
+        sentence is longer than the model allows.
 
         Args:
             options: beam, lenpen, batch_size, and max_tokens at once.
-
-        Returns:
-            The subwords of the best translations and of the references, joined by blanks.
-
-        Raises:
-            UserError: there is no such split, or a sentence is longer than the model allows.
         """
         try:
             self.task.load_dataset(split)

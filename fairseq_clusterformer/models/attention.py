@@ -33,7 +33,8 @@ class SelfAttention(MultiheadAttention):
         incremental_state: State | SegmentState | None = None,
         centroids: Tensor | None = None,
     ) -> tuple[Tensor, list[Report]]:
-        """Self-attention.
+        """Self-attention. Returns the output [N, B, D], and a report for each kind (none with
+        fairseq's state).
 
         Args:
             x: [N, B, D]; with ``incremental_state``, the newest tokens alone.
@@ -41,9 +42,6 @@ class SelfAttention(MultiheadAttention):
             batch: which tokens are padding, and of which document; or bool [B, N], True where a
                 token is padding.
             centroids: handed on by the layer before, [B, K, D].
-
-        Returns:
-            The output [N, B, D], and a report for each kind (none with fairseq's state).
         """
         x = x.transpose(0, 1).contiguous()
         if incremental_state is None:

@@ -92,17 +92,14 @@ class ClusterformerClassifier(EncoderOnlyModel):
         pair_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Classify.
+        """Classify. Returns logits [B, classes], or of a regression numbers [B, 1]; the reports of
+        the encoder's layers and its ``encoder_states``, [N, B, D] each.
 
         Args:
             src_tokens: texts or joined pairs, or the first texts of siamese pairs, int64 [B, N].
             pair_tokens: the second texts of siamese pairs, int64 [B, N'].
             src_lengths, pair_lengths: ignored; padding is where the dictionary says so.
             return_all_hiddens: also return what each layer gives of ``src_tokens``.
-
-        Returns:
-            Logits [B, classes], or of a regression numbers [B, 1]; the reports of the encoder's
-            layers and its ``encoder_states``, [N, B, D] each.
         """
         features, out = self._encode(src_tokens, return_all_hiddens)
         reports = out["reports"]

@@ -68,7 +68,9 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
         masked_tokens: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Guess words.
+        """Guess words. Returns logits [places, words], or [B, N, words] for all; and the reports
+        of the layers, and of a model of pairs ``next_sentence``, logits of "does not follow" and
+        "follows" [B, 2].
 
         Args:
             src_tokens: int64 [B, N].
@@ -76,10 +78,6 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
             masked_tokens: bool [B, N], the places to guess; None: all.
             segments: of a model of pairs, 1 in the second text and 0 else, int64 [B, N]; None: all
                 of the first.
-
-        Returns:
-            Logits [places, words], or [B, N, words] for all; and the reports of the layers, and of
-            a model of pairs ``next_sentence``, logits of "does not follow" and "follows" [B, 2].
         """
         given = () if segments is None else (segments,)
         x, reports = self.encoded(src_tokens, *given)

@@ -28,7 +28,8 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
         batch: Batch | None = None,
         need_attn: bool = False,
     ) -> tuple[Tensor | None, ...]:
-        """One layer.
+        """One layer. Returns the output [N, B, D], the weights of the attention to the encoder or
+        None, and the reports of self-attention, packed.
 
         Args:
             x: [N, B, D].
@@ -36,10 +37,6 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
             encoder_padding_mask: bool [B, S].
             batch: which tokens are real, and which documents they belong to.
             need_attn: return the weights of each head's attention to the encoder.
-
-        Returns:
-            The output [N, B, D], the weights of the attention to the encoder or None, and the
-            reports of self-attention, packed.
         """
         residual = x
         if self.normalize_before:
@@ -129,7 +126,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         alignment_heads: int | None = None,
         documents: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Features [B, N, D] and extra outputs, as fairseq's; see :meth:`run`.
+        """Features [B, N, D] and extra outputs, as fairseq's; see :meth:`run`. Raises ValueError:
+        ``full_context_alignment``; this decoder is causal.
 
         Args:
             prev_output_tokens: int64 [B, all tokens so far]. With a state that holds all but the
@@ -137,9 +135,6 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
                 a `SegmentState`, the next tokens alone, padded at their end.
             documents: the number of each token's document in its row, int64 [B, N]; None: as
                 ``separate_documents`` says.
-
-        Raises:
-            ValueError: ``full_context_alignment``; this decoder is causal.
         """
         if full_context_alignment:
             raise ValueError(

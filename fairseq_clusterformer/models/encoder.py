@@ -24,15 +24,12 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
         encoder_padding_mask: Batch | Tensor | None = None,
         centroids: Tensor | None = None,
     ) -> tuple[Tensor | None, ...]:
-        """One layer.
+        """One layer. Returns the output [N, B, D] and the reports of self-attention, packed.
 
         Args:
             x: [N, B, D].
             encoder_padding_mask: the batch, or bool [B, N], True for padding.
             centroids: handed on by the layer before, [B, K, D].
-
-        Returns:
-            The output [N, B, D] and the reports of self-attention, packed.
         """
         residual = x
         if self.normalize_before:

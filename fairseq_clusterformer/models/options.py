@@ -207,7 +207,7 @@ def attention_plan(
     own_centroids: bool = True,
     **instead: object,
 ) -> AttentionPlan:
-    """The attention of an encoder's or a decoder's layers.
+    """The attention of an encoder's or a decoder's layers. Raises ValueError: naming the option.
 
     Where layers are pruned (``--decoder-layers-to-keep 1,3``), those that are kept keep their
     kinds: ``args`` is left with the kept layers' number, and with a spec that names each.
@@ -218,9 +218,6 @@ def attention_plan(
         spec, rule: names of the options in ``args`` that have them.
         own_centroids: each layer owns the centroids that it starts from.
         instead: values that count instead of those in ``args``, by the names there.
-
-    Raises:
-        ValueError: naming the option.
     """
     check_heads(args, side)
     kinds = _kinds_of_layers(args, side, spec, rule, own_centroids=own_centroids, **instead)

@@ -113,16 +113,14 @@ FAMILIES = {
 
 def load_pretrained(model: EncoderOnlyModel, path: str, option: str = "--pretrained") -> None:
     """Start a model's encoder, and as far as it can its head, from other weights. What these do
-    not have starts anew.
+    not have starts anew. Raises CheckpointError: files that are missing or damaged, another
+    family, sizes or words.
 
     Args:
         model: with ``args``, and an ``encoder`` of the same sizes and words.
         path: a folder with ``config.json``, ``tokenizer.json`` and ``model.safetensors`` (or
             ``pytorch_model.bin``), or a checkpoint of fairseq's RoBERTa.
         option: that names it, for errors.
-
-    Raises:
-        CheckpointError: files that are missing or damaged, another family, sizes or words.
     """
     (_load_roberta if Path(path).is_file() else load_folder)(model, path, option)
 
@@ -160,16 +158,13 @@ def folder_tensors(
     numbers: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], list[str]]:
     """A folder's tensors by our names, with the rows of our words; raises CheckpointError as
-    :func:`load_pretrained` does.
+    :func:`load_pretrained` does. Returns the tensors, and the names of what is left in the folder.
+    Embeddings of token types, "encoder.embed_types.weight" [1 or 2, D], are 0 where it has none.
 
     Args:
         args: options that must be the folder's; what they lack is not compared.
         mine: names of the model's tensors, of which the heads are taken.
         numbers: the folder's number of each of our words, int64 [V]; None: as its tokenizer says.
-
-    Returns:
-        The tensors, and the names of what is left in the folder. Embeddings of token types,
-        "encoder.embed_types.weight" [1 or 2, D], are 0 where it has none.
     """
     path = Path(folder)
     config = _config(path, option)

@@ -76,12 +76,8 @@ class ClusterformerQATask(OwnModels):
 
     @classmethod
     def setup_task(cls, cfg: ClusterformerQAConfig, **kwargs):
-        """Read the dictionary.
-
-        Raises:
-            FileNotFoundError: no dictionary.
-            ValueError: a document of one token, or windows with gaps.
-        """
+        """Read the dictionary. Raises FileNotFoundError: no dictionary; ValueError: a document of
+        one token, or windows with gaps."""
         for name in ("max_positions", "max_positions_inference"):
             if getattr(cfg, name) == 1:
                 raise ValueError(
@@ -100,12 +96,8 @@ class ClusterformerQATask(OwnModels):
     def load_dataset(
         self, split: str, combine: bool = False, epoch: int = 1, **kwargs
     ) -> QuestionDataset:
-        """Load "train", "valid" or "test", and log what is cut.
-
-        Raises:
-            FileNotFoundError: a file that is missing.
-            ValueError: files that do not fit together.
-        """
+        """Load "train", "valid" or "test", and log what is cut. Raises FileNotFoundError: a file
+        that is missing; ValueError: files that do not fit together."""
         in_training = split == self.cfg.train_subset
         name = "max_positions" if in_training else "max_positions_inference"
         data = QAData(shard_of(self.cfg.data, epoch), split)
