@@ -101,6 +101,12 @@ def ranked_answers(
     return found
 
 
+def ranking_options(cfg: Any) -> dict[str, Any]:
+    """What options of a task say of :func:`ranked_answers`."""
+    names = ("max_answer_length", "no_answer_bias", "supporting_threshold")
+    return {name: getattr(cfg, name) for name in names}
+
+
 def _supporting(likely: Tensor, document: Document, threshold: float) -> list[tuple[int, float]]:
     """The sentences of a document that are likely [S] to support the answer; no titles."""
     number = 0 if document.sentences is None else len(document.sentences)
@@ -203,14 +209,12 @@ def best_spans(
 
 
 def natural_question(id_: str, answers: Answers, paragraphs: Sequence[Sequence]) -> dict[str, Any]:
-    """An entry of ``predictions``, in tokens of the whole document.
+    """An entry of ``predictions``, in tokens of the whole document; of each paragraph [title,
+    text, [start, end), words] is given, see ``data/qa.py``.
 
     Both answers are given, whether or not the most likely type has them. Their scores, which are
-    logarithms of probabilities, say how sure they are, and a threshold decides. Where yes or no
-    is more likely than a span, it stands in the span's place.
-
-    Args:
-        paragraphs: [title, text, [start, end), words] of each; see ``data/qa.py``.
+    logarithms of probabilities, say how sure they are, and a threshold decides. Where yes or no is
+    more likely than a span, it stands in the span's place.
     """
     long, long_score = (-1, -1), _LEAST
     if answers.long:

@@ -80,7 +80,8 @@ def check(loaded: Loaded, plan: Plan) -> None:
     form, or one that is not dense; a spec that does not fit; fewer positions than there are."""
     name, model = "CHECKPOINT", loaded.model
     target = target_of(loaded)
-    for side, number, attention in attentions(model) if _is_ours(model) else ():
+    layers = attentions(model) if _is_ours(model) else {}
+    for (side, number), attention in layers.items():
         kinds = "+".join(heads.written for heads in attention.kinds)
         if set(heads.kind for heads in attention.kinds) != {"full"}:
             problem = f"layer {number} of the {side} is {kinds}"
@@ -265,7 +266,7 @@ def _orders(
     dense: Loaded, specs: dict[str, str], mass: dict[Place, Mass]
 ) -> dict[Place, list[int]]:
     orders = {}
-    for side, number, attention in attentions(dense.model):
+    for (side, number), attention in attentions(dense.model).items():
         depth, heads = len(getattr(dense.model, side).layers), attention.num_heads
         kinds = parse_attention(specs[side], num_layers=depth, num_heads=heads)[number]
         shared = heads // attention.kv_heads
@@ -275,8 +276,7 @@ def _orders(
 
 def _heads(clustered: Loaded, orders, mass, layers) -> list[Head]:
     heads = []
-    for side, layer, attention in attentions(clustered.model):
-        at = side, layer
+    for at, attention in attentions(clustered.model).items():
         size = attention.num_heads // len(attention.kinds)
         numbers = (*mass[at], *layers[at]["before"], *layers[at]["after"])
         for head, values in enumerate(torch.stack(numbers, dim=1).tolist()):
@@ -286,5 +286,5 @@ def _heads(clustered: Loaded, orders, mass, layers) -> list[Head]:
             if kind != "taught":  # not fitted
                 began = chance_before = None
             of_head = (far, best, chance, began, chance_before, ended)
-            heads.append(Head(side, layer, head, place, kind, *of_head))
+            heads.append(Head(*at, head, place, kind, *of_head))
     return heads

@@ -58,10 +58,9 @@ class Pupil(NamedTuple):
 
 def pupils(dense: nn.Module, clustered: nn.Module, orders: dict[Place, list[int]]) -> list[Pupil]:
     """The routers of a clustered model that can be fitted."""
-    layers = {(side, number): attention for side, number, attention in attentions(dense)}
-    found = []
-    for side, number, attention in attentions(clustered):
-        place, size = (side, number), attention.num_heads // len(attention.routers)
+    layers, found = attentions(dense), []
+    for place, attention in attentions(clustered).items():
+        size = attention.num_heads // len(attention.routers)
         for i, router in enumerate(attention.routers):
             if isinstance(router, Taught):
                 heads = orders[place][i * size : (i + 1) * size]

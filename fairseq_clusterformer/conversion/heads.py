@@ -100,7 +100,7 @@ def recall(
         sinks: first keys of a causal row, which count as near.
         only: layers to look at; None: all.
     """
-    layers = {(side, number): attention for side, number, attention in attentions(clustered)}
+    layers = attentions(clustered)
 
     def of_layer(place: Place, causal: bool, reading: Read, seen: Tensor, beyond: Tensor):
         theirs, x = layers[place], reading.x.transpose(0, 1)
@@ -133,11 +133,11 @@ def _means(
     only: Collection[Place] | None = None,
 ) -> dict[Place, tuple[Tensor, Tensor]]:
     """Means of two numbers [B, N] of each head over the queries that see beyond the window."""
-    layers = {(side, number): attention for side, number, attention in attentions(model)}
+    layers = attentions(model)
     totals: dict[Place, Tensor] = {}
     for inputs in batches:
         readings = read(model, inputs)
-        for place in readings if only is None else only:
+        for place in layers if only is None else only:
             reading, causal = readings[place], layers[place].routers[0].causal
             seen, distance = _in_sight(reading, causal)
             beyond = seen & (distance >= window if causal else distance > window)

@@ -1,5 +1,6 @@
 """The total loss of CF22 eq. 17, on top of any fairseq criterion."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from fairseq.logging import metrics
@@ -8,6 +9,24 @@ from fairseq_clusterformer.clustering import LOSSES, summary
 from fairseq_clusterformer.models.options import check_ranges, option, options_of
 
 STATISTICS = (*LOSSES, "cluster_entropy", "cluster_effective", "cluster_largest", "cluster_empty")
+
+
+class SummedLogs:
+    """Mixin before a fairseq criterion: all that it logs are sums."""
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """They can, whichever worker they are of."""
+        return True
+
+    @staticmethod
+    def totals(logging_outputs: list[dict]) -> Counter:
+        """The sum of what is logged, by name; 0 of what nothing logs."""
+        found: Counter = Counter()
+        for log in logging_outputs:
+            for name, value in log.items():
+                found[name] += value
+        return found
 
 
 def weight(default: float, meaning: str) -> float:

@@ -29,8 +29,6 @@ class NextSentences(BySize):
         max_positions: tokens of a pair, with its three symbols.
         guessed: share of the words to guess; special symbols are never among them.
         kept, replaced: shares of the guessed words that stay, and that become another.
-        seed: of all that is drawn.
-        shuffle: pairs of one length come in a random order.
     """
 
     def __init__(

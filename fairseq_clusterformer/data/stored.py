@@ -96,8 +96,7 @@ def shard_of(data: str, epoch: int = 1) -> Path:
 
 
 def check_shards(data: str, dictionary: str = "dict.txt") -> None:
-    """Raise ValueError for a folder, of some that are joined by ``:``, whose ``dictionary`` is
-    another than the first one's."""
+    """Raise ValueError for a folder, of some joined by ``:``, with another ``dictionary``."""
     first, *others = (Path(shard, dictionary) for shard in split_paths(data))
     for other in others:
         if not other.is_file() or other.read_bytes() != first.read_bytes():

@@ -17,21 +17,16 @@ def nothing(*shape: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """What a document is made of, in tokens of it.
+    """What a document is made of, in tokens of it."""
 
-    Args:
-        sentences: [first, last) of each, rising, each in one paragraph, int64 [S, 2]; equal for a
-            sentence without a token.
-        supporting: the numbers of the sentences that support the answer, int64 [F]; None: unknown.
-        names: the tokens of each of the C candidates, int64; none: the question has none.
-        right: the number of the right candidate; None: unknown.
-        mentions: candidate, first and last token of each place where one stands, int64 [M, 3].
-    """
-
+    #: [first, last) of each, rising, each in one paragraph, int64 [S, 2]; equal for a sentence
+    #: without a token
     sentences: Tensor = field(default_factory=lambda: nothing(0, 2))
+    #: the numbers of the sentences that support the answer, int64 [F]; None: unknown
     supporting: Tensor | None = None
-    names: tuple[Tensor, ...] = ()
-    right: int | None = None
+    names: tuple[Tensor, ...] = ()  # the tokens of each of the C candidates, int64
+    right: int | None = None  # the number of the right candidate; None: unknown
+    #: candidate, first and last token of each place where one stands, int64 [M, 3]
     mentions: Tensor = field(default_factory=lambda: nothing(0, 3))
 
     def item(self) -> np.ndarray:

@@ -44,16 +44,11 @@ class Tokens:
 
     A character that takes several tokens (of its bytes) is all of it in each of them. A token's
     span may hold a blank before its word, and be empty (sentencepiece's mark of the beginning).
-
-    Args:
-        ids: the model's, int32 [N].
-        starts: the first character of each, int32 [N]; never decreasing.
-        ends: the one after its last, int32 [N]; never decreasing.
     """
 
-    ids: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
+    ids: np.ndarray  # the model's, int32 [N]
+    starts: np.ndarray  # the first character of each, int32 [N]; never decreasing
+    ends: np.ndarray  # the one after its last, int32 [N]; never decreasing
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -144,15 +139,12 @@ class SentencePieceSubwords(Subwords):
 
 
 class TokenizerSubwords(Subwords):
-    """A tokenizer's word pieces, byte pairs or unigrams; ``bytes`` are what each id stands for.
-    Raises ValueError: a file that is no tokenizer.
+    """A tokenizer's word pieces, byte pairs or unigrams, of its ``tokenizer.json``; raises
+    ValueError for a file that is none.
 
     Its symbols are its tokens; those that stand for fairseq's special symbols have fairseq's
     names, and those with white space their numbers. What a text writes like a special token is
     text.
-
-    Args:
-        file: its ``tokenizer.json``.
 
     Attributes:
         bytes: what each id stands for.
@@ -217,9 +209,8 @@ class TokenizerSubwords(Subwords):
 
 
 class GPT2Subwords(TokenizerSubwords):
-    """GPT-2's byte pair encoding, from a folder with ``encoder.json`` and ``vocab.bpe``, or
-    ValueError if these do not belong together. Its symbols are the ids as text, as in RoBERTa's
-    ``dict.txt``."""
+    """GPT-2's byte pair encoding, of a folder's ``encoder.json`` and ``vocab.bpe``, or ValueError.
+    Its symbols are the ids as text, as in RoBERTa's ``dict.txt``."""
 
     _unknown = None
 

@@ -45,8 +45,7 @@ class Labels:
         self.same_cluster = 2 * most + 4  # ours
 
     def of_distance(self, distance: Tensor) -> Tensor:
-        """0 for the token itself, 1 to k to the right, k + 1 to 2k to the left; of the key's place
-        less the query's, int64."""
+        """0 for the token itself, 1 to k to the right, k + 1 to 2k to the left; int64."""
         clipped = distance.clamp(-self.most, self.most)
         return torch.where(clipped < 0, self.most - clipped, clipped)
 
@@ -379,8 +378,7 @@ class GlobalLocalAttention(nn.Module):
     @torch.no_grad()
     @full_float32()
     def _assigned(self, x_global: Tensor, x_long: Tensor, structure: Structure) -> Tensor:
-        """The global token that each long one is nearest to, int64 [B, N]; in full float32, or
-        rounding decides."""
+        """The global token nearest to each long one, int64 [B, N]; rounding must not decide."""
         number = structure.spans.size(1)
         q, k = (
             linear(*(at_least_float32(t) for t in (x, projection.weight, projection.bias)))

@@ -73,9 +73,8 @@ class DocumentStructure:
         first = max(len(outline.names), 1) + question - 2
         if first >= self.most:
             given = f"{first} global tokens of the question and of its candidates"
-            raise ValueError(
-                f"{given}; allowed: {self.most - 1} or fewer (--max-global-positions)"
-            )
+            allowed = f"{self.most - 1} or fewer (--max-global-positions)"
+            raise ValueError(f"{given}; allowed: {allowed}")
         number = torch.arange(len(starts))
         place = number + torch.searchsorted(outline.paragraph_of(starts), number)
         paragraphs = int((place < self.most - first).sum())

@@ -86,12 +86,8 @@ def _updates(state: dict) -> int:
 
 
 def latest(folder: Path, count: int, by_update: bool, upper_bound: int | None) -> list[Path]:
-    """Return the `count` latest checkpoints of a folder by epoch or by update, the newest first.
-    Raises UserError: if there are fewer.
-
-    Args:
-        upper_bound: the latest epoch or update to take.
-    """
+    """Return the `count` latest checkpoints of a folder by epoch or by update, the newest first,
+    up to an upper bound. Raises UserError: if there are fewer."""
     pattern = UPDATE if by_update else EPOCH
     found = {
         int(match[1]): path for path in folder.iterdir() if (match := pattern.fullmatch(path.name))

@@ -27,19 +27,12 @@ Text = str | tuple[str, str]
 
 @dataclass(frozen=True)
 class Classification:
-    """What a classifier says about a text or a pair.
+    """What a classifier says about a text or a pair."""
 
-    Attributes:
-        label: the most likely one.
-        probability: of this label, from 0 to 1.
-        probabilities: of each label, the most likely one first.
-        is_cut: whether the end of a text was left out, because the model reads no more.
-    """
-
-    label: str
-    probability: float
-    probabilities: dict[str, float]
-    is_cut: bool
+    label: str  # the most likely one
+    probability: float  # of this label, from 0 to 1
+    probabilities: dict[str, float]  # of each label, the most likely one first
+    is_cut: bool  # the end of a text was left out, because the model reads no more
 
 
 class Classifier(Pretrained):

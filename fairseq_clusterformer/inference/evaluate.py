@@ -4,7 +4,7 @@ import logging
 import re
 from bisect import bisect
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_clusterformer.answers import (
+    Answers,
     Logits,
     mean_logits,
     natural_question,
     ranked_answers,
+    ranking_options,
 )
 from fairseq_clusterformer.corpora.question_answering.records import Drops, json_lines
 from fairseq_clusterformer.criterions.clusterformer_qa import answer_parts
@@ -39,32 +41,41 @@ QUESTION_LENGTHS, ANSWER_LENGTHS = (1, 6, 9, 12, 16), (1, 2, 3, 5, 10)
 
 @dataclass
 class Predictions:
-    """A reader's answers to a split, and the right ones, in the order of the split.
+    """A reader's answers to a split, and the right ones, by each question's id in the order of the
+    split."""
 
-    Attributes:
-        corpus: the name that it was prepared by.
-        texts: the short answer to each question's id.
-        no_answer: the probability that each has none.
-        natural: entries of Natural Questions' predictions.
-        gold: the accepted answers, where they are known.
-        facts: titles and numbers of the sentences that support each answer; empty of a reader
-            that does not say.
-        gold_facts: the right ones, where they are known and the reader says some.
-        questions: their texts.
-        nll: - log of the probability of the right answers in nats: of all accepted ones together,
-            and of the one listed last alone; of questions whose answers are known and in reach,
-            and whose documents are not read in windows.
-    """
+    corpus: str  # the name that it was prepared by
+    texts: dict[str, str] = field(default_factory=dict)  # short answers
+    no_answer: dict[str, float] = field(default_factory=dict)  # the probability of none
+    #: entries of Natural Questions' predictions
+    natural: list[dict[str, Any]] = field(default_factory=list)
+    gold: dict[str, list[str]] = field(default_factory=dict)  # accepted answers, where known
+    #: titles and numbers of the sentences that support each answer; and the right ones, where they
+    #: are known. Both are empty of a reader that does not say.
+    facts: dict[str, list[tuple]] = field(default_factory=dict)
+    gold_facts: dict[str, list[tuple]] = field(default_factory=dict)
+    questions: dict[str, str] = field(default_factory=dict)  # their texts
+    #: - log of the probability of the right answers in nats: of all accepted ones together, and of
+    #: the one listed last alone; of questions whose answers are known and in reach, and whose
+    #: documents are not read in windows
+    nll: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    corpus: str
-    texts: dict[str, str]
-    no_answer: dict[str, float]
-    natural: list[dict[str, Any]]
-    gold: dict[str, list[str]]
-    facts: dict[str, list[tuple]]
-    gold_facts: dict[str, list[tuple]]
-    questions: dict[str, str]
-    nll: dict[str, tuple[float, float]]
+    def add(self, data: QAData, number: int, found: Answers, nll: tuple | None) -> None:
+        """Add the answers to a question of the split."""
+        line = data.texts(number)
+        id_ = line["id"]
+        self.questions[id_], self.no_answer[id_] = line["question"], found.no_short
+        self.texts[id_] = found.short[0].text  # the best span, even if none is more likely
+        if self.corpus == "natural-questions":
+            self.natural.append(natural_question(id_, found, line["paragraphs"]))
+        if data[number].answerable is not None:
+            self.gold[id_] = line["texts"]
+            if nll is not None:
+                self.nll[id_] = nll
+        if found.supporting is not None:
+            self.facts[id_] = _facts(data, number, [place for place, _ in found.supporting])
+            if (right := data.outline(number).supporting) is not None:
+                self.gold_facts[id_] = _facts(data, number, right.tolist())
 
     @property
     def some_unanswerable(self) -> bool:
@@ -110,10 +121,10 @@ def predict(
     except (FileNotFoundError, ValueError) as error:
         raise UserError(f"--split is {split}: {error}") from None
     data, whole = dataset.data, dataset.data.whole
-    names = ("max_answer_length", "no_answer_bias", "supporting_threshold")
-    options = {name: getattr(task.cfg, name) for name in names} | {"within_long": is_natural}
+    options = ranking_options(task.cfg) | {"within_long": is_natural}
     batches = task.get_batch_iterator(dataset, max_sentences=batch_size)
-    rows: list[tuple] = [()] * len(whole)
+    answered: dict[int, Answers] = {}
+    losses: dict[int, tuple[float, float] | None] = {}
     with tqdm(total=len(whole), unit=" questions", disable=None) as progress, torch.no_grad():
         for batch in batches.next_epoch_itr(shuffle=False):
             inputs = batch["net_input"]
@@ -121,44 +132,16 @@ def predict(
             logits = mean_logits([model(**inputs)[0] for model in models])
             numbers = batch["id"].tolist()
             found = ranked_answers(logits, [*map(data.document, numbers)], **options)
-            target = batch["target"]
-            losses = _nll(logits, utils.move_to_cuda(target) if cuda else target)
-            of_each = dict(zip(numbers, losses, strict=True)) if data is whole else {}
-            answered = [*data.questions(numbers, found)]
-            for number, answers_ in answered:
-                line, nll = whole.texts(number), of_each.get(number)
-                entry = None
-                if is_natural:
-                    entry = natural_question(line["id"], answers_, line["paragraphs"])
-                gold = None if whole[number].answerable is None else line["texts"]
-                text = answers_.short[0].text  # the best span, even if none is more likely
-                facts = right = None
-                if answers_.supporting is not None:
-                    facts = _facts(whole, number, [place for place, _ in answers_.supporting])
-                    if (known := whole.outline(number).supporting) is not None:
-                        right = _facts(whole, number, known.tolist())
-                rows[number] = (
-                    *(line["id"], text, answers_.no_short, entry, gold, facts, right),
-                    *(line["question"], nll),
-                )
-            progress.update(len(answered))
-    ids, *columns = map(list, zip(*rows, strict=True))
-    texts, no_answer, natural, gold, facts, right, questions, nll = columns
-
-    def known(column: list) -> dict:
-        return {id_: one for id_, one in zip(ids, column, strict=True) if one is not None}
-
-    return Predictions(
-        corpus,
-        texts=known(texts),
-        no_answer=known(no_answer),
-        natural=natural,
-        gold=known(gold),
-        facts=known(facts),
-        gold_facts=known(right),
-        questions=known(questions),
-        nll={id_: one for id_, one in known(nll).items() if id_ in known(gold)},
-    )
+            answered |= data.questions(numbers, found)
+            if data is whole:
+                target = batch["target"]
+                target = utils.move_to_cuda(target) if cuda else target
+                losses |= zip(numbers, _nll(logits, target), strict=True)
+            progress.update(len(answered) - progress.n)
+    predictions = Predictions(corpus)
+    for number, answers_ in sorted(answered.items()):
+        predictions.add(whole, number, answers_, losses.get(number))
+    return predictions
 
 
 def _check_alike(loaded: Loaded, other: Loaded) -> None:

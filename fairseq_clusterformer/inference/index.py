@@ -89,12 +89,9 @@ class Encodings:
         return found
 
     def write(self, sections: Sequence[Section]) -> None:
-        """Encode what the index lacks, file by file, so that an end in between loses little.
-        Raises UserError: an index that cannot be written.
-
-        Args:
-            sections: those of one document together and in their order.
-        """
+        """Encode what the index lacks, file by file, so that an end in between loses little;
+        sections of one document come together and in their order. Raises UserError: an index that
+        cannot be written."""
         waiting: list[Block] = []
         there = [*self.folder.glob("*.safetensors")]
         names: set[str] = set()

@@ -111,8 +111,7 @@ def load_checkpoint(
 
 
 def _check_types(cfg: DictConfig) -> None:
-    """Raises ValueError: an option of the task or the model has another type or range than the
-    dataclass that declares it. What argparse declared has no types."""
+    """Raises ValueError: an option whose type or range is not what its dataclass declares."""
     for name in ("task", "model"):
         section, kind = cfg[name], dataclass_of(name, cfg[name])
         if kind is not None and isinstance(section, DictConfig):

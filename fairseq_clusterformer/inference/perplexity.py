@@ -39,9 +39,8 @@ def leaks_future(model: nn.Module) -> bool:
 
 
 def remember(model: nn.Module, memory: int) -> None:
-    """Give heads of kind ``xl`` a memory of so many tokens, in place. Transformer-XL (Dai et al.
-    2019) is evaluated with a longer one than in training. Raises UserError: a model without such
-    heads."""
+    """Give heads of kind ``xl`` a memory of so many tokens, in place: Transformer-XL (Dai et al.
+    2019) is evaluated with a longer one. Raises UserError: a model without such heads."""
     heads = [module for module in model.modules() if isinstance(module, XL)]
     if not heads:
         raise bad_option("--memory", memory, "for a model with heads of kind xl", "it has none")
@@ -50,12 +49,9 @@ def remember(model: nn.Module, memory: int) -> None:
 
 
 def begin_of(task: Mapping[str, object], coding: TextCoding, *, empty: bool = False) -> Tensor:
-    """What stands in front of a text, int64 [N]: ``<s>`` where the training had --add-bos-token,
-    and ``</s>``, which among bytes is rare, so that only an `empty` text of bytes has it.
-
-    Args:
-        task: its options, of the training.
-    """
+    """What stands in front of a text by the training's options, int64 [N]: ``<s>`` where it had
+    --add-bos-token, and ``</s>``, which among bytes is rare, so that only an `empty` text of bytes
+    has it."""
     tokens = [coding.dictionary.bos()] * bool(task.get("add_bos_token"))
     if coding.unit != "byte" or empty:
         tokens.append(coding.dictionary.eos())
@@ -109,8 +105,7 @@ def text_blocks(
 
 
 def _blocks(loaded: Loaded, dataset: MonolingualDataset, name: str) -> Iterator[Block]:
-    """As fairseq-eval-lm has them: ``<s>`` is not scored, and lines that are too long for the
-    model's positions are left out."""
+    """As fairseq-eval-lm has them: without ``<s>`` among targets, and without too long lines."""
     most = loaded.model.max_positions()
     fitting = np.flatnonzero(dataset.sizes <= most).tolist()
     if left := len(dataset) - len(fitting):

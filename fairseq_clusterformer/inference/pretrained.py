@@ -120,8 +120,7 @@ def check_numbers(**given: float | None) -> None:
 
 
 def device_of(device: torch.device | str | None) -> torch.device:
-    """A device that is there; None: a GPU if there is one. Raises UserError: a name that torch
-    does not know, or a GPU that is not there."""
+    """A device; None: a GPU if there is one. Raises UserError: unknown to torch, or not there."""
     there = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     with suppress(RuntimeError):
         found = torch.device(there[-1] if device is None else device)

@@ -23,15 +23,10 @@ from .pretrained import Pretrained, check_numbers
 
 @dataclass(frozen=True)
 class Translation:
-    """One translation of a text.
+    """One translation of a text."""
 
-    Attributes:
-        text: readable; of lower-cased data in lower case.
-        score: its log-probability (base 2) divided by its length.
-    """
-
-    text: str
-    score: float
+    text: str  # readable; of lower-cased data in lower case
+    score: float  # its log-probability (base 2) divided by its length
 
 
 class Translator(Pretrained):
@@ -44,8 +39,7 @@ class Translator(Pretrained):
         options: see `Pretrained`.
 
     Attributes:
-        source: the language that it reads.
-        target: the language that it writes.
+        source, target: the languages that it reads and writes.
     """
 
     kind = "translation model"
@@ -75,14 +69,12 @@ class Translator(Pretrained):
         lenpen: float = 1.0,
         batch_size: int = 32,
     ) -> str | list[str]:
-        """Translate sentences. Returns the best translation of each, one string for one string.
-        Raises UserError: another language, a sentence that is longer than the model allows, a
-        value that is not allowed, or a model that sees the future.
+        """Translate sentences; an empty one stays empty. Returns the best translation of each, one
+        string for one string. Raises UserError: another language, a sentence that is longer than
+        the model allows, a value that is not allowed, or a model that sees the future.
 
         Args:
-            texts: one sentence or several. An empty one stays empty.
-            source: to be sure: an error if the model reads another language.
-            target: to be sure: an error if the model writes another language.
+            source, target: to be sure: an error if the model reads or writes another language.
             beam: hypotheses that are followed at once.
             lenpen: scores are divided by the length to this power.
             batch_size: sentences at once.
@@ -102,12 +94,8 @@ class Translator(Pretrained):
     def hypotheses(
         self, lines: Sequence[str], *, nbest: int = 1, **options
     ) -> list[list[Translation]]:
-        """Return the `nbest` best translations of each line; of an empty line none. Raises
-        UserError: a line is longer than the model allows.
-
-        Args:
-            options: beam, lenpen and batch_size; see `translate`.
-        """
+        """Return the `nbest` best translations of each line; of an empty line none. Options are
+        those of `translate`. Raises UserError: a line is longer than the model allows."""
         # an empty line may have subwords: a text of BART begins by <s>
         subwords = [self.text.encode(line, self.source) if line.strip() else "" for line in lines]
         found: list[list[Translation]] = [[] for _ in subwords]
@@ -124,13 +112,10 @@ class Translator(Pretrained):
         return found
 
     def of_split(self, split: str, **options) -> tuple[list[str], list[str]]:
-        """Translate a split of the data folder. Returns the subwords of the best translations and
-        of the references, joined by blanks. Raises UserError: there is no such split, or a
-        sentence is longer than the model allows.
-
-        Args:
-            options: beam, lenpen, batch_size, and max_tokens at once.
-        """
+        """Translate a split of the data folder, with options of `translate`, and max_tokens at
+        once. Returns the subwords of the best translations and of the references, joined by
+        blanks. Raises UserError: there is no such split, or a sentence is longer than the model
+        allows."""
         try:
             self.task.load_dataset(split)
         except FileNotFoundError as error:

@@ -58,8 +58,7 @@ class SelfAttention(MultiheadAttention):
         return out.transpose(0, 1), []
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Also take checkpoints that have q, k and v as one in_proj_weight, or more heads of keys
-        and values."""
+        """Also take checkpoints with q, k and v in one, or with more heads of keys and values."""
         fairseq.modules.MultiheadAttention.upgrade_state_dict_named(self, state_dict, name)
         self.average_heads(state_dict, name + "." if name else "")
 

@@ -21,6 +21,8 @@ from fairseq.utils import get_available_activation_fns
 from omegaconf import II
 from torch import Tensor
 
+from fairseq_clusterformer.errors import refused
+
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
 from .encoder import ClusterformerEncoder
@@ -28,6 +30,7 @@ from .options import (
     EncoderClusteringOptions,
     attention_plan,
     complete,
+    flag,
     option,
     set_defaults,
     set_sizes,
@@ -129,10 +132,8 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
         cfg.attention, cfg.output_bias = attention, args.output_bias
         for name in _REFUSED:
             if value := getattr(cfg, name):
-                raise ValueError(
-                    f"--{name.replace('_', '-')} is {value}; allowed: none, for it needs "
-                    "fairseq's own self-attention or layers"
-                )
+                allowed = "none, for it needs fairseq's own self-attention or layers"
+                raise refused(flag(name), value, allowed)
         for name, default in _POSITIONS.items():
             if getattr(cfg, name) is None:
                 setattr(cfg, name, default)
@@ -165,17 +166,15 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
     ):
         """Logits [B, N, vocabulary] and fairseq's extra outputs; ``extra["reports"]`` are those of
         the encoder's and the decoder's layers."""
-        encoder_out = self.encoder(
-            src_tokens, src_lengths=src_lengths, return_all_hiddens=return_all_hiddens
-        )
+        both = {"src_lengths": src_lengths, "return_all_hiddens": return_all_hiddens}
+        encoder_out = self.encoder(src_tokens, **both)
         x, extra = self.decoder(
             prev_output_tokens,
             encoder_out=encoder_out,
             features_only=features_only,
             alignment_layer=alignment_layer,
             alignment_heads=alignment_heads,
-            src_lengths=src_lengths,
-            return_all_hiddens=return_all_hiddens,
+            **both,
         )
         extra["reports"]["encoder"] = encoder_out["reports"]
         return x, extra

@@ -9,6 +9,8 @@ import torch
 from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 
+from fairseq_clusterformer.errors import refused
+
 from .encoder_only import (
     EncoderOnlyModel,
     EncoderOnlyOptions,
@@ -17,7 +19,7 @@ from .encoder_only import (
     segment_embeddings,
     tiny_encoder,
 )
-from .options import option, set_sizes
+from .options import flag, option, set_sizes
 from .pretrained import load_pretrained, set_sizes_of_folder
 from .word_vectors import read_word_vectors
 
@@ -79,10 +81,7 @@ class ClusterformerClassifier(EncoderOnlyModel):
         starts = ("word_vectors", "pretrained_checkpoint", "pretrained")
         (first, value), *others = [(n, v) for n in starts if (v := getattr(args, n))] or [("", "")]
         for name, other in others:
-            names = [f"--{n.replace('_', '-')}" for n in (first, name)]
-            raise ValueError(
-                f"{names[0]} is {value}, and {names[1]} {other}; allowed: one of them"
-            )
+            raise refused(flag(first), f"{value}, and {flag(name)} {other}", "one of them")
 
     def forward(
         self,

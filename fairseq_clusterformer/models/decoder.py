@@ -1,5 +1,6 @@
 """A fairseq Transformer decoder whose layers choose which tokens see which."""
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -137,9 +138,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
                 ``separate_documents`` says.
         """
         if full_context_alignment:
-            raise ValueError(
-                "full_context_alignment: a clustered decoder is causal; allowed: False"
-            )
+            problem = "a clustered decoder is causal"
+            raise ValueError(f"full_context_alignment: {problem}; allowed: False")
         tokens = prev_output_tokens
         if isinstance(incremental_state, SegmentState):
             first = incremental_state.tokens
@@ -228,6 +228,5 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         x = x.transpose(0, 1)
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
-        reports = [report for of_layer in by_layer.values() for report in of_layer]
-        reports = {"decoder": reports}
+        reports = {"decoder": [*chain(*by_layer.values())]}
         return x, {"attn": [weights], "inner_states": inner_states, "reports": reports}

@@ -1,5 +1,6 @@
 """A fairseq Transformer encoder whose layers choose which tokens see which."""
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -67,10 +68,8 @@ class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
         clusters = {router.num_clusters for router in routers if router.needs_centroids}
         self.centroids = None
         if len(clusters) > 1:
-            raise ValueError(
-                f"layers of {sorted(clusters)} clusters hand on their centroids; allowed: one "
-                "number of clusters, or --own-centroids"
-            )
+            problem = f"layers of {sorted(clusters)} clusters hand on their centroids"
+            raise ValueError(f"{problem}; allowed: one number of clusters, or --own-centroids")
         for number in clusters:
             self.centroids = initial_centroids(number, cfg.encoder.embed_dim)
 
@@ -126,7 +125,7 @@ class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
             "fc_results": [],
             "src_tokens": [],
             "src_lengths": [(~padding_mask).sum(1, dtype=src_tokens.dtype).unsqueeze(-1).int()],
-            "reports": [report for of_layer in by_layer.values() for report in of_layer],
+            "reports": [*chain(*by_layer.values())],
         }
 
     def _load_from_state_dict(self, state_dict, prefix, *args):

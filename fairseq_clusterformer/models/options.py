@@ -42,17 +42,17 @@ def options_of_kinds(kinds: tuple[str, ...]) -> Iterator[tuple[str, Any, Field]]
         options = registered(kind).options
         hints = get_type_hints(options)
         for item in fields(options):
-            flag = flag_of(item)
-            if flag in found or flag in _BY_SIDE:
+            option = flag_of(item)
+            if option in found or option in _BY_SIDE:
                 continue
-            found.add(flag)
+            found.add(option)
             types = [t for t in get_args(hints[item.name]) if t is not type(None)]
             hint = Optional[types[0]] if types else hints[item.name]  # noqa: UP045
             help_text, choices = item.metadata["help"], item.metadata["choices"]
             if choices:
                 help_text += f": {', '.join(choices)}"
             metadata = {"help": help_text, "range": item.metadata.get("range")}
-            yield flag, hint, field(default=item.default, metadata=metadata)
+            yield option, hint, field(default=item.default, metadata=metadata)
 
 
 @dataclass
@@ -92,18 +92,16 @@ ClusteringOptions = make_dataclass(
 def _offer(kind: Registered) -> None:
     """Give the options of a plug-in's kind to every model, as if they had always been there."""
     name = next(n for n in attention_kinds() if registered(n) is kind)
-    others = options_of_kinds(tuple(kind for kind in attention_kinds() if kind != name))
-    ours = {flag for flag, *_ in others}
-    new = [option for option in options_of_kinds((name,)) if option[0] not in ours]
+    others = options_of_kinds(tuple(other for other in attention_kinds() if other != name))
+    ours = {option for option, *_ in others}
+    new = [item for item in options_of_kinds((name,)) if item[0] not in ours]
     for model, options in list(MODEL_DATACLASS_REGISTRY.items()) if new else ():
         if not (isinstance(options, type) and issubclass(options, ClusteringOptions)):
             continue
         there = {item.name for item in fields(options)}
-        for flag in [flag for flag, *_ in new if flag in there]:
-            raise ValueError(
-                f"attention kind {name!r}: {_flag(flag)} is an option of {model} already; "
-                "allowed: another flag"
-            )
+        for taken in [option for option, *_ in new if option in there]:
+            problem = f"{flag(taken)} is an option of {model} already"
+            raise ValueError(f"attention kind {name!r}: {problem}; allowed: another flag")
         namespace = {"__doc__": options.__doc__, "__module__": options.__module__}
         more = make_dataclass(options.__name__, new, bases=(options,), namespace=namespace)
         MODEL_DATACLASS_REGISTRY[model] = MODEL_REGISTRY[model].__dataclass = more
@@ -144,9 +142,8 @@ class EncoderClusteringOptions(ClusteringOptions):
 
 
 def complete(args, options: type[FairseqDataclass]) -> None:
-    """Set the options that an older checkpoint lacks, and check the range of each. Raises
-    ValueError: a value that is not allowed; or fairseq-hydra-train with a named architecture,
-    whose sizes it ignores."""
+    """Set the options that a checkpoint lacks, and check each. Raises ValueError: one that is not
+    allowed, or fairseq-hydra-train with a named architecture, whose sizes it ignores."""
     if HydraConfig.initialized() and OmegaConf.is_config(args):
         model = ARCH_MODEL_NAME_REGISTRY[args._name]
         if model != args._name:
@@ -249,7 +246,7 @@ def _kinds_of_layers(
     """The kinds of each layer that is kept; see :func:`attention_plan`."""
     cluster_rule = getattr(args, rule)
     if cluster_rule not in _RULES[side]:
-        raise refused(_flag(rule), cluster_rule, ", ".join(_RULES[side]))
+        raise refused(flag(rule), cluster_rule, ", ".join(_RULES[side]))
     defaults = {
         f: getattr(args, f, item.default) for f, _, item in options_of_kinds(attention_kinds())
     }
@@ -268,7 +265,7 @@ def _kinds_of_layers(
             getattr(args, spec),
             num_layers=layers,
             num_heads=getattr(args, f"{side}_attention_heads"),
-            option=_flag(spec),
+            option=flag(spec),
             defaults=defaults,
         )
     except OptionError as error:
@@ -280,8 +277,8 @@ def _kinds_of_layers(
         ("cache_positions", defaults["cache_positions"], False),
     ):
         if given != unused and ("cluster_rule" if name == rule else name) not in used:
-            allowed = f"{unused}, for no kind of {_flag(spec)} has another"
-            raise refused(_flag(name), given, allowed)
+            allowed = f"{unused}, for no kind of {flag(spec)} has another"
+            raise refused(flag(name), given, allowed)
     if getattr(args, f"{side}_layers_to_keep", ""):
         kinds = [kinds[number] for number in layer_numbers(args, f"{side}_layers_to_keep", layers)]
         setattr(args, spec, written(kinds))
@@ -305,15 +302,14 @@ def _check_copying(args: Namespace, side: str) -> None:
     if side == "encoder" and not hasattr(args, "decoder_attention_heads"):
         for name in ("copying_start", "attention_sinks", "cache_positions"):
             if given := getattr(args, name, 0):
-                raise refused(_flag(name), given, "in models with a decoder")
+                raise refused(flag(name), given, "in models with a decoder")
     if args.copying_start and args.short_convolution < 3:
         problem = f"--short-convolution is {args.short_convolution}"
         raise refused("--copying-start", True, "with --short-convolution 3 or more", problem)
 
 
 def _rotary(args: Namespace) -> Rotary | None:
-    """How fast rotary positions turn, None: there are none; raises ValueError for a scaling that
-    is none, or is of no use."""
+    """How fast rotary positions turn; None: there are none. Raises ValueError: no scaling."""
     base, text = getattr(args, "rotary_base", Rotary().base), getattr(args, "rotary_scaling", "")
     if args.positions != "rotary":
         if text:
@@ -338,7 +334,7 @@ def layer_numbers(args: Namespace, name: str, layers: int, first: int = 0) -> tu
         numbers = [-1]
     if any(not first <= number < layers for number in numbers):
         allowed = f"layers {first} to {layers - 1}, counted from 0, separated by commas"
-        raise refused(_flag(name), text, allowed)
+        raise refused(flag(name), text, allowed)
     return tuple(numbers)
 
 
@@ -351,16 +347,12 @@ def _set_positions(args: Namespace, side: str) -> None:
     width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
     of_head = getattr(args, f"{side}_head_dim", 0) or width // heads
     if args.positions == "rotary" and of_head % 2:
-        raise ValueError(
-            f"--positions is rotary, and a head is {of_head} wide; allowed: "
-            f"--{side}-embed-dim and --{side}-attention-heads that make it even"
-        )
+        allowed = f"--{side}-embed-dim and --{side}-attention-heads that make it even"
+        raise refused("--positions", f"rotary, and a head is {of_head} wide", allowed)
     whole = of_head + width  # of a head with its positions
     if args.positions == "relative" and whole > WIDEST and args.attention_kernel == "triton":
-        raise ValueError(
-            f"--positions is relative, which makes a head {whole} wide; allowed: up to "
-            f"{WIDEST} with --attention-kernel triton; blocks takes any"
-        )
+        allowed = f"up to {WIDEST} with --attention-kernel triton; blocks takes any"
+        raise refused("--positions", f"relative, which makes a head {whole} wide", allowed)
     if args.positions == "relative" and width % 2:
         given = f"relative, and --{side}-embed-dim is {width}"
         raise refused("--positions", given, "an even width")
@@ -374,8 +366,9 @@ def flagged(error: OptionError) -> ValueError:
         for item in fields(registered(kind).options)
     }
     where = f" (in {error.written})" if error.written else ""
-    return ValueError(f"{_flag(flags[error.name])} {error.text}{where}")
+    return ValueError(f"{flag(flags[error.name])} {error.text}{where}")
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """An option as on the command line."""
     return "--" + name.replace("_", "-")

@@ -14,7 +14,8 @@ from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.data.questions import DocumentStructure, QuestionDataset
 from fairseq_clusterformer.data.stored import load_dictionary, shard_of
 from fairseq_clusterformer.data.subwords import texts_of
-from fairseq_clusterformer.models.options import option
+from fairseq_clusterformer.errors import refused
+from fairseq_clusterformer.models.options import flag, option
 from fairseq_clusterformer.models.reader import ReaderModel
 
 from .own_models import DataOptions, OwnModels
@@ -79,16 +80,11 @@ class ClusterformerQATask(OwnModels):
         """Read the dictionary. Raises FileNotFoundError: no dictionary; ValueError: a document of
         one token, or windows with gaps."""
         for name in ("max_positions", "max_positions_inference"):
-            if getattr(cfg, name) == 1:
-                raise ValueError(
-                    f"--{name.replace('_', '-')} is 1; allowed: 2 or more, or 0 for documents of "
-                    "any length"
-                )
-            if cfg.document_stride >= (getattr(cfg, name) or math.inf):
-                raise ValueError(
-                    f"--document-stride is {cfg.document_stride}, and --{name.replace('_', '-')} "
-                    f"{getattr(cfg, name)}; allowed: a stride below the tokens of a window"
-                )
+            if (most := getattr(cfg, name)) == 1:
+                raise refused(flag(name), 1, "2 or more, or 0 for documents of any length")
+            if cfg.document_stride >= (most or math.inf):
+                given = f"{cfg.document_stride}, and {flag(name)} {most}"
+                raise refused("--document-stride", given, "a stride below the tokens of a window")
         dictionary = load_dictionary(cfg.data, "clusterformer prepare qa")
         logger.info(f"{len(dictionary)} symbols")
         return cls(cfg, dictionary)
@@ -121,7 +117,7 @@ class ClusterformerQATask(OwnModels):
         if documents:
             logger.info(
                 f"{split}: {documents} of {total} documents are cut to {most} tokens "
-                f"(--{name.replace('_', '-')}), where {lost} questions lose their answers"
+                f"({flag(name)}), where {lost} questions lose their answers"
             )
         if questions:
             logger.info(
@@ -137,10 +133,8 @@ class ClusterformerQATask(OwnModels):
         """The windows of a split; logs how many there are, and what is left out."""
         stride, share = self.cfg.document_stride, self.cfg.null_windows if in_training else 1.0
         if self.structure is not None and self.structure.supporting:
-            raise ValueError(
-                f"--document-stride is {stride}, and --supporting-facts is given; allowed: one of "
-                "them"
-            )
+            given = f"{stride}, and --supporting-facts is given"
+            raise refused("--document-stride", given, "one of them")
         longer = int((data.sizes > size).sum())
         windows = WindowData(data, size, min(stride, size - 1), share=share)
         logger.info(

@@ -9,6 +9,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import FairseqTask
 from omegaconf import II, MISSING
 
+from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.options import option
 
 
@@ -51,19 +52,16 @@ class OwnModels(InitialWeights, FairseqTask):
         architecture = getattr(cfg, "_name", None) or cfg.arch
         if not issubclass(ARCH_MODEL_REGISTRY.get(architecture, object), self.model):
             known = sorted(n for n, cls in MODEL_REGISTRY.items() if issubclass(cls, self.model))
-            raise ValueError(
-                f"--arch is {architecture}: --task {self.name} does not train it; allowed: "
-                f"{', '.join(known)} and {'its' if len(known) == 1 else 'their'} named sizes"
-            )
+            allowed = f"{', '.join(known)} and {'its' if len(known) == 1 else 'their'} named sizes"
+            problem = f"--task {self.name} does not train it"
+            raise refused("--arch", architecture, allowed, problem)
         return super().build_model(cfg, from_checkpoint)
 
     def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """Return the criterion; raises ValueError for another one."""
         criterion = super().build_criterion(cfg, from_checkpoint)
         if not isinstance(criterion, self.criterion):
-            raise ValueError(
-                f"--task is {self.name}, and --criterion {cfg._name}; allowed: {self.name}"
-            )
+            raise refused("--task", f"{self.name}, and --criterion {cfg._name}", self.name)
         return criterion
 
     @property

@@ -44,7 +44,7 @@ ANSWER = 8  # tokens, of which five digits may take as many
 def keys_seen(model: nn.Module) -> tuple[int, int]:
     """Keys that a query of a causal model sees at most, and the sinks besides them; UserError for
     a model that sees all."""
-    kinds = [router for _, _, layer in attentions(model) for router in layer.routers]
+    kinds = [router for layer in attentions(model).values() for router in layer.routers]
     if any(kind.window is None for kind in kinds):
         raise UserError("CHECKPOINT has heads of the kind full; allowed: kinds with a window")
     most = max(k.gap + getattr(k.options, "probes", 1) * k.cluster_window for k in kinds)
