@@ -154,9 +154,8 @@ class Document:
         if not 0 <= first < last <= len(starts):
             raise ValueError(f"tokens [{first}, {last}) of {len(starts)}; allowed: 1 or more")
         if (starts[first:last] < 0).any():
-            raise ValueError(
-                f"tokens [{first}, {last}) hold <s> or a title; allowed: tokens of one text"
-            )
+            problem = f"tokens [{first}, {last}) hold <s> or a title"
+            raise ValueError(f"{problem}; allowed: tokens of one text")
         paragraph = int(torch.searchsorted(self.starts, first, right=True)) - 1
         return paragraph, int(starts[first]), int(ends[last - 1])
 

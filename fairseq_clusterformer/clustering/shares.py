@@ -5,7 +5,7 @@ Shape letters: B batch, H heads, N tokens, E head width, K clusters.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -198,22 +198,13 @@ class _LogShares(torch.autograd.Function):
         return None, None, d_k, d_vectors, None, None, None
 
 
-def _assign(
-    scored: _Scored,
-    *,
-    probes: int = 1,
-    mass: bool = True,
-    shares: bool = False,
-    explored: Tensor | None = None,
-    log_weights: Tensor | None = None,
-) -> in_cpp.Found:
+def _assign(scored: _Scored, *, mass: bool = True, **how: Any) -> in_cpp.Found:
     """The nearest clusters of vectors, and of each cluster the log of the sum of exp(s), times
     ``log_weights``, over real tokens; arguments as of `kernels.cpu.shares.assign`."""
-    how = {"probes": probes, "mass": mass, "shares": shares, "explored": explored}
     if (scoring := scored.scoring()) is not None:
-        found = in_cpp.assign(scoring, log_weights=log_weights, **how)
+        found = in_cpp.assign(scoring, mass=mass, **how)
     else:
-        found = _in_chunks(scored, log_weights=log_weights, **how)
+        found = _in_chunks(scored, mass=mass, **how)
     if not mass:
         return found
     return found._replace(log_mass=found.log_mass + scored.offsets.squeeze(1))
@@ -222,11 +213,11 @@ def _assign(
 def _in_chunks(
     scored: _Scored,
     *,
-    probes: int,
     mass: bool,
-    shares: bool,
-    explored: Tensor | None,
-    log_weights: Tensor | None,
+    probes: int = 1,
+    shares: bool = False,
+    explored: Tensor | None = None,
+    log_weights: Tensor | None = None,
 ) -> in_cpp.Found:
     """The same by torch, on any device."""
     _, x, vectors, offsets, _, padding_mask = scored

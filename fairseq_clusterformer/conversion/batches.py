@@ -92,8 +92,12 @@ def batches_of_text(
         if not len(inside):
             raise UserError(f"{name}: it is empty; allowed: a text of one token or more")
         rows += [framed(row, dictionary, length) for row in inside.split(length - 2)]
-    sized = ((len(row), row) for row in rows)
-    return [_padded(part, dictionary.pad()) for part in _cut(sized, tokens)]
+    batches = []
+    for part in _cut(((len(row), row) for row in rows), tokens):
+        lengths = torch.tensor([len(row) for row in part])
+        padded = collate_tokens(part, dictionary.pad())
+        batches.append({"src_tokens": padded, "src_lengths": lengths})
+    return batches
 
 
 def _batches_of_pairs(loaded: Loaded, files: Sequence[Path], tokens: int) -> list[Inputs]:
@@ -132,15 +136,8 @@ def _batches_of_pairs(loaded: Loaded, files: Sequence[Path], tokens: int) -> lis
 
 def _collated(dataset: FairseqDataset, order: Sequence[int], tokens: int) -> list[Inputs]:
     """What models are given of a data set, until there are so many tokens."""
-    rows = ((int(dataset.num_tokens(index)), index) for index in order)
-    return [
-        dataset.collater([dataset[i] for i in part])["net_input"] for part in _cut(rows, tokens)
-    ]
-
-
-def _padded(rows: Sequence[Tensor], padding: int) -> Inputs:
-    lengths = torch.tensor([len(row) for row in rows])
-    return {"src_tokens": collate_tokens(rows, padding), "src_lengths": lengths}
+    parts = _cut(((int(dataset.num_tokens(index)), index) for index in order), tokens)
+    return [dataset.collater([dataset[i] for i in part])["net_input"] for part in parts]
 
 
 def _cut(rows: Iterator[tuple[int, Any]], tokens: int) -> Iterator[list[Any]]:

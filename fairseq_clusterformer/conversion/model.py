@@ -162,14 +162,11 @@ def permute_heads(
         order: which head comes to each place, H numbers.
     """
     shared, width = attention.num_heads // attention.kv_heads, attention.head_dim
-    groups = [
-        [head // shared for head in order[i : i + shared]] for i in range(0, len(order), shared)
-    ]
+    firsts = range(0, len(order), shared)
+    groups = [[head // shared for head in order[i : i + shared]] for i in firsts]
     if any(len(set(group)) > 1 for group in groups):
-        raise ValueError(
-            f"heads in the order {list(order)} part those that share keys and values; allowed: "
-            f"groups of {shared} heads that stay together"
-        )
+        problem = f"heads in the order {list(order)} part those that share keys and values"
+        raise ValueError(f"{problem}; allowed: groups of {shared} heads that stay together")
     heads = _channels(order, width)
     kv_heads = _channels([group[0] for group in groups], width)
     for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):

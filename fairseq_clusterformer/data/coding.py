@@ -147,9 +147,8 @@ class ByteCoding(TextCoding):
         symbols = byte_coding.byte_symbols()
         self._index_of = np.array([dictionary.index(symbol) for symbol in symbols])
         values = dict(zip(self._index_of.tolist(), range(256), strict=True))
-        self._bytes = [
-            bytes([values[i]]) if i in values else UNREADABLE for i in range(len(dictionary))
-        ]
+        found = (values.get(i) for i in range(len(dictionary)))
+        self._bytes = [UNREADABLE if value is None else bytes([value]) for value in found]
 
     def _tokens(self, data: bytes) -> Tensor:
         return torch.from_numpy(self._index_of[np.frombuffer(data, np.uint8)])

@@ -121,10 +121,8 @@ class QuestionDataset(BySize):
                 outline.check(starts, int(self.data.sizes[index]))
                 outline, _, left_out = self.structure.read(outline, starts, length, asked)
             except ValueError as error:
-                id_ = self.data.texts(index)["id"]
-                raise ValueError(
-                    f"{self.data.prefix}.structure.idx: question {index} (id {id_}): {error}"
-                ) from None
+                where = f"question {index} (id {self.data.texts(index)['id']})"
+                raise ValueError(f"{self.data.prefix}.structure.idx: {where}: {error}") from None
             known += outline.supporting is not None
             short += left_out > 0
         return known, short

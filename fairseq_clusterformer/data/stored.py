@@ -16,6 +16,8 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 from fairseq.utils import split_paths
 
+from fairseq_clusterformer.errors import refused
+
 
 class RecordWriter(ExitStack):
     """Writes the files of a split, in a ``with`` statement; ``dtypes`` are those of each part."""
@@ -61,10 +63,8 @@ class RecordData(Sequence):
         names = [f"{part}.{end}" for part in parts for end in ("bin", "idx")]
         for name in (*names, "jsonl", "lines.npy"):
             if not Path(f"{prefix}.{name}").is_file():
-                raise FileNotFoundError(
-                    f"{prefix}.{name}: no such file; allowed: a folder that `{made_by}` made, and "
-                    "a split of it"
-                )
+                allowed = f"a folder that `{made_by}` made, and a split of it"
+                raise FileNotFoundError(f"{prefix}.{name}: no such file; allowed: {allowed}")
         self._parts = {part: MMapIndexedDataset(f"{prefix}.{part}") for part in parts}
         self._lines = np.load(f"{prefix}.lines.npy", mmap_mode="r")
         self._texts = Path(f"{prefix}.jsonl")
@@ -101,10 +101,8 @@ def check_shards(data: str, dictionary: str = "dict.txt") -> None:
     for other in others:
         if not other.is_file() or other.read_bytes() != first.read_bytes():
             problem = "differs from" if other.is_file() else "is missing; it must equal"
-            raise ValueError(
-                f"DATA is {data}: {other} {problem} {first}; allowed: shards with one dictionary, "
-                "in the form FIRST:SECOND"
-            )
+            allowed = "shards with one dictionary, in the form FIRST:SECOND"
+            raise refused("DATA", data, allowed, f"{other} {problem} {first}")
 
 
 def load_dictionary(folder: Path | str, made_by: str = "clusterformer prepare") -> Dictionary:
@@ -113,9 +111,8 @@ def load_dictionary(folder: Path | str, made_by: str = "clusterformer prepare") 
     ValueError: folders with different ones."""
     path = (shard_of(folder) if isinstance(folder, str) else folder) / "dict.txt"
     if not path.is_file():
-        raise FileNotFoundError(
-            f"DATA is {folder}: it has no {path.name}; allowed: a folder that `{made_by}` made"
-        )
+        allowed = f"a folder that `{made_by}` made"
+        raise FileNotFoundError(f"DATA is {folder}: it has no {path.name}; allowed: {allowed}")
     if isinstance(folder, str):
         check_shards(folder)
     return Dictionary.load(str(path))

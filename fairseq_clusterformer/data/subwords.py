@@ -66,9 +66,8 @@ class Tokens:
     def text(self, text: str, first: int, last: int) -> str:
         """Return the text of tokens [first, last), without blanks around it."""
         if not 0 <= first < last <= len(self):
-            raise ValueError(
-                f"tokens [{first}, {last}) of {len(self)}; allowed: 1 or more of them"
-            )
+            allowed = "1 or more of them"
+            raise ValueError(f"tokens [{first}, {last}) of {len(self)}; allowed: {allowed}")
         return text[self.starts[first] : self.ends[last - 1]].strip()
 
 
@@ -221,15 +220,13 @@ class GPT2Subwords(TokenizerSubwords):
         try:
             vocabulary, merges = models.BPE.read_file(*map(str, files))
         except Exception as error:  # the library raises nothing narrower
-            raise ValueError(
-                f"{folder}: no encoder.json and vocab.bpe of GPT-2: {error}"
-            ) from None
+            problem = f"no encoder.json and vocab.bpe of GPT-2: {error}"
+            raise ValueError(f"{folder}: {problem}") from None
         pieces = [*pre_tokenizers.ByteLevel.alphabet(), *map("".join, merges)]
         if missing := [piece for piece in pieces if piece not in vocabulary]:
-            raise ValueError(
-                f"{files[0]}: lacks {len(missing):,} pieces, {missing[0]!r} first; allowed: all "
-                f"256 bytes and what {files[1].name} merges"
-            )
+            problem = f"lacks {len(missing):,} pieces, {missing[0]!r} first"
+            allowed = f"all 256 bytes and what {files[1].name} merges"
+            raise ValueError(f"{files[0]}: {problem}; allowed: {allowed}")
         ids = sorted(vocabulary.values())
         if ids != list(range(len(ids))):
             raise ValueError(f"{files[0]}: its ids are not 0 to {len(ids) - 1:,}, each once")

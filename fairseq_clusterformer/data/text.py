@@ -68,12 +68,9 @@ class TextPipeline:
                     raise ValueError(f"{name} is {value!r}")
             return cls(languages=tuple(languages), model=folder / model, **values)
         except (OSError, ValueError, KeyError, UserError) as error:
-            raise bad_option(
-                "the data folder",
-                folder,
-                "a folder that `clusterformer prepare translation` made",
-                f"no text pipeline in its {RECORD} ({type(error).__name__}: {error})",
-            ) from None
+            allowed = "a folder that `clusterformer prepare translation` made"
+            problem = f"no text pipeline in its {RECORD} ({type(error).__name__}: {error})"
+            raise bad_option("the data folder", folder, allowed, problem) from None
 
     def recipe(self) -> dict:
         """Return the pipeline as ``prepared.json`` stores it; `from_folder` reads it."""
@@ -176,9 +173,8 @@ class TextPipeline:
 
     def _model_file(self) -> Path:
         if self.model is None or not self.model.is_file():
-            raise bad_option(
-                "the subword model", self.model, f"the file of {self.bpe}'s model", "no such file"
-            )
+            allowed = f"the file of {self.bpe}'s model"
+            raise bad_option("the subword model", self.model, allowed, "no such file")
         return self.model
 
 

@@ -411,9 +411,8 @@ class GlobalLocalAttention(nn.Module):
         """What global tokens find in the long input."""
         number, order = structure.spans.size(1), structure.order
         if order is not None:  # global tokens are the first keys
-            order = torch.cat(
-                [torch.arange(number).expand(len(order), -1).to(order), number + order], 1
-            )
+            first = torch.arange(number).expand(len(order), -1).to(order)
+            order = torch.cat([first, number + order], 1)
         owner, begin, end, mine = structure.seen(hard=self.hard)
         place = owner[:, None, :, None]
         q = given.q.gather(2, place.expand(*given.q.shape[:2], -1, given.q.size(-1)))

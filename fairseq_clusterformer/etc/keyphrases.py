@@ -15,7 +15,7 @@ from fairseq.utils import move_to_cuda
 from torch import Tensor
 
 from fairseq_clusterformer.criterions.clustering_losses import SummedLogs
-from fairseq_clusterformer.data.stored import load_dictionary, shard_of
+from fairseq_clusterformer.data.stored import shard_of
 from fairseq_clusterformer.errors import UserError, refused
 from fairseq_clusterformer.inference import Loaded
 from fairseq_clusterformer.models.options import option
@@ -208,6 +208,7 @@ class ETCKeyphrasesTask(OwnModels):
     """Pages, and the phrases in them that say what they are about."""
 
     name, model, criterion = "etc_keyphrases", ETCKeyphrases, ETCKeyphrasesLoss
+    made_by = "clusterformer prepare keyphrases"
     as_text = False  # the model reads no nodes
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
@@ -215,13 +216,6 @@ class ETCKeyphrasesTask(OwnModels):
         model = super().build_model(cfg, from_checkpoint)
         self.as_text = model.args.fixed_blocks
         return model
-
-    @classmethod
-    def setup_task(cls, cfg: ETCKeyphrasesTaskConfig, **kwargs):
-        """Read the dictionary."""
-        dictionary = load_dictionary(cfg.data, "clusterformer prepare keyphrases")
-        logger.info(f"{len(dictionary)} symbols")
-        return cls(cfg, dictionary)
 
     def load_dataset(
         self, split: str, combine: bool = False, epoch: int = 1, **kwargs
@@ -248,9 +242,7 @@ class ETCKeyphrasesTask(OwnModels):
         if lost := len(data) - len(dataset):
             logger.info(f"{split}: {lost} pages are left out, which have no keyphrase (left)")
         if not len(dataset):
-            raise ValueError(
-                f"{split} of {self.cfg.data}: no page has a keyphrase left ({options}); allowed: "
-                "one or more"
-            )
+            problem = f"no page has a keyphrase left ({options})"
+            raise ValueError(f"{split} of {self.cfg.data}: {problem}; allowed: one or more")
         self.datasets[split] = dataset
         return dataset

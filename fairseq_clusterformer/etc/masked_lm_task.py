@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fairseq_clusterformer.criterions.clustering_losses import SummedLogs, weight
-from fairseq_clusterformer.data.stored import load_dictionary, shard_of
+from fairseq_clusterformer.data.stored import shard_of
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.options import option
@@ -133,6 +133,7 @@ class ETCMaskedLMTask(OwnModels):
     """Words that are masked are guessed, and hidden sentences are recognised."""
 
     name, model, criterion = "etc_masked_lm", ETCMaskedLM, ETCMaskedLMLoss
+    made_by = "clusterformer prepare lm text --sentences"
 
     def __init__(self, cfg: ETCMaskedLMTaskConfig, dictionary: Dictionary):
         super().__init__(cfg, dictionary)
@@ -144,9 +145,9 @@ class ETCMaskedLMTask(OwnModels):
         if cfg.leave_unmasked_prob + cfg.random_token_prob > 1:
             given = f"{cfg.random_token_prob}, and --leave-unmasked-prob {cfg.leave_unmasked_prob}"
             raise refused("--random-token-prob", given, "a sum of 1 or less")
-        dictionary = load_dictionary(cfg.data, "clusterformer prepare lm text --sentences")
-        dictionary.add_symbol("<mask>")
-        return cls(cfg, dictionary)
+        task = super().setup_task(cfg, **kwargs)
+        task.dictionary.add_symbol("<mask>")
+        return task
 
     def load_dataset(
         self, split: str, combine: bool = False, epoch: int = 1, **kwargs
@@ -157,10 +158,9 @@ class ETCMaskedLMTask(OwnModels):
         lines = data_utils.load_indexed_dataset(str(path), self.dictionary, combine=combine)
         if lines is None:
             raise FileNotFoundError(f"{path}.idx: no such file; allowed: a split of DATA")
-        made_by = "clusterformer prepare lm text --sentences"
         if not (lines.sizes == 1).any():
             problem = "has no empty line, which ends a document"
-            raise ValueError(f"{path} {problem}; allowed: a folder that `{made_by}` made")
+            raise ValueError(f"{path} {problem}; allowed: a folder that `{self.made_by}` made")
         dataset = self._in_rows(
             lines,
             most=self.cfg.tokens_per_sample,

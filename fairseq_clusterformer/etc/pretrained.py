@@ -27,9 +27,7 @@ class DocumentModel(MaskedLanguageModel):
 
     @torch.no_grad()
     def _states(self, text: str) -> Tensor:
-        parts = [
-            line[start:end] for line in text.splitlines() for start, end in sentences_in(line)
-        ]
+        parts = [line[i:j] for line in text.splitlines() for i, j in sentences_in(line)]
         if not parts:
             raise bad_option("text", repr(text), "a word or more")
         given = self.loaded.task.document([self.coding.encode(part) for part in parts])
@@ -68,10 +66,8 @@ class KeyphraseModel(Pretrained):
         try:
             return page_record({"url": "the page", **given, "KeyPhrases": None})
         except Unusable as error:
-            problem = f"{error.reason}: {error.detail}"
-            raise bad_option(
-                "page", _shown(page), "a page as in OpenKP's files", problem
-            ) from None
+            allowed, problem = "a page as in OpenKP's files", f"{error.reason}: {error.detail}"
+            raise bad_option("page", _shown(page), allowed, problem) from None
 
     def _of_lines(self, text: str) -> dict[str, Any]:
         """A page whose nodes are the lines of a text."""

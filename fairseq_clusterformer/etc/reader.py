@@ -288,10 +288,8 @@ class ETCReader(ETCModel, ReaderModel):
             given = f"{args.clusters}, and --fixed-blocks is given"
             raise refused("--clusters", given, "one of them")
         if args.structure != "contexts" and (args.clusters or args.fixed_blocks):
-            allowed = (
-                "without --clusters and --fixed-blocks, whose global tokens stand for nothing "
-            )
-            raise refused("--structure", args.structure, allowed + "of the structure")
+            allowed = "without --clusters and --fixed-blocks, whose global tokens stand for "
+            raise refused("--structure", args.structure, f"{allowed}nothing of the structure")
         if args.narrow_cls and args.structure != "text":
             raise refused("--narrow-cls", f"given, and --structure {args.structure}", "text")
         if args.narrow_cls and not args.hard_global:
@@ -308,8 +306,6 @@ class ETCReader(ETCModel, ReaderModel):
     ) -> tuple[StructureLogits, dict[str, Any]]:
         """As `ClusterformerReader.forward`; ``structure`` is a batch of global tokens, of
         `DocumentStructure`; None: one for each paragraph."""
-        text = document_tokens.ne(self.encoder.dictionary.bos())
-        if text_mask is not None:
-            text = text & text_mask
+        _, text = self.starts_and_text(document_tokens, text_mask)
         reading = self.encoder(question_tokens, document_tokens, text_mask, structure)
         return self.heads(reading, text), {"reading": reading, "reports": {"encoder": []}}

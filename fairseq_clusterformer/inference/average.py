@@ -47,10 +47,8 @@ def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
         for name in [*shapes, *given]:
             here, there = (of.get(name, "missing") for of in (given, shapes))
             if here != there:
-                raise UserError(
-                    f"--inputs: {name} is {there} in {paths[0]}, {here} in {path}; "
-                    "allowed: checkpoints of one model"
-                )
+                problem = f"{name} is {there} in {paths[0]}, {here} in {path}"
+                raise UserError(f"--inputs: {problem}; allowed: checkpoints of one model")
         for name, tensor in model.items():
             places[name] += ((tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.dtype),)
             if tensor.is_floating_point():
@@ -89,9 +87,8 @@ def latest(folder: Path, count: int, by_update: bool, upper_bound: int | None) -
     """Return the `count` latest checkpoints of a folder by epoch or by update, the newest first,
     up to an upper bound. Raises UserError: if there are fewer."""
     pattern = UPDATE if by_update else EPOCH
-    found = {
-        int(match[1]): path for path in folder.iterdir() if (match := pattern.fullmatch(path.name))
-    }
+    matches = ((pattern.fullmatch(path.name), path) for path in folder.iterdir())
+    found = {int(match[1]): path for match, path in matches if match}
     allowed = [n for n in sorted(found, reverse=True) if upper_bound is None or n <= upper_bound]
     if len(allowed) < count:
         option = "--num-update-checkpoints" if by_update else "--num-epoch-checkpoints"

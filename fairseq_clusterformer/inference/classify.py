@@ -88,11 +88,9 @@ class Classifier(Pretrained):
                 wanted = "two texts, as it was trained on pairs" if self.is_pair else "one text"
                 raise UserError(f"the model gets {len(row)} texts, {row!r}; allowed: {wanted}")
         words = [[self._words(text) for text in row] for row in rows]
-        sides = []
+        sides, index = [], task.dictionary.index
         for side in zip(*words, strict=True):
-            ids = [
-                torch.tensor([*map(task.dictionary.index, of_text)]).long() for of_text, _ in side
-            ]
+            ids = [torch.tensor([*map(index, of_text)]).long() for of_text, _ in side]
             sides.append(ListDataset(ids, np.array([*map(len, ids)])))
         dataset = SentenceDataset(
             sides,
@@ -101,16 +99,16 @@ class Classifier(Pretrained):
             pair_form=task.cfg.pair_form,
             max_positions=task.cfg.max_positions,
         )
-        batch = dataset.collater([dataset[index] for index in range(len(dataset))])
+        batch = dataset.collater([dataset[number] for number in range(len(dataset))])
         inputs = utils.apply_to_sample(lambda tensor: tensor.to(self.device), batch["net_input"])
         output = self.model(**inputs)
         probabilities = self.model.get_normalized_probs(output, log_probs=False).cpu()
         order = probabilities.argsort(dim=1, descending=True, stable=True)
         cut = dataset.full_sizes > dataset.sizes
-        for index, (row, places) in enumerate(zip(probabilities, order, strict=True)):
+        for number, (row, places) in enumerate(zip(probabilities, order, strict=True)):
             found = {self.labels[place]: float(row[place]) for place in places.tolist()}
             label = next(iter(found))
-            is_cut = bool(cut[index]) or any(was_cut for _, was_cut in words[index])
+            is_cut = bool(cut[number]) or any(was_cut for _, was_cut in words[number])
             yield Classification(label, found[label], found, is_cut)
 
     def _states(self, text: Text) -> Tensor:

@@ -213,10 +213,9 @@ def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) ->
         title, texts = parse_elsewhere("PDF", data)
     elif ending in _HTML:
         if main_text and importlib.util.find_spec("trafilatura") is None:
-            raise UserError(
-                "--main-text needs trafilatura, which is not installed; allowed: pip install "
-                '"fairseq_clusterformer[documents]", or no --main-text'
-            )
+            allowed = 'pip install "fairseq_clusterformer[documents]", or no --main-text'
+            problem = "--main-text needs trafilatura, which is not installed"
+            raise UserError(f"{problem}; allowed: {allowed}")
         text = _decoded(data, encoding, _declared(data))
         title, texts = parse_elsewhere("main HTML" if main_text else "HTML", text.encode())
     else:

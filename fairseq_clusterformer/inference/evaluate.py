@@ -3,6 +3,7 @@
 import logging
 import re
 from bisect import bisect
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -224,28 +225,19 @@ def breakdown(
 ) -> dict[str, dict[str, dict[str, float]]]:
     """The number of questions, exact match and F1 in per cent, by the first question word, and by
     the words of the question and of the first accepted answer."""
-
-    def asked(id_: str) -> tuple[int, str]:
-        match = QUESTION_WORDS.search(found.questions[id_])
-        return 0, match[0].lower() if match else "other"
-
-    def question_length(id_: str) -> tuple[int, str]:
-        return _range_of(len(found.questions[id_].split()), QUESTION_LENGTHS)
-
-    def answer_length(id_: str) -> tuple[int, str]:
-        texts = found.gold[id_] or [""]
-        return _range_of(len(texts[0].split()), ANSWER_LENGTHS)
-
-    tables = {
-        "by question word": asked,
-        "by words of the question": question_length,
-        "by words of the answer": answer_length,
-    }
+    tables: dict[str, dict[tuple[int, str], list[str]]] = defaultdict(lambda: defaultdict(list))
+    for id_, texts in found.gold.items():
+        question, answer = found.questions[id_], texts[0] if texts else ""
+        match = QUESTION_WORDS.search(question)
+        rows = {
+            "by question word": (0, match[0].lower() if match else "other"),
+            "by words of the question": _range_of(len(question.split()), QUESTION_LENGTHS),
+            "by words of the answer": _range_of(len(answer.split()), ANSWER_LENGTHS),
+        }
+        for title, row in rows.items():
+            tables[title][row].append(id_)
     result: dict[str, dict[str, dict[str, float]]] = {}
-    for title, row_of in tables.items():
-        rows: dict[tuple[int, str], list[str]] = {}
-        for id_ in found.gold:
-            rows.setdefault(row_of(id_), []).append(id_)
+    for title, rows in tables.items():
         result[title] = {}
         for (_, name), ids in sorted(rows.items()):
             scores = _score_texts(found, ids, no_answer_threshold)

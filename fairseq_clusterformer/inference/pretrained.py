@@ -60,10 +60,8 @@ class Pretrained:
     def __getattr__(self, name: str):
         if name not in ABILITIES:
             raise AttributeError(f"{type(self).__name__} has no attribute {name}")
-        raise Unable(
-            f"{self.loaded.path} is a {self.kind}: it cannot {name}; "
-            f"allowed: {', '.join(self.abilities)}"
-        )
+        problem = f"{self.loaded.path} is a {self.kind}: it cannot {name}"
+        raise Unable(f"{problem}; allowed: {', '.join(self.abilities)}")
 
     def __repr__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())

@@ -53,10 +53,8 @@ class Section:
     @property
     def text(self) -> str:
         """Of all pieces."""
-        paragraphs = self.source.paragraphs
-        return "\n".join(
-            paragraphs[piece.number][piece.start : piece.end] for piece in self.pieces
-        )
+        texts = self.source.paragraphs
+        return "\n".join(texts[piece.number][piece.start : piece.end] for piece in self.pieces)
 
     @property
     def tokens(self) -> Tensor:

@@ -140,19 +140,16 @@ class Translator(Pretrained):
         """Yield each sentence's index, and its hypotheses' subwords and scores."""
         check_numbers(beam=beam, lenpen=lenpen, batch_size=batch_size)
         if any(map(leaks_future, self.models)):
-            raise UserError(
-                f"{self.loaded.path} or a model with it has --decoder-cluster-rule leaking-chunk, "
-                "by which later tokens change earlier outputs: it cannot translate; allowed: "
-                "models that are causal"
-            )
+            problem = f"{self.loaded.path} or a model with it has --decoder-cluster-rule "
+            problem += "leaking-chunk, by which later tokens change earlier outputs"
+            raise UserError(f"{problem}: it cannot translate; allowed: models that are causal")
         most = self.task.max_positions(), *[model.max_positions() for model in self.models]
         most = utils.resolve_max_positions(*most)[0]
         for i, length in enumerate(dataset.src_sizes):
             if length > most:
-                raise UserError(
-                    f"line {i + 1} has {length} subwords with its end; allowed: {most} or fewer, "
-                    "the positions that the model has"
-                )
+                allowed = f"{most} or fewer, the positions that the model has"
+                problem = f"line {i + 1} has {length} subwords with its end"
+                raise UserError(f"{problem}; allowed: {allowed}")
         longest = max(map(dataset.num_tokens, range(len(dataset))), default=0)
         if max_tokens is not None and longest > max_tokens:
             problem = "the longest sentence has more"

@@ -212,23 +212,19 @@ def _why_unreadable(filename: str) -> str:
 
 
 def _restore_newest(trainer: Trainer, filename: str, problem: str) -> bool:
-    """Copy the newest whole checkpoint to a file that is broken or missing, if there is one."""
-    if not (whole := _newest_whole(trainer, filename)):
+    """Copy the newest checkpoint of the training itself that can be read, if there is one, to a
+    file that is broken or missing."""
+    folder = Path(filename).parent
+    if folder.resolve() != Path(trainer.cfg.checkpoint.save_dir).resolve():
         return False
-    logger.warning(f"{problem}; training goes on from {whole}, the newest whole one")
-    PathManager.copy(whole, filename, overwrite=True)
-    return True
-
-
-def _newest_whole(trainer: Trainer, broken: str) -> str | None:
-    """The checkpoint that the training itself saved last, of those that can be read."""
-    folder, cfg = Path(broken).parent, trainer.cfg.checkpoint
-    if folder.resolve() != Path(cfg.save_dir).resolve():
-        return None
     ours = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|\.best_.*)" + trainer.checkpoint_suffix)
     found = [path for path in folder.glob("checkpoint*.pt") if ours.fullmatch(path.stem)]
     found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    return next((str(path) for path in found if not _why_unreadable(str(path))), None)
+    whole = next((str(path) for path in found if not _why_unreadable(str(path))), None)
+    if whole is not None:
+        logger.warning(f"{problem}; training goes on from {whole}, the newest whole one")
+        PathManager.copy(whole, filename, overwrite=True)
+    return whole is not None
 
 
 def _option(cfg: CheckpointConfig, filename: str) -> tuple[str, str]:

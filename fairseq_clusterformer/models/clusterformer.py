@@ -32,6 +32,7 @@ from .options import (
     complete,
     flag,
     option,
+    register_sizes,
     set_defaults,
     set_sizes,
 )
@@ -118,16 +119,7 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
         """Build a model; raises ValueError for an option that is not allowed."""
         base_architecture(args)
         complete(args, ClusterformerOptions)
-        attention = {
-            side: attention_plan(
-                args,
-                side,
-                spec=f"{side}_attention",
-                rule=f"{side}_cluster_rule",
-                own_centroids=side == "decoder" or args.own_centroids,
-            )
-            for side in ("encoder", "decoder")
-        }
+        attention = {side: attention_plan(args, side) for side in ("encoder", "decoder")}
         cfg = TransformerConfig.from_namespace(args)
         cfg.attention, cfg.output_bias = attention, args.output_bias
         for name in _REFUSED:
@@ -189,9 +181,9 @@ def clusterformer_tiny(args):
 
 
 # CF22 section 4.1: 6 + 6 layers of 512, of 4 or 8 heads, K = 3; "big": of 1,024, 16 heads
-for _name, _sizes in {
-    "iwslt_de_en": transformer_iwslt_de_en,
-    "wmt_en_de": transformer_wmt_en_de,
-    "wmt_en_de_big": transformer_wmt_en_de_big,
-}.items():
-    register_model_architecture("clusterformer", f"clusterformer_{_name}")(_sizes)
+register_sizes(
+    "clusterformer",
+    iwslt_de_en=transformer_iwslt_de_en,
+    wmt_en_de=transformer_wmt_en_de,
+    wmt_en_de_big=transformer_wmt_en_de_big,
+)

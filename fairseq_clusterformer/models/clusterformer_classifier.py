@@ -19,7 +19,7 @@ from .encoder_only import (
     segment_embeddings,
     tiny_encoder,
 )
-from .options import flag, option, set_sizes
+from .options import flag, option, register_sizes, set_sizes
 from .pretrained import load_pretrained, set_sizes_of_folder
 from .word_vectors import read_word_vectors
 
@@ -176,9 +176,4 @@ def clusterformer_classifier_base(args):
     set_sizes(args, "encoder", **sizes, encoder_attention="neural")
 
 
-register_model_architecture("clusterformer_classifier", "clusterformer_classifier_tiny")(
-    tiny_encoder
-)
-register_model_architecture("clusterformer_classifier", "clusterformer_classifier_pretrained")(
-    set_sizes_of_folder
-)
+register_sizes("clusterformer_classifier", tiny=tiny_encoder, pretrained=set_sizes_of_folder)

@@ -22,7 +22,7 @@ from .encoder_only import (
     set_epsilon,
     tiny_encoder,
 )
-from .options import set_sizes
+from .options import register_sizes, set_sizes
 from .pretrained import load_pretrained, set_sizes_of_folder
 
 
@@ -109,9 +109,4 @@ def clusterformer_masked_lm_small(args):
     set_sizes(args, "encoder", **sizes, activation_fn="gelu")
 
 
-register_model_architecture("clusterformer_masked_lm", "clusterformer_masked_lm_tiny")(
-    tiny_encoder
-)
-register_model_architecture("clusterformer_masked_lm", "clusterformer_masked_lm_pretrained")(
-    set_sizes_of_folder
-)
+register_sizes("clusterformer_masked_lm", tiny=tiny_encoder, pretrained=set_sizes_of_folder)

@@ -213,8 +213,7 @@ class ClusterformerReader(ReaderModel):
                 but at ``<s>``.
         """
         reading = self.encoder(question_tokens, document_tokens)
-        starts = document_tokens.eq(self.encoder.dictionary.bos())
-        text = ~starts if text_mask is None else text_mask & ~starts
+        starts, text = self.starts_and_text(document_tokens, text_mask)
         extra = {"reading": reading, "reports": {"encoder": reading.reports}}
         return self.heads(reading, starts, text), extra
 

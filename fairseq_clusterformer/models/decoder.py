@@ -39,25 +39,20 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
             batch: which tokens are real, and which documents they belong to.
             need_attn: return the weights of each head's attention to the encoder.
         """
-        residual = x
-        if self.normalize_before:
-            x = self.self_attn_layer_norm(x)
-        x, reports = self.self_attn(x, batch, incremental_state)
+        norm = self.self_attn_layer_norm
+        change, reports = self.self_attn(self.normed(norm, x), batch, incremental_state)
         if self.c_attn is not None:  # NormFormer
-            x = (x.unflatten(-1, (self.nh, -1)) * self.c_attn.unsqueeze(-1)).flatten(-2)
+            heads = change.unflatten(-1, (self.nh, -1))
+            change = (heads * self.c_attn.unsqueeze(-1)).flatten(-2)
         if self.attn_ln is not None:
-            x = self.attn_ln(x)
-        x = self.residual_connection(self.dropout_module(x), residual)
-        if not self.normalize_before:
-            x = self.self_attn_layer_norm(x)
+            change = self.attn_ln(change)
+        x = self.added(norm, x, change)
 
         weights = None
         if self.encoder_attn is not None and encoder_out is not None:
-            residual = x
-            if self.normalize_before:
-                x = self.encoder_attn_layer_norm(x)
-            x, weights = self.encoder_attn(
-                query=x,
+            norm = self.encoder_attn_layer_norm
+            change, weights = self.encoder_attn(
+                query=self.normed(norm, x),
                 key=encoder_out,
                 value=encoder_out,
                 key_padding_mask=encoder_padding_mask,
@@ -66,23 +61,14 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
                 need_weights=need_attn,
                 need_head_weights=need_attn,
             )
-            x = self.residual_connection(self.dropout_module(x), residual)
-            if not self.normalize_before:
-                x = self.encoder_attn_layer_norm(x)
+            x = self.added(norm, x, change)
 
-        residual = x
-        if self.normalize_before:
-            x = self.final_layer_norm(x)
-        x = self.activation_dropout_module(self.activated(x))
+        norm = self.final_layer_norm
+        change = self.activation_dropout_module(self.activated(self.normed(norm, x)))
         if self.ffn_layernorm is not None:
-            x = self.ffn_layernorm(x)
-        x = self.dropout_module(self.fc2(x))
-        if self.w_resid is not None:
-            residual = self.w_resid * residual
-        x = self.residual_connection(x, residual)
-        if not self.normalize_before:
-            x = self.final_layer_norm(x)
-        return x, weights, *pack(reports)
+            change = self.ffn_layernorm(change)
+        residual = x if self.w_resid is None else self.w_resid * x
+        return self.added(norm, residual, self.fc2(change)), weights, *pack(reports)
 
 
 class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):

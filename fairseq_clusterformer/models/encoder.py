@@ -32,13 +32,10 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
             encoder_padding_mask: the batch, or bool [B, N], True for padding.
             centroids: handed on by the layer before, [B, K, D].
         """
-        residual = x
-        if self.normalize_before:
-            x = self.self_attn_layer_norm(x)
-        x, reports = self.self_attn(x, encoder_padding_mask, centroids=centroids)
-        x = self.residual_connection(self.dropout_module(x), residual)
-        if not self.normalize_before:
-            x = self.self_attn_layer_norm(x)
+        norm = self.self_attn_layer_norm
+        read = self.normed(norm, x)
+        change, reports = self.self_attn(read, encoder_padding_mask, centroids=centroids)
+        x = self.added(norm, x, change)
 
         at_once = at_once_in(self, x.device)
         portions = [x] if at_once is None else x.split(max(1, at_once // x.size(1)))
@@ -47,12 +44,9 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         """The second block, which treats each token on its own."""
-        residual = x
-        if self.normalize_before:
-            x = self.final_layer_norm(x)
-        x = self.activation_dropout_module(self.activation_fn(self.fc1(x)))
-        x = self.residual_connection(self.dropout_module(self.fc2(x)), residual)
-        return x if self.normalize_before else self.final_layer_norm(x)
+        norm = self.final_layer_norm
+        change = self.activation_dropout_module(self.activated(self.normed(norm, x)))
+        return self.added(norm, x, self.fc2(change))
 
 
 class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):

@@ -105,13 +105,7 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
     @classmethod
     def build_encoder(cls, args, task) -> nn.Module:
         """The encoder of the options, for the task's words and lengths, or ValueError."""
-        plan = attention_plan(
-            args,
-            "encoder",
-            spec="encoder_attention",
-            rule="encoder_cluster_rule",
-            own_centroids=args.own_centroids,
-        )
+        plan = attention_plan(args, "encoder")
         cfg = TransformerConfig.from_namespace(args)
         cfg.max_source_positions = task.max_positions()
         words = embed_words(args, task.source_dictionary)

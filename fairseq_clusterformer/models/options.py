@@ -1,14 +1,19 @@
 """Options of the attention, which all architectures share."""
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from importlib.util import find_spec
 from typing import Any, Optional, get_args, get_type_hints
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models import (
+    ARCH_MODEL_NAME_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
+    register_model_architecture,
+)
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
@@ -42,17 +47,17 @@ def options_of_kinds(kinds: tuple[str, ...]) -> Iterator[tuple[str, Any, Field]]
         options = registered(kind).options
         hints = get_type_hints(options)
         for item in fields(options):
-            option = flag_of(item)
-            if option in found or option in _BY_SIDE:
+            name = flag_of(item)
+            if name in found or name in _BY_SIDE:
                 continue
-            found.add(option)
+            found.add(name)
             types = [t for t in get_args(hints[item.name]) if t is not type(None)]
             hint = Optional[types[0]] if types else hints[item.name]  # noqa: UP045
             help_text, choices = item.metadata["help"], item.metadata["choices"]
             if choices:
                 help_text += f": {', '.join(choices)}"
             metadata = {"help": help_text, "range": item.metadata.get("range")}
-            yield option, hint, field(default=item.default, metadata=metadata)
+            yield name, hint, field(default=item.default, metadata=metadata)
 
 
 @dataclass
@@ -93,13 +98,13 @@ def _offer(kind: Registered) -> None:
     """Give the options of a plug-in's kind to every model, as if they had always been there."""
     name = next(n for n in attention_kinds() if registered(n) is kind)
     others = options_of_kinds(tuple(other for other in attention_kinds() if other != name))
-    ours = {option for option, *_ in others}
+    ours = {item[0] for item in others}
     new = [item for item in options_of_kinds((name,)) if item[0] not in ours]
     for model, options in list(MODEL_DATACLASS_REGISTRY.items()) if new else ():
         if not (isinstance(options, type) and issubclass(options, ClusteringOptions)):
             continue
         there = {item.name for item in fields(options)}
-        for taken in [option for option, *_ in new if option in there]:
+        for taken in [item[0] for item in new if item[0] in there]:
             problem = f"{flag(taken)} is an option of {model} already"
             raise ValueError(f"attention kind {name!r}: {problem}; allowed: another flag")
         namespace = {"__doc__": options.__doc__, "__module__": options.__module__}
@@ -177,6 +182,12 @@ def set_sizes(
     set_defaults(args, **{f"{side}_{name}": size for name, size in sizes.items()}, **others)
 
 
+def register_sizes(model: str, **sizes: Callable[[Namespace], None]) -> None:
+    """Register ``MODEL_NAME`` for the name of each size, with what sets its options."""
+    for name, set_options in sizes.items():
+        register_model_architecture(model, f"{model}_{name}")(set_options)
+
+
 def defaults_of(options: type[FairseqDataclass]) -> dict[str, object]:
     """Names and default values of a dataclass's options."""
     return {f.name: f.default for f in fields(options) if not f.name.startswith("_")}
@@ -196,13 +207,7 @@ def check_heads(args: Namespace, side: str) -> None:
 
 
 def attention_plan(
-    args: Namespace,
-    side: str,
-    *,
-    spec: str,
-    rule: str,
-    own_centroids: bool = True,
-    **instead: object,
+    args: Namespace, side: str, *, spec: str = "", rule: str = "", **instead: object
 ) -> AttentionPlan:
     """The attention of an encoder's or a decoder's layers. Raises ValueError: naming the option.
 
@@ -212,12 +217,13 @@ def attention_plan(
     Args:
         args: fairseq's options.
         side: "encoder" or "decoder".
-        spec, rule: names of the options in ``args`` that have them.
-        own_centroids: each layer owns the centroids that it starts from.
+        spec, rule: names of the options in ``args`` that have them; default: those of the side.
         instead: values that count instead of those in ``args``, by the names there.
     """
     check_heads(args, side)
-    kinds = _kinds_of_layers(args, side, spec, rule, own_centroids=own_centroids, **instead)
+    names = spec or f"{side}_attention", rule or f"{side}_cluster_rule"
+    own_centroids = side == "decoder" or getattr(args, "own_centroids", True)
+    kinds = _kinds_of_layers(args, side, *names, own_centroids=own_centroids, **instead)
     heads = getattr(args, f"{side}_attention_heads")
     shared = getattr(args, f"{side}_kv_heads", 0) or heads
     if heads % shared:
@@ -247,9 +253,8 @@ def _kinds_of_layers(
     cluster_rule = getattr(args, rule)
     if cluster_rule not in _RULES[side]:
         raise refused(flag(rule), cluster_rule, ", ".join(_RULES[side]))
-    defaults = {
-        f: getattr(args, f, item.default) for f, _, item in options_of_kinds(attention_kinds())
-    }
+    known = options_of_kinds(attention_kinds())
+    defaults = {name: getattr(args, name, item.default) for name, _, item in known}
     # What an encoder does not have is for the decoder; in a spec it is refused.
     if side == "encoder":
         defaults |= {"attention_sinks": 0, "cache_positions": False}

@@ -315,10 +315,10 @@ def _tensors(path: Path, option: str) -> dict[str, Tensor]:
         problem = f"no weights that can be read ({first_line(error)})"
         allowed = "model.safetensors or pytorch_model.bin"
         raise unfit(option, path, problem, allowed) from None
-    old = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+    renamed = ((n.replace("LayerNorm.gamma", "LayerNorm.weight"), t) for n, t in found.items())
     return {
-        re.sub("|".join(old), lambda name: old[name[0]], name): tensor.float()
-        for name, tensor in found.items()
+        name.replace("LayerNorm.beta", "LayerNorm.bias"): tensor.float()
+        for name, tensor in renamed
         if tensor.is_floating_point()
     }
 

@@ -47,6 +47,14 @@ class ReaderModel(EncoderOnlyModel):
     def max_positions(self) -> None:
         """A document may have any number of tokens."""
 
+    def starts_and_text(
+        self, document_tokens: Tensor, text_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Each ``<s>``, and where a short answer can begin and end, bool [B, N]: ``text_mask``
+        (None: everywhere), but at ``<s>``."""
+        starts = document_tokens.eq(self.encoder.dictionary.bos())
+        return starts, ~starts if text_mask is None else text_mask & ~starts
+
     def check_questions(self, most: int) -> None:
         """Raise ValueError if questions may not have ``most`` tokens."""
 

@@ -40,7 +40,7 @@ def check(args: Namespace, decoder: nn.Module) -> None:
 
 
 def segments(sample: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
-    """Batches of so many tokens of each row in their order; no last one of a single token."""
+    """Batches of so many tokens of each row; a last one of a single token joins the one before."""
     inputs, state = sample["net_input"], SegmentState()
     length = inputs["src_tokens"].size(1)
     for first, end in pairwise([*range(0, length - 1, size), length]):

@@ -86,6 +86,15 @@ class ClusteredLayer:
         if form != FAIRSEQS:
             form.give(self)
 
+    def normed(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """What a sublayer reads of x."""
+        return norm(x) if self.normalize_before else x
+
+    def added(self, norm: nn.Module, x: Tensor, change: Tensor) -> Tensor:
+        """What follows a sublayer that read x, and made a change of it."""
+        x = self.residual_connection(self.dropout_module(change), x)
+        return x if self.normalize_before else norm(x)
+
     def activated(self, x: Tensor) -> Tensor:
         """The inner activation of the feed-forward block."""
         out = self.activation_fn(self.fc1(x))

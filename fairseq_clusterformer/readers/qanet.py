@@ -5,6 +5,7 @@ Shape letters: B batch, W words of the longest document, V of the longest questi
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from fairseq.models import FairseqEncoder, register_model
@@ -18,6 +19,7 @@ from fairseq_clusterformer.models.options import (
     ClusteringOptions,
     attention_plan,
     option,
+    register_sizes,
     set_defaults,
 )
 from fairseq_clusterformer.models.reader import labelled
@@ -31,7 +33,6 @@ from .word_reader import (
     WordReaderEncoder,
     WordReaderOptions,
     WordReading,
-    register_sizes,
 )
 from .words import Words
 
@@ -257,16 +258,21 @@ class QANetReader(WordReader):
 
 register_sizes(
     "qanet_reader",
-    {
-        "tiny": {  # learns on a laptop's processor
-            **{"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 64, "encoder_layers": 4},
-            **{"letter_filters": 32, "word_dim": 100},
-        },
-        # the report's, by vectors and letters
-        "xlqa": {"subword_dim": 0},
-        "xlqa_large": {
-            **{"encoder_embed_dim": 256, "encoder_ffn_embed_dim": 256},
-            **{"encoder_attention_heads": 8, "subword_dim": 0},
-        },
-    },
+    tiny=partial(  # learns on a laptop's processor
+        set_defaults,
+        encoder_embed_dim=64,
+        encoder_ffn_embed_dim=64,
+        encoder_layers=4,
+        letter_filters=32,
+        word_dim=100,
+    ),
+    # the report's, by vectors and letters
+    xlqa=partial(set_defaults, subword_dim=0),
+    xlqa_large=partial(
+        set_defaults,
+        encoder_embed_dim=256,
+        encoder_ffn_embed_dim=256,
+        encoder_attention_heads=8,
+        subword_dim=0,
+    ),
 )

@@ -12,7 +12,7 @@ from fairseq_clusterformer.criterions.clusterformer_qa import QACriterion
 from fairseq_clusterformer.data.document_windows import WindowData, WindowedQuestions
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.data.questions import DocumentStructure, QuestionDataset
-from fairseq_clusterformer.data.stored import load_dictionary, shard_of
+from fairseq_clusterformer.data.stored import shard_of
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.options import flag, option
@@ -72,6 +72,7 @@ class ClusterformerQATask(OwnModels):
     """Questions with a document each, and their answers: spans, paragraphs, yes or no, or none."""
 
     name, model, criterion = "clusterformer_qa", ReaderModel, QACriterion
+    made_by = "clusterformer prepare qa"
     #: what the model reads of a document's structure, once there is one
     structure: DocumentStructure | None = None
 
@@ -85,9 +86,7 @@ class ClusterformerQATask(OwnModels):
             if cfg.document_stride >= (most or math.inf):
                 given = f"{cfg.document_stride}, and {flag(name)} {most}"
                 raise refused("--document-stride", given, "a stride below the tokens of a window")
-        dictionary = load_dictionary(cfg.data, "clusterformer prepare qa")
-        logger.info(f"{len(dictionary)} symbols")
-        return cls(cfg, dictionary)
+        return super().setup_task(cfg, **kwargs)
 
     def load_dataset(
         self, split: str, combine: bool = False, epoch: int = 1, **kwargs
@@ -157,11 +156,10 @@ class ClusterformerQATask(OwnModels):
                 "last paragraphs and sentences have none"
             )
         if in_training and self.structure.supporting and not known:
-            raise ValueError(
-                f"--supporting-facts is given: {split} of {self.cfg.data} has none within "
-                f"--max-positions {self.cfg.max_positions}; allowed: data "
-                "with supporting sentences, such as hotpotqa, 2wiki and babi"
-            )
+            limit = f"within --max-positions {self.cfg.max_positions}"
+            problem = f"{split} of {self.cfg.data} has none {limit}"
+            allowed = "data with supporting sentences, such as hotpotqa, 2wiki and babi"
+            raise refused("--supporting-facts", "given", allowed, problem)
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """As `OwnModels` does; raises ValueError for a reader that has no room for questions."""

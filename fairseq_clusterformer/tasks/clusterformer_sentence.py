@@ -148,10 +148,9 @@ class ClusterformerSentenceTask(OwnModels):
             if row[-1:] == [end]:
                 row.pop()
             if len(row) != 1 or not first <= row[0] < first + len(self.classes):
-                raise ValueError(
-                    f"{path}: line {number} is {self.label_dictionary.string(row)!r}; allowed: "
-                    f"one label of {path.parent}/dict.txt: {_some(self.classes)}"
-                )
+                given = f"{path}: line {number} is {self.label_dictionary.string(row)!r}"
+                allowed = f"one label of {path.parent}/dict.txt: {_some(self.classes)}"
+                raise ValueError(f"{given}; allowed: {allowed}")
         return torch.tensor([row[0] - first for row in rows])
 
     def begin_valid_epoch(self, epoch: int, model) -> None:
@@ -176,19 +175,14 @@ def _read_labels(folder: Path) -> Dictionary:
 def _read_binarized(path: Path, dictionary: Dictionary, combine: bool):
     dataset = data_utils.load_indexed_dataset(str(path), dictionary, combine=combine)
     if dataset is None:
-        raise FileNotFoundError(
-            f"{path}.bin, {path}.idx: no such files; allowed: what fairseq-preprocess writes"
-        )
+        problem = f"{path}.bin, {path}.idx: no such files"
+        raise FileNotFoundError(f"{problem}; allowed: what fairseq-preprocess writes")
     return dataset
 
 
 def _read_numbers(path: Path) -> Tensor:
     """A label that is a number of each line, float32 [n]."""
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path}: no such file; allowed: a number a line, or no --regression-target"
-        )
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = _read_lines(path, "a number a line, or no --regression-target")
     try:
         labels = torch.tensor([*map(float, lines)])
     except ValueError as error:
@@ -201,13 +195,15 @@ def _read_numbers(path: Path) -> Tensor:
 
 def _read_questions(path: Path) -> Tensor:
     """Numbers of the questions, int64 [n], in the order of their first pairs."""
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path}: no such file; allowed: a question's id a line, or no folder {path.parent}"
-        )
     numbers: dict[str, int] = {}
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = _read_lines(path, f"a question's id a line, or no folder {path.parent}")
     return torch.tensor([numbers.setdefault(line.strip(), len(numbers)) for line in lines])
+
+
+def _read_lines(path: Path, allowed: str) -> list[str]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; allowed: {allowed}")
+    return path.read_text(encoding="utf-8").splitlines()
 
 
 def _some(names: list[str]) -> str:

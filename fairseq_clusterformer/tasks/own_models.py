@@ -1,5 +1,6 @@
 """Bases of tasks: what they train, by what criterion, and from what it starts."""
 
+import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,8 +10,11 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import FairseqTask
 from omegaconf import II, MISSING
 
+from fairseq_clusterformer.data.stored import load_dictionary
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.options import option
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -42,10 +46,18 @@ class OwnModels(InitialWeights, FairseqTask):
     name: ClassVar[str]  # of the task, and of its criterion
     model: ClassVar[type]  # base class of the architectures
     criterion: ClassVar[type]  # base class of its criterion
+    made_by: ClassVar[str]  # the command that makes its data
 
     def __init__(self, cfg: FairseqDataclass, dictionary: Dictionary):
         super().__init__(cfg)
         self.dictionary = dictionary
+
+    @classmethod
+    def setup_task(cls, cfg: DataOptions, **kwargs):
+        """Read the dictionary. Raises FileNotFoundError: there is none."""
+        dictionary = load_dictionary(cfg.data, cls.made_by)
+        logger.info(f"{len(dictionary)} symbols")
+        return cls(cfg, dictionary)
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """As `InitialWeights` does; raises ValueError for another architecture."""

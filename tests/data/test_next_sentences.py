@@ -109,7 +109,7 @@ def test_words_to_guess(dictionary):
 
 
 def test_a_batch(dictionary):
-    data = NextSentences(lines_of(dictionary), dictionary, max_positions=23, shuffle=False)
+    data = NextSentences(lines_of(dictionary), dictionary, max_positions=23)
     samples = [data[index] for index in (0, 1, 2)]
     batch = data.collater(samples)
     given = batch["net_input"]
