@@ -1,6 +1,6 @@
 """From a reader's logits to answers: spans, their order, what is scored of them; no fairseq."""
 
-from .documents import (
+from .documents import (  # noqa: F401
     TYPES,
     Answer,
     AnswerLogits,
@@ -11,21 +11,5 @@ from .documents import (
     StructureLogits,
     text_mask,
 )
-from .ensemble import mean_logits
-from .ranking import best_spans, natural_question, ranked_answers
-
-__all__ = [
-    "TYPES",
-    "Answer",
-    "AnswerLogits",
-    "Answers",
-    "Document",
-    "Logits",
-    "StructureLogits",
-    "SharedLogits",
-    "best_spans",
-    "mean_logits",
-    "natural_question",
-    "ranked_answers",
-    "text_mask",
-]
+from .ensemble import mean_logits  # noqa: F401
+from .ranking import best_spans, natural_question, ranked_answers, ranking_options  # noqa: F401

@@ -21,40 +21,29 @@ _EAST_ASIAN = 0x2E80  # the first of their letters
 
 
 class AnswerLogits(NamedTuple):
-    """What a reader says of questions and their documents, in float32.
+    """What a reader says of questions and their documents, in float32."""
 
-    Attributes:
-        start: of each token being a short answer's first, [B, N]; -inf for padding, ``<s>`` and
-            what else is no text.
-        end: of each being its last, [B, N]; -inf likewise.
-        paragraph: at each ``<s>``, of its paragraph being the long answer, [B, N]; -inf elsewhere.
-        type: of each of :data:`TYPES`, [B, 5].
-    """
-
+    #: of each token being a short answer's first, [B, N]; -inf for padding, ``<s>`` and what else
+    #: is no text
     start: Tensor
-    end: Tensor
+    end: Tensor  # of each being its last, [B, N]; -inf likewise
+    #: at each ``<s>``, of its paragraph being the long answer, [B, N]; -inf elsewhere
     paragraph: Tensor
-    type: Tensor
+    type: Tensor  # of each of :data:`TYPES`, [B, 5]
 
 
 class SharedLogits(NamedTuple):
     """What a reader says in which spans, yes, no, "long" and "none" share softmaxes, as spans and
-    "no answer" do in BERT's form for SQuAD 2.0; see :class:`AnswerLogits`.
+    "no answer" do in BERT's form for SQuAD 2.0; see :class:`AnswerLogits`."""
 
-    Attributes:
-        start, end: of a reader of words, finite at the first and last token of a word of the text.
-        type: the logits in sum of the best span of any length, and those of each slot, [B, 5].
-        slots: of places in front of the document, one for each of :data:`TYPES` but the first,
-            which share the softmaxes of starts and ends with the tokens, [B, 2, 4].
-        bounds: of a reader of words, the first and the last token of each token's word, int64
-            [B, N, 2]; else None.
-    """
-
-    start: Tensor
-    end: Tensor
+    start: Tensor  # of a reader of words, finite at the first token of a word of the text
+    end: Tensor  # and at the last one
     paragraph: Tensor
-    type: Tensor
+    type: Tensor  # the sum of the best span of any length, and that of each slot, [B, 5]
+    #: of places in front of the document, one for each of :data:`TYPES` but the first, which share
+    #: the softmaxes of starts and ends with the tokens, [B, 2, 4]
     slots: Tensor
+    #: of a reader of words, the first and last token of each token's word, int64 [B, N, 2]
     bounds: Tensor | None
 
     @staticmethod
@@ -70,20 +59,17 @@ class SharedLogits(NamedTuple):
 
 
 class StructureLogits(NamedTuple):
-    """What a reader of structured documents says; see :class:`AnswerLogits`.
-
-    Attributes:
-        sentences: of each supporting the answer, each on its own, [B, S]; -inf where there are no
-            more; None: it does not say.
-        candidates: of each being the answer, [B, C]; -inf where there are no more; None: no
-            question of the batch has candidates.
-    """
+    """What a reader of structured documents says; see :class:`AnswerLogits`."""
 
     start: Tensor
     end: Tensor
     paragraph: Tensor
     type: Tensor
+    #: of each supporting the answer, each on its own, [B, S]; -inf where there are no more; None:
+    #: it does not say
     sentences: Tensor | None = None
+    #: of each being the answer, [B, C]; -inf where there are no more; None: no question of the
+    #: batch has candidates
     candidates: Tensor | None = None
 
 
@@ -99,26 +85,18 @@ def text_mask(characters: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """What the tokens of a document stand for.
+    """What the tokens of a document stand for."""
 
-    Args:
-        texts: of its paragraphs.
-        starts: the position of each paragraph's ``<s>``, int64 [P].
-        characters: each token's first character in its paragraph's text, and the one after its
-            last, int32 or int64 [2, N]; -1 for ``<s>`` and titles.
-        sentences: tokens [first, last) of each, int64 [S, 2]; None: unknown.
-        candidates: of answers; none: it may be any text.
-        mentions: candidate, first and last token of its places, int64 [M, 3]; None: unknown.
-        titled: the first sentence of each paragraph is its title.
-    """
-
-    texts: Sequence[str]
-    starts: Tensor
+    texts: Sequence[str]  # of its paragraphs
+    starts: Tensor  # the position of each paragraph's ``<s>``, int64 [P]
+    #: each token's first character in its paragraph's text, and the one after its last, int32 or
+    #: int64 [2, N]; -1 for ``<s>`` and titles
     characters: Tensor
-    sentences: Tensor | None = None
-    candidates: Sequence[str] = ()
+    sentences: Tensor | None = None  # tokens [first, last) of each, int64 [S, 2]; None: unknown
+    candidates: Sequence[str] = ()  # of answers; none: it may be any text
+    #: candidate, first and last token of its places, int64 [M, 3]; None: unknown
     mentions: Tensor | None = None
-    titled: bool = False
+    titled: bool = False  # the first sentence of each paragraph is its title
 
     @property
     def titles(self) -> dict[int, int]:
@@ -176,9 +154,8 @@ class Document:
         if not 0 <= first < last <= len(starts):
             raise ValueError(f"tokens [{first}, {last}) of {len(starts)}; allowed: 1 or more")
         if (starts[first:last] < 0).any():
-            raise ValueError(
-                f"tokens [{first}, {last}) hold <s> or a title; allowed: tokens of one text"
-            )
+            problem = f"tokens [{first}, {last}) hold <s> or a title"
+            raise ValueError(f"{problem}; allowed: tokens of one text")
         paragraph = int(torch.searchsorted(self.starts, first, right=True)) - 1
         return paragraph, int(starts[first]), int(ends[last - 1])
 
@@ -193,23 +170,14 @@ class Document:
 
 @dataclass(frozen=True)
 class Answer:
-    """A short answer: a span, a candidate, yes or no. The last two have no place.
+    """A short answer: a span, a candidate, yes or no. The last two have no place."""
 
-    Args:
-        text: the words of the document, unchanged; or "yes", "no".
-        score: the logarithm of its probability, in nats.
-        paragraph: the number of its paragraph.
-        characters: [start, end) of the paragraph's text.
-        tokens: [first, last) of the document.
-        candidate: its number, where it is one.
-    """
-
-    text: str
-    score: float
-    paragraph: int | None = None
-    characters: tuple[int, int] | None = None
-    tokens: tuple[int, int] | None = None
-    candidate: int | None = None
+    text: str  # the words of the document, unchanged; or "yes", "no"
+    score: float  # the logarithm of its probability, in nats
+    paragraph: int | None = None  # the number of its paragraph
+    characters: tuple[int, int] | None = None  # [start, end) of the paragraph's text
+    tokens: tuple[int, int] | None = None  # [first, last) of the document
+    candidate: int | None = None  # its number, where it is one
 
     @property
     def type(self) -> str:
@@ -219,25 +187,18 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to a question.
+    """The answers to a question."""
 
-    Args:
-        types: the probability of each of :data:`TYPES`.
-        short: best first: those of the likelier type (spans, yes, no), and of these the likelier.
-        long: paragraphs with the logarithm of their probability, in nats, best first.
-        evidence: the logarithm of exp(start logit + end logit), summed over all pairs of tokens:
-            unlike the probabilities, it can be compared with that of another document.
-        none: the score of "no answer" among the spans, in nats, where it has a place in their
-            softmaxes; else None.
-        supporting: the numbers of the sentences that support the answer, and the probability of
-            each; None: unknown.
-    """
-
-    types: dict[str, float]
+    types: dict[str, float]  # the probability of each of :data:`TYPES`
+    #: best first: those of the likelier type (spans, yes, no), and of these the likelier
     short: list[Answer]
-    long: list[tuple[int, float]]
+    long: list[tuple[int, float]]  # paragraphs, log of their probability in nats; best first
+    #: the logarithm of exp(start logit + end logit), summed over all pairs of tokens: unlike the
+    #: probabilities, it can be compared with that of another document
     evidence: float = 0.0
+    #: the score of "no answer" among the spans, in nats, where it has a place in their softmaxes
     none: float | None = None
+    #: the sentences that support the answer, and the probability of each; None: unknown
     supporting: list[tuple[int, float]] | None = None
 
     @property

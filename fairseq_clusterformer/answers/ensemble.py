@@ -10,12 +10,9 @@ from .documents import Logits, SharedLogits, StructureLogits
 
 
 def mean_logits(found: Sequence[Logits]) -> Logits:
-    """Logits of the mean of several readers' probabilities: of starts, of ends, of paragraphs and
-    of types, and of what else they say. Of one reader, its own logits.
-
-    Args:
-        found: of the same questions and documents, all of one class.
-    """
+    """Logits of the mean of several readers' probabilities of the same questions and documents: of
+    starts, of ends, of paragraphs and of types, and of what else they say. Of one reader, its own
+    logits."""
     first = found[0]
     if len(found) == 1:
         return first

@@ -101,6 +101,12 @@ def ranked_answers(
     return found
 
 
+def ranking_options(cfg: Any) -> dict[str, Any]:
+    """What options of a task say of :func:`ranked_answers`."""
+    names = ("max_answer_length", "no_answer_bias", "supporting_threshold")
+    return {name: getattr(cfg, name) for name in names}
+
+
 def _supporting(likely: Tensor, document: Document, threshold: float) -> list[tuple[int, float]]:
     """The sentences of a document that are likely [S] to support the answer; no titles."""
     number = 0 if document.sentences is None else len(document.sentences)
@@ -165,7 +171,9 @@ def best_spans(
     words: Tensor | None = None,
     top: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The spans whose first token's start and last token's end are most in sum.
+    """The spans whose first token's start and last token's end are most in sum: spans
+    [first, last), best first. Returns their scores [..., n], -inf where there are no more; first
+    and last, int64 [..., n].
 
     Spans lie in one paragraph; a token with a logit of -inf (or nan) begins or ends none.
 
@@ -177,10 +185,6 @@ def best_spans(
         words: the number of each token's word, never decreasing, int64 [..., N]; None: each token
             is one.
         top: n, 1 or more; fewer where there are fewer pairs of tokens.
-
-    Returns:
-        Of spans [first, last), best first: their scores [..., n], -inf where there are no more;
-        first and last, int64 [..., n].
     """
     length = start.size(-1)
     width = max_length
@@ -205,14 +209,12 @@ def best_spans(
 
 
 def natural_question(id_: str, answers: Answers, paragraphs: Sequence[Sequence]) -> dict[str, Any]:
-    """An entry of ``predictions``, in tokens of the whole document.
+    """An entry of ``predictions``, in tokens of the whole document; of each paragraph [title,
+    text, [start, end), words] is given, see ``data/qa.py``.
 
     Both answers are given, whether or not the most likely type has them. Their scores, which are
-    logarithms of probabilities, say how sure they are, and a threshold decides. Where yes or no
-    is more likely than a span, it stands in the span's place.
-
-    Args:
-        paragraphs: [title, text, [start, end), words] of each; see ``data/qa.py``.
+    logarithms of probabilities, say how sure they are, and a threshold decides. Where yes or no is
+    more likely than a span, it stands in the span's place.
     """
     long, long_score = (-1, -1), _LEAST
     if answers.long:

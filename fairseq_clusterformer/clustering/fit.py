@@ -80,7 +80,8 @@ def fit(
     seed: int = 1,
     options: Options | None = None,
 ) -> Clusters:
-    """Fit K centroids to vectors.
+    """Fit K centroids to vectors. Raises UserError: a value that is not allowed, or "som" without
+    its library.
 
     Args:
         method: one of :data:`METHODS`.
@@ -88,9 +89,6 @@ def fit(
         num_clusters: K, from 1 to N.
         seed: of all that is random.
         options: of the method; its defaults if None.
-
-    Raises:
-        UserError: a value that is not allowed, or "som" without its library.
     """
     x = torch.as_tensor(x, dtype=torch.float32)
     options = check(method, num_clusters, len(x), options)

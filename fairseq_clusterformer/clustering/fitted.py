@@ -22,23 +22,16 @@ from .fuzzy import SIMILARITIES, Similarity, fuzzy_clusters
 
 @dataclass(frozen=True)
 class Clusters:
-    """Clusters of K-Means or of a map, which have ``spherical``, or neural ones, with the rest.
+    """Clusters of K-Means or of a map, which have ``spherical``, or neural ones, with the rest."""
 
-    Attributes:
-        centroids: float32 [K, D]; neural ones are in the space of X W_c.
-        spherical: whether a vector belongs to the nearest centroid by cosine, else by distance.
-        log_normalizer: log of the mean of exp(s) over the vectors that were learned from, [K]:
-            eq. 2's denominator, so that a cluster does not depend on what else is assigned.
-        similarity, temperature: phi of eq. 2, and what divides it.
-        w_c: W_c of eq. 2, [D, D]; None: the identity.
-    """
-
-    centroids: Tensor
-    spherical: bool | None = None
+    centroids: Tensor  # float32 [K, D]; neural ones are in the space of X W_c
+    spherical: bool | None = None  # the nearest centroid is by cosine, else by distance
+    #: log of the mean of exp(s) over the vectors that were learned from, [K]: eq. 2's denominator,
+    #: so that a cluster does not depend on what else is assigned
     log_normalizer: Tensor | None = None
-    similarity: str | None = None
-    temperature: float | None = None
-    w_c: Tensor | None = None
+    similarity: str | None = None  # phi of eq. 2
+    temperature: float | None = None  # that divides it
+    w_c: Tensor | None = None  # W_c of eq. 2, [D, D]; None: the identity
 
     @torch.no_grad()
     @full_float32()

@@ -57,15 +57,12 @@ class KMeansClustering(Float32Buffers):
 
     Centroids are random until the first time; later ones start from those before, so that groups
     stay together while the model learns. No gradient reaches them; they are fixed while a batch
-    runs. The bank keeps states of length 1, which never overflow half precision.
+    runs. The bank keeps the latest M states of length 1, which never overflow half precision.
 
     Each of several workers has a bank. The first clusters the latest M states of all, equally many
     of each, and sends the centroids. A checkpoint holds the banks of all, if ``consolidate`` was
-    called; another number of workers divides them.
-
-    Args:
-        embed_dim, num_clusters, bank_size: D, K and M.
-        interval: updates between two clusterings; 0: an epoch.
+    called; another number of workers divides them. ``interval`` is updates between two
+    clusterings; 0: an epoch.
     """
 
     def __init__(self, embed_dim: int, num_clusters: int, *, bank_size: int, interval: int):
@@ -124,7 +121,7 @@ class KMeansClustering(Float32Buffers):
             )
         elif states is not None:
             self._cluster(states)
-        if _workers() > 1:
+        if workers() > 1:
             dist.broadcast(self.centroids, 0)
 
     def consolidate(self) -> None:
@@ -138,20 +135,20 @@ class KMeansClustering(Float32Buffers):
         return {"banks": banks, "found": self.found, "age": self.age, "epoch": self.epoch}
 
     def set_extra_state(self, state: dict) -> None:
-        banks, workers = [bank.view(torch.float16) for bank in state["banks"]], _workers()
-        if len(banks) != workers:
-            banks = torch.cat(banks).tensor_split(workers)
-        self.bank.fill(banks[dist.get_rank() if workers > 1 else 0])
+        banks, number = [bank.view(torch.float16) for bank in state["banks"]], workers()
+        if len(banks) != number:
+            banks = torch.cat(banks).tensor_split(number)
+        self.bank.fill(banks[dist.get_rank() if number > 1 else 0])
         self.age, self.epoch = state["age"], state["epoch"]
         self.found = state.get("found", False)
         self._banks = None
 
     def _all_banks(self) -> list[Tensor] | None:
         """What each worker adds to M states, on the first; None on the others."""
-        states = self.bank.latest(self.bank.size // _workers()).view(-1, self.centroids.size(1))
-        if _workers() == 1:
+        states = self.bank.latest(self.bank.size // workers()).view(-1, self.centroids.size(1))
+        if workers() == 1:
             return [states]
-        banks = [states] * _workers() if dist.get_rank() == 0 else None
+        banks = [states] * workers() if dist.get_rank() == 0 else None
         dist.gather_object(states.clone(), banks, dst=0)  # a slice would bring its whole memory
         return banks
 
@@ -230,5 +227,5 @@ def nearest_neighbour_order(centroids: Tensor) -> Tensor:
     return torch.cat(order)
 
 
-def _workers() -> int:
+def workers() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

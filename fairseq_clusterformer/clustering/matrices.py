@@ -22,10 +22,8 @@ def read_matrix(path: Path) -> np.ndarray:
         matrix = np.ascontiguousarray(values, dtype=np.float32)
     if not (finite := np.isfinite(matrix)).all():
         row, column = np.argwhere(~finite)[0]
-        raise UserError(
-            f"{path} holds {values[row, column]} at row {row}, column {column} (counted from 0); "
-            "allowed: finite float32 numbers"
-        )
+        problem = f"{values[row, column]} at row {row}, column {column} (counted from 0)"
+        raise UserError(f"{path} holds {problem}; allowed: finite float32 numbers")
     return matrix
 
 

@@ -61,7 +61,9 @@ class NeuralClustering(AverageNormalizer):
         *,
         reports: bool = True,
     ) -> tuple[Tensor, Report, State]:
-        """Assign the tokens of a batch, or those that follow on tokens assigned before.
+        """Assign the tokens of a batch, or those that follow on tokens assigned before. Returns
+        the cluster of each token, int64 [B, N] (0 at padding); a report, whose observation is for
+        :meth:`observe`; and the state, which the normalizer "running" carries on.
 
         In evaluation without gradients nothing is computed that only teaches: the report has the
         cluster sizes alone, and the updated centroids if they are handed on.
@@ -72,10 +74,6 @@ class NeuralClustering(AverageNormalizer):
             centroids: [B, K, D] used instead of this module's own; needed if it owns none.
             state: what was returned for the tokens before; None or empty: there are none.
             reports: False: the report is empty.
-
-        Returns:
-            The cluster of each token, int64 [B, N] (0 at padding); a report, whose observation is
-            for :meth:`observe`; and the state, which the normalizer "running" carries on.
         """
         if centroids is None and self.centroids is None:
             raise ValueError("this clustering owns no centroids, and was given none")

@@ -69,12 +69,9 @@ def cluster_use(sizes: Tensor) -> ClusterUse:
 
 def summary(reports: dict[str, list[Report]]) -> dict[str, Tensor] | None:
     """What a criterion needs of the reports of each side's layers; None if no layer clusters.
-
-    Returns:
-        Float32 scalars: each of ``LOSSES``, a mean over the layers that have it, so that its
-        weight means the same at any depth; ``cluster_`` and each field of :class:`ClusterUse`,
-        means too; and ``SIDE_cluster_effective`` of each side that clusters, such as "encoder".
-    """
+    Returns float32 scalars: each of ``LOSSES``, a mean over the layers that have it, so that its
+    weight means the same at any depth; ``cluster_`` and each field of :class:`ClusterUse`, means
+    too; and ``SIDE_cluster_effective`` of each side that clusters, such as "encoder"."""
     sides = {
         side: [report for report in layers if report.cluster_sizes is not None]
         for side, layers in reports.items()

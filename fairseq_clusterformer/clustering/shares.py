@@ -5,7 +5,7 @@ Shape letters: B batch, H heads, N tokens, E head width, K clusters.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,41 @@ from .report import cluster_sizes
 
 #: scores there are at least where C++ computes them: for fewer, a build would take longer
 CPP_FROM = 1 << 17
+
+
+class _Scored(NamedTuple):
+    """Vectors whose scores for clusters are computed."""
+
+    impl: str
+    x: Tensor  # [B, H, N, E]
+    vectors: Tensor  # of the centroids, divided by the temperature [H, K, E]
+    offsets: Tensor  # subtracted from the exponents [H, 1, K]
+    similarity: Similarity
+    padding_mask: Tensor | None
+
+    def scoring(self) -> in_cpp.Scoring | None:
+        """What C++ computes scores from; None: torch does."""
+        few = self.x[..., 0].numel() * self.vectors.size(1) < CPP_FROM
+        if few or self.impl not in ("auto", "cpu") or torch.compiler.is_compiling():
+            return None
+        x, mask = self.x.to(self.vectors.dtype), self.padding_mask
+        if not in_cpp.can_assign(x):
+            return None
+        scale = None if self.similarity.kind == "cosine" else self.similarity.scale(x)
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        mask = None if mask is None else mask.contiguous()
+        vectors, offsets = self.vectors.contiguous(), self.offsets.squeeze(1).contiguous()
+        return in_cpp.Scoring(x, vectors, offsets, mask, scale, TIE, NORM_EPS)
+
+    def scores(self, part: slice) -> tuple[Tensor, Tensor | float, Tensor]:
+        """Of a slice of tokens (0 at padding): vectors [B, H, n, E], what these were multiplied
+        by, and the exponents of eq. 2 less offsets [B, H, n, K]."""
+        chunk = self.x[:, :, part].to(self.vectors.dtype)
+        if self.padding_mask is not None:
+            chunk = chunk.masked_fill(self.padding_mask[:, None, part, None], 0.0)
+        scale = self.similarity.scale(chunk)
+        unit = chunk * scale
+        return unit, scale, (unit @ self.vectors.transpose(-1, -2)).sub_(self.offsets)
 
 
 class Assigned(NamedTuple):
@@ -64,9 +99,10 @@ def assign_both(
     dtype = torch.promote_types(k.dtype, torch.float32)
     vectors = similarity.vectors(centroids.to(dtype)) / temperature
     offsets = log_normalizer.to(dtype).unsqueeze(1)
-    rest, none = (similarity, padding_mask), torch.zeros_like(offsets)
-    of_queries = _assign(impl, q, vectors, none, *rest, probes=probes, mass=False)
-    of_keys = _assign(impl, k, vectors, offsets, *rest, log_weights=log_weights)
+    rest = similarity, padding_mask
+    scored = _Scored(impl, q, vectors, torch.zeros_like(offsets), *rest)
+    of_queries = _assign(scored, probes=probes, mass=False)
+    of_keys = _assign(_Scored(impl, k, vectors, offsets, *rest), log_weights=log_weights)
     (queries, *more), (keys,) = of_queries.clusters, of_keys.clusters
     sizes = torch.stack([of_queries.sizes, of_keys.sizes])
     tokens = _number_of(k, padding_mask)
@@ -109,10 +145,10 @@ def assign_with_shares(
         drawn = torch.rand(shape, device=k.device) < exploration
         cluster = torch.randint(vectors.size(1), shape, device=k.device)
         explored = cluster.masked_fill(~drawn, -1)
-    args = (similarity, padding_mask)
+    rest = similarity, padding_mask
     with torch.no_grad():  # only an argmax is taken of the scores of queries
-        (queries,), *of_queries = _assign(impl, q, vectors, offsets[0], *args)[:3]
-    log_share, keys, *of_keys = _LogShares.apply(impl, k, vectors, offsets[1], *args, explored)
+        (queries,), *of_queries = _assign(_Scored(impl, q, vectors, offsets[0], *rest))[:3]
+    log_share, keys, *of_keys = _LogShares.apply(explored, impl, k, vectors, offsets[1], *rest)
     sizes, log_mass = (torch.stack(both) for both in zip(of_queries, of_keys[::-1], strict=True))
     tokens = _number_of(k, padding_mask)
     return Assigned(queries, keys, log_mass, sizes, tokens, log_share=log_share)
@@ -127,12 +163,12 @@ def _number_of(k: Tensor, padding_mask: Tensor | None) -> Tensor:
 
 class _LogShares(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, impl, k, vectors, offsets, similarity, padding_mask, explored):
-        ctx.scored = impl, similarity
-        args = (k, vectors, offsets, similarity, padding_mask)
-        (keys,), *found = _assign(impl, *args, shares=True, explored=explored)
+    def forward(ctx, explored, *scored):
+        scored = _Scored(*scored)
+        ctx.scored = scored.impl, scored.similarity
+        (keys,), *found = _assign(scored, shares=True, explored=explored)
         sizes, log_mass, log_share, log_total = found
-        ctx.save_for_backward(k, vectors, offsets, padding_mask, log_total, keys)
+        ctx.save_for_backward(*scored[1:4], scored.padding_mask, log_total, keys)
         ctx.mark_non_differentiable(keys, log_mass, sizes)
         return log_share, keys, log_mass, sizes
 
@@ -142,14 +178,14 @@ class _LogShares(torch.autograd.Function):
     def backward(ctx, d_log_share, *_):
         k, vectors, offsets, padding_mask, *kept = ctx.saved_tensors
         impl, similarity = ctx.scored
-        args = (k, vectors, offsets, similarity, padding_mask)
-        if (scoring := _in_cpp(impl, *args)) is not None:
+        scored = _Scored(impl, k, vectors, offsets, similarity, padding_mask)
+        if (scoring := scored.scoring()) is not None:
             d_k, d_vectors = in_cpp.backward(scoring, *kept[::-1], d_log_share)
-            return None, d_k.to(k.dtype), d_vectors, None, None, None, None
+            return None, None, d_k.to(k.dtype), d_vectors, None, None, None
         log_total, keys = kept
         d_k, d_vectors = torch.empty_like(k), torch.zeros_like(vectors)
         for part in chunks(k, vectors.size(1)):
-            unit, scale, scores = _scores(*args, part)
+            unit, scale, scores = scored.scores(part)
             gradient = d_log_share[:, :, part].unsqueeze(-1)
             # of s_own - log(sum of exp(s)): 1 at the own cluster, less each cluster's share
             d_scores = scores.sub_(log_total[:, :, part].unsqueeze(-1)).exp_().mul_(-gradient)
@@ -159,72 +195,32 @@ class _LogShares(torch.autograd.Function):
             if padding_mask is not None:
                 d_part.masked_fill_(padding_mask[:, None, part, None], 0.0)
             d_k[:, :, part] = d_part
-        return None, d_k, d_vectors, None, None, None, None
+        return None, None, d_k, d_vectors, None, None, None
 
 
-def _in_cpp(
-    impl: str,
-    x: Tensor,
-    vectors: Tensor,
-    offsets: Tensor,
-    similarity: Similarity,
-    padding_mask: Tensor | None,
-) -> in_cpp.Scoring | None:
-    """What C++ computes scores from; None: torch does."""
-    few = x[..., 0].numel() * vectors.size(1) < CPP_FROM
-    if few or impl not in ("auto", "cpu") or torch.compiler.is_compiling():
-        return None
-    x = x.to(vectors.dtype)
-    if not in_cpp.can_assign(x):
-        return None
-    scale = None if similarity.kind == "cosine" else similarity.scale(x)
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    mask = None if padding_mask is None else padding_mask.contiguous()
-    vectors, offsets = vectors.contiguous(), offsets.squeeze(1).contiguous()
-    return in_cpp.Scoring(x, vectors, offsets, mask, scale, TIE, NORM_EPS)
+def _assign(scored: _Scored, *, mass: bool = True, **how: Any) -> in_cpp.Found:
+    """The nearest clusters of vectors, and of each cluster the log of the sum of exp(s), times
+    ``log_weights``, over real tokens; arguments as of `kernels.cpu.shares.assign`."""
+    if (scoring := scored.scoring()) is not None:
+        found = in_cpp.assign(scoring, mass=mass, **how)
+    else:
+        found = _in_chunks(scored, mass=mass, **how)
+    if not mass:
+        return found
+    return found._replace(log_mass=found.log_mass + scored.offsets.squeeze(1))
 
 
-def _assign(
-    impl: str,
-    x: Tensor,
-    vectors: Tensor,
-    offsets: Tensor,
-    similarity: Similarity,
-    padding_mask: Tensor | None,
+def _in_chunks(
+    scored: _Scored,
     *,
+    mass: bool,
     probes: int = 1,
-    mass: bool = True,
     shares: bool = False,
     explored: Tensor | None = None,
     log_weights: Tensor | None = None,
 ) -> in_cpp.Found:
-    """The nearest clusters of x, and of each cluster the log of the sum of exp(s), times
-    ``log_weights``, over real tokens; arguments as of `kernels.cpu.shares.assign`."""
-    args = (x, vectors, offsets, similarity, padding_mask)
-    how = {"probes": probes, "mass": mass, "shares": shares, "explored": explored}
-    if (scoring := _in_cpp(impl, *args)) is not None:
-        found = in_cpp.assign(scoring, log_weights=log_weights, **how)
-    else:
-        found = _in_chunks(*args, log_weights=log_weights, **how)
-    if not mass:
-        return found
-    return found._replace(log_mass=found.log_mass + offsets.squeeze(1))
-
-
-def _in_chunks(
-    x: Tensor,
-    vectors: Tensor,
-    offsets: Tensor,
-    similarity: Similarity,
-    padding_mask: Tensor | None,
-    *,
-    probes: int,
-    mass: bool,
-    shares: bool,
-    explored: Tensor | None,
-    log_weights: Tensor | None,
-) -> in_cpp.Found:
     """The same by torch, on any device."""
+    _, x, vectors, offsets, _, padding_mask = scored
     clusters = torch.empty(probes, *x.shape[:3], dtype=torch.long, device=x.device)
     log_mass = log_share = log_total = None
     if mass:
@@ -232,7 +228,7 @@ def _in_chunks(
     if shares:
         log_share, log_total = vectors.new_empty(2, *x.shape[:3])
     for part in chunks(x, vectors.size(1)):
-        _, _, scores = _scores(x, vectors, offsets, similarity, padding_mask, part)
+        _, _, scores = scored.scores(part)
         for one, found in zip(clusters, largest_few(scores, probes, offsets), strict=True):
             one[:, :, part] = found
         if shares:
@@ -263,21 +259,3 @@ def log_sum_over_tokens(scores: Tensor) -> Tensor:
     peak = scores.detach().amax(2).amax(0)  # both at once takes a processor 50 times as long
     peak = peak.clamp(min=torch.finfo(peak.dtype).min)  # of -inf alone
     return (scores - peak.unsqueeze(1)).exp().sum((0, 2)).log() + peak
-
-
-def _scores(
-    x: Tensor,
-    vectors: Tensor,
-    offsets: Tensor,
-    similarity: Similarity,
-    padding_mask: Tensor | None,
-    part: slice,
-) -> tuple[Tensor, Tensor | float, Tensor]:
-    """Of a slice of tokens (0 at padding): vectors [B, H, n, E], what these were multiplied by,
-    and the exponents of eq. 2 less offsets [B, H, n, K]."""
-    chunk = x[:, :, part].to(vectors.dtype)
-    if padding_mask is not None:
-        chunk = chunk.masked_fill(padding_mask[:, None, part, None], 0.0)
-    scale = similarity.scale(chunk)
-    unit = chunk * scale
-    return unit, scale, (unit @ vectors.transpose(-1, -2)).sub_(offsets)

@@ -31,14 +31,12 @@ def as_checkpoint(path: Path, data: Path | None) -> Iterator[tuple[Path, Path | 
 
 def as_bundle(folder: Path, out: Path, *, dtype: str = "float32", force: bool = False) -> Path:
     """Write a folder of transformers as a bundle: one of our models, or another library's dense
-    model, which becomes ours with full attention.
+    model, which becomes ours with full attention. Raises UserError: a folder of another model, or
+    transformers is not installed.
 
     Args:
         folder: that ``save_pretrained`` wrote.
         out, dtype, force: as of :func:`~fairseq_clusterformer.inference.bundle.write_bundle`.
-
-    Raises:
-        UserError: a folder of another model, or transformers is not installed.
     """
     try:
         from fairseq_clusterformer.hf import no_progress_bars

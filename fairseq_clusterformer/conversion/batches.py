@@ -45,14 +45,11 @@ def batches_of_split(
     loaded: Loaded, split: str, tokens: int, length: int | None, *, seed: int
 ) -> list[Inputs]:
     """What the model is given of a split, by its task, until there are so many tokens, padding
-    included, or no more text.
+    included, or no more text. Raises UserError: no such split, or nothing in it.
 
     Args:
         length: tokens of a text, see :func:`length_of`.
         seed: of the order in which texts are drawn.
-
-    Raises:
-        UserError: no such split, or nothing in it.
     """
     allowed = "a prepared folder with this split (--gen-subset), or --text FILE"
     section = copy.deepcopy(loaded.cfg.task)
@@ -95,8 +92,12 @@ def batches_of_text(
         if not len(inside):
             raise UserError(f"{name}: it is empty; allowed: a text of one token or more")
         rows += [framed(row, dictionary, length) for row in inside.split(length - 2)]
-    sized = ((len(row), row) for row in rows)
-    return [_padded(part, dictionary.pad()) for part in _cut(sized, tokens)]
+    batches = []
+    for part in _cut(((len(row), row) for row in rows), tokens):
+        lengths = torch.tensor([len(row) for row in part])
+        padded = collate_tokens(part, dictionary.pad())
+        batches.append({"src_tokens": padded, "src_lengths": lengths})
+    return batches
 
 
 def _batches_of_pairs(loaded: Loaded, files: Sequence[Path], tokens: int) -> list[Inputs]:
@@ -135,15 +136,8 @@ def _batches_of_pairs(loaded: Loaded, files: Sequence[Path], tokens: int) -> lis
 
 def _collated(dataset: FairseqDataset, order: Sequence[int], tokens: int) -> list[Inputs]:
     """What models are given of a data set, until there are so many tokens."""
-    rows = ((int(dataset.num_tokens(index)), index) for index in order)
-    return [
-        dataset.collater([dataset[i] for i in part])["net_input"] for part in _cut(rows, tokens)
-    ]
-
-
-def _padded(rows: Sequence[Tensor], padding: int) -> Inputs:
-    lengths = torch.tensor([len(row) for row in rows])
-    return {"src_tokens": collate_tokens(rows, padding), "src_lengths": lengths}
+    parts = _cut(((int(dataset.num_tokens(index)), index) for index in order), tokens)
+    return [dataset.collater([dataset[i] for i in part])["net_input"] for part in parts]
 
 
 def _cut(rows: Iterator[tuple[int, Any]], tokens: int) -> Iterator[list[Any]]:

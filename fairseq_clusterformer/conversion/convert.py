@@ -80,7 +80,8 @@ def check(loaded: Loaded, plan: Plan) -> None:
     form, or one that is not dense; a spec that does not fit; fewer positions than there are."""
     name, model = "CHECKPOINT", loaded.model
     target = target_of(loaded)
-    for side, number, attention in attentions(model) if _is_ours(model) else ():
+    layers = attentions(model) if _is_ours(model) else {}
+    for (side, number), attention in layers.items():
         kinds = "+".join(heads.written for heads in attention.kinds)
         if set(heads.kind for heads in attention.kinds) != {"full"}:
             problem = f"layer {number} of the {side} is {kinds}"
@@ -118,17 +119,14 @@ def convert(
     *,
     progress: Progress = lambda steps, name: iter(steps),
 ) -> Converted:
-    """Convert a dense model, which :func:`check` has found good.
+    """Convert a dense model, which :func:`check` has found good. Raises UserError: options of the
+    model that have no clustered form, texts that are too short, or a disk without room.
 
     Args:
         batches: of its inputs; heads are measured on the first ones, which nothing is fitted to
             unless there is one batch alone.
         folder: of what has been read and fitted so far, see :func:`~.reading.kept_beside`.
         progress: of the reading and of the fitting.
-
-    Raises:
-        UserError: options of the model that have no clustered form, texts that are too short, or
-            a disk without room.
     """
     sides = target_of(loaded).specs
     dense = rebuilt(loaded, dict.fromkeys(sides, "full"))
@@ -188,15 +186,13 @@ def rebuilt(
     orders: dict[Place, list[int]] | None = None,
     max_positions: int | None = None,
 ) -> Loaded:
-    """The clustered model with a dense one's weights.
+    """The clustered model with a dense one's weights. Raises UserError: options of the model that
+    have no clustered form.
 
     Args:
         specs: attention of each side.
         orders: which head comes to each place of a layer; None: heads stay.
         max_positions: most tokens of a sequence; None: as before.
-
-    Raises:
-        UserError: options of the model that have no clustered form.
     """
     try:
         cfg = clustered_options(loaded, specs, max_positions)
@@ -270,7 +266,7 @@ def _orders(
     dense: Loaded, specs: dict[str, str], mass: dict[Place, Mass]
 ) -> dict[Place, list[int]]:
     orders = {}
-    for side, number, attention in attentions(dense.model):
+    for (side, number), attention in attentions(dense.model).items():
         depth, heads = len(getattr(dense.model, side).layers), attention.num_heads
         kinds = parse_attention(specs[side], num_layers=depth, num_heads=heads)[number]
         shared = heads // attention.kv_heads
@@ -280,8 +276,7 @@ def _orders(
 
 def _heads(clustered: Loaded, orders, mass, layers) -> list[Head]:
     heads = []
-    for side, layer, attention in attentions(clustered.model):
-        at = side, layer
+    for at, attention in attentions(clustered.model).items():
         size = attention.num_heads // len(attention.kinds)
         numbers = (*mass[at], *layers[at]["before"], *layers[at]["after"])
         for head, values in enumerate(torch.stack(numbers, dim=1).tolist()):
@@ -291,5 +286,5 @@ def _heads(clustered: Loaded, orders, mass, layers) -> list[Head]:
             if kind != "taught":  # not fitted
                 began = chance_before = None
             of_head = (far, best, chance, began, chance_before, ended)
-            heads.append(Head(side, layer, head, place, kind, *of_head))
+            heads.append(Head(*at, head, place, kind, *of_head))
     return heads

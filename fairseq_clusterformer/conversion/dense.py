@@ -28,6 +28,7 @@ from fairseq_clusterformer.models.pretrained import FAMILIES as ENCODERS
 from fairseq_clusterformer.models.pretrained import load_folder, set_sizes_of_folder
 
 from .families import FAMILIES, KNOWN
+from .model import CRITERIONS
 from .texts import languages, roberta_text
 
 ALLOWED = f"a folder of {KNOWN} that save_pretrained wrote, tokenizer included"
@@ -46,15 +47,9 @@ def is_dense(folder: Path) -> bool:
 
 
 def read_dense(folder: Path, data: Path) -> Loaded:
-    """Read a dense model as ours, with full attention.
-
-    Args:
-        data: a new folder, which gets the files of the model's text.
-
-    Raises:
-        UserError: a model of another type or with another form of a layer; files that are missing
-            or damaged.
-    """
+    """Read a dense model as ours, with full attention; the new folder ``data`` gets the files of
+    its text. Raises UserError: a model of another type or with another form of a layer; files that
+    are missing or damaged."""
     kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
     if kind not in FAMILIES | ENCODERS:
         raise bad_option("CHECKPOINT", folder, ALLOWED, f"a model of the type {kind}")
@@ -94,13 +89,12 @@ def read_dense(folder: Path, data: Path) -> Loaded:
     of_task = {"tokens_per_sample": options["max_target_positions"]}
     if family.task == "translation":
         of_task = dict(zip(("source_lang", "target_lang"), languages(folder), strict=True))
-    names = (family.architecture, family.task, family.criterion)
-    return _loaded(model, names, vars(config.namespace()), of_task, folder, data)
+    names = family.architecture, family.task
+    return _loaded(model, *names, vars(config.namespace()), of_task, folder, data)
 
 
 def _check_memory(folder: Path) -> None:
-    """Refuse a model of which there is no room for three copies in float32: theirs, ours, and the
-    tensors on their way."""
+    """Refuse a model without room for three copies in float32: theirs, ours, and in between."""
     needed = 0
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
@@ -143,14 +137,14 @@ def _read_encoder(folder: Path, data: Path) -> Loaded:
         ours: getattr(config, theirs, getattr(config, ours, 0.1))
         for ours, theirs in _DROPOUT.items()
     }
-    names = ("clusterformer_masked_lm", "masked_lm", "clusterformer_masked_lm")
-    return _loaded(model, names, options, {"tokens_per_sample": most}, folder, data)
+    names = "clusterformer_masked_lm", "masked_lm"
+    return _loaded(model, *names, options, {"tokens_per_sample": most}, folder, data)
 
 
-def _loaded(model, names, options, of_task, folder: Path, data: Path) -> Loaded:
-    """A model with the options of a training that would have made it; ``names`` are those of its
-    architecture, task and criterion."""
-    architecture, task, criterion = names
+def _loaded(
+    model, architecture: str, task: str, options, of_task, folder: Path, data: Path
+) -> Loaded:
+    """A model with the options of a training that would have made it."""
     sections = {
         "common": CommonConfig(),  # which options of others refer to
         "dataset": DatasetConfig(),
@@ -161,7 +155,7 @@ def _loaded(model, names, options, of_task, folder: Path, data: Path) -> Loaded:
     sections = {name: dict(vars(section)) for name, section in sections.items()}
     sections["task"] |= {"_name": task, "data": None, **of_task}
     sections["model"] |= {"_name": architecture, **options}
-    sections["criterion"] = {"_name": criterion}
+    sections["criterion"] = {"_name": CRITERIONS[architecture]}
     given = OmegaConf.create(sections, flags={"allow_objects": True})
     resolved = OmegaConf.to_container(given, resolve=True, enum_to_str=True)
     del resolved["common"], resolved["dataset"]

@@ -32,33 +32,23 @@ _ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Family:
-    """How models of a type become ours.
+    """How models of a type become ours."""
 
-    Attributes:
-        auto: the Auto class that loads them.
-        architecture, task, criterion: of fairseq.
-        fixed: what their options must be, where they have them.
-        options: ours; a name is that of theirs, a function takes their configuration, and all
-            else is the value itself, wrapped by `always`.
-        names: replaced in the names of their tensors, in this order. A tensor with none of these
-            in its name is left out.
-        tables: our tensors that depend on the words, given their tensors, their configuration and
-            their number of each of our symbols (-1: none).
-        text: writes their text's files; see `fairseq_clusterformer.conversion.texts`.
-        split: their tensors as one linear map each.
-    """
-
-    auto: type
-    architecture: str
+    auto: type  # the Auto class that loads them
+    architecture: str  # of fairseq
     task: str
-    criterion: str
-    fixed: dict[str, Any]
-    always: dict[str, Any]
+    fixed: dict[str, Any]  # what their options must be, where they have them
+    always: dict[str, Any]  # our options that are the same for all
+    #: our options by theirs: a name, or a function of their configuration
     options: dict[str, str | Callable[[Any], Any]]
+    #: replaced in the names of their tensors, in this order; tensors without any are left out
     names: dict[str, str]
+    #: our tensors that depend on the words, given their tensors, their configuration and their
+    #: number of each of our symbols (-1: none)
     tables: Callable[[State, Any, list[int]], State]
+    #: writes their text's files; see `fairseq_clusterformer.conversion.texts`
     text: Callable[[Path, Path, Any], list[int]]
-    split: Callable[[State], State] = dict
+    split: Callable[[State], State] = dict  # their tensors as one linear map each
 
     def options_of(self, config: Any) -> dict[str, Any]:
         """Our options of a configuration of theirs. Raises ValueError: layers of another form than
@@ -135,7 +125,6 @@ GPT2 = Family(
     AutoModelForCausalLM,
     "clusterformer_lm",
     "language_modeling",
-    "clusterformer_cross_entropy",
     fixed={
         "layer_norm_epsilon": EPSILON,
         "scale_attn_weights": True,
@@ -212,7 +201,6 @@ BART = Family(
     AutoModelForSeq2SeqLM,
     "clusterformer",
     "translation",
-    "clusterformer_label_smoothed_cross_entropy",
     fixed={
         "tie_word_embeddings": True,
         "share_encoder_decoder_embeddings": True,
@@ -296,7 +284,6 @@ LLAMA = Family(
     AutoModelForCausalLM,
     "clusterformer_lm",
     "language_modeling",
-    "clusterformer_cross_entropy",
     fixed={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     always={
         "decoder_normalize_before": True,

@@ -58,10 +58,9 @@ class Pupil(NamedTuple):
 
 def pupils(dense: nn.Module, clustered: nn.Module, orders: dict[Place, list[int]]) -> list[Pupil]:
     """The routers of a clustered model that can be fitted."""
-    layers = {(side, number): attention for side, number, attention in attentions(dense)}
-    found = []
-    for side, number, attention in attentions(clustered):
-        place, size = (side, number), attention.num_heads // len(attention.routers)
+    layers, found = attentions(dense), []
+    for place, attention in attentions(clustered).items():
+        size = attention.num_heads // len(attention.routers)
         for i, router in enumerate(attention.routers):
             if isinstance(router, Taught):
                 heads = orders[place][i * size : (i + 1) * size]
@@ -195,14 +194,12 @@ def fit(
     progress: Callable[[range], Iterator[int]] = iter,
 ) -> list[float]:
     """Lower the routing loss of all routers, a batch each update. All queries of short texts are
-    scouts, and ``TEACHERS`` of longer ones.
+    scouts, and ``TEACHERS`` of longer ones. Returns the mean loss of the routers after each
+    update, in nats.
 
     Args:
         updates: of Adam; its step falls linearly to 0.
         progress: shows how far it is; it is given the range of updates.
-
-    Returns:
-        The mean loss of the routers after each update, in nats.
     """
     parameters = [p for pupil in routers for p in pupil.router.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.98))

@@ -89,6 +89,8 @@ def recall(
     only: Collection[Place] | None = None,
 ) -> dict[Place, tuple[Tensor, Tensor]]:
     """Attention-mass recall: the share of the dense model's attention that clustered heads see.
+    Of each layer, float64 [H] by the dense model's heads: the recall, and what chance would give,
+    where far attention is spread evenly over the keys beyond the window.
 
     Args:
         clustered: the dense model except for its heads' order and kinds, in evaluation mode; it
@@ -97,12 +99,8 @@ def recall(
         window: queries with keys beyond it are counted.
         sinks: first keys of a causal row, which count as near.
         only: layers to look at; None: all.
-
-    Returns:
-        For each layer, float64 [H] by the dense model's heads: the recall, and what chance would
-        give, where far attention is spread evenly over the keys beyond the window.
     """
-    layers = {(side, number): attention for side, number, attention in attentions(clustered)}
+    layers = attentions(clustered)
 
     def of_layer(place: Place, causal: bool, reading: Read, seen: Tensor, beyond: Tensor):
         theirs, x = layers[place], reading.x.transpose(0, 1)
@@ -135,11 +133,11 @@ def _means(
     only: Collection[Place] | None = None,
 ) -> dict[Place, tuple[Tensor, Tensor]]:
     """Means of two numbers [B, N] of each head over the queries that see beyond the window."""
-    layers = {(side, number): attention for side, number, attention in attentions(model)}
+    layers = attentions(model)
     totals: dict[Place, Tensor] = {}
     for inputs in batches:
         readings = read(model, inputs)
-        for place in readings if only is None else only:
+        for place in layers if only is None else only:
             reading, causal = readings[place], layers[place].routers[0].causal
             seen, distance = _in_sight(reading, causal)
             beyond = seen & (distance >= window if causal else distance > window)

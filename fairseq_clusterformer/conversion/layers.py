@@ -59,27 +59,17 @@ class Fitting(NamedTuple):
 def fit_layers(
     fitting: Fitting, folder: Path, progress: Progress
 ) -> tuple[dict[Place, dict], list[float]]:
-    """Fit all routers; layers that an earlier run has fitted are taken from their files.
-
-    Args:
-        folder: of these files.
-
-    Returns:
-        What :meth:`Fitting.layer` says of each layer, and the mean loss of all routers after each
-        update, in nats.
-    """
+    """Fit all routers; layers that an earlier run has fitted are taken from their files in a
+    folder. Returns what :meth:`Fitting.layer` says of each layer, and the mean loss of all routers
+    after each update, in nats."""
     routers: dict[Place, list[Pupil]] = {place: [] for place in fitting.orders}
     for pupil in pupils(fitting.dense, fitting.clustered, fitting.orders):
         routers[pupil.place].append(pupil)
-    key = _number_of(
-        *fitting[2:], [str(pupil.router) for each in routers.values() for pupil in each]
-    )
+    every = [pupil for of_layer in routers.values() for pupil in of_layer]
+    key = _number_of(*fitting[2:], [str(pupil.router) for pupil in every])
     files = {(side, n): folder / f"{side}-{n}-{key:08x}.pt" for side, n in routers}
-    found = {
-        place: torch.load(file, weights_only=True)
-        for place, file in files.items()
-        if file.is_file()
-    }
+    done = {place: file for place, file in files.items() if file.is_file()}
+    found = {place: torch.load(file, weights_only=True) for place, file in done.items()}
     left = sum(bool(routers[place]) for place in files if place not in found)
     steps = progress(range(left * fitting.updates), "fit")
 
@@ -97,7 +87,7 @@ def fit_layers(
         with replaced(file) as new:
             torch.save(found[place], new)
     next(steps, None)  # which ends the bar
-    losses = [found[pupil.place]["losses"] for each in routers.values() for pupil in each]
+    losses = [found[pupil.place]["losses"] for pupil in every]
     return found, [sum(of_update) / len(losses) for of_update in zip(*losses, strict=True)]
 
 

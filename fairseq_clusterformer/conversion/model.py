@@ -5,7 +5,7 @@ Shape letters: H heads, J heads of keys and values, E head width, N positions.
 
 import re
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -44,12 +44,15 @@ TARGETS = {
     "clusterformer_masked_lm": _MASKED,
     "clusterformer_classifier": _MASKED._replace(arch="clusterformer_classifier"),
 }
-#: what RoBERTa always has, and the options of ours that say so
-_ROBERTA = {
-    "encoder_learned_pos": True,
-    "layernorm_embedding": True,
-    "no_scale_embedding": True,
+#: by the clustered architecture
+CRITERIONS = {
+    "clusterformer_lm": "clusterformer_cross_entropy",
+    "clusterformer": "clusterformer_label_smoothed_cross_entropy",
+    "clusterformer_masked_lm": "clusterformer_masked_lm",
+    "clusterformer_classifier": "clusterformer_sentence_prediction",
 }
+#: what RoBERTa always has, by the options of ours that say so
+_ROBERTA = ("encoder_learned_pos", "layernorm_embedding", "no_scale_embedding")
 _REFUSED = ("untie_weights_roberta", "spectral_norm_classification_head")  # of RoBERTa
 #: options of the task and of the model that limit positions
 _LIMITS = ("tokens_per_sample", "max_positions", "max_source_positions", "max_target_positions")
@@ -69,13 +72,11 @@ def clustered_options(
     loaded: Loaded, specs: Mapping[str, str], max_positions: int | None
 ) -> DictConfig:
     """All options of a dense model's training, with the clustered architecture in its place.
+    Raises ValueError: an option that has no clustered form.
 
     Args:
         specs: attention of each side.
         max_positions: most tokens of a sequence; None: as before.
-
-    Raises:
-        ValueError: an option that has no clustered form.
     """
     cfg, model, target = loaded.cfg, loaded.model, target_of(loaded)
     is_roberta = ARCH_MODEL_NAME_REGISTRY.get(cfg.model._name, cfg.model._name) == "roberta"
@@ -90,7 +91,7 @@ def clustered_options(
         raise ValueError("it was trained with --positions relative; allowed: other positions")
     defaults = vars(MODEL_DATACLASS_REGISTRY[target.arch]())
     values: dict[str, Any] = {name: given.get(name, value) for name, value in defaults.items()}
-    values |= {"_name": target.arch} | (_ROBERTA if is_roberta else {})
+    values |= {"_name": target.arch} | dict.fromkeys(_ROBERTA if is_roberta else (), True)
     # A dense model may bring these, unused; they are of routers that are not fitted.
     values |= {name: defaults[name] for name in ("routes_by", "drop_keys") if name in defaults}
     for side, spec in specs.items():
@@ -130,46 +131,44 @@ def clustered_state(
     for name in wanted:  # marks of a dictionary, and of a version, that fairseq's do not have
         if name == "vocabulary" or name.endswith("encoder.version"):
             state.setdefault(name, wanted[name])
-    for side, number, attention in attentions(clustered):
-        if (side, number) in orders:
-            prefix = f"{side}.layers.{number}.self_attn."
-            permute_heads(state, prefix, attention, orders[side, number])
+    layers = attentions(clustered)
+    for (side, number), order in orders.items():
+        prefix = f"{side}.layers.{number}.self_attn."
+        permute_heads(state, prefix, layers[side, number], order)
     extend_positions(state, wanted, padding)
     return state
 
 
-def attentions(model: nn.Module) -> Iterator[tuple[str, int, SelfAttention]]:
-    """Yield side, number and attention of each layer of a clustered model; its name in the model
-    is ``SIDE.layers.NUMBER.self_attn``."""
-    for side in ("encoder", "decoder"):
-        stack = getattr(model, side, None)
-        for number, layer in enumerate([] if stack is None else stack.all_layers()):
-            yield side, number, layer.self_attn
+def attentions(model: nn.Module) -> dict[Place, SelfAttention]:
+    """The attention of each layer of a clustered model; its name in the model is
+    ``SIDE.layers.NUMBER.self_attn``."""
+    stacks = ((side, getattr(model, side, None)) for side in ("encoder", "decoder"))
+    return {
+        (side, number): layer.self_attn
+        for side, stack in stacks
+        if stack is not None
+        for number, layer in enumerate(stack.all_layers())
+    }
 
 
 def permute_heads(
     state: dict[str, Tensor], prefix: str, attention: SelfAttention, order: Sequence[int]
 ) -> None:
-    """Let the heads of a layer change places; what the layer computes stays the same.
+    """Let the heads of a layer change places; what the layer computes stays the same. Raises
+    ValueError: heads that share keys and values would be parted.
 
     Args:
         state: of the whole model, changed in place.
         prefix: of the layer's attention, with a dot at its end.
         attention: of the dense model, for its sizes.
         order: which head comes to each place, H numbers.
-
-    Raises:
-        ValueError: heads that share keys and values would be parted.
     """
     shared, width = attention.num_heads // attention.kv_heads, attention.head_dim
-    groups = [
-        [head // shared for head in order[i : i + shared]] for i in range(0, len(order), shared)
-    ]
+    firsts = range(0, len(order), shared)
+    groups = [[head // shared for head in order[i : i + shared]] for i in firsts]
     if any(len(set(group)) > 1 for group in groups):
-        raise ValueError(
-            f"heads in the order {list(order)} part those that share keys and values; allowed: "
-            f"groups of {shared} heads that stay together"
-        )
+        problem = f"heads in the order {list(order)} part those that share keys and values"
+        raise ValueError(f"{problem}; allowed: groups of {shared} heads that stay together")
     heads = _channels(order, width)
     kv_heads = _channels([group[0] for group in groups], width)
     for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):

@@ -8,8 +8,8 @@ Shape letters: B batch, H heads, N tokens, D model width, E head width.
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -51,7 +51,7 @@ class Read(NamedTuple):
         return tuple(rotated(t, positions, attention.rotary) for t in (self.q, self.k))
 
 
-class Readings(Mapping[Place, Read]):
+class Readings:
     """Of all layers, each computed when it is asked for.
 
     Args:
@@ -60,14 +60,7 @@ class Readings(Mapping[Place, Read]):
     """
 
     def __init__(self, model: nn.Module, given: Callable[[Place], tuple[Tensor, Batch]]):
-        self._layers = {(side, number): layer for side, number, layer in attentions(model)}
-        self._given = given
-
-    def __iter__(self) -> Iterator[Place]:
-        return iter(self._layers)
-
-    def __len__(self) -> int:
-        return len(self._layers)
+        self._layers, self._given = attentions(model), given
 
     @torch.no_grad()
     @full_float32()
@@ -101,15 +94,10 @@ def _run(model: nn.Module, inputs: Inputs) -> dict[Place, tuple[Tensor, Batch]]:
 
         return hook
 
-    hooks = [
-        attention.register_forward_pre_hook(listener((side, number)))
-        for side, number, attention in attentions(model)
-    ]
-    try:
+    with ExitStack() as hooks:
+        for place, attention in attentions(model).items():
+            hooks.enter_context(attention.register_forward_pre_hook(listener(place)))
         model(**inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return found
 
 
@@ -124,17 +112,13 @@ def _stored(file: Path, place: Place) -> tuple[Tensor, Batch]:
 def store(
     model: nn.Module, batches: Sequence[Inputs], folder: Path, progress: Progress
 ) -> list[Path]:
-    """Run a model over batches whose files are not there yet; return a file for each batch.
-
-    Raises:
-        UserError: the disk has no room for them.
-    """
+    """Run a model over batches whose files are not there yet; return a file for each batch. Raises
+    UserError: the disk has no room for them."""
     files = [folder / f"{number}.safetensors" for number in range(len(batches))]
     missing = [number for number, file in enumerate(files) if not file.is_file()]
-    layers = [attention for _, _, attention in attentions(model)]
     tokens = sum(next(iter(batches[number].values())).numel() for number in missing)
-    needed, free = 2 * tokens * sum(a.embed_dim for a in layers), shutil.disk_usage(folder).free
-    if needed > free:
+    needed = 2 * tokens * sum(a.embed_dim for a in attentions(model).values())
+    if needed > (free := shutil.disk_usage(folder).free):
         problem = f"{tokens:,} tokens take {needed / 1e9:.1f} GB there"
         allowed = f"a disk with as much room (there are {free / 1e9:.1f} GB), or fewer --tokens"
         raise bad_option("OUT", folder.parents[1], allowed, problem)

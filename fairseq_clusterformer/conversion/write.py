@@ -18,16 +18,11 @@ from fairseq_clusterformer.inference.load import Loaded
 from fairseq_clusterformer.outputs import check_new, whole_folder
 
 from .convert import Converted
+from .model import CRITERIONS
 
 CHECKPOINT, REPORT, PICTURE = FILES = ("checkpoint.pt", "convert.json", "convert.png")
 DATA = "data"  # what the model's text needs, where it comes from no data folder
 
-_CRITERIONS = {
-    "clusterformer_lm": "clusterformer_cross_entropy",
-    "clusterformer": "clusterformer_label_smoothed_cross_entropy",
-    "clusterformer_masked_lm": "clusterformer_masked_lm",
-    "clusterformer_classifier": "clusterformer_sentence_prediction",
-}
 #: what a model starts from, which is the checkpoint now
 _STARTS = ("word_vectors", "pretrained_checkpoint", "pretrained", "freeze_word_vectors")
 _SHORTEST = 100  # updates of the training that follows
@@ -102,7 +97,7 @@ def fine_tuning(converted: Converted, out: Path) -> str:
     cfg, arch = converted.loaded.cfg, converted.loaded.cfg.model._name
     updates = max(_SHORTEST, converted.dense_updates // 10)
     rate = max(_first_of(cfg, "optimization", "lr", [5e-4])) / 10
-    criterion = _CRITERIONS[arch]
+    criterion = CRITERIONS[arch]
     if arch == "clusterformer_lm" and cfg.model.get("adaptive_softmax_cutoff"):
         criterion = "clusterformer_adaptive_loss"
     words = [

@@ -10,12 +10,18 @@ from fairseq.logging import metrics
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fairseq_clusterformer.answers import Logits, SharedLogits, ranked_answers
+from fairseq_clusterformer.answers import (
+    Logits,
+    SharedLogits,
+    ranked_answers,
+    ranking_options,
+)
+from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.metrics import hotpotqa
 from fairseq_clusterformer.metrics.squad import evaluate_v2
 from fairseq_clusterformer.models.options import option
 
-from .clustering_losses import ClusteringLossConfig, ClusteringLosses
+from .clustering_losses import ClusteringLossConfig, ClusteringLosses, SummedLogs
 
 PARTS = ("span", "long", "type", "support", "candidate")
 LONG = ("long_gold", "long_found", "long_right")
@@ -118,12 +124,9 @@ def answer_parts(
     logits: Logits, spans: Tensor, types: Tensor, marginal: str = "joint"
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Losses of the short answer and of its type in nats, [B], and which questions have a target
-    for each, bool [B]. Both together are - log of the probability of the right answer. Of logits
-    that share softmaxes, the types are among the spans.
-
-    Args:
-        spans, types: as a reader's targets have them.
-    """
+    for each, bool [B], by ``spans`` and ``types`` of a reader's targets. Both together are - log
+    of the probability of the right answer. Of logits that share softmaxes, the types are among the
+    spans."""
     start, end = logits.start, logits.end
     if isinstance(logits, SharedLogits):
         spans = spans if logits.bounds is None else whole_words(spans, logits.bounds)
@@ -136,7 +139,7 @@ def answer_parts(
     }
 
 
-class QACriterion(FairseqCriterion):
+class QACriterion(SummedLogs, FairseqCriterion):
     """Loss of a short answer's start and end, of the long answer's paragraph, and of the type.
 
     Each part is the cross-entropy of all right choices together: of several gold spans, the model
@@ -155,10 +158,8 @@ class QACriterion(FairseqCriterion):
     def __init__(self, task, span_marginal: str):
         super().__init__(task)
         if not hasattr(task.cfg, "max_answer_length"):
-            raise ValueError(
-                f"--criterion is clusterformer_qa, and --task {task.cfg._name}; allowed: "
-                "clusterformer_qa"
-            )
+            given = f"clusterformer_qa, and --task {task.cfg._name}"
+            raise refused("--criterion", given, "clusterformer_qa")
         self.span_marginal = span_marginal
 
     def forward(self, model, sample, reduce=True):
@@ -213,13 +214,8 @@ class QACriterion(FairseqCriterion):
         data = self.task.dataset(sample["split"]).data
         whole = data.whole
         numbers = sample["id"].tolist()
-        found = ranked_answers(
-            logits,
-            [data.document(number) for number in numbers],
-            max_answer_length=self.task.cfg.max_answer_length,
-            no_answer_bias=self.task.cfg.no_answer_bias,
-            supporting_threshold=self.task.cfg.supporting_threshold,
-        )
+        documents = [data.document(number) for number in numbers]
+        found = ranked_answers(logits, documents, **ranking_options(self.task.cfg))
         sums = dict.fromkeys(SUMS, 0.0)
         for number, answers in data.questions(numbers, found):
             example = whole[number]
@@ -251,33 +247,24 @@ class QACriterion(FairseqCriterion):
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:
         """Aggregate logging outputs from data parallel training."""
-
-        def total(name: str) -> float:
-            return sum(log.get(name, 0) for log in logging_outputs)
-
-        size = total("sample_size")
-        metrics.log_scalar("loss", total("loss") / size / math.log(2), size, round=3)
+        total = cls.totals(logging_outputs)
+        size = total["sample_size"]
+        metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)
         for part in PARTS:
-            if number := total(f"{part}_size"):
-                mean = total(f"{part}_loss") / number / math.log(2)
+            if number := total[f"{part}_size"]:
+                mean = total[f"{part}_loss"] / number / math.log(2)
                 metrics.log_scalar(f"{part}_loss", mean, number, round=3)
-        number = total("span_size")
         for name in ("nll", "nll_one"):
-            if number and any(name in log for log in logging_outputs):
-                metrics.log_scalar(name, total(name) / number, number, round=3)
-        for names, number in ((ANSWERS, total("scored")), (FACTS, total("facts_scored"))):
+            if (number := total["span_size"]) and name in total:
+                metrics.log_scalar(name, total[name] / number, number, round=3)
+        for names, number in ((ANSWERS, total["scored"]), (FACTS, total["facts_scored"])):
             for name in names if number else ():
                 logged = "answerable_accuracy" if name == "answerable" else name
-                metrics.log_scalar(logged, total(name) / number, number, round=2)
-        for name in LONG if total("scored") else ():
-            metrics.log_scalar_sum(f"_{name}", total(name))
-        if total("long_gold"):
+                metrics.log_scalar(logged, total[name] / number, number, round=2)
+        for name in LONG if total["scored"] else ():
+            metrics.log_scalar_sum(f"_{name}", total[name])
+        if total["long_gold"]:
             metrics.log_derived("long_f1", _long_f1)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        """All of them are sums."""
-        return True
 
 
 def _long_f1(meters) -> float:

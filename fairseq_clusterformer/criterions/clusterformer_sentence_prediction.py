@@ -13,6 +13,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor
 
+from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.metrics import (
     RankingScores,
     f1_score,
@@ -40,6 +41,10 @@ class _Rows:
     #: of ranked pairs question, line, score and whether it is right; else prediction and label
     rows: Tensor  # float64 [n, 4] or [n, 2]
 
+    @classmethod
+    def of(cls, *columns: Tensor) -> "_Rows":
+        return cls(torch.stack([column.double().cpu() for column in columns], 1))
+
     def __repr__(self) -> str:
         return str(len(self.rows))
 
@@ -58,54 +63,36 @@ class SentencePredictionCriterion(FairseqCriterion):
         self.is_ranking = task.is_ranking
         self.classes = len(task.classes)  # 0: numbers
         if self.is_ranking and relevant_label not in task.classes:
-            raise ValueError(
-                f"--relevant-label is {relevant_label}; allowed: {', '.join(task.classes)}"
-            )
+            raise refused("--relevant-label", relevant_label, ", ".join(task.classes))
         self.relevant = task.classes.index(relevant_label) if self.is_ranking else None
 
     def forward(self, model, sample, reduce=True):
         """As fairseq's: (loss, sample size, what to log)."""
         net_output = model(**sample["net_input"])
-        if not self.classes:
-            return self._regress(model, sample, net_output[0].squeeze(1).float(), reduce)
-        log_probs = model.get_normalized_probs(net_output, log_probs=True)
         target = model.get_targets(sample, net_output)
-        loss = F.nll_loss(log_probs, target, reduction="sum" if reduce else "none")
-        size = len(target)
-        logging_output = {
-            "loss": loss.detach(),
-            "ntokens": sample["ntokens"],
-            "nsentences": size,
-            "sample_size": size,
-            "ncorrect": (log_probs.argmax(1) == target).sum(),
-        }
-        if self.classes == 2 and not model.training:
+        reduction, log = "sum" if reduce else "none", {}
+        if self.classes:
+            log_probs = model.get_normalized_probs(net_output, log_probs=True)
+            loss = F.nll_loss(log_probs, target, reduction=reduction)
             found = log_probs.argmax(1)
-            logging_output |= {"found": found.sum(), "right": target.sum()}
-            logging_output["both"] = (found * target).sum()
+            log["ncorrect"] = (found == target).sum()
+        else:
+            found = net_output[0].squeeze(1).float()
+            loss = F.mse_loss(found, target, reduction=reduction)
+            if not model.training:
+                log["regressed"] = _Rows.of(found.detach(), target)
+        if self.classes == 2 and not model.training:
+            log |= {"found": found.sum(), "right": target.sum(), "both": (found * target).sum()}
         if self.is_ranking and not model.training:
             # The odds, for a probability near 1 is 1 in float32, and candidates would tie.
             logits = net_output[0].detach().float()
             others = torch.cat([logits[:, : self.relevant], logits[:, self.relevant + 1 :]], 1)
             score = logits[:, self.relevant] - others.logsumexp(1)
             columns = (sample["question"], sample["id"], score, target == self.relevant)
-            rows = torch.stack([column.double().cpu() for column in columns], 1)
-            logging_output["candidates"] = _Rows(rows)
-        return loss, size, logging_output
-
-    def _regress(self, model, sample, found: Tensor, reduce: bool):
-        target = model.get_targets(sample, None)
-        loss = F.mse_loss(found, target, reduction="sum" if reduce else "none")
-        logging_output = {
-            "loss": loss.detach(),
-            "ntokens": sample["ntokens"],
-            "nsentences": len(target),
-            "sample_size": len(target),
-        }
-        if not model.training:
-            rows = torch.stack([found.detach(), target], 1)
-            logging_output["regressed"] = _Rows(rows.double().cpu())
-        return loss, len(target), logging_output
+            log["candidates"] = _Rows.of(*columns)
+        size = len(target)
+        sizes = {"ntokens": sample["ntokens"], "nsentences": size, "sample_size": size}
+        return loss, size, {"loss": loss.detach(), **sizes, **log}
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:

@@ -1,13 +1,33 @@
 """The total loss of CF22 eq. 17, on top of any fairseq criterion."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from fairseq.logging import metrics
 
 from fairseq_clusterformer.clustering import LOSSES, summary
+from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.options import check_ranges, option, options_of
 
 STATISTICS = (*LOSSES, "cluster_entropy", "cluster_effective", "cluster_largest", "cluster_empty")
+
+
+class SummedLogs:
+    """Mixin before a fairseq criterion: all that it logs are sums."""
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """They can, whichever worker they are of."""
+        return True
+
+    @staticmethod
+    def totals(logging_outputs: list[dict]) -> Counter:
+        """The sum of what is logged, by name; 0 of what nothing logs."""
+        found: Counter = Counter()
+        for log in logging_outputs:
+            for name, value in log.items():
+                found[name] += value
+        return found
 
 
 def weight(default: float, meaning: str) -> float:
@@ -53,10 +73,9 @@ class ClusteringLosses:
         listener = _Listener(model)
         loss, sample_size, logging_output = super().forward(listener, sample, reduce=reduce)
         if "reports" not in listener.net_output[1]:
-            raise ValueError(
-                f"--criterion is {type(self).__name__}, and the model a {type(model).__name__}; "
-                "allowed: an architecture clusterformer_*, or fairseq's own criterion"
-            )
+            given = f"{type(self).__name__}, and the model a {type(model).__name__}"
+            allowed = "an architecture clusterformer_*, or fairseq's own criterion"
+            raise refused("--criterion", given, allowed)
         clustering = summary(listener.net_output[1]["reports"])
         # Every batch logs every name: workers add up what they logged name by name. A batch may
         # have nothing to say, where LayerDrop leaves out all layers that cluster.

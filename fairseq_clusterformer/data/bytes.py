@@ -1,13 +1,10 @@
 """Text as bytes: one readable symbol for each of the 256 byte values.
 
 Printable ASCII stands for itself, every other byte (the space too, which separates symbols in
-fairseq's files) for its two hex digits: ``"Hi you\\n"`` is ``H i <20> y o u <0A>``. The
-symbols and their order never change, so all byte-level data sets share one ``dict.txt`` and
-their checkpoints can be exchanged.
-
-A data set of ``clusterformer prepare lm`` has exactly one token per byte and no ``</s>``. fairseq
-logs its loss in base 2 and per token. With ``--sample-break-mode none``, ``loss`` in the log (of
-``fairseq-eval-lm``: ``Loss (base 2)``) is therefore the number of bits per byte.
+fairseq's files) for its two hex digits: ``"Hi you\\n"`` is ``H i <20> y o u <0A>``. The symbols
+and their order never change, so all such data sets share one ``dict.txt``. They have one token per
+byte and no ``</s>``: with ``--sample-break-mode none``, fairseq's ``loss`` is the number of bits
+per byte.
 """
 
 from collections.abc import Iterable

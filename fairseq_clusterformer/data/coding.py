@@ -147,9 +147,8 @@ class ByteCoding(TextCoding):
         symbols = byte_coding.byte_symbols()
         self._index_of = np.array([dictionary.index(symbol) for symbol in symbols])
         values = dict(zip(self._index_of.tolist(), range(256), strict=True))
-        self._bytes = [
-            bytes([values[i]]) if i in values else UNREADABLE for i in range(len(dictionary))
-        ]
+        found = (values.get(i) for i in range(len(dictionary)))
+        self._bytes = [UNREADABLE if value is None else bytes([value]) for value in found]
 
     def _tokens(self, data: bytes) -> Tensor:
         return torch.from_numpy(self._index_of[np.frombuffer(data, np.uint8)])
@@ -167,9 +166,8 @@ class ByteCoding(TextCoding):
             yield self._bytes[int(token)]
 
 
-class ByteSubwords(TextCoding):
-    """Subwords of bytes, of which a line end is one like any other: GPT-2's files, or a
-    ``tokenizer.json``."""
+class _Subwords(TextCoding):
+    """Subwords of a model that knows the bytes of each."""
 
     unit = "piece"
 
@@ -177,13 +175,22 @@ class ByteSubwords(TextCoding):
         super().__init__(dictionary)
         self._model = model
         self._index_of = np.array([dictionary.index(symbol) for symbol in model.symbols])
-        self._bytes = dict(zip(self._index_of.tolist(), model.bytes, strict=True))
-        # Some put a blank before a text.
-        first = model.encode("a").ids[:1]
-        self._leads = bool(len(first)) and model.bytes[first[0]].startswith(b" ")
+        own = dictionary.symbols[: dictionary.nspecial]
+        self._bytes = dict(zip(model.symbols, model.bytes, strict=True))
+        self._bytes |= dict.fromkeys(own, UNREADABLE)
 
     def _encode(self, text: str) -> list[int]:
         return self._index_of[self._model.encode(text).ids].tolist()
+
+
+class ByteSubwords(_Subwords):
+    """Subwords of bytes, line ends too: GPT-2's files, or a ``tokenizer.json``."""
+
+    def __init__(self, dictionary, model: TokenizerSubwords) -> None:
+        super().__init__(dictionary, model)
+        # Some put a blank before a text.
+        first = model.encode("a").ids[:1]
+        self._leads = bool(len(first)) and model.bytes[first[0]].startswith(b" ")
 
     def items(self, file: Path) -> Iterator[Tensor]:
         with open(file, encoding="utf-8", newline="") as opened:
@@ -191,10 +198,10 @@ class ByteSubwords(TextCoding):
                 yield self.encode(lines)
 
     def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
-        special, end = range(self.dictionary.nspecial), self.dictionary.eos()
+        end = self.dictionary.eos()
         before = end if after is None else after
         for token in map(int, tokens):
-            found = UNREADABLE if token in special else self._bytes.get(token, UNREADABLE)
+            found = self._bytes.get(self.dictionary[token], UNREADABLE)
             if token == end:  # of a text, which is no line
                 found = b""
             yield found.removeprefix(b" ") if self._leads and before == end else found
@@ -259,23 +266,13 @@ class PieceCoding(_LineCoding):
         return symbol.replace(_BLANK, " ").encode()
 
 
-class LineSubwords(_LineCoding):
+class LineSubwords(_LineCoding, _Subwords):
     """Subwords of a ``tokenizer.json`` that reads line ends as blanks, such as word pieces."""
 
-    unit = "piece"
-
-    def __init__(self, dictionary, model: TokenizerSubwords) -> None:
-        super().__init__(dictionary)
-        self._model = model
-        self._index_of = np.array([dictionary.index(symbol) for symbol in model.symbols])
-        self._bytes = dict(zip(model.symbols, model.bytes, strict=True))
-
     def _lines(self, lines: list[str]) -> list[list[int]]:
-        return [self._index_of[self._model.encode(line).ids].tolist() for line in lines]
+        return [_Subwords._encode(self, line) for line in lines]
 
     def _chunk(self, symbol: str, begins_line: bool) -> bytes:
-        if symbol in self.dictionary.symbols[: self.dictionary.nspecial]:
-            return UNREADABLE
         piece = self._bytes.get(symbol, UNREADABLE)
         return piece.removeprefix(b" ") if begins_line else piece
 

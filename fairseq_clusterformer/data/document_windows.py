@@ -35,9 +35,8 @@ class _Window:
 
 
 class WindowData:
-    """The windows of a split, in the order of its questions: as `QAData`, a question for each.
-
-    A window that holds no answer of a question that has some has the answer "none".
+    """The windows of a split, in the order of its questions: as `QAData`, a question for each. A
+    window that holds no answer of a question that has some has the answer "none".
 
     Args:
         whole: the questions.
@@ -46,8 +45,8 @@ class WindowData:
         share: of the windows without an answer that are kept, drawn at random.
 
     Attributes:
-        dropped: how many windows without an answer are not kept.
-        lost: how many questions have answers, of which no window holds one.
+        dropped, lost: windows without an answer that are not kept, and questions whose answers are
+            whole in no window.
     """
 
     def __init__(self, whole: QAData, size: int, stride: int, *, share: float = 1.0) -> None:
@@ -89,8 +88,7 @@ class WindowData:
         )
 
     def texts(self, index: int) -> dict:
-        """The line of the question in ``SPLIT.jsonl``; no accepted ``texts`` where these stand in
-        other windows alone."""
+        """The question's line; no accepted ``texts`` where these stand in other windows alone."""
         number = self._windows[index].question
         line = self.whole.texts(number)
         elsewhere = len(self.whole[number].answers) and not len(self[index].answers)
@@ -193,11 +191,8 @@ def _windows(question: int, example: Example, size: int, stride: int) -> Iterato
 
 
 class WindowedQuestions(BySize):
-    """Samples of all windows of a question together, whose answers are one's.
-
-    Args:
-        windows: a sample for each window; its data are `WindowData`.
-    """
+    """Samples of all windows of a question together, whose answers are one's; each window is a
+    sample of `windows`, whose data are `WindowData`."""
 
     def __init__(self, windows: QuestionDataset):
         self.windows, self.data, self.split = windows, windows.data, windows.split

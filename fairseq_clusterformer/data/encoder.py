@@ -8,7 +8,9 @@ fairseq-interactive removes blanks at both ends of a prompt, and a prompt is one
 of ``from_pretrained`` keeps both.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Optional
 
@@ -39,44 +41,28 @@ class ClusterformerTextConfig(FairseqDataclass):
     task_target_lang: Optional[str] = II(_OF_TASK.format("target_lang"))  # noqa: UP045
 
 
+@dataclass(frozen=True)
+class PlainText:
+    """Plain text to symbols with blanks between them, and back."""
+
+    encode: Callable[[str], str]  # raises UserError: text that is not UTF-8
+    #: readable text, in lower case if the data is; what is no character becomes U+FFFD
+    decode: Callable[[str], str]
+
+
 @register_bpe("clusterformer", dataclass=ClusterformerTextConfig)
-def text_of_folder(cfg: ClusterformerTextConfig) -> "LanguageModelText | TranslationText":
+def text_of_folder(cfg: ClusterformerTextConfig) -> PlainText:
     """What codes the text of a prepared folder; raises UserError for another one."""
     folder = Path(utils.split_paths(cfg.clusterformer_data or cfg.task_data)[0])
     if (folder / "dict.txt").is_file():
-        return LanguageModelText(TextCoding.from_folder(folder))
+        coding = TextCoding.from_folder(folder)
+        words = coding.dictionary
+        return PlainText(
+            lambda text: " ".join(words[i] for i in coding.encode(text)),
+            lambda symbols: coding.decode(map(words.index, symbols.split())),
+        )
     pipeline = TextPipeline.from_folder(folder)
     source, target = cfg.task_source_lang, cfg.task_target_lang
     if source is None or target is None:  # fairseq's task does the same
         source, target = infer_language_pair(str(folder))
-    return TranslationText(pipeline, source, target)
-
-
-class LanguageModelText:
-    """Plain text to the symbols of a language model and back."""
-
-    def __init__(self, coding: TextCoding) -> None:
-        self.coding = coding
-
-    def encode(self, text: str) -> str:
-        """The text's symbols with blanks between them; UserError: it is not UTF-8."""
-        return " ".join(self.coding.dictionary[i] for i in self.coding.encode(text))
-
-    def decode(self, symbols: str) -> str:
-        """Return readable text; what is no character becomes the replacement character."""
-        return self.coding.decode(map(self.coding.dictionary.index, symbols.split()))
-
-
-class TranslationText:
-    """Raw text in one language to subwords, and subwords to raw text in the other."""
-
-    def __init__(self, pipeline: TextPipeline, source: str, target: str) -> None:
-        self.pipeline, self.source, self.target = pipeline, source, target
-
-    def encode(self, text: str) -> str:
-        """Return the subwords of a sentence with blanks between them."""
-        return self.pipeline.encode(text, self.source)
-
-    def decode(self, subwords: str) -> str:
-        """Return a sentence as people write it, in lower case if the data is in lower case."""
-        return self.pipeline.decode(subwords, self.target)
+    return PlainText(partial(pipeline.encode, lang=source), partial(pipeline.decode, lang=target))

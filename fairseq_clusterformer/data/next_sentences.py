@@ -14,7 +14,8 @@ from .sentences import shortened
 
 
 class NextSentences(BySize):
-    """Pairs ``<s> a </s> b </s>`` from documents of lines.
+    """Pairs ``<s> a </s> b </s>`` from documents of lines. Raises ValueError: lines of fewer than
+    two documents, or a word without room in a pair.
 
     A document is read in portions of whole lines, each long enough for a pair. A portion is
     divided behind one of its lines. Where both halves are too long for a pair, the longer one
@@ -28,12 +29,9 @@ class NextSentences(BySize):
         max_positions: tokens of a pair, with its three symbols.
         guessed: share of the words to guess; special symbols are never among them.
         kept, replaced: shares of the guessed words that stay, and that become another.
-        seed: of all that is drawn.
-        shuffle: pairs of one length come in a random order.
-
-    Raises:
-        ValueError: lines of fewer than two documents, or a word without room in a pair.
     """
+
+    shuffle = True
 
     def __init__(
         self,
@@ -45,14 +43,13 @@ class NextSentences(BySize):
         kept: float = 0.1,
         replaced: float = 0.1,
         seed: int = 1,
-        shuffle: bool = True,
     ):
         self.lines = lines
         self.dictionary = dictionary
         self.mask = dictionary.index("<mask>")
         self.room = max_positions - 3
         self.guessed, self.kept, self.replaced = guessed, kept, replaced
-        self.seed, self.epoch, self.shuffle = seed, 1, shuffle
+        self.seed, self.epoch = seed, 1
         if self.room < 2:
             raise ValueError(f"a pair has {max_positions} tokens; allowed: 5 or more")
 
@@ -61,9 +58,8 @@ class NextSentences(BySize):
         document = (sizes == 0).cumsum()[self._line]
         begins = np.flatnonzero(np.diff(document, prepend=-1))
         if len(begins) < 2:
-            raise ValueError(
-                f"{len(begins)} documents; allowed: two or more, with an empty line between them"
-            )
+            allowed = "two or more, with an empty line between them"
+            raise ValueError(f"{len(begins)} documents; allowed: {allowed}")
         #: tokens before each line, and of all
         self._before = np.concatenate([[0], sizes[self._line].cumsum()])
         portions = []

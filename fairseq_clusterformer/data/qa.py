@@ -52,25 +52,15 @@ _ANSWERABLE = {True: 1, False: 0, None: -1}
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A question to train on or to answer.
+    """A question to train on or to answer."""
 
-    Args:
-        question: tokens, int64 [Q].
-        document: tokens of all paragraphs, each led by ``<s>``, int64 [N].
-        paragraph_starts: the position of each ``<s>``, int64 [P].
-        answers: tokens [first, last) of the gold answers found in the document, int64 [A, 2].
-        long_answers: the paragraphs that are long answers, int64 [L].
-        answerable: None: unknown.
-        yes_no: "yes", "no" or None.
-    """
-
-    question: Tensor
-    document: Tensor
-    paragraph_starts: Tensor
-    answers: Tensor
-    long_answers: Tensor
-    answerable: bool | None
-    yes_no: str | None
+    question: Tensor  # tokens, int64 [Q]
+    document: Tensor  # tokens of all paragraphs, each led by ``<s>``, int64 [N]
+    paragraph_starts: Tensor  # the position of each ``<s>``, int64 [P]
+    answers: Tensor  # tokens [first, last) of the gold answers in the document, int64 [A, 2]
+    long_answers: Tensor  # the paragraphs that are long answers, int64 [L]
+    answerable: bool | None  # None: unknown
+    yes_no: str | None  # "yes", "no" or None
 
     def spans(self) -> np.ndarray:
         """All but the tokens as an item of ``SPLIT.spans``."""

@@ -24,8 +24,7 @@ def framed(question: Tensor, dictionary: Dictionary, max_positions: int) -> Tens
 
 
 def with_names(question: Tensor, names: Sequence[Tensor], dictionary: Dictionary) -> Tensor:
-    """A question as a model of structured documents reads it: behind it each candidate, led by
-    ``<s>``, int64 [Q]."""
+    """A question, and behind it each candidate, led by ``<s>``, int64 [Q]."""
     parts = (part for name in names for part in (question.new_tensor([dictionary.bos()]), name))
     return torch.cat([question, *parts])
 
@@ -44,10 +43,8 @@ class QuestionDataset(BySize):
 
     Args:
         data, split: questions of a split, and its name, which is in each batch.
-        dictionary: of questions and documents.
         max_positions: tokens of a document, whose number is the sample's size.
         max_question_positions: tokens of a question, with ``<s>`` and ``</s>``.
-        shuffle: documents of one length come in a random order.
         structure: what batches have of the documents' structure; None: nothing.
     """
 
@@ -101,8 +98,7 @@ class QuestionDataset(BySize):
         }
 
     def cut(self) -> tuple[int, int, int]:
-        """How many documents are cut, how many lose their answers by it, and how many questions
-        are cut."""
+        """How many documents are cut, how many lose their answers by it, and questions cut."""
         (cut,) = np.nonzero(self.data.sizes > self.sizes)
         lost = 0
         for index in cut:
@@ -113,15 +109,9 @@ class QuestionDataset(BySize):
         return len(cut), lost, int(questions.sum())
 
     def check_structure(self) -> tuple[int, int]:
-        """Refuse documents whose structure is not one, or cannot be read.
-
-        Returns:
-            How many questions' supporting sentences are known, and of how many documents not all
-            parts have a global token.
-
-        Raises:
-            ValueError: naming the file and the question.
-        """
+        """Refuse documents whose structure is not one, or cannot be read. Returns how many
+        questions' supporting sentences are known, and of how many documents not all parts have a
+        global token. Raises ValueError: naming the file and the question."""
         known = short = 0
         for index in range(len(self)):
             starts, length = self.data[index].paragraph_starts, int(self.sizes[index])
@@ -131,10 +121,8 @@ class QuestionDataset(BySize):
                 outline.check(starts, int(self.data.sizes[index]))
                 outline, _, left_out = self.structure.read(outline, starts, length, asked)
             except ValueError as error:
-                id_ = self.data.texts(index)["id"]
-                raise ValueError(
-                    f"{self.data.prefix}.structure.idx: question {index} (id {id_}): {error}"
-                ) from None
+                where = f"question {index} (id {self.data.texts(index)['id']})"
+                raise ValueError(f"{self.data.prefix}.structure.idx: {where}: {error}") from None
             known += outline.supporting is not None
             short += left_out > 0
         return known, short
@@ -215,8 +203,7 @@ def _supporting(outline: Outline) -> Tensor:
 
 
 def _left(example: Example, length: int, paragraphs: int) -> tuple[Tensor, Tensor]:
-    """The answers [A, 2] and the ``<s>`` of long answers [L] that are among the first tokens, the
-    latter also among the first paragraphs."""
+    """Answers [A, 2] among the first tokens, and ``<s>`` of long ones [L], also by paragraphs."""
     long = example.paragraph_starts[example.long_answers[example.long_answers < paragraphs]]
     return example.answers[example.answers[:, 1] <= length], long[long < length]
 

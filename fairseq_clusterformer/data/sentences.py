@@ -27,11 +27,9 @@ class SentenceDataset(BySize):
     Args:
         texts: one binarised data set, or two of equal length; with ``</s>`` at the end or without.
         labels: classes, int64 [n]; or numbers, float32 [n].
-        dictionary: of the texts.
         pair_form: of :data:`PAIR_FORMS`.
         max_positions: tokens of a sequence.
         questions: the question that each pair belongs to, int64 [n]; None: no ranking.
-        shuffle: sequences of one length come in a random order.
     """
 
     def __init__(

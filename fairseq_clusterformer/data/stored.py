@@ -16,6 +16,8 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 from fairseq.utils import split_paths
 
+from fairseq_clusterformer.errors import refused
+
 
 class RecordWriter(ExitStack):
     """Writes the files of a split, in a ``with`` statement; ``dtypes`` are those of each part."""
@@ -47,15 +49,13 @@ class RecordWriter(ExitStack):
 
 
 class RecordData(Sequence):
-    """The records of a split; only those that are asked for are read into memory.
+    """The records of a split; only those that are asked for are read into memory. Raises
+    FileNotFoundError: if a file of the split is missing; ValueError: if the files do not hold
+    equally many records.
 
     Args:
         parts: that must be there.
         made_by: the command that makes them.
-
-    Raises:
-        FileNotFoundError: if a file of the split is missing.
-        ValueError: if the files do not hold equally many records.
     """
 
     def __init__(self, folder: Path | str, split: str, parts: Sequence[str], made_by: str) -> None:
@@ -63,10 +63,8 @@ class RecordData(Sequence):
         names = [f"{part}.{end}" for part in parts for end in ("bin", "idx")]
         for name in (*names, "jsonl", "lines.npy"):
             if not Path(f"{prefix}.{name}").is_file():
-                raise FileNotFoundError(
-                    f"{prefix}.{name}: no such file; allowed: a folder that `{made_by}` made, and "
-                    "a split of it"
-                )
+                allowed = f"a folder that `{made_by}` made, and a split of it"
+                raise FileNotFoundError(f"{prefix}.{name}: no such file; allowed: {allowed}")
         self._parts = {part: MMapIndexedDataset(f"{prefix}.{part}") for part in parts}
         self._lines = np.load(f"{prefix}.lines.npy", mmap_mode="r")
         self._texts = Path(f"{prefix}.jsonl")
@@ -98,16 +96,13 @@ def shard_of(data: str, epoch: int = 1) -> Path:
 
 
 def check_shards(data: str, dictionary: str = "dict.txt") -> None:
-    """Raise ValueError for a folder, of some that are joined by ``:``, whose ``dictionary`` is
-    another than the first one's."""
+    """Raise ValueError for a folder, of some joined by ``:``, with another ``dictionary``."""
     first, *others = (Path(shard, dictionary) for shard in split_paths(data))
     for other in others:
         if not other.is_file() or other.read_bytes() != first.read_bytes():
             problem = "differs from" if other.is_file() else "is missing; it must equal"
-            raise ValueError(
-                f"DATA is {data}: {other} {problem} {first}; allowed: shards with one dictionary, "
-                "in the form FIRST:SECOND"
-            )
+            allowed = "shards with one dictionary, in the form FIRST:SECOND"
+            raise refused("DATA", data, allowed, f"{other} {problem} {first}")
 
 
 def load_dictionary(folder: Path | str, made_by: str = "clusterformer prepare") -> Dictionary:
@@ -116,9 +111,8 @@ def load_dictionary(folder: Path | str, made_by: str = "clusterformer prepare") 
     ValueError: folders with different ones."""
     path = (shard_of(folder) if isinstance(folder, str) else folder) / "dict.txt"
     if not path.is_file():
-        raise FileNotFoundError(
-            f"DATA is {folder}: it has no {path.name}; allowed: a folder that `{made_by}` made"
-        )
+        allowed = f"a folder that `{made_by}` made"
+        raise FileNotFoundError(f"DATA is {folder}: it has no {path.name}; allowed: {allowed}")
     if isinstance(folder, str):
         check_shards(folder)
     return Dictionary.load(str(path))

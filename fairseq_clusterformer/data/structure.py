@@ -17,21 +17,16 @@ def nothing(*shape: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """What a document is made of, in tokens of it.
+    """What a document is made of, in tokens of it."""
 
-    Args:
-        sentences: [first, last) of each, rising, each in one paragraph, int64 [S, 2]; equal for a
-            sentence without a token.
-        supporting: the numbers of the sentences that support the answer, int64 [F]; None: unknown.
-        names: the tokens of each of the C candidates, int64; none: the question has none.
-        right: the number of the right candidate; None: unknown.
-        mentions: candidate, first and last token of each place where one stands, int64 [M, 3].
-    """
-
+    #: [first, last) of each, rising, each in one paragraph, int64 [S, 2]; equal for a sentence
+    #: without a token
     sentences: Tensor = field(default_factory=lambda: nothing(0, 2))
+    #: the numbers of the sentences that support the answer, int64 [F]; None: unknown
     supporting: Tensor | None = None
-    names: tuple[Tensor, ...] = ()
-    right: int | None = None
+    names: tuple[Tensor, ...] = ()  # the tokens of each of the C candidates, int64
+    right: int | None = None  # the number of the right candidate; None: unknown
+    #: candidate, first and last token of each place where one stands, int64 [M, 3]
     mentions: Tensor = field(default_factory=lambda: nothing(0, 3))
 
     def item(self) -> np.ndarray:
@@ -57,10 +52,9 @@ class Outline:
         known = [2 * sentences, max(supporting, 0), 3 * mentions]
         *parts, names = item[5:].split([*known, len(item) - 5 - sum(known)])
         if candidates and not len(names):
-            raise ValueError(
-                f"{candidates} candidates without their words, as an earlier version wrote them; "
-                "allowed: data of this version: run clusterformer prepare qa again with --force"
-            )
+            problem = "candidates without their words, as an earlier version wrote them"
+            allowed = "data of this version: run clusterformer prepare qa again with --force"
+            raise ValueError(f"{candidates} {problem}; allowed: {allowed}")
         return cls(
             sentences=parts[0].view(-1, 2),
             supporting=None if supporting < 0 else parts[1],
@@ -72,15 +66,13 @@ class Outline:
     def check(self, starts: Tensor, length: int) -> None:
         """Raise ValueError for the first sentence, candidate or mention that a document of
         ``length`` tokens and paragraphs at ``starts``, int64 [P], cannot have."""
+        within = f"within one of the paragraphs that begin at {_some(starts)}"
         first, last = self.sentences.T.contiguous()
         place = torch.searchsorted(starts, first, right=True)
         ends = torch.cat([starts[1:], starts.new_tensor([length])])[(place - 1).clamp(min=0)]
         for number in ((place < 1) | (last < first) | (last > ends)).nonzero().flatten().tolist():
-            tokens = self.sentences[number].tolist()
-            raise ValueError(
-                f"sentence {number} is tokens {tokens}; allowed: within one of the paragraphs "
-                f"that begin at {_some(starts)}, of {length} tokens"
-            )
+            given = f"sentence {number} is tokens {self.sentences[number].tolist()}"
+            raise ValueError(f"{given}; allowed: {within}, of {length} tokens")
         # a token may hold the end of one and the begin of the next
         if (first[1:] < first[:-1]).any():
             raise ValueError("sentences are not in their order; allowed: as in the document")
@@ -92,15 +84,10 @@ class Outline:
             raise ValueError(f"candidate {self.right} is right; allowed: of {candidates}")
         for mention in self.mentions.tolist():
             if not (0 <= mention[0] < candidates and 0 <= mention[1] < mention[2] <= length):
-                raise ValueError(
-                    f"a mention is {mention}; allowed: one of {candidates} candidates, and "
-                    f"one or more of {length} tokens"
-                )
+                allowed = f"one of {candidates} candidates, and one or more of {length} tokens"
+                raise ValueError(f"a mention is {mention}; allowed: {allowed}")
             if ((starts >= mention[1]) & (starts < mention[2])).any():
-                raise ValueError(
-                    f"a mention is {mention}; allowed: within one of the paragraphs that begin "
-                    f"at {_some(starts)}, behind its <s>"
-                )
+                raise ValueError(f"a mention is {mention}; allowed: {within}, behind its <s>")
 
     def within(self, length: int) -> "Outline":
         """The structure of the first tokens: sentences that begin there, and whole mentions."""
@@ -121,7 +108,7 @@ class Outline:
         return torch.searchsorted(starts, self.sentences[:, 0].contiguous(), right=True) - 1
 
 
-def _some(numbers: Sequence[int] | Tensor, most: int = 5) -> str:
+def _some(numbers: Sequence[int] | Tensor) -> str:
     """The first of many numbers."""
-    shown = ", ".join(str(int(number)) for number in numbers[:most])
-    return shown + (", ..." if len(numbers) > most else "")
+    shown = ", ".join(str(int(number)) for number in numbers[:5])
+    return shown + (", ..." if len(numbers) > 5 else "")

@@ -44,16 +44,11 @@ class Tokens:
 
     A character that takes several tokens (of its bytes) is all of it in each of them. A token's
     span may hold a blank before its word, and be empty (sentencepiece's mark of the beginning).
-
-    Args:
-        ids: the model's, int32 [N].
-        starts: the first character of each, int32 [N]; never decreasing.
-        ends: the one after its last, int32 [N]; never decreasing.
     """
 
-    ids: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
+    ids: np.ndarray  # the model's, int32 [N]
+    starts: np.ndarray  # the first character of each, int32 [N]; never decreasing
+    ends: np.ndarray  # the one after its last, int32 [N]; never decreasing
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -71,9 +66,8 @@ class Tokens:
     def text(self, text: str, first: int, last: int) -> str:
         """Return the text of tokens [first, last), without blanks around it."""
         if not 0 <= first < last <= len(self):
-            raise ValueError(
-                f"tokens [{first}, {last}) of {len(self)}; allowed: 1 or more of them"
-            )
+            allowed = "1 or more of them"
+            raise ValueError(f"tokens [{first}, {last}) of {len(self)}; allowed: {allowed}")
         return text[self.starts[first] : self.ends[last - 1]].strip()
 
 
@@ -144,21 +138,16 @@ class SentencePieceSubwords(Subwords):
 
 
 class TokenizerSubwords(Subwords):
-    """A tokenizer's word pieces, byte pairs or unigrams; ``bytes`` are what each id stands for.
+    """A tokenizer's word pieces, byte pairs or unigrams, of its ``tokenizer.json``; raises
+    ValueError for a file that is none.
 
     Its symbols are its tokens; those that stand for fairseq's special symbols have fairseq's
     names, and those with white space their numbers. What a text writes like a special token is
     text.
 
-    Args:
-        file: its ``tokenizer.json``.
-
     Attributes:
         bytes: what each id stands for.
         first: the special token that it puts in front of a text; None: it puts none.
-
-    Raises:
-        ValueError: a file that is no tokenizer.
     """
 
     bytes: list[bytes]
@@ -219,9 +208,8 @@ class TokenizerSubwords(Subwords):
 
 
 class GPT2Subwords(TokenizerSubwords):
-    """GPT-2's byte pair encoding, from a folder with ``encoder.json`` and ``vocab.bpe``, or
-    ValueError if these do not belong together. Its symbols are the ids as text, as in RoBERTa's
-    ``dict.txt``."""
+    """GPT-2's byte pair encoding, of a folder's ``encoder.json`` and ``vocab.bpe``, or ValueError.
+    Its symbols are the ids as text, as in RoBERTa's ``dict.txt``."""
 
     _unknown = None
 
@@ -232,15 +220,13 @@ class GPT2Subwords(TokenizerSubwords):
         try:
             vocabulary, merges = models.BPE.read_file(*map(str, files))
         except Exception as error:  # the library raises nothing narrower
-            raise ValueError(
-                f"{folder}: no encoder.json and vocab.bpe of GPT-2: {error}"
-            ) from None
+            problem = f"no encoder.json and vocab.bpe of GPT-2: {error}"
+            raise ValueError(f"{folder}: {problem}") from None
         pieces = [*pre_tokenizers.ByteLevel.alphabet(), *map("".join, merges)]
         if missing := [piece for piece in pieces if piece not in vocabulary]:
-            raise ValueError(
-                f"{files[0]}: lacks {len(missing):,} pieces, {missing[0]!r} first; allowed: all "
-                f"256 bytes and what {files[1].name} merges"
-            )
+            problem = f"lacks {len(missing):,} pieces, {missing[0]!r} first"
+            allowed = f"all 256 bytes and what {files[1].name} merges"
+            raise ValueError(f"{files[0]}: {problem}; allowed: {allowed}")
         ids = sorted(vocabulary.values())
         if ids != list(range(len(ids))):
             raise ValueError(f"{files[0]}: its ids are not 0 to {len(ids) - 1:,}, each once")

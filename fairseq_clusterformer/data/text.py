@@ -25,31 +25,21 @@ TARGETS_OWN = "sentencepiece.target.model"  # where the target's pieces are othe
 
 @dataclass(frozen=True)
 class TextPipeline:
-    """What is done to a line of text before a model reads it, and how it is undone.
+    """What is done to a line of text before a model reads it, and how it is undone."""
 
-    Args:
-        languages: the two languages' codes.
-        tokenizer: "moses", or "none", which only makes every run of white space one blank.
-        normalize_punctuation: with Moses' rules, before tokenising.
-        dash_splits: tokenise "a-b" as "a @-@ b".
-        escape: write special characters as Moses does: ``&apos;`` for ``'``.
-        lowercase: after tokenising.
-        bpe: "subword_nmt", "sentencepiece", or "gpt2" as BART has it: ``encoder.json`` is in the
-            same folder, and each text begins by ``<s>``.
-        model: the file of its codes or model; None until it is learned. The second language has a
-            model of its own if there is :data:`TARGETS_OWN` in the same folder.
-        unicode: the form of every line, see :mod:`~fairseq_clusterformer.data.unicode`.
-    """
-
-    languages: tuple[str, str] = ("de", "en")
-    tokenizer: str = "moses"
-    normalize_punctuation: bool = False
-    dash_splits: bool = False
-    escape: bool = False
-    lowercase: bool = False
+    languages: tuple[str, str] = ("de", "en")  # their codes
+    tokenizer: str = "moses"  # or "none", which only makes every run of white space one blank
+    normalize_punctuation: bool = False  # with Moses' rules, before tokenising
+    dash_splits: bool = False  # tokenise "a-b" as "a @-@ b"
+    escape: bool = False  # write special characters as Moses does: ``&apos;`` for ``'``
+    lowercase: bool = False  # after tokenising
+    #: or "sentencepiece", or "gpt2" as BART has it: ``encoder.json`` is in the same folder, and
+    #: each text begins by ``<s>``
     bpe: str = "subword_nmt"
+    #: the file of its codes or model; None until it is learned. The second language has a model of
+    #: its own if there is :data:`TARGETS_OWN` in the same folder.
     model: Path | None = None
-    unicode: str = FORM
+    unicode: str = FORM  # of every line, see :mod:`~fairseq_clusterformer.data.unicode`
 
     def __post_init__(self) -> None:
         for name, allowed in (("tokenizer", TOKENIZERS), ("bpe", tuple(VOCABULARIES))):
@@ -58,8 +48,7 @@ class TextPipeline:
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> "TextPipeline":
-        """The pipeline of a folder that ``clusterformer prepare translation`` made; raises
-        UserError for another one."""
+        """The pipeline of a folder of translation data; raises UserError for another one."""
         folder = Path(folder)
         try:
             match json.loads((folder / RECORD).read_text()):
@@ -79,12 +68,9 @@ class TextPipeline:
                     raise ValueError(f"{name} is {value!r}")
             return cls(languages=tuple(languages), model=folder / model, **values)
         except (OSError, ValueError, KeyError, UserError) as error:
-            raise bad_option(
-                "the data folder",
-                folder,
-                "a folder that `clusterformer prepare translation` made",
-                f"no text pipeline in its {RECORD} ({type(error).__name__}: {error})",
-            ) from None
+            allowed = "a folder that `clusterformer prepare translation` made"
+            problem = f"no text pipeline in its {RECORD} ({type(error).__name__}: {error})"
+            raise bad_option("the data folder", folder, allowed, problem) from None
 
     def recipe(self) -> dict:
         """Return the pipeline as ``prepared.json`` stores it; `from_folder` reads it."""
@@ -187,9 +173,8 @@ class TextPipeline:
 
     def _model_file(self) -> Path:
         if self.model is None or not self.model.is_file():
-            raise bad_option(
-                "the subword model", self.model, f"the file of {self.bpe}'s model", "no such file"
-            )
+            allowed = f"the file of {self.bpe}'s model"
+            raise bad_option("the subword model", self.model, allowed, "no such file")
         return self.model
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
+from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS
 from fairseq_clusterformer.models.encoder_only import EncoderOptions
 from fairseq_clusterformer.models.options import check_heads, option
@@ -163,14 +164,13 @@ class ETCEncoder(nn.Module):
         super().__init__()
         check_heads(args, "encoder")
         if args.same_cluster and not args.clusters:
-            given = f"--same-cluster is {args.same_cluster}, and --clusters 0"
-            raise ValueError(f"{given}; allowed: 0 without clusters")
+            given = f"{args.same_cluster}, and --clusters 0"
+            raise refused("--same-cluster", given, "0 without clusters")
         own = 5 if args.same_cluster else 4  # labels that are no distances, and the token's own
-        if args.num_labels < 2 * args.max_distance + own:
-            given = f"--max-distance is {args.max_distance}, and --num-labels {args.num_labels}"
-            most = (args.num_labels - own) // 2
-            labels = 2 * args.max_distance + own
-            raise ValueError(f"{given}; allowed: {most} or less, or {labels} labels")
+        if args.num_labels < (labels := 2 * args.max_distance + own):
+            given = f"{args.max_distance}, and --num-labels {args.num_labels}"
+            allowed = f"{(args.num_labels - own) // 2} or less, or {labels} labels"
+            raise refused("--max-distance", given, allowed)
         self.dictionary, self.block, self.dropout = dictionary, args.block, args.dropout
         self.checkpoint_activations = args.checkpoint_activations
         width = args.encoder_embed_dim
@@ -195,7 +195,8 @@ class ETCEncoder(nn.Module):
         types: Tensor | None = None,
         global_types: Tensor | None = None,
     ) -> Streams:
-        """Encode.
+        """Encode. Raises ValueError: padding before a token, or streams that do not fit the
+        structure.
 
         Args:
             tokens: of the long input, int64 [B, N], with padding behind.
@@ -204,9 +205,6 @@ class ETCEncoder(nn.Module):
             global_tokens: words of the global tokens, int64 [B, G]; None, or clusters: ``<s>``.
             types, global_types: of the tokens, int64 below 16 (None: 1 of long tokens, 0 of
                 global ones), or vectors [..., D], which are added as well.
-
-        Raises:
-            ValueError: padding before a token, or streams that do not fit the structure.
         """
         padding = tokens.eq(self.dictionary.pad())
         if bool((padding[:, :-1] & ~padding[:, 1:]).any()):
@@ -221,10 +219,8 @@ class ETCEncoder(nn.Module):
         given = [tuple(tokens.shape), tuple(global_tokens.shape)]
         made = [(shape[0], structure.length), tuple(shape)]
         if given != made:
-            raise ValueError(
-                f"{given[0]} long and {given[1]} global tokens; allowed: {made[0]} and {made[1]}, "
-                "as the structure has them"
-            )
+            allowed = f"{made[0]} and {made[1]}, as the structure has them"
+            raise ValueError(f"{given[0]} long and {given[1]} global tokens; allowed: {allowed}")
         streams = [
             self._embedded(global_tokens, global_types, GLOBAL_TYPE),
             self._embedded(tokens, types, LONG_TYPE),
@@ -255,10 +251,9 @@ class ETCEncoder(nn.Module):
     def _of_clusters(self, tokens: Tensor, given: Structure | None) -> Structure:
         """Each example's own centroids, as global tokens of it."""
         if given is not None and given.spans.size(1):
-            raise ValueError(
-                f"{given.spans.size(1)} global tokens of parts, and {len(self.centroids)} "
-                "centroids (--clusters); allowed: --parts none, or --clusters 0"
-            )
+            both = f"{given.spans.size(1)} global tokens of parts, and {len(self.centroids)} "
+            allowed = "--parts none, or --clusters 0"
+            raise ValueError(f"{both}centroids (--clusters); allowed: {allowed}")
         examples = None if given is None else given.long_examples
         last = 0 if examples is None else int(examples.max()) if examples.numel() else 0
         number = torch.arange(last + 1, device=tokens.device)

@@ -45,8 +45,7 @@ class Labels:
         self.same_cluster = 2 * most + 4  # ours
 
     def of_distance(self, distance: Tensor) -> Tensor:
-        """0 for the token itself, 1 to k to the right, k + 1 to 2k to the left; of the key's place
-        less the query's, int64."""
+        """0 for the token itself, 1 to k to the right, k + 1 to 2k to the left; int64."""
         clipped = distance.clamp(-self.most, self.most)
         return torch.where(clipped < 0, self.most - clipped, clipped)
 
@@ -379,8 +378,7 @@ class GlobalLocalAttention(nn.Module):
     @torch.no_grad()
     @full_float32()
     def _assigned(self, x_global: Tensor, x_long: Tensor, structure: Structure) -> Tensor:
-        """The global token that each long one is nearest to, int64 [B, N]; in full float32, or
-        rounding decides."""
+        """The global token nearest to each long one, int64 [B, N]; rounding must not decide."""
         number = structure.spans.size(1)
         q, k = (
             linear(*(at_least_float32(t) for t in (x, projection.weight, projection.bias)))
@@ -413,9 +411,8 @@ class GlobalLocalAttention(nn.Module):
         """What global tokens find in the long input."""
         number, order = structure.spans.size(1), structure.order
         if order is not None:  # global tokens are the first keys
-            order = torch.cat(
-                [torch.arange(number).expand(len(order), -1).to(order), number + order], 1
-            )
+            first = torch.arange(number).expand(len(order), -1).to(order)
+            order = torch.cat([first, number + order], 1)
         owner, begin, end, mine = structure.seen(hard=self.hard)
         place = owner[:, None, :, None]
         q = given.q.gather(2, place.expand(*given.q.shape[:2], -1, given.q.size(-1)))

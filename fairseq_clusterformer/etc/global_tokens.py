@@ -55,19 +55,14 @@ class DocumentStructure:
         self, outline: Outline, starts: Tensor, length: int, question: int
     ) -> tuple[Outline, int, int]:
         """What is read of an outline: its sentences that have a global token. Paragraphs and
-        sentences have one each, in their order, as long as there is room.
+        sentences have one each, in their order, as long as there is room. Returns the outline, how
+        many paragraphs have a global token, and how many paragraphs and sentences have none.
+        Raises ValueError: no room for the question and its candidates.
 
         Args:
             starts: of the document's paragraphs, int64 [P].
             length: tokens of the document that are read.
             question: Q, with ``<s>`` and ``</s>``.
-
-        Returns:
-            The outline, how many paragraphs have a global token, and how many paragraphs and
-            sentences have none.
-
-        Raises:
-            ValueError: no room for the question and its candidates.
         """
         outline = outline.within(length)
         if not self.sentences:
@@ -78,9 +73,8 @@ class DocumentStructure:
         first = max(len(outline.names), 1) + question - 2
         if first >= self.most:
             given = f"{first} global tokens of the question and of its candidates"
-            raise ValueError(
-                f"{given}; allowed: {self.most - 1} or fewer (--max-global-positions)"
-            )
+            allowed = f"{self.most - 1} or fewer (--max-global-positions)"
+            raise ValueError(f"{given}; allowed: {allowed}")
         number = torch.arange(len(starts))
         place = number + torch.searchsorted(outline.paragraph_of(starts), number)
         paragraphs = int((place < self.most - first).sum())

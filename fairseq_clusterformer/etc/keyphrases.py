@@ -14,8 +14,9 @@ from fairseq.tasks import register_task
 from fairseq.utils import move_to_cuda
 from torch import Tensor
 
-from fairseq_clusterformer.data.stored import load_dictionary, shard_of
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.criterions.clustering_losses import SummedLogs
+from fairseq_clusterformer.data.stored import shard_of
+from fairseq_clusterformer.errors import UserError, refused
 from fairseq_clusterformer.inference import Loaded
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.tasks.own_models import DataOptions, OwnModels
@@ -71,8 +72,7 @@ def keyphrase_scores(found: Sequence[str], gold: Collection[str]) -> dict[str, f
 
 
 def mean_scores(pages: Sequence[tuple[Sequence[str], Collection[str]]]) -> dict[str, float]:
-    """Means of :func:`keyphrase_scores` in per cent, of what was found and is right on each page;
-    none of no page."""
+    """Means of :func:`keyphrase_scores` in per cent, of what is found and right on each page."""
     rows = [keyphrase_scores(found, gold) for found, gold in pages]
     return {name: 100 * sum(row[name] for row in rows) / len(rows) for name in SCORES if rows}
 
@@ -140,7 +140,7 @@ class ETCKeyphrasesLossConfig(FairseqDataclass):
 
 
 @register_criterion("etc_keyphrases", dataclass=ETCKeyphrasesLossConfig)
-class ETCKeyphrasesLoss(FairseqCriterion):
+class ETCKeyphrasesLoss(SummedLogs, FairseqCriterion):
     """One softmax over all n-grams of a page; see :func:`phrase_nll`. Validation also logs F1,
     precision and recall of the best 1, 3 and 5 phrases in percent, means over the pages whose
     keyphrases are known. Raises ValueError for another task than ``etc_keyphrases``."""
@@ -148,8 +148,8 @@ class ETCKeyphrasesLoss(FairseqCriterion):
     def __init__(self, task, phrase_loss: str):
         super().__init__(task)
         if not hasattr(task.cfg, "max_nodes"):
-            given = f"--criterion is etc_keyphrases, and --task {task.cfg._name}"
-            raise ValueError(f"{given}; allowed: etc_keyphrases")
+            given = f"etc_keyphrases, and --task {task.cfg._name}"
+            raise refused("--criterion", given, "etc_keyphrases")
         self.phrase_loss = phrase_loss
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
@@ -185,20 +185,12 @@ class ETCKeyphrasesLoss(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict]) -> None:
         """Log ``loss`` in bits a page, and the scores' means."""
-
-        def total(name: str) -> float:
-            return sum(log.get(name, 0) for log in logging_outputs)
-
-        size = max(total("sample_size"), 1)
-        metrics.log_scalar("loss", total("loss") / size / math.log(2), size, round=3)
-        if scored := total("scored"):
+        total = SummedLogs.totals(logging_outputs)
+        size = max(total["sample_size"], 1)
+        metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)
+        if scored := total["scored"]:
             for name in SCORES:
-                metrics.log_scalar(name, total(name) / scored, scored, round=2)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        """All of them are sums."""
-        return True
+                metrics.log_scalar(name, total[name] / scored, scored, round=2)
 
 
 @dataclass
@@ -216,6 +208,7 @@ class ETCKeyphrasesTask(OwnModels):
     """Pages, and the phrases in them that say what they are about."""
 
     name, model, criterion = "etc_keyphrases", ETCKeyphrases, ETCKeyphrasesLoss
+    made_by = "clusterformer prepare keyphrases"
     as_text = False  # the model reads no nodes
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
@@ -223,13 +216,6 @@ class ETCKeyphrasesTask(OwnModels):
         model = super().build_model(cfg, from_checkpoint)
         self.as_text = model.args.fixed_blocks
         return model
-
-    @classmethod
-    def setup_task(cls, cfg: ETCKeyphrasesTaskConfig, **kwargs):
-        """Read the dictionary."""
-        dictionary = load_dictionary(cfg.data, "clusterformer prepare keyphrases")
-        logger.info(f"{len(dictionary)} symbols")
-        return cls(cfg, dictionary)
 
     def load_dataset(
         self, split: str, combine: bool = False, epoch: int = 1, **kwargs
@@ -256,9 +242,7 @@ class ETCKeyphrasesTask(OwnModels):
         if lost := len(data) - len(dataset):
             logger.info(f"{split}: {lost} pages are left out, which have no keyphrase (left)")
         if not len(dataset):
-            raise ValueError(
-                f"{split} of {self.cfg.data}: no page has a keyphrase left ({options}); allowed: "
-                "one or more"
-            )
+            problem = f"no page has a keyphrase left ({options})"
+            raise ValueError(f"{split} of {self.cfg.data}: {problem}; allowed: one or more")
         self.datasets[split] = dataset
         return dataset

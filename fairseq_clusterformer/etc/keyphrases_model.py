@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import gelu, pad
 
+from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.precision import at_least_float32
 
@@ -139,7 +140,7 @@ class ETCKeyphrases(ETCModel):
     def check(cls, args, task) -> None:
         if args.clusters:
             allowed = "0 for keyphrases, where global tokens stand for nodes of the page"
-            raise ValueError(f"--clusters is {args.clusters}; allowed: {allowed}")
+            raise refused("--clusters", args.clusters, allowed)
 
     def forward(
         self, src_tokens: Tensor, page: dict[str, Tensor]

@@ -10,7 +10,7 @@ import torch
 from fairseq.models import register_model, register_model_architecture
 from torch import Tensor
 
-from fairseq_clusterformer.models.checkpoints import CheckpointError, read_checkpoint
+from fairseq_clusterformer.models.checkpoints import CheckpointError, read_checkpoint, unfit
 from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel, fingerprint
 from fairseq_clusterformer.models.options import set_sizes
 from fairseq_clusterformer.models.pretrained import check_words, folder_tensors, renamed
@@ -67,7 +67,7 @@ class ETCModel(EncoderOnlyModel):
         return {"model": found | {"vocabulary": fingerprint(words)}}
 
     def _error(self, problem: str, allowed: str = _FITTING) -> CheckpointError:
-        return CheckpointError(f"{_OPTION} is {self.args.lift}: {problem}; allowed: {allowed}")
+        return unfit(_OPTION, self.args.lift, problem, allowed)
 
     def _lifted(self, given: dict) -> dict[str, Tensor]:
         """The encoder's parameters from a checkpoint."""

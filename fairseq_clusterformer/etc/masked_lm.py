@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_clusterformer.clustering import Report
+from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 
 from .encoder import ETCOptions, Streams
@@ -39,8 +40,8 @@ class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
     def check(cls, args, task) -> None:
         parts = getattr(getattr(task, "cfg", None), "parts", "none")
         if args.clusters and parts != "none":
-            given = f"--clusters is {args.clusters}, and --parts {parts}"
-            raise ValueError(f"{given}; allowed: --parts none, or --clusters 0")
+            given = f"{args.clusters}, and --parts {parts}"
+            raise refused("--clusters", given, "--parts none, or --clusters 0")
 
     def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
         """As fairseq's; the two maps are left out where the task hides no parts."""
@@ -90,6 +91,6 @@ class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
             return self.lm_head.dense.weight.new_empty(0, self.args.encoder_embed_dim)
         return self.read(alone["src_tokens"], alone).of_global[rows, places]
 
-    def encoded(self, src_tokens: Tensor) -> tuple[Tensor, list[Report]]:
+    def encoded(self, src_tokens: Tensor, segments: None = None) -> tuple[Tensor, list[Report]]:
         """As its parent's; no layer clusters."""
         return self.encoder(src_tokens).of_long, []

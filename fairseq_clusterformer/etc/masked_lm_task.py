@@ -17,9 +17,10 @@ from omegaconf import II, MISSING
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fairseq_clusterformer.criterions.clustering_losses import weight
-from fairseq_clusterformer.data.stored import load_dictionary, shard_of
+from fairseq_clusterformer.criterions.clustering_losses import SummedLogs, weight
+from fairseq_clusterformer.data.stored import shard_of
 from fairseq_clusterformer.data.subwords import texts_of
+from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.precision import at_least_float32
 from fairseq_clusterformer.tasks.own_models import OwnModels
@@ -39,7 +40,7 @@ class ETCMaskedLMLossConfig(FairseqDataclass):
 
 
 @register_criterion("etc_masked_lm", dataclass=ETCMaskedLMLossConfig)
-class ETCMaskedLMLoss(FairseqCriterion):
+class ETCMaskedLMLoss(SummedLogs, FairseqCriterion):
     """Cross-entropy of guessed words, and InfoNCE (van den Oord et al. 2018) of hidden parts.
 
     Each hidden part is to be recognised among those of the batch, by the dot product of what its
@@ -82,23 +83,14 @@ class ETCMaskedLMLoss(FairseqCriterion):
     def reduce_metrics(logging_outputs: list[dict]) -> None:
         """Log ``loss`` in bits a guessed word, ``ppl``, and of hidden parts ``parts_loss`` in bits
         and the share that are recognised, ``parts_accuracy``."""
-
-        def total(name: str) -> float:
-            return sum(log.get(name, 0) for log in logging_outputs)
-
-        size, parts = total("sample_size"), total("parts")
-        metrics.log_scalar("loss", total("loss") / size / math.log(2), size, round=3)
+        total = SummedLogs.totals(logging_outputs)
+        size, parts = total["sample_size"], total["parts"]
+        metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)
         metrics.log_derived("ppl", lambda meters: 2 ** meters["loss"].avg)
         if parts:
-            metrics.log_scalar(
-                "parts_loss", total("parts_loss") / parts / math.log(2), parts, round=3
-            )
-            metrics.log_scalar("parts_accuracy", total("parts_right") / parts, parts, round=3)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        """They can."""
-        return True
+            loss = total["parts_loss"] / parts / math.log(2)
+            metrics.log_scalar("parts_loss", loss, parts, round=3)
+            metrics.log_scalar("parts_accuracy", total["parts_right"] / parts, parts, round=3)
 
 
 @dataclass
@@ -141,6 +133,7 @@ class ETCMaskedLMTask(OwnModels):
     """Words that are masked are guessed, and hidden sentences are recognised."""
 
     name, model, criterion = "etc_masked_lm", ETCMaskedLM, ETCMaskedLMLoss
+    made_by = "clusterformer prepare lm text --sentences"
 
     def __init__(self, cfg: ETCMaskedLMTaskConfig, dictionary: Dictionary):
         super().__init__(cfg, dictionary)
@@ -150,12 +143,11 @@ class ETCMaskedLMTask(OwnModels):
     def setup_task(cls, cfg: ETCMaskedLMTaskConfig, **kwargs):
         """Read the dictionary; raises ValueError for an option that is not allowed."""
         if cfg.leave_unmasked_prob + cfg.random_token_prob > 1:
-            given = f"--random-token-prob is {cfg.random_token_prob}"
-            given += f", and --leave-unmasked-prob {cfg.leave_unmasked_prob}"
-            raise ValueError(f"{given}; allowed: a sum of 1 or less")
-        dictionary = load_dictionary(cfg.data, "clusterformer prepare lm text --sentences")
-        dictionary.add_symbol("<mask>")
-        return cls(cfg, dictionary)
+            given = f"{cfg.random_token_prob}, and --leave-unmasked-prob {cfg.leave_unmasked_prob}"
+            raise refused("--random-token-prob", given, "a sum of 1 or less")
+        task = super().setup_task(cfg, **kwargs)
+        task.dictionary.add_symbol("<mask>")
+        return task
 
     def load_dataset(
         self, split: str, combine: bool = False, epoch: int = 1, **kwargs
@@ -166,10 +158,9 @@ class ETCMaskedLMTask(OwnModels):
         lines = data_utils.load_indexed_dataset(str(path), self.dictionary, combine=combine)
         if lines is None:
             raise FileNotFoundError(f"{path}.idx: no such file; allowed: a split of DATA")
-        made_by = "clusterformer prepare lm text --sentences"
         if not (lines.sizes == 1).any():
             problem = "has no empty line, which ends a document"
-            raise ValueError(f"{path} {problem}; allowed: a folder that `{made_by}` made")
+            raise ValueError(f"{path} {problem}; allowed: a folder that `{self.made_by}` made")
         dataset = self._in_rows(
             lines,
             most=self.cfg.tokens_per_sample,
@@ -214,8 +205,7 @@ class ETCMaskedLMTask(OwnModels):
         return begins
 
     def document(self, sentences: list[Tensor]) -> dict:
-        """What the model reads of one document of any length, with nothing hidden; ``sentences``
-        are their words, int64 [n] each."""
+        """What the model reads of a document of sentences, int64 [n] each, with nothing hidden."""
         lines = Lines(torch.cat([x, x.new_tensor([self.dictionary.eos()])]) for x in sentences)
         most = sum(map(len, lines))
         rows = self._in_rows(lines, most=most, most_parts=most, hidden_parts=0, guessed=0)

@@ -90,8 +90,7 @@ class MaskedParts(BySize):
         kept, replaced: shares of the guessed tokens that stay, and that become another word.
 
     Attributes:
-        left_out: lines of documents that are too short.
-        lost: tokens of lines that are too long for a row.
+        left_out, lost: lines of too short documents, and tokens of too long lines.
     """
 
     shuffle = True

@@ -28,7 +28,6 @@ from fairseq.data import Dictionary
 from fairseq.data.data_utils import collate_tokens
 from fairseq.data.indexed_dataset import best_fitting_int_dtype
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.data.by_size import BySize
@@ -55,8 +54,7 @@ class Page:
     is_text: bool = False  # its only node is no node of the page
 
     def item(self) -> np.ndarray:
-        """All but the tokens as an item of ``SPLIT.page``, int32: the numbers W, G and P; then
-        starts, folded, nodes, visual and phrases."""
+        """All but the tokens as an item of ``SPLIT.page``, int32: W, G and P; then all fields."""
         head = [len(self.starts), len(self.nodes), len(self.phrases)]
         tail = (self.starts, self.folded, self.nodes, self.visual, self.phrases)
         return np.concatenate([head, *(part.flatten() for part in tail)]).astype(np.int32)
@@ -117,10 +115,11 @@ class Page:
         first, last = self.nodes.unbind(1)
         return torch.arange(len(self.nodes)).repeat_interleave(last - first)
 
-    def first_places(self) -> Tensor:
-        """Where each n-gram first stands in one node, as its first word, int64 [5, W]: row i has
-        those of i + 1 words. An n-gram that is in no node stands at its own place only."""
-        places = torch.arange(len(self.folded)).repeat(MOST_WORDS, 1)
+    def first_places(self, words: int) -> Tensor:
+        """Where each n-gram first stands in one node, as its first word, int64 [5, words]: row i
+        has those of i + 1 words. An n-gram that is in no node stands at its own place only, and so
+        does what is behind the page's words."""
+        places = torch.arange(words).repeat(MOST_WORDS, 1)
         node, folded = self.nodes_of_words().numpy(), self.folded.numpy()
         number = len(folded)
         same = folded  # equal numbers for n-grams that are equal
@@ -257,14 +256,13 @@ class PageDataset(BySize):
         pages = [sample["page"] for sample in samples]
         inputs = batch_of_pages(pages, self.dictionary.pad())
         most = int(inputs["page"]["num_words"].max())
-        places = torch.arange(most)
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
             "split": self.split,
             "net_input": inputs,
             "target": {
                 "phrases": pad_sequence([page.phrases for page in pages], True),
-                "first": torch.stack([_wide(page.first_places(), places) for page in pages]),
+                "first": torch.stack([page.first_places(most) for page in pages]),
             },
             "nsentences": len(samples),
             "ntokens": sum(len(page.tokens) for page in pages),
@@ -287,9 +285,3 @@ def batch_of_pages(pages: Sequence[Page], padding: int) -> dict[str, Any]:
     batch["num_words"] = torch.tensor([len(page.starts) for page in pages])
     batch["num_nodes"] = torch.tensor([len(page.nodes) for page in pages])
     return {"src_tokens": collate_tokens([p.tokens for p in pages], padding), "page": batch}
-
-
-def _wide(first: Tensor, places: Tensor) -> Tensor:
-    """Of [5, W] as many words as there are places; those behind stand at their own."""
-    number = first.size(1)
-    return pad(first, (0, len(places) - number)) + places * (places >= number)

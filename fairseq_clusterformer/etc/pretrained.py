@@ -27,9 +27,7 @@ class DocumentModel(MaskedLanguageModel):
 
     @torch.no_grad()
     def _states(self, text: str) -> Tensor:
-        parts = [
-            line[start:end] for line in text.splitlines() for start, end in sentences_in(line)
-        ]
+        parts = [line[i:j] for line in text.splitlines() for i, j in sentences_in(line)]
         if not parts:
             raise bad_option("text", repr(text), "a word or more")
         given = self.loaded.task.document([self.coding.encode(part) for part in parts])
@@ -52,14 +50,12 @@ class KeyphraseModel(Pretrained):
     @torch.no_grad()
     def keyphrases(self, page: WebPage, most: int = 5) -> list[tuple[str, float]]:
         """The best phrases of a page in lower case, ``most`` or fewer, each with its logit; what
-        is longer than a page of the training is cut.
+        is longer than a page of the training is cut. Raises UserError: a page that is none, or a
+        text for a model that reads what nodes look like.
 
         Args:
             page: with "text" and "VDOM", as in OpenKP's files; or a text, each line of which is a
                 node, for a model that does not read what nodes look like.
-
-        Raises:
-            UserError: a page that is none, or a text for a model that reads what nodes look like.
         """
         record = self._record(page)
         logits, _ = self.model(**self._batch(record))
@@ -70,10 +66,8 @@ class KeyphraseModel(Pretrained):
         try:
             return page_record({"url": "the page", **given, "KeyPhrases": None})
         except Unusable as error:
-            problem = f"{error.reason}: {error.detail}"
-            raise bad_option(
-                "page", _shown(page), "a page as in OpenKP's files", problem
-            ) from None
+            allowed, problem = "a page as in OpenKP's files", f"{error.reason}: {error.detail}"
+            raise bad_option("page", _shown(page), allowed, problem) from None
 
     def _of_lines(self, text: str) -> dict[str, Any]:
         """A page whose nodes are the lines of a text."""

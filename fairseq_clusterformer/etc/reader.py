@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fairseq_clusterformer.answers import TYPES, StructureLogits
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.data.structure import Outline
+from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
 from fairseq_clusterformer.precision import ExactLinear
@@ -228,8 +229,7 @@ class StructureHeads(nn.Module):
         nn.init.zeros_(self.answer_type.weight)
 
     def forward(self, reading: ETCReading, text_mask: Tensor) -> StructureLogits:
-        """Logits of B documents; ``text_mask``, bool [B, N], is True where a short answer can
-        begin and end."""
+        """Logits of B documents; bool [B, N] is True where a short answer can begin and end."""
         text = text_mask & ~reading.document_padding
         start, end = self.span(reading.document).unbind(-1)
         of_global, types = reading.of_global, reading.types
@@ -285,24 +285,17 @@ class ETCReader(ETCModel, ReaderModel):
     @classmethod
     def check(cls, args, task) -> None:
         if args.clusters and args.fixed_blocks:
-            raise ValueError(
-                f"--clusters is {args.clusters}, and --fixed-blocks is given; allowed: one of them"
-            )
+            given = f"{args.clusters}, and --fixed-blocks is given"
+            raise refused("--clusters", given, "one of them")
         if args.structure != "contexts" and (args.clusters or args.fixed_blocks):
-            raise ValueError(
-                f"--structure is {args.structure}; allowed: without --clusters and "
-                "--fixed-blocks, whose global tokens stand for nothing of the structure"
-            )
+            allowed = "without --clusters and --fixed-blocks, whose global tokens stand for "
+            raise refused("--structure", args.structure, f"{allowed}nothing of the structure")
         if args.narrow_cls and args.structure != "text":
-            raise ValueError(
-                f"--narrow-cls is given, and --structure {args.structure}; allowed: text"
-            )
+            raise refused("--narrow-cls", f"given, and --structure {args.structure}", "text")
         if args.narrow_cls and not args.hard_global:
-            raise ValueError("--narrow-cls is given; allowed: with --hard-global")
+            raise refused("--narrow-cls", "given", "with --hard-global")
         if args.paragraphs_alone and args.supporting_facts:
-            raise ValueError(
-                "--paragraphs-alone is given, and --supporting-facts; allowed: one of them"
-            )
+            raise refused("--paragraphs-alone", "given, and --supporting-facts", "one of them")
 
     def forward(
         self,
@@ -311,11 +304,8 @@ class ETCReader(ETCModel, ReaderModel):
         text_mask: Tensor | None = None,
         structure: dict[str, Tensor] | None = None,
     ) -> tuple[StructureLogits, dict[str, Any]]:
-        """As `ClusterformerReader.forward`. ``structure`` is the global tokens, as
-        :meth:`~fairseq_clusterformer.etc.global_tokens.DocumentStructure.batch` has them; None:
-        one for each paragraph, and none for sentences."""
-        text = document_tokens.ne(self.encoder.dictionary.bos())
-        if text_mask is not None:
-            text = text & text_mask
+        """As `ClusterformerReader.forward`; ``structure`` is a batch of global tokens, of
+        `DocumentStructure`; None: one for each paragraph."""
+        _, text = self.starts_and_text(document_tokens, text_mask)
         reading = self.encoder(question_tokens, document_tokens, text_mask, structure)
         return self.heads(reading, text), {"reading": reading, "reports": {"encoder": []}}

@@ -22,20 +22,11 @@ CLASSES = {
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A model that is ready for inference.
+    """A model that is ready for inference."""
 
-    Attributes:
-        model: in evaluation mode, on the CPU.
-        task: fairseq's task, set up on `folder`.
-        cfg: all options of the training.
-        folder: the data folder, or the bundle itself.
-        path: the checkpoint or the bundle.
-        updates: how many the training had made.
-    """
-
-    model: "BaseFairseqModel"
-    task: "FairseqTask"
-    cfg: "DictConfig"
-    folder: Path
-    path: Path
-    updates: int
+    model: "BaseFairseqModel"  # in evaluation mode, on the CPU
+    task: "FairseqTask"  # fairseq's, set up on `folder`
+    cfg: "DictConfig"  # all options of the training
+    folder: Path  # of the data, or the bundle itself
+    path: Path  # of the checkpoint or the bundle
+    updates: int  # that the training had made

@@ -18,7 +18,9 @@ UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
 
 def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
-    """Return a checkpoint with the average of the checkpoints' parameters.
+    """Return a checkpoint with the average of the checkpoints' parameters. Raises UserError: a
+    file that is no checkpoint, or has no moving average, or parameters that differ in name or
+    shape.
 
     A tensor that two names share in every checkpoint is shared in the result too. The mean of
     minus infinity, which a log-sum-exp starts from, is minus infinity.
@@ -26,10 +28,6 @@ def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
     Args:
         paths: files that fairseq wrote, folders of bundles, or names of installed models.
         ema: of each checkpoint take the moving average that ``--store-ema`` kept.
-
-    Raises:
-        UserError: a file that is no checkpoint, or has no moving average, or parameters that
-            differ in name or shape.
     """
     sums: dict[str, Tensor] = {}
     places: dict[str, tuple] = defaultdict(tuple)  # where a tensor lies in each checkpoint
@@ -49,10 +47,8 @@ def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
         for name in [*shapes, *given]:
             here, there = (of.get(name, "missing") for of in (given, shapes))
             if here != there:
-                raise UserError(
-                    f"--inputs: {name} is {there} in {paths[0]}, {here} in {path}; "
-                    "allowed: checkpoints of one model"
-                )
+                problem = f"{name} is {there} in {paths[0]}, {here} in {path}"
+                raise UserError(f"--inputs: {problem}; allowed: checkpoints of one model")
         for name, tensor in model.items():
             places[name] += ((tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.dtype),)
             if tensor.is_floating_point():
@@ -88,18 +84,11 @@ def _updates(state: dict) -> int:
 
 
 def latest(folder: Path, count: int, by_update: bool, upper_bound: int | None) -> list[Path]:
-    """Return the `count` latest checkpoints of a folder by epoch or by update, the newest first.
-
-    Args:
-        upper_bound: the latest epoch or update to take.
-
-    Raises:
-        UserError: if there are fewer.
-    """
+    """Return the `count` latest checkpoints of a folder by epoch or by update, the newest first,
+    up to an upper bound. Raises UserError: if there are fewer."""
     pattern = UPDATE if by_update else EPOCH
-    found = {
-        int(match[1]): path for path in folder.iterdir() if (match := pattern.fullmatch(path.name))
-    }
+    matches = ((pattern.fullmatch(path.name), path) for path in folder.iterdir())
+    found = {int(match[1]): path for match, path in matches if match}
     allowed = [n for n in sorted(found, reverse=True) if upper_bound is None or n <= upper_bound]
     if len(allowed) < count:
         option = "--num-update-checkpoints" if by_update else "--num-epoch-checkpoints"

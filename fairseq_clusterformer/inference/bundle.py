@@ -67,24 +67,15 @@ def is_bundle(path: Path | str) -> bool:
 
 
 def shipped(task: str | None = None) -> list[str]:
-    """Names of the models that are installed with this package.
-
-    Args:
-        task: fairseq's name of what they must be for; None: anything.
-    """
+    """Names of the models that are installed with this package, for a task of fairseq's or for
+    any."""
     marks = sorted(SHIPPED.glob(f"*/{MARK}"))
     return [m.parent.name for m in marks if task in (None, json.loads(m.read_text())["task"])]
 
 
 def shipped_for(task: str, what: str) -> str:
-    """The name of the one model for a task that is installed with this package.
-
-    Args:
-        what: it is, for messages, such as "reader".
-
-    Raises:
-        UserError: if there is none, or more than one.
-    """
+    """The name of the one model for a task that is installed with this package; ``what`` it is,
+    for messages. Raises UserError: if there is none, or more than one."""
     names = shipped(task)
     if len(names) != 1:
         allowed = ", ".join([*names, f"a {what}'s checkpoint or bundle"])
@@ -123,7 +114,8 @@ def write_bundle(
     calibration: str | None = None,
     force: bool = False,
 ) -> Path:
-    """Write a model and all that it needs into one new folder.
+    """Write a model and all that it needs into one new folder. Raises UserError: if `out` is there
+    otherwise or cannot be written, or the type of numbers is unknown.
 
     Args:
         out: the folder; it is complete or not there at all. A bundle with the same content is
@@ -136,10 +128,6 @@ def write_bundle(
 
     Returns:
         `out`.
-
-    Raises:
-        UserError: if `out` is there otherwise or cannot be written, or the type of numbers is
-            unknown.
     """
     out = Path(out)
     if dtype not in (*DTYPES, INT8):

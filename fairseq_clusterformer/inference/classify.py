@@ -27,23 +27,17 @@ Text = str | tuple[str, str]
 
 @dataclass(frozen=True)
 class Classification:
-    """What a classifier says about a text or a pair.
+    """What a classifier says about a text or a pair."""
 
-    Attributes:
-        label: the most likely one.
-        probability: of this label, from 0 to 1.
-        probabilities: of each label, the most likely one first.
-        is_cut: whether the end of a text was left out, because the model reads no more.
-    """
-
-    label: str
-    probability: float
-    probabilities: dict[str, float]
-    is_cut: bool
+    label: str  # the most likely one
+    probability: float  # of this label, from 0 to 1
+    probabilities: dict[str, float]  # of each label, the most likely one first
+    is_cut: bool  # the end of a text was left out, because the model reads no more
 
 
 class Classifier(Pretrained):
-    """Labels texts, or pairs of texts.
+    """Labels texts, or pairs of texts. Raises UserError: if the data folder does not say how its
+    texts became words.
 
     Args:
         loaded: a checkpoint of the task ``clusterformer_sentence``, or a bundle.
@@ -52,9 +46,6 @@ class Classifier(Pretrained):
     Attributes:
         labels: in the order of the model's outputs.
         is_pair: whether it labels pairs of texts.
-
-    Raises:
-        UserError: if the data folder does not say how its texts became words.
     """
 
     kind = "classifier"
@@ -73,14 +64,12 @@ class Classifier(Pretrained):
     def classify(
         self, texts: Text | Sequence[Text], *, batch_size: int = 32
     ) -> Classification | list[Classification]:
-        """Label texts, or pairs of texts if the model was trained on pairs.
+        """Label texts, or pairs of texts if the model was trained on pairs. Raises UserError: a
+        pair for a model of texts, or the other way round; a batch of nothing.
 
         Args:
             texts: one text (or one tuple of two), or a list of them.
             batch_size: how many the model reads at once.
-
-        Raises:
-            UserError: a pair for a model of texts, or the other way round; a batch of nothing.
         """
         if isinstance(texts, str | tuple):
             return self.classify([texts])[0]
@@ -99,11 +88,9 @@ class Classifier(Pretrained):
                 wanted = "two texts, as it was trained on pairs" if self.is_pair else "one text"
                 raise UserError(f"the model gets {len(row)} texts, {row!r}; allowed: {wanted}")
         words = [[self._words(text) for text in row] for row in rows]
-        sides = []
+        sides, index = [], task.dictionary.index
         for side in zip(*words, strict=True):
-            ids = [
-                torch.tensor([*map(task.dictionary.index, of_text)]).long() for of_text, _ in side
-            ]
+            ids = [torch.tensor([*map(index, of_text)]).long() for of_text, _ in side]
             sides.append(ListDataset(ids, np.array([*map(len, ids)])))
         dataset = SentenceDataset(
             sides,
@@ -112,16 +99,16 @@ class Classifier(Pretrained):
             pair_form=task.cfg.pair_form,
             max_positions=task.cfg.max_positions,
         )
-        batch = dataset.collater([dataset[index] for index in range(len(dataset))])
+        batch = dataset.collater([dataset[number] for number in range(len(dataset))])
         inputs = utils.apply_to_sample(lambda tensor: tensor.to(self.device), batch["net_input"])
         output = self.model(**inputs)
         probabilities = self.model.get_normalized_probs(output, log_probs=False).cpu()
         order = probabilities.argsort(dim=1, descending=True, stable=True)
         cut = dataset.full_sizes > dataset.sizes
-        for index, (row, places) in enumerate(zip(probabilities, order, strict=True)):
+        for number, (row, places) in enumerate(zip(probabilities, order, strict=True)):
             found = {self.labels[place]: float(row[place]) for place in places.tolist()}
             label = next(iter(found))
-            is_cut = bool(cut[index]) or any(was_cut for _, was_cut in words[index])
+            is_cut = bool(cut[number]) or any(was_cut for _, was_cut in words[number])
             yield Classification(label, found[label], found, is_cut)
 
     def _states(self, text: Text) -> Tensor:

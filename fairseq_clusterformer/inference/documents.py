@@ -84,15 +84,13 @@ def text_source(text: str, name: str) -> Source:
 
 
 def read_source(path: Path, encoding: str | None = None, *, main_text: bool = False) -> Source:
-    """Read a file. Its ending says what it is; a PDF is also known by its first bytes.
+    """Read a file. Its ending says what it is; a PDF is also known by its first bytes. Raises
+    UserError: naming the file and what is wrong with it.
 
     Args:
         encoding: of text and HTML; None: what a byte order mark or the HTML page itself says,
             else UTF-8.
         main_text: of HTML, keep the main text alone, without menus. This needs trafilatura.
-
-    Raises:
-        UserError: naming the file and what is wrong with it.
     """
     try:
         return _read(path, encoding, main_text)
@@ -117,7 +115,8 @@ def read_sources(
     main_text: bool = False,
     report: Callable[[str], None],
 ) -> list[Source]:
-    """Read files, and the files of folders and all folders below; each file once.
+    """Read files, and the files of folders and all folders below; each file once. Raises
+    UserError: a named file that cannot be read, or a folder without a document.
 
     In a folder, hidden files and files with other endings than `ENDINGS` are skipped, and so is
     what cannot be read. A file that is named itself must be readable.
@@ -125,9 +124,6 @@ def read_sources(
     Args:
         encoding, main_text: as of :func:`read_source`.
         report: takes one line for each folder, and one for each file that cannot be read.
-
-    Raises:
-        UserError: a named file that cannot be read, or a folder without a document.
     """
     sources: dict[Path, Source] = {}
     for path in paths:
@@ -217,10 +213,9 @@ def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) ->
         title, texts = parse_elsewhere("PDF", data)
     elif ending in _HTML:
         if main_text and importlib.util.find_spec("trafilatura") is None:
-            raise UserError(
-                "--main-text needs trafilatura, which is not installed; allowed: pip install "
-                '"fairseq_clusterformer[documents]", or no --main-text'
-            )
+            allowed = 'pip install "fairseq_clusterformer[documents]", or no --main-text'
+            problem = "--main-text needs trafilatura, which is not installed"
+            raise UserError(f"{problem}; allowed: {allowed}")
         text = _decoded(data, encoding, _declared(data))
         title, texts = parse_elsewhere("main HTML" if main_text else "HTML", text.encode())
     else:

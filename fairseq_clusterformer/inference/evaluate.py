@@ -3,8 +3,9 @@
 import logging
 import re
 from bisect import bisect
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_clusterformer.answers import (
+    Answers,
     Logits,
     mean_logits,
     natural_question,
     ranked_answers,
+    ranking_options,
 )
 from fairseq_clusterformer.corpora.question_answering.records import Drops, json_lines
 from fairseq_clusterformer.criterions.clusterformer_qa import answer_parts
@@ -39,32 +42,41 @@ QUESTION_LENGTHS, ANSWER_LENGTHS = (1, 6, 9, 12, 16), (1, 2, 3, 5, 10)
 
 @dataclass
 class Predictions:
-    """A reader's answers to a split, and the right ones, in the order of the split.
+    """A reader's answers to a split, and the right ones, by each question's id in the order of the
+    split."""
 
-    Attributes:
-        corpus: the name that it was prepared by.
-        texts: the short answer to each question's id.
-        no_answer: the probability that each has none.
-        natural: entries of Natural Questions' predictions.
-        gold: the accepted answers, where they are known.
-        facts: titles and numbers of the sentences that support each answer; empty of a reader
-            that does not say.
-        gold_facts: the right ones, where they are known and the reader says some.
-        questions: their texts.
-        nll: - log of the probability of the right answers in nats: of all accepted ones together,
-            and of the one listed last alone; of questions whose answers are known and in reach,
-            and whose documents are not read in windows.
-    """
+    corpus: str  # the name that it was prepared by
+    texts: dict[str, str] = field(default_factory=dict)  # short answers
+    no_answer: dict[str, float] = field(default_factory=dict)  # the probability of none
+    #: entries of Natural Questions' predictions
+    natural: list[dict[str, Any]] = field(default_factory=list)
+    gold: dict[str, list[str]] = field(default_factory=dict)  # accepted answers, where known
+    #: titles and numbers of the sentences that support each answer; and the right ones, where they
+    #: are known. Both are empty of a reader that does not say.
+    facts: dict[str, list[tuple]] = field(default_factory=dict)
+    gold_facts: dict[str, list[tuple]] = field(default_factory=dict)
+    questions: dict[str, str] = field(default_factory=dict)  # their texts
+    #: - log of the probability of the right answers in nats: of all accepted ones together, and of
+    #: the one listed last alone; of questions whose answers are known and in reach, and whose
+    #: documents are not read in windows
+    nll: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    corpus: str
-    texts: dict[str, str]
-    no_answer: dict[str, float]
-    natural: list[dict[str, Any]]
-    gold: dict[str, list[str]]
-    facts: dict[str, list[tuple]]
-    gold_facts: dict[str, list[tuple]]
-    questions: dict[str, str]
-    nll: dict[str, tuple[float, float]]
+    def add(self, data: QAData, number: int, found: Answers, nll: tuple | None) -> None:
+        """Add the answers to a question of the split."""
+        line = data.texts(number)
+        id_ = line["id"]
+        self.questions[id_], self.no_answer[id_] = line["question"], found.no_short
+        self.texts[id_] = found.short[0].text  # the best span, even if none is more likely
+        if self.corpus == "natural-questions":
+            self.natural.append(natural_question(id_, found, line["paragraphs"]))
+        if data[number].answerable is not None:
+            self.gold[id_] = line["texts"]
+            if nll is not None:
+                self.nll[id_] = nll
+        if found.supporting is not None:
+            self.facts[id_] = _facts(data, number, [place for place, _ in found.supporting])
+            if (right := data.outline(number).supporting) is not None:
+                self.gold_facts[id_] = _facts(data, number, right.tolist())
 
     @property
     def some_unanswerable(self) -> bool:
@@ -91,16 +103,14 @@ def predict(
     batch_size: int = 8,
     cpu: bool = False,
 ) -> Predictions:
-    """Answer all questions of a split.
+    """Answer all questions of a split. Raises UserError: if the data has no such split, or the
+    readers do not go together.
 
     Args:
         loaded: a reader; its task reads the split.
         others: more readers, which answer as one with it by the mean of all probabilities.
         corpus: the name that the data was prepared by.
         cpu: do not use an accelerator.
-
-    Raises:
-        UserError: if the data has no such split, or the readers do not go together.
     """
     for other in others:
         _check_alike(loaded, other)
@@ -112,10 +122,10 @@ def predict(
     except (FileNotFoundError, ValueError) as error:
         raise UserError(f"--split is {split}: {error}") from None
     data, whole = dataset.data, dataset.data.whole
-    names = ("max_answer_length", "no_answer_bias", "supporting_threshold")
-    options = {name: getattr(task.cfg, name) for name in names} | {"within_long": is_natural}
+    options = ranking_options(task.cfg) | {"within_long": is_natural}
     batches = task.get_batch_iterator(dataset, max_sentences=batch_size)
-    rows: list[tuple] = [()] * len(whole)
+    answered: dict[int, Answers] = {}
+    losses: dict[int, tuple[float, float] | None] = {}
     with tqdm(total=len(whole), unit=" questions", disable=None) as progress, torch.no_grad():
         for batch in batches.next_epoch_itr(shuffle=False):
             inputs = batch["net_input"]
@@ -123,44 +133,16 @@ def predict(
             logits = mean_logits([model(**inputs)[0] for model in models])
             numbers = batch["id"].tolist()
             found = ranked_answers(logits, [*map(data.document, numbers)], **options)
-            target = batch["target"]
-            losses = _nll(logits, utils.move_to_cuda(target) if cuda else target)
-            of_each = dict(zip(numbers, losses, strict=True)) if data is whole else {}
-            answered = [*data.questions(numbers, found)]
-            for number, answers_ in answered:
-                line, nll = whole.texts(number), of_each.get(number)
-                entry = None
-                if is_natural:
-                    entry = natural_question(line["id"], answers_, line["paragraphs"])
-                gold = None if whole[number].answerable is None else line["texts"]
-                text = answers_.short[0].text  # the best span, even if none is more likely
-                facts = right = None
-                if answers_.supporting is not None:
-                    facts = _facts(whole, number, [place for place, _ in answers_.supporting])
-                    if (known := whole.outline(number).supporting) is not None:
-                        right = _facts(whole, number, known.tolist())
-                rows[number] = (
-                    *(line["id"], text, answers_.no_short, entry, gold, facts, right),
-                    *(line["question"], nll),
-                )
-            progress.update(len(answered))
-    ids, *columns = map(list, zip(*rows, strict=True))
-    texts, no_answer, natural, gold, facts, right, questions, nll = columns
-
-    def known(column: list) -> dict:
-        return {id_: one for id_, one in zip(ids, column, strict=True) if one is not None}
-
-    return Predictions(
-        corpus,
-        texts=known(texts),
-        no_answer=known(no_answer),
-        natural=natural,
-        gold=known(gold),
-        facts=known(facts),
-        gold_facts=known(right),
-        questions=known(questions),
-        nll={id_: one for id_, one in known(nll).items() if id_ in known(gold)},
-    )
+            answered |= data.questions(numbers, found)
+            if data is whole:
+                target = batch["target"]
+                target = utils.move_to_cuda(target) if cuda else target
+                losses |= zip(numbers, _nll(logits, target), strict=True)
+            progress.update(len(answered) - progress.n)
+    predictions = Predictions(corpus)
+    for number, answers_ in sorted(answered.items()):
+        predictions.add(whole, number, answers_, losses.get(number))
+    return predictions
 
 
 def _check_alike(loaded: Loaded, other: Loaded) -> None:
@@ -199,6 +181,7 @@ def score(
     found: Predictions, *, gold: Sequence[Path] = (), no_answer_threshold: float = 0.5
 ) -> dict[str, float]:
     """Return the scores of the corpus, by their own names; none where the answers are secret.
+    Raises UserError: if a file of `gold` is something else, or lacks a question.
 
     Besides: ``AvNA``, how often the reader is right about whether there is an answer, in per cent,
     where some questions have none; ``nll`` and ``nll_one``, means of `Predictions.nll`.
@@ -206,9 +189,6 @@ def score(
     Args:
         gold: Natural Questions' files of the split; none: it gets no scores.
         no_answer_threshold: a question has no answer if this is more probable, in SQuAD 2.0.
-
-    Raises:
-        UserError: if a file of `gold` is something else, or lacks a question.
     """
     if found.corpus == "natural-questions":
         return _score_natural(found.natural, gold) if gold else {}
@@ -245,28 +225,19 @@ def breakdown(
 ) -> dict[str, dict[str, dict[str, float]]]:
     """The number of questions, exact match and F1 in per cent, by the first question word, and by
     the words of the question and of the first accepted answer."""
-
-    def asked(id_: str) -> tuple[int, str]:
-        match = QUESTION_WORDS.search(found.questions[id_])
-        return 0, match[0].lower() if match else "other"
-
-    def question_length(id_: str) -> tuple[int, str]:
-        return _range_of(len(found.questions[id_].split()), QUESTION_LENGTHS)
-
-    def answer_length(id_: str) -> tuple[int, str]:
-        texts = found.gold[id_] or [""]
-        return _range_of(len(texts[0].split()), ANSWER_LENGTHS)
-
-    tables = {
-        "by question word": asked,
-        "by words of the question": question_length,
-        "by words of the answer": answer_length,
-    }
+    tables: dict[str, dict[tuple[int, str], list[str]]] = defaultdict(lambda: defaultdict(list))
+    for id_, texts in found.gold.items():
+        question, answer = found.questions[id_], texts[0] if texts else ""
+        match = QUESTION_WORDS.search(question)
+        rows = {
+            "by question word": (0, match[0].lower() if match else "other"),
+            "by words of the question": _range_of(len(question.split()), QUESTION_LENGTHS),
+            "by words of the answer": _range_of(len(answer.split()), ANSWER_LENGTHS),
+        }
+        for title, row in rows.items():
+            tables[title][row].append(id_)
     result: dict[str, dict[str, dict[str, float]]] = {}
-    for title, row_of in tables.items():
-        rows: dict[tuple[int, str], list[str]] = {}
-        for id_ in found.gold:
-            rows.setdefault(row_of(id_), []).append(id_)
+    for title, rows in tables.items():
         result[title] = {}
         for (_, name), ids in sorted(rows.items()):
             scores = _score_texts(found, ids, no_answer_threshold)

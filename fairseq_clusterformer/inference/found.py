@@ -33,52 +33,33 @@ _PAIRS = dict(zip('([{\u201c\u00ab\u201e"', ')]}\u201d\u00bb\u201c"', strict=Tru
 
 @dataclass(eq=False)
 class SectionRead:
-    """What a model makes of a section and a question.
+    """What a model makes of a section and a question."""
 
-    Attributes:
-        section: what was read.
-        answers: in it.
-        find_clusters: reads the section again, for its clusters.
-        words, likeness: how relevant it is to the question; see `Passages`.
-    """
-
-    section: Section
-    answers: Answers
+    section: Section  # what was read
+    answers: Answers  # in it
+    #: reads the section again, for its clusters
     find_clusters: Callable[[], dict[tuple[int, str], Tensor]] = field(default=dict, repr=False)
-    words: float = 0.0
+    words: float = 0.0  # how relevant it is to the question; see `Passages`
     likeness: float = 0.0
 
     @cached_property
     def clusters(self) -> dict[tuple[int, str], Tensor]:
-        """The cluster of each token, int64 [N], for each layer (and head) that clusters: its
-        number from 0, and its label."""
+        """The cluster of each token, int64 [N], by the number and label of a layer (and head)."""
         return self.find_clusters()
 
 
 @dataclass(frozen=True, eq=False)
 class FoundAnswer:
-    """One answer among all that were found.
+    """One answer among all that were found."""
 
-    Attributes:
-        text: whole words of the document, unchanged; or "yes", "no".
-        type: "short" for a span, "long" for a paragraph as a whole, "yes" or "no".
-        score: the logarithm of its probability.
-        margin: by how much it is likelier than "no answer", in nats; of a calibrated reader, than
-            to be wrong.
-        file: the name of the document.
-        paragraph: its number in the document, from 0; None of yes and no.
-        characters: [start, end) of the paragraph; None of yes and no.
-        read: the section that it is from.
-    """
-
-    text: str
-    type: str
-    score: float
-    margin: float
-    file: str
-    paragraph: int | None
-    characters: tuple[int, int] | None
-    read: SectionRead = field(repr=False)
+    text: str  # whole words of the document, unchanged; or "yes", "no"
+    type: str  # "short" for a span, "long" for a paragraph as a whole, "yes" or "no"
+    score: float  # the logarithm of its probability
+    margin: float  # by how much likelier than "no answer", in nats; if calibrated, than wrong
+    file: str  # the name of the document
+    paragraph: int | None  # its number in the document, from 0; None of yes and no
+    characters: tuple[int, int] | None  # [start, end) of the paragraph; None of yes and no
+    read: SectionRead = field(repr=False)  # the section that it is from
 
     @property
     def probability(self) -> float:
@@ -99,11 +80,8 @@ class FoundAnswer:
         return "".join(self.around())
 
     def around(self, most: int = 160) -> tuple[str, str, str]:
-        """What stands before the answer in its sentence, the answer, and what stands behind it.
-
-        Args:
-            most: characters before and behind.
-        """
+        """What stands before the answer in its sentence, the answer, and what stands behind it; up
+        to `most` characters on either side."""
         before, text, behind = self._near(most)
         ends = [match.end() for match in SENTENCE_END.finditer(before)]
         before = before[ends[-1] :] if ends else before
@@ -157,24 +135,15 @@ FEATURES = ("margin", "words", "likeness", "none")
 @dataclass(frozen=True)
 class Weights:
     """What ranks answers: a weighted sum. Of a calibrated reader, it is the log-odds that an
-    answer is right, among the best answers to questions that were asked of folders.
+    answer is right, among the best answers to questions that were asked of folders."""
 
-    Attributes:
-        margin, words, likeness: of a reader's margin, and of the relevance of the passage; see
-            `Passages`.
-        none: of the logarithm of the probability of "no answer" in the passage alone.
-        bias: added to the sum.
-        threshold: the probability from which on an answer counts; None: not calibrated.
-        passage: tokens of the passages that were read; None: as many as in training.
-    """
-
-    margin: float = 1.0
-    words: float = 0.5
+    margin: float = 1.0  # of a reader's margin
+    words: float = 0.5  # of the relevance of the passage; see `Passages`
     likeness: float = 0.0
-    none: float = 0.0
-    bias: float = 0.0
-    threshold: float | None = None
-    passage: int | None = None
+    none: float = 0.0  # of the logarithm of the probability of "no answer" in the passage alone
+    bias: float = 0.0  # added to the sum
+    threshold: float | None = None  # probability of an answer that counts; None: not calibrated
+    passage: int | None = None  # tokens of the passages that were read; None: as in training
 
     def of(self, found: FoundAnswer) -> float:
         """The sum."""
@@ -183,8 +152,7 @@ class Weights:
 
     @staticmethod
     def from_file(path: Path) -> "Weights":
-        """Those of a calibration. Raises UserError: a file that is missing, or holds something
-        else."""
+        """Those of a calibration. Raises UserError: a file that is missing or something else."""
         *names, _ = [each.name for each in fields(Weights)]
         with reading(path, f"a calibration, with the weights {', '.join(names)}"):
             # older ones do not weigh "no answer", and read passages as long as in training
@@ -198,22 +166,15 @@ class Weights:
 
 
 class Ranking(NamedTuple):
-    """The answers of all documents.
+    """The answers of all documents."""
 
-    Attributes:
-        answers: best first.
-        no_answer: the probability that there is none in any of the documents; of a calibrated
-            reader, that the best one is wrong.
-        least: the margin that the best answer must have, in nats.
-        by_margin: the probabilities are no shares of 1; see `ranked`.
-        calibrated: they are shares of right answers.
-    """
-
-    answers: list[FoundAnswer]
+    answers: list[FoundAnswer]  # best first
+    #: the probability that there is none in any of the documents; of a calibrated reader, that the
+    #: best one is wrong
     no_answer: float
-    least: float = 0.0
-    by_margin: bool = False
-    calibrated: bool = False
+    least: float = 0.0  # the margin that the best answer must have, in nats
+    by_margin: bool = False  # the probabilities are no shares of 1; see `ranked`
+    calibrated: bool = False  # they are shares of right answers
 
     @property
     def is_answered(self) -> bool:
@@ -312,19 +273,12 @@ def ranked_candidates(reads: Sequence[SectionRead], top: int) -> Ranking:
             shown = (answer.paragraph is not None, answer.score, answer, read)
             best[answer.text] = max(best.get(answer.text, shown), shown, key=lambda each: each[:2])
     scores = torch.tensor([*sums.values()], dtype=torch.float64).log_softmax(0).tolist()
-    found = [
-        FoundAnswer(text, "short", score, math.inf, read.section.source.name, *where, read)
-        for (text, (*_, answer, read)), score in zip(best.items(), scores, strict=True)
-        for where in [_place(answer, read)]
-    ]
+    found = []
+    for (text, (has_place, *_, answer, read)), score in zip(best.items(), scores, strict=True):
+        number = read.section.pieces[answer.paragraph].number if has_place else None
+        place = read.section.source.name, number, answer.characters
+        found.append(FoundAnswer(text, "short", score, math.inf, *place, read))
     return Ranking(sorted(found, key=lambda each: -each.score)[:top], 0.0)
-
-
-def _place(answer: Answer, read: SectionRead) -> tuple[int | None, tuple[int, int] | None]:
-    """The number of an answer's paragraph in its document, and the characters there."""
-    if answer.paragraph is None:
-        return None, None
-    return read.section.pieces[answer.paragraph].number, answer.characters
 
 
 def _by_margin(reads: Sequence[SectionRead]) -> tuple[list[FoundAnswer], None, float]:
@@ -333,9 +287,8 @@ def _by_margin(reads: Sequence[SectionRead]) -> tuple[list[FoundAnswer], None, f
     for read in reads:
         for type_, answer in _candidates(read):
             margin = read.answers.margin(type_, answer.score)
-            found.append(
-                _found(math.log(max(_sigmoid(margin), 1e-300)), margin, answer, type_, read)
-            )
+            score = math.log(max(_sigmoid(margin), 1e-300))
+            found.append(_found(score, margin, answer, type_, read))
     return found, None, 1.0
 
 

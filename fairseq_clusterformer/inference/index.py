@@ -43,15 +43,13 @@ Block = tuple[Path, Sequence[Section]]
 
 
 class Encodings:
-    """Encodings of sections: the latest in memory, all in an index if there is one.
+    """Encodings of sections: the latest in memory, all in an index if there is one. Raises
+    UserError: a folder that holds something else, or cannot be made.
 
     Args:
         model: what encodes; its parameters are part of the hash.
         encode: makes states [W, D] of the words of each of some sections.
         folder: an index, which is made if need be; None: memory alone.
-
-    Raises:
-        UserError: a folder that holds something else, or cannot be made.
     """
 
     def __init__(
@@ -91,14 +89,9 @@ class Encodings:
         return found
 
     def write(self, sections: Sequence[Section]) -> None:
-        """Encode what the index lacks, file by file, so that an end in between loses little.
-
-        Args:
-            sections: those of one document together and in their order.
-
-        Raises:
-            UserError: an index that cannot be written.
-        """
+        """Encode what the index lacks, file by file, so that an end in between loses little;
+        sections of one document come together and in their order. Raises UserError: an index that
+        cannot be written."""
         waiting: list[Block] = []
         there = [*self.folder.glob("*.safetensors")]
         names: set[str] = set()

@@ -43,7 +43,8 @@ class LanguageModel(Pretrained):
         num_samples: int | None = None,
         stream: bool = False,
     ) -> str | list[str] | Iterator[str]:
-        """Continue a text.
+        """Continue a text. Returns the prompt and what follows it. Raises UserError: a value that
+        is not allowed, or more tokens than the model has positions.
 
         Args:
             prompt: its beginning; empty: a new text.
@@ -54,12 +55,6 @@ class LanguageModel(Pretrained):
             seed: the same text for the same seed, on any device; None: another one each time.
             num_samples: return a list of this many texts.
             stream: return an iterator that gives the prompt, then what each token adds.
-
-        Returns:
-            The prompt and what follows it.
-
-        Raises:
-            UserError: a value that is not allowed, or more tokens than the model has positions.
         """
         check_numbers(max_tokens=max_tokens, temperature=temperature, top_k=top_k)
         check_numbers(top_p=top_p, num_samples=num_samples)
@@ -71,9 +66,8 @@ class LanguageModel(Pretrained):
         self._check(len(given), max_tokens)
         generator = torch.Generator()
         generator.seed() if seed is None else generator.manual_seed(seed)
-        pick = partial(
-            draw, generator=generator, temperature=temperature, top_k=top_k, top_p=top_p
-        )
+        how = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        pick = partial(draw, generator=generator, **how)
         rows = self._tokens(given, max_tokens, num_samples or 1, pick)
         after = int(given[-1])
         if stream:
@@ -86,18 +80,16 @@ class LanguageModel(Pretrained):
 
     def _begin(self, tokens: Tensor) -> Tensor:
         """Tokens with what a text begins by."""
-        return torch.cat(
-            [begin_of(self.loaded.cfg.task, self.coding, empty=not len(tokens)), tokens]
-        )
+        first = begin_of(self.loaded.cfg.task, self.coding, empty=not len(tokens))
+        return torch.cat([first, tokens])
 
     def _check(self, given: int, more: int) -> None:
         """Refuse a model that cannot write, and texts of more tokens than it has positions."""
         decoder = self.model.decoder
         if leaks_future(self.model):
-            raise UserError(
-                f"{self.loaded.path} has --cluster-rule leaking-chunk, by which later tokens "
-                "change earlier outputs: it cannot generate; allowed: a model that is causal"
-            )
+            rule = "--cluster-rule leaking-chunk, by which later tokens change earlier outputs"
+            problem = f"{self.loaded.path} has {rule}: it cannot generate"
+            raise UserError(f"{problem}; allowed: a model that is causal")
         learned = isinstance(decoder.embed_positions, LearnedPositionalEmbedding)
         room = decoder.max_positions() - given + 1
         if learned and more > room:
@@ -119,9 +111,8 @@ class LanguageModel(Pretrained):
         for end in range(first, len(given) + more):
             # all rows read the same until the first token is drawn
             alive = rows if end > len(given) else 1
-            features, extra = decoder(
-                tokens[:alive, :end], incremental_state=state, features_only=True
-            )
+            read = tokens[:alive, :end]
+            features, extra = decoder(read, incremental_state=state, features_only=True)
             if end < len(given):
                 continue
             out = decoder.output_layer(features[:, -1:]), extra

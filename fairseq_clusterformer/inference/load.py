@@ -48,7 +48,8 @@ def load_checkpoint(
     option: str = "--checkpoint",
     **overrides: object,
 ) -> Loaded:
-    """Load a checkpoint or a bundle.
+    """Load a checkpoint or a bundle. Raises UserError: a file or a folder that is missing, is
+    something else, or does not fit.
 
     Args:
         path: a file that fairseq wrote, the folder of a bundle, or the name of a model that is
@@ -58,9 +59,6 @@ def load_checkpoint(
         task: names of the fairseq tasks that are allowed; None: any.
         option: what named `path`, for messages.
         overrides: options of the task that should differ from the training's.
-
-    Raises:
-        UserError: a file or a folder that is missing, is something else, or does not fit.
     """
     path = located(path)
     state = read_bundle(path, option) if is_bundle(path) else _read_file(path, option)
@@ -113,8 +111,7 @@ def load_checkpoint(
 
 
 def _check_types(cfg: DictConfig) -> None:
-    """Raises ValueError: an option of the task or the model has another type or range than the
-    dataclass that declares it. What argparse declared has no types."""
+    """Raises ValueError: an option whose type or range is not what its dataclass declares."""
     for name in ("task", "model"):
         section, kind = cfg[name], dataclass_of(name, cfg[name])
         if kind is not None and isinstance(section, DictConfig):

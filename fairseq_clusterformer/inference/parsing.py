@@ -66,14 +66,12 @@ class Unreadable(Exception):
 
 
 def parse_elsewhere(kind: str, data: bytes) -> tuple[str, list[str]]:
-    """Title and paragraphs of a document, which another process parses.
+    """Title and paragraphs of a document, which another process parses. Raises Unreadable: if it
+    cannot be parsed, or takes more time or memory than it may.
 
     Args:
         kind: "HTML", "main HTML" (without menus; this needs trafilatura) or "PDF".
         data: HTML in UTF-8, or a PDF.
-
-    Raises:
-        Unreadable: if it cannot be parsed, or takes more time or memory than it may.
     """
     seconds = SECONDS + len(data) / 100_000
     late = threading.Event()
@@ -134,7 +132,9 @@ def _serve(memory: int) -> None:
     for head in sys.stdin.buffer:
         kind, size = json.loads(head)
         try:
-            answer = _parse(kind, sys.stdin.buffer.read(size))
+            data = sys.stdin.buffer.read(size)
+            is_pdf = kind == "PDF"
+            answer = _of_pdf(data) if is_pdf else _of_html(data.decode(), kind == "main HTML")
         except Unreadable as error:
             answer = None, str(error)
         except MemoryError:
@@ -144,10 +144,6 @@ def _serve(memory: int) -> None:
             answer = None, f"cannot be read as {kind.removeprefix('main ')} ({reason[:200]})"
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
-
-
-def _parse(kind: str, data: bytes) -> tuple[str, list[str]]:
-    return _of_pdf(data) if kind == "PDF" else _of_html(data.decode(), kind == "main HTML")
 
 
 class _Page(HTMLParser):
@@ -214,8 +210,7 @@ def _of_pdf(data: bytes) -> tuple[str, list[str]]:
 
 
 def _whole_characters(text: str) -> str:
-    """A text whose halves of characters, which a PDF may name one by one, are put together; one
-    without the other becomes U+FFFD."""
+    """A text whose halves of characters are put together; one alone becomes U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
@@ -274,11 +269,8 @@ def _forms(page: int, line: str, dated: Counter) -> Iterator[str]:
 
 
 def _of_columns(lines: list[str]) -> list[str]:
-    """The lines of a page, one column after the other; none if it has one column.
-
-    Args:
-        lines: where blanks keep what is below each other below each other.
-    """
+    """The lines of a page, one column after the other; none if it has one column. Blanks in
+    `lines` keep what is below each other below each other."""
     width = max(map(len, lines), default=0)
     # In each column, a line of text has four words or more: rows of a table have fewer.
     gaps = {

@@ -39,9 +39,8 @@ def leaks_future(model: nn.Module) -> bool:
 
 
 def remember(model: nn.Module, memory: int) -> None:
-    """Give heads of kind ``xl`` a memory of so many tokens, in place. Transformer-XL (Dai et al.
-    2019) is evaluated with a longer one than in training. Raises UserError: a model without such
-    heads."""
+    """Give heads of kind ``xl`` a memory of so many tokens, in place: Transformer-XL (Dai et al.
+    2019) is evaluated with a longer one. Raises UserError: a model without such heads."""
     heads = [module for module in model.modules() if isinstance(module, XL)]
     if not heads:
         raise bad_option("--memory", memory, "for a model with heads of kind xl", "it has none")
@@ -50,12 +49,9 @@ def remember(model: nn.Module, memory: int) -> None:
 
 
 def begin_of(task: Mapping[str, object], coding: TextCoding, *, empty: bool = False) -> Tensor:
-    """What stands in front of a text, int64 [N]: ``<s>`` where the training had --add-bos-token,
-    and ``</s>``, which among bytes is rare, so that only an `empty` text of bytes has it.
-
-    Args:
-        task: its options, of the training.
-    """
+    """What stands in front of a text by the training's options, int64 [N]: ``<s>`` where it had
+    --add-bos-token, and ``</s>``, which among bytes is rare, so that only an `empty` text of bytes
+    has it."""
     tokens = [coding.dictionary.bos()] * bool(task.get("add_bos_token"))
     if coding.unit != "byte" or empty:
         tokens.append(coding.dictionary.eos())
@@ -80,15 +76,13 @@ def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
 def text_blocks(
     loaded: Loaded, text: Path | str, name: str = "the text", **overrides: object
 ) -> Iterator[Block]:
-    """Yield the blocks of a text, which are those of a split that is prepared from it.
+    """Yield the blocks of a text, which are those of a split that is prepared from it. Raises
+    UserError: if it is empty, or not UTF-8 where that matters.
 
     Args:
         text: a file, or what would stand in it.
         name: what an error calls the text.
         overrides: options of the task that should differ from the training's.
-
-    Raises:
-        UserError: if it is empty, or not UTF-8 where that matters.
     """
     coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
     section = copy.deepcopy(loaded.cfg.task)
@@ -111,8 +105,7 @@ def text_blocks(
 
 
 def _blocks(loaded: Loaded, dataset: MonolingualDataset, name: str) -> Iterator[Block]:
-    """As fairseq-eval-lm has them: ``<s>`` is not scored, and lines that are too long for the
-    model's positions are left out."""
+    """As fairseq-eval-lm has them: without ``<s>`` among targets, and without too long lines."""
     most = loaded.model.max_positions()
     fitting = np.flatnonzero(dataset.sizes <= most).tolist()
     if left := len(dataset) - len(fitting):
@@ -139,7 +132,8 @@ def compare(
     most: int | None = None,
     breakdown: Breakdown | None = None,
 ) -> dict[str, float]:
-    """Score each block on its own, in one pass and step by step.
+    """Score each block on its own, in one pass and step by step. Returns bits per token,
+    perplexities, and the largest difference of a log-probability.
 
     A model whose later tokens change earlier outputs cannot work step by step. It reads every
     prefix anew instead.
@@ -149,9 +143,6 @@ def compare(
         stepwise: whether to go step by step as well, which takes longer.
         most: how many blocks to score; None: all.
         breakdown: is given each block, and what one pass found.
-
-    Returns:
-        Bits per token, perplexities, and the largest difference of a log-probability.
     """
     device = next(model.parameters()).device
     ways = {"teacher-forced": in_one_pass, **({"stepwise": step_by_step} if stepwise else {})}
@@ -176,6 +167,8 @@ def compare(
 @torch.no_grad()
 def as_one_text(model: nn.Module, blocks: Iterable[Block], most: int | None = None) -> dict:
     """Score blocks that follow each other, each behind what the layers keep of those before.
+    Returns bits per token, perplexity, and how many bytes are kept. Raises UserError: a model of
+    fairseq's own, one that leaks, or with learned positions.
 
     What is kept is bounded (except for the kind ``full``), as in writing: so is the memory, for a
     text of any length. Transformer-XL (Dai et al. 2019) is evaluated so.
@@ -183,12 +176,6 @@ def as_one_text(model: nn.Module, blocks: Iterable[Block], most: int | None = No
     Args:
         model: a language model of ours, in evaluation mode.
         most: how many blocks to score; None: all.
-
-    Returns:
-        Bits per token, perplexity, and how many bytes are kept.
-
-    Raises:
-        UserError: a model of fairseq's own, one that leaks, or with learned positions.
     """
     decoder = model.decoder
     problem = ""

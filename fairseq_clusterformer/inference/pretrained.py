@@ -60,10 +60,8 @@ class Pretrained:
     def __getattr__(self, name: str):
         if name not in ABILITIES:
             raise AttributeError(f"{type(self).__name__} has no attribute {name}")
-        raise Unable(
-            f"{self.loaded.path} is a {self.kind}: it cannot {name}; "
-            f"allowed: {', '.join(self.abilities)}"
-        )
+        problem = f"{self.loaded.path} is a {self.kind}: it cannot {name}"
+        raise Unable(f"{problem}; allowed: {', '.join(self.abilities)}")
 
     def __repr__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -73,15 +71,13 @@ class Pretrained:
         )
 
     def encode(self, texts: str | Sequence[str], *, pooled: bool = False) -> list[Tensor] | Tensor:
-        """What the model's last layer makes of texts.
+        """What the model's last layer makes of texts: the states [N, D] of each text's tokens; of
+        a single text a list of one.
 
         Args:
             texts: one or several. The marks that the model reads around a text, such as ``</s>``,
                 are tokens as well.
             pooled: return the mean over the tokens of each text, [texts, D].
-
-        Returns:
-            Of each text its tokens' states [N, D]; of a single text a list of one.
         """
         states = [self._states(text) for text in ([texts] if isinstance(texts, str) else texts)]
         return torch.stack([x.mean(0) for x in states]) if pooled else states
@@ -122,8 +118,7 @@ def check_numbers(**given: float | None) -> None:
 
 
 def device_of(device: torch.device | str | None) -> torch.device:
-    """A device that is there; None: a GPU if there is one. Raises UserError: a name that torch
-    does not know, or a GPU that is not there."""
+    """A device; None: a GPU if there is one. Raises UserError: unknown to torch, or not there."""
     there = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     with suppress(RuntimeError):
         found = torch.device(there[-1] if device is None else device)

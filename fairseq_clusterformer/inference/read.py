@@ -6,9 +6,10 @@ The reader is extractive: an answer is a piece of a document, never a new senten
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.stack import ClusteredStack
 
-from ..answers import Logits, ranked_answers, text_mask
+from ..answers import Logits, ranked_answers, ranking_options, text_mask
 from .bundle import CALIBRATION
 from .documents import Source, read_sources, state_of, text_source
 from .found import FoundAnswer, Ranking, SectionRead, Weights, ranked, ranked_candidates
@@ -31,7 +32,7 @@ from .index import Encodings
 from .load import Loaded
 from .pretrained import Pretrained
 from .retrieval import Passages
-from .sections import Section, Splitter, batches
+from .sections import Section, Splitter, together
 from .sentences import SentenceEncoder
 
 logger = logging.getLogger(__name__)
@@ -44,19 +45,18 @@ TOKENS_AT_ONCE = 100_000  # of a document, for a model whose training had no lim
 WINDOWS, WINDOWS_WITH_QUESTION = 32, 10
 _BESIDE = 64  # characters before and behind a passage; a word that it cuts ends there
 IN_A_BATCH = 4096  # tokens of sections that are read together
+_LENGTH = attrgetter("length")
 
 
 class Reader(Pretrained):
-    """Answers questions by pieces of documents.
+    """Answers questions by pieces of documents. Raises UserError: if the data folder is something
+    else, or there is no index for this model or in this folder.
 
-    A reader of structured documents also reads their sentences, which end with punctuation.
-
-    A reader that encodes documents apart reads windows, which are as long as the documents of its
-    training, many at once. What it makes of a window before it sees a question is kept in an
-    index, or for the latest windows in memory.
-
-    Of many passages, it reads those that are most relevant by their words and, with an encoder of
-    sentences, by their meaning.
+    A reader of structured documents also reads their sentences, which end with punctuation. One
+    that encodes documents apart reads windows, as long as the documents of its training, many at
+    once; what it makes of a window before it sees a question is kept in an index, or for the
+    latest windows in memory. Of many passages, it reads those that are most relevant by their
+    words and, with an encoder of sentences, by their meaning.
 
     Args:
         loaded: a checkpoint or a bundle of the task clusterformer_qa.
@@ -65,13 +65,9 @@ class Reader(Pretrained):
         options: see `Pretrained`.
 
     Attributes:
-        window: tokens of a passage, unless another number is asked for.
-        windows: passages that are read for a question, unless another number is asked for.
+        window, windows: tokens of a passage, and passages that are read for a question, unless
+            other numbers are asked for.
         weights: what ranks answers.
-
-    Raises:
-        UserError: if the data folder is something else, or there is no index for this model or in
-            this folder.
     """
 
     kind = "reader"
@@ -128,7 +124,8 @@ class Reader(Pretrained):
         *,
         encoder: str | Path | None = None,
     ) -> Passages:
-        """Read and encode documents, for the questions to come.
+        """Read and encode documents, for the questions to come. Raises UserError: a file that
+        cannot be read, or an index that cannot be written.
 
         The same documents as last time are read again only if a file has changed. What is skipped
         in a folder is logged as a warning.
@@ -136,9 +133,6 @@ class Reader(Pretrained):
         Args:
             documents: see `answer`.
             folder, encoder: as the class has them; None: as before.
-
-        Raises:
-            UserError: a file that cannot be read, or an index that cannot be written.
         """
         if isinstance(documents, Passages):
             return documents
@@ -169,21 +163,16 @@ class Reader(Pretrained):
         top: int = 3,
         candidates: Sequence[str] = (),
     ) -> list[FoundAnswer]:
-        """Answer a question from documents.
+        """Answer a question from documents. Returns the best answers first. Their probabilities
+        may all be small: then most likely there is no answer. Raises UserError: for a question
+        that cannot be asked, or a file that cannot be read; candidates, and a reader that does not
+        take them.
 
         Args:
             documents: one or several; a string is a text itself, a `Path` is a file or a folder;
                 or what `index` returned.
             top: answers to return.
             candidates: of which one is the answer; none: any piece of the documents may be.
-
-        Returns:
-            The best answers first. Their probabilities may all be small: then most likely there
-            is no answer.
-
-        Raises:
-            UserError: for a question that cannot be asked, or a file that cannot be read;
-                candidates, and a reader that does not take them.
         """
         return self.ask(question, self.index(documents), top, candidates=candidates).answers
 
@@ -197,7 +186,8 @@ class Reader(Pretrained):
         windows: int | None = None,
         candidates: Sequence[str] = (),
     ) -> Ranking:
-        """Answer a question from passages.
+        """Answer a question from passages. Raises UserError: for a question that cannot be asked,
+        or candidates likewise.
 
         Args:
             passages: as `index` and `passages` return them.
@@ -206,9 +196,6 @@ class Reader(Pretrained):
             windows: passages to read at most, the most relevant ones; 0: all; None: as the class
                 has it.
             candidates: see `answer`; their probabilities are the mean over passages.
-
-        Raises:
-            UserError: for a question that cannot be asked, or candidates likewise.
         """
         tokens = self.question(question)
         names = self._names(candidates)
@@ -224,11 +211,8 @@ class Reader(Pretrained):
         return ranked(reads, top, least, self.weights)
 
     def passages(self, sections: Sequence[Section]) -> Passages:
-        """Sections to ask, encoded unless they are too many for memory; see `Encodings`.
-
-        Args:
-            sections: those of one document together and in their order.
-        """
+        """Sections to ask, those of one document together and in their order; encoded unless they
+        are too many for memory, see `Encodings`."""
         for encodings in filter(None, (self._encodings, self._vectors)):
             encodings.prepare(sections)
         if self._vectors is None or not sections:
@@ -236,11 +220,8 @@ class Reader(Pretrained):
         return Passages(sections, self._vectors.of(sections), self._sentences.of_question)
 
     def sections(self, source: Source, most: int | None = None) -> list[Section]:
-        """A document in sections of whole paragraphs; a paragraph that is too long, in pieces.
-
-        Args:
-            most: tokens of a section; None: `window`.
-        """
+        """A document in sections of up to `most` tokens (None: `window`), of whole paragraphs, or
+        of pieces of one that is too long."""
         return self._splitter.sections(source, most or self.window)
 
     def question(self, text: str) -> Tensor:
@@ -268,7 +249,7 @@ class Reader(Pretrained):
         self, question: Tensor, sections: Sequence[Section], *more: object
     ) -> tuple[Logits, dict]:
         """What the model returns for a question and some sections, one of a structured model."""
-        if self._structure is not None:
+        if self._structure is not None and not more:
             more = (self._globals(question, sections[0]),)
         rows = question.expand(len(sections), -1).to(self.device)
         return self.model(rows, *self._padded(sections), *more)
@@ -318,9 +299,7 @@ class Reader(Pretrained):
         except ValueError as error:  # no room for so many
             raise UserError(f"{len(names)} --candidates: {error}") from None
         question = with_names(question, asked.names, self.task.source_dictionary)
-        with torch.no_grad():
-            rows = question[None].to(self.device)
-            logits, _ = self.model(rows, *self._padded([section]), structure)
+        logits, _ = self._together(question, [section], structure)
         (answers,) = ranked_answers(logits, [document], top=len(names))
         return SectionRead(section, answers)
 
@@ -348,30 +327,28 @@ class Reader(Pretrained):
         self, question: Tensor, sections: Sequence[Section], top: int
     ) -> list[SectionRead]:
         """As :meth:`read`, many sections at once, unless the model reads their structure."""
-        names = ("max_answer_length", "no_answer_bias", "supporting_threshold")
-        options = {name: getattr(self.task.cfg, name) for name in names} | {"top": top}
-        found: dict[int, SectionRead] = {}
-        lengths = [section.length for section in sections]
-        for places in batches(lengths, 1 if self._structure is not None else IN_A_BATCH):
-            chosen, more = [sections[place] for place in places], []
+        options = ranking_options(self.task.cfg) | {"top": top}
+
+        def read(chosen: list[Section]) -> Iterator[SectionRead]:
+            more = []
             if self._encodings is not None:
                 of_words = pad_sequence(self._encodings.of(chosen), batch_first=True)
                 more.append(of_words.to(self.device, next(self.model.parameters()).dtype))
             logits, _ = self._together(question, chosen, *more)
             answers = ranked_answers(logits, [each.document for each in chosen], **options)
-            for place, section, answer in zip(places, chosen, answers, strict=True):
-                again = partial(self._clusters, question, section)
-                found[place] = SectionRead(section, answer, again)
-        return [found[place] for place in range(len(sections))]
+            for section, answer in zip(chosen, answers, strict=True):
+                yield SectionRead(section, answer, partial(self._clusters, question, section))
+
+        return together(sections, _LENGTH, 1 if self._structure else IN_A_BATCH, read)
 
     @torch.no_grad()
     def _encode_sections(self, sections: Sequence[Section]) -> list[Tensor]:
         """States [W, D] of the words of each section."""
-        found: dict[int, Tensor] = {}
-        for places in batches([each.length for each in sections], IN_A_BATCH):
-            states = self.model.encode(*self._padded([sections[place] for place in places]))
-            found |= dict(zip(places, states, strict=True))
-        return [found[place] for place in range(len(sections))]
+
+        def encode(chosen: list[Section]) -> list[Tensor]:
+            return self.model.encode(*self._padded(chosen))
+
+        return together(sections, _LENGTH, IN_A_BATCH, encode)
 
     def _padded(self, sections: Sequence[Section]) -> tuple[Tensor, Tensor]:
         """Tokens int64 [B, N], and where an answer can begin and end, bool [B, N]."""

@@ -25,8 +25,7 @@ class Passages:
 
     By words, sections are ranked by BM25 (Robertson and Zaragoza 2009), where a word is its first
     letters; one with digits stays whole. Words that every section has weigh next to nothing, so
-    there is no list of stop words.
-    By meaning, they are ranked by the cosine of sentence vectors.
+    there is no list of stop words. By meaning, they are ranked by the cosine of sentence vectors.
 
     Args:
         sections: those of one document together and in their order.
@@ -69,14 +68,12 @@ class Passages:
         return np.maximum.reduceat(cosines, self._first)
 
     def likeliest(self, question: str, most: int) -> list[tuple[int, float, float]]:
-        """The places of the most relevant sections, in their order, each with its relevance by
-        words (from 0) and by meaning (that of its most similar part, up to 1; 0 without vectors).
+        """The places of the `most` most relevant sections, in their order, each with its relevance
+        by words (from 0) and by meaning (that of its most similar part, up to 1; 0 without
+        vectors). All, if there are no more, or if none is relevant (as by words in a script
+        without blanks).
 
         Both ranks count, by reciprocal rank fusion (Cormack et al. 2009).
-
-        Args:
-            most: sections to name; all, if there are no more, or if none is relevant (as by words
-                in a script without blanks).
         """
         words, likeness = np.zeros((2, len(self)))
         vocabulary = getattr(self._words, "vocab_dict", {})  # none without a word

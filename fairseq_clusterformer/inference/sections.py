@@ -1,10 +1,10 @@
 """Documents in sections: what a reader reads at once."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,20 +27,13 @@ _KEPT = 32  # sections, and stretches, whose tokens stay in memory
 
 
 class Piece(NamedTuple):
-    """A paragraph of a section, or as much of a long one as fits.
+    """A paragraph of a section, or as much of a long one as fits."""
 
-    Attributes:
-        number: of the paragraph, from 0.
-        stretch: its characters [start, end) that become tokens together.
-        first, last: tokens of the stretch, [first, last).
-        start, end: characters of the paragraph that these tokens show, [start, end).
-    """
-
-    number: int
-    stretch: tuple[int, int]
-    first: int
+    number: int  # of the paragraph, from 0
+    stretch: tuple[int, int]  # its characters [start, end) that become tokens together
+    first: int  # tokens [first, last) of the stretch
     last: int
-    start: int
+    start: int  # characters [start, end) of the paragraph that these tokens show
     end: int
 
 
@@ -60,10 +53,8 @@ class Section:
     @property
     def text(self) -> str:
         """Of all pieces."""
-        paragraphs = self.source.paragraphs
-        return "\n".join(
-            paragraphs[piece.number][piece.start : piece.end] for piece in self.pieces
-        )
+        texts = self.source.paragraphs
+        return "\n".join(texts[piece.number][piece.start : piece.end] for piece in self.pieces)
 
     @property
     def tokens(self) -> Tensor:
@@ -126,18 +117,14 @@ class Splitter:
         self._encoded = functools.lru_cache(_KEPT)(self._encode)
 
     def symbols(self, text: str) -> Tensor:
-        """The model's tokens of a text, int64 [N]. Raises UnicodeEncodeError: for what is not
-        Unicode."""
+        """The model's tokens of a text, int64 [N]. Raises UnicodeEncodeError: no Unicode."""
         return torch.from_numpy(self._to_index[self._tokens(text).ids])
 
     def sections(self, source: Source, most: int) -> list[Section]:
-        """Sections of whole paragraphs, and pieces of those that are too long.
+        """Sections of whole paragraphs, and pieces of those that have more than `most` tokens.
 
         A fifth of the room is kept for what would be a short section by itself, such as a heading
         in front of a long paragraph: it joins the section behind it, or else the one before.
-
-        Args:
-            most: tokens of a section.
         """
         short = most // 5
         found: list[tuple[list[Piece], int]] = [([], 0)]
@@ -196,16 +183,21 @@ class Splitter:
         return torch.from_numpy(symbols), document
 
 
-def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Places of what is read together: of like lengths, with up to `most` tokens, or one alone."""
-    batch: list[int] = []
-    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and lengths[place] * (len(batch) + 1) > most:
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch
+def together(
+    items: Sequence, size: Callable[[Any], int], most: int, read: Callable[[list], Iterable]
+) -> list:
+    """What `read` makes of each item; it is given items of like sizes, which have up to `most`
+    tokens together, or one alone."""
+    batches: list[list[int]] = []
+    lengths = [*map(size, items)]
+    for place in sorted(range(len(items)), key=lengths.__getitem__):
+        if not batches or lengths[place] * (len(batches[-1]) + 1) > most:
+            batches.append([])
+        batches[-1].append(place)
+    found: dict[int, object] = {}
+    for batch in batches:
+        found |= zip(batch, read([items[place] for place in batch]), strict=True)
+    return [found[place] for place in range(len(items))]
 
 
 def _stretches(text: str) -> Iterator[tuple[int, int]]:
@@ -220,13 +212,8 @@ def _stretches(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _sentences(texts: Sequence[str], starts: np.ndarray, characters: Sequence) -> Tensor:
-    """Tokens [first, last) of the sentences of paragraphs or pieces of them, int64 [S, 2].
-
-    Args:
-        texts: of the paragraphs.
-        starts: the first token of each.
-        characters: of the tokens of each, [2, n]; -1 for ``<s>`` and titles.
-    """
+    """Tokens [first, last) of the sentences of paragraphs, int64 [S, 2]: their texts, first
+    tokens, and characters of tokens [2, n], -1 for ``<s>`` and titles."""
     found = []
     for text, offset, (begin, end) in zip(texts, starts, characters, strict=True):
         head = int((begin < 0).sum())

@@ -21,7 +21,7 @@ from fairseq_clusterformer.models.encoder_only import masked_mean
 from fairseq_clusterformer.models.pretrained import load_folder, sizes_of
 
 from .documents import Source
-from .sections import Section, Splitter, batches
+from .sections import Section, Splitter, together
 
 LONGEST = 254  # tokens of a part, as all-MiniLM-L6-v2 was trained
 _IN_A_BATCH = 4096  # tokens
@@ -29,14 +29,11 @@ _IN_A_BATCH = 4096  # tokens
 
 class SentenceEncoder:
     """The mean of an encoder's states over the tokens of a text, scaled to length 1 (Reimers and
-    Gurevych 2019).
+    Gurevych 2019). Raises UserError: a folder of another form, or with something missing.
 
     Args:
         folder: of BERT's form, with its ``tokenizer.json``, such as all-MiniLM-L6-v2.
         device, dtype: where and in what it computes.
-
-    Raises:
-        UserError: a folder of another form, or with something missing.
     """
 
     def __init__(
@@ -57,8 +54,7 @@ class SentenceEncoder:
             raise UserError(str(error)) from None
         self.model = model.encoder.eval().to(device, dtype)
         self._longest = min(LONGEST, most - 3)
-        self._ids = [self._dictionary.index(symbol) for symbol in self._pieces.symbols]
-        self._ids = torch.tensor(self._ids)
+        self._ids = torch.tensor([*map(self._dictionary.index, self._pieces.symbols)])
 
     def sections(self, source: Source) -> list[Section]:
         """A document in passages of whole paragraphs, each of one part; a paragraph that is too
@@ -82,12 +78,12 @@ class SentenceEncoder:
     @torch.no_grad()
     def _vectors(self, parts: Sequence[Tensor]) -> Tensor:
         """Of each part, float32 [parts, D] on the CPU."""
-        rows = [framed(part, self._dictionary, self._longest + 2) for part in parts]
-        found: dict[int, Tensor] = {}
-        for places in batches([*map(len, rows)], _IN_A_BATCH):
-            batch = [rows[place] for place in places]
-            tokens = pad_sequence(batch, True, self._dictionary.pad()).to(self._device)
+
+        def read(rows: list[Tensor]) -> Tensor:
+            tokens = pad_sequence(rows, True, self._dictionary.pad()).to(self._device)
             states = self.model(tokens)["encoder_out"][0].transpose(0, 1)
             means = masked_mean(states, tokens != self._dictionary.pad())
-            found |= dict(zip(places, normalize(means.float()).cpu(), strict=True))
-        return torch.stack([found[place] for place in range(len(rows))])
+            return normalize(means.float()).cpu()
+
+        rows = [framed(part, self._dictionary, self._longest + 2) for part in parts]
+        return torch.stack(together(rows, len, _IN_A_BATCH, read))

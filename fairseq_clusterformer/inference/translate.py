@@ -23,19 +23,15 @@ from .pretrained import Pretrained, check_numbers
 
 @dataclass(frozen=True)
 class Translation:
-    """One translation of a text.
+    """One translation of a text."""
 
-    Attributes:
-        text: readable; of lower-cased data in lower case.
-        score: its log-probability (base 2) divided by its length.
-    """
-
-    text: str
-    score: float
+    text: str  # readable; of lower-cased data in lower case
+    score: float  # its log-probability (base 2) divided by its length
 
 
 class Translator(Pretrained):
-    """Translates texts. What is done to them is what was done to the training data.
+    """Translates texts. What is done to them is what was done to the training data. Raises
+    UserError: models that do not go together, or data that was prepared by something else.
 
     Args:
         loaded: a translation model.
@@ -43,11 +39,7 @@ class Translator(Pretrained):
         options: see `Pretrained`.
 
     Attributes:
-        source: the language that it reads.
-        target: the language that it writes.
-
-    Raises:
-        UserError: models that do not go together, or data that was prepared by something else.
+        source, target: the languages that it reads and writes.
     """
 
     kind = "translation model"
@@ -77,22 +69,15 @@ class Translator(Pretrained):
         lenpen: float = 1.0,
         batch_size: int = 32,
     ) -> str | list[str]:
-        """Translate sentences.
+        """Translate sentences; an empty one stays empty. Returns the best translation of each, one
+        string for one string. Raises UserError: another language, a sentence that is longer than
+        the model allows, a value that is not allowed, or a model that sees the future.
 
         Args:
-            texts: one sentence or several. An empty one stays empty.
-            source: to be sure: an error if the model reads another language.
-            target: to be sure: an error if the model writes another language.
+            source, target: to be sure: an error if the model reads or writes another language.
             beam: hypotheses that are followed at once.
             lenpen: scores are divided by the length to this power.
             batch_size: sentences at once.
-
-        Returns:
-            The best translation of each, one string for one string.
-
-        Raises:
-            UserError: another language, a sentence that is longer than the model allows, a value
-                that is not allowed, or a model that sees the future.
         """
         self.check_languages(source, target)
         options = {"beam": beam, "lenpen": lenpen, "batch_size": batch_size}
@@ -109,14 +94,8 @@ class Translator(Pretrained):
     def hypotheses(
         self, lines: Sequence[str], *, nbest: int = 1, **options
     ) -> list[list[Translation]]:
-        """Return the `nbest` best translations of each line; of an empty line none.
-
-        Args:
-            options: beam, lenpen and batch_size; see `translate`.
-
-        Raises:
-            UserError: a line is longer than the model allows.
-        """
+        """Return the `nbest` best translations of each line; of an empty line none. Options are
+        those of `translate`. Raises UserError: a line is longer than the model allows."""
         # an empty line may have subwords: a text of BART begins by <s>
         subwords = [self.text.encode(line, self.source) if line.strip() else "" for line in lines]
         found: list[list[Translation]] = [[] for _ in subwords]
@@ -133,17 +112,10 @@ class Translator(Pretrained):
         return found
 
     def of_split(self, split: str, **options) -> tuple[list[str], list[str]]:
-        """Translate a split of the data folder.
-
-        Args:
-            options: beam, lenpen, batch_size, and max_tokens at once.
-
-        Returns:
-            The subwords of the best translations and of the references, joined by blanks.
-
-        Raises:
-            UserError: there is no such split, or a sentence is longer than the model allows.
-        """
+        """Translate a split of the data folder, with options of `translate`, and max_tokens at
+        once. Returns the subwords of the best translations and of the references, joined by
+        blanks. Raises UserError: there is no such split, or a sentence is longer than the model
+        allows."""
         try:
             self.task.load_dataset(split)
         except FileNotFoundError as error:
@@ -168,19 +140,16 @@ class Translator(Pretrained):
         """Yield each sentence's index, and its hypotheses' subwords and scores."""
         check_numbers(beam=beam, lenpen=lenpen, batch_size=batch_size)
         if any(map(leaks_future, self.models)):
-            raise UserError(
-                f"{self.loaded.path} or a model with it has --decoder-cluster-rule leaking-chunk, "
-                "by which later tokens change earlier outputs: it cannot translate; allowed: "
-                "models that are causal"
-            )
+            problem = f"{self.loaded.path} or a model with it has --decoder-cluster-rule "
+            problem += "leaking-chunk, by which later tokens change earlier outputs"
+            raise UserError(f"{problem}: it cannot translate; allowed: models that are causal")
         most = self.task.max_positions(), *[model.max_positions() for model in self.models]
         most = utils.resolve_max_positions(*most)[0]
         for i, length in enumerate(dataset.src_sizes):
             if length > most:
-                raise UserError(
-                    f"line {i + 1} has {length} subwords with its end; allowed: {most} or fewer, "
-                    "the positions that the model has"
-                )
+                allowed = f"{most} or fewer, the positions that the model has"
+                problem = f"line {i + 1} has {length} subwords with its end"
+                raise UserError(f"{problem}; allowed: {allowed}")
         longest = max(map(dataset.num_tokens, range(len(dataset))), default=0)
         if max_tokens is not None and longest > max_tokens:
             problem = "the longest sentence has more"

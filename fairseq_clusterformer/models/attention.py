@@ -33,7 +33,8 @@ class SelfAttention(MultiheadAttention):
         incremental_state: State | SegmentState | None = None,
         centroids: Tensor | None = None,
     ) -> tuple[Tensor, list[Report]]:
-        """Self-attention.
+        """Self-attention. Returns the output [N, B, D], and a report for each kind (none with
+        fairseq's state).
 
         Args:
             x: [N, B, D]; with ``incremental_state``, the newest tokens alone.
@@ -41,9 +42,6 @@ class SelfAttention(MultiheadAttention):
             batch: which tokens are padding, and of which document; or bool [B, N], True where a
                 token is padding.
             centroids: handed on by the layer before, [B, K, D].
-
-        Returns:
-            The output [N, B, D], and a report for each kind (none with fairseq's state).
         """
         x = x.transpose(0, 1).contiguous()
         if incremental_state is None:
@@ -60,8 +58,7 @@ class SelfAttention(MultiheadAttention):
         return out.transpose(0, 1), []
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Also take checkpoints that have q, k and v as one in_proj_weight, or more heads of keys
-        and values."""
+        """Also take checkpoints with q, k and v in one, or with more heads of keys and values."""
         fairseq.modules.MultiheadAttention.upgrade_state_dict_named(self, state_dict, name)
         self.average_heads(state_dict, name + "." if name else "")
 

@@ -33,10 +33,16 @@ logger = logging.getLogger(__name__)
 #: what torch.load ends in where a file is something else; no code of ours runs in it
 UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
 UNREADABLE += (struct.error, pickle.UnpicklingError)
+_WRITTEN = "a checkpoint that fairseq has written"
 
 
 class CheckpointError(ValueError):
     """A state dict that does not fit the model. The message says what differs."""
+
+
+def unfit(option: str, path: object, problem: str, allowed: str = "") -> CheckpointError:
+    """The error of a file or a folder that an option names."""
+    return CheckpointError(f"{option} is {path}: {problem}{allowed and f'; allowed: {allowed}'}")
 
 
 class ExplainedCheckpoints:
@@ -107,8 +113,7 @@ class ExplainedCheckpoints:
 
 
 def unfit_numbers(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """Given tensors that are not finite, or of whole numbers where the model's are not. A buffer
-    may hold the logarithm of 0."""
+    """Tensors that are not finite (a buffer may be -inf), or unexpectedly of whole numbers."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     found: dict[str, list[str]] = {"that are not finite": [], "of whole numbers": []}
     for name, own in model.state_dict().items():
@@ -137,16 +142,14 @@ def read_checkpoint(option: str, path: str) -> dict[str, Any]:
     """A checkpoint that an option names, on the CPU; "model" has its tensors, "cfg", where it is,
     its options. Raises CheckpointError: no such file, or fairseq has not written it."""
     if not Path(path).is_file():
-        raise CheckpointError(f"{option} is {path}: no such file; allowed: a checkpoint")
+        raise unfit(option, path, "no such file", "a checkpoint")
     try:
         state = load_checkpoint_to_cpu(path)
         state["model"]
         return state
     except UNREADABLE as error:
-        raise CheckpointError(
-            f"{option} is {path}: it cannot be read ({why_no_checkpoint(error)}); allowed: a "
-            "checkpoint that fairseq has written"
-        ) from error
+        problem = f"it cannot be read ({why_no_checkpoint(error)})"
+        raise unfit(option, path, problem, _WRITTEN) from error
 
 
 def why_no_checkpoint(error: BaseException) -> str:
@@ -177,7 +180,7 @@ def explain_loading() -> None:
         # one of --save-dir may be missing: jobs are started anew with the same command
         missing = option == "--restore-file" and not ours and not Path(filename).is_file()
         if explains and missing:
-            raise CheckpointError(f"{option} is {value}: no such file; allowed: a checkpoint")
+            raise unfit(option, value, "no such file", "a checkpoint")
         lost = option == "--save-dir" and not Path(filename).is_file()
         if explains and lost and not self.cfg.checkpoint.no_last_checkpoints:
             # else the best of the training would be written over by a new one's first
@@ -186,19 +189,16 @@ def explain_loading() -> None:
             return load(self, filename, *args, **kwargs)
         except Exception as error:
             if reason := _why_unreadable(filename):
-                problem = f"{option} is {value}: {filename} cannot be read ({reason})"
-                if not _restore_newest(self, filename, problem):
-                    raise CheckpointError(
-                        f"{problem}; allowed: a checkpoint that fairseq has written"
-                    ) from error
+                problem = f"{filename} cannot be read ({reason})"
+                if not _restore_newest(self, filename, f"{option} is {value}: {problem}"):
+                    raise unfit(option, value, problem, _WRITTEN) from error
                 return load(self, filename, *args, **kwargs)
             if not explains or not isinstance(error.__context__, CheckpointError):
                 raise
-            raise CheckpointError(
-                f"{option} is {value}: {filename} does not fit the model: {error.__context__}; "
-                "allowed: a checkpoint of this architecture or of the dense one that it extends, "
-                "with the same sizes and dictionary"
-            ) from None
+            problem = f"{filename} does not fit the model: {error.__context__}"
+            allowed = "a checkpoint of this architecture or of the dense one that it extends, "
+            allowed += "with the same sizes and dictionary"
+            raise unfit(option, value, problem, allowed) from None
 
 
 def _why_unreadable(filename: str) -> str:
@@ -212,23 +212,19 @@ def _why_unreadable(filename: str) -> str:
 
 
 def _restore_newest(trainer: Trainer, filename: str, problem: str) -> bool:
-    """Copy the newest whole checkpoint to a file that is broken or missing, if there is one."""
-    if not (whole := _newest_whole(trainer, filename)):
+    """Copy the newest checkpoint of the training itself that can be read, if there is one, to a
+    file that is broken or missing."""
+    folder = Path(filename).parent
+    if folder.resolve() != Path(trainer.cfg.checkpoint.save_dir).resolve():
         return False
-    logger.warning(f"{problem}; training goes on from {whole}, the newest whole one")
-    PathManager.copy(whole, filename, overwrite=True)
-    return True
-
-
-def _newest_whole(trainer: Trainer, broken: str) -> str | None:
-    """The checkpoint that the training itself saved last, of those that can be read."""
-    folder, cfg = Path(broken).parent, trainer.cfg.checkpoint
-    if folder.resolve() != Path(cfg.save_dir).resolve():
-        return None
     ours = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|\.best_.*)" + trainer.checkpoint_suffix)
     found = [path for path in folder.glob("checkpoint*.pt") if ours.fullmatch(path.stem)]
     found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    return next((str(path) for path in found if not _why_unreadable(str(path))), None)
+    whole = next((str(path) for path in found if not _why_unreadable(str(path))), None)
+    if whole is not None:
+        logger.warning(f"{problem}; training goes on from {whole}, the newest whole one")
+        PathManager.copy(whole, filename, overwrite=True)
+    return whole is not None
 
 
 def _option(cfg: CheckpointConfig, filename: str) -> tuple[str, str]:

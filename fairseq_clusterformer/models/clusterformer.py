@@ -21,6 +21,8 @@ from fairseq.utils import get_available_activation_fns
 from omegaconf import II
 from torch import Tensor
 
+from fairseq_clusterformer.errors import refused
+
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
 from .encoder import ClusterformerEncoder
@@ -28,7 +30,9 @@ from .options import (
     EncoderClusteringOptions,
     attention_plan,
     complete,
+    flag,
     option,
+    register_sizes,
     set_defaults,
     set_sizes,
 )
@@ -115,24 +119,13 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
         """Build a model; raises ValueError for an option that is not allowed."""
         base_architecture(args)
         complete(args, ClusterformerOptions)
-        attention = {
-            side: attention_plan(
-                args,
-                side,
-                spec=f"{side}_attention",
-                rule=f"{side}_cluster_rule",
-                own_centroids=side == "decoder" or args.own_centroids,
-            )
-            for side in ("encoder", "decoder")
-        }
+        attention = {side: attention_plan(args, side) for side in ("encoder", "decoder")}
         cfg = TransformerConfig.from_namespace(args)
         cfg.attention, cfg.output_bias = attention, args.output_bias
         for name in _REFUSED:
             if value := getattr(cfg, name):
-                raise ValueError(
-                    f"--{name.replace('_', '-')} is {value}; allowed: none, for it needs "
-                    "fairseq's own self-attention or layers"
-                )
+                allowed = "none, for it needs fairseq's own self-attention or layers"
+                raise refused(flag(name), value, allowed)
         for name, default in _POSITIONS.items():
             if getattr(cfg, name) is None:
                 setattr(cfg, name, default)
@@ -165,17 +158,15 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
     ):
         """Logits [B, N, vocabulary] and fairseq's extra outputs; ``extra["reports"]`` are those of
         the encoder's and the decoder's layers."""
-        encoder_out = self.encoder(
-            src_tokens, src_lengths=src_lengths, return_all_hiddens=return_all_hiddens
-        )
+        both = {"src_lengths": src_lengths, "return_all_hiddens": return_all_hiddens}
+        encoder_out = self.encoder(src_tokens, **both)
         x, extra = self.decoder(
             prev_output_tokens,
             encoder_out=encoder_out,
             features_only=features_only,
             alignment_layer=alignment_layer,
             alignment_heads=alignment_heads,
-            src_lengths=src_lengths,
-            return_all_hiddens=return_all_hiddens,
+            **both,
         )
         extra["reports"]["encoder"] = encoder_out["reports"]
         return x, extra
@@ -190,9 +181,9 @@ def clusterformer_tiny(args):
 
 
 # CF22 section 4.1: 6 + 6 layers of 512, of 4 or 8 heads, K = 3; "big": of 1,024, 16 heads
-for _name, _sizes in {
-    "iwslt_de_en": transformer_iwslt_de_en,
-    "wmt_en_de": transformer_wmt_en_de,
-    "wmt_en_de_big": transformer_wmt_en_de_big,
-}.items():
-    register_model_architecture("clusterformer", f"clusterformer_{_name}")(_sizes)
+register_sizes(
+    "clusterformer",
+    iwslt_de_en=transformer_iwslt_de_en,
+    wmt_en_de=transformer_wmt_en_de,
+    wmt_en_de_big=transformer_wmt_en_de_big,
+)

@@ -9,6 +9,8 @@ import torch
 from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 
+from fairseq_clusterformer.errors import refused
+
 from .encoder_only import (
     EncoderOnlyModel,
     EncoderOnlyOptions,
@@ -17,7 +19,7 @@ from .encoder_only import (
     segment_embeddings,
     tiny_encoder,
 )
-from .options import option, set_sizes
+from .options import flag, option, register_sizes, set_sizes
 from .pretrained import load_pretrained, set_sizes_of_folder
 from .word_vectors import read_word_vectors
 
@@ -79,10 +81,7 @@ class ClusterformerClassifier(EncoderOnlyModel):
         starts = ("word_vectors", "pretrained_checkpoint", "pretrained")
         (first, value), *others = [(n, v) for n in starts if (v := getattr(args, n))] or [("", "")]
         for name, other in others:
-            names = [f"--{n.replace('_', '-')}" for n in (first, name)]
-            raise ValueError(
-                f"{names[0]} is {value}, and {names[1]} {other}; allowed: one of them"
-            )
+            raise refused(flag(first), f"{value}, and {flag(name)} {other}", "one of them")
 
     def forward(
         self,
@@ -92,17 +91,14 @@ class ClusterformerClassifier(EncoderOnlyModel):
         pair_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Classify.
+        """Classify. Returns logits [B, classes], or of a regression numbers [B, 1]; the reports of
+        the encoder's layers and its ``encoder_states``, [N, B, D] each.
 
         Args:
             src_tokens: texts or joined pairs, or the first texts of siamese pairs, int64 [B, N].
             pair_tokens: the second texts of siamese pairs, int64 [B, N'].
             src_lengths, pair_lengths: ignored; padding is where the dictionary says so.
             return_all_hiddens: also return what each layer gives of ``src_tokens``.
-
-        Returns:
-            Logits [B, classes], or of a regression numbers [B, 1]; the reports of the encoder's
-            layers and its ``encoder_states``, [N, B, D] each.
         """
         features, out = self._encode(src_tokens, return_all_hiddens)
         reports = out["reports"]
@@ -180,9 +176,4 @@ def clusterformer_classifier_base(args):
     set_sizes(args, "encoder", **sizes, encoder_attention="neural")
 
 
-register_model_architecture("clusterformer_classifier", "clusterformer_classifier_tiny")(
-    tiny_encoder
-)
-register_model_architecture("clusterformer_classifier", "clusterformer_classifier_pretrained")(
-    set_sizes_of_folder
-)
+register_sizes("clusterformer_classifier", tiny=tiny_encoder, pretrained=set_sizes_of_folder)

@@ -174,9 +174,8 @@ def clusterformer_lm_tiny(args):
 
 @register_model_architecture("clusterformer_lm", "clusterformer_lm_bytes")
 def clusterformer_lm_bytes(args):
-    """As tiny, but its heads begin as heads that copy. Each sees the latest 32 tokens, and before
-    these the latest 31 of each of its two nearest clusters. A short convolution shows the order,
-    so there are no positions."""
+    """As tiny, but with heads that begin as copying ones: each sees 32 tokens, and before these 31
+    of each of its two nearest clusters. A short convolution stands for positions."""
     if not getattr(args, "decoder_learned_pos", False):
         set_defaults(args, positions="none")
     set_defaults(args, short_convolution=4)

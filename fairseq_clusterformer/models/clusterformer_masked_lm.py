@@ -22,7 +22,7 @@ from .encoder_only import (
     set_epsilon,
     tiny_encoder,
 )
-from .options import set_sizes
+from .options import register_sizes, set_sizes
 from .pretrained import load_pretrained, set_sizes_of_folder
 
 
@@ -55,8 +55,7 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
             self.next_sentence = nn.Linear(args.encoder_embed_dim, 2)
 
     def load_initial_weights(self) -> None:
-        """Start from what ``--pretrained`` names; raises CheckpointError for files that cannot be
-        read or do not fit."""
+        """Start from what ``--pretrained`` names; raises CheckpointError: damaged, or unfit."""
         if self.args.pretrained:
             load_pretrained(self, self.args.pretrained)
 
@@ -68,7 +67,9 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
         masked_tokens: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Guess words.
+        """Guess words. Returns logits [places, words], or [B, N, words] for all; and the reports
+        of the layers, and of a model of pairs ``next_sentence``, logits of "does not follow" and
+        "follows" [B, 2].
 
         Args:
             src_tokens: int64 [B, N].
@@ -76,13 +77,8 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
             masked_tokens: bool [B, N], the places to guess; None: all.
             segments: of a model of pairs, 1 in the second text and 0 else, int64 [B, N]; None: all
                 of the first.
-
-        Returns:
-            Logits [places, words], or [B, N, words] for all; and the reports of the layers, and of
-            a model of pairs ``next_sentence``, logits of "does not follow" and "follows" [B, 2].
         """
-        given = () if segments is None else (segments,)
-        x, reports = self.encoded(src_tokens, *given)
+        x, reports = self.encoded(src_tokens, segments)
         extra: dict[str, Any] = {"reports": {"encoder": reports}}
         if self.next_sentence is not None:
             extra["next_sentence"] = self.next_sentence(self.pooler(x[:, 0]).tanh())
@@ -92,11 +88,11 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
         self, tokens: Tensor, segments: Tensor | None = None, return_all_hiddens: bool = False
     ) -> dict[str, Any]:
         """What the encoder returns of tokens, int64 [B, N]; arguments as of :meth:`forward`."""
-        more: dict[str, Any] = {"return_all_hiddens": True} if return_all_hiddens else {}
+        words = None
         if self.segments is not None:
             segments = torch.zeros_like(tokens) if segments is None else segments
-            more["token_embeddings"] = self.encoder.embed_tokens(tokens) + self.segments(segments)
-        return self.encoder(tokens, **more)
+            words = self.encoder.embed_tokens(tokens) + self.segments(segments)
+        return self.encoder(tokens, token_embeddings=words, return_all_hiddens=return_all_hiddens)
 
     def encoded(
         self, src_tokens: Tensor, segments: Tensor | None = None
@@ -113,9 +109,4 @@ def clusterformer_masked_lm_small(args):
     set_sizes(args, "encoder", **sizes, activation_fn="gelu")
 
 
-register_model_architecture("clusterformer_masked_lm", "clusterformer_masked_lm_tiny")(
-    tiny_encoder
-)
-register_model_architecture("clusterformer_masked_lm", "clusterformer_masked_lm_pretrained")(
-    set_sizes_of_folder
-)
+register_sizes("clusterformer_masked_lm", tiny=tiny_encoder, pretrained=set_sizes_of_folder)

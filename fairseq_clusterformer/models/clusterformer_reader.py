@@ -9,6 +9,7 @@ from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from fairseq_clusterformer.answers import TYPES, AnswerLogits, SharedLogits
+from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.precision import ExactLinear
 
 from .encoder_only import (
@@ -21,6 +22,7 @@ from .encoder_only import (
 from .options import (
     ClusteringOptions,
     attention_plan,
+    flag,
     layer_numbers,
     option,
     set_defaults,
@@ -101,10 +103,10 @@ class AnswerHeads(nn.Module):
         self.answer_type = ExactLinear(embed_dim, len(TYPES))
         for head in (self.span, self.paragraph):
             nn.init.normal_(head.weight, std=0.02)
-            nn.init.zeros_(head.bias)
-        # all types are equally likely, and stay so if the data has no types
         nn.init.zeros_(self.answer_type.weight)
-        nn.init.zeros_(self.answer_type.bias)
+        # all types are equally likely, and stay so if the data has no types
+        for head in self.children():
+            nn.init.zeros_(head.bias)
 
     def forward(
         self, reading: Reading, paragraph_mask: Tensor, text_mask: Tensor
@@ -143,33 +145,23 @@ class ClusterformerReader(ReaderModel):
 
     @classmethod
     def check(cls, args, task) -> None:
+        size = f"--window-size, which is {args.window_size}"
         if args.window_stride > args.window_size:
-            raise ValueError(
-                f"--window-stride is {args.window_stride}; allowed: 1 to --window-size, which is "
-                f"{args.window_size}"
-            )
+            raise refused("--window-stride", args.window_stride, f"1 to {size}")
         if args.window_positions < args.window_size:
-            raise ValueError(
-                f"--window-positions is {args.window_positions}; allowed: --window-size, which is "
-                f"{args.window_size}, and as many more as a question has tokens"
-            )
+            allowed = f"{size}, and as many more as a question has tokens"
+            raise refused("--window-positions", args.window_positions, allowed)
         if args.roberta_checkpoint and args.pretrained:
-            raise ValueError(
-                f"--roberta-checkpoint is {args.roberta_checkpoint}; allowed: without --pretrained"
-            )
+            raise refused("--roberta-checkpoint", args.roberta_checkpoint, "without --pretrained")
         if (args.roberta_checkpoint or args.pretrained) and args.embedding_scale != 1:
-            raise ValueError(
-                f"--embedding-scale is {args.embedding_scale}; allowed: 1.0 with "
-                "--roberta-checkpoint or --pretrained, whose words are not scaled"
-            )
+            allowed = "1.0 with --roberta-checkpoint or --pretrained, whose words are not scaled"
+            raise refused("--embedding-scale", args.embedding_scale, allowed)
         if args.token_types not in (0, 2):
-            raise ValueError(f"--token-types is {args.token_types}; allowed: 0 or 2")
+            raise refused("--token-types", args.token_types, "0 or 2")
         for name, plain in (("positions", None), ("short_convolution", 0)):
             if (value := getattr(args, name)) != plain:
-                raise ValueError(
-                    f"--{name.replace('_', '-')} is {value}; allowed in a reader: none, for most "
-                    "of its layers are RoBERTa's"
-                )
+                allowed = "allowed in a reader: none, for most of its layers are RoBERTa's"
+                raise ValueError(f"{flag(name)} is {value}; {allowed}")
 
     @classmethod
     def build_encoder(cls, args, task) -> ReaderEncoder:
@@ -181,14 +173,13 @@ class ClusterformerReader(ReaderModel):
             rule="cluster_rule",
             attention_window=args.attention_window or args.window_stride,
         )
-        problem = f"--cluster-attention is {args.cluster_attention}; allowed: "
+        given = "--cluster-attention", args.cluster_attention
         kinds = [heads.kind for heads in plan.layers[0]]
         alone = args.cluster_attention in ("window", "strided")
         if not alone and ("strided" in kinds or {*kinds} == {"window"}):
-            raise ValueError(f"{problem}window or strided alone, or heads that look beyond")
-        for heads in plan.layers[0]:
-            if not getattr(heads.options, "own_centroids", True):
-                raise ValueError(f"{problem}centroids of its own for each layer")
+            raise refused(*given, "window or strided alone, or heads that look beyond")
+        if not all(getattr(heads.options, "own_centroids", True) for heads in plan.layers[0]):
+            raise refused(*given, "centroids of its own for each layer")
         cfg = TransformerConfig.from_namespace(args)
         cfg.max_source_positions = args.window_positions
         # what RoBERTa has: learned positions, their sum with the embeddings normalised
@@ -222,8 +213,7 @@ class ClusterformerReader(ReaderModel):
                 but at ``<s>``.
         """
         reading = self.encoder(question_tokens, document_tokens)
-        starts = document_tokens.eq(self.encoder.dictionary.bos())
-        text = ~starts if text_mask is None else text_mask & ~starts
+        starts, text = self.starts_and_text(document_tokens, text_mask)
         extra = {"reading": reading, "reports": {"encoder": reading.reports}}
         return self.heads(reading, starts, text), extra
 
@@ -231,17 +221,16 @@ class ClusterformerReader(ReaderModel):
         """Raise ValueError where questions of ``most`` tokens leave no room in a window."""
         positions, size = self.args.window_positions, self.args.window_size
         if most > positions - size:
-            raise ValueError(
-                f"--max-question-positions is {most}; allowed: up to {positions - size}, which is "
-                f"--window-positions ({positions}) less --window-size ({size})"
-            )
+            room = f"--window-positions ({positions}) less --window-size ({size})"
+            allowed = f"up to {positions - size}, which is {room}"
+            raise refused("--max-question-positions", most, allowed)
 
     def load_initial_weights(self) -> None:
         """Start from what ``--pretrained`` or ``--roberta-checkpoint`` names; raises
         CheckpointError for files that cannot be read or do not fit."""
         for name in ("pretrained", "roberta_checkpoint"):
             if path := getattr(self.args, name):
-                load_pretrained(self, path, f"--{name.replace('_', '-')}")
+                load_pretrained(self, path, flag(name))
 
 
 @register_model_architecture("clusterformer_reader", "clusterformer_reader_tiny")
@@ -261,8 +250,7 @@ def clusterformer_reader_minilm(args):
 
 @register_model_architecture("clusterformer_reader", "clusterformer_reader_pretrained")
 def clusterformer_reader_pretrained(args):
-    """The sizes of the folder that ``--pretrained`` names; the middle and the last layer across
-    windows."""
+    """The sizes of ``--pretrained``'s folder; the middle and last layer across windows."""
     set_sizes_of_folder(args)
     layers = getattr(args, "encoder_layers", 12)
     set_defaults(args, cluster_layers=f"{layers // 2},{layers - 1}")

@@ -1,5 +1,6 @@
 """A fairseq Transformer decoder whose layers choose which tokens see which."""
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
         batch: Batch | None = None,
         need_attn: bool = False,
     ) -> tuple[Tensor | None, ...]:
-        """One layer.
+        """One layer. Returns the output [N, B, D], the weights of the attention to the encoder or
+        None, and the reports of self-attention, packed.
 
         Args:
             x: [N, B, D].
@@ -36,30 +38,21 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
             encoder_padding_mask: bool [B, S].
             batch: which tokens are real, and which documents they belong to.
             need_attn: return the weights of each head's attention to the encoder.
-
-        Returns:
-            The output [N, B, D], the weights of the attention to the encoder or None, and the
-            reports of self-attention, packed.
         """
-        residual = x
-        if self.normalize_before:
-            x = self.self_attn_layer_norm(x)
-        x, reports = self.self_attn(x, batch, incremental_state)
+        norm = self.self_attn_layer_norm
+        change, reports = self.self_attn(self.normed(norm, x), batch, incremental_state)
         if self.c_attn is not None:  # NormFormer
-            x = (x.unflatten(-1, (self.nh, -1)) * self.c_attn.unsqueeze(-1)).flatten(-2)
+            heads = change.unflatten(-1, (self.nh, -1))
+            change = (heads * self.c_attn.unsqueeze(-1)).flatten(-2)
         if self.attn_ln is not None:
-            x = self.attn_ln(x)
-        x = self.residual_connection(self.dropout_module(x), residual)
-        if not self.normalize_before:
-            x = self.self_attn_layer_norm(x)
+            change = self.attn_ln(change)
+        x = self.added(norm, x, change)
 
         weights = None
         if self.encoder_attn is not None and encoder_out is not None:
-            residual = x
-            if self.normalize_before:
-                x = self.encoder_attn_layer_norm(x)
-            x, weights = self.encoder_attn(
-                query=x,
+            norm = self.encoder_attn_layer_norm
+            change, weights = self.encoder_attn(
+                query=self.normed(norm, x),
                 key=encoder_out,
                 value=encoder_out,
                 key_padding_mask=encoder_padding_mask,
@@ -68,23 +61,14 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
                 need_weights=need_attn,
                 need_head_weights=need_attn,
             )
-            x = self.residual_connection(self.dropout_module(x), residual)
-            if not self.normalize_before:
-                x = self.encoder_attn_layer_norm(x)
+            x = self.added(norm, x, change)
 
-        residual = x
-        if self.normalize_before:
-            x = self.final_layer_norm(x)
-        x = self.activation_dropout_module(self.activated(x))
+        norm = self.final_layer_norm
+        change = self.activation_dropout_module(self.activated(self.normed(norm, x)))
         if self.ffn_layernorm is not None:
-            x = self.ffn_layernorm(x)
-        x = self.dropout_module(self.fc2(x))
-        if self.w_resid is not None:
-            residual = self.w_resid * residual
-        x = self.residual_connection(x, residual)
-        if not self.normalize_before:
-            x = self.final_layer_norm(x)
-        return x, weights, *pack(reports)
+            change = self.ffn_layernorm(change)
+        residual = x if self.w_resid is None else self.w_resid * x
+        return self.added(norm, residual, self.fc2(change)), weights, *pack(reports)
 
 
 class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
@@ -129,7 +113,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         alignment_heads: int | None = None,
         documents: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Features [B, N, D] and extra outputs, as fairseq's; see :meth:`run`.
+        """Features [B, N, D] and extra outputs, as fairseq's; see :meth:`run`. Raises ValueError:
+        ``full_context_alignment``; this decoder is causal.
 
         Args:
             prev_output_tokens: int64 [B, all tokens so far]. With a state that holds all but the
@@ -137,14 +122,10 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
                 a `SegmentState`, the next tokens alone, padded at their end.
             documents: the number of each token's document in its row, int64 [B, N]; None: as
                 ``separate_documents`` says.
-
-        Raises:
-            ValueError: ``full_context_alignment``; this decoder is causal.
         """
         if full_context_alignment:
-            raise ValueError(
-                "full_context_alignment: a clustered decoder is causal; allowed: False"
-            )
+            problem = "a clustered decoder is causal"
+            raise ValueError(f"full_context_alignment: {problem}; allowed: False")
         tokens = prev_output_tokens
         if isinstance(incremental_state, SegmentState):
             first = incremental_state.tokens
@@ -233,6 +214,5 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         x = x.transpose(0, 1)
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
-        reports = [report for of_layer in by_layer.values() for report in of_layer]
-        reports = {"decoder": reports}
+        reports = {"decoder": [*chain(*by_layer.values())]}
         return x, {"attn": [weights], "inner_states": inner_states, "reports": reports}

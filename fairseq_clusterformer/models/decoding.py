@@ -54,8 +54,7 @@ def decode(
 def _places(
     decoder: ClusterformerDecoder, tokens: Tensor, real: Tensor, padded: bool, cache: DecoderState
 ) -> tuple[Tensor, Tensor | None]:
-    """Numbers of the tokens in their rows or documents, from 0, int64 [1 or B, n]; and those of
-    the documents [B, n], where an end-of-sentence symbol begins one."""
+    """Places of the tokens in their rows or documents, int64 [1 or B, n], and the documents."""
     seen = cache.state.setdefault("seen", {})
     if not (padded or seen or decoder.separate_documents):
         first = cache.tokens

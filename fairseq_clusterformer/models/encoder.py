@@ -1,5 +1,6 @@
 """A fairseq Transformer encoder whose layers choose which tokens see which."""
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -24,23 +25,17 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
         encoder_padding_mask: Batch | Tensor | None = None,
         centroids: Tensor | None = None,
     ) -> tuple[Tensor | None, ...]:
-        """One layer.
+        """One layer. Returns the output [N, B, D] and the reports of self-attention, packed.
 
         Args:
             x: [N, B, D].
             encoder_padding_mask: the batch, or bool [B, N], True for padding.
             centroids: handed on by the layer before, [B, K, D].
-
-        Returns:
-            The output [N, B, D] and the reports of self-attention, packed.
         """
-        residual = x
-        if self.normalize_before:
-            x = self.self_attn_layer_norm(x)
-        x, reports = self.self_attn(x, encoder_padding_mask, centroids=centroids)
-        x = self.residual_connection(self.dropout_module(x), residual)
-        if not self.normalize_before:
-            x = self.self_attn_layer_norm(x)
+        norm = self.self_attn_layer_norm
+        read = self.normed(norm, x)
+        change, reports = self.self_attn(read, encoder_padding_mask, centroids=centroids)
+        x = self.added(norm, x, change)
 
         at_once = at_once_in(self, x.device)
         portions = [x] if at_once is None else x.split(max(1, at_once // x.size(1)))
@@ -49,12 +44,9 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         """The second block, which treats each token on its own."""
-        residual = x
-        if self.normalize_before:
-            x = self.final_layer_norm(x)
-        x = self.activation_dropout_module(self.activation_fn(self.fc1(x)))
-        x = self.residual_connection(self.dropout_module(self.fc2(x)), residual)
-        return x if self.normalize_before else self.final_layer_norm(x)
+        norm = self.final_layer_norm
+        change = self.activation_dropout_module(self.activated(self.normed(norm, x)))
+        return self.added(norm, x, self.fc2(change))
 
 
 class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
@@ -70,10 +62,8 @@ class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
         clusters = {router.num_clusters for router in routers if router.needs_centroids}
         self.centroids = None
         if len(clusters) > 1:
-            raise ValueError(
-                f"layers of {sorted(clusters)} clusters hand on their centroids; allowed: one "
-                "number of clusters, or --own-centroids"
-            )
+            problem = f"layers of {sorted(clusters)} clusters hand on their centroids"
+            raise ValueError(f"{problem}; allowed: one number of clusters, or --own-centroids")
         for number in clusters:
             self.centroids = initial_centroids(number, cfg.encoder.embed_dim)
 
@@ -129,7 +119,7 @@ class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
             "fc_results": [],
             "src_tokens": [],
             "src_lengths": [(~padding_mask).sum(1, dtype=src_tokens.dtype).unsqueeze(-1).int()],
-            "reports": [report for of_layer in by_layer.values() for report in of_layer],
+            "reports": [*chain(*by_layer.values())],
         }
 
     def _load_from_state_dict(self, state_dict, prefix, *args):

@@ -13,7 +13,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import Embedding, TransformerConfig
 from torch import Tensor, nn
 
-from .checkpoints import CheckpointError, ExplainedCheckpoints, read_checkpoint
+from .checkpoints import CheckpointError, ExplainedCheckpoints, read_checkpoint, unfit
 from .encoder import ClusterformerEncoder
 from .options import (
     EncoderClusteringOptions,
@@ -104,23 +104,15 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
 
     @classmethod
     def build_encoder(cls, args, task) -> nn.Module:
-        """The encoder that the options name, for the task's words and lengths. Raises ValueError:
-        an option of the attention that is not allowed."""
-        plan = attention_plan(
-            args,
-            "encoder",
-            spec="encoder_attention",
-            rule="encoder_cluster_rule",
-            own_centroids=args.own_centroids,
-        )
+        """The encoder of the options, for the task's words and lengths, or ValueError."""
+        plan = attention_plan(args, "encoder")
         cfg = TransformerConfig.from_namespace(args)
         cfg.max_source_positions = task.max_positions()
         words = embed_words(args, task.source_dictionary)
         return ClusterformerEncoder(cfg, task.source_dictionary, words, plan=plan)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As fairseq's; raises CheckpointError for another dictionary, or tensors that do not
-        fit."""
+        """As fairseq's; raises CheckpointError: another dictionary, or unfit tensors."""
         given = state_dict.get("vocabulary")
         if given is not None and not torch.equal(given.cpu(), self.vocabulary.cpu()):
             raise CheckpointError("it was trained with another dictionary (dict.txt)")
@@ -148,8 +140,7 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         tell(path, self.state_dict(), loaded, left)
 
     def pretrained_parts(self) -> dict[str, str]:
-        """The names of a masked language model's tensors, outside of its encoder, from which
-        others start: its names, and theirs."""
+        """What else starts from a masked language model's tensors: their names there, and here."""
         return {}
 
     def start_from(
@@ -161,9 +152,7 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         try:
             self.load_state_dict({name: own[name] for name in anew} | loaded)
         except CheckpointError as error:
-            raise CheckpointError(
-                f"{option} is {path}: it does not fit the model: {error}; allowed: {allowed}"
-            ) from None
+            raise unfit(option, path, f"it does not fit the model: {error}", allowed) from None
 
     def max_positions(self) -> int:
         """Tokens of the longest sequence."""

@@ -46,8 +46,7 @@ def _with_gradient(module: nn.Module, inputs: tuple, x: Tensor) -> None:
 
 
 def adapt_state(state: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    """Let the tensors of a model that was not adapted, in place, be those of one that was just
-    adapted, whose state is ``wanted``."""
+    """Let the tensors of a model, in place, be those of one that was adapted to ``wanted``."""
     for name in _adapted(wanted):
         if f"{name}.weight" in state:
             state[name + _ORIGINAL] = state.pop(f"{name}.weight")

@@ -1,14 +1,19 @@
 """Options of the attention, which all architectures share."""
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from importlib.util import find_spec
 from typing import Any, Optional, get_args, get_type_hints
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models import (
+    ARCH_MODEL_NAME_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
+    register_model_architecture,
+)
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
@@ -42,17 +47,17 @@ def options_of_kinds(kinds: tuple[str, ...]) -> Iterator[tuple[str, Any, Field]]
         options = registered(kind).options
         hints = get_type_hints(options)
         for item in fields(options):
-            flag = flag_of(item)
-            if flag in found or flag in _BY_SIDE:
+            name = flag_of(item)
+            if name in found or name in _BY_SIDE:
                 continue
-            found.add(flag)
+            found.add(name)
             types = [t for t in get_args(hints[item.name]) if t is not type(None)]
             hint = Optional[types[0]] if types else hints[item.name]  # noqa: UP045
             help_text, choices = item.metadata["help"], item.metadata["choices"]
             if choices:
                 help_text += f": {', '.join(choices)}"
             metadata = {"help": help_text, "range": item.metadata.get("range")}
-            yield flag, hint, field(default=item.default, metadata=metadata)
+            yield name, hint, field(default=item.default, metadata=metadata)
 
 
 @dataclass
@@ -92,18 +97,16 @@ ClusteringOptions = make_dataclass(
 def _offer(kind: Registered) -> None:
     """Give the options of a plug-in's kind to every model, as if they had always been there."""
     name = next(n for n in attention_kinds() if registered(n) is kind)
-    others = options_of_kinds(tuple(kind for kind in attention_kinds() if kind != name))
-    ours = {flag for flag, *_ in others}
-    new = [option for option in options_of_kinds((name,)) if option[0] not in ours]
+    others = options_of_kinds(tuple(other for other in attention_kinds() if other != name))
+    ours = {item[0] for item in others}
+    new = [item for item in options_of_kinds((name,)) if item[0] not in ours]
     for model, options in list(MODEL_DATACLASS_REGISTRY.items()) if new else ():
         if not (isinstance(options, type) and issubclass(options, ClusteringOptions)):
             continue
         there = {item.name for item in fields(options)}
-        for flag in [flag for flag, *_ in new if flag in there]:
-            raise ValueError(
-                f"attention kind {name!r}: {_flag(flag)} is an option of {model} already; "
-                "allowed: another flag"
-            )
+        for taken in [item[0] for item in new if item[0] in there]:
+            problem = f"{flag(taken)} is an option of {model} already"
+            raise ValueError(f"attention kind {name!r}: {problem}; allowed: another flag")
         namespace = {"__doc__": options.__doc__, "__module__": options.__module__}
         more = make_dataclass(options.__name__, new, bases=(options,), namespace=namespace)
         MODEL_DATACLASS_REGISTRY[model] = MODEL_REGISTRY[model].__dataclass = more
@@ -144,9 +147,8 @@ class EncoderClusteringOptions(ClusteringOptions):
 
 
 def complete(args, options: type[FairseqDataclass]) -> None:
-    """Set the options that an older checkpoint lacks, and check the range of each. Raises
-    ValueError: a value that is not allowed; or fairseq-hydra-train with a named architecture,
-    whose sizes it ignores."""
+    """Set the options that a checkpoint lacks, and check each. Raises ValueError: one that is not
+    allowed, or fairseq-hydra-train with a named architecture, whose sizes it ignores."""
     if HydraConfig.initialized() and OmegaConf.is_config(args):
         model = ARCH_MODEL_NAME_REGISTRY[args._name]
         if model != args._name:
@@ -180,6 +182,12 @@ def set_sizes(
     set_defaults(args, **{f"{side}_{name}": size for name, size in sizes.items()}, **others)
 
 
+def register_sizes(model: str, **sizes: Callable[[Namespace], None]) -> None:
+    """Register ``MODEL_NAME`` for the name of each size, with what sets its options."""
+    for name, set_options in sizes.items():
+        register_model_architecture(model, f"{model}_{name}")(set_options)
+
+
 def defaults_of(options: type[FairseqDataclass]) -> dict[str, object]:
     """Names and default values of a dataclass's options."""
     return {f.name: f.default for f in fields(options) if not f.name.startswith("_")}
@@ -199,15 +207,9 @@ def check_heads(args: Namespace, side: str) -> None:
 
 
 def attention_plan(
-    args: Namespace,
-    side: str,
-    *,
-    spec: str,
-    rule: str,
-    own_centroids: bool = True,
-    **instead: object,
+    args: Namespace, side: str, *, spec: str = "", rule: str = "", **instead: object
 ) -> AttentionPlan:
-    """The attention of an encoder's or a decoder's layers.
+    """The attention of an encoder's or a decoder's layers. Raises ValueError: naming the option.
 
     Where layers are pruned (``--decoder-layers-to-keep 1,3``), those that are kept keep their
     kinds: ``args`` is left with the kept layers' number, and with a spec that names each.
@@ -215,15 +217,13 @@ def attention_plan(
     Args:
         args: fairseq's options.
         side: "encoder" or "decoder".
-        spec, rule: names of the options in ``args`` that have them.
-        own_centroids: each layer owns the centroids that it starts from.
+        spec, rule: names of the options in ``args`` that have them; default: those of the side.
         instead: values that count instead of those in ``args``, by the names there.
-
-    Raises:
-        ValueError: naming the option.
     """
     check_heads(args, side)
-    kinds = _kinds_of_layers(args, side, spec, rule, own_centroids=own_centroids, **instead)
+    names = spec or f"{side}_attention", rule or f"{side}_cluster_rule"
+    own_centroids = side == "decoder" or getattr(args, "own_centroids", True)
+    kinds = _kinds_of_layers(args, side, *names, own_centroids=own_centroids, **instead)
     heads = getattr(args, f"{side}_attention_heads")
     shared = getattr(args, f"{side}_kv_heads", 0) or heads
     if heads % shared:
@@ -252,10 +252,9 @@ def _kinds_of_layers(
     """The kinds of each layer that is kept; see :func:`attention_plan`."""
     cluster_rule = getattr(args, rule)
     if cluster_rule not in _RULES[side]:
-        raise refused(_flag(rule), cluster_rule, ", ".join(_RULES[side]))
-    defaults = {
-        f: getattr(args, f, item.default) for f, _, item in options_of_kinds(attention_kinds())
-    }
+        raise refused(flag(rule), cluster_rule, ", ".join(_RULES[side]))
+    known = options_of_kinds(attention_kinds())
+    defaults = {name: getattr(args, name, item.default) for name, _, item in known}
     # What an encoder does not have is for the decoder; in a spec it is refused.
     if side == "encoder":
         defaults |= {"attention_sinks": 0, "cache_positions": False}
@@ -271,7 +270,7 @@ def _kinds_of_layers(
             getattr(args, spec),
             num_layers=layers,
             num_heads=getattr(args, f"{side}_attention_heads"),
-            option=_flag(spec),
+            option=flag(spec),
             defaults=defaults,
         )
     except OptionError as error:
@@ -283,8 +282,8 @@ def _kinds_of_layers(
         ("cache_positions", defaults["cache_positions"], False),
     ):
         if given != unused and ("cluster_rule" if name == rule else name) not in used:
-            allowed = f"{unused}, for no kind of {_flag(spec)} has another"
-            raise refused(_flag(name), given, allowed)
+            allowed = f"{unused}, for no kind of {flag(spec)} has another"
+            raise refused(flag(name), given, allowed)
     if getattr(args, f"{side}_layers_to_keep", ""):
         kinds = [kinds[number] for number in layer_numbers(args, f"{side}_layers_to_keep", layers)]
         setattr(args, spec, written(kinds))
@@ -308,15 +307,14 @@ def _check_copying(args: Namespace, side: str) -> None:
     if side == "encoder" and not hasattr(args, "decoder_attention_heads"):
         for name in ("copying_start", "attention_sinks", "cache_positions"):
             if given := getattr(args, name, 0):
-                raise refused(_flag(name), given, "in models with a decoder")
+                raise refused(flag(name), given, "in models with a decoder")
     if args.copying_start and args.short_convolution < 3:
         problem = f"--short-convolution is {args.short_convolution}"
         raise refused("--copying-start", True, "with --short-convolution 3 or more", problem)
 
 
 def _rotary(args: Namespace) -> Rotary | None:
-    """How fast rotary positions turn, None: there are none; raises ValueError for a scaling that
-    is none, or is of no use."""
+    """How fast rotary positions turn; None: there are none. Raises ValueError: no scaling."""
     base, text = getattr(args, "rotary_base", Rotary().base), getattr(args, "rotary_scaling", "")
     if args.positions != "rotary":
         if text:
@@ -341,7 +339,7 @@ def layer_numbers(args: Namespace, name: str, layers: int, first: int = 0) -> tu
         numbers = [-1]
     if any(not first <= number < layers for number in numbers):
         allowed = f"layers {first} to {layers - 1}, counted from 0, separated by commas"
-        raise refused(_flag(name), text, allowed)
+        raise refused(flag(name), text, allowed)
     return tuple(numbers)
 
 
@@ -354,16 +352,12 @@ def _set_positions(args: Namespace, side: str) -> None:
     width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
     of_head = getattr(args, f"{side}_head_dim", 0) or width // heads
     if args.positions == "rotary" and of_head % 2:
-        raise ValueError(
-            f"--positions is rotary, and a head is {of_head} wide; allowed: "
-            f"--{side}-embed-dim and --{side}-attention-heads that make it even"
-        )
+        allowed = f"--{side}-embed-dim and --{side}-attention-heads that make it even"
+        raise refused("--positions", f"rotary, and a head is {of_head} wide", allowed)
     whole = of_head + width  # of a head with its positions
     if args.positions == "relative" and whole > WIDEST and args.attention_kernel == "triton":
-        raise ValueError(
-            f"--positions is relative, which makes a head {whole} wide; allowed: up to "
-            f"{WIDEST} with --attention-kernel triton; blocks takes any"
-        )
+        allowed = f"up to {WIDEST} with --attention-kernel triton; blocks takes any"
+        raise refused("--positions", f"relative, which makes a head {whole} wide", allowed)
     if args.positions == "relative" and width % 2:
         given = f"relative, and --{side}-embed-dim is {width}"
         raise refused("--positions", given, "an even width")
@@ -377,8 +371,9 @@ def flagged(error: OptionError) -> ValueError:
         for item in fields(registered(kind).options)
     }
     where = f" (in {error.written})" if error.written else ""
-    return ValueError(f"{_flag(flags[error.name])} {error.text}{where}")
+    return ValueError(f"{flag(flags[error.name])} {error.text}{where}")
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """An option as on the command line."""
     return "--" + name.replace("_", "-")

@@ -20,11 +20,12 @@ from torch import Tensor
 from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
 from fairseq_clusterformer.errors import first_line
 
-from .checkpoints import CheckpointError, read_checkpoint
+from .checkpoints import CheckpointError, read_checkpoint, unfit
 from .encoder_only import EncoderOnlyModel, tell
-from .options import set_defaults
+from .options import flag, set_defaults
 
 _PARTS = ("weight", "bias")
+_WRITTEN = "a folder that transformers has written"
 _BERT_LAYER = {
     "attention.self.query": "self_attn.q_proj",
     "attention.self.key": "self_attn.k_proj",
@@ -113,16 +114,14 @@ FAMILIES = {
 
 def load_pretrained(model: EncoderOnlyModel, path: str, option: str = "--pretrained") -> None:
     """Start a model's encoder, and as far as it can its head, from other weights. What these do
-    not have starts anew.
+    not have starts anew. Raises CheckpointError: files that are missing or damaged, another
+    family, sizes or words.
 
     Args:
         model: with ``args``, and an ``encoder`` of the same sizes and words.
         path: a folder with ``config.json``, ``tokenizer.json`` and ``model.safetensors`` (or
             ``pytorch_model.bin``), or a checkpoint of fairseq's RoBERTa.
         option: that names it, for errors.
-
-    Raises:
-        CheckpointError: files that are missing or damaged, another family, sizes or words.
     """
     (_load_roberta if Path(path).is_file() else load_folder)(model, path, option)
 
@@ -145,10 +144,9 @@ def sizes_of(path: Path, option: str) -> dict[str, Any]:
     try:
         return _options(config, family)
     except (KeyError, TypeError, ValueError) as error:
-        reason = (
-            f"it has no {error}" if isinstance(error, KeyError) else f"it does not fit: {error}"
-        )
-        raise CheckpointError(f"{option} is {path}: {reason}") from None
+        lacks = isinstance(error, KeyError)
+        problem = f"it has no {error}" if lacks else f"it does not fit: {error}"
+        raise unfit(option, path, problem) from None
 
 
 def folder_tensors(
@@ -160,16 +158,13 @@ def folder_tensors(
     numbers: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], list[str]]:
     """A folder's tensors by our names, with the rows of our words; raises CheckpointError as
-    :func:`load_pretrained` does.
+    :func:`load_pretrained` does. Returns the tensors, and the names of what is left in the folder.
+    Embeddings of token types, "encoder.embed_types.weight" [1 or 2, D], are 0 where it has none.
 
     Args:
         args: options that must be the folder's; what they lack is not compared.
         mine: names of the model's tensors, of which the heads are taken.
         numbers: the folder's number of each of our words, int64 [V]; None: as its tokenizer says.
-
-    Returns:
-        The tensors, and the names of what is left in the folder. Embeddings of token types,
-        "encoder.embed_types.weight" [1 or 2, D], are 0 where it has none.
     """
     path = Path(folder)
     config = _config(path, option)
@@ -195,13 +190,9 @@ def folder_tensors(
         if "lm_head.weight" in mine:
             found["lm_head.weight"] = found["encoder.embed_tokens.weight"]
     except KeyError as error:
-        raise CheckpointError(
-            f"{option} is {folder}: it has no {error}; allowed: a folder that transformers has "
-            "written"
-        ) from None
+        raise unfit(option, folder, f"it has no {error}", _WRITTEN) from None
     except (TypeError, ValueError, IndexError, RuntimeError) as error:  # of what a file says
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{option} is {folder}: it does not fit: {reason}") from None
+        raise unfit(option, folder, f"it does not fit: {' '.join(str(error).split())}") from None
     return found, [name for name in theirs if name not in used]
 
 
@@ -225,40 +216,33 @@ def load_folder(
     try:
         model.load_state_dict(mine | loaded)
     except (CheckpointError, RuntimeError) as error:
-        raise CheckpointError(f"{option} is {folder}: it does not fit: {error}") from None
+        raise unfit(option, folder, f"it does not fit: {error}") from None
     tell(folder, mine, loaded, left)
 
 
 def _config(path: Path, option: str) -> dict[str, Any]:
     if not path.is_dir():
-        raise CheckpointError(
-            f"{option} is {path}: no such file or folder; allowed: a folder that transformers has "
-            "written, or a checkpoint of fairseq's roberta"
-        )
+        allowed = f"{_WRITTEN}, or a checkpoint of fairseq's roberta"
+        raise unfit(option, path, "no such file or folder", allowed)
     try:
         return dict(json.loads((path / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{option} is {path}: no config.json that can be read ({error}); allowed: a folder "
-            "that transformers has written"
-        ) from None
+        problem = f"no config.json that can be read ({error})"
+        raise unfit(option, path, problem, _WRITTEN) from None
 
 
 def _family(config: dict[str, Any], path: Path, option: str) -> Family:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise CheckpointError(
-            f"{option} is {path}: its model_type is {kind}; allowed: {', '.join(FAMILIES)}"
-        )
+        raise unfit(option, path, f"its model_type is {kind}", ", ".join(FAMILIES))
     family = FAMILIES[kind]
     for name, wanted in family.fixed.items():
         if (found := config.get(name, wanted)) != wanted:
-            raise CheckpointError(f"{option} is {path}: its {name} is {found}; allowed: {wanted}")
+            raise unfit(option, path, f"its {name} is {found}", str(wanted))
     width = config.get(family.sizes["encoder_embed_dim"])
     if (found := config.get("embedding_size", width)) != width:
-        raise CheckpointError(
-            f"{option} is {path}: its embeddings are {found} wide; allowed: {width}, as its layers"
-        )
+        problem = f"its embeddings are {found} wide"
+        raise unfit(option, path, problem, f"{width}, as its layers")
     return family
 
 
@@ -294,8 +278,8 @@ def _check_options(args: Any, wanted: dict[str, Any]) -> None:
     """Raises ValueError for options that make another model, with all that fit."""
     wanted = {name: value for name, value in wanted.items() if hasattr(args, name)}
     if any(getattr(args, name) != value for name, value in wanted.items()):
-        given = {f"--{n.replace('_', '-')}": v for n, v in wanted.items() if v is not False}
-        shown = " ".join(name if v is True else f"{name} {v}" for name, v in given.items())
+        given = ((flag(name), v) for name, v in wanted.items() if v is not False)
+        shown = " ".join(name if v is True else f"{name} {v}" for name, v in given)
         raise ValueError(f"other sizes; allowed: {shown}")
 
 
@@ -304,15 +288,12 @@ def _numbers(symbols: list[str], path: Path, option: str) -> Tensor:
     try:
         found = TokenizerSubwords(path / TOKENIZER).symbols
     except ValueError as error:
-        raise CheckpointError(f"{option} is {path}: {error}") from None
+        raise unfit(option, path, str(error)) from None
     theirs = {symbol: i for i, symbol in enumerate(found)}
-    missing = [symbol for symbol in symbols if symbol not in theirs]
-    if missing:
-        raise CheckpointError(
-            f"{option} is {path}: its tokenizer lacks {len(missing):,} of the dictionary's "
-            f"symbols, {missing[0]!r} first; allowed: data prepared with --tokenizer "
-            f"{path / TOKENIZER}"
-        )
+    if missing := [symbol for symbol in symbols if symbol not in theirs]:
+        problem = f"its tokenizer lacks {len(missing):,} of the dictionary's symbols"
+        allowed = f"data prepared with --tokenizer {path / TOKENIZER}"
+        raise unfit(option, path, f"{problem}, {missing[0]!r} first", allowed)
     return torch.tensor([theirs[symbol] for symbol in symbols])
 
 
@@ -331,10 +312,9 @@ def _tensors(path: Path, option: str) -> dict[str, Tensor]:
         if not all(isinstance(tensor, Tensor) for tensor in dict(found).values()):
             raise ValueError("it holds more than tensors")
     except Exception as error:  # safetensors raises its own
-        raise CheckpointError(
-            f"{option} is {path}: no weights that can be read ({first_line(error)}); allowed: "
-            "model.safetensors or pytorch_model.bin"
-        ) from None
+        problem = f"no weights that can be read ({first_line(error)})"
+        allowed = "model.safetensors or pytorch_model.bin"
+        raise unfit(option, path, problem, allowed) from None
     renamed = ((n.replace("LayerNorm.gamma", "LayerNorm.weight"), t) for n, t in found.items())
     return {
         name.replace("LayerNorm.beta", "LayerNorm.bias"): tensor.float()
@@ -393,15 +373,14 @@ def renamed(given: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _load_roberta(model: EncoderOnlyModel, path: str, option: str) -> None:
-    """The same from a checkpoint; where its ``dict.txt`` is in the same folder, that has the same
-    words."""
+    """The same from a checkpoint; a ``dict.txt`` in its folder must have the same words."""
     given = read_checkpoint(option, path)["model"]
     parts = ("sentence_encoder.", "lm_head.", "classification_heads.")
     if other := next((name for name in given if not any(part in name for part in parts)), None):
-        raise CheckpointError(f"{option} is {path}: it is no RoBERTa, it has {other}")
+        raise unfit(option, path, f"it is no RoBERTa, it has {other}")
     if model.encoder.embed_scale != 1:
         problem = f"words are scaled by {model.encoder.embed_scale:g} here"
-        raise CheckpointError(f"{option} is {path}: {problem}; allowed: --no-scale-embedding")
+        raise unfit(option, path, problem, "--no-scale-embedding")
     mine, words = model.state_dict(), model.encoder.dictionary
     check_words(option, path, words)
     heads = {name for name in renamed(given) if name.startswith(parts[1:])}
@@ -438,7 +417,5 @@ def check_words(option: str, path: str, words: Dictionary) -> None:
         what = f"{len(theirs)} words, here {len(own)}"
         if first is not None:
             what = f"word {first} is {theirs[first]!r}, here {own[first]!r}"
-        raise CheckpointError(
-            f"{option} is {path}: {beside} is another dictionary ({what}); allowed: data "
-            "prepared with that dict.txt"
-        )
+        problem = f"{beside} is another dictionary ({what})"
+        raise unfit(option, path, problem, "data prepared with that dict.txt")

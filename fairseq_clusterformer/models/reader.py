@@ -5,6 +5,7 @@ the longest document, L tokens of a window, M stride, D width.
 """
 
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -45,6 +46,14 @@ class ReaderModel(EncoderOnlyModel):
 
     def max_positions(self) -> None:
         """A document may have any number of tokens."""
+
+    def starts_and_text(
+        self, document_tokens: Tensor, text_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Each ``<s>``, and where a short answer can begin and end, bool [B, N]: ``text_mask``
+        (None: everywhere), but at ``<s>``."""
+        starts = document_tokens.eq(self.encoder.dictionary.bos())
+        return starts, ~starts if text_mask is None else text_mask & ~starts
 
     def check_questions(self, most: int) -> None:
         """Raise ValueError if questions may not have ``most`` tokens."""
@@ -113,11 +122,10 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
         check_padding(question_tokens, document_tokens, self.padding_idx)
         longest = question_tokens.size(1) + min(self.size, document_tokens.size(1))
         if longest > self.max_positions():
-            raise ValueError(
-                f"a window of {longest} tokens, {question_tokens.size(1)} of the question and up "
-                f"to {self.size} of the document; allowed: {self.max_positions()} "
-                "(--window-positions)"
-            )
+            given = f"{longest} tokens, {question_tokens.size(1)} of the question and up to "
+            given += f"{self.size} of the document"
+            allowed = f"{self.max_positions()} (--window-positions)"
+            raise ValueError(f"a window of {given}; allowed: {allowed}")
         at_once = at_once_in(self, document_tokens.device)
         windows = Windows(
             question_tokens, document_tokens, self.size, self.stride, self.padding_idx, at_once
@@ -159,13 +167,11 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
             question, document = self.layer_norm(question), self.layer_norm(document)
         if self.training:
             self.observe(by_layer)
-        reports = [report for of_layer in by_layer.values() for report in of_layer]
         padding = windows.question_padding, windows.document_padding
-        return Reading(question, document, *padding, reports)
+        return Reading(question, document, *padding, [*chain(*by_layer.values())])
 
     def clusters(self, reading: Reading) -> dict[tuple[int, str], Tensor]:
-        """The cluster of each token of one document, int64 [N], for each layer (and head) that
-        clusters: its number from 0, and its label."""
+        """The cluster of each token of one document, int64 [N], by number and label of a layer."""
         found = {}
         windows, length = reading.question.size(1), reading.document.size(1)
         for number, report in zip(self.cluster_layers, reading.reports, strict=False):

@@ -14,36 +14,33 @@ from typing import Any
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import nn
 
-from fairseq_clusterformer.compat.wrapping import wraps
+from fairseq_clusterformer.compat.wrapping import wrap
+from fairseq_clusterformer.errors import refused
 
 from .attention import SegmentState
+from .options import flag
 
 Result = tuple[Any, int, dict[str, Any]]  # loss, sample size, what to log
+_WITHOUT = ("separate_documents", "checkpoint_activations", "offload_activations")
+_WITHOUT += ("decoder_layerdrop",)
 
 
 def check(args: Namespace, decoder: nn.Module) -> None:
     """Raises ValueError: options that do not go with segments."""
     size = args.truncated_bptt
     if size == 1:
-        raise ValueError("--truncated-bptt is 1; allowed: 0, or 2 tokens or more")
+        raise refused("--truncated-bptt", 1, "0, or 2 tokens or more")
     for layer in decoder.all_layers():
         for router in layer.self_attn.routers:
             if not router.can_step:
                 raise ValueError(f"--truncated-bptt is {size}, and {router.why_no_steps}")
-    for name in (
-        "separate_documents",
-        "checkpoint_activations",
-        "offload_activations",
-        "decoder_layerdrop",
-    ):
+    for name in _WITHOUT:
         if given := getattr(args, name, None):
-            flag = "--" + name.replace("_", "-")
-            raise ValueError(f"{flag} is {given}, --truncated-bptt {size}; allowed: one of them")
+            raise refused(flag(name), f"{given}, --truncated-bptt {size}", "one of them")
 
 
 def segments(sample: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
-    """Batches of so many tokens of each row, from the first on; a last one of a single token joins
-    the one before."""
+    """Batches of so many tokens of each row; a last one of a single token joins the one before."""
     inputs, state = sample["net_input"], SegmentState()
     length = inputs["src_tokens"].size(1)
     for first, end in pairwise([*range(0, length - 1, size), length]):
@@ -60,43 +57,27 @@ def segments(sample: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def _in_segments(
-    step: Callable[[dict], Result], sample: dict, model: nn.Module, per_row: bool
-) -> Result:
-    """Sums of what a step returns for each segment; ``per_row``: a loss counts by rows, of which
-    each segment has the same (``--sentence-avg``)."""
-    size = getattr(model, "truncated_bptt", 0)
-    if not size or not sample or sample["net_input"]["src_tokens"].size(1) <= size:
-        return step(sample)
-    *earlier, last = segments(sample, size)
+def _by_segments(step: Callable, self, sample, model, criterion, *args, **kwargs) -> Result:
+    """As fairseq's step; if the model says so by segments, with sums of what each returns."""
 
     def result(part: dict) -> Result:
-        loss, *others = step(part)
+        loss, *others = step(self, part, model, criterion, *args, **kwargs)
         return loss.detach(), *others  # a graph keeps activations
 
+    size = getattr(model, "truncated_bptt", 0)
+    if not size or not sample or sample["net_input"]["src_tokens"].size(1) <= size:
+        return step(self, sample, model, criterion, *args, **kwargs)
+    *earlier, last = segments(sample, size)
     with getattr(model, "no_sync", nullcontext)():  # workers exchange gradients once
         results = [result(part) for part in earlier]
     losses, sizes, logged = zip(*results, result(last), strict=True)
     total = {name: sum(log[name] for log in logged) for name in logged[0]}
     total["nsentences"] = logged[0]["nsentences"]  # of the same rows
-    if per_row:
+    if getattr(criterion, "sentence_avg", False):  # a loss counts by rows: each segment has all
         total["sample_size"] = logged[0]["sample_size"]
-    return sum(losses), sizes[0] if per_row else sum(sizes), total
+        return sum(losses), sizes[0], total
+    return sum(losses), sum(sizes), total
 
 
-@wraps(LanguageModelingTask, "train_step")
-def train_step(step, self, sample, model, criterion, *args, **kwargs) -> Result:
-    """As fairseq's, by segments if the model says so."""
-    per_row = getattr(criterion, "sentence_avg", False)
-    return _in_segments(
-        lambda part: step(self, part, model, criterion, *args, **kwargs), sample, model, per_row
-    )
-
-
-@wraps(LanguageModelingTask, "valid_step")
-def valid_step(step, self, sample, model, criterion, *args, **kwargs) -> Result:
-    """Likewise."""
-    per_row = getattr(criterion, "sentence_avg", False)
-    return _in_segments(
-        lambda part: step(self, part, model, criterion, *args, **kwargs), sample, model, per_row
-    )
+for _step in ("train_step", "valid_step"):
+    wrap(LanguageModelingTask, _step, _by_segments)

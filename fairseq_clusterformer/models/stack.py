@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,9 +15,10 @@ from fairseq.utils import get_activation_fn, make_positions
 from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
-from fairseq_clusterformer.attention import AttentionPlan, OptionError
+from fairseq_clusterformer.attention import AttentionPlan, MultiheadAttention, OptionError
 from fairseq_clusterformer.attention.projections import RMSNorm
 from fairseq_clusterformer.clustering import Report
+from fairseq_clusterformer.clustering.kmeans import workers
 
 from .attention import SelfAttention
 from .options import flagged
@@ -58,9 +59,18 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     return ours.get(name) or get_activation_fn(name)
 
 
+def planned(
+    module: type[MultiheadAttention], plan: AttentionPlan, *sizes: int, **how: Any
+) -> MultiheadAttention:
+    """The attention of a layer, with what all layers of a plan have; or ValueError."""
+    try:
+        return module(*sizes, **how, **plan.of_layers())
+    except OptionError as error:
+        raise flagged(error) from None
+
+
 class ClusteredLayer:
-    """Mixin before a fairseq Transformer layer: self-attention as layer ``number`` of a plan, from
-    0, has it; ``causal`` in a decoder."""
+    """Mixin before a fairseq Transformer layer: attention of layer ``number`` of a plan."""
 
     causal: bool
 
@@ -76,6 +86,15 @@ class ClusteredLayer:
         if form != FAIRSEQS:
             form.give(self)
 
+    def normed(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """What a sublayer reads of x."""
+        return norm(x) if self.normalize_before else x
+
+    def added(self, norm: nn.Module, x: Tensor, change: Tensor) -> Tensor:
+        """What follows a sublayer that read x, and made a change of it."""
+        x = self.residual_connection(self.dropout_module(change), x)
+        return x if self.normalize_before else norm(x)
+
     def activated(self, x: Tensor) -> Tensor:
         """The inner activation of the feed-forward block."""
         out = self.activation_fn(self.fc1(x))
@@ -83,21 +102,11 @@ class ClusteredLayer:
 
     def build_self_attention(self, embed_dim, cfg, add_bias_kv=False, add_zero_attn=False):
         side = cfg.decoder if self.causal else cfg.encoder
-        try:
-            module = SelfAttention(
-                embed_dim,
-                side.attention_heads,
-                kinds=self.kinds,
-                causal=self.causal,
-                dropout=cfg.attention_dropout,
-                **self.plan.of_layers(),
-            )
-        except OptionError as error:
-            raise flagged(error) from None
+        how = {"kinds": self.kinds, "causal": self.causal, "dropout": cfg.attention_dropout}
+        module = planned(SelfAttention, self.plan, embed_dim, side.attention_heads, **how)
+        noise = self.quant_noise, self.quant_noise_block_size
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            projection = getattr(module, name)
-            noisy = quant_noise(projection, self.quant_noise, self.quant_noise_block_size)
-            setattr(module, name, noisy)
+            setattr(module, name, quant_noise(getattr(module, name), *noise))
         return module
 
 
@@ -221,10 +230,6 @@ def unpack(fields: list[Tensor | None]) -> list[Report]:
     """The inverse of :func:`pack`."""
     size = len(Report._fields)
     return [Report(*fields[j : j + size]) for j in range(0, len(fields), size)]
-
-
-def workers() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def gather(tensor: Tensor) -> list[Tensor]:

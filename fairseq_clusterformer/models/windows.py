@@ -192,8 +192,7 @@ def _lengthened(x: Tensor, length: int, fill: int) -> Tensor:
 
 
 def _added_up(windows: Tensor, stride: int) -> Tensor:
-    """The sum of the windows that hold a token, up to where the last one ends, rounded up to a
-    multiple of the stride."""
+    """The sum of the windows that hold a token, up to a multiple of the stride."""
     size = windows.size(2)
     parts = -(-size // stride)
     blocks = pad(windows, (0, 0, 0, parts * stride - size)).unflatten(2, (parts, stride))

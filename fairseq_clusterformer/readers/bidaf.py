@@ -4,6 +4,7 @@ Shape letters: B batch, W words of the longest document, V of the longest questi
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from fairseq.models import register_model
@@ -12,7 +13,7 @@ from torch.nn.functional import dropout
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fairseq_clusterformer.clustering import Report
-from fairseq_clusterformer.models.options import option
+from fairseq_clusterformer.models.options import option, register_sizes, set_defaults
 
 from .word_reader import (
     ContextQueryAttention,
@@ -21,7 +22,6 @@ from .word_reader import (
     WordReader,
     WordReaderEncoder,
     WordReaderOptions,
-    register_sizes,
 )
 from .words import Words
 
@@ -50,9 +50,8 @@ class TwoWayLSTM(nn.Module):
         """[B, W, inputs] to [B, W, 2 D]; 0 for padding, bool [B, W]."""
         lengths = (~padding).sum(1).clamp(min=1).cpu()  # a row of padding has one word of it
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        out, _ = pad_packed_sequence(
-            self.lstm(packed)[0], batch_first=True, total_length=x.size(1)
-        )
+        found, _ = self.lstm(packed)
+        out, _ = pad_packed_sequence(found, batch_first=True, total_length=x.size(1))
         out = out.masked_fill(padding.unsqueeze(-1), 0.0)
         return dropout(out, self.dropout, self.training)
 
@@ -101,10 +100,9 @@ class BidafReader(WordReader):
 
 register_sizes(
     "bidaf_reader",
-    {
-        "tiny": {"encoder_embed_dim": 64, "word_dim": 100},  # learns on a laptop's processor
-        # the report's baseline: vectors of words alone, and with characters
-        "xlqa": {"subword_dim": 0, "letter_filters": 0},
-        "xlqa_letters": {"subword_dim": 0},
-    },
+    # learns on a laptop's processor
+    tiny=partial(set_defaults, encoder_embed_dim=64, word_dim=100),
+    # the report's baseline: vectors of words alone, and with characters
+    xlqa=partial(set_defaults, subword_dim=0, letter_filters=0),
+    xlqa_letters=partial(set_defaults, subword_dim=0),
 )

@@ -5,23 +5,25 @@ Shape letters: B batch, W words of the longest document, V of the longest questi
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from fairseq.models import FairseqEncoder, register_model
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
-from fairseq_clusterformer.attention import AttentionPlan, Batch, MultiheadAttention, OptionError
+from fairseq_clusterformer.attention import AttentionPlan, Batch, MultiheadAttention
 from fairseq_clusterformer.clustering import Report
+from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.options import (
     ClusteringOptions,
     attention_plan,
-    flagged,
     option,
+    register_sizes,
     set_defaults,
 )
 from fairseq_clusterformer.models.reader import labelled
-from fairseq_clusterformer.models.stack import ClusteredStack
+from fairseq_clusterformer.models.stack import ClusteredStack, planned
 
 from .word_reader import (
     ContextQueryAttention,
@@ -31,7 +33,6 @@ from .word_reader import (
     WordReaderEncoder,
     WordReaderOptions,
     WordReading,
-    register_sizes,
 )
 from .words import Words
 
@@ -118,21 +119,9 @@ class EncoderBlock(nn.Module):
         self.convolutions = nn.ModuleList(
             SeparableConvolution(width, kernel) for _ in range(convolutions)
         )
-        try:
-            self.self_attn = MultiheadAttention(
-                width,
-                args.encoder_attention_heads,
-                kinds=self.kinds,
-                causal=False,
-                dropout=args.attention_dropout,
-                kv_heads=plan.kv_heads,
-                rotary=plan.rotary,
-                relative=plan.relative,
-                short_convolution=plan.short_convolution,
-                kernel=plan.kernel,
-            )
-        except OptionError as error:
-            raise flagged(error) from None
+        how = {"kinds": self.kinds, "causal": False, "dropout": args.attention_dropout}
+        heads = args.encoder_attention_heads
+        self.self_attn = planned(MultiheadAttention, plan, width, heads, **how)
         self.feed_forward = nn.Sequential(
             nn.Linear(width, args.encoder_ffn_embed_dim),
             nn.ReLU(),
@@ -173,12 +162,10 @@ class QANetEncoder(ClusteredStack, WordReaderEncoder, FairseqEncoder):
         super().__init__(task.source_dictionary, plan=plan)
         width = args.encoder_embed_dim
         self.embedding = WordEmbedding(task, args, width=width, joint=True)
-        sizes = [(args.convolutions, 7)]
-        sizes += [(args.model_convolutions, 5)] * (len(plan.layers) - 1)
-        self.layers = nn.ModuleList(
-            EncoderBlock(args, plan, number, convolutions=convolutions, kernel=kernel)
-            for number, (convolutions, kernel) in enumerate(sizes)
-        )
+        first = EncoderBlock(args, plan, 0, convolutions=args.convolutions, kernel=7)
+        how = {"convolutions": args.model_convolutions, "kernel": 5}
+        others = (EncoderBlock(args, plan, n, **how) for n in range(1, len(plan.layers)))
+        self.layers = nn.ModuleList([first, *others])
         self.attention = ContextQueryAttention(width, matches=args.word_matches)
         self.resize = nn.Linear(self.attention.width, width, bias=False)
         self.head_width = 2 * width
@@ -258,29 +245,34 @@ class QANetReader(WordReader):
         """The encoder that the options name; ValueError for an attention that is not allowed."""
         if args.positions in ("learned", "none"):
             allowed = "sinusoidal, rotary, relative, for a document may have any length"
-            raise ValueError(f"--positions is {args.positions}; allowed: {allowed}")
+            raise refused("--positions", args.positions, allowed)
         # what the plan sets, by fairseq's names, if --positions is given
         set_defaults(args, encoder_learned_pos=False, no_token_positional_embeddings=False)
         plan = attention_plan(args, "encoder", spec="attention", rule="cluster_rule")
         for heads in (heads for layer in plan.layers for heads in layer):
             if not getattr(heads.options, "own_centroids", True):
                 allowed = "centroids of its own for each block"
-                raise ValueError(f"--attention is {args.attention}; allowed: {allowed}")
+                raise refused("--attention", args.attention, allowed)
         return QANetEncoder(task, args, plan=plan)
 
 
 register_sizes(
     "qanet_reader",
-    {
-        "tiny": {  # learns on a laptop's processor
-            **{"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 64, "encoder_layers": 4},
-            **{"letter_filters": 32, "word_dim": 100},
-        },
-        # the report's, by vectors and letters
-        "xlqa": {"subword_dim": 0},
-        "xlqa_large": {
-            **{"encoder_embed_dim": 256, "encoder_ffn_embed_dim": 256},
-            **{"encoder_attention_heads": 8, "subword_dim": 0},
-        },
-    },
+    tiny=partial(  # learns on a laptop's processor
+        set_defaults,
+        encoder_embed_dim=64,
+        encoder_ffn_embed_dim=64,
+        encoder_layers=4,
+        letter_filters=32,
+        word_dim=100,
+    ),
+    # the report's, by vectors and letters
+    xlqa=partial(set_defaults, subword_dim=0),
+    xlqa_large=partial(
+        set_defaults,
+        encoder_embed_dim=256,
+        encoder_ffn_embed_dim=256,
+        encoder_attention_heads=8,
+        subword_dim=0,
+    ),
 )

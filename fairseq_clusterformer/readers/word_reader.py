@@ -10,18 +10,16 @@ longest question, C letters of a word, D width.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import register_model_architecture
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from fairseq_clusterformer.answers import SharedLogits
 from fairseq_clusterformer.clustering import Report
-from fairseq_clusterformer.models.options import option, set_defaults
+from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
 from fairseq_clusterformer.models.word_vectors import first_word_vectors
 from fairseq_clusterformer.precision import ExactLinear, at_least_float32
@@ -264,12 +262,6 @@ class WordReaderEncoder(nn.Module):
         return {}
 
 
-def register_sizes(model: str, sizes: dict[str, dict[str, Any]]) -> None:
-    """Register ``MODEL_NAME`` for the name and the options of each size."""
-    for name, values in sizes.items():
-        register_model_architecture(model, f"{model}_{name}")(partial(set_defaults, **values))
-
-
 class WordReader(ReaderModel):
     """A :class:`WordReaderEncoder`, and what it answers."""
 
@@ -295,7 +287,7 @@ class WordReader(ReaderModel):
     ) -> tuple[SharedLogits, dict[str, Any]]:
         """As `ClusterformerReader.forward`; ``states`` are what :meth:`encode` made of the same
         documents, [B, W, D], None: it is made here."""
-        starts, text = self._starts_and_text(document_tokens, text_mask)
+        starts, text = self.starts_and_text(document_tokens, text_mask)
         reading = self.encoder(question_tokens, document_tokens, text, states)
         extra = {"reading": reading, "reports": {"encoder": reading.reports}}
         return self.heads(reading, starts, text), extra
@@ -303,17 +295,10 @@ class WordReader(ReaderModel):
     def encode(self, document_tokens: Tensor, text_mask: Tensor | None = None) -> list[Tensor]:
         """What any question is asked of: the states [W, D] of the words of each document, which
         :meth:`forward` takes, padded to [B, W, D]."""
-        _, text = self._starts_and_text(document_tokens, text_mask)
+        _, text = self.starts_and_text(document_tokens, text_mask)
         words = self.encoder.embedding.speller(document_tokens, text)
         states, _ = self.encoder.encode(words)
         return [row[:number] for row, number in zip(states, (~words.padding).sum(1), strict=True)]
-
-    def _starts_and_text(
-        self, document_tokens: Tensor, text_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Each ``<s>``, and where a short answer can begin and end, bool [B, N]."""
-        starts = document_tokens.eq(self.encoder.dictionary.bos())
-        return starts, ~starts if text_mask is None else text_mask & ~starts
 
     def load_initial_weights(self) -> None:
         """Start from what ``--word-vectors`` names; see :meth:`take_word_vectors`."""

@@ -15,7 +15,7 @@ from fairseq_clusterformer.data.next_sentences import NextSentences
 from fairseq_clusterformer.data.stored import shard_of
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
-from fairseq_clusterformer.models.options import option
+from fairseq_clusterformer.models.options import flag, option
 
 from .own_models import InitialWeights
 
@@ -54,9 +54,7 @@ class ClusterformerMaskedLMTask(InitialWeights, MaskedLMTask):
             defaults = {item.name: item.default for item in fields(MaskedLMConfig)}
             for name in _OF_TEXTS:
                 if (given := getattr(cfg, name)) != defaults[name]:
-                    option = f"--{name.replace('_', '-')}"
-                    allowed = f"{defaults[name]}, or no --next-sentence"
-                    raise refused(option, given, allowed)
+                    raise refused(flag(name), given, f"{defaults[name]}, or no --next-sentence")
             if not 0 < cfg.mask_prob < 1:
                 raise refused("--mask-prob", cfg.mask_prob, "between 0 and 1")
             shares = (cfg.leave_unmasked_prob, cfg.random_token_prob)

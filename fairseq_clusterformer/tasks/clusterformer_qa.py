@@ -12,9 +12,10 @@ from fairseq_clusterformer.criterions.clusterformer_qa import QACriterion
 from fairseq_clusterformer.data.document_windows import WindowData, WindowedQuestions
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.data.questions import DocumentStructure, QuestionDataset
-from fairseq_clusterformer.data.stored import load_dictionary, shard_of
+from fairseq_clusterformer.data.stored import shard_of
 from fairseq_clusterformer.data.subwords import texts_of
-from fairseq_clusterformer.models.options import option
+from fairseq_clusterformer.errors import refused
+from fairseq_clusterformer.models.options import flag, option
 from fairseq_clusterformer.models.reader import ReaderModel
 
 from .own_models import DataOptions, OwnModels
@@ -71,41 +72,27 @@ class ClusterformerQATask(OwnModels):
     """Questions with a document each, and their answers: spans, paragraphs, yes or no, or none."""
 
     name, model, criterion = "clusterformer_qa", ReaderModel, QACriterion
+    made_by = "clusterformer prepare qa"
     #: what the model reads of a document's structure, once there is one
     structure: DocumentStructure | None = None
 
     @classmethod
     def setup_task(cls, cfg: ClusterformerQAConfig, **kwargs):
-        """Read the dictionary.
-
-        Raises:
-            FileNotFoundError: no dictionary.
-            ValueError: a document of one token, or windows with gaps.
-        """
+        """Read the dictionary. Raises FileNotFoundError: no dictionary; ValueError: a document of
+        one token, or windows with gaps."""
         for name in ("max_positions", "max_positions_inference"):
-            if getattr(cfg, name) == 1:
-                raise ValueError(
-                    f"--{name.replace('_', '-')} is 1; allowed: 2 or more, or 0 for documents of "
-                    "any length"
-                )
-            if cfg.document_stride >= (getattr(cfg, name) or math.inf):
-                raise ValueError(
-                    f"--document-stride is {cfg.document_stride}, and --{name.replace('_', '-')} "
-                    f"{getattr(cfg, name)}; allowed: a stride below the tokens of a window"
-                )
-        dictionary = load_dictionary(cfg.data, "clusterformer prepare qa")
-        logger.info(f"{len(dictionary)} symbols")
-        return cls(cfg, dictionary)
+            if (most := getattr(cfg, name)) == 1:
+                raise refused(flag(name), 1, "2 or more, or 0 for documents of any length")
+            if cfg.document_stride >= (most or math.inf):
+                given = f"{cfg.document_stride}, and {flag(name)} {most}"
+                raise refused("--document-stride", given, "a stride below the tokens of a window")
+        return super().setup_task(cfg, **kwargs)
 
     def load_dataset(
         self, split: str, combine: bool = False, epoch: int = 1, **kwargs
     ) -> QuestionDataset:
-        """Load "train", "valid" or "test", and log what is cut.
-
-        Raises:
-            FileNotFoundError: a file that is missing.
-            ValueError: files that do not fit together.
-        """
+        """Load "train", "valid" or "test", and log what is cut. Raises FileNotFoundError: a file
+        that is missing; ValueError: files that do not fit together."""
         in_training = split == self.cfg.train_subset
         name = "max_positions" if in_training else "max_positions_inference"
         data = QAData(shard_of(self.cfg.data, epoch), split)
@@ -129,7 +116,7 @@ class ClusterformerQATask(OwnModels):
         if documents:
             logger.info(
                 f"{split}: {documents} of {total} documents are cut to {most} tokens "
-                f"(--{name.replace('_', '-')}), where {lost} questions lose their answers"
+                f"({flag(name)}), where {lost} questions lose their answers"
             )
         if questions:
             logger.info(
@@ -145,10 +132,8 @@ class ClusterformerQATask(OwnModels):
         """The windows of a split; logs how many there are, and what is left out."""
         stride, share = self.cfg.document_stride, self.cfg.null_windows if in_training else 1.0
         if self.structure is not None and self.structure.supporting:
-            raise ValueError(
-                f"--document-stride is {stride}, and --supporting-facts is given; allowed: one of "
-                "them"
-            )
+            given = f"{stride}, and --supporting-facts is given"
+            raise refused("--document-stride", given, "one of them")
         longer = int((data.sizes > size).sum())
         windows = WindowData(data, size, min(stride, size - 1), share=share)
         logger.info(
@@ -171,11 +156,10 @@ class ClusterformerQATask(OwnModels):
                 "last paragraphs and sentences have none"
             )
         if in_training and self.structure.supporting and not known:
-            raise ValueError(
-                f"--supporting-facts is given: {split} of {self.cfg.data} has none within "
-                f"--max-positions {self.cfg.max_positions}; allowed: data "
-                "with supporting sentences, such as hotpotqa, 2wiki and babi"
-            )
+            limit = f"within --max-positions {self.cfg.max_positions}"
+            problem = f"{split} of {self.cfg.data} has none {limit}"
+            allowed = "data with supporting sentences, such as hotpotqa, 2wiki and babi"
+            raise refused("--supporting-facts", "given", allowed, problem)
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """As `OwnModels` does; raises ValueError for a reader that has no room for questions."""

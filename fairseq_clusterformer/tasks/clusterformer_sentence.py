@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fairseq_clusterformer.data.sentences import PAIR_FORMS, SentenceDataset
 from fairseq_clusterformer.data.stored import check_shards, load_dictionary, shard_of
+from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.clusterformer_classifier import ClusterformerClassifier
 from fairseq_clusterformer.models.options import option
 
@@ -78,25 +79,22 @@ class ClusterformerSentenceTask(OwnModels):
         if (folder / "input1").is_dir():
             second = load_dictionary(folder / "input1", _MADE_BY)
             if second.symbols != dictionary.symbols:
-                raise ValueError(
-                    f"{folder}/input1/dict.txt differs from {folder}/input0/dict.txt; allowed: "
-                    "one dictionary for both texts of a pair"
-                )
+                problem = f"{folder}/input1/dict.txt differs from {folder}/input0/dict.txt"
+                raise ValueError(f"{problem}; allowed: one dictionary for both texts of a pair")
         dictionary.add_symbol("<mask>")  # where fairseq's task masked_lm adds it
         check_shards(cfg.data, "input0/dict.txt")
         labels = None
         if not cfg.regression_target:
             if not (folder / "label/dict.txt").is_file() and any(folder.glob("label/*.label")):
-                raise ValueError(
-                    f"{folder}/label holds numbers; allowed: with --regression-target"
-                )
+                allowed = "with --regression-target"
+                raise ValueError(f"{folder}/label holds numbers; allowed: {allowed}")
             check_shards(cfg.data, "label/dict.txt")
             labels = _read_labels(folder / "label")
         task = cls(cfg, dictionary, labels)
         if cfg.num_classes not in (0, len(task.classes)):
             what = f"the labels of {folder}/label/dict.txt: {_some(task.classes)}"
             allowed = f"{len(task.classes)}, {what}" if labels else "0, with --regression-target"
-            raise ValueError(f"--num-classes is {cfg.num_classes}; allowed: {allowed}")
+            raise refused("--num-classes", cfg.num_classes, allowed)
         logger.info(f"{len(dictionary)} words, {len(task.classes)} classes")
         return task
 
@@ -122,9 +120,8 @@ class ClusterformerSentenceTask(OwnModels):
             counts["group"] = len(questions)
         if len(set(counts.values())) > 1 or not len(labels):
             told = ", ".join(f"{name} {count}" for name, count in counts.items())
-            raise ValueError(
-                f"lines of {split} in {folder}: {told}; allowed: as many in each, at least one"
-            )
+            allowed = "as many in each, at least one"
+            raise ValueError(f"lines of {split} in {folder}: {told}; allowed: {allowed}")
         dataset = SentenceDataset(
             list(texts.values()),
             labels,
@@ -137,11 +134,9 @@ class ClusterformerSentenceTask(OwnModels):
         longest = int(dataset.full_sizes.max())
         if longest > self.cfg.max_positions and not self.cfg.truncate_sequence:
             number = int((dataset.full_sizes > self.cfg.max_positions).sum())
-            raise ValueError(
-                f"--max-positions is {self.cfg.max_positions}, and {number} of {len(dataset)} "
-                f"samples of {split} are longer; allowed: {longest} or more, or "
-                "--truncate-sequence"
-            )
+            given = f"{self.cfg.max_positions}, and {number} of {len(dataset)} samples of {split} "
+            allowed = f"{longest} or more, or --truncate-sequence"
+            raise refused("--max-positions", given + "are longer", allowed)
         self.datasets[split] = dataset
         return dataset
 
@@ -153,10 +148,9 @@ class ClusterformerSentenceTask(OwnModels):
             if row[-1:] == [end]:
                 row.pop()
             if len(row) != 1 or not first <= row[0] < first + len(self.classes):
-                raise ValueError(
-                    f"{path}: line {number} is {self.label_dictionary.string(row)!r}; allowed: "
-                    f"one label of {path.parent}/dict.txt: {_some(self.classes)}"
-                )
+                given = f"{path}: line {number} is {self.label_dictionary.string(row)!r}"
+                allowed = f"one label of {path.parent}/dict.txt: {_some(self.classes)}"
+                raise ValueError(f"{given}; allowed: {allowed}")
         return torch.tensor([row[0] - first for row in rows])
 
     def begin_valid_epoch(self, epoch: int, model) -> None:
@@ -181,19 +175,14 @@ def _read_labels(folder: Path) -> Dictionary:
 def _read_binarized(path: Path, dictionary: Dictionary, combine: bool):
     dataset = data_utils.load_indexed_dataset(str(path), dictionary, combine=combine)
     if dataset is None:
-        raise FileNotFoundError(
-            f"{path}.bin, {path}.idx: no such files; allowed: what fairseq-preprocess writes"
-        )
+        problem = f"{path}.bin, {path}.idx: no such files"
+        raise FileNotFoundError(f"{problem}; allowed: what fairseq-preprocess writes")
     return dataset
 
 
 def _read_numbers(path: Path) -> Tensor:
     """A label that is a number of each line, float32 [n]."""
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path}: no such file; allowed: a number a line, or no --regression-target"
-        )
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = _read_lines(path, "a number a line, or no --regression-target")
     try:
         labels = torch.tensor([*map(float, lines)])
     except ValueError as error:
@@ -206,13 +195,15 @@ def _read_numbers(path: Path) -> Tensor:
 
 def _read_questions(path: Path) -> Tensor:
     """Numbers of the questions, int64 [n], in the order of their first pairs."""
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path}: no such file; allowed: a question's id a line, or no folder {path.parent}"
-        )
     numbers: dict[str, int] = {}
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = _read_lines(path, f"a question's id a line, or no folder {path.parent}")
     return torch.tensor([numbers.setdefault(line.strip(), len(numbers)) for line in lines])
+
+
+def _read_lines(path: Path, allowed: str) -> list[str]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; allowed: {allowed}")
+    return path.read_text(encoding="utf-8").splitlines()
 
 
 def _some(names: list[str]) -> str:

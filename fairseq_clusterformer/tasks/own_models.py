@@ -1,5 +1,6 @@
 """Bases of tasks: what they train, by what criterion, and from what it starts."""
 
+import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +10,11 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import FairseqTask
 from omegaconf import II, MISSING
 
+from fairseq_clusterformer.data.stored import load_dictionary
+from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.options import option
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -41,29 +46,34 @@ class OwnModels(InitialWeights, FairseqTask):
     name: ClassVar[str]  # of the task, and of its criterion
     model: ClassVar[type]  # base class of the architectures
     criterion: ClassVar[type]  # base class of its criterion
+    made_by: ClassVar[str]  # the command that makes its data
 
     def __init__(self, cfg: FairseqDataclass, dictionary: Dictionary):
         super().__init__(cfg)
         self.dictionary = dictionary
+
+    @classmethod
+    def setup_task(cls, cfg: DataOptions, **kwargs):
+        """Read the dictionary. Raises FileNotFoundError: there is none."""
+        dictionary = load_dictionary(cfg.data, cls.made_by)
+        logger.info(f"{len(dictionary)} symbols")
+        return cls(cfg, dictionary)
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """As `InitialWeights` does; raises ValueError for another architecture."""
         architecture = getattr(cfg, "_name", None) or cfg.arch
         if not issubclass(ARCH_MODEL_REGISTRY.get(architecture, object), self.model):
             known = sorted(n for n, cls in MODEL_REGISTRY.items() if issubclass(cls, self.model))
-            raise ValueError(
-                f"--arch is {architecture}: --task {self.name} does not train it; allowed: "
-                f"{', '.join(known)} and {'its' if len(known) == 1 else 'their'} named sizes"
-            )
+            allowed = f"{', '.join(known)} and {'its' if len(known) == 1 else 'their'} named sizes"
+            problem = f"--task {self.name} does not train it"
+            raise refused("--arch", architecture, allowed, problem)
         return super().build_model(cfg, from_checkpoint)
 
     def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """Return the criterion; raises ValueError for another one."""
         criterion = super().build_criterion(cfg, from_checkpoint)
         if not isinstance(criterion, self.criterion):
-            raise ValueError(
-                f"--task is {self.name}, and --criterion {cfg._name}; allowed: {self.name}"
-            )
+            raise refused("--task", f"{self.name}, and --criterion {cfg._name}", self.name)
         return criterion
 
     @property

@@ -45,7 +45,7 @@ ANSWER = 8  # tokens, of which five digits may take as many
 def sight_of(model: nn.Module) -> Sight:
     """What the kind that sees most keys of a causal model shows a query; UserError for a model
     that sees all."""
-    kinds = [router for _, _, layer in attentions(model) for router in layer.routers]
+    kinds = [router for layer in attentions(model).values() for router in layer.routers]
     if any(kind.window is None for kind in kinds):
         raise UserError("CHECKPOINT has heads of the kind full; allowed: kinds with a window")
     sights = []

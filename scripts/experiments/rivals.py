@@ -92,7 +92,7 @@ RIVALS = {"oracle": heaviest, "K-Means of the text's keys": by_kmeans}
 def rival(dense: Loaded, name: str, sight: Sight) -> Loaded:
     """A copy of a dense model that sees by one of ``RIVALS``."""
     found = rebuilt(dense, {"decoder": "full"})
-    for _, _, attention in attentions(found.model):
+    for attention in attentions(found.model).values():
         attention._attend = partial(_attend, attention, RIVALS[name], sight)
     return found
 

@@ -127,7 +127,7 @@ def test_words_become_any_other_and_never_the_mask():
 
 
 def test_a_batch(dictionary):
-    data = NextSentences(lines_of(dictionary), dictionary, max_positions=23, shuffle=False)
+    data = NextSentences(lines_of(dictionary), dictionary, max_positions=23)
     samples = [data[index] for index in (0, 1, 2)]
     batch = data.collater(samples)
     given = batch["net_input"]

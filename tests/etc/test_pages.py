@@ -69,8 +69,8 @@ def test_a_page_as_text_has_keyphrases_anywhere() -> None:
     record = PageRecord("", ("a", "b", "A", "b", "c", "c", "a"), ((0, 2), (2, 5)), (), phrases)
     page = SAMPLE.as_text(record)
     assert page.phrases.tolist() == [[1, 2], [3, 2]]
-    assert SAMPLE.first_places()[1].tolist() == [0, 1, 0, 3, 4, 5, 6]
-    assert page.within(9, 1).first_places()[1].tolist() == [0, 1, 0, 3, 4, 5]
+    assert SAMPLE.first_places(7)[1].tolist() == [0, 1, 0, 3, 4, 5, 6]
+    assert page.within(9, 1).first_places(7)[1].tolist() == [0, 1, 0, 3, 4, 5, 6]
     assert page.within(9, 1).phrases.tolist() == [[1, 2], [3, 2]]
     assert page.within(6, 1).phrases.tolist() == [[1, 2]]
 
@@ -95,7 +95,7 @@ def test_first_places_are_those_of_loops() -> None:
         nodes = [[end - length, end] for end, length in zip(ends, lengths, strict=True)]
         words = [draw.randrange(3) for _ in range(ends[-1])]
         page = Page(None, None, torch.tensor(words), torch.tensor(nodes), None, None)
-        found = page.first_places().tolist()
+        found = page.first_places(len(page.folded)).tolist()
         for length in range(1, MOST_WORDS + 1):
             expected, seen = list(range(len(words))), {}
             for first, last in nodes:
