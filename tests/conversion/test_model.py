@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fairseq_clusterformer.attention.spec import parse_attention
 from fairseq_clusterformer.conversion.convert import Plan, mass_and_sinks
-from fairseq_clusterformer.conversion.fit import begin, calibrate, fit, pupils
+from fairseq_clusterformer.conversion.fit import _loss, begin, calibrate, fit, pupils
 from fairseq_clusterformer.conversion.heads import (
     Mass,
     head_mass,
@@ -18,6 +18,7 @@ from fairseq_clusterformer.conversion.heads import (
     recall,
 )
 from fairseq_clusterformer.conversion.model import extend_positions, permute_heads
+from fairseq_clusterformer.conversion.reading import read
 from fairseq_clusterformer.models.attention import SelfAttention
 
 
@@ -244,6 +245,19 @@ class TestFit:
         assert losses[-1] < losses[0] - 0.2
         for name, tensor in clustered.state_dict().items():
             assert ".routers." in f".{name}" or torch.equal(tensor, before[name]), name
+
+    @pytest.mark.parametrize("sinks", [0, 2])
+    def test_attention_to_sinks_teaches_nothing(self, sinks: int) -> None:
+        """All queries see them, whatever their cluster."""
+        dense = dense_of_pairs(causal=True)
+        kinds = f"taught(window=8,clusters=8,gap=8,sinks={sinks})"
+        clustered = attention(kinds, rotary=False, short_convolution=0)
+        (pupil,) = pupils(Model(dense), Model(clustered), {("decoder", 0): [*range(6)]})
+        reading = read(Model(dense), {"x": pairs(2, 60)})["decoder", 0]
+        drawn = reading.k.clone()
+        drawn[:, :, :2] = 9 * reading.q.mean(2, keepdim=True)
+        losses = [_loss(pupil, reading._replace(k=k)) for k in (reading.k, drawn)]
+        assert torch.equal(*losses) == (sinks == 2), losses
 
     def test_normalisers_are_of_the_batches_given_last(self, models: tuple[Model, Model]) -> None:
         dense, clustered = models
