@@ -33,9 +33,9 @@ def test_speed_is_what_was_measured():
     record = json.loads((ROOT / "examples/efficiency/results/attention_cpu.json").read_text())
     measured = {(row["N"], row["kind"]): row["times as fast as dense"] for row in record["rows"]}
     found = re.search(
-        r"At ([\d,]+) tokens `neural` is (\d+) .*\((\d+) .* `taught` (\d+) \((\d+)\)", TEXT
+        r"at ([\d,]+) tokens: `neural` is (\d+) .* `taught` (\d+); with losses (\d+), (\d+)", TEXT
     )
-    kinds = ("neural", "neural+losses", "taught", "taught+losses")
+    kinds = ("neural", "taught", "neural+losses", "taught+losses")
     length = int(found[1].replace(",", ""))
     assert [round(measured[length, kind]) for kind in kinds] == [*map(int, found.groups()[1:])]
 

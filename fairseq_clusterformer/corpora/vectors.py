@@ -27,6 +27,7 @@ def learn_vectors(
     ``documents`` and running ``words`` were read, and ``vectors`` written; None if the same was
     done before. Raises UserError without gensim, or if no word is frequent enough."""
     model_of = _gensim(recipe["method"])
+    check_output("OUT", out, inputs=sources, force=force)  # before sources are searched
     made = written(out) if out.is_file() else None
     texts = [path for source in sources for path in find_texts(source, recipe["pattern"])[0]]
     if made:  # it may lie among them

@@ -26,7 +26,7 @@ class SummedLogs:
         found: Counter = Counter()
         for log in logging_outputs:
             for name, value in log.items():
-                found[name] += value
+                found[name] = found[name] + value  # a new tensor, of the wider type
         return found
 
 

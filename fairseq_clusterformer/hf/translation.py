@@ -19,7 +19,7 @@ class EncoderOutput(BaseModelOutput):
     attention_mask: Tensor | None = None
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Encoder:
     """fairseq's encoder as transformers' generation calls it, which reads its signature."""
 

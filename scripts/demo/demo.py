@@ -201,8 +201,10 @@ def compare(runners: Sequence[Runner], far: Sequence[float | None]) -> str:
             f"{far[1]:.2f}."
         )
     updates = runners[-1].options["max-update"]
-    if updates < ENOUGH:
-        said += f" That is after {updates} updates; clusters need about {ENOUGH}: --minutes 12."
+    if updates < ENOUGH and clusters > windows:
+        said += (
+            f" That is after {updates} updates; clusters need about {ENOUGH}: give more --minutes."
+        )
     return f"{said} One seed, after minutes of training: differences of 0.03 mean nothing."
 
 

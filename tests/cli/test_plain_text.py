@@ -107,7 +107,7 @@ def test_translation_of_raw_text(translator, tmp_path, capsys):
         hub = ClusterformerModel.from_pretrained(
             str(folder), "checkpoint_last.pt", str(data), bpe="clusterformer"
         )
-    assert (hub.bpe.source, hub.bpe.target) == ("fr", "en")
+    assert (hub.bpe.encode.keywords, hub.bpe.decode.keywords) == ({"lang": "fr"}, {"lang": "en"})
     assert isinstance(hub.translate("Le chien."), str)
     assert (
         hub.bpe.decode(text.encode("The cat isn't well-fed.", "en")) == "The cat isn't well-fed."
