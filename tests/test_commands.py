@@ -1,6 +1,7 @@
 """Every command of the pages and of the configurations' comments runs, in order, at tiny size."""
 
 import contextlib
+import glob
 import gzip
 import importlib
 import io
@@ -256,8 +257,14 @@ def tiny_overrides(config: Path) -> list[str]:
     ] + ["common.cpu=true", "distributed_training.distributed_world_size=1"]
 
 
+def as_the_shell(words: list[str]) -> list[str]:
+    """With the files that a pattern stands for."""
+    return [path for word in words for path in (glob.glob(word) if "*" in word else []) or [word]]
+
+
 def execute(words: list[str]) -> None:
     words = words[words.index("--no-python") + 1 :] if words[0] == "torchrun" else words
+    words = as_the_shell(words)
     make_what_is_missing(words)
     for name, write in MODELS.items():
         if any(word.startswith(name) for word in words) and not Path(name).exists():
