@@ -55,6 +55,9 @@ CAUSAL = {
     "window, sinks": "window(sinks=2)",
     "gated, sinks, gap": "gated(sinks=3,gap=4)",
     "taught, sinks, summaries, probes": "taught(sinks=2,summaries=3,probes=2,gap=2)",
+    "taught, clusters of keys": "taught(clusters_per=kv-head,sinks=2,summaries=3,probes=2,gap=3)",
+    "taught, clusters of keys, dropped": "taught(clusters_per=kv-head,routes_by=heads,"
+    "drop_keys=0.5)",
     "window+lsh, sinks, gap": "window+lsh(sinks=2,gap=2)",
     "xl, sinks": "xl(sinks=1)",
 }

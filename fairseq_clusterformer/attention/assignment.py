@@ -22,12 +22,14 @@ class Shape(NamedTuple):
         num_heads: H, heads of this kind.
         head_dim: E.
         causal: a query sees no later token.
+        kv_heads: J, heads of keys and values, each for H / J queries; None: H.
     """
 
     embed_dim: int
     num_heads: int
     head_dim: int
     causal: bool
+    kv_heads: int | None = None
 
 
 class Tokens:
@@ -119,7 +121,8 @@ class Assignment(NamedTuple):
     Attributes:
         query: int64 [B, G, N] in [0, K), anything at padding; several of them, in a tuple, where
             tokens are assigned several times; None: all tokens are in one cluster.
-        key: the same of the keys; None: as the queries.
+        key: the same of the keys; None: as the queries. [B, J, N]: as many groups of heads whose
+            queries share keys also share these keys' clusters.
         key_bias: added to the logits of a key that is seen by its cluster, floating point
             [B, G, N].
         similarity: of keys and clusters [B, G, N, K], for the rule by which a query sees the
@@ -143,20 +146,24 @@ class Assignment(NamedTuple):
 
     def rounds(self) -> tuple[tuple[tuple[Tensor | None, ...], Tensor | None], ...]:
         """For each time that tokens are assigned: the clusters whose keys a query sees, and the
-        cluster of each key; None: the query's."""
+        cluster of each key, for each head; None: the query's."""
         if isinstance(self.query, tuple):
             return tuple(((clusters,), None) for clusters in self.query)
-        return (((self.query, *self.probes), self.key),)
+        key = self.key
+        if key is not None and key.size(1) < self.query.size(1):
+            key = key.repeat_interleave(self.query.size(1) // key.size(1), dim=1)
+        return (((self.query, *self.probes), key),)
 
     @property
     def groups(self) -> int:
-        """G."""
-        clusters = self.query[0] if isinstance(self.query, tuple) else self.query
-        return 1 if clusters is None else clusters.size(1)
+        """Groups of heads whose keys are assigned apart."""
+        keys = self.keys()[0]
+        return 1 if keys is None else keys.size(1)
 
     def keys(self) -> list[Tensor | None]:
         """The cluster of each key, for each time; None: all are in one."""
-        return [probed[0] if keys is None else keys for probed, keys in self.rounds()]
+        queries = self.query if isinstance(self.query, tuple) else (self.query,)
+        return [clusters if self.key is None else self.key for clusters in queries]
 
 
 class Seeing(Protocol):

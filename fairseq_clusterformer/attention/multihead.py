@@ -59,7 +59,9 @@ class MultiheadAttention(ProjectedHeads):
         check_divides(len(kinds), f"kinds of {names}", num_heads, f"{num_heads} heads")
         super().__init__(embed_dim, num_heads, causal=causal, **projections)
         self.kinds, self.dropout, self.impl = tuple(kinds), dropout, kernel
-        shape = Shape(embed_dim, num_heads // len(kinds), self.head_dim, causal)
+        heads_of_keys = self.num_heads if self.kv_heads % len(kinds) else self.kv_heads
+        sizes = (num_heads // len(kinds), self.head_dim, causal, heads_of_keys // len(kinds))
+        shape = Shape(embed_dim, *sizes)
         self.routers = nn.ModuleList()
         for heads in kinds:
             try:

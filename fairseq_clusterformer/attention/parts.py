@@ -88,20 +88,29 @@ def attend_behind(parts: Sequence[Part], qkv: QKV) -> tuple[Tensor, State]:
     return out, {name: t for part in parts for name, t in part.keep(qkv).items()}
 
 
+def _cat(tensors: Sequence[Tensor], of: int, dim: int) -> Tensor:
+    """Side by side, where each is of all groups, or of so many whose parts are alike."""
+    most = max(t.size(of) for t in tensors)
+    every = [
+        t if t.size(of) == most else t.repeat_interleave(most // t.size(of), dim=of)
+        for t in tensors
+    ]
+    return torch.cat(every, dim=dim)
+
+
 def _softmax(q: Tensor, seen: Sequence[Entries]) -> Tensor:
     """Values [B, H, 1, E] that queries attend to."""
     shape, dtype, width = q.shape, q.dtype, q.size(-1)
     entries, hidden, _ = seen[0]
     if len(seen) > 1:
-        entries = torch.cat([part.entries for part in seen], dim=1)
-        groups = max(0 if part.hidden is None else part.hidden.size(1) for part in seen)
-        if groups:
-            none = entries.new_zeros(shape[0], groups, 1, 1, dtype=torch.bool)
+        entries = _cat([part.entries for part in seen], of=0, dim=1)
+        if any(part.hidden is not None for part in seen):
+            none = entries.new_zeros(shape[0], 1, 1, 1, dtype=torch.bool)
             masks = [
                 none.expand(-1, -1, -1, keys.size(1)) if mask is None else mask
                 for keys, mask, _ in seen
             ]
-            hidden = torch.cat(masks, dim=-1)
+            hidden = _cat(masks, of=1, dim=-1)
     # Heads that share keys stand side by side, as queries of one product.
     q = at_least_float32(q).reshape(len(entries), -1, width) / math.sqrt(width)
     if entries.size(-1) > 2 * width:  # the bias is one more number of the key

@@ -25,7 +25,17 @@ from ..precision import at_least_float32
 from .assignment import Assignment, Seeing, Tokens
 from .batch import Batch, any_padding
 from .parts import QKV, Part
-from .rings import Entries, History, Keys, LocalWindow, Rings, entries_of, filled, opened
+from .rings import (
+    Entries,
+    History,
+    Keys,
+    LocalWindow,
+    Rings,
+    entries_of,
+    filled,
+    for_each,
+    opened,
+)
 from .rules import check_clusters, own_bias, recent, route
 from .scouts import hidden_from, scout_layouts
 
@@ -198,7 +208,7 @@ class RangedKeys(Part):
         by_cluster, near, own = recent(kind, tokens, assignment, none + 1)
         if self.assignment.scouts is not None:  # who see all that is kept
             scouts = pad(self.assignment.scouts.queries, (past, 0))
-            empty = pad(rings[..., :past] == none, (0, q.size(2) - past))
+            empty = for_each(scouts, pad(rings[..., :past] == none, (0, q.size(2) - past)))
             everything = scout_layouts(
                 scouts, causal=True, gap=kind.gap, batch=tokens.batch, hidden=empty
             )

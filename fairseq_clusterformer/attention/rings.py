@@ -4,9 +4,10 @@ A state has K * W keys however long the text; a step reads W of them. In the fir
 can drop a key. Until then all stand in one history, which takes fewer operations and less memory
 than rings that are half empty. With a gap, a key waits in a window until it enters its ring.
 
-Shape letters: B batch, J heads of keys and values, G groups of heads that share rings (1 or J), E
-head width, L layouts (rounds of hashing), R rings of a layout, P of them that a query reads, W
-window, C = 2 E (+ 1) numbers of an entry: key, bias if there are any, value.
+Shape letters: B batch, J heads of keys and values, G groups of heads that share rings (1 or J), Q
+groups of queries that read the same of them, a multiple of G, E head width, L layouts (rounds of
+hashing), R rings of a layout, P of them that a query reads, W window, C = 2 E (+ 1) numbers of an
+entry: key, bias if there are any, value.
 """
 
 from typing import NamedTuple
@@ -25,8 +26,8 @@ FIRST_ROOM = 8  # tokens that a history holds before it grows
 class Entries(NamedTuple):
     """What one query may attend to."""
 
-    entries: Tensor  # [B * J, slots, C]
-    hidden: Tensor | None = None  # those that it does not see, bool [B, G, 1, slots]; None: none
+    entries: Tensor  # [B * J, slots, C], or of each query
+    hidden: Tensor | None = None  # those that it does not see, bool [B, Q, 1, slots]; None: none
     some: bool = False  # it sees one of them at least
 
 
@@ -87,11 +88,11 @@ class History:
         self.state["steps"] = steps.new_empty(len(steps), self.steps, 0)
 
     def look(self, read: Tensor, latest: Tensor | None) -> Entries:
-        """What a query sees of rings int64 [B, G, L, P]: all, or so many of the latest keys, int64
+        """What a query sees of rings int64 [B, Q, L, P]: all, or so many of the latest keys, int64
         [1 or B, 1]."""
         slots, kept, hidden = min(self.steps, self.room), self.state["kept"], None
         if self.is_numbered:
-            ring = self.state["ring"].narrow(-1, 0, slots)
+            ring = for_each(read, self.state["ring"].narrow(-1, 0, slots))
             hidden = (ring.unsqueeze(3) != read.unsqueeze(-1)).all(3)
         if latest is not None:
             if hidden is None:  # all are in one ring, which may have come round
@@ -175,9 +176,10 @@ class Rings:
         return Keys(entries, rings, rings.eq(self.num_rings).all(1))
 
     def _place(self, ring: Tensor) -> Tensor:
-        """Numbers [B, G, L, ...] among the rings of all sentences, groups and layouts."""
-        count = self.state["seen"].numel()
-        first = torch.arange(0, count, self.num_rings, device=ring.device)
+        """Numbers [B, Q, L, ...] among the rings of all sentences, groups and layouts."""
+        seen = self.state["seen"]
+        first = torch.arange(0, seen.numel(), self.num_rings, device=ring.device)
+        first = for_each(ring, first.view(*seen.shape[:2], -1))
         return ring + first.view(*ring.shape[:3], *(1,) * (ring.dim() - 3))
 
 
@@ -251,6 +253,12 @@ class LocalWindow:
         return real & (real.flip(1).cumsum(1).flip(1) <= room)
 
 
+def for_each(read: Tensor, x: Tensor) -> Tensor:
+    """What G groups of heads have [B, G, ...], for each group of those that read [B, Q, ...]."""
+    times = read.size(1) // x.size(1)
+    return x if times == 1 else x.repeat_interleave(times, dim=1)
+
+
 def opened(
     state: State, entry: Tensor, layouts: int, kind: Seeing, ragged: bool
 ) -> History | Rings:
@@ -314,7 +322,7 @@ def _in_rings(entries: Tensor, numbers: Tensor, kind: Seeing) -> State:
 
 
 def _side_by_side(entries: Tensor, hidden: Tensor | None) -> Entries:
-    """Entries [B, G, L, J / G, slots, C] as [B * J, L * slots, C]; bool [B, G, L, slots]."""
+    """Entries [B, G, L, J / G, slots, C] as [B * J, L * slots, C]; bool [B, Q, L, slots]."""
     if entries.size(2) > 1:
         entries = entries.transpose(2, 3).flatten(3, 4).unsqueeze(2)
     hidden = None if hidden is None else hidden.flatten(2).unsqueeze(2)

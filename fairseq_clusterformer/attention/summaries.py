@@ -28,7 +28,7 @@ from ..clustering import State
 from ..precision import at_least_float32, full_float32
 from .assignment import Assignment, Seeing, Tokens
 from .parts import QKV, Part
-from .rings import Entries
+from .rings import Entries, for_each
 
 
 class Places(NamedTuple):
@@ -48,7 +48,7 @@ class ClusterMeans(Part):
 
     #: clusters of which a query sees keys, and no mean, int64 [B, H, N] each
     looked_into: tuple[Tensor, ...]
-    clusters_of_keys: Tensor  # the cluster of each key, int64 [B, H, N]
+    clusters_of_keys: Tensor  # the cluster of each key, int64 [B, J, N], J heads or groups of them
     num_clusters: int  # K
     every: int | None  # S; None: not causal
     gap: int  # tokens between a chunk and the keys that it sees means of, and one more
@@ -63,7 +63,9 @@ class ClusterMeans(Part):
         cls, kind: Seeing, tokens: Tokens, assignment: Assignment, state: State | None
     ) -> "ClusterMeans":
         """Of a kind with the option ``summaries``, and the clusters that it assigned."""
-        ((probed, _),), (keys,) = assignment.rounds(), assignment.keys()
+        ((probed, keys),) = assignment.rounds()
+        if state is not None or keys is None:  # in decoding, heads may share keys
+            (keys,) = assignment.keys()
         return cls(
             probed,
             keys,
@@ -87,7 +89,7 @@ class ClusterMeans(Part):
             slots = x.new_zeros(*x.shape[:2], at.chunks * room + 1, *x.shape[3:])
             return slots.scatter(2, into, x)[:, :, :-1].unflatten(2, (at.chunks, room))
 
-        k, v, bias, none = _means(sums)
+        k, v, bias, none = (for_each(q, t) for t in _means(sums))
         scale = q.size(-1) ** -0.5
         in_chunks = by_chunk(at_least_float32(q))
         logits = in_chunks @ (k.mT * scale) + bias.unsqueeze(-2)
@@ -125,6 +127,7 @@ class ClusterMeans(Part):
     def look(self, qkv: QKV) -> list[Entries]:
         sums, self.behind = self.sums(qkv, self.places())
         k, v, bias, hidden = _means(sums[:, :, 0])  # of the token's chunk [B, H, K, ...]
+        hidden = for_each(qkv.q, hidden)
         for clusters in self.looked_into:
             hidden = hidden.scatter(-1, clusters.expand(*hidden.shape[:2], 1), True)
         entries = torch.cat([k, bias.unsqueeze(-1), v], dim=-1).flatten(0, 1)

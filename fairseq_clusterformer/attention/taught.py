@@ -9,7 +9,8 @@ The task trains what is attended, and never what routes: its gradient would have
 Learned selection elsewhere is taught alike (DeepSeek-V3.2, 2025: an indexer that learns from the
 attention of the dense model). Here what is learned are clusters: inference is linear, too.
 
-Shape letters: B batch, H heads, N tokens, D width, R width of what routes, K clusters.
+Shape letters: B batch, H heads, J heads of keys that have clusters of their own, each for H / J
+queries, N tokens, D width, R width of what routes, K clusters.
 """
 
 from dataclasses import dataclass
@@ -72,6 +73,12 @@ class TaughtOptions(FuzzyOptions):
         at_least=0.0,
         below=1.0,
     )
+    clusters_per: str = option(
+        "head",
+        "what has clusters of its own in taught heads: each head, or each head of keys and values "
+        "(--decoder-kv-heads), whose queries look into the same clusters, each by its own choice",
+        choices=("head", "kv-head"),
+    )
     routing_width: int = option(32, "width of what taught heads route by", at_least=1)
     routing_convolution: int = option(
         4,
@@ -96,14 +103,17 @@ class Taught(Kind):
             raise OptionError("summaries", options.summaries, "0 in an encoder with a gap")
         self.similarity = Similarity(options.similarity)
         self.temperature = options.temperature_or(0.2)
-        heads, width = shape.num_heads, options.routing_width
+        queries, width = shape.num_heads, options.routing_width
+        heads = queries if options.clusters_per == "head" else shape.kv_heads or queries
+        self.sharing = queries // heads  # queries that look into the same clusters
         self.reads_qk, self.drops_keys = options.routes_by == "heads", options.drop_keys > 0
         if self.reads_qk:
             # The same for both: a query and a key that match begin in the same cluster.
             weight = torch.randn(heads, width, shape.head_dim) * shape.head_dim**-0.5
-            self.query_proj, self.key_proj = _PerHead(weight), _PerHead(weight)
+            self.query_proj = _PerHead(weight.repeat_interleave(self.sharing, dim=0))
+            self.key_proj = _PerHead(weight)
         else:
-            self.query_proj = ExactLinear(shape.embed_dim, heads * width, bias=False)
+            self.query_proj = ExactLinear(shape.embed_dim, queries * width, bias=False)
             self.key_proj = ExactLinear(shape.embed_dim, heads * width, bias=False)
         self.gate = _Gate(shape.embed_dim, heads) if self.drops_keys else None
         self.centroids = nn.Parameter(torch.randn(heads, options.clusters, width) * width**-0.5)
@@ -178,18 +188,21 @@ class Taught(Kind):
         )
         return assignment, state
 
-    def routing(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """What routes queries and keys, [B, H, N, R], of the layer's input as routing reads it."""
+    def routing(self, x: Tensor, tokens: Tokens | None) -> tuple[Tensor, Tensor]:
+        """What routes queries [B, H, N, R] and keys [B, J, N, R], of the layer's input as routing
+        reads it; ``tokens`` are read if ``reads_qk``."""
         if self.reads_qk:
-            return self.query_proj(tokens.q.detach()), self.key_proj(tokens.k.detach())
+            keys = tokens.k[:, :: self.sharing]
+            return self.query_proj(tokens.q.detach()), self.key_proj(keys.detach())
+        width = self.options.routing_width
         return tuple(
-            projection(x).unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)
+            projection(x).unflatten(-1, (-1, width)).transpose(1, 2)
             for projection in (self.query_proj, self.key_proj)
         )
 
     def _held(self, gates: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """By the batch's own least gate [H] of those of keys [B, H, N]: the log of the probability
-        that a key is held [B, H, N], and that gate."""
+        """By the batch's own least gate [J] of those of keys [B, J, N]: the log of the probability
+        that a key is held [B, J, N], and that gate."""
         of_batch = gates.detach()
         if padding_mask is not None:
             of_batch = of_batch.masked_fill(padding_mask.unsqueeze(1), torch.inf)
@@ -213,33 +226,36 @@ class Taught(Kind):
         of_scouts = gather_tokens(q, drawn[1])
         of_queries, of_keys = self.shares(of_scouts, k, tokens.padding_mask, log_held)
         if log_held is not None:
+            log_held = log_held.repeat_interleave(self.sharing, dim=1)
             of_keys = of_keys * log_held.exp().unsqueeze(-1)
         return Scouts(*drawn, of_queries, of_keys)
 
     def shares(
         self, q: Tensor, k: Tensor, padding_mask: Tensor | None, log_held: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The share p(c) of each cluster in queries [B, H, S, K] and in keys [B, H, N, K],
-        differentiable.
+        """The share p(c) of each cluster in queries [B, H, S, K] and in each one's keys
+        [B, H, N, K], differentiable.
 
         Keys are normalised by those of the batch that are held. By the average, which is a
         constant, the loss would draw keys to a cluster that the average then pushes away again.
         No output depends on these shares.
 
         Args:
-            q, k: what routes some queries and all keys, [B, H, S, R] and [B, H, N, R].
-            log_held: log of the probability that a key is held [B, H, N]; None: all are.
+            q, k: what routes some queries and all keys, [B, H, S, R] and [B, J, N, R].
+            log_held: log of the probability that a key is held [B, J, N]; None: all are.
         """
         vectors = self.similarity.vectors(self.centroids.to(q.dtype)) / self.temperature
         of_queries, of_keys = (
-            self.similarity.vectors(x) @ vectors.transpose(-1, -2) for x in (q, k)
+            self.similarity.vectors(x) @ of_head.transpose(-1, -2)
+            for x, of_head in ((q, vectors.repeat_interleave(self.sharing, dim=0)), (k, vectors))
         )
         real = of_keys if log_held is None else of_keys + log_held.unsqueeze(-1)
         if padding_mask is not None:  # finite, where a batch is padding alone
             hidden = torch.finfo(of_keys.dtype).min / 2
             real = real.masked_fill(padding_mask[:, None, :, None], hidden)
         of_keys = of_keys - log_sum_over_tokens(real).unsqueeze(1)
-        return of_queries.softmax(-1), of_keys.softmax(-1)
+        of_keys = of_keys.softmax(-1).repeat_interleave(self.sharing, dim=1)
+        return of_queries.softmax(-1), of_keys
 
 
 class _Gate(nn.Module):

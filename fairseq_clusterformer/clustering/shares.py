@@ -91,20 +91,22 @@ def assign_both(
     the clusters. Queries may crowd: each sees W keys, whatever others see.
 
     Args:
-        log_normalizer: of keys, [H, K].
+        q, k, centroids: [B, H, N, E], [B, J, N, E] and [J, K, E], where J divides H.
+        log_normalizer: of keys, [J, K].
         probes: clusters of each query, the nearest included.
-        log_weights: log of how much each key counts in the mass [B, H, N]; None: all alike.
+        log_weights: log of how much each key counts in the mass [B, J, N]; None: all alike.
         impl: of the attention, see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
     """
     dtype = torch.promote_types(k.dtype, torch.float32)
     vectors = similarity.vectors(centroids.to(dtype)) / temperature
     offsets = log_normalizer.to(dtype).unsqueeze(1)
-    rest = similarity, padding_mask
-    scored = _Scored(impl, q, vectors, torch.zeros_like(offsets), *rest)
+    rest, sharing = (similarity, padding_mask), q.size(1) // k.size(1)
+    of_each = vectors if sharing == 1 else vectors.repeat_interleave(sharing, dim=0)
+    scored = _Scored(impl, q, of_each, torch.zeros_like(of_each[:, None, :, 0]), *rest)
     of_queries = _assign(scored, probes=probes, mass=False)
     of_keys = _assign(_Scored(impl, k, vectors, offsets, *rest), log_weights=log_weights)
     (queries, *more), (keys,) = of_queries.clusters, of_keys.clusters
-    sizes = torch.stack([of_queries.sizes, of_keys.sizes])
+    sizes = torch.stack([of_queries.sizes, of_keys.sizes.repeat_interleave(sharing, dim=0)])
     tokens = _number_of(k, padding_mask)
     return Assigned(queries, keys, of_keys.log_mass, sizes, tokens, probes=tuple(more))
 

@@ -91,11 +91,13 @@ def _begin(pupil: Pupil, readings: Sequence[Read], seed: int) -> None:
     x = _real(readings, [pupil.routed(r) for r in readings])
     turn = _far_rotation(pupil, max(r.x.size(1) for r in readings))
     projections = {"q": [], "k": []}
-    for at, head in enumerate(pupil.heads):
-        q = _real(readings, [r.q[:, head] for r in readings])
-        k = _real(readings, [r.k[:, head] for r in readings])
-        for name, wanted in zip("qk", _directions(q, k @ turn.to(k), width), strict=True):
-            weight = _regression(x, wanted)  # [R, D]
+    for at in range(len(router.centroids)):
+        heads = pupil.heads[at * router.sharing : (at + 1) * router.sharing]
+        q = [_real(readings, [r.q[:, head] for r in readings]) for head in heads]
+        k = _real(readings, [r.k[:, heads[0]] for r in readings])
+        wanted = _directions(torch.stack(q), k @ turn.to(k), width)
+        for name, of_head in [*(("q", each) for each in wanted[0]), ("k", wanted[1])]:
+            weight = _regression(x, of_head)  # [R, D]
             # The scale changes no cosine, but how far a step of Adam turns the weights.
             weight *= x.size(1) ** -0.5 / weight.std().clamp(min=TINY)
             noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
@@ -135,10 +137,11 @@ def _far_rotation(pupil: Pupil, length: int) -> Tensor:
 
 
 def _directions(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, ...]:
-    """Vectors [n, R] whose products are nearest to those of q and k [n, E], each less its mean: a
-    mean of the keys changes no softmax, one of the queries none between keys. 0 beyond E."""
-    q, k = q - q.mean(0), k - k.mean(0)
-    (root_q, inverse_q), (root_k, inverse_k) = _roots(q), _roots(k)
+    """Vectors [h, n, R] and [n, R] whose products are nearest to those of the queries of h heads
+    [h, n, E] and their keys [n, E], each less its mean: a mean of the keys changes no softmax, one
+    of the queries none between keys. 0 beyond E."""
+    q, k = q - q.mean(1, keepdim=True), k - k.mean(0)
+    (root_q, inverse_q), (root_k, inverse_k) = _roots(q.flatten(0, 1)), _roots(k)
     left, size, right = torch.linalg.svd(root_q @ root_k)
     number = min(width, len(size))
     scale = size[:number].sqrt()
@@ -222,10 +225,7 @@ def fit(
 
 def _loss(pupil: Pupil, reading: Read) -> Tensor:
     router, batch, x = pupil.router, reading.batch, pupil.routed(reading)
-    of_queries, of_keys = (
-        projection(x).unflatten(-1, (len(pupil.heads), -1)).transpose(1, 2)
-        for projection in (router.query_proj, router.key_proj)
-    )
+    of_queries, of_keys = router.routing(x, None)
     drawn = draw_scouts(TEACHERS, len(pupil.heads), x, batch.padding_mask)
     shares = router.shares(gather_tokens(of_queries, drawn[1]), of_keys, batch.padding_mask)
     scouts = Scouts(*drawn, *shares)

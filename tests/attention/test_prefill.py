@@ -82,7 +82,11 @@ def check(module, portions: tuple[int, ...], padding: str, tolerance: float = 1e
 
 
 @pytest.mark.parametrize("of", OPTIONS)
-@pytest.mark.parametrize("kind", ["window+neural", "gated", "full", "lsh, gap", "taught"])
+@pytest.mark.parametrize(
+    "kind",
+    ["window+neural", "gated", "full", "lsh, gap", "taught"]
+    + [kind for kind in CAUSAL if kind.startswith("taught, clusters of keys")],
+)
 @pytest.mark.parametrize("length", [4, 19])
 def test_options_of_the_layer(kind, of, length):
     module = build(kind, causal=True, of=OPTIONS[of])

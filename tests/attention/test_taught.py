@@ -130,6 +130,36 @@ def test_a_query_probes_its_nearest_clusters():
     assert seen[1].sum(-1).max() <= 2 * 2 + 1
 
 
+@pytest.mark.parametrize("routes_by", ["input", "heads"])
+@pytest.mark.parametrize("more", ["", ",drop_keys=0.4", ",summaries=3,gap=3"])
+def test_queries_that_share_keys_share_their_clusters(routes_by, more):
+    """As heads whose routing of keys is the same, and half as large."""
+    spec = f"taught(window=3,clusters={K},probes=2,scouts=4,routes_by={routes_by}{more}"
+    torch.manual_seed(1)
+    how = {"embed_dim": D, "num_heads": 4, "causal": True, "kv_heads": 2}
+    alone = MultiheadAttention(kinds=spec + ")", **how).double()
+    shared = MultiheadAttention(kinds=spec + ",clusters_per=kv-head)", **how).double()
+    state = shared.state_dict()
+    for name, tensor in alone.state_dict().items():
+        if state[name].shape != tensor.shape:
+            of_each = state[name].unflatten(0, (2, -1)).repeat_interleave(2, dim=0)
+            state[name] = of_each.flatten(0, 1)
+    alone.load_state_dict(state)
+    x = torch.randn(B, N, D).double()
+    outputs = []
+    for module in (alone, shared):
+        torch.manual_seed(2)
+        out, (report,) = module.train()(x, batches()["padded"])
+        report.routing_loss.backward()
+        by_step, kept = by_steps(module.eval(), x)
+        outputs.append((out, report.routing_loss, by_step, kept["0.kept.kept"]))
+    (*wanted, all_rings), (*found, half) = outputs
+    torch.testing.assert_close(found, wanted)
+    assert half.shape == (B, 2, *all_rings.shape[2:])
+    of_each, of_both = (m.routers[0].centroids.grad for m in (alone, shared))
+    torch.testing.assert_close(of_both, of_each.unflatten(0, (2, 2)).sum(1))
+
+
 def test_other_queries_see_their_cluster():
     module = layer(f"taught(window=3,clusters={K},scouts=4)")
     x = torch.randn(B, N, D).double()
