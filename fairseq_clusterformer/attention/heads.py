@@ -13,7 +13,7 @@ from torch.nn.functional import linear, pad
 from ..clustering import State
 from ..precision import full_float32, is_exact
 from .batch import Batch
-from .projections import RelativePositions, RMSNorm, Rotary, ShortConvolution, rotated
+from .projections import RelativePositions, RMSNorm, Rotary, ShortConvolution, turned
 
 BIASES = ("all", "qkv", "none")
 
@@ -193,7 +193,8 @@ class ProjectedHeads(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys of some heads with their positions, and values as wide."""
         if self.rotary is not None:
-            q, k = (rotated(t, positions, self.rotary) for t in (q, k))
+            turns = self.rotary.turns(positions, self.head_dim // 2)
+            q, k = (turned(t, *turns) for t in (q, k))
         if self.relative is not None:
             q, k = self.relative(q, k, positions, heads)
             v = pad(v, (0, k.size(-1) - v.size(-1)))

@@ -103,7 +103,7 @@ class ShortConvolution(nn.Module):
         if begins is not None:
             before = before.masked_fill(begins.unsqueeze(-1), 0.0)
         seen = torch.cat([before, x], dim=1)
-        out = torch.einsum("bwc,cw->bc", seen, self.weight[:, 0].to(x.dtype)).unsqueeze(1)
+        out = (seen * self.weight[:, 0].T.to(x.dtype)).sum(1, keepdim=True)
         if mask is None:
             return out, seen[:, 1:]
         return out, torch.where(mask.unsqueeze(-1), before, seen[:, 1:])
@@ -205,10 +205,14 @@ def rotated(x: Tensor, positions: Tensor, rotary: Rotary | None = None) -> Tenso
         positions: int64 [1 or B, N].
         rotary: how fast they turn; None: as Su et al. have it.
     """
-    half = x.size(-1) // 2
+    return turned(x, *(rotary or Rotary()).turns(positions, x.size(-1) // 2))
+
+
+def turned(x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+    """The same by what :meth:`Rotary.turns` returned."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    sin, cos = (t.to(wide) for t in (rotary or Rotary()).turns(positions, half))
-    a, b = x.to(wide).split(half, dim=-1)
+    sin, cos = sin.to(wide), cos.to(wide)
+    a, b = x.to(wide).chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
 
 

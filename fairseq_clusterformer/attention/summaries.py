@@ -29,6 +29,7 @@ from ..precision import at_least_float32, full_float32
 from .assignment import Assignment, Seeing, Tokens
 from .parts import QKV, Part
 from .rings import Entries, for_each
+from .scouts import gather_tokens
 
 
 class Places(NamedTuple):
@@ -82,12 +83,16 @@ class ClusterMeans(Part):
         q, at = qkv.q, self.places()
         sums, self.behind = self.sums(qkv, at)
         room = q.size(2) if self.every is None else self.every
-        slot = at.slot.unsqueeze(1)
+        slot, slots = at.slot.unsqueeze(1), at.chunks * room
+        in_order = self.tokens.padding_mask is None and not self.state  # slots are places
 
         def by_chunk(x: Tensor) -> Tensor:  # [B, H, N, ...] to [B, H, M, S, ...]
+            if in_order:
+                x = pad(x, (*(0, 0) * (x.dim() - 3), 0, slots - x.size(2)))
+                return x.unflatten(2, (at.chunks, room))
             into = slot.view(*slot.shape, *(1,) * (x.dim() - 3)).expand_as(x)
-            slots = x.new_zeros(*x.shape[:2], at.chunks * room + 1, *x.shape[3:])
-            return slots.scatter(2, into, x)[:, :, :-1].unflatten(2, (at.chunks, room))
+            filled = x.new_zeros(*x.shape[:2], slots + 1, *x.shape[3:]).scatter(2, into, x)
+            return filled[:, :, :-1].unflatten(2, (at.chunks, room))
 
         k, v, bias, none = (for_each(q, t) for t in _means(sums))
         scale = q.size(-1) ** -0.5
@@ -107,17 +112,21 @@ class ClusterMeans(Part):
             hidden.scatter_(-1, by_chunk(clusters.expand(q.shape[:3])).unsqueeze(-1), True)
         least = torch.finfo(logits.dtype).min / 2  # of -inf alone, a gradient would be NaN
         logits = logits.masked_fill(hidden, least)
-        weights = dropped(logits.softmax(-1), qkv.dropout)
+        weights = logits.softmax(-1)
+        lse = logits.amax(-1) - weights.amax(-1).log()  # without another exponential
+        weights = dropped(weights, qkv.dropout)
         out = weights @ v
         if self.every is None:
             weight = weights.gather(-1, cluster.unsqueeze(-1))
             out = out + weight * (of_own(v) - own_v) / rest
-        lse = logits.logsumexp(-1)
         # Back from slots to tokens.
-        found = torch.cat([out, lse.unsqueeze(-1)], dim=-1).flatten(2, 3)
-        slot = slot.clamp(max=at.chunks * room - 1).unsqueeze(-1)
-        found = found.gather(2, slot.expand(*q.shape[:3], found.size(-1)))
-        out, lse = found[..., :-1].to(q.dtype), found[..., -1]
+        out, lse = out.flatten(2, 3), lse.flatten(2, 3)
+        if in_order:
+            out, lse = out[:, :, : q.size(2)], lse[:, :, : q.size(2)]
+        else:
+            slot = slot.clamp(max=slots - 1).expand(q.shape[:3])
+            out, lse = gather_tokens(out, slot), lse.gather(2, slot)
+        out = out.to(q.dtype)
         if self.tokens.padding_mask is not None:
             lse = lse.masked_fill(self.tokens.padding_mask.unsqueeze(1), -torch.inf)
         if self.scouts is not None:
@@ -125,8 +134,7 @@ class ClusterMeans(Part):
         return [(out, lse)]
 
     def look(self, qkv: QKV) -> list[Entries]:
-        sums, self.behind = self.sums(qkv, self.places())
-        k, v, bias, hidden = _means(sums[:, :, 0])  # of the token's chunk [B, H, K, ...]
+        k, v, bias, hidden = _means(self._kept(qkv)[:, :, 0])  # of the token's chunk
         hidden = for_each(qkv.q, hidden)
         for clusters in self.looked_into:
             hidden = hidden.scatter(-1, clusters.expand(*hidden.shape[:2], 1), True)
@@ -134,7 +142,39 @@ class ClusterMeans(Part):
         return [Entries(entries, hidden.unsqueeze(2))]
 
     def keep(self, qkv: QKV) -> State:
-        return {"summaries": self.behind}
+        return {"summaries": self.behind if qkv.q.size(2) > 1 else self._kept_with(qkv)}
+
+    def _kept(self, qkv: QKV) -> Tensor:
+        """Sums that the chunk of one token sees, and what comes to them in each chunk behind it,
+        [B, J, 1 + later, K, C]."""
+        kept = self.state.get("summaries")
+        if kept is None:
+            chunks, wide = 1 + self.places().later, at_least_float32(qkv.k)
+            sizes = chunks, self.num_clusters, 2 * qkv.k.size(-1) + 1
+            kept = wide.new_zeros(*qkv.k.shape[:2], *sizes)
+        return kept
+
+    @full_float32()
+    def _kept_with(self, qkv: QKV) -> Tensor:
+        """The same behind the token, which no query of its chunk sees."""
+        at, mask, kept = self.places(), self.tokens.padding_mask, self._kept(qkv)
+        entry, since = _entries(qkv), at.since
+        if mask is not None:
+            entry = entry.masked_fill(mask[:, None, :, None], 0.0)
+            since = since.masked_fill(mask, 0)
+        place = since.unsqueeze(1) * self.num_clusters + self.clusters_of_keys
+        flat, place = kept.flatten(2, 3), place.unsqueeze(-1).expand_as(entry)
+        if torch.is_grad_enabled():
+            flat = flat.scatter_add(2, place, entry)
+        else:
+            flat.scatter_add_(2, place, entry)
+        kept = flat.view_as(kept)
+        ends = at.end > 0  # the next token begins a chunk
+        if not ends.is_cuda and not ends.any():
+            return kept
+        now, coming = kept[:, :, :2].sum(2, keepdim=True), kept[:, :, 2:]
+        later = torch.cat([now, coming, torch.zeros_like(now)], dim=2)
+        return torch.where(ends.view(-1, 1, 1, 1, 1), later, kept)
 
     def places(self) -> Places:
         """Where the tokens stand; padding gets a slot and a chunk behind all others."""
@@ -180,7 +220,7 @@ class ClusterMeans(Part):
         """
         k, number = qkv.k, at.chunks + at.later + 1
         before = None if self.state is None else self.state.get("summaries")
-        entries = at_least_float32(torch.cat([k, qkv.v, torch.ones_like(k[..., :1])], dim=-1))
+        entries = _entries(qkv)
         place = at.since.unsqueeze(1) * self.num_clusters + self.clusters_of_keys
         place = place.clamp(max=number * self.num_clusters).unsqueeze(-1).expand_as(entries)
         sums = entries.new_zeros(*k.shape[:2], number * self.num_clusters + 1, entries.size(-1))
@@ -196,6 +236,12 @@ class ClusterMeans(Part):
             for x, index in ((seen, end), (sums, behind))
         )
         return seen[:, :, : at.chunks], torch.cat([now, coming], dim=2)
+
+
+def _entries(qkv: QKV) -> Tensor:
+    """What each key adds to a sum, at least float32 [B, J, N, C]."""
+    k, v = qkv.k, qkv.v
+    return at_least_float32(torch.cat([k, v, torch.ones_like(k[..., :1])], dim=-1))
 
 
 def _means(sums: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -170,6 +170,7 @@ class Taught(Kind):
             padding_mask=tokens.padding_mask,
             probes=self.options.probes,
             log_weights=log_held,
+            counted=not tokens.decoding,
             impl=tokens.impl,
         )
         keys = found.keys
@@ -178,6 +179,9 @@ class Taught(Kind):
             # Keys that are alike may be at the least gate: then rounding must not decide.
             drop = gates.detach() < (held_from - TIE / self.temperature).unsqueeze(-1)
             keys = keys.masked_fill(drop, self.options.clusters)
+        if tokens.decoding:
+            return Assignment(found.queries, keys, probes=found.probes), state
+        if gates is not None:
             least = held_from if least is None else least
             least = torch.where(found.tokens > 0, least * found.tokens, 0.0)
         observation = self.normalizer.observation(found.log_mass, found.tokens, least)

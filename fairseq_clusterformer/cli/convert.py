@@ -43,7 +43,7 @@ def _parser() -> Parser:
     add("out OUT", "the folder to make")
     add_places(parser)
     about = "of all layers (default: what the heads' attention suggests, by --clusters, --probes, "
-    add("--attention SPEC", about + "--scouts and --window-below)")
+    add("--attention SPEC", about + "--scouts, --window-below and the like)")
     add("--encoder-attention SPEC", "of a translator's encoder alone")
     add("--decoder-attention SPEC", "of a translator's decoder alone")
     add("--near-window N", "tokens that are near: the window of all heads", default=128)
@@ -58,6 +58,12 @@ def _parser() -> Parser:
     about = "first tokens of a text that all heads of a decoder see (default: 4 where heads give "
     about += "these much attention beyond the near window, else 0)"
     add("--sinks N", about, type=number(Range(at_least=0, whole=True)))
+    about = "heads of a decoder that cluster also see the mean of each other cluster, as one key; "
+    about += "renewed after so many tokens; 0: no means (default: 64)"
+    add("--summaries N", about, type=number(Range(at_least=0, whole=True)))
+    about = "what has clusters of its own (default: kv-head where queries share keys, which takes "
+    about += "less memory in decoding)"
+    add("--clusters-per WHAT", about, choices=("head", "kv-head"))
     add("--gen-subset SPLIT", "to read", default="train")
     about = "text files, instead of a split; of a translator two, line by line: source and target"
     add("--text FILE", about, nargs="+")
@@ -145,7 +151,7 @@ def _plan(args: argparse.Namespace, loaded):
     given = {"encoder": args.encoder_attention, "decoder": args.decoder_attention}
     specs = {} if args.attention is None else dict.fromkeys(sides, args.attention)
     specs |= {side: spec for side, spec in given.items() if spec is not None}
-    names = ("clusters", "probes", "scouts", "window_below", "sinks")
+    names = ("clusters", "probes", "scouts", "window_below", "sinks", "summaries", "clusters_per")
     made = {name: value for name in names if (value := getattr(args, name)) is not None}
     if specs.keys() >= set(sides) and made:
         name, value = next(iter(made.items()))

@@ -5,6 +5,7 @@ Shape letters: B batch, H heads, N tokens, E head width, K clusters.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -62,9 +63,10 @@ class Assigned(NamedTuple):
     keys: Tensor  # cluster of each key, the same: where it lies, if it explores
     #: log of the sum of exp(s) over the real tokens of a batch: of keys, weighed, [H, K] (or of
     #: queries and of keys, [2, H, K])
-    log_mass: Tensor
-    sizes: Tensor  # real queries and keys nearest to each cluster [2, H, K], exploring or not
-    tokens: Tensor  # number of real tokens, a scalar
+    log_mass: Tensor | None
+    #: real queries and keys nearest to each cluster [2, H, K], exploring or not
+    sizes: Tensor | None
+    tokens: Tensor | None  # number of real tokens, a scalar
     probes: tuple[Tensor, ...] = ()  # the clusters of each query that are next, as ``queries``
     #: log of each key's share of its cluster [B, H, N], differentiable in keys and centroids; of a
     #: key that explores, of value 0 and with the gradient of the log
@@ -84,6 +86,7 @@ def assign_both(
     padding_mask: Tensor | None = None,
     probes: int = 1,
     log_weights: Tensor | None = None,
+    counted: bool = True,
     impl: str = "auto",
 ) -> Assigned:
     """Assign queries, each to the largest s, and keys, each to the largest of
@@ -95,6 +98,7 @@ def assign_both(
         log_normalizer: of keys, [J, K].
         probes: clusters of each query, the nearest included.
         log_weights: log of how much each key counts in the mass [B, J, N]; None: all alike.
+        counted: whether the mass, sizes and tokens are wanted; else they are None.
         impl: of the attention, see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
     """
     dtype = torch.promote_types(k.dtype, torch.float32)
@@ -102,9 +106,13 @@ def assign_both(
     offsets = log_normalizer.to(dtype).unsqueeze(1)
     rest, sharing = (similarity, padding_mask), q.size(1) // k.size(1)
     of_each = vectors if sharing == 1 else vectors.repeat_interleave(sharing, dim=0)
-    scored = _Scored(impl, q, of_each, torch.zeros_like(of_each[:, None, :, 0]), *rest)
-    of_queries = _assign(scored, probes=probes, mass=False)
-    of_keys = _assign(_Scored(impl, k, vectors, offsets, *rest), log_weights=log_weights)
+    of_queries = _Scored(impl, q, of_each, torch.zeros_like(of_each[:, None, :, 0]), *rest)
+    of_keys = _Scored(impl, k, vectors, offsets, *rest)
+    if not counted:
+        (queries, *more), (keys,) = _nearest(of_queries, probes), _nearest(of_keys, 1)
+        return Assigned(queries, keys, None, None, None, probes=tuple(more))
+    of_queries = _assign(of_queries, probes=probes, mass=False)
+    of_keys = _assign(of_keys, log_weights=log_weights)
     (queries, *more), (keys,) = of_queries.clusters, of_keys.clusters
     sizes = torch.stack([of_queries.sizes, of_keys.sizes.repeat_interleave(sharing, dim=0)])
     tokens = _number_of(k, padding_mask)
@@ -198,6 +206,13 @@ class _LogShares(torch.autograd.Function):
                 d_part.masked_fill_(padding_mask[:, None, part, None], 0.0)
             d_k[:, :, part] = d_part
         return None, None, d_k, d_vectors, None, None, None
+
+
+def _nearest(scored: _Scored, number: int) -> Sequence[Tensor]:
+    """The nearest clusters of vectors, with as few operations as may be for one token."""
+    if scored.x.size(2) > 1:
+        return _assign(scored, probes=number, mass=False).clusters
+    return largest_few(scored.scores(slice(None))[-1], number, scored.offsets)
 
 
 def _assign(scored: _Scored, *, mass: bool = True, **how: Any) -> in_cpp.Found:

@@ -35,6 +35,8 @@ class Plan:
     far: int = 64  # W, tokens of their clusters beyond it; of an encoder, on either side
     probes: int | None = None  # clusters that share W; None: 2, where W and K allow it
     clusters: int | None = None  # K; None: so many that a cluster has W tokens
+    summaries: int = 64  # tokens after which a decoder's means of clusters are renewed; 0: none
+    clusters_per: str | None = None  # "head", or "kv-head"; None: the latter where keys are shared
     window_below: float = 0.05  # a head with less attention beyond the window is a window
     sinks: int | None = None  # first tokens that a decoder's heads see; None: what it needs
     max_positions: int | None = None  # most tokens of a sequence; None: as before
@@ -137,7 +139,7 @@ def convert(
     files = store(dense.model, batches, folder, progress)
     measured, fitted = files[:number], files[number:] or files[:number]
     sinks, mass = mass_and_sinks(dense, measured, plan)
-    specs = {s: plan.specs.get(s) or _spec(s, mass, loaded, plan, sinks) for s in sides}
+    specs = {s: plan.specs.get(s) or _spec(s, mass, dense, plan, sinks) for s in sides}
     orders = _orders(dense, specs, mass)
     clustered = rebuilt(loaded, specs, orders, plan.max_positions)
     fitting = Fitting(
@@ -236,9 +238,9 @@ def _first(batches: Sequence[Inputs], tokens: int) -> list[Inputs]:
     return found
 
 
-def _spec(side: str, mass: dict[Place, Mass], loaded: Loaded, plan: Plan, sinks: int) -> str:
+def _spec(side: str, mass: dict[Place, Mass], dense: Loaded, plan: Plan, sinks: int) -> str:
     """A spec with as many heads of each kind as the layers' heads want."""
-    positions = plan.max_positions or loaded.model.max_positions()
+    positions = plan.max_positions or dense.model.max_positions()
     if isinstance(positions, tuple):
         positions = positions[side == "decoder"]
     clusters = plan.clusters or max(2, plan.probes or 0, positions // plan.far)
@@ -248,10 +250,15 @@ def _spec(side: str, mass: dict[Place, Mass], loaded: Loaded, plan: Plan, sinks:
         window = (plan.far - 1) // probes + 1
     gap = plan.near + (side == "encoder")  # an encoder's window does not count the own token
     first = f",sinks={sinks}" if sinks and side == "decoder" else ""
+    means = f",summaries={plan.summaries}" if plan.summaries and side == "decoder" else ""
+    of_side = [layer for (s, _), layer in attentions(dense.model).items() if s == side]
+    shares_keys = any(layer.kv_heads < layer.num_heads for layer in of_side)
+    per = plan.clusters_per or ("kv-head" if shares_keys else "head")
+    per = "" if per == "head" else f",clusters_per={per}"
     written = {
         "window": f"window({plan.near}{first})",
         "cluster": f"taught(window={window},clusters={clusters},probes={probes},gap={gap},"
-        f"scouts={plan.scouts}{first})",
+        f"scouts={plan.scouts}{first}{means}{per})",
     }
     layers = [
         "+".join(written[kind] for kind in kinds_for(of_layer.far, plan.window_below))

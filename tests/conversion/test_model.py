@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fairseq_clusterformer.attention.spec import parse_attention
-from fairseq_clusterformer.conversion.convert import Plan, mass_and_sinks
+from fairseq_clusterformer.conversion.convert import Plan, _spec, mass_and_sinks
 from fairseq_clusterformer.conversion.fit import _loss, begin, calibrate, fit, pupils
 from fairseq_clusterformer.conversion.heads import (
     Mass,
@@ -102,6 +102,23 @@ class TestKinds:
     def test_places(self, spec: str, far, best, shared: int, expected: list[int]) -> None:
         (kinds,) = parse_attention(spec, num_layers=1, num_heads=4)
         assert order_of_heads(kinds, mass(far, best), shared) == expected
+
+    @pytest.mark.parametrize(
+        ("options", "kv_heads", "expected"),
+        [
+            ({}, 2, ",summaries=64,clusters_per=kv-head"),
+            ({}, 6, ",summaries=64"),
+            ({"summaries": 0, "clusters_per": "head"}, 2, ""),
+            ({"summaries": 9, "clusters_per": "kv-head"}, 6, ",summaries=9,clusters_per=kv-head"),
+        ],
+    )
+    def test_means_and_what_has_clusters(self, options: dict, kv_heads: int, expected) -> None:
+        model = Model(attention(kv_heads=kv_heads))
+        model.max_positions = lambda: 256
+        plan, of_layer = Plan(near=8, far=8, **options), {("decoder", 0): mass([0.5] * 6)}
+        spec = _spec("decoder", of_layer, SimpleNamespace(model=model), plan, 3)
+        begin = "taught(window=4,clusters=32,probes=2,gap=8,scouts=16,sinks=3"
+        assert spec == f"{begin}{expected})"
 
 
 class Layer(torch.nn.Module):
@@ -245,6 +262,33 @@ class TestFit:
         assert losses[-1] < losses[0] - 0.2
         for name, tensor in clustered.state_dict().items():
             assert ".routers." in f".{name}" or torch.equal(tensor, before[name]), name
+
+    def test_queries_that_share_keys_find_them_in_the_same_clusters(self) -> None:
+        """Each head of keys has two heads of queries, which attend to the same symbol."""
+        torch.manual_seed(2)
+        dense = attention("full", kv_heads=3, rotary=False, short_convolution=0)
+        with torch.no_grad():
+            for projection in (dense.q_proj, dense.k_proj):
+                weight = torch.randn(3, 4, 24, generator=torch.Generator().manual_seed(5))
+                weight[:, :, 12:] = 0.0
+                weight = weight.repeat_interleave(len(projection.weight) // 12, dim=0)
+                projection.weight.copy_(weight.flatten(0, 1))
+        kinds = "taught(window=8,clusters=8,gap=8,clusters_per=kv-head)"
+        clustered = attention(kinds, kv_heads=3, rotary=False, short_convolution=0)
+        orders = {("decoder", 0): [2, 3, 0, 1, 4, 5]}
+        state = dict(dense.state_dict())
+        permute_heads(state, "", dense, orders["decoder", 0])
+        clustered.load_state_dict(state)
+        dense, clustered = Model(dense), Model(clustered)
+        held_out, *batches = [{"x": pairs(2, 128)} for _ in range(6)]
+        routers = pupils(dense, clustered, orders)
+        begin(dense, routers, batches[:2], seed=1)
+        fit(dense, routers, batches, updates=40, lr=0.01)
+        calibrate(dense, routers, batches[:2])
+        seen, chance = recall(dense, clustered, [held_out], orders, 8)["decoder", 0]
+        assert (seen > chance + 0.2).all(), (seen, chance)
+        (pupil,) = routers
+        assert len(pupil.router.centroids) == 3
 
     @pytest.mark.parametrize("sinks", [0, 2])
     def test_attention_to_sinks_teaches_nothing(self, sinks: int) -> None:
