@@ -57,7 +57,7 @@ CAUSAL = {
     "taught, sinks, summaries, probes": "taught(sinks=2,summaries=3,probes=2,gap=2)",
     "taught, clusters of keys": "taught(clusters_per=kv-head,sinks=2,summaries=3,probes=2,gap=3)",
     "taught, clusters of keys, dropped": "taught(clusters_per=kv-head,routes_by=heads,"
-    "drop_keys=0.5)",
+    "drop_keys=0.5,routing_convolution=0)",
     "window+lsh, sinks, gap": "window+lsh(sinks=2,gap=2)",
     "xl, sinks": "xl(sinks=1)",
 }
@@ -108,6 +108,7 @@ CARRIED_ON = (
     "taught, summaries, probes, gap",
     "taught, dropped keys, summaries, probes",
     "taught, sinks, summaries, probes",
+    "taught, clusters of keys",
 )
 
 # By the kernel blocks every kind; by triton those whose layouts differ: its interpreter is slow.
