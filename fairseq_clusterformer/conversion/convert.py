@@ -133,6 +133,8 @@ def convert(
     sides = target_of(loaded).specs
     dense = rebuilt(loaded, dict.fromkeys(sides, "full"))
     _check_same(loaded, dense, batches[0])
+    far = [inputs for inputs in batches if inputs["src_tokens"].size(1) > plan.near]
+    batches = far or batches  # in texts that are all near, there is nothing to find
     number = len(_first(batches, MEASURED)[: max(1, len(batches) // 4)])
     first = len(_first(batches[number:] or batches, MEASURED))  # where the routers begin
     batches = batches[: number + max(first, plan.updates)]
@@ -173,13 +175,23 @@ def mass_and_sinks(
         layers = [of_layer.far for (side, _), of_layer in found.items() if side == "decoder"]
         return torch.cat(layers).mean().item() if layers else 0.0
 
-    if plan.sinks is not None:
-        return plan.sinks, mass(plan.sinks)
+    if (sinks := _sinks_of(dense, plan)) is not None:
+        return sinks, mass(sinks)
     without = mass(0)
-    if "decoder" in plan.specs or far(without) < SINKS_ABOVE:
+    if far(without) < SINKS_ABOVE:
         return 0, without
     found = mass(SINKS)
     return (SINKS, found) if far(without) - far(found) >= SINKS_ABOVE else (0, without)
+
+
+def _sinks_of(dense: Loaded, plan: Plan) -> int | None:
+    """Sinks that all heads of the decoder are asked to see; None: the heads decide."""
+    if "decoder" not in plan.specs:
+        return plan.sinks
+    decoder = [layer for (side, _), layer in attentions(dense.model).items() if side == "decoder"]
+    sizes = {"num_layers": len(decoder), "num_heads": decoder[0].num_heads}
+    layers = parse_attention(plan.specs["decoder"], **sizes)
+    return min(getattr(heads.options, "sinks", 0) for layer in layers for heads in layer)
 
 
 def rebuilt(

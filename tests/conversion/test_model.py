@@ -213,6 +213,8 @@ class TestMass:
         assert mass["decoder", 0].far.max() < 0.3
         asked, theirs = mass_and_sinks(loaded, [{"x": x}], Plan(near=8, far=8, sinks=0))
         assert asked == 0
+        plan = Plan(specs={"decoder": "window(8,sinks=4)+window(8,sinks=3)"}, near=8, far=8)
+        assert mass_and_sinks(loaded, [{"x": x}], plan)[0] == 3
         assert theirs["decoder", 0].far.min() > 0.7
 
     @pytest.mark.parametrize("options", [{}, {"causal": False, "short_convolution": 0}])
