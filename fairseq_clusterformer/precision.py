@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import wraps
 
 import torch
@@ -59,6 +59,13 @@ class full_float32:  # noqa: N801  a context manager, as torch.no_grad
             return (left_out if _any_reduced() else within)(*args, **kwargs)
 
         return run
+
+
+def autocast_off(x: Tensor) -> AbstractContextManager:
+    """Context without autocast on a tensor's device, and nothing where there is none."""
+    device = x.device.type
+    on = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 def not_compiled(function: Callable) -> Callable:
@@ -140,7 +147,7 @@ class ExactLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         x = at_least_float32(x)
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        with torch.autocast(x.device.type, enabled=False):
+        with autocast_off(x):
             return nn.functional.linear(x, self.weight.to(x.dtype), bias)
 
 

@@ -88,40 +88,30 @@ def attend_behind(parts: Sequence[Part], qkv: QKV) -> tuple[Tensor, State]:
     return out, {name: t for part in parts for name, t in part.keep(qkv).items()}
 
 
-def _cat(tensors: Sequence[Tensor], of: int, dim: int) -> Tensor:
-    """Side by side, where each is of all groups, or of so many whose parts are alike."""
-    most = max(t.size(of) for t in tensors)
-    every = [
-        t if t.size(of) == most else t.repeat_interleave(most // t.size(of), dim=of)
-        for t in tensors
-    ]
-    return torch.cat(every, dim=dim)
-
-
 def _softmax(q: Tensor, seen: Sequence[Entries]) -> Tensor:
-    """Values [B, H, 1, E] that queries attend to."""
-    shape, dtype, width = q.shape, q.dtype, q.size(-1)
-    entries, hidden, _ = seen[0]
-    if len(seen) > 1:
-        entries = _cat([part.entries for part in seen], of=0, dim=1)
-        if any(part.hidden is not None for part in seen):
-            none = entries.new_zeros(shape[0], 1, 1, 1, dtype=torch.bool)
-            masks = [
-                none.expand(-1, -1, -1, keys.size(1)) if mask is None else mask
-                for keys, mask, _ in seen
-            ]
-            hidden = _cat(masks, of=1, dim=-1)
-    # Heads that share keys stand side by side, as queries of one product.
-    q = at_least_float32(q).reshape(len(entries), -1, width) / math.sqrt(width)
-    if entries.size(-1) > 2 * width:  # the bias is one more number of the key
+    """Values [B, H, 1, E] that queries attend to, by one softmax over all that they see."""
+    (batch, heads, _, width), dtype = q.shape, q.dtype
+    q = at_least_float32(q) / math.sqrt(width)
+    if seen[0].entries.size(-1) > 2 * width:  # the bias is one more number of the key
         q = pad(q, (0, 1), value=1.0)
-    keys, values = at_least_float32(entries).split([q.size(-1), width], dim=-1)
-    weights = torch.bmm(q, keys.transpose(1, 2))
-    if hidden is not None:
-        by_group = weights.view(*hidden.shape[:2], -1, hidden.size(-1))
-        by_group.masked_fill_(hidden, torch.finfo(weights.dtype).min)
-    weights = torch.softmax(weights, dim=-1)
-    if hidden is not None and not any(part.some for part in seen):
-        by_group = weights.view(*hidden.shape[:2], -1, hidden.size(-1))
-        by_group.masked_fill_(hidden, 0.0)  # where nothing is seen, all weights are alike
-    return torch.bmm(weights, values).view(shape).to(dtype)
+    each = [at_least_float32(part.entries) for part in seen]
+    logits = []
+    for part, entries in zip(seen, each, strict=True):
+        # Heads that share keys stand side by side, as queries of one product.
+        rows = q.reshape(len(entries), -1, q.size(-1))
+        found = torch.bmm(rows, entries[..., : q.size(-1)].mT)
+        if part.hidden is not None:
+            groups = part.hidden.size(1)
+            by_group = found.view(batch, groups, heads // groups, found.size(-1))
+            by_group.masked_fill_(part.hidden, torch.finfo(found.dtype).min)
+        logits.append(found.view(batch, heads, found.size(-1)))
+    sizes = [found.size(-1) for found in logits]
+    weights = torch.softmax(torch.cat(logits, dim=-1), dim=-1).split(sizes, dim=-1)
+    some, out = any(part.some or part.hidden is None for part in seen), 0.0
+    for part, entries, weight in zip(seen, each, weights, strict=True):
+        if not some:  # where nothing is seen, all weights are alike
+            hidden = part.hidden.expand(-1, -1, heads // part.hidden.size(1), -1)
+            weight = weight.masked_fill(hidden.reshape(weight.shape), 0.0)
+        rows = weight.reshape(len(entries), batch * heads // len(entries), weight.size(-1))
+        out = out + torch.bmm(rows, entries[..., -width:]).view(batch, heads, 1, width)
+    return out.to(dtype)

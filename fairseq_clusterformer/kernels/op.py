@@ -8,13 +8,12 @@ Outputs and gradients of q's shape have the heads of a token next to each other 
 projections do.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from ..precision import at_least_float32
+from ..precision import at_least_float32, autocast_off
 from .layout import TENSORS, Call, Layout
 
 
@@ -73,13 +72,6 @@ class _Attention(torch.autograd.Function):
         with autocast_off(out):
             gradients = ctx.kernel.backward(call, d_out, d_lse, out, lse, kept)
         return None, *gradients, None, None, None
-
-
-def autocast_off(x: Tensor) -> AbstractContextManager:
-    """Inputs have the dtype that is computed in."""
-    device = x.device.type
-    on = torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 _INPUTS = (
