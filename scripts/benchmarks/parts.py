@@ -182,7 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     settings = f"{training.sizes_of(args)}, {args.dtype}, {args.impl}, medians of {args.repeats}"
     with tempfile.TemporaryDirectory() as temporary:
         data = Path(temporary)
-        training.random_data(data, 2 * max(args.lengths) * args.batch)
+        training.random_data(data, 2 * max(args.lengths) * args.batch, args.vocabulary)
         return common.report(parser, args, COLUMNS, settings, rows_of(data, args))
 
 

@@ -41,7 +41,6 @@ from scripts.benchmarks import common
 
 DENSE = "transformer_lm"  # the other models have the name of their attention
 CHECKED_TOKENS = 192
-VOCABULARY = 1000
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
 COLUMNS = common.columns(
     "model | N | tokens per second: .0f | spread: .0% | peak memory MiB: .0f | "
@@ -49,18 +48,18 @@ COLUMNS = common.columns(
 )
 
 
-def random_data(folder: Path, tokens: int) -> None:
+def random_data(folder: Path, tokens: int, vocabulary: int) -> None:
     """A folder as ``fairseq-preprocess`` makes it, of random tokens."""
     dictionary = Dictionary()
-    for number in range(VOCABULARY - len(dictionary)):
+    for number in range(vocabulary - len(dictionary)):
         dictionary.add_symbol(str(number))
     dictionary.save(str(folder / "dict.txt"))
     builder = indexed_dataset.make_builder(
-        str(folder / "train.bin"), impl="mmap", vocab_size=VOCABULARY
+        str(folder / "train.bin"), impl="mmap", vocab_size=vocabulary
     )
     generator = torch.Generator().manual_seed(1)
     builder.add_item(
-        torch.randint(dictionary.nspecial, VOCABULARY, (tokens,), generator=generator).int()
+        torch.randint(dictionary.nspecial, vocabulary, (tokens,), generator=generator).int()
     )
     builder.finalize(str(folder / "train.idx"))
 
@@ -192,6 +191,7 @@ def make_parser(module: str, description: str) -> Parser:
         "--ffn": (2048, "inner width"),
         "--window": (128, ""),
         "--clusters": (None, "default: sqrt(N)"),
+        "--vocabulary": (1000, "symbols"),
         "--updates": (3, "updates of a run that count"),
     }
     parser = common.make_parser(module, description, numbers)
@@ -221,7 +221,8 @@ def sizes_of(args: Namespace) -> str:
     """The models' sizes, in words."""
     return (
         f"{args.layers} layers, D = {args.embed_dim}, H = {args.heads}, ffn {args.ffn}, "
-        f"B = {args.batch}, W = {args.window}, K = {args.clusters or 'sqrt(N)'}"
+        f"V = {args.vocabulary}, B = {args.batch}, W = {args.window}, "
+        f"K = {args.clusters or 'sqrt(N)'}"
     )
 
 
@@ -237,7 +238,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     with tempfile.TemporaryDirectory() as temporary:
         data = Path(temporary)
-        random_data(data, max(*args.lengths, CHECKED_TOKENS) * args.batch * (args.updates + 2))
+        tokens = max(*args.lengths, CHECKED_TOKENS) * args.batch * (args.updates + 2)
+        random_data(data, tokens, args.vocabulary)
         draw = partial(plot, title=f"Training of language models: {sizes}")
         rows = checked(data, args)
         return common.report(parser, args, COLUMNS, settings, rows, plot=draw)

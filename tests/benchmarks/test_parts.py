@@ -9,7 +9,7 @@ import torch
 
 from scripts.benchmarks import parts, training
 
-TINY = "--layers 1 --embed-dim 16 --heads 2 --ffn 16 --window 8 --clusters 3"
+TINY = "--layers 1 --embed-dim 16 --heads 2 --ffn 16 --window 8 --clusters 3 --vocabulary 40"
 TINY = f"{TINY} --repeats 1 --device cpu --lengths 24".split()
 
 
@@ -36,12 +36,6 @@ def test_backward_nodes_count_where_they_were_made(monkeypatch):
     assert clock.seconds["inner", "backward"] == 2
 
 
-@pytest.fixture
-def _few_words(monkeypatch):
-    monkeypatch.setattr(training, "VOCABULARY", 40)
-
-
-@pytest.mark.usefixtures("_few_words")
 def test_parts_of_both_models(capsys, tmp_path):
     path = tmp_path / "rows.json"
     words = [*TINY, "--attention", "window+gated", "--json", str(path)]

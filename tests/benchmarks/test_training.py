@@ -12,7 +12,7 @@ from scripts.benchmarks import common
 from scripts.benchmarks import training as benchmark_training
 from scripts.benchmarks.common import CheckFailed
 
-TINY = "--layers 1 --embed-dim 16 --heads 2 --ffn 16 --window 8 --clusters 3"
+TINY = "--layers 1 --embed-dim 16 --heads 2 --ffn 16 --window 8 --clusters 3 --vocabulary 40"
 TINY = f"{TINY} --updates 1 --repeats 2 --device cpu --lengths 24".split()
 
 
@@ -27,7 +27,6 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(common, "in_own_process", run)
     monkeypatch.setattr(benchmark_training, "CHECKED_TOKENS", 20)
-    monkeypatch.setattr(benchmark_training, "VOCABULARY", 40)
     return made
 
 
@@ -78,7 +77,7 @@ def test_a_wrong_model_is_not_timed(capsys, monkeypatch, calls):
 
 
 def test_a_loss_that_is_not_finite_is_not_timed(monkeypatch, tmp_path):
-    benchmark_training.random_data(tmp_path, 200)
+    benchmark_training.random_data(tmp_path, 200, 40)
     never = SimpleNamespace(**{**vars(math), "isfinite": lambda _: False})
     monkeypatch.setattr(benchmark_training, "math", never)
     with pytest.raises(CheckFailed, match="transformer_lm at N = 24: the loss is "):
@@ -86,7 +85,7 @@ def test_a_loss_that_is_not_finite_is_not_timed(monkeypatch, tmp_path):
 
 
 def test_sizes_are_equal(tmp_path):
-    benchmark_training.random_data(tmp_path, 200)
+    benchmark_training.random_data(tmp_path, 200, 40)
     shapes = []
     for model in (benchmark_training.DENSE, "window+neural"):
         cfg = benchmark_training.configuration(model, tmp_path, 24, arguments())
