@@ -23,7 +23,7 @@ def _fuse(init, self, cfg, params) -> None:
     init(self, cfg, params)
     each = [x for group in self.param_groups for x in group["params"]]
     on_cpu = all(x.device.type == "cpu" and x.dtype.itemsize >= 4 for x in each)
-    if on_cpu and not cfg.use_old_adam and not cfg.tpu:
+    if on_cpu and not getattr(cfg, "use_old_adam", False) and not getattr(cfg, "tpu", False):
         self._optimizer = FusedAdam(params, **self.optimizer_config, fused=True)
 
 
