@@ -25,7 +25,7 @@ class Projected(NamedTuple):
         x: [B, N, D].
         q: [B, H, N, E].
         k, v: [B, J, N, E], J divides H.
-        exact: queries and keys in full float32; None: the others are.
+        exact: queries and keys in full float32, of ``exactly``'s heads; None: the others are.
         detached: makes keys and values of x without its gradient.
     """
 
@@ -143,7 +143,7 @@ class ProjectedHeads(nn.Module):
         batch: Batch,
         state: State | None = None,
         begins: Tensor | None = None,
-        exactly: bool = False,
+        exactly: slice | None = None,
     ) -> tuple[Projected, State]:
         """Queries, keys and values of all heads, without positions.
 
@@ -152,7 +152,7 @@ class ProjectedHeads(nn.Module):
             batch: of x.
             state: in decoding, of the tokens before.
             begins: rows in which a document begins, bool [B, 1].
-            exactly: queries and keys also in full float32.
+            exactly: heads whose queries and keys are also needed in full float32.
 
         Returns:
             The heads, and the state that convolutions keep.
@@ -162,8 +162,9 @@ class ProjectedHeads(nn.Module):
         def heads(name: str, x: Tensor, key: str = "") -> Tensor:
             projection = getattr(self, f"{name}_proj")
             if key:  # in full float32
-                bias = None if projection.bias is None else projection.bias.float()
-                x = linear(x.float(), projection.weight.float(), bias)
+                rows = slice(exactly.start * self.head_dim, exactly.stop * self.head_dim)
+                bias = None if projection.bias is None else projection.bias[rows].float()
+                x = linear(x.float(), projection.weight[rows].float(), bias)
             else:
                 x = projection(x)
             if name in self.convolutions and state is None:
@@ -180,7 +181,7 @@ class ProjectedHeads(nn.Module):
             return heads("q", x, "exact."), heads("k", x, "exact.")
 
         exact = None
-        if exactly and not is_exact(q):
+        if exactly is not None and not is_exact(q):
             exact = in_float32()
 
         def detached() -> tuple[Tensor, Tensor]:

@@ -71,7 +71,12 @@ class MultiheadAttention(ProjectedHeads):
             except OptionError as error:
                 error.written = heads.written
                 raise
-        self.reads_qk = any(router.reads_qk for router in self.routers)
+        readers = [i for i, router in enumerate(self.routers) if router.reads_qk]
+        # Heads that share keys, and those that are convolved, are computed as a whole.
+        if readers and (self.kv_heads < num_heads or self.convolutions):
+            readers = [0, len(kinds) - 1]
+        size = shape.num_heads
+        self.exactly = slice(readers[0] * size, (readers[-1] + 1) * size) if readers else None
 
     def forward(
         self, x: Tensor, batch: Batch | Tensor | None = None, centroids: Tensor | None = None
@@ -90,7 +95,7 @@ class MultiheadAttention(ProjectedHeads):
         batch = Batch.of(batch)
         if batch.documents is not None and not all(router.by_tokens for router in self.routers):
             batch.take_apart()  # here, where a compiled graph breaks once
-        heads, _ = self.project(x, batch, exactly=self.reads_qk)
+        heads, _ = self.project(x, batch, exactly=self.exactly)
         results = [self._attend(i, heads, batch, centroids) for i in range(len(self.routers))]
         outputs, reports = zip(*results, strict=True)
         return self.merge(outputs), list(reports)
@@ -172,7 +177,7 @@ class MultiheadAttention(ProjectedHeads):
             return x, state, []
         before, begins, after = _place(x, state, batch)
         real, outputs, reports = Batch(batch.padding_mask), [], []
-        heads, convolved = self.project(x, real, state, begins, exactly=self.reads_qk)
+        heads, convolved = self.project(x, real, state, begins, exactly=self.exactly)
         decoding = {"before": before, "begins": begins, "reported": reported}
         decoding["positions"] = before if x.size(1) == 1 else before + real.positions(x)
         for i, router in enumerate(self.routers):
@@ -202,6 +207,7 @@ class MultiheadAttention(ProjectedHeads):
     ) -> tuple[Tokens, QKV]:
         """What a kind may read, and what its heads attend with; ``others``: of ``Tokens``."""
         router, count = self.routers[i], self.num_heads // len(self.kinds)
+        whole = slice(0, self.num_heads)
         # Heads of keys stay shared where a kind takes them as they are.
         shared = type(router).project is Kind.project and self.kv_heads % len(self.kinds) == 0
 
@@ -216,7 +222,12 @@ class MultiheadAttention(ProjectedHeads):
         q, k = projected(heads.q, heads.k)
 
         def exact() -> tuple[Tensor, Tensor]:
-            both = (q, k) if heads.exact is None else projected(*heads.exact)
+            both = q, k
+            if heads.exact is not None:
+                first = i * count - self.exactly.start  # of those that are exact
+                some = slice(first, first + count)
+                both = (share(t) if self.exactly == whole else t[:, some] for t in heads.exact)
+                both = router.project(*both)
             return QKV(*both, both[1]).repeated()[:2]
 
         tokens = Tokens(heads.x, exact, batch, impl=self.impl, **others)

@@ -46,10 +46,8 @@ def attend_layouts(
     """A result for each layout and one for the own key, or one of all."""
     (q, k, v), dtype = qkv[:3], qkv.k.dtype
     several = len(layouts) + (own is not None) > 1
-    if (
-        joined or several
-    ) and not q.is_cuda:  # rounded once, as in a step; CPUs compute in float32 anyway
-        q, k, v = map(at_least_float32, (q, k, v))
+    # rounded once, as in a step; CPUs compute in float32 anyway
+    wide = (joined or several) and not q.is_cuda
     layouts = [
         # decoding keeps a bias with its key, rounded like it
         one if one.key_bias is None else replace(one, key_bias=one.key_bias.to(dtype))
@@ -59,7 +57,9 @@ def attend_layouts(
     own = None if own is None else own.within(tokens.padding_mask)
     plain = tokens.impl == "reference" or torch.compiler.is_compiling()
     if several and not plain and not any(one.earlier_only for one in layouts):
-        return [joint_attention(q, k, v, layouts, own, **how)]
+        return [joint_attention(q, k, v, layouts, own, wide=wide, **how)]
+    if wide:
+        q, k, v = map(at_least_float32, (q, k, v))
     results = [ranged_attention(q, k, v, one, **how) for one in layouts]
     return results if own is None else [*results, attend_own(q, k, v, own, qkv.dropout)]
 

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from fairseq_clusterformer.precision import at_least_float32
 
 from .clustering_losses import ClusteringLossConfig, ClusteringLosses, weight
+from .in_chunks import OutputInChunks
 
 
 @dataclass
@@ -25,7 +26,7 @@ class ClusterformerCrossEntropyConfig(ClusteringLossConfig, CrossEntropyCriterio
 
 
 @register_criterion("clusterformer_cross_entropy", dataclass=ClusterformerCrossEntropyConfig)
-class ClusterformerCrossEntropy(ClusteringLosses, CrossEntropyCriterion):
+class ClusterformerCrossEntropy(ClusteringLosses, OutputInChunks, CrossEntropyCriterion):
     """Cross-entropy plus the clustering losses."""
 
 
@@ -99,7 +100,9 @@ class ClusterformerLabelSmoothedCrossEntropyConfig(
     "clusterformer_label_smoothed_cross_entropy",
     dataclass=ClusterformerLabelSmoothedCrossEntropyConfig,
 )
-class ClusterformerLabelSmoothedCrossEntropy(ClusteringLosses, LabelSmoothedCrossEntropyCriterion):
+class ClusterformerLabelSmoothedCrossEntropy(
+    ClusteringLosses, OutputInChunks, LabelSmoothedCrossEntropyCriterion
+):
     """Label smoothing plus the clustering losses of encoder and decoder."""
 
     side_statistics = ("encoder_cluster_effective", "decoder_cluster_effective")

@@ -96,6 +96,7 @@ def joint_attention(
     *,
     dropout: float = 0.0,
     impl: str = "auto",
+    wide: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Attend each query to the keys in its ranges of some layouts, and to its own key. What two
     of them show it counts twice. It equals joining the results of each, with less memory.
@@ -104,15 +105,22 @@ def joint_attention(
         q, k, v, dropout, impl: see :func:`fairseq_clusterformer.kernels.ranged_attention`; any
             ``impl`` but reference.
         layouts: with their biases of keys; none is ``earlier_only``.
+        wide: compute in float32 at least, and return that. What the backward pass needs is kept
+            as it was given.
 
     Returns:
         See :func:`join`; the log-sum-exp is -inf where nothing was seen. Both have gradients.
     """
-    calls = [Call(q, k, v, one.key_bias, new_seed(q, dropout), one, dropout) for one in layouts]
+    qkv = _as_computed((q, k, v), wide)
+    calls = [Call(*qkv, one.key_bias, new_seed(q, dropout), one, dropout) for one in layouts]
     for call in calls:
         validate(call)
-    kernel, biases = kernel_of(impl, q), [call.key_bias for call in calls]
-    return _Joint.apply(kernel, calls, own, q, k, v, *biases)
+    kernel, biases = kernel_of(impl, qkv[0]), [call.key_bias for call in calls]
+    return _Joint.apply(kernel, calls, own, wide, q, k, v, *biases)
+
+
+def _as_computed(qkv: Sequence[Tensor], wide: bool) -> list[Tensor]:
+    return [at_least_float32(x) if wide else x for x in qkv]
 
 
 class _Softmax:
@@ -137,8 +145,8 @@ class _Softmax:
 
 class _Joint(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, kernel, calls, own, q, k, v, *biases):
-        kept = []
+    def forward(ctx, kernel, calls, own, wide, *given):
+        kept, (q, k, v) = [], calls[0][:3]
         with autocast_off(q):
             softmax = None
             for call in calls:
@@ -159,16 +167,17 @@ class _Joint(torch.autograd.Function):
         lse = (peak + total.log2()) / LOG2_E
         seeds = [call.seed for call in calls]
         hidden = None if own is None else own.hidden
-        ctx.save_for_backward(q, k, v, out, lse, peak, total, hidden, drops, *biases, *seeds)
+        ctx.save_for_backward(out, lse, peak, total, hidden, drops, *given, *seeds)
         ctx.kernel, ctx.calls, ctx.kept = kernel, [call[5:] for call in calls], kept
-        ctx.bias = None if own is None else own.bias
+        ctx.bias, ctx.wide = None if own is None else own.bias, wide
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out, d_lse):
-        q, k, v, out, lse, peak, total, hidden, drops, *more = ctx.saved_tensors
+        out, lse, peak, total, hidden, drops, *given = ctx.saved_tensors
+        (q, k, v), more = _as_computed(given[:3], ctx.wide), given[3:]
         d_out = torch.zeros_like(out) if d_out is None else d_out
         number, gradients, d_biases = len(ctx.calls), None, []
         with autocast_off(q):
@@ -183,7 +192,8 @@ class _Joint(torch.autograd.Function):
                 own = Own(ctx.bias, hidden)
                 softmax = _Softmax(out, peak, total)
                 _add_own(gradients, (q, k, v), own, drops, d_out, d_lse, softmax)
-        return None, None, None, *gradients, *d_biases
+        gradients = [d.to(x.dtype) for d, x in zip(gradients, given[:3], strict=True)]
+        return None, None, None, None, *gradients, *d_biases
 
 
 def _in_log2(lse: Tensor) -> tuple[Tensor, Tensor]:

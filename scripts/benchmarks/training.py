@@ -1,12 +1,13 @@
 """Tokens per second and peak memory of whole language models, trained by fairseq's own trainer.
 
     python -m scripts.benchmarks.training --lengths 1024 4096 --json RESULT.json
-    python -m scripts.benchmarks.training --attention window*2,window+gated --plot RESULT.png
+    python -m scripts.benchmarks.training --attention window window+gated --dtype bfloat16
 
-Compares ``clusterformer_lm`` with fairseq's ``transformer_lm`` of the same sizes, on random
-tokens. Every run is a process of its own, whose peak memory is reported: on CUDA that of tensors.
-The models take turns. Reported are medians, and the median of the ratios of neighbours. Each run
-makes one update to warm up, and then the updates that count.
+Compares ``clusterformer_lm`` of each attention with fairseq's ``transformer_lm`` of the same
+sizes, on random tokens. Every run is a process of its own, whose peak memory is reported: on CUDA
+that of tensors. The models take turns. Reported are medians, and the median of the ratios of
+neighbours. Each run makes one update to warm up, and then the updates that count. On a CPU,
+seconds are the processor's, of all threads: other programs hardly change them.
 
 Before anything is timed, the clustered model's loss and gradient norm are compared with those of
 the reference implementation of attention. Where they differ, no speed is printed and the exit
@@ -38,9 +39,8 @@ from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.compat import silence_known_warnings
 from scripts.benchmarks import common
 
-MODELS = ("transformer_lm", "clusterformer_lm")
+DENSE = "transformer_lm"  # the other models have the name of their attention
 CHECKED_TOKENS = 192
-VOCABULARY = 1000
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
 COLUMNS = common.columns(
     "model | N | tokens per second: .0f | spread: .0% | peak memory MiB: .0f | "
@@ -48,27 +48,27 @@ COLUMNS = common.columns(
 )
 
 
-def random_data(folder: Path, tokens: int) -> None:
+def random_data(folder: Path, tokens: int, vocabulary: int) -> None:
     """A folder as ``fairseq-preprocess`` makes it, of random tokens."""
     dictionary = Dictionary()
-    for number in range(VOCABULARY - len(dictionary)):
+    for number in range(vocabulary - len(dictionary)):
         dictionary.add_symbol(str(number))
     dictionary.save(str(folder / "dict.txt"))
     builder = indexed_dataset.make_builder(
-        str(folder / "train.bin"), impl="mmap", vocab_size=VOCABULARY
+        str(folder / "train.bin"), impl="mmap", vocab_size=vocabulary
     )
     generator = torch.Generator().manual_seed(1)
     builder.add_item(
-        torch.randint(dictionary.nspecial, VOCABULARY, (tokens,), generator=generator).int()
+        torch.randint(dictionary.nspecial, vocabulary, (tokens,), generator=generator).int()
     )
     builder.finalize(str(folder / "train.idx"))
 
 
 def configuration(model: str, data: Path, length: int, args: Namespace) -> DictConfig:
     """fairseq's configuration of a run."""
-    dim = args.embed_dim
+    dim, arch = args.embed_dim, DENSE if model == DENSE else "clusterformer_lm"
     line = (
-        f"--task language_modeling --arch {model} --decoder-layers {args.layers}"
+        f"--task language_modeling --arch {arch} --decoder-layers {args.layers}"
         f" --decoder-embed-dim {dim} --decoder-input-dim {dim} --decoder-output-dim {dim}"
         f" --decoder-ffn-embed-dim {args.ffn} --decoder-attention-heads {args.heads}"
         " --share-decoder-input-output-embed --dropout 0 --sample-break-mode none"
@@ -77,9 +77,9 @@ def configuration(model: str, data: Path, length: int, args: Namespace) -> DictC
         " --distributed-world-size 1 --disable-validation"
     )
     line += " --cpu" if args.device == "cpu" else ""
-    if model == "clusterformer_lm":
+    if model != DENSE:
         clusters = args.clusters or max(1, math.isqrt(length))
-        line += f" --criterion clusterformer_cross_entropy --attention {args.attention}"
+        line += f" --criterion clusterformer_cross_entropy --attention {model}"
         line += f" --attention-window {args.window} --num-clusters {clusters}"
     parser = options.get_training_parser()
     cfg = convert_namespace_to_omegaconf(
@@ -115,7 +115,7 @@ def train(model: str, data: Path, length: int, args: Namespace) -> dict:
     trainer.begin_epoch(1)
     seconds, tokens = [], []
     for number, batch in zip(range(args.updates + 1), batches, strict=False):
-        took = common.seconds_of(lambda batch=batch: trainer.train_step([batch]), args.device)
+        took = common.own_seconds(lambda batch=batch: trainer.train_step([batch]), args.device)
         if number > 0:
             seconds.append(took)
             tokens.append(batch["ntokens"])
@@ -130,33 +130,33 @@ def train(model: str, data: Path, length: int, args: Namespace) -> dict:
     return found | {"gradient norm": float(norm.val)}
 
 
-def check(data: Path, args: Namespace) -> None:
-    """Compare two updates of the clustered model with those of the reference implementation.
+def check(model: str, data: Path, args: Namespace) -> None:
+    """Compare two updates of a clustered model with those of the reference implementation.
     Raises CheckFailed: saying what differs."""
     results = []
     for impl in ("reference", args.impl):
         small = Namespace(**{**vars(args), "updates": 1, "batch": 1, "impl": impl})
-        request = {"model": MODELS[1], "data": data, "length": CHECKED_TOKENS, "args": small}
+        request = {"model": model, "data": data, "length": CHECKED_TOKENS, "args": small}
         results.append(common.in_own_process(train, **request))
     for name in ("loss", "gradient norm"):
         reference, found = (result[name] for result in results)
         if not abs(found - reference) <= TOLERANCE[args.dtype] * abs(reference):
             raise common.CheckFailed(
-                f"the {name} is {found} with {args.impl}, and {reference} with the reference; "
-                "nothing is timed"
+                f"the {name} of {model} is {found} with {args.impl}, and {reference} with the "
+                "reference; nothing is timed"
             )
 
 
 def compare(data: Path, length: int, args: Namespace) -> list[dict]:
     """Rows of the table for one N; a model that cannot be trained says why."""
-    rows = {model: {"model": model, "N": length} for model in MODELS}
-    runs: dict[str, list[dict]] = {model: [] for model in MODELS}
+    rows = {model: {"model": model, "N": length} for model in (DENSE, *args.attention)}
+    runs: dict[str, list[dict]] = {model: [] for model in rows}
     for _ in range(args.repeats):
         for model, row in rows.items():
             with common.reason_in(row):
                 request = {"model": model, "data": data, "length": length, "args": args}
                 runs[model].append(common.in_own_process(train, **request))
-    dense = runs[MODELS[0]]
+    dense = runs[DENSE]
     for model, row in rows.items():
         if len(found := runs[model]) < args.repeats:
             continue
@@ -174,12 +174,14 @@ def compare(data: Path, length: int, args: Namespace) -> list[dict]:
 
 def checked(data: Path, args: Namespace) -> Iterator[dict]:
     """The rows of all lengths, once the results are right."""
-    check(data, args)
+    for model in args.attention:
+        check(model, data, args)
     for length in args.lengths:
         yield from compare(data, length, args)
 
 
-def make_parser() -> Parser:
+def make_parser(module: str, description: str) -> Parser:
+    """Options of benchmarks of whole models."""
     numbers = {
         "--lengths": ([1024, 2048, 4096, 8192], "tokens per sample"),
         "--batch": (1, "samples per update"),
@@ -189,45 +191,55 @@ def make_parser() -> Parser:
         "--ffn": (2048, "inner width"),
         "--window": (128, ""),
         "--clusters": (None, "default: sqrt(N)"),
+        "--vocabulary": (1000, "symbols"),
         "--updates": (3, "updates of a run that count"),
     }
-    parser = common.make_parser("scripts.benchmarks.training", __doc__, numbers)
-    parser.add_argument("--attention", default="window+neural", help="default: %(default)s")
+    parser = common.make_parser(module, description, numbers)
+    what = "one specification for each model (default: window+neural)"
+    parser.add_argument("--attention", nargs="+", default=["window+neural"], help=what)
     parser.add_argument("--dtype", choices=list(common.DTYPES), default="float32")
-    parser.add_argument("--plot", type=Path, help="also draw speed and memory here, as PNG")
     return parser
 
 
 def settle(parser: Parser, args: Namespace) -> None:
     """Refuse values that would stop the first run."""
     common.settle_device(parser, args)
-    if args.device == "cpu" and args.dtype != "float32":
-        parser.error(f"--dtype is {args.dtype}; allowed on a CPU: float32")
+    if args.device == "cpu" and args.dtype == "float16":
+        parser.error(f"--dtype is {args.dtype}; allowed on a CPU: float32, bfloat16")
     if args.embed_dim % args.heads:
         parser.error(
             f"--heads is {args.heads}; allowed: a divisor of --embed-dim, {args.embed_dim}"
         )
     try:
-        parse_attention(args.attention, num_layers=args.layers, num_heads=args.heads)
+        for spec in args.attention:
+            parse_attention(spec, num_layers=args.layers, num_heads=args.heads)
     except ValueError as error:
         parser.error(str(error))
 
 
+def sizes_of(args: Namespace) -> str:
+    """The models' sizes, in words."""
+    return (
+        f"{args.layers} layers, D = {args.embed_dim}, H = {args.heads}, ffn {args.ffn}, "
+        f"V = {args.vocabulary}, B = {args.batch}, W = {args.window}, "
+        f"K = {args.clusters or 'sqrt(N)'}"
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
+    parser = make_parser("scripts.benchmarks.training", __doc__)
+    parser.add_argument("--plot", type=Path, help="also draw speed and memory here, as PNG")
     args = parser.parse_args(argv)
     settle(parser, args)
-    sizes = (
-        f"{args.layers} layers, D = {args.embed_dim}, H = {args.heads}, ffn {args.ffn}, "
-        f"B = {args.batch}, {args.attention}, W = {args.window}, K = {args.clusters or 'sqrt(N)'}"
-    )
+    sizes = sizes_of(args)
     settings = (
         f"{sizes}, {args.dtype}, {args.impl}, {args.updates} updates per run, "
         f"medians of {args.repeats}"
     )
     with tempfile.TemporaryDirectory() as temporary:
         data = Path(temporary)
-        random_data(data, max(*args.lengths, CHECKED_TOKENS) * args.batch * (args.updates + 2))
+        tokens = max(*args.lengths, CHECKED_TOKENS) * args.batch * (args.updates + 2)
+        random_data(data, tokens, args.vocabulary)
         draw = partial(plot, title=f"Training of language models: {sizes}")
         rows = checked(data, args)
         return common.report(parser, args, COLUMNS, settings, rows, plot=draw)

@@ -200,3 +200,25 @@ def test_steps_round_what_the_parallel_pass_rounds(spec):
     for parallel in (module(x)[0], module.step(x, {})[0]):
         share = (steps != parallel).double().mean()
         assert share < 0.02
+
+
+def test_half_precision_routes_by_float32_of_its_own_heads():
+    """Others are not computed: those of a window read none."""
+    attention = MultiheadAttention(16, 4, kinds="window+gated", causal=True).bfloat16()
+    x, seen = torch.randn(2, 9, 16).bfloat16(), {}
+    router, project = attention.routers[1], attention.project
+    router.register_forward_pre_hook(lambda _, given: seen.update(tokens=given[0]))
+
+    def noted(*args, **kwargs):
+        heads, state = project(*args, **kwargs)
+        return seen.update(heads=heads) or heads, state
+
+    attention.project = noted
+    attention(x)
+    for name, found in (("q", seen["tokens"].q), ("k", seen["tokens"].k)):
+        of = getattr(attention, f"{name}_proj")
+        whole = torch.nn.functional.linear(x.float(), of.weight.float(), of.bias.float())
+        torch.testing.assert_close(
+            found, attention.split(name, whole)[:, 2:], rtol=1e-5, atol=1e-6
+        )
+    assert [t.size(1) for t in seen["heads"].exact] == [2, 2]

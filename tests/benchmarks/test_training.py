@@ -12,7 +12,7 @@ from scripts.benchmarks import common
 from scripts.benchmarks import training as benchmark_training
 from scripts.benchmarks.common import CheckFailed
 
-TINY = "--layers 1 --embed-dim 16 --heads 2 --ffn 16 --window 8 --clusters 3"
+TINY = "--layers 1 --embed-dim 16 --heads 2 --ffn 16 --window 8 --clusters 3 --vocabulary 40"
 TINY = f"{TINY} --updates 1 --repeats 2 --device cpu --lengths 24".split()
 
 
@@ -27,12 +27,11 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(common, "in_own_process", run)
     monkeypatch.setattr(benchmark_training, "CHECKED_TOKENS", 20)
-    monkeypatch.setattr(benchmark_training, "VOCABULARY", 40)
     return made
 
 
 def arguments(*more: str) -> Namespace:
-    parser = benchmark_training.make_parser()
+    parser = benchmark_training.make_parser("training", "")
     args = parser.parse_args([*TINY, *more])
     benchmark_training.settle(parser, args)
     return args
@@ -43,11 +42,11 @@ def test_models_alternate_and_are_timed(capsys, tmp_path, calls):
     words = [*TINY, "--json", str(path), "--plot", str(picture)]
     assert benchmark_training.main(words) == 0
     # first the check: the reference, and what is timed
-    assert calls == ["clusterformer_lm"] * 2 + ["transformer_lm", "clusterformer_lm"] * 2
+    assert calls == ["window+neural"] * 2 + ["transformer_lm", "window+neural"] * 2
     printed = capsys.readouterr().out
     record = json.loads(path.read_text())
     dense, clustered = record["rows"]
-    assert [dense["model"], clustered["model"]] == ["transformer_lm", "clusterformer_lm"]
+    assert [dense["model"], clustered["model"]] == ["transformer_lm", "window+neural"]
     for row in record["rows"]:
         assert row["tokens per second"] > 0
         assert row["peak memory MiB"] > 0
@@ -55,7 +54,6 @@ def test_models_alternate_and_are_timed(capsys, tmp_path, calls):
         assert f"| {row['model']} | 24 |" in printed
     assert dense["times as fast as dense"] == 1
     assert str(tmp_path) not in record["command"]
-    assert "window+neural" in record["settings"]
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -75,11 +73,11 @@ def test_a_wrong_model_is_not_timed(capsys, monkeypatch, calls):
     assert "with blocks" in said.err
     assert "nothing is timed" in said.err
     assert "tokens per second" not in said.out
-    assert calls == ["clusterformer_lm"] * 2
+    assert calls == ["window+neural"] * 2
 
 
 def test_a_loss_that_is_not_finite_is_not_timed(monkeypatch, tmp_path):
-    benchmark_training.random_data(tmp_path, 200)
+    benchmark_training.random_data(tmp_path, 200, 40)
     never = SimpleNamespace(**{**vars(math), "isfinite": lambda _: False})
     monkeypatch.setattr(benchmark_training, "math", never)
     with pytest.raises(CheckFailed, match="transformer_lm at N = 24: the loss is "):
@@ -87,9 +85,9 @@ def test_a_loss_that_is_not_finite_is_not_timed(monkeypatch, tmp_path):
 
 
 def test_sizes_are_equal(tmp_path):
-    benchmark_training.random_data(tmp_path, 200)
+    benchmark_training.random_data(tmp_path, 200, 40)
     shapes = []
-    for model in benchmark_training.MODELS:
+    for model in (benchmark_training.DENSE, "window+neural"):
         cfg = benchmark_training.configuration(model, tmp_path, 24, arguments())
         found = benchmark_training.make_trainer(cfg, "blocks").get_model()
         parameters = found.named_parameters()

@@ -68,6 +68,28 @@ def test_half_precision(impl, dtype):
         torch.testing.assert_close(one, other, rtol=0, atol=0.05)
 
 
+@pytest.mark.parametrize("impl", ["blocks", "cpu"])
+def test_wide(impl):
+    """Half precision is computed as if it were float32, and kept as it is."""
+    layouts = [make_layout(name, 30, HEADS) for name in NAMES[:2]]
+    leaves = [t.bfloat16().requires_grad_() for t in make_inputs(30)[:3]]
+    copies, kept = [t.detach().float().requires_grad_() for t in leaves], []
+
+    def note(tensor):
+        kept.append((tensor.dtype, tensor.shape))
+        return tensor
+
+    found = []
+    for inputs in (copies, leaves):
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            out, _ = joint_attention(*inputs, layouts, Own(0.3), impl=impl, wide=True)
+        found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    assert sum(one == (torch.bfloat16, leaves[0].shape) for one in kept) == 3
+    assert [t.dtype for t in found[1]] == [torch.float32] + [torch.bfloat16] * 3
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one.to(other.dtype), other)
+
+
 def test_what_is_hidden_may_be_nan():
     """At padding, in values and in gradients."""
     length, mask = 12, torch.zeros(BATCH, 12, dtype=torch.bool)
