@@ -20,7 +20,7 @@ from fairseq_clusterformer.inference.bundle import CHAT_FILES
 
 from .fast import Form
 
-ALLOWED = "a language model by byte pairs that keep line ends; a reader by byte pairs or word pieces; "
+ALLOWED = "a language model by byte pairs that keep line ends; a reader by these or word pieces; "
 ALLOWED += "sentencepiece or GPT-2's subwords"
 _CONFIG = "tokenizer_config.json"
 

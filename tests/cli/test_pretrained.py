@@ -1,4 +1,4 @@
-"""A reader from a folder of BERT's form, by commands: prepared, trained, bundled, asked, exported."""
+"""A reader from a folder of BERT's form, by commands: trained, bundled, asked, exported."""
 
 import json
 from pathlib import Path
@@ -74,12 +74,13 @@ def assert_same_logits(checkpoint: Path, out: Path, kind: str) -> None:
     for row, (question, text) in enumerate(pairs):
         asked = reader.question(question)[None]
         document = reader.sections(text_source(text, "text"))[0].tokens[None]
-        length = asked.size(1), asked.size(1) + document.size(1)
-        assert torch.equal(batch["input_ids"][row, : length[1]], torch.cat([asked, document], 1)[0])
+        tokens = torch.cat([asked, document], 1)[0]
+        assert torch.equal(batch["input_ids"][row, : tokens.numel()], tokens)
         expected, _ = reader.model(asked, document)
         for of, name in ((found.start_logits, "start"), (found.end_logits, "end")):
-            right = getattr(expected, name)[0, 1:]
-            torch.testing.assert_close(of[row, length[0] + 1 : length[1]], right, rtol=0, atol=1e-5)
+            right = getattr(expected, name)[0, 1:]  # behind <s>
+            logits = of[row, asked.numel() + 1 : tokens.numel()]
+            torch.testing.assert_close(logits, right, rtol=0, atol=1e-5)
         if kind == BERT:
             none = found.start_logits[row, 0] + found.end_logits[row, 0]
             torch.testing.assert_close(none, expected.type[0, -1], rtol=0, atol=1e-5)
