@@ -188,13 +188,14 @@ class Rows:
         self, layer: nn.Module, rows: Callable[[slice], Tensor]
     ) -> Iterator[tuple[slice, Tensor]]:
         """Yield, portion by portion, which rows, and these [B, some of R, T, D] after an encoder
-        layer, 0 where one is left out; ``rows`` makes them."""
+        layer, 0 where no token is; ``rows`` makes them."""
         for part, groups in self._portions:
             given, x = rows(part), None
             for own, most, hidden in groups:
                 out, *_ = layer(given[own][:, :most].transpose(0, 1), hidden)
+                out = out.transpose(0, 1)
                 x = out.new_zeros(given.shape) if x is None else x
-                x[own, :most] = out.transpose(0, 1)
+                x[own, :most] = out if hidden is None else out.masked_fill(hidden[..., None], 0)
             yield part, torch.zeros_like(given) if x is None else x
 
 

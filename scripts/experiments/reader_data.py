@@ -17,7 +17,6 @@ twice, and most of the others are of Wikipedia.
 With ``--long``, a document is a run of paragraphs of an article: 4 to 14 in training, 12 else. So
 are the parts of FairytaleQA's stories. A question of QED has seven other questions' paragraphs
 around its own. For a share of the training questions, paragraphs with an answer are left out.
-With ``--whole`` too, the same test questions have their whole articles.
 """
 
 import gzip
@@ -161,10 +160,8 @@ def without_answers(record: dict) -> dict:
     return record | {"id": record["id"] + "-none", "paragraphs": kept, "answers": []}
 
 
-def long_splits(
-    folder: Path, share: float, draw: random.Random, whole: bool = False
-) -> dict[str, list[dict]]:
-    """The splits of ``--long``, with test questions over whole articles if so wanted."""
+def long_splits(folder: Path, share: float, draw: random.Random) -> dict[str, list[dict]]:
+    """The splits of ``--long``."""
     splits: dict[str, list[dict]] = {"train": [], "valid": [], "test": []}
     divided = read(folder / DIVIDED[0])
     titles = [article["title"] for article in divided]
@@ -179,10 +176,6 @@ def long_splits(
     drawn = draw.sample(splits["train"], min(LONG, len(splits["train"])))
     splits["train"] = [without_answers(r) if draw.random() < share else r for r in drawn]
     splits["test"] = draw.sample(splits["test"], min(LONG_TEST, len(splits["test"])))
-    if whole:
-        longest = max(len(article["paragraphs"]) for article in divided)
-        articles = {r["id"]: r for r in runs(divided, (longest, longest), draw)}
-        splits["test"] = [articles[record["id"]] for record in splits["test"]]
     return splits
 
 
@@ -219,15 +212,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add("dir DIR", "of the files")
     parser.add("out OUT", "the folder to make")
     parser.add("--long", "many paragraphs a document")
-    parser.add("--whole", "with --long: whole articles in the test")
     parser.add("--again", "the data of a second pass")
     parser.add("--none X", "share asked without an answer", type=float, default=0.2)
     args = parser.parse_args(argv)
-    if args.whole and not args.long:
-        parser.error("--whole is given; allowed: with --long")
     draw = random.Random(1)
     if args.long:
-        splits = long_splits(args.dir, args.none, draw, args.whole)
+        splits = long_splits(args.dir, args.none, draw)
     else:
         splits = short_splits(args.dir, args.none, draw, args.again)
     args.out.mkdir(parents=True)
