@@ -22,11 +22,17 @@ from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from fairseq_clusterformer import __version__
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import TOKENIZER
+from fairseq_clusterformer.data.unicode import READ_FORM, form_of
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference.bundle import (
     CARD,
@@ -43,11 +49,13 @@ from fairseq_clusterformer.inference.perplexity import begin_of
 from fairseq_clusterformer.outputs import check_new, whole_folder
 
 from . import renumbered
+from .bert import as_bert, is_bert, longest
 from .causal import ClusterformerForCausalLM
 from .configuration import ClusterformerConfig
 from .encoders import ClusterformerForMaskedLM, ClusterformerForSequenceClassification
+from .fast import FORMS, Form
 from .reader import ClusterformerForQuestionAnswering
-from .tokenizer import ClusterformerTokenizer
+from .tokenizer import ClusterformerTokenizer, has_titles
 from .translation import ClusterformerForConditionalGeneration
 
 #: class of each family of architectures
@@ -67,14 +75,17 @@ _USAGE = """
 ## With transformers
 
 ```python
-import fairseq_clusterformer.hf  # pip install 'fairseq_clusterformer[transformers]'
-from transformers import {auto}, AutoTokenizer
+{needs}from transformers import {auto}, AutoTokenizer
 
 model = {auto}.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```
 """
+_NEEDS = "import fairseq_clusterformer.hf  # pip install 'fairseq_clusterformer[transformers]'\n"
 _OF_TEXT = ClusterformerTokenizer.vocab_files_names
+_OF_READER = {"cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>"}
+_OF_READER |= {"padding_side": "right"}
+_OF_READER |= {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
 _OWN = (CONFIG, WEIGHTS, README, GENERATION, *_OF_TEXT.values(), "dict.label.txt", TOKENIZER)
 _OWN += ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _OWN += ("chat_template.jinja",)
@@ -102,11 +113,9 @@ def export(
     check_out(out, force, inputs, early=True)
     config = config_of(loaded)
     other = _renumbered(loaded, config)
-    kind = KINDS[config.family]
-    model = kind(config)
-    model.model = loaded.model
-    config.architectures = [kind.__name__]
-    config.dtype = DTYPES[dtype]
+    model = _as_theirs(loaded, config, other)
+    model.config.architectures = [type(model).__name__]
+    model.config.dtype = DTYPES[dtype]
     tensors, _ = distinct(model.state_dict())
     for name, _ in model.named_parameters(remove_duplicate=False):
         if name in tensors and tensors[name].is_floating_point():
@@ -116,14 +125,16 @@ def export(
             for name, in_data in _names(config).items():
                 if name != RECORD and (loaded.folder / in_data).is_file():
                     shutil.copyfile(loaded.folder / in_data, new / name)
+        if other is None or KINDS[config.family].form == "reader":
             copy_recipe(loaded.folder, new)
         tokenizer = other or tokenizer_of(new, config)
         tokenizer.save_pretrained(new)
-        config.save_pretrained(new)
+        model.config.save_pretrained(new)
         if model.can_generate():
             generation(config, tokenizer).save_pretrained(new)
         save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
-        (new / README).write_text(_card(loaded, config, card), encoding="utf-8")
+        needs = _NEEDS if is_exported(new) else ""
+        (new / README).write_text(_card(loaded, config, card, needs), encoding="utf-8")
         shutil.copymode(new / CONFIG, new / WEIGHTS)  # safetensors makes it the owner's alone
     return out
 
@@ -132,7 +143,7 @@ def check_out(out: Path, force: bool, inputs: Sequence[Path] = (), *, early: boo
     """Refuse what is there already; see :func:`~fairseq_clusterformer.outputs.check_new`."""
     ours = False
     with suppress(OSError, UnicodeDecodeError):
-        ours = is_exported(out) and MARK in (out / README).read_text(encoding="utf-8")
+        ours = (out / CONFIG).is_file() and MARK in (out / README).read_text(encoding="utf-8")
     check_new(out, force, ours=ours, files=lambda: _OWN, inputs=inputs, early=early)
 
 
@@ -185,14 +196,33 @@ def _renumbered(loaded: Loaded, config: ClusterformerConfig) -> PreTrainedTokeni
     """The tokenizer of a text that a ``tokenizer.json`` codes; None: another codes it."""
     if not (loaded.folder / TOKENIZER).is_file():
         return None
+    folder, dictionary = loaded.folder, loaded.task.source_dictionary
     try:
+        if config.family == "clusterformer_reader":
+            if has_titles(folder):
+                raise ValueError("its paragraphs begin with titles")
+            how = _OF_READER | {"unicode": form_of(folder, READ_FORM)}
+            if is_bert(loaded.model):
+                how["model_max_length"] = longest(loaded.model, loaded.task)
+            return renumbered.renumber(folder, dictionary, FORMS["reader"], **how)
         if config.family != "clusterformer_lm":
             raise ValueError(f"its text is coded by {TOKENIZER}")
-        coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
-        begin = begin_of(config.task, coding).tolist()
-        return renumbered.renumber(loaded.folder, coding.dictionary, begin)
+        begin = begin_of(config.task, TextCoding.from_folder(folder, dictionary)).tolist()
+        text = Form(" ".join([*(dictionary[i] for i in begin), "$A"]), "$B:1")
+        return renumbered.renumber(folder, dictionary, text, lines=True)
     except ValueError as error:
         raise bad_option("CHECKPOINT", loaded.path, renumbered.ALLOWED, str(error)) from None
+
+
+def _as_theirs(
+    loaded: Loaded, config: ClusterformerConfig, tokenizer: PreTrainedTokenizerFast | None
+) -> PreTrainedModel:
+    """The model by a class of transformers: BERT's where that is the same, else ours."""
+    if tokenizer is not None and config.family == "clusterformer_reader" and is_bert(loaded.model):
+        return as_bert(loaded.model)
+    model = KINDS[config.family](config)
+    model.model = loaded.model
+    return model
 
 
 def generation(
@@ -245,8 +275,9 @@ def tokenizer_of(folder: Path, config: ClusterformerConfig) -> ClusterformerToke
     )
 
 
-def _card(loaded: Loaded, config: ClusterformerConfig, card: str | None) -> str:
-    """``README.md``: front matter for the hub, the card, and how to use the model."""
+def _card(loaded: Loaded, config: ClusterformerConfig, card: str | None, needs: str) -> str:
+    """``README.md``: front matter for the hub, the card, and how to use the model, with the line
+    of Python that it ``needs`` first."""
     if card is None and (loaded.path / CARD).is_file():
         card = (loaded.path / CARD).read_text(encoding="utf-8")
     if card is None:  # what the checkpoint itself says
@@ -267,7 +298,7 @@ def _card(loaded: Loaded, config: ClusterformerConfig, card: str | None) -> str:
     if config.languages:
         front += ["language:", *(f"- {language}" for language in config.languages)]
     parts = ["---", *front, "---", "", card.rstrip("\n"), "", MARK]
-    return "\n".join([*parts, _USAGE.format(auto=kind.auto)])
+    return "\n".join([*parts, _USAGE.format(auto=kind.auto, needs=needs)])
 
 
 def back(

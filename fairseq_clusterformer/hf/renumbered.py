@@ -15,10 +15,13 @@ from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
-from fairseq_clusterformer.data.subwords import ROLES, TOKENIZER, TokenizerSubwords
+from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
 from fairseq_clusterformer.inference.bundle import CHAT_FILES
 
-ALLOWED = "a language model by byte pairs that keep line ends; sentencepiece or GPT-2's subwords"
+from .fast import Form
+
+ALLOWED = "a language model by byte pairs that keep line ends; a reader by these or word pieces; "
+ALLOWED += "sentencepiece or GPT-2's subwords"
 _CONFIG = "tokenizer_config.json"
 
 
@@ -27,14 +30,31 @@ def is_renumbered(folder: Path) -> bool:
     return (folder / TOKENIZER).is_file() and not (folder / "dict.txt").is_file()
 
 
-def renumber(folder: Path, dictionary: Dictionary, begin: list[int]) -> PreTrainedTokenizerFast:
+def renumber(
+    folder: Path,
+    dictionary: Dictionary,
+    form: Form,
+    *,
+    lines: bool = False,
+    unicode: str = "none",
+    **config: object,
+) -> PreTrainedTokenizerFast:
     """The tokenizer of transformers whose numbers are ours, of a data folder with
-    ``tokenizer.json`` and, if there are any, ``CHAT_FILES``; a text begins by `begin`. Raises
-    ValueError for a file that cannot say it; the message says why."""
+    ``tokenizer.json`` and, if there are any, ``CHAT_FILES``. Raises ValueError for a file that
+    cannot say it; the message says why.
+
+    Args:
+        form: what stands around texts.
+        lines: line ends must be tokens.
+        unicode: the form of Unicode that a text gets first: "NFC", "NFKC", or "none".
+        config: more for ``tokenizer_config.json``; special tokens as `dictionary` has them.
+    """
     content = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
     subwords = TokenizerSubwords(folder / TOKENIZER)
-    if content["model"]["type"] != "BPE" or not subwords.keeps_lines:
-        raise ValueError(f"its {TOKENIZER} is no byte pairs, or loses line ends")
+    if not isinstance(content["model"]["vocab"], dict):
+        raise ValueError(f"its {TOKENIZER} has a {content['model']['type']}")
+    if lines and not subwords.keeps_lines:
+        raise ValueError(f"its {TOKENIZER} loses line ends")
     tokens = content["model"]["vocab"] | {t["content"]: t["id"] for t in content["added_tokens"]}
     numbers = _numbers(subwords, dictionary, sorted(tokens.values()))
     if lost := [token for token, number in tokens.items() if number not in numbers]:
@@ -53,15 +73,23 @@ def renumber(folder: Path, dictionary: Dictionary, begin: list[int]) -> PreTrain
     content["added_tokens"].sort(key=lambda token: token["id"])
     content["model"]["vocab"] = dict(sorted(made.items(), key=lambda item: item[1]))
     content["post_processor"] = content["truncation"] = content["padding"] = None
+    if unicode != "none":
+        steps = [{"type": unicode}, *filter(None, [content["normalizer"]])]
+        content["normalizer"] = {"type": "Sequence", "normalizers": steps}
     tokenizer = Tokenizer.from_str(json.dumps(content))
     names = {number: token for token, number in made.items()}
-    first = [names[number] for number in begin]
+    single, pair = form.text, f"{form.text} {form.second}"
+    around = [n for n in (dictionary.bos(), dictionary.eos()) if dictionary[n] in pair]
+    for number in around:
+        single, pair = (each.replace(dictionary[number], names[number]) for each in (single, pair))
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*first, "$A"],
-        pair=[*first, "$A", "$B:1"],
-        special_tokens=[(names[number], number) for number in {*begin}],
+        single=single,
+        pair=pair,
+        special_tokens=[(names[number], number) for number in around],
     )
-    return _with_chats(tokenizer, folder, names)
+    for name in config.keys() & {"cls_token", "sep_token", "unk_token"}:
+        config[name] = names[dictionary.index(config[name])]
+    return _with_chats(tokenizer, folder, names, config)
 
 
 def _numbers(
@@ -83,7 +111,7 @@ def _numbers(
 
 
 def _with_chats(
-    tokenizer: Tokenizer, folder: Path, names: dict[int, str]
+    tokenizer: Tokenizer, folder: Path, names: dict[int, str], more: dict[str, object]
 ) -> PreTrainedTokenizerFast:
     """As transformers has it, with the roles of tokens and the template of its chats."""
     with tempfile.TemporaryDirectory() as work:
@@ -94,7 +122,7 @@ def _with_chats(
         config = json.loads(given.read_text(encoding="utf-8")) if given.is_file() else {}
         for name in ("tokenizer_class", "added_tokens_decoder", "auto_map"):
             config.pop(name, None)  # other numbers, and code that is not there
-        config |= {"pad_token": names[1], "padding_side": "left"}
+        config |= {"pad_token": names[1], "padding_side": "left"} | more
         config.setdefault("eos_token", names[2])
         given.write_text(json.dumps(config), encoding="utf-8")
         tokenizer.save(str(Path(work, TOKENIZER)))
@@ -107,8 +135,8 @@ def back(folder: Path, data: Path, size: int) -> Dictionary:
     for name in (TOKENIZER, *CHAT_FILES):
         if (folder / name).is_file():
             shutil.copyfile(folder / name, data / name)
-    symbols, special = TokenizerSubwords(folder / TOKENIZER).symbols, Dictionary().nspecial
-    own = [f"<token-{i}>" if s in ROLES else s for i, s in enumerate(symbols)][special:]
+    symbols, special = TokenizerSubwords(folder / TOKENIZER).symbols, Dictionary().symbols
+    own = [f"<token-{i}>" if s in special else s for i, s in enumerate(symbols)][len(special) :]
     own += [f"<missing-{i}>" for i in range(len(symbols), size)]
     dictionary = symbol_dictionary(own)
     dictionary.save(str(data / "dict.txt"))

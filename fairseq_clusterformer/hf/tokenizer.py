@@ -29,6 +29,15 @@ from .fast import FORMS, fast
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
+def has_titles(folder: Path) -> bool:
+    """Whether the paragraphs of a reader's data are led by the title of their document."""
+    if not (folder / RECORD).is_file():
+        return False
+    with reading(folder / RECORD, "what a prepare command wrote"):
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        return bool(record["recipe"].get("titles"))
+
+
 class ClusterformerTokenizer(PreTrainedTokenizer):
     """Text to fairseq's numbers of symbols, and back.
 
@@ -113,12 +122,8 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
 
     @cached_property
     def titles(self) -> bool:
-        """Whether a reader's paragraphs are led by the title of their document."""
-        if not (self.folder / RECORD).is_file():
-            return False
-        with reading(self.folder / RECORD, "what a prepare command wrote"):
-            record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
-            return bool(record["recipe"].get("titles"))
+        """See `has_titles`."""
+        return has_titles(self.folder)
 
     @cached_property
     def words(self) -> dict:

@@ -24,7 +24,7 @@ from .checkpoints import CheckpointError, read_checkpoint, unfit
 from .encoder_only import EncoderOnlyModel, tell
 from .options import flag, set_defaults
 
-_PARTS = ("weight", "bias")
+PARTS = ("weight", "bias")
 _WRITTEN = "a folder that transformers has written"
 _BERT_LAYER = {
     "attention.self.query": "self_attn.q_proj",
@@ -51,7 +51,7 @@ _FORM = {
     "encoder_normalize_before": False,
     "no_token_positional_embeddings": False,
 }
-_ACTIVATIONS = {"gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
+ACTIVATIONS = {"gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def _options(config: dict[str, Any], family: Family) -> dict[str, Any]:
         ours: _typed(config, theirs, str if ours == "activation_fn" else int)
         for ours, theirs in family.sizes.items()
     }
-    wanted["activation_fn"] = _ACTIVATIONS.get(wanted["activation_fn"], wanted["activation_fn"])
+    wanted["activation_fn"] = ACTIVATIONS.get(wanted["activation_fn"], wanted["activation_fn"])
     if wanted["activation_fn"] not in utils.get_available_activation_fns():
         raise ValueError(f"its activation is {wanted['activation_fn']}, which fairseq lacks")
     wanted["layer_norm_eps"] = family.epsilon or _typed(config, "layer_norm_eps", float)
@@ -336,14 +336,19 @@ def _encoder(
         "encoder.embed_positions.weight": torch.cat([places.new_zeros(2, words.size(1)), places]),
         "encoder.embed_types.weight": types,
     }
-    names = {"embeddings.LayerNorm": "layernorm_embedding"}
-    for i in range(config[family.sizes["encoder_layers"]]):
-        for theirs, of_layer in family.names.items():
-            names[f"{family.layer}.{i}.{theirs}"] = f"layers.{i}.{of_layer}"
-    for theirs, name in names.items():
-        for part in _PARTS:
+    for theirs, name in encoder_names(family, config[family.sizes["encoder_layers"]]).items():
+        for part in PARTS:
             ours[f"encoder.{name}.{part}"] = take(f"{theirs}.{part}")
     return ours
+
+
+def encoder_names(family: Family, layers: int) -> dict[str, str]:
+    """What a family calls the linear maps and norms of an encoder, and what we do."""
+    names = {"embeddings.LayerNorm": "layernorm_embedding"}
+    for i in range(layers):
+        for theirs, ours in family.names.items():
+            names[f"{family.layer}.{i}.{theirs}"] = f"layers.{i}.{ours}"
+    return names
 
 
 def _heads(family: Family, config: dict[str, Any]) -> dict[str, str]:
@@ -352,7 +357,7 @@ def _heads(family: Family, config: dict[str, Any]) -> dict[str, str]:
     if family.masked and config.get("tie_word_embeddings", True):
         ours = ("lm_head.dense", "lm_head.layer_norm", "lm_head")
         names |= zip(ours, family.masked, strict=True)
-    both = ((f"{n}.{part}", f"{t}.{part}") for n, t in names.items() for part in _PARTS)
+    both = ((f"{n}.{part}", f"{t}.{part}") for n, t in names.items() for part in PARTS)
     return {ours: theirs for ours, theirs in both if ours != "lm_head.weight"}  # the embeddings
 
 

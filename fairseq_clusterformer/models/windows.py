@@ -155,35 +155,48 @@ class Windows:
         return sequence.unflatten(1, (self.number, -1)).transpose(1, 2)[:, part]
 
 
+BANDS = 4  # of rows by their lengths: as many calls of a layer, with little padding in each
+
+
 class Rows:
     """Rows that a layer attends within; those without a token are left out.
 
     Args:
         real: bool [B, R, T], True where a token stands.
         at_once: tokens that a layer is given at once, or one of the R rows, if that has more;
-            None: all.
+            short rows are then given apart, without padding that they all have. None: all.
     """
 
     def __init__(self, real: Tensor, at_once: int | None = None):
         batch, number, length = real.shape
         step = number if at_once is None else max(1, at_once // (batch * length))
+        ends = (real * torch.arange(1, length + 1, device=real.device)).amax(-1)
+        bands = ends.gt(0).long() if at_once is None else (ends * BANDS).div(length).ceil()
         self._portions = []
         for first in range(0, number, step):
             part = slice(first, min(first + step, number))
-            some = real[:, part].any(-1)
-            hidden = ~real[:, part][some]
-            self._portions.append((part, some, hidden if hidden.any() else None))
+            groups = []
+            for band in bands[:, part].unique().tolist():
+                own = bands[:, part].eq(band)
+                if band:
+                    most = length if at_once is None else int(ends[:, part][own].max())
+                    hidden = ~real[:, part][own][:, :most]
+                    groups.append((own, most, hidden if hidden.any() else None))
+            self._portions.append((part, groups))
 
     def through(
         self, layer: nn.Module, rows: Callable[[slice], Tensor]
     ) -> Iterator[tuple[slice, Tensor]]:
         """Yield, portion by portion, which rows, and these [B, some of R, T, D] after an encoder
-        layer, 0 where one is left out; ``rows`` makes them."""
-        for part, some, hidden in self._portions:
-            out, *_ = layer(rows(part)[some].transpose(0, 1), hidden)
-            x = out.new_zeros(*some.shape, *out.transpose(0, 1).shape[1:])
-            x[some] = out.transpose(0, 1)
-            yield part, x
+        layer, 0 where no token is; ``rows`` makes them."""
+        for part, groups in self._portions:
+            given, x = rows(part), None
+            for own, most, hidden in groups:
+                out, *_ = layer(given[own][:, :most].transpose(0, 1), hidden)
+                out = out.transpose(0, 1)
+                x = out.new_zeros(given.shape) if x is None else x
+                x[own, :most] = out if hidden is None else out.masked_fill(hidden[..., None], 0)
+            yield part, torch.zeros_like(given) if x is None else x
 
 
 def _lengthened(x: Tensor, length: int, fill: int) -> Tensor:

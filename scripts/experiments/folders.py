@@ -7,14 +7,17 @@
     clusterformer bundle CHECKPOINT my-reader --calibration calibration.json
     $F ask CHECKPOINT folders/test-*.json --out test.jsonl --passage 384 $MORE
     $F score test.jsonl --calibration calibration.json
+    $F whole data/reader-en-long/test.jsonl folders --limit 300
+    $F ask CHECKPOINT folders/whole-*.json --out whole.jsonl --passage 384
 
 ``make`` divides the articles of SQuAD 1.1's development set (DATA/squad) as ``reader_data`` does,
 and writes each to a file of its own. A folder is a list of 30 of them, with 60 questions, of which
 15 are about articles that are missing. There are four folders of the test articles, of which each
 is missing in one folder, and four of the validation articles. The other files are articles that
-readers train on. ``ask`` keeps the ten best answers to each question (``--limit``: of so many of a
-folder), with what they are ranked by; an index keeps the vectors of articles that several folders
-have. ``fit`` makes weights of these, and ``score`` applies them.
+readers train on. ``whole`` writes a folder of one article for each that the questions of
+``reader_data --long`` are about. ``ask`` keeps the ten best answers to each question (``--limit``:
+of so many of a folder), with what they are ranked by; an index keeps the vectors of articles that
+several folders have. ``fit`` makes weights of these, and ``score`` applies them.
 
 An answer is right if it is from the right file, and F1 with one of the gold answers is at least
 0.5. Unlike a user, ``score`` sees only the ten answers that are best by the default weights.
@@ -58,8 +61,25 @@ def make(data: Path, out: Path) -> None:
             for row in rows:
                 row["file"] = f"{row['file']}.txt" if row["file"] in there else None
             record = {"documents": [f"{title}.txt" for title in titles], "questions": rows}
-            text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
-            (out / f"{part}-{number + 1}.json").write_text(text, encoding="utf-8")
+            _write(out / f"{part}-{number + 1}.json", record)
+
+
+def whole(test: Path, out: Path, most: int | None) -> None:
+    """Write a folder for each article that the first questions of a test are about."""
+    asked: dict[str, list[dict]] = {}
+    for line in test.read_text(encoding="utf-8").splitlines()[:most]:
+        record = json.loads(line)
+        file, texts = f"{record['title']}.txt", {answer["text"] for answer in record["answers"]}
+        row = {"question": record["question"], "answers": sorted(texts), "file": file}
+        asked.setdefault(file, []).append(row)
+    for file, rows in asked.items():
+        name = f"whole-{file.removesuffix('.txt')}.json"
+        _write(out / name, {"documents": [file], "questions": rows})
+
+
+def _write(path: Path, record: dict) -> None:
+    text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
+    path.write_text(text, encoding="utf-8")
 
 
 def _draw(articles: dict, titles: list[str], most: int, draw: random.Random) -> list[dict]:
@@ -231,20 +251,24 @@ def _weights(path: Path | None) -> Weights:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make folders, ask, fit or score."""
+    """Make folders of many articles or of one, ask, fit or score."""
     parser = Parser(prog="python -m scripts.experiments.folders", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    made, asked, fitted, scored = (commands.add_parser(n) for n in ("make", "ask", "fit", "score"))
+    names = ("make", "whole", "ask", "fit", "score")
+    made, alone, asked, fitted, scored = map(commands.add_parser, names)
     made.add_argument("data", type=Path)
-    made.add_argument("out", type=Path)
+    alone.add_argument("test", type=Path)
+    for command in (made, alone):
+        command.add_argument("out", type=Path)
     asked.add_argument("checkpoint")
     asked.add_argument("folders", type=Path, nargs="+")
     asked.add_argument("--dtype", default="float32")
     for option in ("--data", "--encoder", "--index"):
         asked.add_argument(option, type=Path)
     asked.add_argument("--windows", type=int)
-    for option in ("--passage", "--limit"):
-        asked.add_argument(option, type=whole_number, metavar="N")
+    asked.add_argument("--passage", type=whole_number, metavar="N")
+    for command in (alone, asked):
+        command.add_argument("--limit", type=whole_number, metavar="N")
     for command in (asked, fitted):
         command.add_argument("--out", type=Path, required=True)
     for command in (fitted, scored):
@@ -253,6 +277,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.command == "make":
         make(args.data, args.out)
+    elif args.command == "whole":
+        whole(args.test, args.out, args.limit)
     elif args.command == "ask":
         ask(args)
     elif args.command == "fit":

@@ -284,8 +284,12 @@ def test_mistakes_are_one_line(exported, towns_reader, tmp_path, capsys):  # noq
     to = ("--to", "transformers")
     assert "no such file" in error(capsys, "export", tmp_path / "none", tmp_path / "o", *to)
     assert "it exists" in error(capsys, "export", TRANSLATOR, exported, *to, "--dtype", "float16")
-    line = error(capsys, "export", "reader-en", tmp_path / "o", *to)
-    assert "its text is coded by tokenizer.json; allowed: a language model" in line
+    (titled := tmp_path / "titled").mkdir()
+    for name in ("dict.txt", "tokenizer.json"):
+        shutil.copy(SHIPPED / "reader-en" / name, titled)
+    (titled / "prepared.json").write_text('{"recipe": {"titles": true}}')
+    line = error(capsys, "export", "reader-en", tmp_path / "o", *to, "--data", titled)
+    assert "its paragraphs begin with titles; allowed: a language model" in line
     line = error(capsys, "export", towns_reader, tmp_path / "o", *to)
     assert "transformers has no place for bidaf_reader" in line
     (tmp_path / "full").mkdir()

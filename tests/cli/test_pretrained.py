@@ -1,7 +1,14 @@
-"""A reader from a folder of BERT's form, by commands: prepared, trained, bundled, asked."""
+"""A reader from a folder of BERT's form, by commands: trained, bundled, asked, exported."""
 
 import json
+from pathlib import Path
 
+import pytest
+import torch
+
+import fairseq_clusterformer
+from fairseq_clusterformer.inference.documents import text_source
+from fairseq_clusterformer.models.pretrained import load_pretrained
 from tests.cli.in_process import train
 from tests.inference.commands import run
 from tests.models.bert import folder_of
@@ -15,7 +22,15 @@ LINE = (
 )
 
 
-def test_from_folder_to_answer(tmp_path, capsys):
+transformers = pytest.importorskip("transformers")
+
+BERT = "BertForQuestionAnswering"
+FORMS = [("", "ClusterformerForQuestionAnswering")]
+FORMS += [("--cluster-attention window --shared-softmax", BERT)]
+
+
+@pytest.mark.parametrize(("options", "kind"), FORMS)
+def test_from_folder_to_answer(options, kind, tmp_path, capsys):
     bert = folder_of("bert", tmp_path / "bert")
     asked = [
         {"question": "Where?", "context": f"A lake and a fish {n}.", "answers": ["a fish"]}
@@ -24,7 +39,7 @@ def test_from_folder_to_answer(tmp_path, capsys):
     text, data = tmp_path / "text.jsonl", tmp_path / "data"
     text.write_text("".join(json.dumps(one) + "\n" for one in asked))
     assert run(*"prepare qa text".split(), text, data, "--tokenizer", bert / "tokenizer.json") == 0
-    train(data, f"{LINE} --pretrained {bert}", tmp_path / "saved")
+    train(data, f"{LINE} {options} --pretrained {bert}", tmp_path / "saved")
     checkpoint, bundle = tmp_path / "saved" / "checkpoint_last.pt", tmp_path / "bundle"
     assert run("bundle", checkpoint, bundle) == 0
     (tmp_path / "document.txt").write_text("A lake and a cafe.")
@@ -35,7 +50,49 @@ def test_from_folder_to_answer(tmp_path, capsys):
         assert run("answer", "--cpu", "--checkpoint", model, *words) == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] != ""
-    assert run("export", checkpoint, tmp_path / "out", "--to", "transformers") == 1
-    assert (
-        "its text is coded by tokenizer.json; allowed: a language model" in capsys.readouterr().err
-    )
+    out, words = tmp_path / "out", ("--to", "transformers")
+    assert run("export", checkpoint, out, *words) == 0
+    assert_same_logits(checkpoint, out, kind)
+    assert run("export", bundle, out, *words, "--force") == 0
+    if kind == BERT:
+        assert_starts_from(checkpoint, out)
+    else:
+        assert run("export", out, tmp_path / "back", "--to", "fairseq") == 0
+        assert_same_logits(tmp_path / "back", out, kind)
+
+
+@torch.no_grad()
+def assert_same_logits(checkpoint: Path, out: Path, kind: str) -> None:
+    """Of ragged rows, by tokens that the reader has as well; of "no answer", where BERT has it."""
+    reader = fairseq_clusterformer.load(checkpoint, device="cpu")
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(out).eval()
+    assert type(model).__name__ == kind
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    pairs = ("What?", "A caf\u00e9 and a \ufb01sh lake."), ("Where is a fish?", "A lake.")
+    batch = tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")
+    found = model(**batch)
+    for row, (question, text) in enumerate(pairs):
+        asked = reader.question(question)[None]
+        document = reader.sections(text_source(text, "text"))[0].tokens[None]
+        tokens = torch.cat([asked, document], 1)[0]
+        assert torch.equal(batch["input_ids"][row, : tokens.numel()], tokens)
+        expected, _ = reader.model(asked, document)
+        for of, name in ((found.start_logits, "start"), (found.end_logits, "end")):
+            right = getattr(expected, name)[0, 1:]  # behind <s>
+            logits = of[row, asked.numel() + 1 : tokens.numel()]
+            torch.testing.assert_close(logits, right, rtol=0, atol=1e-5)
+        if kind == BERT:
+            none = found.start_logits[row, 0] + found.end_logits[row, 0]
+            torch.testing.assert_close(none, expected.type[0, -1], rtol=0, atol=1e-5)
+
+
+def assert_starts_from(checkpoint: Path, out: Path) -> None:
+    """The folder is one that ``--pretrained`` reads, the head of spans included."""
+    model = fairseq_clusterformer.load(checkpoint, device="cpu").model
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    load_pretrained(model, str(out))
+    for name, tensor in model.state_dict().items():
+        if name.startswith(("encoder.", "heads.span")):
+            assert torch.equal(tensor, before[name]), name

@@ -47,6 +47,21 @@ def test_questions_of_missing_articles(tmp_path):
         assert {there.count(file) for file in there} == {3}
 
 
+def test_folders_of_one_article(tmp_path):
+    """The first questions of a test, by their articles."""
+    lines = [
+        {"title": title, "question": f"{title}?", "answers": [{"text": "y"}, {"text": "x"}] * 2}
+        for title in ("A", "B", "A", "C")
+    ]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    args = [str(tmp_path / "test.jsonl"), str(tmp_path), "--limit", "3"]
+    assert folders.main(["whole", *args]) == 0
+    made = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    row = {"question": "A?", "answers": ["x", "y"], "file": "A.txt"}
+    assert made["whole-A.json"] == {"documents": ["A.txt"], "questions": [row, row]}
+    assert made.keys() == {"whole-A.json", "whole-B.json"}
+
+
 @pytest.fixture(scope="module")
 def rows() -> list[dict]:
     """Each with a right answer, whose relevance tells it, and two wrong ones; or wrong ones alone

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from fairseq_clusterformer.models.windows import (
+    Rows,
     count_windows,
     cut,
     drop_overlaps,
@@ -86,6 +87,27 @@ def test_portions(length, size, stride, at_once):
     merged = merge_overlaps([windows[:, part] for part in parts], stride=stride, length=length)
     whole = merge_overlaps([windows], stride=stride, length=length)
     torch.testing.assert_close(merged, whole, rtol=0, atol=1e-12)
+
+
+def test_short_rows_are_given_without_padding():
+    """In inference; the layer's states of tokens are the same, and of a row without one 0."""
+    lengths = torch.tensor([[8, 2, 0], [8, 8, 3]])
+    real = torch.arange(8) < lengths.unsqueeze(-1)
+    given, shapes = torch.randn(2, 3, 8, WIDTH), []
+
+    def layer(x: Tensor, hidden: Tensor | None) -> tuple[Tensor]:
+        shapes.append(tuple(x.shape[:2]))
+        x = x if hidden is None else x.masked_fill(hidden.t().unsqueeze(-1), 0)
+        return (x + x.sum(0),)
+
+    found = {}
+    for at_once in (None, 16, 1000):
+        parts = Rows(real, at_once).through(layer, lambda part: given[:, part])
+        found[at_once] = torch.cat([x for _, x in parts], dim=1)
+        torch.testing.assert_close(found[at_once][real], found[None][real])
+        assert not found[at_once][0, 2].any()
+    # all at once, one window of both documents at once, and all windows by their lengths
+    assert shapes == [(8, 5), (8, 2), (2, 1), (8, 1), (3, 1), (2, 1), (3, 1), (8, 3)]
 
 
 def test_two_windows_as_the_paper_adds_them():
