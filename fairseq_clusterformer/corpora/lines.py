@@ -73,6 +73,11 @@ def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
         raise UserError(f"{path}: cannot be read after line {number:,}: {error}") from None
 
 
+def count_lines(path: Path) -> int:
+    """Return how many lines a file has; raises UserError as `raw_lines` does."""
+    return sum(1 for _ in raw_lines(path, None))
+
+
 @contextmanager
 def naming_all(
     files: Iterable[Path], encoding: str = "utf-8", remedy: str = _REMEDY
