@@ -104,22 +104,29 @@ def symbol_dictionary(symbols: Iterable[str]) -> Dictionary:
     return dictionary
 
 
-def count_words(
-    text: Path, form: str = FORM, *, workers: int | None = 1, kept: Path | None = None
-) -> Counter:
+def count_words(text: Path, form: str = FORM, **how) -> Counter:
     """Return how often each word occurs in a form of Unicode, and ``</s>`` once per line. What a
-    text writes like a special symbol, such as ``<pad>``, counts as ``<unk>``. `workers` and `kept`
-    as `parallel` takes them."""
-    counts, lines = Counter(), 0
-    count = partial(_counted, form=form)
-    for found, number in _in_blocks(count, blocks_of_lines, text, "words", workers, kept):
-        counts.update(found)
-        lines += number
+    text writes like a special symbol, such as ``<pad>``, counts as ``<unk>``; `how` as of
+    `count_raw_words`."""
+    counts, lines = count_raw_words(text, form, **how)
     for symbol in ("<s>", "<pad>", "</s>"):
         if written := counts.pop(symbol, 0):
             counts["<unk>"] += written
     counts["</s>"] = lines
     return counts
+
+
+def count_raw_words(
+    text: Path, form: str, *, workers: int | None = 1, kept: Path | None = None
+) -> tuple[Counter, int]:
+    """Return how often each word occurs as it is written, in the order in which they come, and the
+    number of lines. `workers` and `kept` as `parallel` takes them."""
+    counts, lines = Counter(), 0
+    count = partial(_counted, form=form)
+    for found, number in _in_blocks(count, blocks_of_lines, text, "words", workers, kept):
+        counts.update(found)
+        lines += number
+    return counts, lines
 
 
 def word_dictionary(

@@ -44,7 +44,7 @@ def make_folder(dest: Path, recipe: dict, build: Build, force: bool = False) -> 
         try:
             return build(work, out)
         except UserError:  # its remedy is another recipe
-            shutil.rmtree(work / "parts", ignore_errors=True)
+            _drop_parts(work)
             raise
 
     with _disk_full_told(dest):
@@ -106,8 +106,14 @@ def _check_parts(work: Path, recipe: dict) -> None:
             print(f"going on with what is finished in {work}")
             return
         print(f"beginning anew: {work} was made otherwise ({difference(before, recipe)})")
-        shutil.rmtree(work / "parts")
+        _drop_parts(work)
     write_aside(mark, json.dumps(recipe))
+
+
+def _drop_parts(work: Path) -> None:
+    if (work / "parts").exists():
+        os.rename(work / "parts", work / "dropped")  # at once; a run that is killed clears it
+        shutil.rmtree(work / "dropped")
 
 
 def resolved(option: str, path: Path) -> Path:
@@ -169,7 +175,7 @@ def locked(work: Path, option: str = "DEST") -> Iterator[None]:
         allowed = f"another {option}; or move this folder away"
         raise bad_option(option, work, allowed, "this working folder holds something else")
     (work / _MARK).touch()
-    lock = FileLock(work / _LOCK, blocking=False)
+    lock = FileLock(work / _LOCK, timeout=1)  # the workers of a run that was killed hold it
     try:
         lock.acquire()
     except Timeout:

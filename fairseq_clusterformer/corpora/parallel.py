@@ -51,10 +51,13 @@ def parallel(
             stack.callback(pool.shutdown, cancel_futures=True)
             begin, ahead = lambda *given: pool.submit(_call, *given).result, 2 * workers
         begun: deque[tuple[int, Callable[[], list]]] = deque()
-        for number, each in enumerate(itertools.chain(first, batches)):
-            file = kept and kept / f"{number}.pickle"
+        start = 0
+        for each in itertools.chain(first, batches):
+            end = start + sum(map(size, each))
+            file = kept and kept / f"{start}-{end}.pickle"
             done = (lambda: None) if file and file.exists() else begin(each, file)
-            begun.append((sum(map(size, each)), partial(_read, file, done) if file else done))
+            begun.append((end - start, partial(_read, file, done) if file else done))
+            start = end
             if len(begun) > ahead:
                 yield from _end(begun, bar)
         while begun:

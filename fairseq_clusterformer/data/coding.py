@@ -40,6 +40,8 @@ SUBWORD_MODEL = "sentencepiece.model"
 # prime length that is as rare as can be: the first block and every 4093rd after it.
 BYTES_PER_ITEM = 4093
 
+_BLOCK = 1 << 20  # bytes of a file that are coded at a time
+
 UNREADABLE = "\ufffd".encode()
 _BLANK = "\u2581"  # how sentencepiece writes a blank
 
@@ -59,7 +61,7 @@ class FileItems:
 def blocks_of_lines(file: Path) -> Iterator[bytes]:
     """Yield the text of a file in blocks of whole lines."""
     with open(file, "rb") as opened:
-        while lines := opened.readlines(1 << 20):
+        while lines := opened.readlines(_BLOCK):
             yield b"".join(lines)
 
 
@@ -170,6 +172,7 @@ class ByteCoding(TextCoding):
     """One token per byte; see `fairseq_clusterformer.data.bytes`."""
 
     unit, form = "byte", "none"
+    _BLOCK = BYTES_PER_ITEM * 256
 
     def __init__(self, dictionary) -> None:
         super().__init__(dictionary)
@@ -194,7 +197,7 @@ class ByteCoding(TextCoding):
 
     def _blocks(self, file: Path) -> Iterator[bytes]:
         with open(file, "rb") as opened:
-            while block := opened.read(BYTES_PER_ITEM * 256):
+            while block := opened.read(self._BLOCK):
                 yield block
 
     def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:

@@ -31,6 +31,7 @@ from .pairs import Pair, pair_files, pairs_of
 Counts = dict[str, dict[str, int]]
 
 _PAIRS = 5000  # that a worker takes at a time
+_MOST_WORDS = 1_000_000  # that subword-nmt learns from, at about 1 kB of memory for each
 
 
 def prepare(
@@ -80,9 +81,10 @@ def prepare(
         job = _Job(corpus, pipeline, work, workers)
         tokens, made = make_part(work, "tokens", functools.partial(job.tokenise, extra))
 
-        def learn(_work: Path, folder: Path) -> dict:
+        def learn(work: Path, folder: Path) -> dict:
             known = replace(pipeline, model=folder / recipe["bpe_model"])
-            learn_subwords(job.files(tokens, "train"), bpe_operations, known)
+            how = {"workers": workers, "kept": work / "parts"}
+            learn_subwords(job.files(tokens, "train"), bpe_operations, known, **how)
             return {}
 
         model, _ = make_part(work, "model", learn)
@@ -99,26 +101,40 @@ def prepare(
     return make_folder(dest, recipe, build)
 
 
-def learn_subwords(texts: Sequence[Path], number: int | None, pipeline: TextPipeline) -> None:
+def learn_subwords(
+    texts: Sequence[Path],
+    number: int | None,
+    pipeline: TextPipeline,
+    *,
+    workers: int | None = 1,
+    kept: Path | None = None,
+) -> None:
     """Learn the subwords of `texts` together and write the pipeline's model; raises UserError if
-    the texts do not give as many."""
-    if pipeline.bpe == "sentencepiece":
-        from ..binarize import train_sentencepiece
+    the texts do not give as many. `workers` and `kept` as `parallel` takes them."""
+    from .. import binarize
 
+    if pipeline.bpe == "sentencepiece":
         how = {"option": "--bpe-operations", "at_most": number is None}
-        train_sentencepiece(texts, number or SUBWORDS, pipeline.model, **how)
+        binarize.train_sentencepiece(texts, number or SUBWORDS, pipeline.model, **how)
         return
     from subword_nmt.learn_bpe import learn_bpe
 
+    counts: Counter[str] = Counter()
+    for text in texts:
+        how = {"workers": workers, "kept": kept and kept / text.name}
+        counts.update(binarize.count_raw_words(text, "none", **how)[0])
+    if len(counts) > _MOST_WORDS:
+        print(f"learning subwords from the {_MOST_WORDS:,} most frequent of {len(counts):,} words")
+    words = counts.most_common(_MOST_WORDS)
+    del counts  # which can hold several times as many
     # Its progress bar is not for log files.
     quiet = sys.stderr if sys.stderr.isatty() else io.StringIO()
     with (
-        contextlib.ExitStack() as stack,
         open(pipeline.model, "w", encoding="utf-8", newline="\n") as codes,
         contextlib.redirect_stderr(quiet),
     ):
-        files = [stack.enter_context(open(p, encoding="utf-8", newline="\n")) for p in texts]
-        learn_bpe(itertools.chain(*files), codes, number or SUBWORDS)
+        lines = (f"{word} {count}" for word, count in words)
+        learn_bpe(lines, codes, number or SUBWORDS, is_dict=True)
 
 
 @dataclass
