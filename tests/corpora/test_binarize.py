@@ -1,9 +1,12 @@
 """Subwords learned from text."""
 
+import tracemalloc
+
 import sentencepiece
 
 from fairseq_clusterformer.corpora import binarize
 from fairseq_clusterformer.corpora.binarize import train_sentencepiece
+from fairseq_clusterformer.data import coding
 
 
 def test_a_line_of_any_length_is_learned_from(tmp_path):
@@ -36,3 +39,24 @@ def test_sentencepiece_learns_from_a_bounded_sample(tmp_path, monkeypatch):
     assert 45_000 < sum(len(line) + 1 for line in given[2]) < 65_000
     assert min(given[2]) < lines[1000]
     assert max(given[2]) > lines[-1000]
+
+
+def test_an_item_takes_few_bytes_of_memory(tmp_path, monkeypatch):
+    """Of all, their lengths and places are held; fairseq's builder takes 50 bytes for each."""
+    monkeypatch.setattr(coding, "_BLOCK", 1000)
+    monkeypatch.setattr(binarize, "_PIECE_OF_WORK", 1000)
+    items = coding.WordCoding(binarize.symbol_dictionary(["a", "b"])).items
+
+    def peak(lines: int) -> int:
+        (tmp_path / "text").write_text("a b\n" * lines)
+        tracemalloc.start()
+        dictionary = binarize.symbol_dictionary(["a", "b"])
+        counts = binarize.write_dataset({"x": tmp_path / "text"}, tmp_path, dictionary, items)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert counts == {"x": {"tokens": 3 * lines, "items": lines}}
+        return found
+
+    peak(1)  # what is imported once
+    few, many = peak(1000), peak(11_000)
+    assert many - few < 10_000 * 24

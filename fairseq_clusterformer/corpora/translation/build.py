@@ -176,7 +176,8 @@ class _Job:
 
         def tokens(pairs: Iterator[Pair], label: str, tokenised: bool, kept: str) -> Iterator:
             function = functools.partial(_tokens, self.pipeline, tokenised)
-            how = {"total": corpus.about(label), "kept": work / "parts" / kept}
+            total = corpus.about(label) or corpus.expected.get(label)
+            how = {"total": total, "kept": work / "parts" / kept}
             return parallel(function, pairs, self.workers, label, batch=_PAIRS, **how)
 
         with self._writer(out) as write:
