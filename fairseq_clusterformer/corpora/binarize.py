@@ -136,9 +136,17 @@ def word_dictionary(
     `size` entries at most, special symbols included, and words of `min_count` (-1: any). The size
     is padded to a `multiple`."""
     dictionary = Dictionary()
-    for word, count in sorted(counts.items()):
-        dictionary.add_symbol(word, count)
-    dictionary.finalize(threshold=min_count, nwords=size, padding_factor=multiple)
+    special = dictionary.symbols[: dictionary.nspecial]
+    for symbol in special:
+        dictionary.add_symbol(symbol, counts[symbol])
+    words = sorted(word for word in counts if word not in special)
+    words.sort(key=counts.get, reverse=True)  # equal ones stay in their order
+    most = len(words) if size <= 0 else max(0, size - len(special))
+    for word in words[:most]:  # Dictionary.finalize does the same with three copies of all words
+        if counts[word] < min_count:
+            break
+        dictionary.add_symbol(word, counts[word])
+    dictionary.pad_to_multiple_(multiple)
     return dictionary
 
 
