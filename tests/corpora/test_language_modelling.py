@@ -1,6 +1,7 @@
 """`clusterformer prepare lm`: every split exact, every mistake reported in one line."""
 
 import gzip
+import os
 import random
 import re
 import signal
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from fairseq.data import Dictionary, indexed_dataset
 
-from fairseq_clusterformer.corpora import binarize
+from fairseq_clusterformer.corpora import binarize, parallel
 from fairseq_clusterformer.corpora.binarize import count_words
 from fairseq_clusterformer.corpora.download import Archive
 from fairseq_clusterformer.corpora.language_modelling.corpora import (
@@ -428,33 +429,25 @@ def test_another_option_or_text_begins_anew(in_pieces, tmp_path, monkeypatch, ca
     assert files_in(tmp_path / "dest") == files_in(tmp_path / "other")
 
 
-KILLED = """
-import os, signal, sys
-from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.corpora import binarize, parallel
-from fairseq_clusterformer.data.coding import ByteCoding
-
-def read(file, done):
-    done()
-    if not file.name.startswith("0-"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return kept(file, done)
-
-kept, parallel._read, binarize._PIECE_OF_WORK, ByteCoding._BLOCK = parallel._read, read, 1, 4093
-main(sys.argv[1:])
-"""
-
-
 def test_after_a_kill_its_workers_end_and_the_next_run_goes_on(in_pieces, tmp_path, monkeypatch):
-    words = ("prepare", "lm", "text", tmp_path / "text", tmp_path / "dest", "--workers", "2")
-    killed = subprocess.run([sys.executable, "-c", KILLED, *words], capture_output=True)
-    assert killed.returncode == -signal.SIGKILL
+    def killed(file, done):
+        done()
+        if not file.name.startswith("0-"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(file, done)
+
+    read = parallel._read
+    monkeypatch.setattr(parallel, "_read", killed)
+    if (process := os.fork()) == 0:
+        try:
+            in_pieces("bytes", "dest", "--workers 2")
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(process, 0)[1]) == signal.SIGKILL
+    monkeypatch.setattr(parallel, "_read", read)
     assert not (tmp_path / "dest").exists()
-    kept = sorted(tmp_path.glob("dest.partial/parts/train/*.pickle"))
-    assert len(kept) >= 2
-    monkeypatch.setattr(binarize, "_PIECE_OF_WORK", 1)
-    monkeypatch.setattr(coding.ByteCoding, "_BLOCK", 4093)
-    assert run(*words) == 0
+    assert len(list(tmp_path.glob("dest.partial/parts/train/*.pickle"))) >= 2
+    assert in_pieces("bytes", "dest", "--workers 2") == 0
     assert in_pieces("bytes", "other", "--workers 1") == 0
     assert files_in(tmp_path / "dest") == files_in(tmp_path / "other")
     assert not (tmp_path / "dest.partial").exists()
