@@ -40,7 +40,8 @@ def parallel(
 
     from tqdm import tqdm
 
-    workers = workers or len(os.sched_getaffinity(0))
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+    workers = workers or (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
     batches = _batches(items, batch, size)
     first = list(itertools.islice(batches, 2))
     how = {"unit": unit, "unit_scale": True, "disable": None, "leave": False}
