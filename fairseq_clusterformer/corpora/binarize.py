@@ -7,41 +7,88 @@ loss in base 2 times tokens / bytes, both in ``prepared.json``.
 
 import random
 import re
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import sentencepiece
-import torch
-from fairseq.data import Dictionary, indexed_dataset
-from tqdm import tqdm
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDataset, best_fitting_int_dtype
 
 from fairseq_clusterformer.data.bytes import byte_symbols
+from fairseq_clusterformer.data.coding import FileItems, blocks_of_lines, split_lines
 from fairseq_clusterformer.data.unicode import FORM, composed
 from fairseq_clusterformer.errors import bad_option
 
-Items = Callable[[Path], Iterable[torch.Tensor]]
+from .parallel import parallel
+
+MB = 1 << 20
+_PIECE_OF_WORK = 8 * MB  # of text: what a worker does at a time, and what a run can lose
 
 
 def write_dataset(
-    texts: dict[str, Path], out: Path, dictionary: Dictionary, items: Items
+    texts: dict[str, Path],
+    out: Path,
+    dictionary: Dictionary,
+    items: FileItems,
+    *,
+    workers: int | None = 1,
+    kept: Path | None = None,
 ) -> dict[str, dict[str, int]]:
     """Write ``dict.txt``, and the .bin and .idx of each split from its text file; return the
-    number of tokens and items of each split."""
+    number of tokens and items of each split. `workers` and `kept` as `parallel` takes them."""
     dictionary.save(str(out / "dict.txt"))
-    counts = {}
+    dtype, counts = best_fitting_int_dtype(len(dictionary)), {}
+    code = partial(_coded, items.code, dtype)
     for split, text in texts.items():
-        builder = indexed_dataset.make_builder(
-            str(out / f"{split}.bin"), impl="mmap", vocab_size=len(dictionary)
-        )
-        tokens = number = 0
-        for item in _progress(items(text), f"{split} items"):
-            builder.add_item(item)
-            tokens += len(item)
-            number += 1
-        builder.finalize(str(out / f"{split}.idx"))
-        counts[split] = {"tokens": tokens, "items": number}
+        sizes = [np.zeros(0, np.int32)]
+        with open(out / f"{split}.bin", "wb") as file:
+            for tokens, lengths in _in_blocks(code, items.blocks, text, split, workers, kept):
+                tokens.tofile(file)
+                sizes.append(lengths)
+        counts[split] = _write_index(out / f"{split}.idx", np.concatenate(sizes), dtype)
     return counts
+
+
+def _in_blocks(
+    function: Callable,
+    blocks: Callable[[Path], Iterator],
+    text: Path,
+    label: str,
+    workers: int | None,
+    kept: Path | None,
+) -> Iterator:
+    """Yield what a function makes of each block of a text."""
+    how = {"batch": _PIECE_OF_WORK, "size": len, "unit": "B", "total": text.stat().st_size}
+    yield from parallel(function, blocks(text), workers, label, kept=kept and kept / label, **how)
+
+
+def _coded(code: Callable, dtype: type, block: object) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of a block's items, joined, and the length of each item."""
+    items = [item.numpy() for item in code(block)]
+    return np.concatenate(items).astype(dtype), np.array([len(item) for item in items], np.int32)
+
+
+def _counted(block: bytes, form: str) -> tuple[Counter, int]:
+    """The words of a block, and how many lines it has."""
+    text = composed(block.decode(), form)
+    return Counter(text.split()), len(split_lines(text))
+
+
+def _write_index(path: Path, sizes: np.ndarray, dtype: type) -> dict[str, int]:
+    """Write an .idx as fairseq's builder does, which holds 50 bytes of an item where this holds
+    12; count the tokens and items."""
+    starts = np.cumsum(sizes, dtype=np.int64)
+    tokens = int(starts[-1]) if len(starts) else 0
+    starts -= sizes
+    starts *= dtype().itemsize
+    with MMapIndexedDataset.Index.writer(path, dtype) as index:
+        for part in (struct.pack("<Q", len(sizes)), sizes, starts):
+            index._file.write(part)
+    return {"tokens": tokens, "items": len(sizes)}
 
 
 def byte_dictionary() -> Dictionary:
@@ -57,18 +104,29 @@ def symbol_dictionary(symbols: Iterable[str]) -> Dictionary:
     return dictionary
 
 
-def count_words(text: Path, form: str = FORM) -> Counter:
+def count_words(text: Path, form: str = FORM, **how) -> Counter:
     """Return how often each word occurs in a form of Unicode, and ``</s>`` once per line. What a
-    text writes like a special symbol, such as ``<pad>``, counts as ``<unk>``."""
-    counts, lines = Counter(), 0
-    with open(text, encoding="utf-8", newline="\n") as file:
-        for lines, line in enumerate(_progress(file, "counting words"), 1):  # noqa: B007
-            counts.update(composed(line, form).split())
+    text writes like a special symbol, such as ``<pad>``, counts as ``<unk>``; `how` as of
+    `count_raw_words`."""
+    counts, lines = count_raw_words(text, form, **how)
     for symbol in ("<s>", "<pad>", "</s>"):
         if written := counts.pop(symbol, 0):
             counts["<unk>"] += written
     counts["</s>"] = lines
     return counts
+
+
+def count_raw_words(
+    text: Path, form: str, *, workers: int | None = 1, kept: Path | None = None
+) -> tuple[Counter, int]:
+    """Return how often each word occurs as it is written, in the order in which they come, and the
+    number of lines. `workers` and `kept` as `parallel` takes them."""
+    counts, lines = Counter(), 0
+    count = partial(_counted, form=form)
+    for found, number in _in_blocks(count, blocks_of_lines, text, "words", workers, kept):
+        counts.update(found)
+        lines += number
+    return counts, lines
 
 
 def word_dictionary(
@@ -78,21 +136,32 @@ def word_dictionary(
     `size` entries at most, special symbols included, and words of `min_count` (-1: any). The size
     is padded to a `multiple`."""
     dictionary = Dictionary()
-    for word, count in sorted(counts.items()):
-        dictionary.add_symbol(word, count)
-    dictionary.finalize(threshold=min_count, nwords=size, padding_factor=multiple)
+    special = dictionary.symbols[: dictionary.nspecial]
+    for symbol in special:
+        dictionary.add_symbol(symbol, counts[symbol])
+    words = sorted(word for word in counts if word not in special)
+    words.sort(key=counts.get, reverse=True)  # equal ones stay in their order
+    most = len(words) if size <= 0 else max(0, size - len(special))
+    for word in words[:most]:  # Dictionary.finalize does the same with three copies of all words
+        if counts[word] < min_count:
+            break
+        dictionary.add_symbol(word, counts[word])
+    dictionary.pad_to_multiple_(multiple)
     return dictionary
 
 
 _PART = 1 << 14  # characters, of at most 4 bytes each
-MB = 1 << 20
 SAMPLE = 32  # MB of text that sentencepiece learns from, at about 20 times as much memory
 
 
 def _sample(texts: Sequence[Path], form: str, most: int) -> Iterator[str]:
     """Yield the lines of all texts; if they have more bytes than `most`, about as many, drawn."""
-    draw = random.Random(1).random
-    share = most / max(1, sum(text.stat().st_size for text in texts))
+    draw, size = random.Random(1).random, sum(text.stat().st_size for text in texts)
+    share = most / max(1, size)
+    if share < 1:
+        print(
+            f"subwords are learned from {most / MB:,.0f} MB of lines drawn from {size / MB:,.0f}"
+        )
     for text in texts:
         with open(text, encoding="utf-8", newline="\n") as file:
             for line in file:
@@ -156,7 +225,3 @@ def piece_dictionary(model: Path) -> Dictionary:
     return symbol_dictionary(
         pieces.id_to_piece(i) for i in ids if not pieces.is_control(i) and not pieces.is_unknown(i)
     )
-
-
-def _progress(items: Iterable, label: str) -> Iterable:
-    return tqdm(items, desc=label, disable=None, leave=False)

@@ -9,22 +9,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from fairseq_clusterformer import __version__
 from fairseq_clusterformer.data import RECORD
-from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.outputs import check_holds_only, digest
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import check_holds_only, digest, write_aside
 
-# In the working folder: what marks it as ours, its lock, and what outlasts an interruption.
+Build = Callable[[Path, Path], dict]
+
+# In the working folder: what marks it as ours and says whose parts it has, its lock, and what
+# outlasts an interruption.
 _MARK, _LOCK = ".clusterformer", ".clusterformer.lock"
 _KEPT = ("download", "parts")
 
 
-def make_folder(
-    dest: Path, recipe: dict, build: Callable[[Path, Path], dict], force: bool = False
-) -> dict | None:
+def make_folder(dest: Path, recipe: dict, build: Build, force: bool = False) -> dict | None:
     """Make the folder `dest` in one step, from what ``build(work, out)`` writes into ``out``.
 
     The working folder is ``DEST.partial``; its ``out`` is renamed to DEST when it is complete. The
-    run after one that was killed clears it, but keeps its ``download`` and ``parts``.
+    run after one that was stopped goes on with its ``download`` and ``parts``, see `make_part`;
+    with another recipe it says so, and begins anew.
 
     Args:
         recipe: the options, as JSON; they go into ``prepared.json``.
@@ -35,6 +38,33 @@ def make_folder(
     raises UserError if something else is there.
     """
     dest, recipe = resolved("DEST", dest), json.loads(json.dumps(recipe))
+
+    def checked(work: Path, out: Path) -> dict:
+        _check_parts(work, {**recipe, "version": __version__})
+        try:
+            return build(work, out)
+        except UserError:  # its remedy is another recipe
+            _drop_parts(work)
+            raise
+
+    with _disk_full_told(dest):
+        return _made(dest, recipe, checked, force)
+
+
+def make_part(work: Path, name: str, build: Build) -> tuple[Path, dict]:
+    """Make the folder ``parts/NAME`` of a working folder, unless a run before has; return it, and
+    what `build` returned. It may have parts of its own, which go when it is complete."""
+    part = work / "parts" / name
+    _made(part, {}, build)
+    return part, json.loads((part / RECORD).read_text())
+
+
+def copy_part(part: Path, out: Path) -> None:
+    """Copy what `make_part` made into a folder."""
+    shutil.copytree(part, out, ignore=lambda *_: [RECORD], dirs_exist_ok=True)
+
+
+def _made(dest: Path, recipe: dict, build: Build, force: bool = False) -> dict | None:
     work = dest.with_name(dest.name + ".partial")
     is_new = not dest.exists() or (dest.is_dir() and not any(dest.iterdir()))
     before = None if is_new else _read_record(dest)
@@ -47,7 +77,7 @@ def make_folder(
     if before:
         own = {*before["files"], RECORD}
         check_holds_only("DEST", dest, own)
-    with locked(work), _disk_full_told(dest):
+    with locked(work):
         out = work / "out"
         out.mkdir()
         record = {"recipe": recipe, **build(work, out)}
@@ -62,6 +92,28 @@ def make_folder(
         os.rename(out, dest)
         _clear(work, ())
     return record
+
+
+def _check_parts(work: Path, recipe: dict) -> None:
+    """Clear the parts that another recipe made; the mark says which one did."""
+    mark = work / _MARK
+    if (work / "parts").exists():
+        try:
+            before = dict(json.loads(mark.read_text()))
+        except (ValueError, TypeError):
+            before = {}
+        if before == recipe:
+            print(f"going on with what is finished in {work}")
+            return
+        print(f"beginning anew: {work} was made otherwise ({difference(before, recipe)})")
+        _drop_parts(work)
+    write_aside(mark, json.dumps(recipe))
+
+
+def _drop_parts(work: Path) -> None:
+    if (work / "parts").exists():
+        os.rename(work / "parts", work / "dropped")  # at once; a run that is killed clears it
+        shutil.rmtree(work / "dropped")
 
 
 def resolved(option: str, path: Path) -> Path:
@@ -123,7 +175,7 @@ def locked(work: Path, option: str = "DEST") -> Iterator[None]:
         allowed = f"another {option}; or move this folder away"
         raise bad_option(option, work, allowed, "this working folder holds something else")
     (work / _MARK).touch()
-    lock = FileLock(work / _LOCK, blocking=False)
+    lock = FileLock(work / _LOCK, timeout=1)  # the workers of a run that was killed hold it
     try:
         lock.acquire()
     except Timeout:
@@ -146,9 +198,6 @@ def _disk_full_told(dest: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        for place in dest.parents:  # of a part, the folder that the user named
-            if place.suffix == ".partial" and (place / _MARK).exists():
-                dest = place.with_suffix("")
         raise bad_option("DEST", dest, "a place to write to", error.strerror) from None
 
 

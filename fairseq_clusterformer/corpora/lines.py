@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO
@@ -32,32 +32,39 @@ class WrongEncoding(UserError):
 
 
 @contextmanager
-def _open_zip(path: Path, _mode: str) -> Iterator[IO[bytes]]:
-    with zipfile.ZipFile(path) as archive:
+def _open_zip(file: IO[bytes], _mode: str) -> Iterator[IO[bytes]]:
+    with zipfile.ZipFile(file) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
         names = [name for name in names if not name.startswith("_")]  # Tatoeba's _about.txt
         if len(names) != 1:
             held = ", ".join(names) or "nothing"
-            raise UserError(f"{path} holds {held}; allowed: one text file")
-        with archive.open(names[0]) as file:
-            yield file
+            raise UserError(f"{file.name} holds {held}; allowed: one text file")
+        with archive.open(names[0]) as member:
+            yield member
 
 
 PACKED = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-OPENERS = {**PACKED, ".zip": _open_zip}
+OPENERS = {**PACKED, ".zip": _open_zip}  # of files that are open
 #: bytes of a line, or as many times those of its file: a small packed file may not fill the memory
 LONGEST, TIMES = 1 << 26, 100
 
 
-def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
+def raw_lines(
+    path: Path, encoding: str | None = "utf-8", progress: Callable[[int], object] | None = None
+) -> Iterator[bytes]:
     """Yield the lines of a text file, or of the one in a .gz, .bz2, .xz or .zip, with their ends.
-    Raises UserError if it cannot be read, or has another encoding (None: any bytes)."""
-    number = 0
+    Raises UserError if it cannot be read, or has another encoding (None: any bytes). `progress`
+    is given the bytes of the file that were read since it was called before."""
+    number = place = 0
     try:
         longest = max(LONGEST, TIMES * path.stat().st_size)
-        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+        unpacked = OPENERS.get(path.suffix, lambda file, _mode: nullcontext(file))
+        with open(path, "rb") as packed, unpacked(packed, "rb") as file:
             while line := file.readline(longest + 1):
                 number += 1
+                if progress and not number % 1000:
+                    progress(packed.tell() - place)
+                    place = packed.tell()
                 if len(line) > longest:
                     problem = f"line {number:,} has more than {longest:,} bytes when unpacked"
                     raise wrong(path, problem, "shorter lines")
@@ -71,6 +78,11 @@ def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
         ) from None
     except _DAMAGED as error:
         raise UserError(f"{path}: cannot be read after line {number:,}: {error}") from None
+
+
+def count_lines(path: Path) -> int:
+    """Return how many lines a file has; raises UserError as `raw_lines` does."""
+    return sum(1 for _ in raw_lines(path, None))
 
 
 @contextmanager

@@ -2,39 +2,100 @@
 
 import contextlib
 import itertools
+import os
+import pickle
 import signal
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
 
-BATCH = 100_000  # items handed to the workers at a time
+from fairseq_clusterformer.outputs import replaced
 
 
 def parallel(
     function: Callable,
     items: Iterable,
-    workers: int,
+    workers: int | None,
     label: str,
     *,
-    batch: int | None = None,
+    batch: int = 1000,
+    size: Callable[[object], int] = lambda _: 1,
     unit: str = " pairs",
+    total: int | None = None,
+    kept: Path | None = None,
 ) -> Iterator:
-    """Yield ``function(item)`` of each item in order, by so many processes (1: this one alone).
-    `batch`: how many items may be read ahead of what is yielded (default: `BATCH`)."""
+    """Yield ``function(item)`` of each item in order.
+
+    Args:
+        workers: processes; None: one for each core. A single batch is done by this process.
+        batch: the `size` of the items that a worker is handed at a time.
+        unit, total: what `size` counts, and of all items, for the progress bar.
+        kept: a folder for the results of each batch. A run that was stopped goes on with those
+            that are there, if it is given the same function and items.
+    """
     from concurrent.futures import ProcessPoolExecutor
 
     from tqdm import tqdm
 
-    with contextlib.ExitStack() as stack:
-        results = map(function, items)
-        if workers > 1:
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+    workers = workers or (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
+    batches = _batches(items, batch, size)
+    first = list(itertools.islice(batches, 2))
+    how = {"unit": unit, "unit_scale": True, "disable": None, "leave": False}
+    with contextlib.ExitStack() as stack, tqdm(desc=label, total=total, **how) as bar:
+        begin, ahead = partial(partial, _results, function), 0
+        if workers > 1 and len(first) > 1:
             pool = ProcessPoolExecutor(workers, initializer=_start, initargs=(function,))
             stack.callback(pool.shutdown, cancel_futures=True)
-            results = _batches(pool, iter(items), batch or BATCH)
-        yield from tqdm(results, desc=label, unit=unit, disable=None, leave=False)
+            begin, ahead = lambda *given: pool.submit(_call, *given).result, 2 * workers
+        begun: deque[tuple[int, Callable[[], list]]] = deque()
+        start = 0
+        for each in itertools.chain(first, batches):
+            end = start + sum(map(size, each))
+            file = kept and kept / f"{start}-{end}.pickle"
+            done = (lambda: None) if file and file.exists() else begin(each, file)
+            begun.append((end - start, partial(_read, file, done) if file else done))
+            start = end
+            if len(begun) > ahead:
+                yield from _end(begun, bar)
+        while begun:
+            yield from _end(begun, bar)
 
 
-def _batches(pool, items: Iterator, size: int) -> Iterator:
-    while batch := list(itertools.islice(items, size)):
-        yield from pool.map(_call, batch, chunksize=max(1, size // 100))
+def _batches(items: Iterable, most: int, size: Callable[[object], int]) -> Iterator[list]:
+    batch, held = [], 0
+    for item in items:
+        batch.append(item)
+        held += size(item)
+        if held >= most:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+
+
+def _end(begun: deque, bar) -> Iterator:
+    size, done = begun.popleft()
+    yield from done()
+    bar.update(size)
+
+
+def _results(function: Callable, batch: list, file: Path | None) -> list | None:
+    """What is returned, or written to the file."""
+    results = [function(item) for item in batch]
+    if file is None:
+        return results
+    with replaced(file) as new:
+        new.write_bytes(pickle.dumps(results))
+    return None
+
+
+def _read(file: Path, done: Callable[[], None]) -> list:
+    done()
+    return pickle.loads(file.read_bytes())
 
 
 # A worker keeps its own copy of the function, and with it what that function has cached.
@@ -42,9 +103,17 @@ def _batches(pool, items: Iterator, size: int) -> Iterator:
 
 def _start(function: Callable) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main one acts
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     global _function
     _function = function
 
 
-def _call(item: object) -> object:
-    return _function(item)
+def _end_with(parent: int) -> None:
+    """End when the main process is killed, whose lock a worker would hold on to."""
+    while os.getppid() == parent:
+        time.sleep(0.1)
+    os._exit(1)
+
+
+def _call(batch: list, file: Path | None) -> list | None:
+    return _results(_function, batch, file)

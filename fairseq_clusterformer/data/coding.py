@@ -10,7 +10,8 @@ for subwords that are made of bytes, as GPT-2's.
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar
@@ -39,8 +40,34 @@ SUBWORD_MODEL = "sentencepiece.model"
 # prime length that is as rare as can be: the first block and every 4093rd after it.
 BYTES_PER_ITEM = 4093
 
+_BLOCK = 1 << 20  # bytes of a file that are coded at a time
+
 UNREADABLE = "\ufffd".encode()
 _BLANK = "\u2581"  # how sentencepiece writes a blank
+
+
+@dataclass(frozen=True)
+class FileItems:
+    """Makes the items of a file: calling it yields them, each int64 [N]."""
+
+    blocks: Callable[[Path], Iterator]  # of the file; their items do not depend on each other
+    code: Callable[..., Iterable[Tensor]]  # the items of a block
+
+    def __call__(self, file: Path) -> Iterator[Tensor]:
+        for block in self.blocks(file):
+            yield from self.code(block)
+
+
+def blocks_of_lines(file: Path) -> Iterator[bytes]:
+    """Yield the text of a file in blocks of whole lines."""
+    with open(file, "rb") as opened:
+        while lines := opened.readlines(_BLOCK):
+            yield b"".join(lines)
+
+
+def split_lines(block: str) -> list[str]:
+    """The lines of such a block, without their ends."""
+    return block.removesuffix("\n").split("\n")
 
 
 class TextCoding(ABC):
@@ -102,18 +129,22 @@ class TextCoding(ABC):
         """The tokens of a text in the form."""
         raise NotImplementedError
 
+    @property
     @abstractmethod
-    def items(self, file: Path) -> Iterator[Tensor]:
-        """Yield the tokens of a text file, in the items that a prepared folder stores; those of
-        pieces and words are lines with their ``</s>``, which the last has, too. Raises
+    def items(self) -> FileItems:
+        """What yields the tokens of a text file, in the items that a prepared folder stores; those
+        of pieces and words are lines with their ``</s>``, which the last has, too. Raises
         UnicodeDecodeError: if the text is not UTF-8. `ByteCoding` takes all."""
 
-    def line_items(self, file: Path) -> Iterator[Tensor]:
+    @property
+    def line_items(self) -> FileItems:
         """The same, with each line an item that ends in ``</s>``, whatever the coding."""
+        return FileItems(blocks_of_lines, self._items_of_lines)
+
+    def _items_of_lines(self, block: bytes) -> Iterator[Tensor]:
         end = torch.tensor([self.dictionary.eos()])
-        with open(file, encoding="utf-8", newline="\n") as opened:
-            for line in opened:
-                yield torch.cat([self.encode(line.rstrip("\n")), end])
+        for line in split_lines(block.decode()):
+            yield torch.cat([self.encode(line), end])
 
     @abstractmethod
     def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
@@ -141,6 +172,7 @@ class ByteCoding(TextCoding):
     """One token per byte; see `fairseq_clusterformer.data.bytes`."""
 
     unit, form = "byte", "none"
+    _BLOCK = BYTES_PER_ITEM * 256
 
     def __init__(self, dictionary) -> None:
         super().__init__(dictionary)
@@ -156,10 +188,17 @@ class ByteCoding(TextCoding):
     def encode(self, text: str | bytes, name: str = "the text") -> Tensor:
         return self._tokens(_utf8(text))
 
-    def items(self, file: Path) -> Iterator[Tensor]:
+    @property
+    def items(self) -> FileItems:
+        return FileItems(self._blocks, self._items_of)
+
+    def _items_of(self, block: bytes) -> Iterable[Tensor]:
+        return self._tokens(block).split(BYTES_PER_ITEM)
+
+    def _blocks(self, file: Path) -> Iterator[bytes]:
         with open(file, "rb") as opened:
-            while block := opened.read(BYTES_PER_ITEM * 256):
-                yield from self._tokens(block).split(BYTES_PER_ITEM)
+            while block := opened.read(self._BLOCK):
+                yield block
 
     def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
         for token in tokens:
@@ -192,10 +231,17 @@ class ByteSubwords(_Subwords):
         first = model.encode("a").ids[:1]
         self._leads = bool(len(first)) and model.bytes[first[0]].startswith(b" ")
 
-    def items(self, file: Path) -> Iterator[Tensor]:
+    @property
+    def items(self) -> FileItems:
+        return FileItems(self._blocks, self._items_of)
+
+    def _items_of(self, block: str) -> Iterable[Tensor]:
+        yield self.encode(block)
+
+    def _blocks(self, file: Path) -> Iterator[str]:
         with open(file, encoding="utf-8", newline="") as opened:
             while lines := "".join(islice(opened, 1000)):
-                yield self.encode(lines)
+                yield lines
 
     def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
         end = self.dictionary.eos()
@@ -225,14 +271,13 @@ class _LineCoding(TextCoding):
             first += [self.dictionary.eos(), *line]
         return first
 
-    def items(self, file: Path) -> Iterator[Tensor]:
-        with open(file, encoding="utf-8", newline="\n") as opened:
-            texts = (composed(line.rstrip("\n"), self.form) for line in opened)
-            while lines := list(islice(texts, 1000)):
-                for line in self._lines(lines):
-                    yield torch.tensor([*line, self.dictionary.eos()])
+    @property
+    def items(self) -> FileItems:
+        return self.line_items
 
-    line_items = items
+    def _items_of_lines(self, block: bytes) -> Iterator[Tensor]:
+        for line in self._lines(split_lines(composed(block.decode(), self.form))):
+            yield torch.tensor([*line, self.dictionary.eos()])
 
     def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
         end = self.dictionary.eos()
@@ -254,7 +299,8 @@ class PieceCoding(_LineCoding):
         self._index_of = np.array([dictionary.index(self._model.id_to_piece(i)) for i in ids])
 
     def _lines(self, lines: list[str]) -> list[list[int]]:
-        return [self._index_of[ids].tolist() if ids else [] for ids in self._model.encode(lines)]
+        found = self._model.encode(lines, num_threads=1)  # whoever wants more has workers
+        return [self._index_of[ids].tolist() if ids else [] for ids in found]
 
     def _chunk(self, symbol: str, begins_line: bool) -> bytes:
         if found := BYTE_PIECE.fullmatch(symbol):

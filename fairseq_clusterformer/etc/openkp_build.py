@@ -17,7 +17,7 @@ from fairseq_clusterformer.data.unicode import READ_FORM
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.etc.openkp import PageRecord, openkp
 
-_BATCH = 500  # pages in memory for the workers
+_BATCH = 5  # pages that a worker takes at a time
 COUNTS = ("pages", "nodes", "tokens", "keyphrases", "keyphrases not found", "longest")
 
 

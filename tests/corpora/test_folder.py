@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from fairseq_clusterformer.corpora.folder import make_folder
+from fairseq_clusterformer.corpora.folder import make_folder, make_part
 from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.errors import UserError
 
@@ -127,7 +127,7 @@ def test_a_full_disk_is_one_line(dest, tmp_path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def fill_in_a_part(work, out):
-        make_folder(work / "parts" / "one", RECIPE, fill)
+        make_part(work, "one", fill)
 
     (tmp_path / ".clusterformer").touch()  # of another command's outputs
     told = f"^DEST is {dest}: No space left on device; allowed: a place to write to$"
@@ -141,7 +141,7 @@ def test_a_full_disk_is_one_line(dest, tmp_path):
 
 KILLED = """
 import pathlib, sys, time
-from fairseq_clusterformer.corpora.folder import make_folder
+from fairseq_clusterformer.corpora.folder import make_folder, make_part
 def build(work, out):
     (out / "half").write_text("half")
     (work / "reached").touch()

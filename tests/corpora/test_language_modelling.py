@@ -1,16 +1,20 @@
 """`clusterformer prepare lm`: every split exact, every mistake reported in one line."""
 
 import gzip
+import os
+import random
 import re
+import signal
 import subprocess
 import sys
+import tracemalloc
 from hashlib import sha1, sha256
 
 import numpy as np
 import pytest
 from fairseq.data import Dictionary, indexed_dataset
 
-from fairseq_clusterformer.corpora import binarize
+from fairseq_clusterformer.corpora import binarize, parallel
 from fairseq_clusterformer.corpora.binarize import count_words
 from fairseq_clusterformer.corpora.download import Archive
 from fairseq_clusterformer.corpora.language_modelling.corpora import (
@@ -18,11 +22,20 @@ from fairseq_clusterformer.corpora.language_modelling.corpora import (
     prepare_wikitext103,
 )
 from fairseq_clusterformer.corpora.language_modelling.text import TextReader, by_document
-from fairseq_clusterformer.data import subwords
+from fairseq_clusterformer.data import coding, subwords
 from fairseq_clusterformer.data.bytes import byte_symbols, decode, encode
 from fairseq_clusterformer.data.coding import BYTES_PER_ITEM, TextCoding
 from fairseq_clusterformer.errors import UserError
-from tests.corpora.commands import SPLITS, one_line, pack, record_of, run, write, write_splits
+from tests.corpora.commands import (
+    SPLITS,
+    files_in,
+    one_line,
+    pack,
+    record_of,
+    run,
+    write,
+    write_splits,
+)
 from tests.data.subword_models import LOSSLESS, write_gpt2, write_sentencepiece
 from tests.data.tokenizers import made
 
@@ -185,9 +198,9 @@ def test_a_tokenizer(texts, tmp_path):
     for name, more in (("lines", ""), ("sentences", " --sentences")):
         options = f"--tokenizer {model} --document-separator ##{more}"
         assert run("prepare lm text", texts, tmp_path / name, options) == 0
-        coding = TextCoding.from_folder(tmp_path / name)
+        read = TextCoding.from_folder(tmp_path / name)
         items = items_of(tmp_path / name, "train")
-        assert all(item[-1] == coding.dictionary.eos() for item in items)
+        assert all(item[-1] == read.dictionary.eos() for item in items)
         assert len(items) == (6 if more else 4)
     assert (tmp_path / "lines" / "tokenizer.json").read_bytes() == model.read_bytes()
     assert list(record_of(tmp_path / "lines")["recipe"]["subwords"]) == ["tokenizer.json"]
@@ -197,8 +210,8 @@ def test_an_existing_sentencepiece_model(texts, tmp_path):
     model = write_sentencepiece(tmp_path / "some.model", **LOSSLESS)
     options = f"--sentencepiece-model {model} --document-separator ##"
     assert run("prepare lm text", texts, tmp_path / "dest", options) == 0
-    coding = TextCoding.from_folder(tmp_path / "dest")
-    found = "".join(map(coding.decode, items_of(tmp_path / "dest", "train")))
+    read = TextCoding.from_folder(tmp_path / "dest")
+    found = "".join(map(read.decode, items_of(tmp_path / "dest", "train")))
     assert found == TEXT.replace("##\n", "")
     assert (tmp_path / "dest" / "sentencepiece.model").read_bytes() == model.read_bytes()
 
@@ -334,6 +347,124 @@ def test_words_are_those_of_train(tmp_path):
     assert found == [*train, "the <unk> sat </s>", "end </s>"]
     write(tmp_path / "text", "a <pad> </s> <s>\n<unk> b\n")
     assert count_words(tmp_path / "text") == {"a": 1, "b": 1, "<unk>": 4, "</s>": 2}
+
+
+# In pieces of work: by several processes, after a stop, in little memory
+
+WAYS = ("bytes", "words", "sentencepiece-model", "tokenizer")
+
+
+@pytest.fixture
+def in_pieces(tmp_path, monkeypatch):
+    """A folder of text that is many pieces of work, and a function that prepares it in a way."""
+    draw = random.Random(1)
+    lines = ("".join(draw.choices("abc é", k=40)) + "\n" for _ in range(2500))
+    write_splits(tmp_path / "text", "the end")
+    write(tmp_path / "text" / "train.txt", "".join(lines) + "the end")
+    monkeypatch.setattr(binarize, "_PIECE_OF_WORK", 10_000)
+    monkeypatch.setattr(coding, "_BLOCK", 10_000)
+    monkeypatch.setattr(coding.ByteCoding, "_BLOCK", 4 * BYTES_PER_ITEM)
+    models = {
+        "tokenizer": made("bytes", tmp_path / "tokenizer.json"),
+        "sentencepiece-model": write_sentencepiece(tmp_path / "some.model", **LOSSLESS),
+    }
+
+    def prepare(way: str, dest: str, *more: str) -> int:
+        words = [f"--{way}", models[way]] if way in models else [f"--{way}"]
+        return run("prepare lm text", tmp_path / "text", tmp_path / dest, *words, *more)
+
+    return prepare
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pieces_join_to_what_one_process_makes_at_once(way, in_pieces, tmp_path, monkeypatch):
+    assert in_pieces(way, "two", "--workers 2") == 0
+    monkeypatch.undo()
+    assert in_pieces(way, "one", "--workers 1") == 0
+    assert files_in(tmp_path / "one") == files_in(tmp_path / "two")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_was_stopped_goes_on(way, in_pieces, tmp_path, monkeypatch, capsys):
+    """It codes no finished piece again, and ends as if nothing had been."""
+    coded, done = binarize._coded, []
+
+    def stopped(*given):
+        done.append(given)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        return coded(*given)
+
+    monkeypatch.setattr(binarize, "_coded", stopped)
+    assert in_pieces(way, "dest", "--workers 1") == 130
+    assert not (tmp_path / "dest").exists()
+    assert len(list(tmp_path.glob("dest.partial/parts/train/*.pickle"))) == 2
+    assert in_pieces(way, "dest", "--workers 2") == 0
+    assert "going on with what is finished in" in capsys.readouterr().out
+    monkeypatch.setattr(binarize, "_coded", coded)
+    assert in_pieces(way, "other", "--workers 1") == 0
+    assert files_in(tmp_path / "dest") == files_in(tmp_path / "other")
+    assert not (tmp_path / "dest.partial").exists()
+
+
+def test_another_option_or_text_begins_anew(in_pieces, tmp_path, monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    coded = binarize._coded
+    for more in ("--valid-fraction 0.1 --split contiguous", "", ""):
+        monkeypatch.setattr(binarize, "_coded", stop)
+        assert in_pieces("words", "dest", *more.split()) == 130
+    said = [line for line in capsys.readouterr().out.splitlines() if "dest.partial" in line]
+    assert len(said) == 2
+    assert re.match(
+        r"beginning anew: .* was made otherwise \(fractions: .* then, none now", said[0]
+    )
+    assert said[1].startswith("going on with")
+    text = tmp_path / "text" / "train.txt"
+    text.write_bytes(text.read_bytes().replace(b"a", b"b"))
+    monkeypatch.setattr(binarize, "_coded", coded)
+    assert in_pieces("words", "dest") == in_pieces("words", "other") == 0
+    assert "was made otherwise (files text/train.txt: " in capsys.readouterr().out
+    assert files_in(tmp_path / "dest") == files_in(tmp_path / "other")
+
+
+def test_after_a_kill_its_workers_end_and_the_next_run_goes_on(in_pieces, tmp_path, monkeypatch):
+    def killed(file, done):
+        done()
+        if not file.name.startswith("0-"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(file, done)
+
+    read = parallel._read
+    monkeypatch.setattr(parallel, "_read", killed)
+    if (process := os.fork()) == 0:
+        try:
+            in_pieces("bytes", "dest", "--workers 2")
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(process, 0)[1]) == signal.SIGKILL
+    monkeypatch.setattr(parallel, "_read", read)
+    assert not (tmp_path / "dest").exists()
+    assert len(list(tmp_path.glob("dest.partial/parts/train/*.pickle"))) >= 2
+    assert in_pieces("bytes", "dest", "--workers 2") == 0
+    assert in_pieces("bytes", "other", "--workers 1") == 0
+    assert files_in(tmp_path / "dest") == files_in(tmp_path / "other")
+    assert not (tmp_path / "dest.partial").exists()
+
+
+def test_memory_does_not_grow_with_the_text(in_pieces, tmp_path):
+    def peak(lines: int) -> int:
+        write(tmp_path / "text" / "train.txt", f"{'text ' * 20}\n" * lines)
+        tracemalloc.start()
+        assert in_pieces("bytes", f"dest{lines}", "--workers 1") == 0
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    peak(1)  # what is imported once
+    few, many = peak(5_000), peak(30_000)
+    assert many - few < 100 * 25_000 / 10
 
 
 # enwik8 and WikiText-103, made small

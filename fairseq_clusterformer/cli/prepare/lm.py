@@ -16,7 +16,7 @@ from fairseq_clusterformer.corpora.language_modelling.corpora import (
 )
 
 from ..common import Parser, add, add_dest, line_encoding, prepare_folder
-from .shared import add_existing, take_vocabulary
+from .shared import add_existing, add_workers, take_vocabulary
 
 
 def _parser() -> Parser:
@@ -52,6 +52,7 @@ def _parser() -> Parser:
     text.add("--pattern GLOB", about + "that are not binary)", action="append")
     about = "of the files; the folder's text is UTF-8"
     text.add("--encoding NAME", about, type=line_encoding, default="utf-8")
+    add_workers(text)
     known = {
         "enwik8": (ENWIK8, prepare_enwik8, "100 MB of Wikipedia, by bytes"),
         "wikitext103": (WIKITEXT103, prepare_wikitext103, "103 million words of Wikipedia"),
@@ -63,6 +64,7 @@ def _parser() -> Parser:
         places = f"{', '.join(archive.members)} or {archive.name}"
         help_ = f"a folder that holds {places}; without it, {archive.url} is downloaded"
         corpus.add("--source DIR", help_)
+        add_workers(corpus)
     return parser
 
 

@@ -20,6 +20,10 @@ def add_files(parser: Parser, source: str) -> None:
         parser.add(f"--{split} PATH", about, nargs="+")
 
 
+def add_workers(parser: Parser) -> None:
+    parser.add("--workers N", "processes (default: one for each core)")
+
+
 def check_folder(source: Path | None) -> None:
     if source and not source.is_dir():
         raise bad_option("--source", source, "a folder", "no such folder")

@@ -14,6 +14,7 @@ from fairseq_clusterformer.corpora.translation.build import prepare
 from fairseq_clusterformer.corpora.translation.corpora import CORPORA, known_corpus, own_pairs
 
 from ..common import Parser, add_dest, prepare_folder
+from .shared import add_workers
 
 _FILES = (
     "PREFIX stands for the two files PREFIX.{0} and PREFIX.{1} of aligned lines, or is itself one "
@@ -70,7 +71,7 @@ def _add_shared_options(parser: Parser, operations: int | None, vocabulary: str)
     about = "subword-nmt: subwords of the tokens of Moses, which knows some 40 languages; "
     about += "sentencepiece: subwords of the text as it is, in any language"
     parser.add("--vocabulary", about, choices=("subword-nmt", "sentencepiece"), default=vocabulary)
-    parser.add("--workers N", "processes that tokenise", default=1)
+    add_workers(parser)
 
 
 def main(arguments: Sequence[str]) -> int:

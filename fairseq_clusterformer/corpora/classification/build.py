@@ -186,7 +186,7 @@ def _write_folder(
     corpus: LabelledCorpus, settings: Settings, texts: Path, out: Path, model: "Subwords | None"
 ) -> dict[str, int]:
     """Write a folder as the task reads it; return the size of its vocabulary."""
-    from fairseq_clusterformer.data.coding import WordCoding
+    from fairseq_clusterformer.data.coding import FileItems, WordCoding, blocks_of_lines
 
     from .. import binarize  # which imports fairseq
 
@@ -203,7 +203,8 @@ def _write_folder(
     coded = {name: (dictionary, WordCoding(dictionary).items) for name in inputs}
     if corpus.classes:
         labels = binarize.symbol_dictionary(corpus.classes)
-        coded["label"] = labels, partial(_label_items, dictionary=labels)
+        code = partial(_label_items, dictionary=labels)
+        coded["label"] = labels, FileItems(blocks_of_lines, code)
     else:  # numbers, in the files that fairseq's sentence_prediction reads
         (out / "label").mkdir()
         for file in texts.glob("*.label"):
@@ -220,13 +221,14 @@ def _write_folder(
     return size
 
 
-def _label_items(text: Path, dictionary: "Dictionary") -> Iterator["torch.Tensor"]:
+def _label_items(block: bytes, dictionary: "Dictionary") -> Iterator["torch.Tensor"]:
     """Yield each line's one symbol, without ``</s>``."""
     import torch
 
-    with open(text, encoding="utf-8") as file:
-        for line in file:
-            yield torch.tensor([dictionary.indices[line.strip()]])
+    from fairseq_clusterformer.data.coding import split_lines
+
+    for line in split_lines(block.decode()):
+        yield torch.tensor([dictionary.indices[line.strip()]])
 
 
 def _describe(

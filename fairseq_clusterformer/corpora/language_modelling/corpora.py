@@ -5,16 +5,18 @@
 
 import codecs
 import itertools
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import UserError, bad_option
 
 from .. import SPLITS
 from ..download import Archive, checksum, obtain
-from ..folder import make_folder, resolved
+from ..folder import copy_part, make_folder, make_part, resolved
 from ..lines import naming_all
 from ..vocabulary import Vocabulary, copy_model
 from .text import (
@@ -51,16 +53,22 @@ WIKITEXT103_TOKENS = (103_227_021, 217_646, 245_569)
 
 
 def prepare_enwik8(
-    dest: Path, source: Path | None = None, *, archive=ENWIK8, sizes=ENWIK8_SIZES
+    dest: Path,
+    source: Path | None = None,
+    *,
+    archive=ENWIK8,
+    sizes=ENWIK8_SIZES,
+    workers: int | None = None,
 ) -> dict | None:
     """Prepare enwik8 by bytes: its first `sizes` bytes are train, valid and test. Returns what
-    `make_folder` does."""
+    `make_folder` does. `workers`: processes; None: one for each core."""
 
     def build(work: Path, out: Path) -> dict:
         (path,) = obtain([archive], source, work).values()
         if path.stat().st_size != sum(sizes):
             raise UserError(f"{path} has {path.stat().st_size:,} bytes; allowed: {sum(sizes):,}")
-        return {"splits": _binarize(cut(path, work, sizes), work, out)}
+        counts = cut(path, work, sizes)
+        return {"splits": _added(counts, _binarize(_texts(work), work, out, workers=workers))}
 
     recipe = {"corpus": "enwik8", "members": archive.members, "sizes": sizes}
     return make_folder(dest, recipe, build)
@@ -73,21 +81,17 @@ def prepare_wikitext103(
     archive=WIKITEXT103,
     types=WIKITEXT103_TYPES,
     tokens=WIKITEXT103_TOKENS,
+    workers: int | None = None,
 ) -> dict | None:
     """Prepare WikiText-103 by words, and check its `types` and `tokens`; returns as above."""
     form = "none"  # the published numbers are of its words as they are
 
     def build(work: Path, out: Path) -> dict:
-        from fairseq_clusterformer.data.coding import WordCoding
-
-        from .. import binarize
-
         texts = dict(zip(SPLITS, obtain([archive], source, work).values(), strict=True))
-        words = binarize.count_words(texts["train"], form)
-        coding = WordCoding(binarize.word_dictionary(words))
-        coding.form = form
-        splits = binarize.write_dataset(texts, out, coding.dictionary, coding.items)
-        found = [len(words), *(count["tokens"] for count in splits.values())]
+        how = {"words": True, "form": form, "workers": workers}
+        splits = _binarize(texts, work, out, **how)
+        words = json.loads((work / "parts" / "model" / RECORD).read_text())["words"]
+        found = [words, *(count["tokens"] for count in splits.values())]
         if found != (expected := [types, *tokens]):
             raise UserError(f"WikiText-103 has types and tokens {found}; allowed: {expected}")
         return {"types": types, "splits": splits}
@@ -109,6 +113,7 @@ def prepare_text(
     test_fraction: float = 0.05,
     pattern: Sequence[str] | None = None,
     encoding: str = "utf-8",
+    workers: int | None = None,
 ) -> dict | None:
     """Prepare the text files in `source`, and print which of them were taken. The options are
     those of ``clusterformer prepare lm text``; without a `vocabulary` or `words`, text becomes
@@ -135,8 +140,7 @@ def prepare_text(
         texts = [path for path in texts if path in named]
     reader = TextReader(document_separator, encoding)
 
-    def build(work: Path, out: Path) -> dict:
-        _report(texts, split, skipped)
+    def write_texts(_work: Path, out: Path) -> dict:
         if split == "files":
             parts = ((name, lines) for name in SPLITS for lines in reader.documents(files[name]))
         else:
@@ -145,9 +149,16 @@ def prepare_text(
         if sentences:
             parts = by_sentence(parts)
         with naming_all(texts, encoding, "--encoding NAME for another, or --pattern without it"):
-            counts = write_splits(parts, work)
+            counts = write_splits(parts, out)
         reader.check_separator(f"SOURCE {source}")
-        return {"splits": _binarize(counts, work, out, vocabulary, words, sentences)}
+        return {"splits": counts}
+
+    def build(work: Path, out: Path) -> dict:
+        _report(texts, split, skipped)
+        folder, made = make_part(work, "texts", write_texts)
+        how = {"words": words, "lines": sentences, "workers": workers}
+        tokens = _binarize(_texts(folder), work, out, vocabulary, **how)
+        return {"splits": _added(made["splits"], tokens)}
 
     trained = vocabulary.train if vocabulary else None
     recipe = {
@@ -189,32 +200,53 @@ def _report(texts: Sequence[Path], split: str, skipped: dict[str, list[Path]]) -
             print(f"skipped, {reason}: {names_of(paths)}")
 
 
+def _texts(folder: Path) -> dict[str, Path]:
+    return {split: folder / f"{split}.txt" for split in SPLITS}
+
+
+def _added(counts: dict, more: dict) -> dict:
+    return {split: counts[split] | more[split] for split in counts}
+
+
 def _binarize(
-    counts: dict,
+    texts: dict[str, Path],
     work: Path,
     out: Path,
     vocabulary: Vocabulary | None = None,
+    *,
     words: bool = False,
+    form: str = FORM,
     lines: bool = False,
+    workers: int | None = None,
 ) -> dict:
-    """Binarise the texts in `work`, and add tokens and items to `counts`; with `lines`, each line
-    is an item, whatever the unit."""
+    """Binarise the texts; return the tokens and items of each split. With `lines`, each line is an
+    item, whatever the unit. The part "model" counts the words."""
     from fairseq_clusterformer.data.coding import SUBWORD_MODEL, TextCoding
 
     from .. import binarize
 
-    texts = {split: work / f"{split}.txt" for split in counts}
-    dictionary = None
-    if vocabulary and vocabulary.train:
-        vocabulary.train_model(texts["train"], out)
-        dictionary = binarize.piece_dictionary(out / SUBWORD_MODEL)
-    elif vocabulary:
-        copy_model(vocabulary, out)
-    elif words:
-        dictionary = binarize.word_dictionary(binarize.count_words(texts["train"]))
-    else:
-        dictionary = binarize.byte_dictionary()
-    coding = TextCoding.from_folder(out, dictionary)
+    def write_model(_work: Path, folder: Path) -> dict:
+        counts = Counter()
+        if vocabulary and vocabulary.train:
+            vocabulary.train_model(texts["train"], folder)
+            dictionary = binarize.piece_dictionary(folder / SUBWORD_MODEL)
+        elif vocabulary:
+            copy_model(vocabulary, folder)
+            return {}
+        elif words:
+            how = {"workers": workers, "kept": work / "parts"}
+            counts = binarize.count_words(texts["train"], form, **how)
+            dictionary = binarize.word_dictionary(counts)
+        else:
+            dictionary = binarize.byte_dictionary()
+        dictionary.save(str(folder / "dict.txt"))
+        return {"words": len(counts)}
+
+    model, _ = make_part(work, "model", write_model)
+    copy_part(model, out)
+    coding = TextCoding.from_folder(out)
+    if words:
+        coding.form = form
     items = coding.line_items if lines else coding.items
-    tokens = binarize.write_dataset(texts, out, coding.dictionary, items)
-    return {split: counts[split] | tokens[split] for split in counts}
+    how = {"workers": workers, "kept": work / "parts"}
+    return binarize.write_dataset(texts, out, coding.dictionary, items, **how)

@@ -91,16 +91,22 @@ class TextReader:
 
     def documents(self, texts: Iterable[Path]) -> Iterator[Lines]:
         """Yield the documents that are not empty. Read each before you take the next."""
-        for path in texts:
-            raw = raw_lines(path, self.encoding)
-            if self.encoding != "utf-8":
-                raw = (line.decode(self.encoding).encode() for line in raw)
-            first = (line.removeprefix(BOM_UTF8) for line in itertools.islice(raw, 1))
-            raw = itertools.chain(first, raw)
-            lines = (line if line.endswith(b"\n") else line + b"\n" for line in raw)
-            for number, document in itertools.groupby(lines, self._document_number):
-                if number is not None:
-                    yield document
+        from tqdm import tqdm
+
+        texts = list(texts)
+        how = {"unit": "B", "unit_scale": True, "disable": None, "leave": False}
+        total = sum(path.stat().st_size for path in texts)
+        with tqdm(desc="reading", total=total, **how) as bar:
+            for path in texts:
+                raw = raw_lines(path, self.encoding, bar.update)
+                if self.encoding != "utf-8":
+                    raw = (line.decode(self.encoding).encode() for line in raw)
+                first = (line.removeprefix(BOM_UTF8) for line in itertools.islice(raw, 1))
+                raw = itertools.chain(first, raw)
+                lines = (line if line.endswith(b"\n") else line + b"\n" for line in raw)
+                for number, document in itertools.groupby(lines, self._document_number):
+                    if number is not None:
+                        yield document
 
     def _document_number(self, line: bytes) -> int | None:
         if self.separator is not None and line.rstrip(b"\r\n") == self.separator.encode():

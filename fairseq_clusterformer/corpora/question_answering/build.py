@@ -7,19 +7,16 @@ goes on with those that are complete.
 import functools
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 
-from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import READ_FORM, composed
 from fairseq_clusterformer.errors import UserError
 
 from ..download import checksums
-from ..folder import make_folder
+from ..folder import copy_part, make_folder, make_part
 from ..lines import wrong
 from ..splits import SeenTexts
 from ..vocabulary import Vocabulary, copy_model
@@ -116,18 +113,15 @@ def prepare(
         return record | {"examples": drops.examples, "moved": drops.moved}
 
     def build(work: Path, out: Path) -> dict:
-        # a part that another recipe made has another name
-        key = sha256(json.dumps(recipe).encode()).hexdigest()[:16]
-        model = work / "parts" / f"{key}-model"
-        make_folder(model, recipe, build_model)
-        shutil.copytree(model, out, ignore=lambda *_: [RECORD], dirs_exist_ok=True)
+        model, _ = make_part(work, "model", build_model)
+        copy_part(model, out)
         counts, dropped = {}, {}
         for split, paths in splits.items():
             made = {}
             for i, path in enumerate(paths):
-                part = work / "parts" / f"{key}-{split}-{i}"
-                make_folder(part, recipe, functools.partial(build_part, split, path, model))
-                made[part] = json.loads((part / RECORD).read_text())
+                build_file = functools.partial(build_part, split, path, model)
+                part, record = make_part(work, f"{split}-{i}", build_file)
+                made[part] = record
             counts[split], drops = _join(made, out, split)
             if not counts[split]["questions"]:
                 problem = f"{corpus}: no question is left in {split}"

@@ -20,7 +20,7 @@ from ..parallel import parallel
 from .records import Drops, Reader, Record, Unusable, sentences_of
 
 COUNTS = ("questions", "answers", "paragraphs", "tokens", "longest")
-_BATCH = 500  # records in memory for the workers; one may be a book
+_BATCH = 5  # records that a worker takes at a time; one may be a book
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,17 @@
 """From a corpus of pairs to the folder that fairseq's ``translation`` task reads.
 
-There are three stages, each from files to files: pairs are tokenised, split and cleaned; subwords
-are learned and applied; the result is binarised.
+There are stages, each from files to files: pairs are tokenised, split and cleaned; subwords are
+learned; they are applied; the result is binarised. A run that was stopped goes on with the stages,
+and in a stage with the pieces of work, that are finished.
 """
 
 import contextlib
 import functools
 import io
 import itertools
+import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +21,7 @@ from fairseq_clusterformer.errors import bad_option
 
 from .. import SUBWORDS
 from ..download import checksums
-from ..folder import make_folder
+from ..folder import copy_part, make_folder, make_part
 from ..lines import aligned_lines, wrong
 from ..parallel import parallel
 from ..splits import SeenTexts
@@ -26,6 +29,9 @@ from .corpora import ParallelCorpus
 from .pairs import Pair, pair_files, pairs_of
 
 Counts = dict[str, dict[str, int]]
+
+_PAIRS = 5000  # that a worker takes at a time
+_MOST_WORDS = 1_000_000  # that subword-nmt learns from, at about 1 kB of memory for each
 
 
 def prepare(
@@ -35,7 +41,7 @@ def prepare(
     bpe_operations: int | None = None,
     bpe: str = "subword_nmt",
     extra_train: Sequence[Path] = (),
-    workers: int = 1,
+    workers: int | None = None,
 ) -> dict | None:
     """Prepare `corpus` in the folder `dest`, as `make_folder` does.
 
@@ -44,6 +50,7 @@ def prepare(
             as the text gives.
         bpe: "subword_nmt", or "sentencepiece", which splits text that is not tokenised.
         extra_train: more training text; see `pair_files`. Columns are target and source.
+        workers: processes; None: one for each core.
     """
     pipeline = replace(corpus.pipeline, bpe=bpe)
     if bpe == "sentencepiece" and not corpus.tokenised:
@@ -71,48 +78,73 @@ def prepare(
     def build(work: Path, out: Path) -> dict:
         from importlib.metadata import version
 
-        job = _Job(corpus, replace(pipeline, model=out / recipe["bpe_model"]), work, out, workers)
-        job.tokenise(extra)
-        learn_subwords(job.files(work, "train"), bpe_operations, job.pipeline)
-        job.segment()
-        job.binarise()
+        job = _Job(corpus, pipeline, work, workers)
+        tokens, made = make_part(work, "tokens", functools.partial(job.tokenise, extra))
+
+        def learn(work: Path, folder: Path) -> dict:
+            known = replace(pipeline, model=folder / recipe["bpe_model"])
+            how = {"workers": workers, "kept": work / "parts"}
+            learn_subwords(job.files(tokens, "train"), bpe_operations, known, **how)
+            return {}
+
+        model, _ = make_part(work, "model", learn)
+        copy_part(model, out)
+        job.pipeline = replace(pipeline, model=model / recipe["bpe_model"])
+        job.counts = made["splits"]
+        subwords, made = make_part(work, "subwords", functools.partial(job.segment, tokens))
+        job.counts = made["splits"]
+        shutil.copytree(subwords / "raw", out / "raw")
+        job.binarise(subwords, out)
         packages = ("sacremoses", "subword-nmt", "sentencepiece")
         return {"splits": job.counts, "versions": {name: version(name) for name in packages}}
 
     return make_folder(dest, recipe, build)
 
 
-def learn_subwords(texts: Sequence[Path], number: int | None, pipeline: TextPipeline) -> None:
+def learn_subwords(
+    texts: Sequence[Path],
+    number: int | None,
+    pipeline: TextPipeline,
+    *,
+    workers: int | None = 1,
+    kept: Path | None = None,
+) -> None:
     """Learn the subwords of `texts` together and write the pipeline's model; raises UserError if
-    the texts do not give as many."""
-    if pipeline.bpe == "sentencepiece":
-        from ..binarize import train_sentencepiece
+    the texts do not give as many. `workers` and `kept` as `parallel` takes them."""
+    from .. import binarize
 
+    if pipeline.bpe == "sentencepiece":
         how = {"option": "--bpe-operations", "at_most": number is None}
-        train_sentencepiece(texts, number or SUBWORDS, pipeline.model, **how)
+        binarize.train_sentencepiece(texts, number or SUBWORDS, pipeline.model, **how)
         return
     from subword_nmt.learn_bpe import learn_bpe
 
+    counts: Counter[str] = Counter()
+    for text in texts:
+        how = {"workers": workers, "kept": kept and kept / text.name}
+        counts.update(binarize.count_raw_words(text, "none", **how)[0])
+    if len(counts) > _MOST_WORDS:
+        print(f"learning subwords from the {_MOST_WORDS:,} most frequent of {len(counts):,} words")
+    words = counts.most_common(_MOST_WORDS)
+    del counts  # which can hold several times as many
     # Its progress bar is not for log files.
     quiet = sys.stderr if sys.stderr.isatty() else io.StringIO()
     with (
-        contextlib.ExitStack() as stack,
         open(pipeline.model, "w", encoding="utf-8", newline="\n") as codes,
         contextlib.redirect_stderr(quiet),
     ):
-        files = [stack.enter_context(open(p, encoding="utf-8", newline="\n")) for p in texts]
-        learn_bpe(itertools.chain(*files), codes, number or SUBWORDS)
+        lines = (f"{word} {count}" for word, count in words)
+        learn_bpe(lines, codes, number or SUBWORDS, is_dict=True)
 
 
 @dataclass
 class _Job:
-    """The stages, and the counts that they fill in; their files in `work` are NAME.LANGUAGE."""
+    """The stages, and the counts that they fill in; their files are NAME.LANGUAGE."""
 
     corpus: ParallelCorpus
     pipeline: TextPipeline
-    work: Path
-    out: Path
-    workers: int
+    work: Path  # for what the corpus unpacks
+    workers: int | None
 
     def __post_init__(self) -> None:
         splits = ["train", "valid", *self.corpus.test_sets]
@@ -122,7 +154,7 @@ class _Job:
         """Return the files of both languages."""
         return [folder / f"{name}.{language}" for language in self.pipeline.languages]
 
-    def tokenise(self, extra: Sequence[Sequence[Path]]) -> None:
+    def tokenise(self, extra: Sequence[Sequence[Path]], work: Path, out: Path) -> dict:
         """Write the tokens of each split, and the raw text of all but train; count the pairs."""
         corpus, languages = self.corpus, self.pipeline.languages
         clean = corpus.cleaning.keeps if corpus.cleaning.unit == "tokens" else lambda pair: True
@@ -142,41 +174,44 @@ class _Job:
                 return True
             return False
 
-        with self._writer(self.work) as write:
+        def tokens(pairs: Iterator[Pair], label: str, tokenised: bool, kept: str) -> Iterator:
+            function = functools.partial(_tokens, self.pipeline, tokenised)
+            total = corpus.about(label) or corpus.expected.get(label)
+            how = {"total": total, "kept": work / "parts" / kept}
+            return parallel(function, pairs, self.workers, label, batch=_PAIRS, **how)
 
-            def store(split: str, raw: Pair, tokens: Pair) -> None:
-                write(split, tokens)
+        with self._writer(out) as write:
+
+            def store(split: str, raw: Pair, words: Pair) -> None:
+                write(split, words)
                 self.counts[split]["pairs"] += 1
                 if split != "train":
                     write(f"{split}.raw", raw)
-                    for known, line in zip(held_out, tokens, strict=True):
+                    for known, line in zip(held_out, words, strict=True):
                         known.add(line)
 
             for split, pairs in corpus.read(self.work).items():
                 number, held_out_each = 0, split == "train" and corpus.hold_out
-                for raw, tokens in self._tokens(pairs, split, corpus.tokenised):
+                for raw, words in tokens(pairs, split, corpus.tokenised, split):
                     found[split] += 1
-                    if split == "train" and not keeps(tokens, corpus.disjoint):
+                    if split == "train" and not keeps(words, corpus.disjoint):
                         continue
                     number += 1
                     is_valid = held_out_each and not number % held_out_each
-                    store("valid" if is_valid else split, raw, tokens)
+                    store("valid" if is_valid else split, raw, words)
             for split, number in corpus.expected.items():
                 if found[split] != number:
                     problem = f"the download has {found[split]:,} pairs for {split}"
                     allowed = f"{number:,}, as in the known edition; --source takes another one"
                     raise wrong(corpus.name, problem, allowed)
-            for files in extra:
+            for number, files in enumerate(extra):
                 pairs = pairs_of(files, languages, languages[::-1])  # columns as Tatoeba's
-                for raw, tokens in self._tokens(pairs, files[0].name, False):
-                    if keeps(tokens, disjoint=True):
-                        store("train", raw, tokens)
+                for raw, words in tokens(pairs, files[0].name, False, f"extra-{number}"):
+                    if keeps(words, disjoint=True):
+                        store("train", raw, words)
                         train["extra pairs"] = train.get("extra pairs", 0) + 1
         self._check_pairs()
-
-    def _tokens(self, pairs: Iterator[Pair], label: str, tokenised: bool) -> Iterator:
-        function = functools.partial(_tokens, self.pipeline, tokenised)
-        return parallel(function, pairs, self.workers, f"{label} tokens")
+        return {"splits": self.counts}
 
     def _check_pairs(self) -> None:
         train = self.counts["train"]
@@ -186,53 +221,59 @@ class _Job:
                 problem = f"no pair is left for {split}" + (f" ({', '.join(why)})" if why else "")
                 raise wrong(self.corpus.name, problem, "at least one for each split")
 
-    def segment(self) -> None:
-        """Write the subwords of each split, and the raw text of all but train into `out`."""
+    def segment(self, tokens: Path, work: Path, out: Path) -> dict:
+        """Write the subwords of each split, and into `raw` the raw text of all but train."""
         function = functools.partial(_subwords, self.pipeline)
         cleaning, cleaned = self.corpus.cleaning, set()
         if cleaning.unit == "subwords":
             cleaned = {"train", *self.corpus.drawn, *(["valid"] if self.corpus.hold_out else [])}
-        (self.out / "raw").mkdir()
-        with self._writer(self.work) as write, self._writer(self.out / "raw") as write_raw:
+        (out / "raw").mkdir()
+        with self._writer(out) as write, self._writer(out / "raw") as write_raw:
             for split, count in self.counts.items():
-                pairs = aligned_lines(self.files(self.work, split))
-                subwords = parallel(function, pairs, self.workers, split)
+                pairs = aligned_lines(self.files(tokens, split))
+                how = {"batch": _PAIRS, "total": count["pairs"], "kept": work / "parts" / split}
+                subwords = parallel(function, pairs, self.workers, split, **how)
                 raws = itertools.repeat(None)
                 if split != "train":
-                    raws = aligned_lines(self.files(self.work, f"{split}.raw"))
+                    raws = aligned_lines(self.files(tokens, f"{split}.raw"))
                 for pair, raw in zip(subwords, raws, strict=False):
                     if split in cleaned and not cleaning.keeps(pair):
                         count["pairs"] -= 1
                         count["dropped by length"] = count.get("dropped by length", 0) + 1
                         continue
-                    write(f"{split}.bpe", pair)
+                    write(split, pair)
                     if raw:
                         write_raw(split, raw)
         self._check_pairs()
+        return {"splits": self.counts}
 
-    def binarise(self) -> None:
+    def binarise(self, subwords: Path, out: Path) -> None:
         """Write the one dictionary of both languages, and every split; count the tokens."""
         from fairseq_clusterformer.data.coding import WordCoding
 
         from .. import binarize
 
-        languages = self.pipeline.languages
+        languages, parts = self.pipeline.languages, self.work / "parts"
         if self.pipeline.bpe == "sentencepiece":
             dictionary = binarize.piece_dictionary(self.pipeline.model)
         else:
-            source, target = map(binarize.count_words, self.files(self.work, "train.bpe"))
-            dictionary = binarize.word_dictionary(source + target)
+            words = Counter()
+            for file in self.files(subwords, "train"):
+                how = {"workers": self.workers, "kept": parts / file.name}
+                words.update(binarize.count_words(file, **how))
+            dictionary = binarize.word_dictionary(words)
         texts = {
-            f"{split}.{'-'.join(languages)}.{language}": self.work / f"{split}.bpe.{language}"
+            f"{split}.{'-'.join(languages)}.{language}": subwords / f"{split}.{language}"
             for split in self.counts
             for language in languages
         }
-        written = binarize.write_dataset(texts, self.out, dictionary, WordCoding(dictionary).items)
-        for name, count in written.items():
+        how = {"workers": self.workers, "kept": parts}
+        items = WordCoding(dictionary).items
+        for name, count in binarize.write_dataset(texts, out, dictionary, items, **how).items():
             split, _, language = name.split(".")
             self.counts[split][f"{language} subwords"] = count["tokens"]
-        (self.out / "dict.txt").rename(self.out / f"dict.{languages[0]}.txt")
-        dictionary.save(str(self.out / f"dict.{languages[1]}.txt"))
+        (out / "dict.txt").rename(out / f"dict.{languages[0]}.txt")
+        dictionary.save(str(out / f"dict.{languages[1]}.txt"))
 
     @contextlib.contextmanager
     def _writer(self, folder: Path) -> Iterator[Callable[[str, Pair], None]]:

@@ -11,7 +11,7 @@ from fairseq_clusterformer.errors import bad_option
 
 from .. import SPLITS
 from ..download import Archive, checksums, obtain
-from ..lines import aligned_lines, naming_all, read_lines
+from ..lines import aligned_lines, count_lines, naming_all, read_lines
 from .pairs import (
     Pairs,
     draw_pairs,
@@ -58,6 +58,8 @@ class ParallelCorpus:
     #: how many pairs `read` yields for a split, for downloads without a checksum
     expected: dict[str, int] = field(default_factory=dict)
     facts: dict = field(default_factory=dict)  # more for ``prepared.json``
+    #: about how many pairs a split has, for progress; None: that is not known
+    about: Callable[[str], int | None] = lambda _: None
 
 
 def own_pairs(
@@ -101,6 +103,7 @@ def own_pairs(
         disjoint=True,
         cleaning=Cleaning("subwords", 250, 9),
         facts={"files": sources, "fractions": drawn},
+        about=lambda split: sum(count_lines(part[0]) for part in found.get(split, ())) or None,
     )
 
 
