@@ -1,7 +1,7 @@
 """What a kind of attention reads of a batch, and what it says: which token is in which cluster.
 
 Shape letters: B batch, N tokens, D model width, H heads of this kind, E head width, K clusters,
-G groups of heads that are assigned apart (1 or H), W window.
+G groups of heads that are assigned apart (1, H, or of keys J), W window.
 """
 
 from collections.abc import Callable

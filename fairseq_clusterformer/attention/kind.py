@@ -4,7 +4,7 @@ A kind never touches softmax. From what it assigns follow the parts that a query
 (:mod:`~fairseq_clusterformer.attention.parts`), in training and in decoding.
 
 Shape letters: B batch, N tokens, D model width, H heads of this kind, E head width, K clusters,
-G groups of heads that are assigned apart (1 or H), W window.
+G groups of heads that are assigned apart (1, H, or of keys J), W window.
 """
 
 from abc import ABC, abstractmethod

@@ -104,7 +104,8 @@ class ShortConvolution(nn.Module):
         if begins is not None:
             before = before.masked_fill(begins.unsqueeze(-1), 0.0)
         seen = torch.cat([before, x], dim=1)
-        out = (seen * self.weight[:, 0].T.to(x.dtype)).sum(1, keepdim=True)
+        wide = at_least_float32(seen)
+        out = (wide * self.weight[:, 0].T.to(wide.dtype)).sum(1, keepdim=True).to(x.dtype)
         if mask is None:
             return out, seen[:, 1:]
         return out, torch.where(mask.unsqueeze(-1), before, seen[:, 1:])

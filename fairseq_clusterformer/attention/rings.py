@@ -26,7 +26,7 @@ FIRST_ROOM = 8  # tokens that a history holds before it grows
 class Entries(NamedTuple):
     """What one query may attend to."""
 
-    entries: Tensor  # [B * J, slots, C], or of each query
+    entries: Tensor  # [B * J, slots, C], or [B * H, slots, C] where queries read other rings
     hidden: Tensor | None = None  # those that it does not see, bool [B, Q, 1, slots]; None: none
     some: bool = False  # it sees one of them at least
 

@@ -11,8 +11,9 @@ are ``gap`` tokens or more before its begin: no key counts both here and in a ne
 decoding keeps are sums, of a fixed size. Not causal: means of all keys of a row but the query's
 own, which it sees besides.
 
-Shape letters: B batch, H heads, N tokens, E head width, K clusters, M chunks, S tokens of a chunk,
-C = 2 E + 1 numbers of a sum: of keys, of values, and how many there are.
+Shape letters: B batch, H heads, J those of keys (in decoding; else H), N tokens, E head width, K
+clusters, M chunks, S tokens of a chunk, C = 2 E + 1 numbers of a sum: of keys, of values, and how
+many there are.
 """
 
 from dataclasses import dataclass
@@ -113,7 +114,9 @@ class ClusterMeans(Part):
         least = torch.finfo(logits.dtype).min / 2  # of -inf alone, a gradient would be NaN
         logits = logits.masked_fill(hidden, least)
         weights = logits.softmax(-1)
-        lse = logits.amax(-1) - weights.amax(-1).log()  # without another exponential
+        largest, at_largest = logits.max(-1, keepdim=True)
+        # without another exponential
+        lse = (largest - weights.gather(-1, at_largest).log()).squeeze(-1)
         weights = dropped(weights, qkv.dropout)
         out = weights @ v
         if self.every is None:
@@ -170,7 +173,8 @@ class ClusterMeans(Part):
             flat.scatter_add_(2, place, entry)
         kept = flat.view_as(kept)
         ends = at.end > 0  # the next token begins a chunk
-        if not ends.is_cuda and not ends.any():
+        waits = ends.is_cuda or torch.compiler.is_compiling()
+        if not waits and not ends.any():
             return kept
         now, coming = kept[:, :, :2].sum(2, keepdim=True), kept[:, :, 2:]
         later = torch.cat([now, coming, torch.zeros_like(now)], dim=2)
@@ -215,7 +219,7 @@ class ClusterMeans(Part):
         """Sums of keys and values by cluster, as the queries of each chunk see them.
 
         Returns:
-            Sums of each chunk, at least float32 [B, H, M, K, C]; and, for the next tokens, those
+            Sums of each chunk, at least float32 [B, J, M, K, C]; and, for the next tokens, those
             that their chunk sees, and what comes to them in each of the chunks behind it.
         """
         k, number = qkv.k, at.chunks + at.later + 1

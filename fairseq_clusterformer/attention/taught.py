@@ -76,7 +76,8 @@ class TaughtOptions(FuzzyOptions):
     clusters_per: str = option(
         "head",
         "what has clusters of its own in taught heads: each head, or each head of keys and values "
-        "(--decoder-kv-heads), whose queries look into the same clusters, each by its own choice",
+        "(--decoder-kv-heads), whose queries look into the same clusters, each by its own choice; "
+        "where the kinds of a layer divide these heads",
         choices=("head", "kv-head"),
     )
     routing_width: int = option(32, "width of what taught heads route by", at_least=1)
@@ -263,7 +264,7 @@ class Taught(Kind):
 
 
 class _Gate(nn.Module):
-    """How much the keys of each head are worth holding, [B, N, D] to cosines [B, H, N].
+    """How much the keys of each head are worth holding, [B, N, D] to cosines [B, J, N].
 
     A cosine is bounded. Early in training attention does not yet show which keys are needed. A
     gate without bounds grows meanwhile, until its sigmoid has no gradient.

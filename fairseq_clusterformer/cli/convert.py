@@ -61,8 +61,11 @@ def _parser() -> Parser:
     about = "heads of a decoder that cluster also see the mean of each other cluster, as one key; "
     about += "renewed after so many tokens; 0: no means (default: 64)"
     add("--summaries N", about, type=number(Range(at_least=0, whole=True)))
-    about = "what has clusters of its own (default: kv-head where queries share keys, which takes "
-    about += "less memory in decoding)"
+    about = (
+        "head: each head has clusters of its own; kv-head: each head of keys and values, whose "
+    )
+    about += "queries look into the same clusters; decoding then takes less memory (default: "
+    about += "kv-head where the kinds of a layer divide the heads of keys)"
     add("--clusters-per WHAT", about, choices=("head", "kv-head"))
     add("--gen-subset SPLIT", "to read", default="train")
     about = "text files, instead of a split; of a translator two, line by line: source and target"
@@ -98,6 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.conversion.batches import (
         batches_of_split,
         batches_of_text,
+        far_of,
         length_of,
     )
     from fairseq_clusterformer.conversion.convert import TASKS, check, convert
@@ -122,6 +126,7 @@ def main(arguments: Sequence[str]) -> int:
         else:
             how = {"tokens": args.tokens, "length": length, "seed": args.seed}
             batches = batches_of_split(loaded, args.gen_subset, **how)
+        batches = far_of(batches, plan.near)
 
         def progress(steps: range, name: str):
             return iter(tqdm(steps, desc=name, unit="batch", disable=not sys.stderr.isatty()))
@@ -156,6 +161,10 @@ def _plan(args: argparse.Namespace, loaded):
     if specs.keys() >= set(sides) and made:
         name, value = next(iter(made.items()))
         raise bad_option(f"--{name.replace('_', '-')}", value, "none with --attention")
+    if "decoder" in specs or "decoder" not in sides:
+        for name in made.keys() & {"sinks", "summaries"}:
+            problem = "there is no spec of a decoder to make"
+            raise bad_option(f"--{name}", made[name], "none here", problem)
     made |= {name: getattr(args, name) for name in ("max_positions", "updates", "lr", "seed")}
     return Plan(specs=specs, near=args.near_window, far=args.far_window, **made)
 

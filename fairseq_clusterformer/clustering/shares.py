@@ -60,7 +60,8 @@ class Assigned(NamedTuple):
     :func:`assign_with_shares`)."""
 
     queries: Tensor  # cluster of each query, int64 [B, H, N]
-    keys: Tensor  # cluster of each key, the same: where it lies, if it explores
+    #: cluster of each key, the same, or [B, J, N]: where it lies, if it explores
+    keys: Tensor
     #: log of the sum of exp(s) over the real tokens of a batch: of keys, weighed, [H, K] (or of
     #: queries and of keys, [2, H, K])
     log_mass: Tensor | None

@@ -100,6 +100,15 @@ def batches_of_text(
     return batches
 
 
+def far_of(batches: Sequence[Inputs], near: int) -> Sequence[Inputs]:
+    """Those with a text of more tokens than are near, or all: in the others, a router learns
+    nothing."""
+    sides = ("src_tokens", "prev_output_tokens")
+    lengths = [max(b[side].size(1) for side in sides if side in b) for b in batches]
+    far = [b for b, length in zip(batches, lengths, strict=True) if length > near]
+    return far or batches
+
+
 def _batches_of_pairs(loaded: Loaded, files: Sequence[Path], tokens: int) -> list[Inputs]:
     """Lines of a source and of a target, as they were written."""
     task, given = loaded.task, " ".join(map(str, files))

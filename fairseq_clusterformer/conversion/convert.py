@@ -133,8 +133,6 @@ def convert(
     sides = target_of(loaded).specs
     dense = rebuilt(loaded, dict.fromkeys(sides, "full"))
     _check_same(loaded, dense, batches[0])
-    far = [inputs for inputs in batches if inputs["src_tokens"].size(1) > plan.near]
-    batches = far or batches  # in texts that are all near, there is nothing to find
     number = len(_first(batches, MEASURED)[: max(1, len(batches) // 4)])
     first = len(_first(batches[number:] or batches, MEASURED))  # where the routers begin
     batches = batches[: number + max(first, plan.updates)]
@@ -191,7 +189,8 @@ def _sinks_of(dense: Loaded, plan: Plan) -> int | None:
     decoder = [layer for (side, _), layer in attentions(dense.model).items() if side == "decoder"]
     sizes = {"num_layers": len(decoder), "num_heads": decoder[0].num_heads}
     layers = parse_attention(plan.specs["decoder"], **sizes)
-    return min(getattr(heads.options, "sinks", 0) for layer in layers for heads in layer)
+    found = [heads for layer in layers for heads in layer if heads.kind != "full"]
+    return min((getattr(heads.options, "sinks", 0) for heads in found), default=0)
 
 
 def rebuilt(
@@ -263,20 +262,20 @@ def _spec(side: str, mass: dict[Place, Mass], dense: Loaded, plan: Plan, sinks: 
     gap = plan.near + (side == "encoder")  # an encoder's window does not count the own token
     first = f",sinks={sinks}" if sinks and side == "decoder" else ""
     means = f",summaries={plan.summaries}" if plan.summaries and side == "decoder" else ""
-    of_side = [layer for (s, _), layer in attentions(dense.model).items() if s == side]
-    shares_keys = any(layer.kv_heads < layer.num_heads for layer in of_side)
-    per = plan.clusters_per or ("kv-head" if shares_keys else "head")
-    per = "" if per == "head" else f",clusters_per={per}"
-    written = {
-        "window": f"window({plan.near}{first})",
-        "cluster": f"taught(window={window},clusters={clusters},probes={probes},gap={gap},"
-        f"scouts={plan.scouts}{first}{means}{per})",
-    }
-    layers = [
-        "+".join(written[kind] for kind in kinds_for(of_layer.far, plan.window_below))
-        for (of_side, _), of_layer in mass.items()
-        if of_side == side
-    ]
+    layers = []
+    for place, attention in attentions(dense.model).items():
+        if place[0] != side:
+            continue
+        kinds = kinds_for(mass[place].far, plan.window_below)
+        shared = attention.kv_heads < attention.num_heads and attention.kv_heads % len(kinds) == 0
+        per = plan.clusters_per or ("kv-head" if shared else "head")
+        per = "" if per == "head" else f",clusters_per={per}"
+        written = {
+            "window": f"window({plan.near}{first})",
+            "cluster": f"taught(window={window},clusters={clusters},probes={probes},gap={gap},"
+            f"scouts={plan.scouts}{first}{means}{per})",
+        }
+        layers.append("+".join(written[kind] for kind in kinds))
     runs = [(layer, len(list(run))) for layer, run in groupby(layers)]
     return ",".join(layer if number == 1 else f"{layer}*{number}" for layer, number in runs)
 

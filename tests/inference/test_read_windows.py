@@ -25,7 +25,7 @@ from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.inference.read import Reader
 from fairseq_clusterformer.inference.retrieval import Passages
 from tests.cli.in_process import QUESTIONS, train
-from tests.cli.towns import COMMON, NAMES, TOWNS
+from tests.cli.towns import COMMON, NAMES, TOWNS, long_text
 from tests.inference.commands import error, run, usage_error
 from tests.inference.sections import section_of
 from tests.readers.word_readers import CLOSE, make, ragged
@@ -37,13 +37,6 @@ ASKED = "Who rules Bree?"
 @pytest.fixture(scope="module")
 def reader(towns_reader: Path) -> Reader:
     return Reader(load_checkpoint(towns_reader), device="cpu")
-
-
-def long_text(answer: str = "", before: int = 40, behind: int = 40) -> str:
-    """Paragraphs that do not name Bree, and one that may."""
-    told = [f"{NAMES[i % 6]} rules {['Ulm', 'Pisa', 'Tyre'][i % 3]}." for i in range(80)]
-    named = [f"Otto rules Ulm. {answer} rules Bree. Noor rules Pisa."] if answer else []
-    return "\n\n".join([*told[:before], *named, *told[before : before + behind]])
 
 
 @pytest.mark.parametrize("name", ["bidaf", "qanet"])
