@@ -55,3 +55,19 @@ def test_documents_that_were_taken_apart_break_no_graph():
     expected, found = module(x, Batch(None, documents()))[0], compiled(x, there)[0]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     torch._dynamo.reset()
+
+
+def test_a_step_is_one_graph():
+    """Behind a prompt, where a chunk of the summaries ends."""
+    module = build("taught, sinks, summaries, probes", causal=True, dtype=torch.float32).eval()
+    x = torch.randn(2, 10, WIDTH)
+    found = []
+    for step in (module.step, torch.compile(module.step, backend="eager", fullgraph=True)):
+        _, state = module.step(x[:, :7], {})
+        outputs = []
+        for token in x[:, 7:].split(1, dim=1):
+            out, state = step(token, state)
+            outputs.append(out)
+        found.append(torch.cat(outputs, dim=1))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-5)
+    torch._dynamo.reset()

@@ -359,6 +359,10 @@ class TestBadInput:
         assert message in line
         assert not (tmp_path / "out").exists()
 
+    def test_options_of_decoders(self, roberta, tmp_path, capsys):
+        line = error(capsys, "convert", roberta, tmp_path / "out", "--summaries", 8)
+        assert "--summaries is 8: there is no spec of a decoder to make" in line
+
     def test_another_model(self, checkpoint, dense_checkpoint, tmp_path, capsys):
         line = error(capsys, "convert", checkpoint, tmp_path / "out")
         assert "layer 0 of the decoder is window+neural; allowed: a dense model" in line

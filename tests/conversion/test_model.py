@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fairseq_clusterformer.attention.spec import parse_attention
+from fairseq_clusterformer.conversion.batches import far_of
 from fairseq_clusterformer.conversion.convert import Plan, _spec, mass_and_sinks
 from fairseq_clusterformer.conversion.fit import _loss, begin, calibrate, fit, pupils
 from fairseq_clusterformer.conversion.heads import (
@@ -61,6 +62,13 @@ def test_learned_positions_are_repeated() -> None:
     extend_positions(state, wanted, padding=1)
     assert state["encoder.embed_positions.weight"].flatten().tolist() == [0, 1, *[2, 3, 4] * 2, 2]
     assert state["x"] is given
+
+
+def test_what_is_all_near_teaches_nothing() -> None:
+    short, long = ({"src_tokens": torch.zeros(2, length)} for length in (8, 9))
+    pair = short | {"prev_output_tokens": torch.zeros(2, 9)}
+    assert far_of([short, long, pair], 8) == [long, pair]
+    assert far_of([short, short], 8) == [short, short]
 
 
 def mass(far: list[float], best: list[float] | None = None) -> Mass:
@@ -215,6 +223,8 @@ class TestMass:
         assert asked == 0
         plan = Plan(specs={"decoder": "window(8,sinks=4)+window(8,sinks=3)"}, near=8, far=8)
         assert mass_and_sinks(loaded, [{"x": x}], plan)[0] == 3
+        plan = Plan(specs={"decoder": "full+window(8,sinks=4)"}, near=8, far=8)
+        assert mass_and_sinks(loaded, [{"x": x}], plan)[0] == 4  # full heads see them anyway
         assert theirs["decoder", 0].far.min() > 0.7
 
     @pytest.mark.parametrize("options", [{}, {"causal": False, "short_convolution": 0}])
