@@ -7,6 +7,7 @@ G groups of heads that are assigned apart (1, H, or of keys J), W window.
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from ..clustering.report import Report
@@ -94,7 +95,8 @@ class Tokens:
             hidden = (positions < 0).expand(self.x.shape[:2])
             if self.padding_mask is not None:
                 hidden = hidden | self.padding_mask
-            if self.decoding and not hidden.is_cuda:  # where nothing waits for a device
+            # where nothing waits for a device, and no graph is traced
+            if self.decoding and not hidden.is_cuda and not torch.compiler.is_compiling():
                 hidden = any_padding(hidden)
             return Batch(hidden, self.batch.documents)
 

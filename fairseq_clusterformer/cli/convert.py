@@ -62,9 +62,7 @@ def _parser() -> Parser:
     about += "renewed after so many tokens; 0: no means (default: 64)"
     add("--summaries N", about, type=number(Range(at_least=0, whole=True)))
     about = "head: each head has clusters of its own; kv-head: each head of keys and values, "
-    about += (
-        "whose queries look into the same clusters; decoding then takes less memory (default: "
-    )
+    about += "whose queries look into the same clusters, and decoding takes less memory (default: "
     about += "kv-head where the kinds of a layer divide the heads of keys)"
     add("--clusters-per WHAT", about, choices=("head", "kv-head"))
     add("--gen-subset SPLIT", "to read", default="train")
