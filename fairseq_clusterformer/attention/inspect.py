@@ -99,7 +99,7 @@ def _of_routers(
     found: dict[str, T] = {}
 
     def keep(name: str, module: nn.Module, args: tuple, routing: Routing) -> None:
-        if name in found:
+        if found.get(name) is not None:
             raise ValueError(
                 f"{name} ran more than once; allowed: a model that reads one text at a time"
             )

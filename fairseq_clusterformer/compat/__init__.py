@@ -39,7 +39,6 @@ from torch import nn
 
 from fairseq_clusterformer.errors import UserError, first_line
 
-from .adam import fuse_adam
 from .checks import check_numbers
 from .one_line import report_in_one_line
 from .processes import train_in_several_processes
@@ -97,7 +96,6 @@ def apply() -> None:
     allow_checkpoint_types()
     restore_numpy_compat()
     check_numbers()
-    fuse_adam()
     name_damaged_data()
     know_user_dir()
     silence_known_warnings()

@@ -163,6 +163,7 @@ def test_a_kind_is_offered_only_options_that_mean_something_to_it():
             "summaries",
             "routes_by",
             "drop_keys",
+            "clusters_per",
             "routing_width",
             "routing_convolution",
         },

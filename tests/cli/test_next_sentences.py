@@ -38,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def learned(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     folder = tmp_path_factory.mktemp("learned")
-    return folder, train(data, f"{PAIRS} --max-update 300 --lr 0.01 --dropout 0", folder)
+    return folder, train(data, f"{PAIRS} --max-update 450 --lr 0.01 --dropout 0", folder)
 
 
 def test_it_learns_what_follows(data, learned):

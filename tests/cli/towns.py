@@ -81,7 +81,7 @@ def towns_reader(towns_data: Path) -> Path:
             path = vectors(towns_data.parent, words)
             line = f"{BIDAF} --word-vectors {path} --batch-size 32 --lr 0.01 --max-update 320"
             line += " --lr-scheduler polynomial_decay --warmup-updates 20 --total-num-update 320"
-            line += " --disable-validation --no-epoch-checkpoints --dropout 0 --use-old-adam"
+            line += " --disable-validation --no-epoch-checkpoints --dropout 0"
             for seed in range(2, 10):  # by processor, another seed learns it in so few updates
                 tried = folder.with_name(f"reader-{seed}")
                 train(towns_data, line, tried, "--seed", seed)

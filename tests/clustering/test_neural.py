@@ -186,7 +186,8 @@ def test_token_by_token_equals_the_whole(normalizer, dtype, side, monkeypatch):
         assert state.keys() == last.keys()
         for name, of_last in last.items():
             assert of_last.shape == (3, 1, CLUSTERS)
-            tolerance = 0 if dtype == torch.float64 else 1e-5
+            # a processor may round products of one token and of many differently
+            tolerance = 1e-14 if dtype == torch.float64 else 1e-5
             torch.testing.assert_close(state[name], of_last, rtol=tolerance, atol=tolerance)
 
 
