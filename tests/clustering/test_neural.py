@@ -191,6 +191,17 @@ def test_token_by_token_equals_the_whole(normalizer, dtype, side, monkeypatch):
             torch.testing.assert_close(state[name], of_last, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("size", [1, 7])
+def test_running_sums_are_to_the_bit_those_of_the_whole(size):
+    """Whatever the processor; of the products, it may round those of one token differently."""
+    scores, state, found = torch.randn(3, 50, CLUSTERS, dtype=torch.float64), None, []
+    scores[1, 20:] = scores[2] = -torch.inf
+    for part in scores.split(size, dim=1):
+        found.append(fuzzy._running(part, state))
+        state = found[-1][:, -1:]
+    assert torch.equal(torch.cat(found, dim=1), fuzzy._running(scores, None))
+
+
 @pytest.mark.parametrize("normalizer", ["sentence", "running", "average"])
 def test_nothing_that_teaches_is_computed_in_evaluation(normalizer):
     module = make(normalizer=normalizer)
