@@ -75,6 +75,7 @@ BIDIRECTIONAL = {
     "taught, gap, no convolution": "taught(gap=3,routing_convolution=0)",
     "taught, probes": "taught(probes=2,routing_convolution=0)",
     "taught, summaries": "taught(summaries=4)",
+    "taught, clusters of keys": "taught(clusters_per=kv-head,probes=2,gap=3)",
     "taught, by heads": "taught(routes_by=heads)",
     "taught, dropped keys": "taught(drop_keys=0.5,routes_by=heads)",
     "window+neural": "window+neural(rule=chunk)",
