@@ -190,11 +190,14 @@ class ProjectedHeads(nn.Module):
         return Projected(x, q, k, v, exact, detached), after
 
     def _add_positions(
-        self, heads: slice, q: Tensor, k: Tensor, v: Tensor, positions: Tensor
+        self, heads: slice, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys of some heads with their positions, and values as wide."""
         if self.rotary is not None:
-            turns = self.rotary.turns(positions, self.head_dim // 2)
+            half = self.head_dim // 2
+            turns = batch.cached(
+                ("turns", self.rotary, half), lambda: self.rotary.turns(positions, half)
+            )
             q, k = (turned(t, *turns) for t in (q, k))
         if self.relative is not None:
             q, k = self.relative(q, k, positions, heads)

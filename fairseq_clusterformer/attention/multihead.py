@@ -176,7 +176,9 @@ class MultiheadAttention(ProjectedHeads):
         if not x.size(1):
             return x, state, []
         before, begins, after = _place(x, state, batch)
-        real, outputs, reports = Batch(batch.padding_mask), [], []
+        # whose documents are told apart by the state
+        real = batch if batch.documents is None else Batch(batch.padding_mask)
+        outputs, reports = [], []
         heads, convolved = self.project(x, real, state, begins, exactly=self.exactly)
         decoding = {"before": before, "begins": begins, "reported": reported}
         decoding["positions"] = before if x.size(1) == 1 else before + real.positions(x)
@@ -234,7 +236,7 @@ class MultiheadAttention(ProjectedHeads):
 
         def placed(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             of_kind = slice(i * count, (i + 1) * count)
-            return self._add_positions(of_kind, q, k, share(v), tokens.positions)
+            return self._add_positions(of_kind, q, k, share(v), tokens.positions, batch)
 
         def detached() -> tuple[Tensor, Tensor]:
             k, v = heads.detached()

@@ -5,15 +5,17 @@ Shape letters: B batch, H heads of a kind, J heads of keys and values, E head wi
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ..clustering import State
-from ..kernels import Layout, Own, join
+from ..kernels import Layout, Own, chosen, join
+from ..kernels.cpu import step
 from ..precision import at_least_float32
+from .assignment import Tokens
 from .projections import Rotary
 from .rings import Entries
 
@@ -50,6 +52,7 @@ class Part:
     # Of a batch, for who looks on: single keys that are seen, and the own key if it is in none.
     layouts: Sequence[Layout] = ()
     own: Own | None = None
+    tokens: Tokens  # that it is made for
 
     def attend(self, qkv: QKV, joined: bool) -> list[tuple[Tensor, Tensor]]:
         """What a batch, or several tokens behind the state's, attend to: values [B, H, N, E] and
@@ -61,7 +64,16 @@ class Part:
         raise NotImplementedError
 
     def step_in_one_kernel(self, qkv: QKV) -> Tensor | None:
-        """Values [B, H, 1, E] that one token attends to, of the only part; None: by ``look``."""
+        """Values [B, H, 1, E] that one token attends to on a GPU, of the only part; None: by
+        ``look``."""
+
+    def fits_cpu_step(self) -> bool:
+        """Whether :func:`~fairseq_clusterformer.kernels.cpu.step.step` can take it, as it is."""
+        return False
+
+    def in_cpu_step(self, qkv: QKV) -> dict[str, Any]:
+        """What that takes, by name; it also keeps the token."""
+        raise NotImplementedError
 
     def keep(self, qkv: QKV) -> State:
         """The state behind the tokens that were attended from."""
@@ -82,10 +94,22 @@ def attend_behind(parts: Sequence[Part], qkv: QKV) -> tuple[Tensor, State]:
     if qkv.q.size(2) > 1:
         out = attend(parts, qkv)
     else:
-        out = parts[0].step_in_one_kernel(qkv) if len(parts) == 1 else None
+        out = _in_one_kernel(parts, qkv)
         if out is None:
             out = _softmax(qkv.q, [entries for part in parts for entries in part.look(qkv)])
     return out, {name: t for part in parts for name, t in part.keep(qkv).items()}
+
+
+def _in_one_kernel(parts: Sequence[Part], qkv: QKV) -> Tensor | None:
+    """Values [B, H, 1, E] that one token attends to, where a kernel knows all that it sees."""
+    if len(parts) == 1 and (out := parts[0].step_in_one_kernel(qkv)) is not None:
+        return out
+    learns = torch.is_grad_enabled() and qkv.q.requires_grad
+    if learns or torch.compiler.is_compiling() or not all(p.fits_cpu_step() for p in parts):
+        return None
+    if chosen(parts[0].tokens.impl, qkv.q) != "cpu" or not step.can_step(qkv.q):
+        return None
+    return step.step(qkv.q, **{k: v for part in parts for k, v in part.in_cpu_step(qkv).items()})
 
 
 def _softmax(q: Tensor, seen: Sequence[Entries]) -> Tensor:

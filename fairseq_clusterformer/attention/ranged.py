@@ -21,6 +21,7 @@ from ..kernels import (
     ranged_attention,
     triton_kernels,
 )
+from ..kernels.cpu.step import InRings
 from ..precision import at_least_float32
 from .assignment import Assignment, Seeing, Tokens
 from .batch import Batch, any_padding
@@ -128,6 +129,25 @@ class RangedKeys(Part):
         self.kept.count()
         self.stored = True
         return out
+
+    def fits_cpu_step(self) -> bool:
+        tokens, state = self.tokens, self.state
+        if tokens.padding_mask is not None or tokens.begins is not None:
+            return False
+        one_ring = self.kind.num_rings == 1 and self.kind.gap <= 1 and not self.kind.drops_keys
+        in_rings = "seen" in state or (one_ring and "kept" in state and "ring" not in state)
+        return in_rings and self.assignment.latest is None
+
+    def in_cpu_step(self, qkv: QKV) -> dict[str, InRings]:
+        self._open(qkv)
+        kept, seen = self.kept.in_cpu_step()
+        near = None
+        if self.near is not None:
+            near = (*self.near.state.values(), self.tokens.before)
+        own_bias = self.own_bias if self.kind.gap else None
+        rings = self.entry, kept, seen, self.read, self.written, self.kind.num_rings
+        self.stored = True
+        return {"rings": InRings(*rings, own_bias, near)}
 
     def keep(self, qkv: QKV) -> State:
         if qkv.q.size(2) > 1:

@@ -104,6 +104,13 @@ class History:
             hidden = old if hidden is None else hidden | old
         return _side_by_side(kept.narrow(-2, 0, slots), hidden)
 
+    def in_cpu_step(self) -> tuple[Tensor, Tensor]:
+        """What is kept of the only ring, and how many tokens it was given, before one more."""
+        kept = self.state["kept"]
+        seen = kept.new_full(kept.shape[:3], self.steps, dtype=torch.long)
+        self.count()
+        return kept, seen
+
     def keys(self) -> Keys:
         """All that is kept."""
         kept, slots = self.state["kept"], min(self.steps, self.room)
@@ -161,6 +168,9 @@ class Rings:
         if latest is not None:
             hidden = hidden | ((stored - 1 - slot) % len(slot) >= latest.view(-1, 1, 1, 1))
         return _side_by_side(entries, hidden)
+
+    def in_cpu_step(self) -> tuple[Tensor, Tensor]:
+        return self.state["kept"], self.state["seen"]
 
     def keys(self) -> Keys:
         seen = self.state["seen"].unflatten(-1, (-1, self.num_rings))  # [B, G, L, R]

@@ -86,6 +86,15 @@ class Sinks(Part):
         hidden = (slot > place)[:, None, None].expand(-1, self.groups, -1, -1)
         return [Entries(entries.flatten(0, 1), hidden, some=True)]
 
+    def fits_cpu_step(self) -> bool:
+        if self.beyond is not None or "sinks" not in self.state:
+            return False
+        return bool((self.tokens.positions >= self.number).all())
+
+    def in_cpu_step(self, qkv: QKV) -> dict[str, Tensor]:
+        self.kept = self.state["sinks"]
+        return {"sinks": self.kept}
+
     def keep(self, qkv: QKV) -> State:
         return {"sinks": self.kept}
 
@@ -101,4 +110,4 @@ class Sinks(Part):
             kept = new.new_zeros(*new.shape[:2], self.number, new.size(-1))
         at = place[:, None, :, None].expand(*new.shape)
         # One slot more, which is dropped, takes what is no sink.
-        self.kept = pad(kept, (0, 0, 0, 1)).scatter(2, at, new)[:, :, :-1]
+        self.kept = pad(kept, (0, 0, 0, 1)).scatter(2, at, new)[:, :, :-1].contiguous()

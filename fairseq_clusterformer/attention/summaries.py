@@ -26,6 +26,7 @@ from torch.nn.functional import dropout as dropped
 from torch.nn.functional import pad
 
 from ..clustering import State
+from ..kernels.cpu.step import InMeans
 from ..precision import at_least_float32, full_float32
 from .assignment import Assignment, Seeing, Tokens
 from .parts import QKV, Part
@@ -57,6 +58,7 @@ class ClusterMeans(Part):
     tokens: Tokens  # a batch, or those behind the state's
     state: State | None = None  # of the tokens before; None: a batch
     scouts: Tensor | None = None  # queries that see every key, and no mean, bool [B, H, N]
+    stored: bool = False
 
     biased = True
 
@@ -144,7 +146,20 @@ class ClusterMeans(Part):
         entries = torch.cat([k, bias.unsqueeze(-1), v], dim=-1).flatten(0, 1)
         return [Entries(entries, hidden.unsqueeze(2))]
 
+    def fits_cpu_step(self) -> bool:
+        return "summaries" in self.state and self.tokens.padding_mask is None
+
+    def in_cpu_step(self, qkv: QKV) -> dict[str, InMeans]:
+        at, sums = self.places(), self._kept(qkv)
+        shape = len(sums), qkv.q.size(1), 1
+        looked_into = torch.cat([c.expand(shape) for c in self.looked_into], dim=-1)
+        cluster = self.clusters_of_keys.expand(*sums.shape[:2], 1)
+        self.stored = True
+        return {"means": InMeans(sums, looked_into, cluster, at.since, at.end)}
+
     def keep(self, qkv: QKV) -> State:
+        if self.stored:
+            return {"summaries": self.state["summaries"]}
         return {"summaries": self.behind if qkv.q.size(2) > 1 else self._kept_with(qkv)}
 
     def _kept(self, qkv: QKV) -> Tensor:

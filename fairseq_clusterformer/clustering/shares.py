@@ -33,10 +33,10 @@ class _Scored(NamedTuple):
     def scoring(self) -> in_cpp.Scoring | None:
         """What C++ computes scores from; None: torch does."""
         few = self.x[..., 0].numel() * self.vectors.size(1) < CPP_FROM
-        if few or self.impl not in ("auto", "cpu") or torch.compiler.is_compiling():
+        if self.impl not in ("auto", "cpu") or torch.compiler.is_compiling():
             return None
         x, mask = self.x.to(self.vectors.dtype), self.padding_mask
-        if not in_cpp.can_assign(x):
+        if not (in_cpp.at_hand(x) if few else in_cpp.can_assign(x)):
             return None
         scale = None if self.similarity.kind == "cosine" else self.similarity.scale(x)
         x = x if x.stride(-1) == 1 else x.contiguous()
@@ -211,7 +211,7 @@ class _LogShares(torch.autograd.Function):
 
 def _nearest(scored: _Scored, number: int) -> Sequence[Tensor]:
     """The nearest clusters of vectors, with as few operations as may be for one token."""
-    if scored.x.size(2) > 1:
+    if scored.x.size(2) > 1 or scored.scoring() is not None:
         return _assign(scored, probes=number, mass=False).clusters
     return largest_few(scored.scores(slice(None))[-1], number, scored.offsets)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-FOLDER = Path(__file__).parent  # of attention.cpp, shares.cpp and what both include
+FOLDER = Path(__file__).parent  # of the sources, and of simd.h, which two of them include
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
 # what computes and accumulates, and how q, k and v are stored
 TYPES = {
@@ -28,6 +28,8 @@ TYPES = {
     torch.bfloat16: ("float", "BFloat16"),
     torch.float64: ("double", "double"),
 }
+
+_LOADED: dict[tuple[torch.dtype, int, str], ctypes.CDLL | str] = {}  # or why there is none
 
 
 def functions(dtype: torch.dtype, width: int, source: str = "attention") -> ctypes.CDLL:
@@ -41,9 +43,20 @@ def why_missing(dtype: torch.dtype, width: int, source: str = "attention") -> st
     return loaded if isinstance(loaded, str) else None
 
 
-@cache
+def is_loaded(dtype: torch.dtype, width: int, source: str) -> bool:
+    """Whether there is a library, and nobody has to wait for it."""
+    return isinstance(_LOADED.get((dtype, width, source)), ctypes.CDLL)
+
+
 def _loaded(dtype: torch.dtype, width: int, source: str) -> ctypes.CDLL | str:
     """The library, or why there is none."""
+    key = dtype, width, source
+    if key not in _LOADED:
+        _LOADED[key] = _load(*key)
+    return _LOADED[key]
+
+
+def _load(dtype: torch.dtype, width: int, source: str) -> ctypes.CDLL | str:
     if dtype not in TYPES:
         return f"does not compute in {dtype}"
     try:

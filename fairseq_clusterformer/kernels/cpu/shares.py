@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import _Tensor, threads
-from .library import functions, why_missing
+from .library import functions, is_loaded, why_missing
 
 _TENSORS = "x log_weights explored clusters log_share log_total d_log_share d_x".split()
 _ARRAYS = "vectors offsets log_mass sizes d_vectors padding".split()
@@ -65,6 +65,11 @@ def can_assign(x: Tensor) -> bool:
     """Whether there is a library for such x."""
     known = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     return known and why_missing(x.dtype, x.size(-1), "shares") is None
+
+
+def at_hand(x: Tensor) -> bool:
+    """Whether that library is loaded already."""
+    return x.device.type == "cpu" and is_loaded(x.dtype, x.size(-1), "shares")
 
 
 def assign(

@@ -1,0 +1,193 @@
+// One token of each row, on a CPU: what its queries attend to of all that decoding keeps, under one
+// softmax, and what is kept behind it. Nothing that is read is copied first.
+//
+// An entry is a key, a bias if there are any, and a value, C numbers. Shape letters: B batch, H
+// heads, J heads of keys, G groups of these that share rings, Q groups of queries that read the
+// same rings, E width, L layouts, R rings of each, P of them that a query reads, W slots of a ring,
+// M tokens that are near, S sinks, K clusters that have means.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+using T = NUMBER;
+
+// Mirrored by _Step in Python; what is absent has no data, and 0 of it.
+struct Step {
+  const T *q, *entry;        // [B, H, E], [B, J, C]
+  T* out;                    // [B, H, E]
+  T* kept;                   // [B, G, L * R, J / G, W, C]
+  int64_t* seen;             // tokens that each ring was given, [B, G, L * R]
+  const int64_t *read;       // [B, Q, L, P]
+  const int64_t *written;    // [B, G, L]; R: no ring
+  T* near;                   // the oldest first, [B, J, M, C]
+  int64_t* near_ring;        // in which ring each will be, [B, G, L, M]
+  const int64_t* before;     // real tokens that were near or in rings, [B]
+  const T* sinks;            // [B, J, S, C]
+  T* sums;                   // of keys, of values, of ones, [B, J, chunks, K, 2 E + 1]
+  const int64_t *looked_into, *cluster, *since, *ends;  // [B, H, P], [B, J], [B], [B]
+  int64_t batch, heads, key_heads, groups, query_groups, width, entry_width, layouts, rings, probes,
+      window, room, number_of_sinks, clusters, chunks, looks, own, threads;
+  double own_bias;
+};
+
+namespace {
+
+constexpr int LANES = 16;
+constexpr int64_t MANY = 1 << 13;  // keys from which on threads save more than it takes to begin
+
+T dot(const T* a, const T* b, int64_t width) {
+  T sums[LANES] = {}, sum = 0;
+  int64_t i = 0;
+  for (; i + LANES <= width; i += LANES)
+    for (int n = 0; n < LANES; n++) sums[n] += a[i + n] * b[i + n];
+  for (; i < width; i++) sums[0] += a[i] * b[i];
+  for (int n = 0; n < LANES; n++) sum += sums[n];
+  return sum;
+}
+
+// What one query sees: where keys and values stand, what both are multiplied by, and logits.
+struct Sight {
+  const Step& p;
+  const T* query;
+  T scale;
+  std::vector<const T*> values;
+  std::vector<T> logits, factors;
+
+  explicit Sight(const Step& p) : p(p), scale(T(1 / std::sqrt(double(p.width)))) {}
+
+  void begin(const T* of) { query = of, values.clear(), logits.clear(), factors.clear(); }
+
+  void add(const T* key, const T* value, T factor, T bias) {
+    logits.push_back(dot(query, key, p.width) * scale * factor + bias);
+    values.push_back(value), factors.push_back(factor);
+  }
+  void entries(const T* first, int64_t count, bool biased) {
+    for (; count > 0; count--, first += p.entry_width)
+      add(first, first + p.entry_width - p.width, 1, biased ? first[p.width] : 0);
+  }
+
+  void attend(T* out) {
+    std::fill_n(out, p.width, T(0));
+    if (logits.empty()) return;
+    T peak = *std::max_element(logits.begin(), logits.end()), total = 0;
+    for (T& x : logits) total += x = std::exp(x - peak);
+    for (size_t i = 0; i < logits.size(); i++) {
+      const T weight = logits[i] / total * factors[i], *value = values[i];
+      for (int64_t e = 0; e < p.width; e++) out[e] += weight * value[e];
+    }
+  }
+};
+
+void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
+  const int64_t key_head = head * p.key_heads / p.heads, sharing = p.key_heads / p.groups;
+  const int64_t group = key_head / sharing, in_group = key_head % sharing;
+  const int64_t reader = (row * p.query_groups + head * p.query_groups / p.heads) * p.layouts;
+  const bool biased = p.entry_width > 2 * p.width;
+  const int64_t of_key_head = row * p.key_heads + key_head;
+  sight.begin(p.q + (row * p.heads + head) * p.width);
+  for (int64_t layout = 0; layout < p.layouts; layout++)
+    for (int64_t probe = 0; probe < p.probes; probe++) {
+      int64_t ring = p.read[(reader + layout) * p.probes + probe];
+      if (ring >= p.rings) continue;
+      ring += ((row * p.groups + group) * p.layouts + layout) * p.rings;
+      const T* first = p.kept + (ring * sharing + in_group) * p.window * p.entry_width;
+      sight.entries(first, std::min(p.seen[ring], p.window), biased);
+    }
+  if (p.own) {
+    const T* entry = p.entry + of_key_head * p.entry_width;
+    sight.add(entry, entry + p.entry_width - p.width, 1, T(p.own_bias));
+  }
+  if (p.room) {
+    const int64_t count = std::min(p.before[row], p.room);
+    const T* end = p.near + (of_key_head + 1) * p.room * p.entry_width;
+    sight.entries(end - count * p.entry_width, count, false);  // near, biases do not count
+  }
+  sight.entries(p.sinks + of_key_head * p.number_of_sinks * p.entry_width, p.number_of_sinks, biased);
+  const int64_t* looked = p.looked_into + (row * p.heads + head) * p.looks;
+  const T* sums = p.sums + of_key_head * p.chunks * p.clusters * (2 * p.width + 1);
+  for (int64_t k = 0; k < p.clusters; k++, sums += 2 * p.width + 1) {
+    const T count = sums[2 * p.width];
+    if (count == 0 || std::find(looked, looked + p.looks, k) != looked + p.looks) continue;
+    sight.add(sums, sums + p.width, 1 / count, std::log(count));
+  }
+}
+
+// Into the ring of each layout, the entries [J / G, C] of a group, `stride` numbers apart.
+void store(const Step& p, int64_t row, int64_t group, const T* entries, int64_t stride,
+           const int64_t* rings, int64_t ring_stride) {
+  const int64_t sharing = p.key_heads / p.groups;
+  for (int64_t layout = 0; layout < p.layouts; layout++) {
+    int64_t ring = rings[layout * ring_stride];
+    if (ring >= p.rings) continue;
+    ring += ((row * p.groups + group) * p.layouts + layout) * p.rings;
+    const int64_t slot = p.seen[ring]++ % p.window;
+    for (int64_t head = 0; head < sharing; head++)
+      std::copy_n(entries + head * stride, p.entry_width,
+                  p.kept + ((ring * sharing + head) * p.window + slot) * p.entry_width);
+  }
+}
+
+void keep(const Step& p, int64_t row) {
+  const int64_t sharing = p.key_heads / p.groups, all = p.room * p.entry_width;
+  for (int64_t group = 0; group < p.groups; group++) {
+    const int64_t first = row * p.key_heads + group * sharing;
+    const T* entries = p.entry + first * p.entry_width;
+    const int64_t* written = p.written + (row * p.groups + group) * p.layouts;
+    if (!p.room) {
+      store(p, row, group, entries, p.entry_width, written, 1);
+      continue;
+    }
+    int64_t* waiting = p.near_ring + (row * p.groups + group) * p.layouts * p.room;
+    T* near = p.near + first * all;
+    if (p.before[row] >= p.room) store(p, row, group, near, all, waiting, p.room);
+    for (int64_t head = 0; head < sharing; head++, near += all) {
+      std::memmove(near, near + p.entry_width, (all - p.entry_width) * sizeof(T));
+      std::copy_n(entries + head * p.entry_width, p.entry_width, near + all - p.entry_width);
+    }
+    for (int64_t layout = 0; layout < p.layouts; layout++, waiting += p.room) {
+      std::memmove(waiting, waiting + 1, (p.room - 1) * sizeof(int64_t));
+      waiting[p.room - 1] = written[layout];
+    }
+  }
+}
+
+// What the token adds to sums, and the sums of the next chunk where one ends.
+void sum(const Step& p, int64_t row) {
+  const int64_t width = 2 * p.width + 1, chunk = p.clusters * width;
+  for (int64_t head = row * p.key_heads; head < (row + 1) * p.key_heads; head++) {
+    T* sums = p.sums + head * p.chunks * chunk;
+    T* to = sums + p.since[row] * chunk + p.cluster[head] * width;
+    const T *key = p.entry + head * p.entry_width, *value = key + p.entry_width - p.width;
+    for (int64_t e = 0; e < p.width; e++) to[e] += key[e], to[p.width + e] += value[e];
+    to[2 * p.width] += 1;
+    if (p.ends[row] <= 0) continue;
+    for (int64_t i = 0; i < chunk; i++) sums[i] += sums[chunk + i];
+    std::memmove(sums + chunk, sums + 2 * chunk, (p.chunks - 2) * chunk * sizeof(T));
+    std::fill_n(sums + (p.chunks - 1) * chunk, chunk, T(0));
+  }
+}
+
+}  // namespace
+
+extern "C" void run_step(const Step* step) {
+  const Step& p = *step;
+  const int64_t rows_and_heads = p.batch * p.heads;
+  if (!p.own)  // a query sees its own key in its ring
+    for (int64_t row = 0; row < p.batch; row++) keep(p, row);
+#pragma omp parallel num_threads(p.threads) if (p.threads > 1 && rows_and_heads * p.window > MANY)
+  {
+    Sight sight(p);
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < rows_and_heads; i++) {
+      look(p, sight, i / p.heads, i % p.heads);
+      sight.attend(p.out + i * p.width);
+    }
+  }
+  for (int64_t row = 0; row < p.batch; row++) {
+    if (p.own) keep(p, row);
+    if (p.clusters) sum(p, row);
+  }
+}

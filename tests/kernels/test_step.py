@@ -1,0 +1,77 @@
+"""One token in C++ is one token by torch: what it attends to, and what is kept behind it."""
+
+import pytest
+import torch
+
+from fairseq_clusterformer.attention import parts
+from tests.kinds import WIDTH, build, every_causal_kind
+
+BATCH, STEPS = 3, 40
+SHARED = {"kv_heads": 2, "rotary": True}
+
+
+@pytest.fixture
+def taken(monkeypatch) -> list:
+    """A number for each token that the kernel took."""
+    calls, step = [], parts.step.step
+    monkeypatch.setattr(parts.step, "step", lambda *a, **b: calls.append(1) or step(*a, **b))
+    return calls
+
+
+def check(module, prompt: int, padded: int = -1, dtype=torch.float64, close: float = 1e-12):
+    """By both, token by token behind a prompt; at one of the steps a row has padding."""
+    x = torch.randn(BATCH, prompt + STEPS, WIDTH, dtype=dtype)
+    states = [module.step(x[:, :prompt], {})[1] if prompt else {} for _ in range(2)]
+    for i, token in enumerate(x[:, prompt:].split(1, dim=1)):
+        mask = torch.tensor([[True], [False], [False]]) if i == padded else None
+        results = []
+        for module.impl, state in zip(("blocks", "cpu"), states, strict=True):
+            results.append(module.step(token, state, mask))
+        (wanted, found), states = zip(*results, strict=True)
+        real = slice(1 if mask is not None else 0, None)
+        torch.testing.assert_close(found[real], wanted[real], rtol=close, atol=close)
+        assert states[0].keys() == states[1].keys()
+        for name, kept in states[0].items():
+            torch.testing.assert_close(states[1][name], kept, rtol=close, atol=close)
+
+
+@every_causal_kind(keys=["own", "shared"], prompt=[0, 23, 1], padded=[-1, 30, 20])
+def test_every_kind(kind, keys, prompt, padded, taken):
+    """Where rings are full; segments of xl are read by torch."""
+    of = SHARED if keys == "shared" else {}
+    check(build(kind, causal=True, of=of), prompt, padded)
+    assert bool(taken) != kind.startswith("xl")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["taught, clusters of keys", "gated, sinks, gap"])
+def test_in_any_precision(kind, dtype, taken):
+    close = 1e-12 if dtype == torch.float64 else 1e-5
+    check(build(kind, causal=True, dtype=dtype, of=SHARED), 23, dtype=dtype, close=close)
+    assert len(taken) == STEPS
+
+
+def test_by_several_threads(taken, monkeypatch):
+    monkeypatch.setattr("fairseq_clusterformer.kernels.cpu.step.threads", lambda: 3)
+    check(build("window", causal=True, window=4000, of={}), 4100)
+    assert len(taken) == STEPS
+
+
+def test_states_that_it_would_change_elsewhere_are_refused():
+    """A state that is no memory of its own would go on as it was."""
+    module = build("gated, gap", causal=True, impl="cpu")
+    state = module.step(torch.randn(1, 30, WIDTH, dtype=torch.float64), {})[1]
+    (name,) = (name for name in state if name.endswith(".kept"))
+    wrong = {name: state[name].transpose(-1, -2).contiguous().transpose(-1, -2)}
+    with pytest.raises(ValueError, match="kept is not contiguous"):
+        module.step(torch.randn(1, 1, WIDTH, dtype=torch.float64), state | wrong)
+
+
+def test_a_token_that_learns_goes_another_way(taken):
+    """Its gradients are torch's."""
+    module = build("window", causal=True, impl="cpu")
+    x = torch.randn(1, 30, WIDTH, dtype=torch.float64)
+    state = module.step(x, {})[1]
+    out, *_ = module.following(x[:, :1].requires_grad_(), state)
+    assert not taken
+    assert out.requires_grad
