@@ -24,6 +24,7 @@ An answer is right if it is from the right file, and F1 with one of the gold ans
 """
 
 import json
+import math
 import random
 import sys
 import time
@@ -200,9 +201,24 @@ def fit(rows: list[dict]) -> Weights:
     return Weights(*map(float, (*(scale * ranking[:-1]), bias, least)), *passages)
 
 
-def threshold(of_right: np.ndarray, lost: float = 0.1) -> float:
-    """The largest one below which at most a tenth of the right answers' probabilities lies."""
-    return float(np.quantile(of_right, lost, method="lower"))
+def threshold(of_right: np.ndarray, lost: float = 0.1, confidence: float = 0.9) -> float:
+    """The largest one by which, with so much confidence, at most a tenth of all right answers is
+    lost, of which these probabilities are a sample; of a small sample, the least of them.
+
+    By order statistics: more than a share ``lost`` lies below the j-th smallest, counted from 0,
+    if at most j of a binomial's n draws do.
+    """
+    number, chance = len(of_right), 0.0
+    for below in range(number):
+        chance += math.comb(number, below) * lost**below * (1 - lost) ** (number - below)
+        if chance > 1 - confidence:
+            return float(np.sort(of_right)[max(below - 1, 0)])
+    raise ValueError(f"confidence is {confidence}; allowed: above 0 to 1")
+
+
+def tenth_lost(of_right: np.ndarray) -> float:
+    """The largest one below which at most a tenth of these lies."""
+    return float(np.quantile(of_right, 0.1, method="lower"))
 
 
 def ordered(row: dict, weights: Weights) -> list[dict]:
@@ -230,7 +246,7 @@ def score(rows: list[dict], weights: Weights) -> tuple[dict[str, float], list[tu
         "exact match": [order[0]["exact"] * order[0]["right"] for _, order in asked],
         "F1": [order[0]["f1"] * (order[0]["file"] == file) for file, order in asked],
     }
-    tenth = threshold(shown[right]) if right.any() else 1.0
+    tenth = tenth_lost(shown[right]) if right.any() else 1.0
     thresholds = {"calibrated": weights.threshold or 0.5, "a tenth lost": tenth}
     for name, least in thresholds.items():
         found[f"{name}: refused of those without an answer"] = shown[none] < least
