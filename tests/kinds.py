@@ -58,6 +58,8 @@ CAUSAL = {
     "taught, clusters of keys": "taught(clusters_per=kv-head,sinks=2,summaries=3,probes=2,gap=3)",
     "taught, clusters of keys, dropped": "taught(clusters_per=kv-head,routes_by=heads,"
     "drop_keys=0.5,routing_convolution=0)",
+    "window+taught, clusters of keys": "window+taught(clusters_per=kv-head,probes=2,gap=3,"
+    "routing_convolution=0)",
     "window+lsh, sinks, gap": "window+lsh(sinks=2,gap=2)",
     "xl, sinks": "xl(sinks=1)",
 }
