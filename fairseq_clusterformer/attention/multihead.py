@@ -157,7 +157,8 @@ class MultiheadAttention(ProjectedHeads):
             x: [B, N, D].
             state: what the last call returned, which is used up; empty at first.
             batch: the padding mask, bool [B, N]; of single tokens also to which document of its
-                row each belongs, [B, 1]: another than the last call's begins.
+                row each belongs, [B, 1]: another than the last call's begins. A `Batch` is of
+                these tokens alone: layers that have had the same tokens may share it.
             reported: in training: kinds report and teach, of two tokens or more.
 
         Returns:
@@ -176,7 +177,7 @@ class MultiheadAttention(ProjectedHeads):
         if not x.size(1):
             return x, state, []
         before, begins, after = _place(x, state, batch)
-        # whose documents are told apart by the state
+        # Documents are told apart by the state, so layers see the padding alone.
         real = batch if batch.documents is None else Batch(batch.padding_mask)
         outputs, reports = [], []
         heads, convolved = self.project(x, real, state, begins, exactly=self.exactly)

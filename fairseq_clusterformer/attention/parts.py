@@ -67,8 +67,9 @@ class Part:
         """Values [B, H, 1, E] that one token attends to on a GPU, of the only part; None: by
         ``look``."""
 
-    def fits_cpu_step(self) -> bool:
-        """Whether :func:`~fairseq_clusterformer.kernels.cpu.step.step` can take it, as it is."""
+    def for_cpu_step(self, q: Tensor) -> bool:
+        """Whether :func:`~fairseq_clusterformer.kernels.cpu.step.step` can take it, as it is, for
+        queries on a CPU, of which it reads the dtype: what is kept must have the same."""
         return False
 
     def in_cpu_step(self, qkv: QKV) -> dict[str, Any]:
@@ -104,12 +105,14 @@ def _in_one_kernel(parts: Sequence[Part], qkv: QKV) -> Tensor | None:
     """Values [B, H, 1, E] that one token attends to, where a kernel knows all that it sees."""
     if len(parts) == 1 and (out := parts[0].step_in_one_kernel(qkv)) is not None:
         return out
-    learns = torch.is_grad_enabled() and qkv.q.requires_grad
-    if learns or torch.compiler.is_compiling() or not all(p.fits_cpu_step() for p in parts):
+    q = qkv.q
+    if q.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
-    if chosen(parts[0].tokens.impl, qkv.q) != "cpu" or not step.can_step(qkv.q):
+    if not all(part.for_cpu_step(q) for part in parts):
         return None
-    return step.step(qkv.q, **{k: v for part in parts for k, v in part.in_cpu_step(qkv).items()})
+    if chosen(parts[0].tokens.impl, q) != "cpu" or not step.can_step(q):
+        return None
+    return step.step(q, **{k: v for part in parts for k, v in part.in_cpu_step(qkv).items()})
 
 
 def _softmax(q: Tensor, seen: Sequence[Entries]) -> Tensor:

@@ -130,8 +130,10 @@ class RangedKeys(Part):
         self.stored = True
         return out
 
-    def fits_cpu_step(self) -> bool:
+    def for_cpu_step(self, q: Tensor) -> bool:
         tokens, state = self.tokens, self.state
+        if any(t.dtype != q.dtype for name, t in state.items() if name in ("kept", "near")):
+            return False
         if tokens.padding_mask is not None or tokens.begins is not None:
             return False
         one_ring = self.kind.num_rings == 1 and self.kind.gap <= 1 and not self.kind.drops_keys

@@ -196,8 +196,9 @@ class Rings:
 class LocalWindow:
     """The ``gap - 1`` latest real tokens of each row, the oldest first, which no ring has yet.
 
-    State: ``near`` [B, G, J / G, gap - 1, C], and ``near.ring``, where each will go, int64
-    [B, G, L, gap - 1]. Until a row has had so many tokens, the first slots are empty.
+    State, which steps may change in place: ``near`` [B, G, J / G, gap - 1, C], and
+    ``near.ring``, where each will go, int64 [B, G, L, gap - 1]. Until a row has had so many
+    tokens, the first slots are empty.
     """
 
     def __init__(self, state: State, entry: Tensor, layouts: int, gap: int):

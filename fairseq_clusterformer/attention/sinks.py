@@ -86,8 +86,9 @@ class Sinks(Part):
         hidden = (slot > place)[:, None, None].expand(-1, self.groups, -1, -1)
         return [Entries(entries.flatten(0, 1), hidden, some=True)]
 
-    def fits_cpu_step(self) -> bool:
-        if self.beyond is not None or "sinks" not in self.state:
+    def for_cpu_step(self, q: Tensor) -> bool:
+        kept = self.state.get("sinks")
+        if self.beyond is not None or kept is None or kept.dtype != q.dtype:
             return False
         return bool((self.tokens.positions >= self.number).all())
 

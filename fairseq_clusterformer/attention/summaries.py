@@ -146,8 +146,9 @@ class ClusterMeans(Part):
         entries = torch.cat([k, bias.unsqueeze(-1), v], dim=-1).flatten(0, 1)
         return [Entries(entries, hidden.unsqueeze(2))]
 
-    def fits_cpu_step(self) -> bool:
-        return "summaries" in self.state and self.tokens.padding_mask is None
+    def for_cpu_step(self, q: Tensor) -> bool:
+        sums = self.state.get("summaries")
+        return sums is not None and sums.dtype == q.dtype and self.tokens.padding_mask is None
 
     def in_cpu_step(self, qkv: QKV) -> dict[str, InMeans]:
         at, sums = self.places(), self._kept(qkv)

@@ -76,8 +76,8 @@ class TaughtOptions(FuzzyOptions):
     clusters_per: str = option(
         "head",
         "what has clusters of its own in taught heads: each head, or each head of keys and values "
-        "(--encoder-kv-heads, --decoder-kv-heads), whose queries look into the same clusters, each "
-        "by its own choice; where the kinds of a layer divide these heads",
+        "(--encoder-kv-heads, --decoder-kv-heads), whose queries look into the same clusters, "
+        "each by its own choice; where the kinds of a layer divide these heads",
         choices=("head", "kv-head"),
     )
     routing_width: int = option(32, "width of what taught heads route by", at_least=1)

@@ -16,7 +16,8 @@ from ..precision import full_float32
 from .fuzzy import NORM_EPS, TIE, Similarity, chunks, largest_few
 from .report import cluster_sizes
 
-#: scores there are at least where C++ computes them: for fewer, a build would take longer
+#: scores there are at least where C++ computes them, but in steps: for fewer, a build would take
+#: longer
 CPP_FROM = 1 << 17
 
 
@@ -30,13 +31,14 @@ class _Scored(NamedTuple):
     similarity: Similarity
     padding_mask: Tensor | None
 
-    def scoring(self) -> in_cpp.Scoring | None:
-        """What C++ computes scores from; None: torch does."""
-        few = self.x[..., 0].numel() * self.vectors.size(1) < CPP_FROM
+    def scoring(self, steps: bool = False) -> in_cpp.Scoring | None:
+        """What C++ computes scores from; None: torch does. In steps of decoding C++ also computes
+        few scores, if it is loaded; in training, what ran before must not change a bit."""
         if self.impl not in ("auto", "cpu") or torch.compiler.is_compiling():
             return None
         x, mask = self.x.to(self.vectors.dtype), self.padding_mask
-        if not (in_cpp.at_hand(x) if few else in_cpp.can_assign(x)):
+        few = x[..., 0].numel() * self.vectors.size(1) < CPP_FROM
+        if few and not (steps and in_cpp.is_loaded(x)) or not in_cpp.can_assign(x):
             return None
         scale = None if self.similarity.kind == "cosine" else self.similarity.scale(x)
         x = x if x.stride(-1) == 1 else x.contiguous()
@@ -211,8 +213,10 @@ class _LogShares(torch.autograd.Function):
 
 def _nearest(scored: _Scored, number: int) -> Sequence[Tensor]:
     """The nearest clusters of vectors, with as few operations as may be for one token."""
-    if scored.x.size(2) > 1 or scored.scoring() is not None:
+    if scored.x.size(2) > 1:
         return _assign(scored, probes=number, mass=False).clusters
+    if (scoring := scored.scoring(steps=True)) is not None:
+        return in_cpp.assign(scoring, probes=number, mass=False).clusters
     return largest_few(scored.scores(slice(None))[-1], number, scored.offsets)
 
 

@@ -24,7 +24,6 @@ An answer is right if it is from the right file, and F1 with one of the gold ans
 """
 
 import json
-import math
 import random
 import sys
 import time
@@ -32,6 +31,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import binom
 
 from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.inference.found import FEATURES, Weights
@@ -202,22 +202,22 @@ def fit(rows: list[dict]) -> Weights:
 
 
 def threshold(of_right: np.ndarray, lost: float = 0.1, confidence: float = 0.9) -> float:
-    """The largest one by which, with so much confidence, at most a tenth of all right answers is
-    lost, of which these probabilities are a sample; of a small sample, the least of them.
+    """The largest threshold that loses at most a share ``lost`` of all right answers, with this
+    confidence. ``of_right`` is a sample of their probabilities, one or more; if it is too small
+    for that, its least.
 
-    By order statistics: more than a share ``lost`` lies below the j-th smallest, counted from 0,
-    if at most j of a binomial's n draws do.
+    By order statistics: more than that share lies below the j-th smallest, counted from 0, if at
+    most j of a binomial's n draws do. Questions must be independent, which those of one folder are
+    not quite.
     """
-    number, chance = len(of_right), 0.0
-    for below in range(number):
-        chance += math.comb(number, below) * lost**below * (1 - lost) ** (number - below)
-        if chance > 1 - confidence:
-            return float(np.sort(of_right)[max(below - 1, 0)])
-    raise ValueError(f"confidence is {confidence}; allowed: above 0 to 1")
+    number = len(of_right)
+    chances = binom.cdf(np.arange(number), number, lost)
+    below = int(np.searchsorted(chances, 1 - confidence, side="right"))
+    return float(np.sort(of_right)[max(below - 1, 0)])
 
 
 def tenth_lost(of_right: np.ndarray) -> float:
-    """The largest one below which at most a tenth of these lies."""
+    """The quantile of a tenth."""
     return float(np.quantile(of_right, 0.1, method="lower"))
 
 

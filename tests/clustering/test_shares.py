@@ -56,13 +56,11 @@ def computed(request, monkeypatch):
     """By torch, or in C++, also by a build whose memory is NaN until it is written."""
     flags = ["-DPOISONED"] if "poisoned" in request.param else []
     monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, *flags))
-    library._loaded.cache_clear()
+    monkeypatch.setattr(library, "_LOADED", {})
     monkeypatch.setattr(fuzzy, "CHUNK_NUMBERS_CPU", 1 if "many" in request.param else 1 << 20)
     monkeypatch.setattr(shares, "CPP_FROM", 0 if "C++" in request.param else math.inf)
     if "C++" in request.param and not in_cpp.can_assign(torch.zeros(1, 1, 1, WIDTH)):
         pytest.skip("no C++ compiler")
-    yield
-    library._loaded.cache_clear()
 
 
 @pytest.mark.usefixtures("computed")

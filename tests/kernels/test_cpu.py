@@ -67,9 +67,7 @@ CASES = {
 def flags(request, monkeypatch):
     """Also a build whose memory is NaN until it is written."""
     monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, *request.param.split()))
-    library._loaded.cache_clear()
-    yield
-    library._loaded.cache_clear()
+    monkeypatch.setattr(library, "_LOADED", {})
 
 
 @pytest.mark.usefixtures("flags")
@@ -216,11 +214,10 @@ def test_a_fork_does_not_wait_for_threads_that_it_has_not():
 def elsewhere(tmp_path, monkeypatch):
     """Nothing is built yet."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    for function in (library._loaded, kernels._warn):
-        function.cache_clear()
+    monkeypatch.setattr(library, "_LOADED", {})
+    kernels._warn.cache_clear()
     yield tmp_path
-    for function in (library._loaded, kernels._warn):
-        function.cache_clear()
+    kernels._warn.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,50 @@ def test_states_that_it_would_change_elsewhere_are_refused():
 
 
 def test_a_token_that_learns_goes_another_way(taken):
-    """Its gradients are torch's."""
+    """Gradients are torch's, of values alone as well."""
     module = build("window", causal=True, impl="cpu")
     x = torch.randn(1, 30, WIDTH, dtype=torch.float64)
     state = module.step(x, {})[1]
-    out, *_ = module.following(x[:, :1].requires_grad_(), state)
+    module.requires_grad_(False)
+    module.v_proj.requires_grad_(True)
+    out, *_ = module.following(x[:, :1], state)
     assert not taken
-    assert out.requires_grad
+    assert torch.autograd.grad(out.sum(), module.v_proj.weight)[0].any()
+
+
+@pytest.mark.parametrize("kind", ["window", "full"])
+def test_a_state_of_another_precision(kind, taken):
+    """As autocast leaves it: C++ must not read it as if it were the query's."""
+    found = []
+    for impl in ("blocks", "cpu"):
+        torch.manual_seed(0)
+        module = build(kind, causal=True, impl=impl, dtype=torch.float32)
+        x = torch.randn(1, 31, WIDTH)
+        state = module.step(x[:, :30], {})[1]
+        state = {name: t.bfloat16() if name.endswith(".kept") else t for name, t in state.items()}
+        found.append(module.step(x[:, 30:], state)[0])
+    assert not taken
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("wrong", ["int32", "batch"])
+def test_places_that_lead_elsewhere_are_refused(wrong):
+    """Of a kind of somebody else."""
+    module = build("gated, gap", causal=True, impl="cpu")
+    x = torch.randn(2, 31, WIDTH, dtype=torch.float64)
+    state, assign = module.step(x[:, :30], {})[1], module.routers[0].assign
+
+    def elsewhere(tokens, state):
+        found, state = assign(tokens, state)
+        other = found.query.int() if wrong == "int32" else found.query[:1]
+        return found._replace(query=other, key=None), state
+
+    module.routers[0].assign = elsewhere
+    with pytest.raises(ValueError, match="allowed: int64 with a batch of 2"):
+        module.step(x[:, 30:], state)
+
+
+def test_without_a_compiler(taken, monkeypatch):
+    monkeypatch.setattr(parts.step, "can_step", lambda q: False)
+    check(build("taught, sinks, summaries, probes", causal=True), 23)
+    assert not taken

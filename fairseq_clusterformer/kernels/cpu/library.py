@@ -2,8 +2,8 @@
 
 That is ``$TORCH_EXTENSIONS_DIR``, by default ``~/.cache/torch_extensions``: in it, a folder that
 nobody else may write to. The compiler is ``$CXX``, by default ``c++``. It needs OpenMP, and no
-headers of PyTorch. There is one library for each source, type of number and width of rows: all
-lengths of loops are known then.
+headers of PyTorch. There is one library for each source, type of number and width of rows (of
+``step``, for all widths): lengths of loops are known then.
 """
 
 import ctypes

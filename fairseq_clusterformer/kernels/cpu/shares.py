@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import _Tensor, threads
-from .library import functions, is_loaded, why_missing
+from . import _Tensor, library, threads
+from .library import functions, why_missing
 
 _TENSORS = "x log_weights explored clusters log_share log_total d_log_share d_x".split()
 _ARRAYS = "vectors offsets log_mass sizes d_vectors padding".split()
@@ -67,9 +67,9 @@ def can_assign(x: Tensor) -> bool:
     return known and why_missing(x.dtype, x.size(-1), "shares") is None
 
 
-def at_hand(x: Tensor) -> bool:
-    """Whether that library is loaded already."""
-    return x.device.type == "cpu" and is_loaded(x.dtype, x.size(-1), "shares")
+def is_loaded(x: Tensor) -> bool:
+    """Whether nobody has to wait for that library."""
+    return library.is_loaded(x.dtype, x.size(-1), "shares")
 
 
 def assign(

@@ -1,5 +1,5 @@
 // One token of each row, on a CPU: what its queries attend to of all that decoding keeps, under one
-// softmax, and what is kept behind it. Nothing that is read is copied first.
+// softmax, and what is kept behind it. Keys are read where they stand.
 //
 // An entry is a key, a bias if there are any, and a value, C numbers. Shape letters: B batch, H
 // heads, J heads of keys, G groups of these that share rings, Q groups of queries that read the

@@ -124,6 +124,10 @@ def step(
     for name in ("kept", "seen", "near", "near_ring", "sums"):  # which are changed
         if name in arrays and not arrays[name].is_contiguous():
             raise ValueError(f"{name} is not contiguous; allowed: states as steps return them")
+    for name in ("read", "written", "looked_into", "cluster"):  # which are places in memory
+        if name in arrays and (arrays[name].dtype, len(arrays[name])) != (torch.long, batch):
+            shape = f"{arrays[name].dtype} {list(arrays[name].shape)}"
+            raise ValueError(f"{name} is {shape}; allowed: int64 with a batch of {batch}")
     arrays = {name: t.contiguous() for name, t in arrays.items()}  # in memory until the end
     problem = _Step(**{name: t.data_ptr() for name, t in arrays.items()}, **numbers)
     problem.own_bias = rings.own_bias or 0.0
