@@ -40,6 +40,8 @@ FILLER = (
 )
 ASKED = "\n\nWhat is the pass key? The pass key is"
 ANSWER = 8  # tokens, of which five digits may take as many
+#: the tables of `Breakdown`, in nats here
+TABLES = {POSITION: "nats by position", REPEATS: "nats on repeats by distance"}
 
 
 def sight_of(model: nn.Module) -> Sight:
@@ -63,7 +65,7 @@ def score(loaded: Loaded, texts: Sequence[Path], length: int) -> dict:
     blocks = (block for text in texts for block in _first(loaded, text, length))
     result = compare(language.model, blocks, stepwise=False, breakdown=found)
     tables = {
-        title: {row["from"]: row["bits"] * math.log(2) for row in rows}
+        TABLES[title]: {row["from"]: row["bits"] * math.log(2) for row in rows}
         for title, rows in found.result().items()
     }
     return {"all": result["teacher-forced bits"] * math.log(2), **tables}
@@ -134,14 +136,13 @@ def compared(
 
 def lines(results: dict[str, dict]) -> Iterator[str]:
     """The tables, a model in each row."""
-    tables = {"nats by position": POSITION, "nats on repeats by distance": REPEATS}
     first = next(iter(results.values()))
     plain = [name for name, value in first.items() if not isinstance(value, dict)]
     if plain:
         yield from _table("of all", {n: {p: r.get(p) for p in plain} for n, r in results.items()})
-    for title, name in tables.items():
+    for name in TABLES.values():
         if name in first:
-            yield from _table(f"{title}, from", {n: r[name] for n, r in results.items()})
+            yield from _table(f"{name}, from", {n: r[name] for n, r in results.items()})
 
 
 def _table(title: str, rows: dict[str, dict]) -> Iterator[str]:

@@ -61,7 +61,7 @@ def test_the_tables(folder, capsys):
     assert list(of_few) == ["dense", "converted", "window(14,sinks=2)", *RIVALS]
     assert len({round(of["all"], 3) for of in of_few.values()}) == 5
     for of in of_few.values():
-        places = of["bits by position"]
+        places = of["nats by position"]
         assert list(places) == ["0", "64"]
         assert of["all"] == pytest.approx((64 * places["0"] + 56 * places["64"]) / 120, rel=1e-3)
 
