@@ -68,12 +68,13 @@ class Part:
         ``look``."""
 
     def for_cpu_step(self, q: Tensor) -> bool:
-        """Whether :func:`~fairseq_clusterformer.kernels.cpu.step.step` can take it, as it is, for
-        queries on a CPU, of which it reads the dtype: what is kept must have the same."""
+        """Whether :func:`~fairseq_clusterformer.kernels.cpu.step.step` knows what these queries,
+        on a CPU, see of this part; what is kept must have their dtype."""
         return False
 
     def in_cpu_step(self, qkv: QKV) -> dict[str, Any]:
-        """What that takes, by name; it also keeps the token."""
+        """Arguments of that function, by name. It also keeps the token, so that :meth:`keep` only
+        returns the state."""
         raise NotImplementedError
 
     def keep(self, qkv: QKV) -> State:

@@ -32,13 +32,18 @@ class _Scored(NamedTuple):
     padding_mask: Tensor | None
 
     def scoring(self, steps: bool = False) -> in_cpp.Scoring | None:
-        """What C++ computes scores from; None: torch does. In steps of decoding C++ also computes
-        few scores, if it is loaded; in training, what ran before must not change a bit."""
-        if self.impl not in ("auto", "cpu") or torch.compiler.is_compiling():
+        """What C++ computes scores from; None: torch does.
+
+        In steps of decoding C++ also computes few scores, if its library is loaded. In training it
+        does not: results must not depend on what the process did before.
+        """
+        few = self.x[..., 0].numel() * self.vectors.size(1) < CPP_FROM
+        if (few and not steps) or self.impl not in ("auto", "cpu"):
             return None
         x, mask = self.x.to(self.vectors.dtype), self.padding_mask
-        few = x[..., 0].numel() * self.vectors.size(1) < CPP_FROM
-        if few and not (steps and in_cpp.is_loaded(x)) or not in_cpp.can_assign(x):
+        if torch.compiler.is_compiling() or (few and not in_cpp.is_loaded(x)):
+            return None
+        if not in_cpp.can_assign(x):
             return None
         scale = None if self.similarity.kind == "cosine" else self.similarity.scale(x)
         x = x if x.stride(-1) == 1 else x.contiguous()

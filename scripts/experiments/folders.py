@@ -203,8 +203,8 @@ def fit(rows: list[dict]) -> Weights:
 
 def threshold(of_right: np.ndarray, lost: float = 0.1, confidence: float = 0.9) -> float:
     """The largest threshold that loses at most a share ``lost`` of all right answers, with this
-    confidence. ``of_right`` is a sample of their probabilities, one or more; if it is too small
-    for that, its least.
+    confidence. ``of_right`` is a sample of their probabilities, one or more. A sample that is too
+    small for such confidence has its least value as the threshold.
 
     By order statistics: more than that share lies below the j-th smallest, counted from 0, if at
     most j of a binomial's n draws do. Questions must be independent, which those of one folder are
@@ -217,7 +217,7 @@ def threshold(of_right: np.ndarray, lost: float = 0.1, confidence: float = 0.9) 
 
 
 def tenth_lost(of_right: np.ndarray) -> float:
-    """The quantile of a tenth."""
+    """The tenth percentile, rounded down to one of these numbers."""
     return float(np.quantile(of_right, 0.1, method="lower"))
 
 
