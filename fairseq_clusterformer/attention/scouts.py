@@ -23,7 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..clustering.shares import KeyShares
 from ..kernels import Layout, join, ranged_attention
+from ..kernels.cpu.scouts import Looking
+from ..kernels.cpu.scouts import backward as backward_in_cpp
+from ..kernels.cpu.scouts import find as find_in_cpp
+from ..kernels.cpu.shares import Scoring
 from ..precision import at_least_float32, full_float32
 from .batch import Batch
 from .layout import recent_layouts
@@ -37,8 +42,7 @@ class Scouts(NamedTuple):
     queries: Tensor  # those that see every key, bool [B, H, N]
     places: Tensor  # which those are, int64 [B, H, S]; in a row of fewer, some others too
     query_shares: Tensor  # p(c) of each [B, H, S, K], at least float32, differentiable
-    #: p(c) of each key [B, H, N, K], likewise, times the probability that a cluster holds it
-    key_shares: Tensor
+    key_shares: KeyShares  # p(c) of each key, likewise
 
 
 class Gain(NamedTuple):
@@ -72,12 +76,13 @@ def draw_scouts(
         order = order.masked_fill(padding_mask.unsqueeze(1), 2.0)
     chosen = order.topk(number, largest=False).indices
     scouts = torch.zeros(batch, heads, length, dtype=torch.bool, device=x.device)
-    if padding_mask is None:
-        return scouts.scatter_(-1, chosen, True), chosen
+    if padding_mask is None:  # in the text's order: neighbours see about as much
+        return scouts.scatter_(-1, chosen, True), chosen.sort(-1).values
     real = (~padding_mask).sum(-1)  # which are drawn first
     most = (share * real.double()).long().clamp(min=1).minimum(real)
     within = torch.arange(chosen.size(-1), device=x.device) < most[:, None, None]
-    return scouts.scatter_(-1, chosen, within.expand_as(chosen)), chosen
+    scouts.scatter_(-1, chosen, within.expand_as(chosen))
+    return scouts, chosen.sort(-1).values
 
 
 def gather_tokens(x: Tensor, places: Tensor) -> Tensor:
@@ -139,10 +144,84 @@ def routing_gain(
     Args:
         q, k: as they are attended, [B, H, N, E]; they get no gradient.
         layouts: of the scouts.
+        impl: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
     """
     q, k = (at_least_float32(t.detach()) for t in (q, k))
-    width, shares, places = q.size(-1), scouts.key_shares, scouts.places
-    shares = shares.to(q.dtype)
+    places, shares = scouts.places, scouts.query_shares.to(q.dtype)
+    lo, hi = _ranges(layouts, places)
+    given = _in_cpp(q, k, layouts, scouts, lo, hi, impl)
+    if given is None:
+        lands, total = _found(q, k, layouts, scouts, impl)
+    else:
+        keys = scouts.key_shares
+        lands, total = _Found.apply(given, shares, keys.x, keys.vectors, keys.log_held)
+    seen = (hi - lo).sum(0)
+    chance = total / seen.clamp(min=1)
+    gain = lands.clamp(min=TINY).log() - chance.clamp(min=TINY).log()
+    return Gain(gain, scouts.queries.gather(-1, places) & (seen > 0), places)
+
+
+def _ranges(layouts: Sequence[Layout], places: Tensor) -> tuple[Tensor, Tensor]:
+    """Key slots that scouts see, from and up to, int64 [layouts, B, H, S]."""
+    bounds = []
+    for layout in layouts:
+        slots = layout.query_order.argsort(-1).gather(-1, places)
+        bounds.append((layout.lo.gather(-1, slots), layout.hi.gather(-1, slots)))
+    lo, hi = (torch.stack(found) for found in zip(*bounds, strict=True))
+    return lo, torch.maximum(lo, hi)
+
+
+def _in_cpp(
+    q: Tensor,
+    k: Tensor,
+    layouts: Sequence[Layout],
+    scouts: Scouts,
+    lo: Tensor,
+    hi: Tensor,
+    impl: str,
+) -> Looking | None:
+    """What C++ is given; None: torch computes it."""
+    keys, order = scouts.key_shares, layouts[0].key_order
+    one_order = all(layout.key_order is order for layout in layouts)
+    of_each = order is None or order.size(1) == 1 or keys.x.size(1) == q.size(1)
+    if not one_order or not of_each or layouts[0].slots != q.size(2) or keys.x.dtype != q.dtype:
+        return None
+    if (scoring := keys.scoring(impl)) is None:
+        return None
+    k = k if k.stride(-1) == 1 else k.contiguous()
+    held = None if keys.log_held is None else keys.log_held.detach()
+    shares = scouts.query_shares.detach().contiguous()
+    return Looking(gather_tokens(q, scouts.places), shares, k, scoring, held, order, lo, hi)
+
+
+class _Found(torch.autograd.Function):
+    """What the attention of scouts finds, and what all that they see has, [B, H, S]."""
+
+    @staticmethod
+    def forward(ctx, given, shares, x, vectors, log_held):
+        lands, total, *softmax = find_in_cpp(given)
+        scoring = given.scoring
+        ctx.save_for_backward(*given[:3], *scoring[:4], *given[4:], *softmax)
+        ctx.rest = scoring[4:]
+        return lands, total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_lands, d_total):
+        saved = ctx.saved_tensors
+        scoring = Scoring(*saved[3:7], *ctx.rest)
+        given = Looking(*saved[:3], scoring, *saved[7:11])
+        d_shares, *gradients = backward_in_cpp(given, *saved[11:], d_lands, d_total)
+        return None, d_shares, *gradients
+
+
+def _found(
+    q: Tensor, k: Tensor, layouts: Sequence[Layout], scouts: Scouts, impl: str
+) -> tuple[Tensor, Tensor]:
+    """The same by torch, on any device."""
+    width, places = q.size(-1), scouts.places
+    shares = scouts.key_shares.computed().to(q.dtype)
+    shares = shares.repeat_interleave(q.size(1) // shares.size(1), dim=1)
     missing = -shares.size(-1) % width  # values are as wide as heads
     parts = pad(shares, (0, missing)).split(width, dim=-1)
     attended = [
@@ -150,12 +229,9 @@ def routing_gain(
         for part in parts
     ]
     attended = torch.cat([gather_tokens(part, places) for part in attended], dim=-1)
-    attended = attended[..., : shares.size(-1)]
-    total, seen = _sums(shares, layouts, places)
-    lands = (attended * scouts.query_shares).sum(-1)
-    chance = (total * scouts.query_shares).sum(-1) / seen.clamp(min=1)
-    gain = lands.clamp(min=TINY).log() - chance.clamp(min=TINY).log()
-    return Gain(gain, scouts.queries.gather(-1, places) & (seen > 0), places)
+    attended, total = attended[..., : shares.size(-1)], _sums(shares, layouts, places)
+    of_queries = scouts.query_shares.to(q.dtype)
+    return (attended * of_queries).sum(-1), (total * of_queries).sum(-1)
 
 
 def routing_loss(gain: Gain) -> Tensor:
@@ -197,22 +273,15 @@ class _Weighed(torch.autograd.Function):
         return of_attended, of_nats * weight, None, None
 
 
-def _sums(values: Tensor, layouts: Sequence[Layout], places: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of the values that each scout sees [B, H, S, K], of those of all keys [B, H, N, K], and
-    how many keys these are [B, H, S]."""
+def _sums(values: Tensor, layouts: Sequence[Layout], places: Tensor) -> Tensor:
+    """Sums of the values that each scout sees [B, H, S, K], of those of all keys [B, H, N, K]."""
     total = values.new_zeros(*places.shape, values.size(-1))
-    seen = values.new_zeros(places.shape)
-    for layout in layouts:
-        order = layout.key_order.expand(values.shape[:3])
-        sums = gather_tokens(values, order).cumsum(2)
+    for layout, lo, hi in zip(layouts, *_ranges(layouts, places), strict=True):
+        sums = gather_tokens(values, layout.key_order.expand(values.shape[:3])).cumsum(2)
 
         def below(slot: Tensor, sums: Tensor = sums) -> Tensor:
             found = gather_tokens(sums, (slot - 1).clamp(min=0))
             return found.masked_fill((slot == 0).unsqueeze(-1), 0.0)
 
-        slots = layout.query_order.argsort(-1).gather(-1, places)
-        lo, hi = (bound.gather(-1, slots) for bound in (layout.lo, layout.hi))
-        hi = torch.maximum(lo, hi)
         total = total + below(hi) - below(lo)
-        seen = seen + (hi - lo).to(seen.dtype)
-    return total, seen
+    return total

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..clustering import AverageNormalizer, Report, State
 from ..clustering.fuzzy import TIE, Similarity
-from ..clustering.shares import assign_both, log_sum_over_tokens
+from ..clustering.shares import KeyShares, assign_both
 from ..precision import ExactLinear, at_least_float32, full_float32
 from .kind import Assignment, Kind, Shape, Tokens, register_attention
 from .neural import FuzzyOptions
@@ -187,7 +187,7 @@ class Taught(Kind):
             least = torch.where(found.tokens > 0, least * found.tokens, 0.0)
         observation = self.normalizer.observation(found.log_mass, found.tokens, least)
         report = Report(cluster_sizes=found.sizes, clusters=found.queries, observation=observation)
-        scouts = self._scouts(tokens, q, k, log_held) if self.training else None
+        scouts = self._scouts(tokens, x, q, k, log_held) if self.training else None
         assignment = Assignment(
             found.queries, keys, scouts=scouts, probes=found.probes, report=report
         )
@@ -219,7 +219,7 @@ class Taught(Kind):
         return nn.functional.logsigmoid(gates - least), least.squeeze(-1)
 
     def _scouts(
-        self, tokens: Tokens, q: Tensor, k: Tensor, log_held: Tensor | None
+        self, tokens: Tokens, x: Tensor, q: Tensor, k: Tensor, log_held: Tensor | None
     ) -> Scouts | None:
         number, share = self.options.scouts, self.options.scout_share
         if self.begins:
@@ -228,18 +228,21 @@ class Taught(Kind):
             return None
         heads, mask = self.shape.num_heads, tokens.padding_mask
         drawn = draw_scouts(number, heads, tokens.x, mask, share)
-        of_scouts = gather_tokens(q, drawn[1])
-        of_queries, of_keys = self.shares(of_scouts, k, tokens.padding_mask, log_held)
-        if log_held is not None:
-            log_held = log_held.repeat_interleave(self.sharing, dim=1)
-            of_keys = of_keys * log_held.exp().unsqueeze(-1)
-        return Scouts(*drawn, of_queries, of_keys)
+        return Scouts(*drawn, *self.shares(self._of_scouts(x, q, drawn[1]), k, mask, log_held))
+
+    def _of_scouts(self, x: Tensor, q: Tensor, places: Tensor) -> Tensor:
+        """What routes scouts, [B, H, S, R]. Of few it is computed again: its gradient then is that
+        of few queries, not of all."""
+        if self.reads_qk or places[0].numel() > x.size(1):
+            return gather_tokens(q, places)
+        x = gather_tokens(x.unsqueeze(1).expand(-1, places.size(1), -1, -1), places)
+        weight = self.query_proj.weight.to(x.dtype).unflatten(0, (places.size(1), -1))
+        return x @ weight.transpose(-1, -2)
 
     def shares(
         self, q: Tensor, k: Tensor, padding_mask: Tensor | None, log_held: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The share p(c) of each cluster in queries [B, H, S, K] and in each one's keys
-        [B, H, N, K], differentiable.
+    ) -> tuple[Tensor, KeyShares]:
+        """The share p(c) of each cluster in queries [B, H, S, K], and in all keys, differentiable.
 
         Keys are normalised by those of the batch that are held. By the average, which is a
         constant, the loss would draw keys to a cluster that the average then pushes away again.
@@ -250,17 +253,9 @@ class Taught(Kind):
             log_held: log of the probability that a key is held [B, J, N]; None: all are.
         """
         vectors = self.similarity.vectors(self.centroids.to(q.dtype)) / self.temperature
-        of_queries, of_keys = (
-            self.similarity.vectors(x) @ of_head.transpose(-1, -2)
-            for x, of_head in ((q, vectors.repeat_interleave(self.sharing, dim=0)), (k, vectors))
-        )
-        real = of_keys if log_held is None else of_keys + log_held.unsqueeze(-1)
-        if padding_mask is not None:  # finite, where a batch is padding alone
-            hidden = torch.finfo(of_keys.dtype).min / 2
-            real = real.masked_fill(padding_mask[:, None, :, None], hidden)
-        of_keys = of_keys - log_sum_over_tokens(real).unsqueeze(1)
-        of_keys = of_keys.softmax(-1).repeat_interleave(self.sharing, dim=1)
-        return of_queries.softmax(-1), of_keys
+        of_heads = vectors.repeat_interleave(self.sharing, dim=0).transpose(-1, -2)
+        of_queries = (self.similarity.vectors(q) @ of_heads).softmax(-1)
+        return of_queries, KeyShares(k, vectors, self.similarity, padding_mask, log_held)
 
 
 class _Gate(nn.Module):

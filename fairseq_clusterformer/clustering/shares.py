@@ -62,6 +62,47 @@ class _Scored(NamedTuple):
         return unit, scale, (unit @ self.vectors.transpose(-1, -2)).sub_(self.offsets)
 
 
+class KeyShares(NamedTuple):
+    """The share p(c) of each cluster in keys, differentiable, and not computed yet: the softmax
+    over clusters of a key's scores less the log of each cluster's mass in this batch, times the
+    probability that the key is held.
+
+    Attributes:
+        x: what routes keys, [B, J, N, R], at least float32.
+        vectors: of the centroids, divided by the temperature, [J, K, R].
+        similarity: which vectors of x they are multiplied with.
+        padding_mask: bool [B, N], True where a token is padding.
+        log_held: log of the probability that a key is held, [B, J, N]; None: all are.
+    """
+
+    x: Tensor
+    vectors: Tensor
+    similarity: Similarity
+    padding_mask: Tensor | None
+    log_held: Tensor | None = None
+
+    def computed(self) -> Tensor:
+        """[B, J, N, K], by torch."""
+        scores = self.similarity.vectors(self.x) @ self.vectors.transpose(-1, -2)
+        real = scores if self.log_held is None else scores + self.log_held.unsqueeze(-1)
+        if self.padding_mask is not None:  # finite, where a batch is padding alone
+            hidden = torch.finfo(scores.dtype).min / 2
+            real = real.masked_fill(self.padding_mask[:, None, :, None], hidden)
+        shares = (scores - log_sum_over_tokens(real).unsqueeze(1)).softmax(-1)
+        return shares if self.log_held is None else shares * self.log_held.exp().unsqueeze(-1)
+
+    @torch.no_grad()
+    def scoring(self, impl: str) -> in_cpp.Scoring | None:
+        """What C++ computes them from; None: torch does."""
+        none = torch.zeros_like(self.vectors[:, None, :, 0])
+        scored = _Scored(impl, self.x, self.vectors, none, self.similarity, self.padding_mask)
+        if (scoring := scored.scoring()) is None or scoring.x.dtype != self.x.dtype:
+            return None
+        log_mass = in_cpp.assign(scoring, log_weights=self.log_held).log_mass
+        # finite, where a batch is padding alone
+        return scoring._replace(offsets=log_mass.clamp(min=torch.finfo(log_mass.dtype).min / 2))
+
+
 class Assigned(NamedTuple):
     """Floating point as it was computed; shapes of :func:`assign_both` (or, where these differ, of
     :func:`assign_with_shares`)."""

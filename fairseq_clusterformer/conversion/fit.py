@@ -227,8 +227,8 @@ def _loss(pupil: Pupil, reading: Read) -> Tensor:
     router, batch, x = pupil.router, reading.batch, pupil.routed(reading)
     of_queries, of_keys = router.routing(x, None)
     drawn = draw_scouts(TEACHERS, len(pupil.heads), x, batch.padding_mask)
-    shares = router.shares(gather_tokens(of_queries, drawn[1]), of_keys, batch.padding_mask)
-    scouts = Scouts(*drawn, *shares)
+    of_scouts = gather_tokens(of_queries, drawn[1])
+    scouts = Scouts(*drawn, *router.shares(of_scouts, of_keys, batch.padding_mask))
     if router.sinks:  # which are seen in any cluster: finding them is no gain
         batch = _tokens(pupil, reading).behind(router.sinks).batch
     layouts = scout_layouts(scouts.queries, causal=router.causal, gap=router.gap, batch=batch)

@@ -18,8 +18,8 @@ from types import ModuleType
 from torch import Tensor
 
 from . import cpu
-from .joint import Own, attend_own, join, joint_attention
-from .layout import Call, Layout, validate
+from .joint import attend_own, join, joint_attention
+from .layout import Call, Layout, Own, validate
 from .op import attention
 from .reference import reference_attention
 

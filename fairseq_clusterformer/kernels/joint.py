@@ -8,31 +8,18 @@ Shape letters: B batch, H heads, G groups of them, N tokens, E head width.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..precision import at_least_float32
-from .layout import Call, Layout, validate
-from .op import autocast_off, kernel_of, new_seed
+from ..precision import at_least_float32, autocast_off
+from . import cpu
+from .layout import Call, Layout, Own, validate
+from .op import kernel_of, new_seed
 
 LOG2_E = 1.4426950408889634
-
-
-class Own(NamedTuple):
-    """Each query's own key, seen besides the layouts: in closed form."""
-
-    bias: float = 0.0  # added to its logit
-    #: of queries that do not see it so, bool [B, G, N]; None: no query
-    hidden: Tensor | None = None
-
-    def within(self, padding_mask: Tensor | None) -> "Own":
-        """Hidden at padding [B, N], too."""
-        if padding_mask is None:
-            return self
-        padding = padding_mask.unsqueeze(1)
-        return Own(self.bias, padding if self.hidden is None else self.hidden | padding)
 
 
 def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -65,9 +52,8 @@ def attend_own(
     lse = _own_logits(q, k, own)
     if own.hidden is not None:
         v = v.masked_fill(own.hidden.unsqueeze(-1), 0.0)
-    if dropout > 0.0:
-        v = v * _dropped(lse, dropout).unsqueeze(-1).to(v.dtype)
-    return v, lse
+    drops = _drops(lse, dropout) if own.drops is None else own.drops
+    return v if drops is None else v * drops.unsqueeze(-1).to(v.dtype), lse
 
 
 def _own_logits(q: Tensor, k: Tensor, own: Own) -> Tensor:
@@ -83,7 +69,10 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
     )
 
 
-def _dropped(like: Tensor, dropout: float) -> Tensor:
+def _drops(like: Tensor, dropout: float) -> Tensor | None:
+    """What dropout multiplies weights by; None: there is none."""
+    if dropout == 0.0:
+        return None
     return torch.empty_like(like).bernoulli_(1 - dropout).div_(1 - dropout)
 
 
@@ -111,16 +100,43 @@ def joint_attention(
     Returns:
         See :func:`join`; the log-sum-exp is -inf where nothing was seen. Both have gradients.
     """
-    qkv = _as_computed((q, k, v), wide)
+    kernel = kernel_of(impl, q)
+    qkv = _as_computed((q, k, v), wide or kernel is cpu)
     calls = [Call(*qkv, one.key_bias, new_seed(q, dropout), one, dropout) for one in layouts]
     for call in calls:
         validate(call)
-    kernel, biases = kernel_of(impl, qkv[0]), [call.key_bias for call in calls]
+    if own is not None:
+        own = own._replace(drops=_drops(qkv[0][..., 0], dropout))
+    biases = [call.key_bias for call in calls]
     return _Joint.apply(kernel, calls, own, wide, q, k, v, *biases)
 
 
 def _as_computed(qkv: Sequence[Tensor], wide: bool) -> list[Tensor]:
     return [at_least_float32(x) if wide else x for x in qkv]
+
+
+def _forward(
+    kernel: ModuleType, calls: Sequence[Call], own: Own | None
+) -> tuple["_Softmax", list[Any]]:
+    """The softmax over all calls and the own key, and what the kernel keeps of each call."""
+    if kernel is cpu:  # goes on from what there is, and knows the own key
+        found = None
+        for i, call in enumerate(calls):
+            found = cpu.forward(call, found, own if i == len(calls) - 1 else None)
+        out, _, kept = found
+        return _Softmax(out, *kept), [None] * len(calls)
+    softmax, kept = None, []
+    for call in calls:
+        out, lse, more = kernel.forward(call)
+        stated = isinstance(more, tuple)  # the largest logit, and the sum
+        kept.append(None if stated else more)
+        new = (out, *(more if stated else _in_log2(lse)))
+        softmax = _Softmax(*new) if softmax is None else softmax.add(*new)
+        del out, new
+    if own is not None:
+        value, logit = attend_own(*calls[0][:3], own)
+        softmax.add(value, *_in_log2(logit))
+    return softmax, kept
 
 
 class _Softmax:
@@ -146,30 +162,17 @@ class _Softmax:
 class _Joint(torch.autograd.Function):
     @staticmethod
     def forward(ctx, kernel, calls, own, wide, *given):
-        kept, (q, k, v) = [], calls[0][:3]
+        (q, _, _), dtype = calls[0][:3], given[0].dtype
         with autocast_off(q):
-            softmax = None
-            for call in calls:
-                out, lse, more = kernel.forward(call)
-                stated = isinstance(more, tuple)  # the largest logit, and the sum
-                kept.append(None if stated else more)
-                new = (out, *(more if stated else _in_log2(lse)))
-                softmax = _Softmax(*new) if softmax is None else softmax.add(*new)
-                del out, new
-            drops = None
-            if own is not None:
-                value, logit = attend_own(q, k, v, own)
-                if calls[0].dropout > 0.0:
-                    drops = _dropped(logit, calls[0].dropout)
-                    value = value * drops.unsqueeze(-1)
-                softmax.add(value, *_in_log2(logit))
-        out, peak, total = softmax.out.to(q.dtype), softmax.peak, softmax.total
+            softmax, kept = _forward(kernel, calls, own)
+        out = softmax.out.to(q.dtype if wide else dtype)
+        peak, total = softmax.peak, softmax.total
         lse = (peak + total.log2()) / LOG2_E
         seeds = [call.seed for call in calls]
-        hidden = None if own is None else own.hidden
-        ctx.save_for_backward(out, lse, peak, total, hidden, drops, *given, *seeds)
+        of_own = (None, None) if own is None else own[1:]
+        ctx.save_for_backward(out, lse, peak, total, *of_own, *given, *seeds)
         ctx.kernel, ctx.calls, ctx.kept = kernel, [call[5:] for call in calls], kept
-        ctx.bias, ctx.wide = None if own is None else own.bias, wide
+        ctx.bias, ctx.wide = None if own is None else own.bias, q.dtype != dtype
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -179,19 +182,21 @@ class _Joint(torch.autograd.Function):
         out, lse, peak, total, hidden, drops, *given = ctx.saved_tensors
         (q, k, v), more = _as_computed(given[:3], ctx.wide), given[3:]
         d_out = torch.zeros_like(out) if d_out is None else d_out
+        out, d_out = (x.to(q.dtype) for x in (out, d_out))
+        own = None if ctx.bias is None else Own(ctx.bias, hidden, drops)
         number, gradients, d_biases = len(ctx.calls), None, []
         with autocast_off(q):
             for i, (layout, dropout) in enumerate(ctx.calls):
                 call = Call(q, k, v, more[i], more[number + i], layout, dropout)
                 kept = ctx.kept[i] or (peak, total)
+                how = {"own": own} if ctx.kernel is cpu and i == number - 1 else {}
                 *gradients, d_bias = ctx.kernel.backward(
-                    call, d_out, d_lse, out, lse, kept, into=gradients
+                    call, d_out, d_lse, out, lse, kept, into=gradients, **how
                 )
                 d_biases.append(d_bias)
-            if ctx.bias is not None:
-                own = Own(ctx.bias, hidden)
+            if own is not None and ctx.kernel is not cpu:
                 softmax = _Softmax(out, peak, total)
-                _add_own(gradients, (q, k, v), own, drops, d_out, d_lse, softmax)
+                _add_own(gradients, (q, k, v), own, d_out, d_lse, softmax)
         gradients = [d.to(x.dtype) for d, x in zip(gradients, given[:3], strict=True)]
         return None, None, None, None, *gradients, *d_biases
 
@@ -206,7 +211,6 @@ def _add_own(
     gradients: Sequence[Tensor],
     qkv: Sequence[Tensor],
     own: Own,
-    drops: Tensor | None,
     d_out: Tensor,
     d_lse: Tensor | None,
     softmax: _Softmax,
@@ -220,8 +224,8 @@ def _add_own(
     q, k, v, d_out, out = map(at_least_float32, (*qkv, d_out, out))
     weight = softmax.share(*_in_log2(_own_logits(q, k, own)))
     d_weight, dropped = _dot(d_out, v), weight
-    if drops is not None:
-        d_weight, dropped = d_weight * drops, weight * drops
+    if own.drops is not None:
+        d_weight, dropped = d_weight * own.drops, weight * own.drops
     d_logit = d_weight - _dot(d_out, out)
     d_logit = d_logit if d_lse is None else d_logit + d_lse
     d_logit = (d_logit * weight * q.size(-1) ** -0.5).unsqueeze(-1)

@@ -87,6 +87,23 @@ class Call(NamedTuple):
     dropout: float
 
 
+class Own(NamedTuple):
+    """Each query's own key, seen besides the layouts."""
+
+    bias: float = 0.0  # added to its logit
+    #: of queries that do not see it so, bool [B, 1 or H, N]; None: no query
+    hidden: Tensor | None = None
+    #: what dropout multiplies its weight by, [B, H, N]; None: there is none
+    drops: Tensor | None = None
+
+    def within(self, padding_mask: Tensor | None) -> "Own":
+        """Hidden at padding [B, N], too."""
+        if padding_mask is None:
+            return self
+        padding = padding_mask.unsqueeze(1)
+        return self._replace(hidden=padding if self.hidden is None else self.hidden | padding)
+
+
 TENSORS = ("lo", "hi", "query_order", "key_order", "num_queries", "num_keys")
 """Layout's first fields: orders and ranges, without a bias."""
 

@@ -18,12 +18,15 @@ from fairseq_clusterformer.attention.scouts import (
     routing_loss,
     scout_layouts,
 )
-from fairseq_clusterformer.clustering.shares import assign_both
+from fairseq_clusterformer.clustering import shares as shares_module
+from fairseq_clusterformer.clustering.fuzzy import Similarity
+from fairseq_clusterformer.clustering.shares import KeyShares, assign_both
 
 from ..kinds import by_steps
 
 B, N, D, H, K = 2, 19, 16, 2, 5
 E = D // H
+R = 3  # width of what routes
 
 
 def layer(spec: str, causal: bool = True, **options) -> MultiheadAttention:
@@ -40,19 +43,30 @@ def batches() -> dict[str, Batch]:
     return {"plain": Batch(), "padded": Batch(padding), "documents": Batch(documents=documents)}
 
 
-@pytest.mark.parametrize("impl", ["reference", "blocks"])
+@pytest.mark.parametrize("impl", ["reference", "blocks", "cpu"])
 @pytest.mark.parametrize("gap", [1, 4])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", ["plain", "padded", "documents"])
-def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl):
+@pytest.mark.parametrize("form", ["cosine", "held", "dot, heads that share clusters"])
+def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl, form, monkeypatch):
+    monkeypatch.setattr(shares_module, "CPP_FROM", 0)
     torch.manual_seed(2)
-    batch = batches()[name]
+    batch, of_keys, mask = batches()[name], 1 if "share" in form else H, None
+    mask = batch.padding_mask
     q, k = torch.randn(2, B, H, N, E).double()
-    shares = torch.randn(2, B, H, N, K).double().softmax(-1).requires_grad_()
-    queries, places = draw_scouts(7, H, q[:, 0], batch.padding_mask)
+    logits, x = torch.randn(B, H, N, K).double(), torch.randn(B, of_keys, N, R).double()
+    vectors, held = torch.randn(of_keys, K, R).double(), torch.randn(B, of_keys, N).double()
+    held = held.sigmoid().log() if form == "held" else None
+    leaves = [t.requires_grad_() for t in (logits, x, vectors, held) if t is not None]
+    similarity = Similarity("scaled-dot" if "dot" in form else "cosine")
+    keys = KeyShares(x, vectors, similarity, mask, held)
+    queries, places = draw_scouts(7, H, q[:, 0], mask)
     layouts = scout_layouts(queries, causal=causal, gap=gap, batch=batch)
-    scouts = Scouts(queries, places, gather_tokens(shares[0], places), shares[1])
+    scouts = Scouts(queries, places, gather_tokens(logits.softmax(-1), places), keys)
+    assert (keys.scoring(impl) is not None) == (impl == "cpu")
     found = routing_loss(routing_gain(q, k, layouts, scouts, impl=impl))
+
+    shares = logits.softmax(-1), shares_of_keys(*keys).repeat_interleave(H // of_keys, dim=1)
 
     gains = []
     for b in range(B):
@@ -71,28 +85,67 @@ def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl):
                 if not queries[b, h, i] or not seen:
                     continue
                 a = (k[b, h, seen] @ q[b, h, i] / math.sqrt(E)).softmax(0)
-                s = shares[1, b, h, seen] @ shares[0, b, h, i]
+                s = shares[1][b, h, seen] @ shares[0][b, h, i]
                 gains.append(torch.log((a * s).sum() / s.mean()))
     expected = -torch.stack(gains).mean()
     torch.testing.assert_close(found, expected)
-    for one, other in zip(
-        torch.autograd.grad(found, shares), torch.autograd.grad(expected, shares), strict=True
-    ):
+    gradients = (torch.autograd.grad(loss, leaves) for loss in (found, expected))
+    for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def shares_of_keys(x, vectors, similarity, padding_mask, log_held) -> torch.Tensor:
+    """Shares of keys [B, J, N, K], by a loop over heads."""
+    real = torch.ones(B, N, dtype=torch.bool) if padding_mask is None else ~padding_mask
+    found = []
+    for head, of_head in enumerate(vectors):
+        scores = similarity.vectors(x[:, head]) @ of_head.T
+        held = torch.ones(B, N).double() if log_held is None else log_held[:, head].exp()
+        mass = (scores.exp() * held.unsqueeze(-1))[real].sum(0)
+        found.append((scores.exp() / mass).div((scores.exp() / mass).sum(-1, keepdim=True)))
+        found[-1] = found[-1] * held.unsqueeze(-1)
+    return torch.stack(found, dim=1)
+
+
+def test_scouts_of_a_long_text_in_cpp(monkeypatch):
+    """Several strips, some of which no scout sees, in float32."""
+    monkeypatch.setattr(shares_module, "CPP_FROM", 0)
+    torch.manual_seed(3)
+    length, clusters = 700, 40
+    x, vectors = torch.randn(1, H, length, 32), torch.randn(H, clusters, 32) / 0.2 / 32**0.5
+    places = torch.tensor([[3, 70, 71, 300], [5, 90, 301, 302]]).unsqueeze(0)
+    queries = torch.zeros(1, H, length, dtype=torch.bool).scatter_(-1, places, True)
+    layouts = scout_layouts(queries, causal=True, gap=3, batch=Batch())
+    q, k = torch.randn(2, 1, H, length, 64)
+    logits = torch.randn(1, H, 4, clusters)
+    found = []
+    for dtype, impl in ((torch.float64, "blocks"), (torch.float32, "cpu")):
+        leaves = [t.to(dtype).requires_grad_() for t in (logits, x, vectors)]
+        keys = KeyShares(*leaves[1:], Similarity("cosine"), None)
+        scouts = Scouts(queries, places, leaves[0].softmax(-1), keys)
+        gain = routing_gain(q.to(dtype), k.to(dtype), layouts, scouts, impl=impl)
+        found.append([gain.nats, *torch.autograd.grad(gain.nats.square().sum(), leaves)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other.double(), one, rtol=1e-4, atol=1e-5)
 
 
 def test_the_loss_is_zero_where_nobody_teaches():
     module = layer(f"taught(clusters={K},scouts=0)").train()
     assert module(torch.randn(B, N, D).double())[1][0].routing_loss is None
-    shares = torch.full((2, 1, 1, 2, K), 1 / K).double().requires_grad_()
-    queries, places = draw_scouts(2, 1, shares[0, :, 0], None)
+    shares = torch.full((1, 1, 2, K), 1 / K).double().requires_grad_()
+    x = torch.randn(1, 1, 2, R).double().requires_grad_()
+    keys = KeyShares(x, torch.randn(1, K, R).double(), Similarity("cosine"), None)
+    queries, places = draw_scouts(2, 1, shares[:, 0], None)
     layouts = scout_layouts(queries, causal=True, gap=2, batch=Batch())
     q = torch.randn(1, 1, 2, E).double()
-    scouts = Scouts(queries, places, *shares)
-    loss = routing_loss(routing_gain(q, q, layouts, scouts, impl="reference"))
-    loss.backward()
-    assert loss == 0
-    assert torch.equal(shares.grad, torch.zeros_like(shares))
+    scouts = Scouts(queries, places, shares, keys)
+    for impl in ("reference", "cpu"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shares_module, "CPP_FROM", 0)
+            loss = routing_loss(routing_gain(q, q, layouts, scouts, impl=impl))
+        assert loss == 0
+        for gradient in torch.autograd.grad(loss, (shares, x)):
+            assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
 @pytest.mark.parametrize("gap", [0, 5])
@@ -397,7 +450,7 @@ def test_micro_batches_drop_as_one_batch_would():
 def test_what_scouts_teach_of_a_key_counts_by_how_surely_it_is_held():
     module = layer(f"taught(clusters={K},routing_convolution=0,drop_keys=0.4)").train()
     router, x = module.routers[0], torch.randn(B, N, D).double()
-    shares = router(Tokens(x, lambda: None, Batch())).scouts.key_shares
+    shares = router(Tokens(x, lambda: None, Batch())).scouts.key_shares.computed()
     gates = router.gate(x) / 0.2
     ordered = gates.transpose(0, 1).flatten(1).sort(-1).values
     least = ordered[:, int(0.4 * B * N)].view(1, H, 1)
@@ -410,8 +463,8 @@ def test_clusters_are_balanced_among_the_keys_that_are_held():
     q, k = torch.randn(2, 3, H, N, router.options.routing_width).double()
     log_held = torch.zeros(3, H, N).double()
     log_held[..., : N // 2] = -60
-    _, found = router.shares(q, k, None, log_held)
-    _, expected = router.shares(q[:, :, N // 2 :], k[:, :, N // 2 :], None)
+    found = router.shares(q, k, None, log_held)[1].computed()
+    expected = router.shares(q[:, :, N // 2 :], k[:, :, N // 2 :], None)[1].computed()
     torch.testing.assert_close(found[:, :, N // 2 :], expected)
     options = {
         "similarity": router.similarity,

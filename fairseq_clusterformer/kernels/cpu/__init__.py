@@ -5,13 +5,14 @@ work. Results do not depend on the number of threads.
 """
 
 import ctypes
+import math
 import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..layout import TENSORS, Call, add_to
+from ..layout import TENSORS, Call, Own, add_to
 from .library import functions, why_missing
 
 __all__ = ["backward", "forward", "obstacle"]
@@ -55,20 +56,21 @@ class _Tensor(ctypes.Structure):
 
 
 _RESULTS = ("out", "lse", "peak", "total", "d_out", "d_lse", "d_q", "d_k", "d_v", "d_bias")
-_NUMBERS = ("batch", "heads", "length", "slots", "seed", "threads", "adds")
+_OWN = ("own_hidden", "own_drops")
+_NUMBERS = ("batch", "heads", "length", "slots", "seed", "threads", "adds", "own")
 
 
 class _Problem(ctypes.Structure):
     """Mirrors Problem in attention.cpp."""
 
     _fields_ = [
-        *((name, _Tensor) for name in ("q", "k", "v", "key_bias", *TENSORS, *_RESULTS)),
+        *((name, _Tensor) for name in ("q", "k", "v", "key_bias", *TENSORS, *_RESULTS, *_OWN)),
         *((name, ctypes.c_int64) for name in _NUMBERS),
-        ("dropout", ctypes.c_double),
+        *((name, ctypes.c_double) for name in ("dropout", "own_bias")),
     ]
 
 
-def _run(direction: str, call: Call, adds: bool = False, **tensors):
+def _run(direction: str, call: Call, adds: bool, own: Own | None, **tensors):
     """Run attention.cpp; the last dimension of tensors of q's shape has stride 1."""
     q, seed = tensors["q"], call.seed
     batch, heads, length, width = q.shape
@@ -81,7 +83,11 @@ def _run(direction: str, call: Call, adds: bool = False, **tensors):
         threads=threads(),
         dropout=call.dropout,
         adds=adds,
+        own=own is not None,
+        own_bias=0.0 if own is None else own.bias / math.log(2),
     )
+    if own is not None:
+        tensors |= {"own_hidden": own.hidden, "own_drops": own.drops}
     tensors |= {name: getattr(call.layout, name) for name in TENSORS}
     for name, x in tensors.items():
         if x is not None:
@@ -105,13 +111,26 @@ def _inputs(call: Call) -> dict[str, Tensor | None]:
     return {"q": _in_rows(call.q), "k": _in_rows(call.k), "v": _in_rows(call.v), "key_bias": bias}
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+Softmax = tuple[Tensor, Tensor, tuple[Tensor, Tensor]]
+
+
+def forward(call: Call, before: Softmax | None = None, own: Own | None = None) -> Softmax:
     """See :mod:`..op`. Kept are each query's largest logit and its sum, which are rounded less
-    than the log-sum-exp."""
+    than the log-sum-exp.
+
+    Args:
+        before: what this returned for other layouts of the same queries, in the precision that it
+            is computed in: these go into one softmax, and its tensors are overwritten.
+        own: each query also sees its own key.
+    """
     inputs, q, dtype = _inputs(call), call.q, _sums_in(call.q)
-    out = _like(inputs["q"])
-    lse, peak, total = (q.new_empty(q.shape[:-1], dtype=dtype) for _ in range(3))
-    _run("forward", call, **inputs, out=out, lse=lse, peak=peak, total=total)
+    if before is None:
+        out = _like(inputs["q"])
+        lse, peak, total = (q.new_empty(q.shape[:-1], dtype=dtype) for _ in range(3))
+    else:
+        out, lse, (peak, total) = before
+    results = {"out": out, "lse": lse, "peak": peak, "total": total}
+    _run("forward", call, before is not None, own, **inputs, **results)
     return out.to(q.dtype), lse, (peak, total)
 
 
@@ -123,8 +142,9 @@ def backward(
     lse: Tensor,
     kept: tuple[Tensor, Tensor] | None,
     into: Sequence[Tensor] | None = None,
+    own: Own | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """See :mod:`..op`."""
+    """See :mod:`..op`. With ``own``, the gradients by way of the own key, too."""
     if kept is None:
         *_, kept = forward(call)
     inputs, key_bias = _inputs(call), call.key_bias
@@ -134,7 +154,7 @@ def backward(
     d_bias = None if key_bias is None else torch.empty_like(lse)
     results = {"out": _in_rows(out), "peak": kept[0], "total": kept[1], "d_lse": d_lse}
     results |= {"d_out": _in_rows(d_out), "d_bias": d_bias, **gradients}
-    _run("backward", call, adds, **inputs, **results)
+    _run("backward", call, adds, own, **inputs, **results)
     if d_bias is not None:
         d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
     found = [x.to(call.q.dtype) for x in gradients.values()]

@@ -10,6 +10,9 @@
 // alone, and gradients of keys are summed in the order of segments: results do not depend on the
 // number of threads. Logits are kept in units of log 2.
 //
+// Several layouts share one softmax: each call goes on from what the call before it wrote, and the
+// last one adds each query's own key.
+//
 // Shape letters as in simd.h.
 
 #include "simd.h"
@@ -20,8 +23,12 @@
 struct Problem {
   Tensor q, k, v, key_bias, lo, hi, query_order, key_order, num_queries, num_keys;
   Tensor out, lse, peak, total, d_out, d_lse, d_q, d_k, d_v, d_bias;
-  int64_t batch, heads, length, slots, seed, threads, adds;  // adds: to d_q, d_k and d_v
-  double dropout;
+  // Of the own key: where it is not seen, and what dropout multiplies its weight by.
+  Tensor own_hidden, own_drops;
+  int64_t batch, heads, length, slots, seed, threads;
+  int64_t adds;  // to the softmax that out, peak and total hold; backward: to d_q, d_k and d_v
+  int64_t own;   // whether each query sees its own key, besides the ranges
+  double dropout, own_bias;  // the bias in units of log 2
 };
 
 namespace {
@@ -32,7 +39,7 @@ constexpr int KEPT = 384;   // rows of keys that stay copied
 // Prefetch queue for scattered rows. Prefetches are spread over the compute loop in small batches,
 // so that several TLB misses overlap.
 struct Ahead {
-  const char* rows[6 * TILE];
+  const char* rows[8 * TILE];
   int count = 0, next = 0, at_once = 0;
   void add(const S* row) { rows[count++] = reinterpret_cast<const char*>(row); }
   void step() {
@@ -81,6 +88,7 @@ struct Attention {
     int64_t begin, end;          // keys that any of them sees
     int64_t all_begin, all_end;  // keys that all of them see
     T *q, *q_columns, *d_out, *d_out_columns, *sum;  // [Q][P], [P][Q], ..., output or d_q [Q][P]
+    bool asks[Q], own[Q];  // of this call's keys at all; of its own key
   };
 
   const Problem& p;
@@ -144,6 +152,13 @@ struct Attention {
   static void copy_row(T* to, const S* from, T factor) {
     for (int e = 0; e < E; e++) to[e] = T(from[e]) * factor;
   }
+  static T dot_rows(const T* a, const T* b) {  // P wide
+    V products = {};
+    for (int e = 0; e < P; e += L) products += vec(a + e) * vec(b + e);
+    T sum = 0;
+    for (int n = 0; n < L; n++) sum += products[n];
+    return sum;
+  }
 
   // Keys [begin, end) are copied afterwards; they are CHUNK or fewer.
   void reach(int64_t begin, int64_t end) {
@@ -172,7 +187,7 @@ struct Attention {
 
   // Ranges and queries of the strip whose first slot is given; backward: what gradients need.
   void load(Strip& s, int64_t slot, bool backward) {
-    int64_t used = count(p.num_queries, p.length);
+    const int64_t used = count(p.num_queries, p.length), begins = slot;
     s.begin = s.all_begin = 0, s.end = s.all_end = 0;
     bool any = false, all = true;
     alignas(64) T out[P] = {};
@@ -182,12 +197,16 @@ struct Attention {
       int64_t lo = there ? *p.lo.at<int64_t>(row, head, slot) : 0;
       int64_t hi = there ? *p.hi.at<int64_t>(row, head, slot) : 0;
       bool sees = lo < hi;
+      bool own = there && p.own && !(p.own_hidden.data && *p.own_hidden.at<uint8_t>(row, head, from));
+      bool asks = sees || own;
       s.peak[i] = LOWEST, s.total[i] = 0;
-      if (backward && sees) {  // weights are multiplied by 1 / total
+      if (asks && (backward || p.adds)) {
         T total = *p.total.at<T>(row, head, from);
-        sees = total != 0;
-        s.peak[i] = *p.peak.at<T>(row, head, from), s.total[i] = sees ? 1 / total : 0;
+        s.peak[i] = *p.peak.at<T>(row, head, from);
+        s.total[i] = backward && total != 0 ? 1 / total : total;  // weights are multiplied by it
+        if (backward && total == 0) sees = own = asks = false;
       }
+      s.asks[i] = asks, s.own[i] = own;
       s.lo[i] = sees ? lo : 0, s.hi[i] = sees ? hi : 0;
       if (sees) {
         s.begin = any ? std::min(s.begin, lo) : lo, s.end = any ? std::max(s.end, hi) : hi;
@@ -195,18 +214,17 @@ struct Attention {
         s.all_end = any ? std::min(s.all_end, hi) : hi;
       }
       any |= sees, all &= sees;
-      if (sees && slot < used) copy_row(s.q + i * P, p.q.at<S>(row, head, from), scale);
+      if ((sees && slot < used) || own) copy_row(s.q + i * P, p.q.at<S>(row, head, from), scale);
       else std::memset(s.q + i * P, 0, E * sizeof(T));
       if (backward) {
         s.delta[i] = 0;
-        if (sees) {
+        if (asks) {
           T* d_out = s.d_out + i * P;
           copy_row(out, p.out.at<S>(row, head, from), 1);
           copy_row(d_out, p.d_out.at<S>(row, head, from), 1);
-          V delta = {};  // out . d_out - d_lse, the term of the softmax's gradient
-          for (int e = 0; e < P; e += L) delta += vec(out + e) * vec(d_out + e);
-          s.delta[i] = p.d_lse.data ? -*p.d_lse.at<T>(row, head, from) : 0;
-          for (int n = 0; n < L; n++) s.delta[i] += delta[n];
+          // out . d_out - d_lse, the term of the softmax's gradient
+          s.delta[i] = dot_rows(out, d_out);
+          if (p.d_lse.data) s.delta[i] -= *p.d_lse.at<T>(row, head, from);
         } else {
           std::memset(s.d_out + i * P, 0, E * sizeof(T));
         }
@@ -223,6 +241,11 @@ struct Attention {
     transpose(s.q, s.q_columns);
     if (backward) transpose(s.d_out, s.d_out_columns);
     std::memset(s.sum, 0, Q * P * sizeof(T));
+    if (!backward && p.adds)
+      for (int i = 0; i < Q; i++)
+        if (s.asks[i] && s.total[i] != 0)
+          copy_row(s.sum + i * P, p.out.at<S>(row, head, token(p.query_order, begins + i)),
+                   s.total[i]);
   }
 
   // Adds the bias to the logits of R keys from `slot` on; -inf where a key is hidden.
@@ -285,7 +308,7 @@ struct Attention {
       V& total = vec(s.total + c * L);
       total = total * vec(corrections + c * L) + sums[c];
     }
-    if (begin > s.begin)
+    if (begin > s.begin || p.adds)
       for (int i = 0; i < Q; i++)
         for (int e = 0; e < P; e += L) vec(s.sum + i * P + e) *= corrections[i];
     // out += P v, over the chunk's keys.
@@ -351,6 +374,7 @@ struct Attention {
     for (int64_t i = slot + TILE; i < std::min(slot + 2 * TILE, p.length); i++) {
       int64_t from = token(p.query_order, i);
       ahead.add(p.q.at<S>(row, head, from));
+      if (p.own) ahead.add(p.k.at<S>(row, head, from)), ahead.add(p.v.at<S>(row, head, from));
       if (!backward) continue;
       ahead.add(p.out.at<S>(row, head, from));
       ahead.add(p.d_out.at<S>(row, head, from));
@@ -396,6 +420,8 @@ struct Attention {
   void forward_tile(int64_t slot) {
     over_chunks(slot, false, [&](Strip& s, int64_t begin, int64_t end) { attend(s, begin, end); });
     over_queries(slot, [&](Strip& s, int i, int64_t at) {
+      if (p.adds && !s.asks[i]) return;  // what is there stays
+      if (s.own[i]) see_own(s, i, at);
       T total = s.total[i], factor = total != 0 ? 1 / total : 0;
       S* out = p.out.at<S>(row, head, at);
       for (int e = 0; e < E; e++) out[e] = s.sum[i * P + e] * factor;
@@ -403,6 +429,42 @@ struct Attention {
       *p.peak.at<T>(row, head, at) = s.peak[i];
       *p.total.at<T>(row, head, at) = total;
     });
+  }
+
+  // What dropout multiplies the weight of the own key by.
+  T own_drop(int64_t at) const {
+    return p.own_drops.data ? *p.own_drops.at<T>(row, head, at) : T(1);
+  }
+
+  // The own key of a strip's query, added to its softmax.
+  void see_own(Strip& s, int i, int64_t at) {
+    alignas(64) T own[P] = {};
+    copy_row(own, p.k.at<S>(row, head, at), 1);
+    T logit = dot_rows(s.q + i * P, own) + T(p.own_bias), top = std::max(s.peak[i], logit);
+    T before = std::exp2(s.peak[i] - top), weight = std::exp2(logit - top);
+    s.peak[i] = top, s.total[i] = s.total[i] * before + weight;
+    copy_row(own, p.v.at<S>(row, head, at), weight * own_drop(at));
+    T* sum = s.sum + i * P;
+    for (int e = 0; e < P; e += L) vec(sum + e) = vec(sum + e) * before + vec(own + e);
+  }
+
+  // Its gradients: of q to the strip's sum, of its key and value to memory, where `store` adds
+  // those of the ranges.
+  void see_own_backward(Strip& s, int i, int64_t at) {
+    alignas(64) T key[P] = {}, value[P] = {};
+    copy_row(key, p.k.at<S>(row, head, at), 1);
+    copy_row(value, p.v.at<S>(row, head, at), 1);
+    T* q = s.q + i * P, *d_out = s.d_out + i * P, *d_q = s.sum + i * P;
+    T logit = dot_rows(q, key) + T(p.own_bias), drop = own_drop(at);
+    T weight = std::exp2(logit - s.peak[i]) * s.total[i];
+    T d_logit = weight * (dot_rows(d_out, value) * drop - s.delta[i]);
+    for (int e = 0; e < P; e += L) vec(d_q + e) += vec(key + e) * d_logit;
+    S *d_k = p.d_k.at<S>(row, head, at), *d_v = p.d_v.at<S>(row, head, at);
+    T of_q = d_logit * T(LN_2), of_d_out = weight * drop;
+    for (int e = 0; e < E; e++) {
+      d_k[e] = T(d_k[e]) + q[e] * of_q;
+      d_v[e] = T(d_v[e]) + d_out[e] * of_d_out;
+    }
   }
 
   // Adds to the part what the tile's queries contribute.
@@ -415,7 +477,13 @@ struct Attention {
     });
     int64_t used = count(p.num_queries, p.length);
     over_queries(slot, [&](Strip& s, int i, int64_t at) {
-      T factor = slot + (&s - strips.get()) * Q + i < used ? scale * T(LN_2) : 0;
+      if (p.own && !p.adds) {
+        std::memset(p.d_k.at<S>(row, head, at), 0, E * sizeof(S));
+        std::memset(p.d_v.at<S>(row, head, at), 0, E * sizeof(S));
+      }
+      if (s.own[i]) see_own_backward(s, i, at);
+      bool there = slot + (&s - strips.get()) * Q + i < used;
+      T factor = there || s.own[i] ? scale * T(LN_2) : 0;
       S* d_q = p.d_q.at<S>(row, head, at);
       for (int e = 0; e < E; e++) d_q[e] = (p.adds ? T(d_q[e]) : 0) + s.sum[i * P + e] * factor;
     });
@@ -470,6 +538,7 @@ struct Sum {
 
 void store(const Problem& p, int64_t row, int64_t head, const Part& sum) {
   bool once = p.slots == p.length;  // each token stands in one slot
+  const bool adds = p.adds || p.own;
   int64_t used = p.num_keys.data ? *p.num_keys.at<int64_t>(row, head) : p.slots;
   constexpr int columns = 2 * E + 1;
   alignas(64) static const T nothing[P] = {};
@@ -478,8 +547,8 @@ void store(const Problem& p, int64_t row, int64_t head, const Part& sum) {
   auto write = [&](int64_t token, const T* d_keys, const T* d_values, T d_bias) {
     S *d_k = p.d_k.at<S>(row, head, token), *d_v = p.d_v.at<S>(row, head, token);
     for (int e = 0; e < E; e++) {
-      d_k[e] = (p.adds ? T(d_k[e]) : 0) + d_keys[e] * T(LN_2);
-      d_v[e] = (p.adds ? T(d_v[e]) : 0) + d_values[e];
+      d_k[e] = (adds ? T(d_k[e]) : 0) + d_keys[e] * T(LN_2);
+      d_v[e] = (adds ? T(d_v[e]) : 0) + d_values[e];
     }
     if (p.d_bias.data) *p.d_bias.at<T>(row, head, token) = d_bias;
   };

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-FOLDER = Path(__file__).parent  # of the sources, and of simd.h, which two of them include
+FOLDER = Path(__file__).parent  # of the sources, and of what they include
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
 # what computes and accumulates, and how q, k and v are stored
 TYPES = {
@@ -82,7 +82,7 @@ def build(dtype: torch.dtype, width: int, source: str = "attention") -> Path:
     command = shlex.split(os.environ.get("CXX", "")) or ["c++"]
     missing = shutil.which(command[0]) is None
     made_for = repr((flags, _cpu(), platform.machine(), platform.libc_ver())).encode()
-    files = [FOLDER / f"{source}.cpp", FOLDER / "simd.h"]
+    files = [FOLDER / f"{source}.cpp", *sorted(FOLDER.glob("*.h"))]
     key = _digest(b"".join(file.read_bytes() for file in files) + made_for)
     name = f"{source}-{stored.lower()}-{width}-{key}"
     whole = f"{name}-{'*' if missing else _digest(_files(command))}-*.so"

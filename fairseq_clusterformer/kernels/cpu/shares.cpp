@@ -1,22 +1,18 @@
-// Clusters of tokens, and their shares, on a CPU: scores of tokens and clusters exist for a strip
-// of tokens at a time, transposed as in attention.cpp, a row for each cluster.
+// Clusters of tokens, and their shares, on a CPU, by the scores of strips.
 //
-// A score is x . vector, of x scaled to length 1 or by a constant, less the cluster's offset. A
-// task is a segment of the tokens of one row and head; sums over tokens are added up in the order
-// of tasks, so results do not depend on the number of threads. Shape letters as in simd.h; K
-// clusters.
+// A task is a segment of the tokens of one row and head; sums over tokens are added up in the order
+// of tasks, so results do not depend on the number of threads.
 
-#include "simd.h"
+#include "scores.h"
 
 // Mirrored by _Shares in Python. Absent tensors have no data. Tensors are [batch, heads, tokens]
-// and, of x and d_x, E; `clusters` has `probes` of these one after the other.
+// and, of d_x, E; `clusters` has `probes` of these one after the other.
 struct Shares {
-  Tensor x, log_weights, explored, clusters, log_share, log_total, d_log_share, d_x;
-  const NUMBER *vectors, *offsets;                 // [heads, K, E], [heads, K]
-  NUMBER *log_mass, *sizes, *d_vectors;            // [heads, K] or none, [heads, K], [heads, K, E]
-  const uint8_t* padding;                          // [batch, length]
-  int64_t batch, heads, length, clusters_count, probes, probe_stride, unit, threads;
-  double scale, tie, smallest;  // of x that is not scaled to length 1; see largest_few; of a norm
+  Scores of;
+  Tensor log_weights, explored, clusters, log_share, log_total, d_log_share, d_x;
+  NUMBER *log_mass, *sizes, *d_vectors;  // [heads, K] or none, [heads, K], [heads, K, E]
+  int64_t probes, probe_stride, threads;
+  double tie;  // see largest_few
 };
 
 namespace {
@@ -30,67 +26,13 @@ struct Mass {
   }
 };
 
-struct Strips {
+struct Strips : Strip {
   const Shares& p;
-  const int64_t K;
-  int64_t row, head;
-  T largest_offset;
-  Buffer<T> vectors, offsets;  // of the head: [K][P], [K]
-  Buffer<T> scores;            // [K][Q]
-  Buffer<T> unit, columns, d_unit;  // [Q][P], [P][Q], [Q][P]
-  alignas(64) T factor[Q];     // what each x was multiplied by
-  bool real[Q];
+  explicit Strips(const Shares& p) : Strip(p.of), p(p) {}
 
-  explicit Strips(const Shares& p)
-      : p(p), K(p.clusters_count), vectors(K * P), offsets(K), scores(K * Q), unit(Q * P),
-        columns(P * Q), d_unit(Q * P) {}
-
-  void of(int64_t new_row, int64_t new_head) {
-    row = new_row, head = new_head, largest_offset = 0;
-    for (int64_t k = 0; k < K; k++) {
-      std::copy_n(p.vectors + (head * K + k) * E, E, vectors + k * P);
-      offsets[k] = p.offsets[head * K + k];
-      largest_offset = std::max(largest_offset, std::abs(offsets[k]));
-    }
-  }
-
-  // Scores of the tokens from `slot` on, and the largest and the smallest of each; those of tokens
-  // that are padding, or that do not exist, are of a vector of zeros.
-  void score(int64_t slot, V (&tops)[2], V (&lows)[2]) {
-    poison(scores, K * Q), poison(columns, P * Q), poison(unit, Q, E, P), poison(factor, Q);
-    for (int i = 0; i < Q; i++) {
-      real[i] = slot + i < p.length && !(p.padding && p.padding[row * p.length + slot + i]);
-      T* to = unit + i * P;
-      factor[i] = T(p.scale);
-      if (!real[i]) {
-        std::memset(to, 0, E * sizeof(T));
-        continue;
-      }
-      std::copy_n(p.x.at<T>(row, head, slot + i), E, to);
-      if (p.unit) {
-        V squares = {};
-        for (int e = 0; e < P; e += L) squares += vec(to + e) * vec(to + e);
-        T norm = 0;
-        for (int n = 0; n < L; n++) norm += squares[n];
-        norm = std::sqrt(norm);
-        factor[i] = 1 / (norm < T(p.smallest) ? T(p.smallest) : norm);
-      }
-      for (int e = 0; e < E; e++) to[e] *= factor[i];  // the padding stays 0, whatever x is
-    }
-    transpose(unit, columns);
-    for (int c = 0; c < 2; c++) tops[c] = V{} - INF, lows[c] = V{} + INF;
-    in_groups<ROWS>(0, K, [&](auto size, int64_t k) {
-      constexpr int R = size;
-      V products[R][2];
-      dot<R>(vectors + k * P, columns, products);
-      for (int r = 0; r < R; r++)
-        for (int c = 0; c < 2; c++) {
-          V x = products[r][c] - offsets[k + r];
-          vec(scores + (k + r) * Q + c * L) = x;
-          tops[c] = max(x, tops[c]);
-          lows[c] = x < lows[c] ? x : lows[c];
-        }
-    });
+  // Of the tokens from `slot` on.
+  void score_from(int64_t slot, V (&tops)[2], V (&lows)[2]) {
+    score([&](int i) { return slot + i < of.length ? slot + i : -1; }, tops, lows);
   }
 
   // The first cluster whose score is within rounding of the largest, for each token.
@@ -106,12 +48,12 @@ struct Strips {
 
   void assign(int64_t slot, Mass& mass) {
     V tops[2], lows[2], magnitude[2];
-    score(slot, tops, lows);
+    score_from(slot, tops, lows);
     for (int c = 0; c < 2; c++)
       magnitude[c] = max(max(tops[c], -lows[c]), V{} + largest_offset);
     alignas(64) Int chosen[Q];
     choose(tops, magnitude, chosen);
-    const int there = std::min<int64_t>(Q, p.length - slot);
+    const int there = std::min<int64_t>(Q, of.length - slot);
     for (int i = 0; i < there; i++) {
       if (real[i]) mass.sizes[chosen[i]] += 1;
       if (p.explored.data) {
@@ -171,8 +113,8 @@ struct Strips {
   // d_vectors [K][P] of the task.
   void backward(int64_t slot, T* d_vectors) {
     V tops[2], lows[2];
-    score(slot, tops, lows);
-    const int there = std::min<int64_t>(Q, p.length - slot);
+    score_from(slot, tops, lows);
+    const int there = std::min<int64_t>(Q, of.length - slot);
     alignas(64) T totals[Q], gradients[Q];
     for (int i = 0; i < Q; i++) {
       totals[i] = i < there ? *p.log_total.at<T>(row, head, slot + i) : INF;
@@ -186,23 +128,9 @@ struct Strips {
       }
     for (int i = 0; i < there; i++)
       scores[*p.clusters.at<int64_t>(row, head, slot + i) * Q + i] += gradients[i];
-    std::memset(d_unit, 0, Q * P * sizeof(T));
-    in_groups<ROWS>(0, Q, [&](auto size, int64_t i) {
-      add_weighted<size, Q, 1>(scores + i, vectors, K, d_unit + i * P);
+    Strip::backward(d_vectors, [&](int64_t token, const T* gradient) {
+      std::copy_n(gradient, E, p.d_x.at<T>(row, head, token));
     });
-    in_groups<ROWS>(0, K, [&](auto size, int64_t k) {
-      add_weighted<size, 1, Q>(scores + k * Q, unit, Q, d_vectors + k * P);
-    });
-    for (int i = 0; i < there; i++) {
-      T *from = d_unit + i * P, *of = unit + i * P, along = 0;
-      if (p.unit) {  // what is along x does not change its direction
-        V sum = {};
-        for (int e = 0; e < P; e += L) sum += vec(from + e) * vec(of + e);
-        for (int n = 0; n < L; n++) along += sum[n];
-      }
-      T* to = p.d_x.at<T>(row, head, slot + i);
-      for (int e = 0; e < E; e++) to[e] = real[i] ? (from[e] - of[e] * along) * factor[i] : 0;
-    }
   }
 };
 
@@ -215,9 +143,9 @@ void over_strips(const Shares& p, const Tasks& tasks, F f) {
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < tasks.count; task++) {
       int64_t both = task / tasks.segments;
-      strips.of(both / p.heads, both % p.heads);
+      strips.begin(both / p.of.heads, both % p.of.heads);
       tasks.over_tiles(task % tasks.segments, [&](int64_t tile) {
-        for (int64_t slot = tile; slot < std::min(tile + TILE, p.length); slot += Q)
+        for (int64_t slot = tile; slot < std::min(tile + TILE, p.of.length); slot += Q)
           f(strips, task, slot);
       });
     }
@@ -225,18 +153,18 @@ void over_strips(const Shares& p, const Tasks& tasks, F f) {
 }
 
 void forward(const Shares& p) {
-  Tasks tasks(p);
-  const int64_t K = p.clusters_count;
+  Tasks tasks(p.of);
+  const int64_t K = p.of.clusters;
   std::vector<Mass> masses;
   for (int64_t task = 0; task < tasks.count; task++) masses.emplace_back(K);
   over_strips(p, tasks, [&](Strips& strips, int64_t task, int64_t slot) {
     strips.assign(slot, masses[task]);
   });
-  std::vector<T> total(p.heads * K, 0), peak(p.heads * K, LOWEST);
-  std::fill_n(p.sizes, p.heads * K, T(0));
+  std::vector<T> total(p.of.heads * K, 0), peak(p.of.heads * K, LOWEST);
+  std::fill_n(p.sizes, p.of.heads * K, T(0));
   for (int64_t task = 0; task < tasks.count; task++) {
     const Mass& mass = masses[task];
-    const int64_t first = task / tasks.segments % p.heads * K;
+    const int64_t first = task / tasks.segments % p.of.heads * K;
     for (int64_t k = 0; k < K; k++) {
       p.sizes[first + k] += mass.sizes[k];
       for (int n = 0; n < L; n++) {
@@ -248,23 +176,23 @@ void forward(const Shares& p) {
     }
   }
   if (!p.log_mass) return;
-  for (int64_t i = 0; i < p.heads * K; i++)
+  for (int64_t i = 0; i < p.of.heads * K; i++)
     p.log_mass[i] = (peak[i] + std::log2(total[i])) * T(LN_2);
 }
 
 void backward(const Shares& p) {
-  Tasks tasks(p);
-  const int64_t K = p.clusters_count;
+  Tasks tasks(p.of);
+  const int64_t K = p.of.clusters;
   std::vector<Buffer<T>> parts;
   for (int64_t task = 0; task < tasks.count; task++) parts.emplace_back(K * P);
   over_strips(p, tasks, [&](Strips& strips, int64_t task, int64_t slot) {
     strips.backward(slot, parts[task]);
   });
-  std::fill_n(p.d_vectors, p.heads * K * E, T(0));
+  std::fill_n(p.d_vectors, p.of.heads * K * E, T(0));
   for (int64_t task = 0; task < tasks.count; task++)
     for (int64_t k = 0; k < K; k++)
       for (int e = 0; e < E; e++)
-        p.d_vectors[(task / tasks.segments % p.heads * K + k) * E + e] += parts[task][k * P + e];
+        p.d_vectors[(task / tasks.segments % p.of.heads * K + k) * E + e] += parts[task][k * P + e];
 }
 
 }  // namespace

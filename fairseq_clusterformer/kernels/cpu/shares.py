@@ -13,19 +13,32 @@ from torch import Tensor
 from . import _Tensor, library, threads
 from .library import functions, why_missing
 
-_TENSORS = "x log_weights explored clusters log_share log_total d_log_share d_x".split()
-_ARRAYS = "vectors offsets log_mass sizes d_vectors padding".split()
-_NUMBERS = "batch heads length clusters_count probes probe_stride unit threads".split()
+
+class _Scores(ctypes.Structure):
+    """Mirrors Scores in scores.h."""
+
+    _fields_ = [
+        ("x", _Tensor),
+        *((name, ctypes.c_void_p) for name in ("vectors", "offsets", "padding")),
+        *((name, ctypes.c_int64) for name in "batch heads length clusters unit".split()),
+        *((name, ctypes.c_double) for name in ("scale", "smallest")),
+    ]
+
+
+_TENSORS = "log_weights explored clusters log_share log_total d_log_share d_x".split()
+_ARRAYS = "log_mass sizes d_vectors".split()
+_NUMBERS = "probes probe_stride threads".split()
 
 
 class _Shares(ctypes.Structure):
     """Mirrors Shares in shares.cpp."""
 
     _fields_ = [
+        ("of", _Scores),
         *((name, _Tensor) for name in _TENSORS),
         *((name, ctypes.c_void_p) for name in _ARRAYS),
         *((name, ctypes.c_int64) for name in _NUMBERS),
-        *((name, ctypes.c_double) for name in ("scale", "tie", "smallest")),
+        ("tie", ctypes.c_double),
     ]
 
 
@@ -48,6 +61,23 @@ class Scoring(NamedTuple):
     scale: float | None
     tie: float
     smallest: float
+
+    def mirrored(self) -> _Scores:
+        """Valid while these tensors are."""
+        x, scale, mask = self.x, self.scale, self.padding_mask
+        return _Scores(
+            x=_Tensor.of(x, *x.shape[:2]),
+            vectors=self.vectors.data_ptr(),
+            offsets=self.offsets.data_ptr(),
+            padding=None if mask is None else mask.data_ptr(),
+            batch=x.size(0),
+            heads=x.size(1),
+            length=x.size(2),
+            clusters=self.vectors.size(1),
+            unit=scale is None,
+            scale=1.0 if scale is None else scale,
+            smallest=self.smallest,
+        )
 
 
 class Found(NamedTuple):
@@ -108,26 +138,17 @@ def backward(
 
 
 def _run(name: str, scoring: Scoring, probes: int, probe_stride: int = 0, **tensors) -> None:
-    x, scale = scoring.x, scoring.scale
-    batch, heads, length, width = x.shape
+    x = scoring.x
     problem = _Shares(
-        batch=batch,
-        heads=heads,
-        length=length,
-        clusters_count=scoring.vectors.size(1),
+        of=scoring.mirrored(),
         probes=probes,
         probe_stride=probe_stride,
-        unit=scale is None,
-        scale=1.0 if scale is None else scale,
         threads=threads(),
         tie=scoring.tie,
-        smallest=scoring.smallest,
     )
-    tensors |= {"x": x, "vectors": scoring.vectors, "offsets": scoring.offsets}
-    tensors["padding"] = scoring.padding_mask
     for field, t in tensors.items():
         if t is not None and field in _ARRAYS:
             setattr(problem, field, t.data_ptr())
         elif t is not None:
-            setattr(problem, field, _Tensor.of(t, batch, heads))
-    getattr(functions(x.dtype, width, "shares"), f"run_{name}")(ctypes.byref(problem))
+            setattr(problem, field, _Tensor.of(t, *x.shape[:2]))
+    getattr(functions(x.dtype, x.size(-1), "shares"), f"run_{name}")(ctypes.byref(problem))

@@ -141,16 +141,18 @@ inline V exp2(V x) {
   }
 }
 
-// products[r] = sum over e of rows[r][e] * columns[e], for the Q queries of columns [E][Q].
+// products[r] = sum over e of rows[r][e] * columns[e], for the Q queries of columns [width][Q]; rows
+// are `stride` apart.
 // A function of its own, as the next: inlined, GCC has too few registers for all sums.
 template <int R>
-__attribute__((noinline)) void dot(const T* rows, const T* columns, V (&products)[R][2]) {
+__attribute__((noinline)) void dot(const T* rows, const T* columns, V (&products)[R][2],
+                                   int width = E, int stride = P) {
   V sums[R][2] = {};
-  for (int e = 0; e < E; e++) {
+  for (int e = 0; e < width; e++) {
     V left = loaded(columns + e * Q), right = loaded(columns + e * Q + L);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      T x = rows[r * P + e];
+      T x = rows[r * stride + e];
       sums[r][0] += x * left;
       sums[r][1] += x * right;
     }
@@ -158,15 +160,15 @@ __attribute__((noinline)) void dot(const T* rows, const T* columns, V (&products
   for (int r = 0; r < R; r++) products[r][0] = sums[r][0], products[r][1] = sums[r][1];
 }
 
-// to[r] += sum over n of weights[n * STEP + r * STRIDE] * rows[n]; all rows P wide.
+// to[r] += sum over n of weights[n * STEP + r * STRIDE] * rows[n]; all rows as wide, in whole strips.
 template <int R, int STEP, int STRIDE>
-__attribute__((noinline)) void add_weighted(const T* weights, const T* rows, int64_t count,
-                                            T* to) {
-  for (int e = 0; e < P; e += Q) {
+__attribute__((noinline)) void add_weighted(const T* weights, const T* rows, int64_t count, T* to,
+                                            int width = P) {
+  for (int e = 0; e < width; e += Q) {
     V sums[R][2] = {};
     const T* w = weights;
     const T* row = rows + e;
-    for (int64_t n = 0; n < count; n++, w += STEP, row += P) {
+    for (int64_t n = 0; n < count; n++, w += STEP, row += width) {
       V left = loaded(row), right = loaded(row + L);
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
@@ -176,25 +178,25 @@ __attribute__((noinline)) void add_weighted(const T* weights, const T* rows, int
       }
     }
     for (int r = 0; r < R; r++) {
-      vec(to + r * P + e) += sums[r][0];
-      vec(to + r * P + e + L) += sums[r][1];
+      vec(to + r * width + e) += sums[r][0];
+      vec(to + r * width + e + L) += sums[r][1];
     }
   }
 }
 
-// [Q][P] to [P][Q].
-void transpose(const T* from, T* to) {
+// [Q][width] to [width][Q].
+void transpose(const T* from, T* to, int width = P) {
 #if defined(__clang__)
-  for (int e = 0; e < P; e++)
-    for (int i = 0; i < Q; i++) to[e * Q + i] = from[i * P + e];
+  for (int e = 0; e < width; e++)
+    for (int i = 0; i < Q; i++) to[e * Q + i] = from[i * width + e];
 #else
   // Blocks of L rows: log2(L) times, rows i and i + L / 2 are interleaved.
   I low, high;
   for (int i = 0; i < L; i++) low[i] = i / 2 + i % 2 * L, high[i] = low[i] + L / 2;
   for (int i = 0; i < Q; i += L)
-    for (int e = 0; e < P; e += L) {
+    for (int e = 0; e < width; e += L) {
       V rows[L], next[L];
-      for (int r = 0; r < L; r++) rows[r] = vec(from + (i + r) * P + e);
+      for (int r = 0; r < L; r++) rows[r] = vec(from + (i + r) * width + e);
       for (int done = 1; done < L; done *= 2) {
         for (int r = 0; r < L / 2; r++) {
           next[2 * r] = __builtin_shuffle(rows[r], rows[r + L / 2], low);

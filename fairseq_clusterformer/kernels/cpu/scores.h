@@ -1,0 +1,112 @@
+// Scores of tokens and clusters: x . vector, of x scaled to length 1 or by a constant, less the
+// cluster's offset. They exist for a strip of Q tokens at a time, transposed: a row for each
+// cluster. Shape letters as in simd.h; K clusters.
+
+#pragma once
+
+#include "simd.h"
+
+// Mirrored by _Scores in Python. Absent tensors have no data.
+struct Scores {
+  Tensor x;                         // [batch, heads, tokens, E]
+  const NUMBER *vectors, *offsets;  // [heads, K, E], [heads, K]
+  const uint8_t* padding;           // [batch, length]
+  int64_t batch, heads, length, clusters, unit;
+  double scale, smallest;  // of x that is not scaled to length 1; least norm that is divided by
+};
+
+namespace {
+
+struct Strip {
+  const Scores& of;
+  const int64_t K;
+  int64_t row, head;
+  T largest_offset;
+  Buffer<T> vectors, offsets;       // of the head: [K][P], [K]
+  Buffer<T> scores;                 // [K][Q]
+  Buffer<T> unit, columns, d_unit;  // [Q][P], [P][Q], [Q][P]
+  alignas(64) T factor[Q];          // what each x was multiplied by
+  int64_t tokens[Q];                // -1: none
+  bool real[Q];
+
+  explicit Strip(const Scores& of)
+      : of(of), K(of.clusters), vectors(K * P), offsets(K), scores(K * Q), unit(Q * P),
+        columns(P * Q), d_unit(Q * P) {}
+
+  void begin(int64_t new_row, int64_t new_head) {
+    row = new_row, head = new_head, largest_offset = 0;
+    for (int64_t k = 0; k < K; k++) {
+      std::copy_n(of.vectors + (head * K + k) * E, E, vectors + k * P);
+      offsets[k] = of.offsets[head * K + k];
+      largest_offset = std::max(largest_offset, std::abs(offsets[k]));
+    }
+  }
+
+  // Scores of some tokens, and the largest and the smallest of each; those of tokens that are
+  // padding, or that do not exist, are of a vector of zeros.
+  template <class Which>
+  void score(Which token, V (&tops)[2], V (&lows)[2]) {
+    poison(scores, K * Q), poison(columns, P * Q), poison(unit, Q, E, P), poison(factor, Q);
+    for (int i = 0; i < Q; i++) {
+      tokens[i] = token(i);
+      real[i] = tokens[i] >= 0 && !(of.padding && of.padding[row * of.length + tokens[i]]);
+      T* to = unit + i * P;
+      factor[i] = T(of.scale);
+      if (!real[i]) {
+        std::memset(to, 0, E * sizeof(T));
+        continue;
+      }
+      std::copy_n(of.x.at<T>(row, head, tokens[i]), E, to);
+      if (of.unit) {
+        V squares = {};
+        for (int e = 0; e < P; e += L) squares += vec(to + e) * vec(to + e);
+        T norm = 0;
+        for (int n = 0; n < L; n++) norm += squares[n];
+        norm = std::sqrt(norm);
+        factor[i] = 1 / (norm < T(of.smallest) ? T(of.smallest) : norm);
+      }
+      for (int e = 0; e < E; e++) to[e] *= factor[i];  // the padding stays 0, whatever x is
+    }
+    transpose(unit, columns);
+    for (int c = 0; c < 2; c++) tops[c] = V{} - INF, lows[c] = V{} + INF;
+    in_groups<ROWS>(0, K, [&](auto size, int64_t k) {
+      constexpr int R = size;
+      V products[R][2];
+      dot<R>(vectors + k * P, columns, products);
+      for (int r = 0; r < R; r++)
+        for (int c = 0; c < 2; c++) {
+          V x = products[r][c] - offsets[k + r];
+          vec(scores + (k + r) * Q + c * L) = x;
+          tops[c] = max(x, tops[c]);
+          lows[c] = x < lows[c] ? x : lows[c];
+        }
+    });
+  }
+
+  // From gradients of scores, which stand in their place: adds to d_vectors [K][P], and calls
+  // write(token, gradient of x [E]) for the tokens there are.
+  template <class Write>
+  void backward(T* d_vectors, Write write) {
+    std::memset(d_unit, 0, Q * P * sizeof(T));
+    in_groups<ROWS>(0, Q, [&](auto size, int64_t i) {
+      add_weighted<size, Q, 1>(scores + i, vectors, K, d_unit + i * P);
+    });
+    in_groups<ROWS>(0, K, [&](auto size, int64_t k) {
+      add_weighted<size, 1, Q>(scores + k * Q, unit, Q, d_vectors + k * P);
+    });
+    for (int i = 0; i < Q; i++) {
+      if (tokens[i] < 0) continue;
+      T *from = d_unit + i * P, *direction = unit + i * P, along = 0;
+      if (of.unit) {  // what is along x does not change its direction
+        V sum = {};
+        for (int e = 0; e < P; e += L) sum += vec(from + e) * vec(direction + e);
+        for (int n = 0; n < L; n++) along += sum[n];
+      }
+      for (int e = 0; e < E; e++)
+        from[e] = real[i] ? (from[e] - direction[e] * along) * factor[i] : 0;
+      write(tokens[i], from);
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,326 @@
+// What scouts find in their clusters, on a CPU. Scout i attends to the keys that it sees with
+// weights a_ij, and shares s_ij = sum over c of p_i(c) p_j(c) with key j: found are
+//
+//     lands_i = sum over j of a_ij s_ij        chance_i = sum over the seen j of s_ij
+//
+// A key's shares p_j are the softmax over clusters of its scores, less the log of each cluster's
+// mass: of the sum of exp(score) over all keys, each times how surely it is held. Gradients go to
+// the scouts' shares and, through the scores and the mass, to what routes keys.
+//
+// A strip is Q keys, a row for each scout or cluster: all products run along the keys, and nothing
+// of scouts by tokens, or of tokens by clusters, is kept. Strips that no scout sees are skipped. A
+// task is a row and a head of keys, for all heads of queries that share its clusters: results do
+// not depend on the number of threads.
+//
+// E, the width that is compiled, is that of what routes; W that of a head. S scouts.
+
+#include "scores.h"
+
+// Mirrored by _Scouting in Python. Absent tensors have no data. Heads are those of queries, but of
+// what `of` scores, `log_held` and their gradients. The masses' logs are `of.offsets`.
+struct Scouting {
+  Scores of;
+  Tensor q, shares;               // of scouts, [batch, heads, S, W] and [batch, heads, S, K]
+  Tensor k, key_order, log_held;  // [batch, heads, tokens or slots, W or nothing]
+  Tensor lands, chance, peak, total, d_lands, d_chance;  // [batch, heads, S]; as in attention.cpp
+  Tensor d_x, d_shares, d_log_held;
+  const int64_t *lo, *hi;  // key slots that scouts see: `ranges` times [batch, heads, S]
+  NUMBER* d_vectors;       // [heads of keys, K, E]
+  int64_t heads, scouts, width, ranges, threads;
+};
+
+namespace {
+
+struct Scouts : Strip {
+  const Scouting& p;
+  const int64_t sharing, S, R;  // heads of queries for one of keys; scouts of a head, and of all
+  const int W, padded_W, padded_K, padded_R;
+  Buffer<T> q, shares;          // [R][padded W], [R][padded K]
+  Buffer<T> keys, columns_of_k;  // [Q][padded W], [padded W][Q]
+  Buffer<T> products, held;      // [R][Q], [Q]
+
+  explicit Scouts(const Scouting& p)
+      : Strip(p.of), p(p), sharing(p.heads / p.of.heads), S(p.scouts), R(sharing * S),
+        W(p.width), padded_W(rounded_up(W, Q)), padded_K(rounded_up(K, Q)),
+        padded_R(rounded_up(R, Q)), q(R * padded_W), shares(R * padded_K), keys(Q * padded_W),
+        columns_of_k(padded_W * Q), products(padded_R * Q), held(Q) {}
+
+  int64_t query_head(int64_t scout) const { return head * sharing + scout / S; }
+  template <class X>
+  X* of_scout(const Tensor& t, int64_t scout) const {
+    return t.at<X>(row, query_head(scout), scout % S);
+  }
+
+  void start(int64_t task) {
+    begin(task / of.heads, task % of.heads);
+    const T scale = LOG2_E / std::sqrt(double(W));
+    for (int64_t i = 0; i < R; i++) {
+      const T *from = of_scout<T>(p.q, i), *share = of_scout<T>(p.shares, i);
+      for (int e = 0; e < W; e++) q[i * padded_W + e] = from[e] * scale;
+      std::copy_n(share, K, shares + i * padded_K);
+    }
+  }
+
+  void range(int64_t scout, int64_t number, int64_t& lo, int64_t& hi) const {
+    int64_t at = ((number * of.batch + row) * p.heads + query_head(scout)) * S + scout % S;
+    lo = p.lo[at], hi = p.hi[at];
+  }
+  bool sees(int64_t scout, int64_t slot) const {  // any key of a strip
+    for (int64_t n = 0; n < p.ranges; n++) {
+      int64_t lo, hi;
+      range(scout, n, lo, hi);
+      if (std::max(lo, slot) < std::min(hi, slot + Q)) return true;
+    }
+    return false;
+  }
+
+  // Calls f(first slot) for the strips that a scout sees.
+  template <class F>
+  void over_strips(F f) {
+    int64_t begin = of.length, end = 0;
+    for (int64_t n = 0; n < p.ranges; n++)
+      for (int64_t i = 0; i < R; i++) {
+        int64_t lo, hi;
+        range(i, n, lo, hi);
+        if (lo < hi) begin = std::min(begin, lo), end = std::max(end, hi);
+      }
+    for (int64_t slot = begin / Q * Q; slot < end; slot += Q) f(slot);
+  }
+
+  // The shares of each cluster in the keys of a strip, in place of scores; and `held`.
+  void share(int64_t slot) {
+    V tops[2], lows[2];
+    score(
+        [&](int i) {
+          if (slot + i >= of.length) return int64_t(-1);
+          return p.key_order.data ? *p.key_order.at<int64_t>(row, head, slot + i) : slot + i;
+        },
+        tops, lows);
+    V sums[2] = {};
+    for (int64_t k = 0; k < K; k++)
+      for (int c = 0; c < 2; c++) {
+        V& x = vec(scores + k * Q + c * L);
+        x = exp2((x - tops[c]) * T(LOG2_E));
+        sums[c] += x;
+      }
+    for (int64_t k = 0; k < K; k++)
+      for (int c = 0; c < 2; c++) vec(scores + k * Q + c * L) /= sums[c];
+    for (int i = 0; i < Q; i++)
+      held[i] = !real[i] ? 0 : p.log_held.data ? std::exp(*p.log_held.at<T>(row, head, tokens[i])) : 1;
+  }
+
+  // Calls f(number of scouts, first scout, logits) for groups of scouts of which one sees a key of
+  // the strip; logits are in units of log 2.
+  template <class F>
+  void over_scouts(int64_t slot, F f) {
+    for (int64_t group = 0; group < sharing; group++) {
+      for (int i = 0; i < Q; i++) {
+        T* to = keys + i * padded_W;
+        if (real[i]) std::copy_n(p.k.at<T>(row, head * sharing + group, tokens[i]), W, to);
+        else std::memset(to, 0, W * sizeof(T));
+      }
+      transpose(keys, columns_of_k, padded_W);
+      in_groups<ROWS>(group * S, (group + 1) * S, [&](auto size, int64_t scout) {
+        constexpr int N = size;
+        bool any = false;
+        for (int r = 0; r < N; r++) any |= sees(scout + r, slot);
+        if (!any) return;
+        V logits[N][2];
+        dot<N>(q + scout * padded_W, columns_of_k, logits, W, padded_W);
+        f(size, scout, logits);
+      });
+    }
+  }
+
+  // Where a scout sees keys of a strip.
+  void mask(int64_t scout, int64_t slot, I (&seen)[2]) const {
+    seen[0] = seen[1] = I{};
+    for (int64_t n = 0; n < p.ranges; n++) {
+      int64_t lo, hi;
+      range(scout, n, lo, hi);
+      Int first = std::max<int64_t>(0, lo - slot), last = std::min<int64_t>(Q, hi - slot);
+      for (int c = 0; c < 2; c++) {
+        I lane;
+        for (int i = 0; i < L; i++) lane[i] = c * L + i;
+        seen[c] |= (lane >= first) & (lane < last);
+      }
+    }
+  }
+
+  void forward(int64_t task) {
+    start(task);
+    // lane by lane, as the mass in shares.cpp
+    Buffer<T> peak(R * L), total(R * L), lands(R * L), chance(R * L);
+    std::fill_n(static_cast<T*>(peak), R * L, LOWEST);
+    over_strips([&](int64_t slot) {
+      share(slot);
+      over_scouts(slot, [&](auto size, int64_t scout, auto& logits) {
+        constexpr int N = size;
+        V common[N][2];
+        dot<N>(shares + scout * padded_K, scores, common, K, padded_K);
+        for (int r = 0; r < N; r++) {
+          I seen[2];
+          mask(scout + r, slot, seen);
+          V x[2], s[2];
+          for (int c = 0; c < 2; c++) {
+            x[c] = seen[c] ? logits[r][c] : V{} - INF;
+            s[c] = seen[c] ? common[r][c] * vec(held + c * L) : V{};
+          }
+          const int64_t at = (scout + r) * L;
+          V higher = max(max(x[0], x[1]), vec(peak + at)), before = exp2(vec(peak + at) - higher);
+          V weights[2] = {exp2(x[0] - higher), exp2(x[1] - higher)};
+          vec(total + at) = vec(total + at) * before + weights[0] + weights[1];
+          vec(lands + at) = vec(lands + at) * before + weights[0] * s[0] + weights[1] * s[1];
+          vec(chance + at) += s[0] + s[1];
+          vec(peak + at) = higher;
+        }
+      });
+    });
+    for (int64_t i = 0; i < R; i++) {
+      T top = LOWEST, sum = 0, land = 0, any = 0;
+      for (int n = 0; n < L; n++) top = std::max(top, peak[i * L + n]);
+      for (int n = 0; n < L; n++) {
+        T weight = std::exp2(peak[i * L + n] - top);
+        sum += total[i * L + n] * weight, land += lands[i * L + n] * weight;
+        any += chance[i * L + n];
+      }
+      *of_scout<T>(p.lands, i) = sum != 0 ? land / sum : 0;
+      *of_scout<T>(p.chance, i) = any;
+      *of_scout<T>(p.peak, i) = top, *of_scout<T>(p.total, i) = sum;
+    }
+  }
+
+  // Gradients but for those through the mass; of its log, less these, to d_mass [K].
+  void backward(int64_t task, T* d_vectors, T* d_mass) {
+    start(task);
+    Buffer<T> by_cluster(padded_K * padded_R);  // shares, [K][padded R]
+    Buffer<T> d_shares(R * padded_K), d_common(R * Q), p_rows(Q * padded_K), d_p(padded_K * Q);
+    Buffer<T> lanes(K * L);
+    for (int64_t i = 0; i < R; i++)
+      for (int64_t k = 0; k < K; k++) by_cluster[k * padded_R + i] = shares[i * padded_K + k];
+    over_strips([&](int64_t slot) {
+      share(slot);
+      std::memset(d_common, 0, R * Q * sizeof(T));
+      alignas(64) T d_held[Q] = {};
+      over_scouts(slot, [&](auto size, int64_t scout, auto& logits) {
+        constexpr int N = size;
+        V common[N][2];
+        if (p.log_held.data) dot<N>(shares + scout * padded_K, scores, common, K, padded_K);
+        for (int r = 0; r < N; r++) {
+          const int64_t i = scout + r;
+          I seen[2];
+          mask(i, slot, seen);
+          T total = *of_scout<T>(p.total, i), top = *of_scout<T>(p.peak, i);
+          T of_weight = total != 0 ? *of_scout<T>(p.d_lands, i) / total : 0;
+          T of_all = *of_scout<T>(p.d_chance, i);
+          for (int c = 0; c < 2; c++) {
+            V x = seen[c] ? logits[r][c] : V{} - INF;
+            V d = exp2(x - top) * of_weight + (seen[c] ? V{} + of_all : V{});
+            if (p.log_held.data) vec(d_held + c * L) += d * common[r][c] * vec(held + c * L);
+            vec(d_common + i * Q + c * L) = d * vec(held + c * L);
+          }
+        }
+      });
+      // d_shares += d_common p^T, and the gradient of p: shares^T d_common
+      for (int64_t k = 0; k < K; k++)
+        for (int i = 0; i < Q; i++) p_rows[i * padded_K + k] = scores[k * Q + i];
+      in_groups<ROWS>(0, R, [&](auto size, int64_t i) {
+        add_weighted<size, 1, Q>(d_common + i * Q, p_rows, Q, d_shares + i * padded_K, padded_K);
+      });
+      in_groups<ROWS>(0, K, [&](auto size, int64_t k) {
+        constexpr int N = size;
+        V found[N][2];
+        dot<N>(by_cluster + k * padded_R, d_common, found, R, padded_R);
+        for (int r = 0; r < N; r++)
+          for (int c = 0; c < 2; c++) vec(d_p + (k + r) * Q + c * L) = found[r][c];
+      });
+      for (int c = 0; c < 2; c++) {  // of the softmax over clusters
+        V delta = {};
+        for (int64_t k = 0; k < K; k++)
+          delta += vec(scores + k * Q + c * L) * vec(d_p + k * Q + c * L);
+        for (int64_t k = 0; k < K; k++) {
+          V& x = vec(scores + k * Q + c * L);
+          x *= vec(d_p + k * Q + c * L) - delta;
+          vec(lanes + k * L) += x;
+        }
+      }
+      Strip::backward(d_vectors, [&](int64_t token, const T* gradient) {
+        std::copy_n(gradient, E, p.d_x.at<T>(row, head, token));
+      });
+      for (int i = 0; i < Q && p.log_held.data; i++)
+        if (tokens[i] >= 0) *p.d_log_held.at<T>(row, head, tokens[i]) = d_held[i];
+    });
+    for (int64_t i = 0; i < R; i++)
+      std::copy_n(d_shares + i * padded_K, K, of_scout<T>(p.d_shares, i));
+    for (int64_t k = 0; k < K; k++) {
+      d_mass[k] = 0;
+      for (int n = 0; n < L; n++) d_mass[k] -= lanes[k * L + n];
+    }
+  }
+
+  // Adds what goes through the log of the mass, of which this is the gradient [K].
+  void backward_mass(int64_t task, const T* d_mass, T* d_vectors) {
+    begin(task / of.heads, task % of.heads);
+    for (int64_t slot = 0; slot < of.length; slot += Q) {
+      V tops[2], lows[2], sums[2] = {};
+      score([&](int i) { return slot + i < of.length ? slot + i : -1; }, tops, lows);
+      for (int i = 0; i < Q; i++)
+        held[i] = real[i] && p.log_held.data ? *p.log_held.at<T>(row, head, tokens[i]) : 0;
+      for (int64_t k = 0; k < K; k++)
+        for (int c = 0; c < 2; c++) {
+          V& x = vec(scores + k * Q + c * L);
+          x = exp2((x + vec(held + c * L)) * T(LOG2_E)) * d_mass[k];
+          sums[c] += x;
+        }
+      for (int i = 0; i < Q; i++)
+        if (!real[i])
+          for (int64_t k = 0; k < K; k++) scores[k * Q + i] = 0;
+      Strip::backward(d_vectors, [&](int64_t token, const T* gradient) {
+        T* to = p.d_x.at<T>(row, head, token);
+        for (int e = 0; e < E; e++) to[e] += gradient[e];
+      });
+      for (int i = 0; i < Q && p.log_held.data; i++)
+        if (real[i]) *p.d_log_held.at<T>(row, head, tokens[i]) += sums[i / L][i % L];
+    }
+  }
+};
+
+// Calls f(scouts, task) for each row and head of keys.
+template <class F>
+void over_tasks(const Scouting& p, F f) {
+#pragma omp parallel num_threads(p.threads) if (p.threads > 1)
+  {
+    Scouts scouts(p);
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < p.of.batch * p.of.heads; task++) f(scouts, task);
+  }
+}
+
+void forward(const Scouting& p) {
+  over_tasks(p, [](Scouts& scouts, int64_t task) { scouts.forward(task); });
+}
+
+void backward(const Scouting& p) {
+  const int64_t tasks = p.of.batch * p.of.heads, K = p.of.clusters;
+  std::vector<Buffer<T>> parts;
+  std::vector<T> d_mass(tasks * K), d_masses(p.of.heads * K, 0);
+  for (int64_t task = 0; task < tasks; task++) parts.emplace_back(K * P);
+  over_tasks(p, [&](Scouts& scouts, int64_t task) {
+    scouts.backward(task, parts[task], &d_mass[task * K]);
+  });
+  for (int64_t task = 0; task < tasks; task++)
+    for (int64_t k = 0; k < K; k++) d_masses[task % p.of.heads * K + k] += d_mass[task * K + k];
+  over_tasks(p, [&](Scouts& scouts, int64_t task) {
+    scouts.backward_mass(task, &d_masses[task % p.of.heads * K], parts[task]);
+  });
+  std::fill_n(p.d_vectors, p.of.heads * K * E, T(0));
+  for (int64_t task = 0; task < tasks; task++)
+    for (int64_t k = 0; k < K; k++)
+      for (int e = 0; e < E; e++)
+        p.d_vectors[(task % p.of.heads * K + k) * E + e] += parts[task][k * P + e];
+}
+
+}  // namespace
+
+extern "C" void run_scouts(const Scouting* p) { forward(*p); }
+extern "C" void run_scouts_backward(const Scouting* p) { backward(*p); }
