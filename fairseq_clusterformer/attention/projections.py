@@ -4,6 +4,7 @@ Shape letters: B batch, N tokens, C channels, H heads, E head width.
 """
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -43,28 +44,14 @@ class ShortConvolution(nn.Module):
         """[B, N, C] to the same; anything at padding."""
         if batch.padding_mask is not None:
             return self._without_padding(x, batch)
-        weight, documents, length = self.weight.to(x.dtype), batch.documents, x.size(1)
+        weight, documents = self.weight.to(x.dtype), batch.documents
         if documents is None and (x.is_cuda or x.dtype in HALF):  # rounded once
             x = pad(x.transpose(1, 2), (self.own, self.width - 1 - self.own))
             # what attends wants the numbers of a token side by side: once, not in each layout
             return conv1d(x, weight, groups=x.size(1)).transpose(1, 2).contiguous()
         # On a CPU conv1d would take four times as long.
-        taps = weight[:, 0].T.contiguous()
-        out = x * taps[self.own]
-        for tap in range(self.width):
-            shift = tap - self.own  # of the token that is weighed
-            if shift == 0 or abs(shift) >= length:
-                continue
-            here, there = (
-                slice(max(0, -shift), length - max(0, shift)),
-                slice(max(0, shift), length - max(0, -shift)),
-            )
-            weighed = x[:, there]
-            if documents is not None:
-                same = documents[:, here] == documents[:, there]
-                weighed = weighed * same.unsqueeze(-1)
-            out[:, here].addcmul_(weighed, taps[tap])
-        return out
+        convolve = _convolved if torch.compiler.is_compiling() else _Convolved.apply
+        return convolve(x, weight[:, 0].T.contiguous(), self.own, documents)
 
     def _without_padding(self, x: Tensor, batch: Batch) -> Tensor:
         """The same of rows whose real tokens are moved together."""
@@ -117,6 +104,62 @@ class ShortConvolution(nn.Module):
             x = x.gather(1, order.unsqueeze(-1).expand_as(x))
         x = pad(x, (0, 0, self.width - 1, 0))
         return x[:, x.size(1) - self.width + 1 :]
+
+
+def _convolved(x: Tensor, taps: Tensor, own: int, documents: Tensor | None) -> Tensor:
+    """Tokens x [B, N, C] and those around them, weighed by taps [width, C]; ``own`` is a token's
+    own. ``documents``: [B, N], none sees another; None: all are one."""
+    out = x * taps[own]
+    for tap, here, there, same in _pairs(x, taps, own, documents):
+        weighed = x[:, there] if same is None else x[:, there] * same
+        out[:, here].addcmul_(weighed, taps[tap])
+    return out
+
+
+def _pairs(
+    x: Tensor, taps: Tensor, own: int, documents: Tensor | None
+) -> Iterator[tuple[int, slice, slice, Tensor | None]]:
+    """Of each tap but a token's own: which tokens it weighs for which, and whether these are of
+    one document [B, n, 1]."""
+    length = x.size(1)
+    for tap in range(len(taps)):
+        shift = tap - own  # of the token that is weighed
+        if shift == 0 or abs(shift) >= length:
+            continue
+        here = slice(max(0, -shift), length - max(0, shift))
+        there = slice(max(0, shift), length - max(0, -shift))
+        same = None
+        if documents is not None:
+            same = (documents[:, here] == documents[:, there]).unsqueeze(-1)
+        yield tap, here, there, same
+
+
+class _Convolved(torch.autograd.Function):
+    """The same. Autograd would copy all tokens for each tap."""
+
+    TOKENS = 256  # whose products are summed at a time
+
+    @staticmethod
+    def forward(ctx, x, taps, own, documents):
+        ctx.save_for_backward(x, taps, documents)
+        ctx.own = own
+        return _convolved(x, taps, own, documents)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out):
+        (x, taps, documents), own = ctx.saved_tensors, ctx.own
+        d_x = d_out * taps[own] if ctx.needs_input_grad[0] else None
+        everything = own, slice(None), slice(None), None
+        d_taps = torch.zeros_like(taps)
+        for tap, here, there, same in (everything, *_pairs(x, taps, own, documents)):
+            d_here = d_out[:, here] if same is None else d_out[:, here] * same
+            if d_x is not None and tap != own:
+                d_x[:, there].addcmul_(d_here, taps[tap])
+            parts = (t.split(_Convolved.TOKENS, dim=1) for t in (d_here, x[:, there]))
+            for d_part, part in zip(*parts, strict=True):
+                d_taps[tap] += (d_part * part).sum((0, 1))
+        return d_x, d_taps, None, None
 
 
 class RelativePositions(nn.Module):

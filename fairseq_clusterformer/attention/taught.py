@@ -235,7 +235,8 @@ class Taught(Kind):
         of few queries, not of all."""
         if self.reads_qk or places[0].numel() > x.size(1):
             return gather_tokens(q, places)
-        x = gather_tokens(x.unsqueeze(1).expand(-1, places.size(1), -1, -1), places)
+        of_heads = places.flatten(1).unsqueeze(-1).expand(-1, -1, x.size(-1))
+        x = x.gather(1, of_heads).unflatten(1, places.shape[1:])
         weight = self.query_proj.weight.to(x.dtype).unflatten(0, (places.size(1), -1))
         return x @ weight.transpose(-1, -2)
 
