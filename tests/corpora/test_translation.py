@@ -5,6 +5,7 @@ import random
 import re
 import tracemalloc
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -433,6 +434,32 @@ def test_several_processes_give_the_same(talks, tmp_path, monkeypatch):
     one, two = tmp_path / "one", tmp_path / "two"
     assert run(one, "--source", talks, "--workers 1") == 0
     assert run(two, "--source", talks, "--workers 2") == 0
+    assert files_in(one) == files_in(two)
+
+
+@pytest.mark.parametrize("step", ["_tokens", "_subwords"])
+def test_a_run_that_was_stopped_goes_on(step, talks, tmp_path, monkeypatch, capsys):
+    """It makes no finished piece of 20 pairs again, and ends as if nothing had been."""
+    monkeypatch.setattr(build, "_PAIRS", 20)
+    made, calls = getattr(build, step), []
+
+    def counted(*given, until=None):
+        if len(calls) == until:
+            raise KeyboardInterrupt
+        calls.append(given)
+        return made(*given)
+
+    def calls_of(dest, until=None):
+        calls.clear()
+        monkeypatch.setattr(build, step, partial(counted, until=until))
+        return run(dest, "--source", talks, "--workers 1"), len(calls)
+
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert calls_of(one, until=25) == (130, 25)
+    assert not one.exists()
+    ended, again = calls_of(one)
+    assert "going on with what is finished in" in capsys.readouterr().out
+    assert (ended, again + 20) == calls_of(two)
     assert files_in(one) == files_in(two)
 
 
