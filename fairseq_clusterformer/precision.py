@@ -140,15 +140,50 @@ class _Full:
 _full = _Full()
 
 
+def exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``linear`` computed in float32 or more, whatever the precision of x and of the weights.
+    What the backward pass needs of them is kept as it was given."""
+    if x.dtype in HALF and not torch.compiler.is_compiling():
+        return _ExactLinear.apply(x, weight, bias)
+    return _linear(x, weight, bias)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    x = at_least_float32(x)
+    with autocast_off(x):
+        bias = None if bias is None else bias.to(x.dtype)
+        return nn.functional.linear(x, weight.to(x.dtype), bias)
+
+
+class _ExactLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        ctx.of_bias = None if bias is None else bias.dtype
+        return _linear(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out):
+        x, weight = ctx.saved_tensors
+        d_x = d_weight = d_bias = None
+        with autocast_off(d_out):
+            if ctx.needs_input_grad[0]:
+                d_x = (d_out @ weight.to(d_out.dtype)).to(x.dtype)
+            d_out = d_out.flatten(0, -2)
+            if ctx.needs_input_grad[1]:
+                d_weight = (d_out.T @ x.flatten(0, -2).to(d_out.dtype)).to(weight.dtype)
+            if ctx.needs_input_grad[2]:
+                d_bias = d_out.sum(0).to(ctx.of_bias)
+        return d_x, d_weight, d_bias
+
+
 class ExactLinear(nn.Linear):
     """A linear map computed in float32 or more, whatever the precision of its weights. What
     quantises ``nn.Linear`` alone leaves it as it is."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x = at_least_float32(x)
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        with autocast_off(x):
-            return nn.functional.linear(x, self.weight.to(x.dtype), bias)
+        return exact_linear(x, self.weight, self.bias)
 
 
 class Float32Buffers(nn.Module):

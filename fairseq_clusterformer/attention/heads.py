@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 from ..clustering import State
-from ..precision import full_float32, is_exact
+from ..precision import exact_linear, full_float32, is_exact
 from .batch import Batch
 from .projections import RelativePositions, RMSNorm, Rotary, ShortConvolution, turned
 
@@ -163,8 +163,8 @@ class ProjectedHeads(nn.Module):
             projection = getattr(self, f"{name}_proj")
             if key:  # in full float32
                 rows = slice(exactly.start * self.head_dim, exactly.stop * self.head_dim)
-                bias = None if projection.bias is None else projection.bias[rows].float()
-                x = linear(x.float(), projection.weight[rows].float(), bias)
+                bias = None if projection.bias is None else projection.bias[rows]
+                x = exact_linear(x, projection.weight[rows], bias)
             else:
                 x = projection(x)
             if name in self.convolutions and state is None:

@@ -40,12 +40,15 @@ class ShortConvolution(nn.Module):
         with torch.no_grad():
             self.weight.zero_()[:, 0, self.own] = 1.0
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        """[B, N, C] to the same; anything at padding."""
+    def forward(self, x: Tensor, batch: Batch, wide: bool = False) -> Tensor:
+        """[B, N, C] to the same; anything at padding. ``wide``: to at least float32, and what the
+        backward pass needs of x is kept as it was given."""
         if batch.padding_mask is not None:
-            return self._without_padding(x, batch)
-        weight, documents = self.weight.to(x.dtype), batch.documents
-        if documents is None and (x.is_cuda or x.dtype in HALF):  # rounded once
+            return self._without_padding(x, batch, wide)
+        documents = batch.documents
+        weight = self.weight.to(torch.promote_types(x.dtype, torch.float32) if wide else x.dtype)
+        if documents is None and (x.is_cuda or weight.dtype in HALF):  # rounded once
+            x = x.to(weight.dtype)
             x = pad(x.transpose(1, 2), (self.own, self.width - 1 - self.own))
             # what attends wants the numbers of a token side by side: once, not in each layout
             return conv1d(x, weight, groups=x.size(1)).transpose(1, 2).contiguous()
@@ -53,17 +56,22 @@ class ShortConvolution(nn.Module):
         convolve = _convolved if torch.compiler.is_compiling() else _Convolved.apply
         return convolve(x, weight[:, 0].T.contiguous(), self.own, documents)
 
-    def _without_padding(self, x: Tensor, batch: Batch) -> Tensor:
+    def _without_padding(self, x: Tensor, batch: Batch, wide: bool) -> Tensor:
         """The same of rows whose real tokens are moved together."""
         mask, order, documents = batch.padding_mask, batch.real_first, batch.documents
         moved = x.masked_fill(mask.unsqueeze(-1), 0.0).gather(1, order.unsqueeze(-1).expand_as(x))
         if documents is not None:
             documents = documents.gather(1, order)
-        out = self(moved, Batch(documents=documents))
+        out = self(moved, Batch(documents=documents), wide)
         return torch.empty_like(out).scatter(1, order.unsqueeze(-1).expand_as(out), out)
 
     def following(
-        self, x: Tensor, before: Tensor | None, batch: Batch, begins: Tensor | None = None
+        self,
+        x: Tensor,
+        before: Tensor | None,
+        batch: Batch,
+        begins: Tensor | None = None,
+        wide: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Convolve tokens that stand behind others; causal.
 
@@ -72,6 +80,7 @@ class ShortConvolution(nn.Module):
             before: the second result for the tokens before; None: there are none.
             batch: of these tokens.
             begins: rows in which a document begins with the only token, bool [B, 1].
+            wide: as of :meth:`forward`.
 
         Returns:
             [B, N, C], and the ``width - 1`` latest real tokens of each row, after zeros if there
@@ -79,20 +88,21 @@ class ShortConvolution(nn.Module):
         """
         mask = batch.padding_mask
         if before is None:
-            return self(x, batch), self._latest(x, mask)
+            return self(x, batch, wide), self._latest(x, mask)
         if x.size(1) > 1:
             if mask is not None:
                 mask = pad(mask, (before.size(1), 0))
             x = torch.cat([before, x], dim=1)
-            return self(x, Batch(mask))[:, before.size(1) :], self._latest(x, mask)
+            return self(x, Batch(mask), wide)[:, before.size(1) :], self._latest(x, mask)
         # One token, as fast as may be.
         if mask is not None:
             x = x.masked_fill(mask.unsqueeze(-1), 0.0)
         if begins is not None:
             before = before.masked_fill(begins.unsqueeze(-1), 0.0)
         seen = torch.cat([before, x], dim=1)
-        wide = at_least_float32(seen)
-        out = (wide * self.weight[:, 0].T.to(wide.dtype)).sum(1, keepdim=True).to(x.dtype)
+        weighed = at_least_float32(seen)
+        out = (weighed * self.weight[:, 0].T.to(weighed.dtype)).sum(1, keepdim=True)
+        out = out if wide else out.to(x.dtype)
         if mask is None:
             return out, seen[:, 1:]
         return out, torch.where(mask.unsqueeze(-1), before, seen[:, 1:])
@@ -107,12 +117,12 @@ class ShortConvolution(nn.Module):
 
 
 def _convolved(x: Tensor, taps: Tensor, own: int, documents: Tensor | None) -> Tensor:
-    """Tokens x [B, N, C] and those around them, weighed by taps [width, C]; ``own`` is a token's
-    own. ``documents``: [B, N], none sees another; None: all are one."""
-    out = x * taps[own]
+    """Tokens x [B, N, C] and those around them, weighed by taps [width, C] in their precision;
+    ``own`` is a token's own. ``documents``: [B, N], none sees another; None: all are one."""
+    out = x.to(taps.dtype) * taps[own]
     for tap, here, there, same in _pairs(x, taps, own, documents):
-        weighed = x[:, there] if same is None else x[:, there] * same
-        out[:, here].addcmul_(weighed, taps[tap])
+        weighed = x[:, there].to(taps.dtype)
+        out[:, here].addcmul_(weighed if same is None else weighed * same, taps[tap])
     return out
 
 
@@ -149,7 +159,7 @@ class _Convolved(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
         (x, taps, documents), own = ctx.saved_tensors, ctx.own
-        d_x = d_out * taps[own] if ctx.needs_input_grad[0] else None
+        d_x = d_out * taps[own] if ctx.needs_input_grad[0] else None  # summed in full precision
         everything = own, slice(None), slice(None), None
         d_taps = torch.zeros_like(taps)
         for tap, here, there, same in (everything, *_pairs(x, taps, own, documents)):
@@ -159,7 +169,7 @@ class _Convolved(torch.autograd.Function):
             parts = (t.split(_Convolved.TOKENS, dim=1) for t in (d_here, x[:, there]))
             for d_part, part in zip(*parts, strict=True):
                 d_taps[tap] += (d_part * part).sum((0, 1))
-        return d_x, d_taps, None, None
+        return None if d_x is None else d_x.to(x.dtype), d_taps, None, None
 
 
 class RelativePositions(nn.Module):

@@ -151,9 +151,9 @@ class Taught(Kind):
 
     @full_float32()
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
-        x = at_least_float32(tokens.x.detach())
+        x = tokens.x.detach()
         if self.convolution is not None:
-            x, before = self.convolution.following(x, state.get("before"), tokens.batch)
+            x, before = self.convolution.following(x, state.get("before"), tokens.batch, wide=True)
             state = {"before": before}
         q, k = self.routing(x, tokens)
         gates = log_held = least = None
@@ -236,7 +236,7 @@ class Taught(Kind):
         if self.reads_qk or places[0].numel() > x.size(1):
             return gather_tokens(q, places)
         of_heads = places.flatten(1).unsqueeze(-1).expand(-1, -1, x.size(-1))
-        x = x.gather(1, of_heads).unflatten(1, places.shape[1:])
+        x = at_least_float32(x.gather(1, of_heads)).unflatten(1, places.shape[1:])
         weight = self.query_proj.weight.to(x.dtype).unflatten(0, (places.size(1), -1))
         return x @ weight.transpose(-1, -2)
 

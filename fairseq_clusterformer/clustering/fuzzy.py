@@ -202,7 +202,7 @@ def cluster_sums(
 
     This turns eq. 6 into K inner products: no token is multiplied with the other clusters'
     centroids. Of x [B, N, D], clusters int64 [B, N] in [0, K), and each token's weight [B, N],
-    which is 0 at padding.
+    which is 0 at padding. Sums are in the precision of weights.
     """
     return _ClusterSums.apply(x, clusters, num_clusters, similarity, weight)
 
@@ -214,11 +214,12 @@ class _ClusterSums(torch.autograd.Function):
         # Number the clusters of all rows through, so that one index_add_ sums them.
         row = torch.arange(batch, device=x.device).unsqueeze(-1) * num_clusters
         index = clusters + row
-        sums = x.new_zeros(batch * num_clusters, width)
+        sums = weight.new_zeros(batch * num_clusters, width)
         parts = list(chunks(x, width))
         for part in parts:
-            scale = similarity.scale(x[:, part]) * weight[:, part].unsqueeze(-1)
-            sums.index_add_(0, index[:, part].flatten(), (x[:, part] * scale).flatten(0, 1))
+            chunk = x[:, part].to(weight.dtype)
+            scale = similarity.scale(chunk) * weight[:, part].unsqueeze(-1)
+            sums.index_add_(0, index[:, part].flatten(), (chunk * scale).flatten(0, 1))
         ctx.save_for_backward(x, index, weight)
         ctx.similarity, ctx.parts = similarity, parts
         return sums.view(batch, num_clusters, width)
@@ -231,7 +232,7 @@ class _ClusterSums(torch.autograd.Function):
         d_sums = d_sums.flatten(0, 1)
         d_x = torch.empty_like(x)
         for part in ctx.parts:
-            chunk = x[:, part]
+            chunk = x[:, part].to(weight.dtype)
             scale = ctx.similarity.scale(chunk)
             d_vectors = d_sums.index_select(0, index[:, part].flatten()).view_as(chunk)
             d_vectors.mul_(weight[:, part].unsqueeze(-1))

@@ -6,7 +6,7 @@ Shape letters: B batch, N tokens, D width, K clusters.
 import torch
 from torch import Tensor, nn
 
-from ..precision import ExactLinear, at_least_float32, full_float32
+from ..precision import ExactLinear, full_float32
 from .average import AverageNormalizer
 from .fuzzy import FuzzyClusters, Similarity, cluster_sums, fuzzy_clusters
 from .report import Report, State, cluster_sizes
@@ -80,13 +80,13 @@ class NeuralClustering(AverageNormalizer):
         # An activation checkpoint trains without gradients at first.
         learns = reports and (self.training or torch.is_grad_enabled())
         state = {} if state is None else state
-        x = at_least_float32(x)
         if padding_mask is not None:
             x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
         centroids = self.centroids if centroids is None else centroids
+        keys = self.w_c(x)
         found = fuzzy_clusters(
-            self.w_c(x),
-            centroids.to(x.dtype),
+            keys,
+            centroids.to(keys.dtype),
             similarity=self.similarity,
             temperature=self.temperature,
             normalizer=self.log_normalizer if self.normalizer == "average" else self.normalizer,
@@ -114,9 +114,12 @@ class NeuralClustering(AverageNormalizer):
         self, report: Report, x: Tensor, found: FuzzyClusters, padding_mask: Tensor | None
     ) -> Report:
         """The report with what teaches: losses, and the normaliser's observation."""
-        real = x.new_ones(x.shape[:2]) if padding_mask is None else (~padding_mask).to(x)
-        tokens = real.sum()
         vectors = self.similarity.vectors(found.updated)
+        if padding_mask is None:
+            real = vectors.new_ones(x.shape[:2])
+        else:
+            real = (~padding_mask).to(vectors)
+        tokens = real.sum()
 
         # CF22 eq. 6: the sum over tokens of phi(x_j, c_{I_j}), cluster by cluster.
         sums = cluster_sums(
