@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_clusterformer.precision import full_float32, is_exact
+from fairseq_clusterformer.precision import exact_linear, full_float32, is_exact
 
 CUDA, CPU = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
 
@@ -162,3 +162,26 @@ def test_what_is_exact():
     older("medium")
     assert not is_exact(x)
     assert is_exact(x.double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("biased", [True, False])
+def test_an_exact_map_keeps_what_it_was_given(dtype, biased):
+    torch.manual_seed(1)
+    given = [torch.randn(size).to(dtype) for size in ((2, 5, 6), (4, 6), (4,))]
+    given = given if biased else given[:2]
+    kept, found = [], []
+
+    def note(tensor):
+        kept.append(tensor.dtype)
+        return tensor
+
+    for wide in (False, True):
+        leaves = [(t.float() if wide else t.clone()).requires_grad_() for t in given]
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            out = exact_linear(*leaves)
+        assert wide or set(kept) == {dtype}
+        assert out.dtype == torch.float32
+        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other.to(one.dtype))

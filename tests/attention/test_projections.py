@@ -144,12 +144,13 @@ class TestShortConvolution:
     @pytest.mark.parametrize("side", [None, "left", "right"])
     def test_the_definition(self, width, causal, packed, side):
         convolution = ShortConvolution(WIDTH, width, causal=causal).double()
-        x = inputs()
+        x = inputs().requires_grad_()
         mask = None if side is None else pads([LENGTH, 5], LENGTH, side)
         documents = torch.arange(LENGTH).div(4, rounding_mode="floor").expand(BATCH, -1)
         batch = Batch(mask, documents if packed else None)
         out = convolution(x, batch)
         own = width - 1 if causal else width // 2
+        found, expected = [], []
         for b in range(BATCH):
             for n in range(LENGTH):
                 if mask is not None and mask[b, n]:
@@ -162,7 +163,37 @@ class TestShortConvolution:
                     if packed and documents[b, other] != documents[b, n]:
                         continue
                     total += convolution.weight[:, 0, tap] * x[b, other]
-                torch.testing.assert_close(out[b, n], total, rtol=0, atol=1e-12)
+                found.append(out[b, n])
+                expected.append(total)
+        found, expected = torch.stack(found), torch.stack(expected)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        weight = torch.randn_like(found)
+        leaves = x, convolution.weight
+        gradients = (torch.autograd.grad((y * weight).sum(), leaves) for y in (found, expected))
+        for one, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize("side", [None, "left"])
+    def test_wide(self, side):
+        """Half precision is computed as if it were float32, and kept as it is."""
+        convolution, x = ShortConvolution(WIDTH, 4, causal=True), inputs().bfloat16()
+        batch = Batch(None if side is None else pads([LENGTH, 5], LENGTH, side))
+        kept, found = [], []
+
+        def note(tensor):
+            kept.append(tensor)
+            return tensor
+
+        for given in (x, x.float()):
+            kept.clear()
+            with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+                out = convolution(given, batch, wide=True)
+            sizes = [t.dtype for t in kept if t.shape == x.shape and t.is_floating_point()]
+            assert sizes == [given.dtype]
+            found.append([out, *torch.autograd.grad(out.square().sum(), convolution.weight)])
+            found[-1] += convolution.following(given, None, batch, wide=True)[:1]
+        assert found[0][0].dtype == torch.float32
+        assert all(map(torch.equal, *found))
 
     @pytest.mark.parametrize("causal", [True, False])
     def test_padding_may_be_anything(self, causal):
