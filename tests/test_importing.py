@@ -34,10 +34,12 @@ assert scipy.stats.norm.cdf(0) == 0.5
 """
 
 ANSWER = """
-import json, sys
+import atexit, gc, json, sys
+atexit.register(lambda: print(json.dumps({"frozen": gc.get_freeze_count()})))  # at the very end
 from fairseq_clusterformer.cli.main import main
 assert not main("answer --cpu --document town.txt --question".split() + ["Who built the bridge?"])
-print(json.dumps(sorted(sys.modules)))
+searches = gc.get_stats()[2]["collections"]
+print(json.dumps({"modules": sorted(sys.modules), "searches": searches}))
 """
 
 
@@ -54,9 +56,23 @@ def test_what_is_imported_before_stays(run_cli, name):
 
 
 def test_an_answer_imports_no_more(run_cli, tmp_path):
+    """Nor does Python search all that was imported for garbage, not even at its end."""
     (tmp_path / "town.txt").write_text("Ada Brown built the bridge over the river in 1901.\n")
     env = {"PYTHONPATH": str(REPO_ROOT)}
     lines = run_cli("python", "-c", ANSWER, cwd=tmp_path, env=env).stdout.splitlines()
     assert any("Ada Brown" in line for line in lines)
+    state, end = map(json.loads, lines[-2:])
     unneeded = {"sklearn", "scipy.stats", "matplotlib", "transformers", "faiss", "gensim"}
-    assert not unneeded & set(json.loads(lines[-1]))
+    assert not unneeded & set(state["modules"])
+    assert state["searches"] < 3
+    assert end["frozen"] > 100_000
+
+
+def test_triton_reports_no_leaks(run_cli):
+    """It does where Python's end frees less than it might."""
+    pytest.importorskip("triton")
+    code = "import triton\nfrom fairseq_clusterformer.cli.main import main\n"
+    code += "main(['similar', 'letters', ' ', '--encoder', 'folder'])"
+    said = run_cli("python", "-c", code, cwd=REPO_ROOT).stdout
+    assert "sentence is empty" in said
+    assert "leaked" not in said
