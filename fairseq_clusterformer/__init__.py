@@ -5,49 +5,13 @@ registers the models, criterions and tasks with fairseq; in Python, ``import
 fairseq_clusterformer.plugin`` does.
 """
 
-import logging
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
-from importlib.abc import MetaPathFinder
-from importlib.util import find_spec
+
+from . import importing
 
 __version__ = "0.1.0"
 
-
-@contextmanager
-def _keep_root_logger() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    try:
-        yield
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
-
-
-class _QuietFairseq(MetaPathFinder):
-    """Imports fairseq, and undoes that it sets up Python's root logger, at DEBUG."""
-
-    def find_spec(self, fullname, path=None, target=None):
-        if fullname != "fairseq":
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)
-        if spec is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module):
-                with _keep_root_logger():
-                    execute(module)
-
-            spec.loader.exec_module = exec_module
-        return spec
-
-
-if "fairseq" not in sys.modules:
-    sys.meta_path.insert(0, _QuietFairseq())
+importing.watch()
 
 
 def load(path, *, device=None, dtype=None, data=None):

@@ -27,8 +27,8 @@ word.
 
 --interactive reads questions from stdin, one on each line. Model and documents stay loaded.
 
---index keeps what the models make of each document before they see a question, so that a later
-run need not make it again. A document that has changed is read anew.
+--index keeps what the models make of each document before they see a question, and what BM25 makes
+of the words, so that a later run need not make it again. A document that has changed is read anew.
 
 --serve opens a page to drop documents on and to ask in, at http://127.0.0.1:8000. It needs
 pip install "fairseq_clusterformer[serve]". There is no password: with another --host, everybody
@@ -110,6 +110,7 @@ def main(arguments: Sequence[str]) -> int:
         return serve(desk, args.host, args.port, args.upload_limit * 1_000_000)
     sections = [part for each in sources for part in reader.sections(each, args.tokens_at_once)]
     passages = reader.passages(sections)
+    passages.index_words()
     if 0 < windows < len(passages):
         parser.say(f"of {len(passages):,} passages, {windows} are read for a question (--windows)")
     for question in _questions(args):

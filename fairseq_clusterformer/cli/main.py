@@ -5,7 +5,9 @@ fairseq inside functions only, so that ``--help`` answers at once. It raises `Us
 mistake of the user's.
 """
 
+import atexit
 import errno
+import gc
 import importlib
 import logging
 import os
@@ -78,10 +80,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(words, arguments)
 
 
+def _leave_memory() -> None:
+    """Let the system take all memory back at once. Triton would report it as leaks."""
+    if "triton" not in sys.modules:
+        gc.freeze()
+
+
 def run(words: Sequence[str], arguments: Sequence[str]) -> int:
     """Run the sub-command ``words``; see `main`."""
     # Before fairseq is imported: one of its modules asks for every message down to DEBUG.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    # What is imported stays: to search it for garbage, and once more at the end, takes a second.
+    gc.set_threshold(10_000)
+    atexit.register(_leave_memory)
     if getattr(sys.stdout, "errors", "") == "strict" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for names that are not UTF-8
     module = importlib.import_module(f"fairseq_clusterformer.cli.{'.'.join(words)}")

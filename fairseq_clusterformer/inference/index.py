@@ -3,7 +3,8 @@
 An index is a folder with a file for each 256 sections of a document. A file's name is made of the
 document's name and of a hash: of the tokens that the model reads and of the model itself. So a
 document that changed is encoded anew, and so are all documents for another model. Each section
-has a checksum: what has been damaged or edited is encoded anew as well.
+has a checksum: what has been damaged or edited is encoded anew as well. The words of all documents
+are in a file of their own, see `word_index`.
 """
 
 import hashlib
@@ -37,7 +38,7 @@ _AT_ONCE = 256  # sections in a file, and those that are encoded together
 _FORMAT = b"2"  # of what a hash stands for: another one makes older files unknown
 _ALLOWED = "a new or empty folder, or one that clusterformer has made as an index"
 
-_DAMAGE = (OSError, SafetensorError, ValueError, TypeError, RuntimeError)
+DAMAGE = (OSError, SafetensorError, ValueError, TypeError, RuntimeError)
 
 Block = tuple[Path, Sequence[Section]]
 
@@ -126,8 +127,8 @@ class Encodings:
                     self._kept[section] = found
         except FileNotFoundError:
             return
-        except _DAMAGE as error:
-            _reject(file, error)
+        except DAMAGE as error:
+            reject(file, error)
 
     def _add(self, sections: Sequence[Section]) -> None:
         encoded = self._encode(sections) if sections else []
@@ -157,8 +158,8 @@ class Encodings:
                 raise ValueError(f"{len(ends)} sections instead of {len(block)}")
         except FileNotFoundError:
             return False
-        except _DAMAGE as error:
-            _reject(file, error)
+        except DAMAGE as error:
+            reject(file, error)
             return False
         for section, *place in zip(block, [0, *ends], ends, checksums, strict=False):
             self._places[section] = file, *place
@@ -183,9 +184,9 @@ def _checksum(states: Tensor) -> int:
     return zlib.crc32(states.contiguous().numpy())
 
 
-def _reject(file: Path, error: Exception) -> None:
+def reject(file: Path, error: Exception) -> None:
     """Remove a damaged file, so that the next run makes it anew."""
-    logger.warning("%s is damaged (%s): its document is encoded anew", file, error)
+    logger.warning("%s is damaged (%s): it is made anew", file, error)
     with suppress(OSError):
         file.unlink()
 

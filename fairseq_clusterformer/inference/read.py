@@ -153,6 +153,7 @@ class Reader(Pretrained):
             sources += read_sources(paths, report=logger.warning)
             sections = [part for source in sources for part in self.sections(source)]
             self._latest = state, self.passages(sections)
+            self._latest[1].index_words()
         return self._latest[1]
 
     def answer(
@@ -215,9 +216,11 @@ class Reader(Pretrained):
         are too many for memory, see `Encodings`."""
         for encodings in filter(None, (self._encodings, self._vectors)):
             encodings.prepare(sections)
+        folder, _ = self._kept_in
         if self._vectors is None or not sections:
-            return Passages(sections)
-        return Passages(sections, self._vectors.of(sections), self._sentences.of_question)
+            return Passages(sections, folder=folder)
+        vectors = self._vectors.of(sections)
+        return Passages(sections, vectors, self._sentences.of_question, folder)
 
     def sections(self, source: Source, most: int | None = None) -> list[Section]:
         """A document in sections of up to `most` tokens (None: `window`), of whole paragraphs, or

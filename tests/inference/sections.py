@@ -23,3 +23,10 @@ def read_of(section: Section, types: dict[str, float], short: Sequence[Answer], 
     long = more.pop("long", [])
     answers = Answers(dict.fromkeys(TYPES, 1e-9) | types, [*short], long, **more)
     return SectionRead(section, answers)
+
+
+def sections_of(*texts: str) -> list[Section]:
+    """A section of one paragraph for each text."""
+    pieces = [(Piece(0, (0, len(text)), 0, 0, 0, len(text)),) for text in texts]
+    sources = [Source(text, text, (text,)) for text in texts]
+    return [Section(*pair, 1, None) for pair in zip(sources, pieces, strict=True)]

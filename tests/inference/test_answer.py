@@ -690,7 +690,7 @@ def test_a_reader_that_needs_the_question_keeps_sentence_vectors(
         assert reader.index(towns, tmp_path / "index") is passages  # with the same encoder
         assert all(0 < abs(likeness) < 1.01 for *_, likeness in passages.likeliest(RULES, 9))
     assert len(made) == len(passages)
-    (file,) = (tmp_path / "index").glob("*.safetensors")
+    (file,) = (tmp_path / "index").glob("*-*.safetensors")
     assert load_file(file)["states"].norm(dim=1).tolist() == pytest.approx([1], abs=1e-2)
 
 

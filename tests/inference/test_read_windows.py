@@ -24,6 +24,7 @@ from fairseq_clusterformer.inference.found import Ranking, SectionRead, Weights,
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.inference.read import Reader
 from fairseq_clusterformer.inference.retrieval import Passages
+from fairseq_clusterformer.inference.word_index import FILE
 from tests.cli.in_process import QUESTIONS, train
 from tests.cli.towns import COMMON, NAMES, TOWNS, long_text
 from tests.inference.commands import error, run, usage_error
@@ -32,6 +33,7 @@ from tests.readers.word_readers import CLOSE, make, ragged
 
 FILLING = "old Otto rules. Ida rules."
 ASKED = "Who rules Bree?"
+ENCODINGS = "*-*.safetensors"  # files of an index
 
 
 @pytest.fixture(scope="module")
@@ -407,9 +409,9 @@ class TestIndex:
         assert encoded > 10
         assert self.ask(towns_reader, folder, document) == (without, encoded)
         assert self.ask(towns_reader, folder, document) == (without, 0)
-        (file,) = folder.glob("*.safetensors")
+        (file,) = folder.glob(ENCODINGS)
         assert file.stat().st_size < 100_000
-        assert sorted(path.name for path in folder.iterdir()) == [index.MARK, file.name]
+        assert sorted(path.name for path in folder.iterdir()) == [index.MARK, file.name, FILE]
 
     def test_a_changed_file_is_encoded_anew(self, towns_reader, document, tmp_path):
         """It alone, and what was there of it before goes."""
@@ -422,7 +424,7 @@ class TestIndex:
         assert found[0][0] == "Mary-Ann"
         assert encoded == all_windows - 1
         after = set(folder.iterdir())
-        assert len(after) == len(before) == 3
+        assert len(after) == len(before) == 4
         assert len(after - before) == 1
 
     def test_what_was_encoded_before_an_end_is_kept(
@@ -444,7 +446,7 @@ class TestIndex:
         with pytest.raises(KeyboardInterrupt):
             self.ask(towns_reader, folder, document, other)
         monkeypatch.setattr(index.Encodings, "_write", write)
-        assert written == list(folder.glob("*.safetensors"))
+        assert written == list(folder.glob(ENCODINGS))
         assert self.ask(towns_reader, folder, document, other)[1] == 1
 
     def test_a_disk_that_is_full(self, towns_reader, document, tmp_path, monkeypatch):
@@ -469,13 +471,13 @@ class TestIndex:
         _, encoded = self.ask(tmp_path / "changed.pt", folder, document)
         assert encoded
         assert self.ask(towns_reader, folder, document)[1] == 0
-        assert len(list(folder.glob("*.safetensors"))) == 2
+        assert len(list(folder.glob(ENCODINGS))) == 2
 
     @pytest.mark.parametrize("damage", ["cut", "empty", "other", "none", "edited", "lengths"])
     def test_a_damaged_file_is_made_anew(self, damage, towns_reader, document, tmp_path, caplog):
         folder = tmp_path / "index"
         expected = self.ask(towns_reader, folder, document)
-        (file,) = folder.glob("*.safetensors")
+        (file,) = folder.glob(ENCODINGS)
         content = file.read_bytes()
         nothing = torch.zeros(0, dtype=torch.int64)
         none = save({"states": torch.zeros(0, 4), "lengths": nothing, "checksums": nothing})
@@ -494,7 +496,7 @@ class TestIndex:
         """Another process has read a newer version of the document."""
         reader = load(towns_reader, device="cpu")
         passages = reader.index(document, tmp_path / "index")
-        (file,) = (tmp_path / "index").glob("*.safetensors")
+        (file,) = (tmp_path / "index").glob(ENCODINGS)
         file.unlink()
         assert reader.answer(ASKED, passages, top=1)[0].text == "Noor"
 
@@ -581,7 +583,7 @@ def test_a_qanet_with_clusters(towns_data, tmp_path):
         reader = Reader(loaded, index=tmp_path / "index", device="cpu")
         sections = reader.sections(source, 60)
         found.append(reader.ask(ASKED, reader.passages(sections), 2).answers)
-    assert len(list((tmp_path / "index").glob("*.safetensors"))) == 1
+    assert len(list((tmp_path / "index").glob(ENCODINGS))) == 1
     assert [each.text for each in found[0]] == [each.text for each in found[1]]
     for answer in found[1]:
         (clusters,) = answer.read.clusters.values()

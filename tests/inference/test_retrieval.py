@@ -8,27 +8,19 @@ import pytest
 import torch
 
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.inference.documents import Source
 from fairseq_clusterformer.inference.retrieval import Passages
-from fairseq_clusterformer.inference.sections import Piece, Section
 from fairseq_clusterformer.inference.sentences import SentenceEncoder
 from tests.inference.commands import error, run
+from tests.inference.sections import sections_of
 from tests.models.bert import folder_of
 
 transformers = pytest.importorskip("transformers")
 
 
-def sections(*texts: str) -> list[Section]:
-    """A section of one paragraph for each text."""
-    pieces = [(Piece(0, (0, len(text)), 0, 0, 0, len(text)),) for text in texts]
-    sources = [Source(text, text, (text,)) for text in texts]
-    return [Section(*pair, 1, None) for pair in zip(sources, pieces, strict=True)]
-
-
 def test_both_ranks_count(caplog):
     """The first by one of them is read, though the other puts it last; of a section with several
     parts, the most similar one counts."""
-    parts = sections("Otto rules Ulm.", "All is well.", "A monarch is there.", "Ulm, Ulm, Ulm.")
+    parts = sections_of("Otto rules Ulm.", "All is well.", "A monarch is there.", "Ulm, Ulm, Ulm.")
     vectors = [torch.eye(3)[rows].half() for rows in ([0], [0], [0, 1], [0])]
     passages = Passages(parts, vectors, lambda _: torch.tensor([0.1, 0.9, 0.0]))
     _, words, likeness = zip(*passages.likeliest("Who rules Ulm?", 9), strict=True)
@@ -44,8 +36,10 @@ def test_both_ranks_count(caplog):
 
 
 def test_texts_without_words_and_long_numbers():
-    assert len(Passages(sections("\u4eac\u90fd", "...")).likeliest("Who?", 1)) == 2
-    passages = Passages(sections("Order 10048712 is here.", "Order 10048713 is there.", "None."))
+    assert len(Passages(sections_of("\u4eac\u90fd", "...")).likeliest("Who?", 1)) == 2
+    passages = Passages(
+        sections_of("Order 10048712 is here.", "Order 10048713 is there.", "None.")
+    )
     assert [place for place, *_ in passages.likeliest("Where is order 10048713?", 1)] == [1]
 
 
@@ -64,7 +58,7 @@ def test_vectors_are_means_of_states(folder):
         ids = torch.tensor([[2, *tokenizer(texts[0], add_special_tokens=False).input_ids, 3]])
         ids[0, 0], ids[0, -1] = tokenizer.convert_tokens_to_ids(["[CLS]", "[SEP]"])
         expected = model(ids).last_hidden_state[0].mean(0)
-    found = encoder.of_sections(sections(*texts))
+    found = encoder.of_sections(sections_of(*texts))
     torch.testing.assert_close(found[0][0], expected / expected.norm(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(encoder.of_question(texts[0]), found[0][0], atol=1e-5, rtol=1e-5)
     assert [len(vectors) for vectors in found[:2]] == [1, 1]
