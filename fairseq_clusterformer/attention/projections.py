@@ -41,8 +41,8 @@ class ShortConvolution(nn.Module):
             self.weight.zero_()[:, 0, self.own] = 1.0
 
     def forward(self, x: Tensor, batch: Batch, wide: bool = False) -> Tensor:
-        """[B, N, C] to the same; anything at padding. ``wide``: to at least float32, and what the
-        backward pass needs of x is kept as it was given."""
+        """[B, N, C] to the same; anything at padding. ``wide``: to at least float32; on a CPU what
+        the backward pass needs of x is kept as it was given."""
         if batch.padding_mask is not None:
             return self._without_padding(x, batch, wide)
         documents = batch.documents
@@ -145,9 +145,9 @@ def _pairs(
 
 
 class _Convolved(torch.autograd.Function):
-    """The same. Autograd would copy all tokens for each tap."""
+    """The same. Autograd would copy all tokens for each tap. Gradients are rounded once."""
 
-    TOKENS = 256  # whose products are summed at a time
+    TOKENS = 256  # whose products a CPU's cache holds
 
     @staticmethod
     def forward(ctx, x, taps, own, documents):
@@ -159,17 +159,21 @@ class _Convolved(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
         (x, taps, documents), own = ctx.saved_tensors, ctx.own
-        d_x = d_out * taps[own] if ctx.needs_input_grad[0] else None  # summed in full precision
+        d_out, wide = at_least_float32(d_out), at_least_float32(taps)
+        d_x = d_out * wide[own] if ctx.needs_input_grad[0] else None
+        d_taps = torch.zeros_like(wide) if ctx.needs_input_grad[1] else None
+        tokens = _Convolved.TOKENS if x.device.type == "cpu" else x.size(1)
         everything = own, slice(None), slice(None), None
-        d_taps = torch.zeros_like(taps)
         for tap, here, there, same in (everything, *_pairs(x, taps, own, documents)):
             d_here = d_out[:, here] if same is None else d_out[:, here] * same
             if d_x is not None and tap != own:
-                d_x[:, there].addcmul_(d_here, taps[tap])
-            parts = (t.split(_Convolved.TOKENS, dim=1) for t in (d_here, x[:, there]))
-            for d_part, part in zip(*parts, strict=True):
-                d_taps[tap] += (d_part * part).sum((0, 1))
-        return None if d_x is None else d_x.to(x.dtype), d_taps, None, None
+                d_x[:, there].addcmul_(d_here, wide[tap])
+            if d_taps is not None:
+                parts = (t.split(tokens, dim=1) for t in (d_here, x[:, there]))
+                for d_part, part in zip(*parts, strict=True):
+                    d_taps[tap] += (d_part * part).sum((0, 1))
+        d_x = None if d_x is None else d_x.to(x.dtype)
+        return d_x, None if d_taps is None else d_taps.to(taps.dtype), None, None
 
 
 class RelativePositions(nn.Module):

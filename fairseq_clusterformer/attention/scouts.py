@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 
 from ..clustering.shares import KeyShares
 from ..kernels import Layout, join, ranged_attention
-from ..kernels.cpu.scouts import Looking
+from ..kernels.cpu.scouts import Looking, can_find
 from ..kernels.cpu.scouts import backward as backward_in_cpp
 from ..kernels.cpu.scouts import find as find_in_cpp
 from ..kernels.cpu.shares import Scoring
@@ -149,9 +149,9 @@ def routing_gain(
     q, k = (at_least_float32(t.detach()) for t in (q, k))
     places, shares = scouts.places, scouts.query_shares.to(q.dtype)
     lo, hi = _ranges(layouts, places)
-    given = _in_cpp(q, k, layouts, scouts, lo, hi, impl)
+    given = _in_cpp(q, k, shares.detach(), layouts, scouts, lo, hi, impl)
     if given is None:
-        lands, total = _found(q, k, layouts, scouts, impl)
+        lands, total = _found(q, k, layouts, scouts, lo, hi, impl)
     else:
         keys = scouts.key_shares
         lands, total = _Found.apply(given, shares, keys.x, keys.vectors, keys.log_held)
@@ -174,6 +174,7 @@ def _ranges(layouts: Sequence[Layout], places: Tensor) -> tuple[Tensor, Tensor]:
 def _in_cpp(
     q: Tensor,
     k: Tensor,
+    shares: Tensor,
     layouts: Sequence[Layout],
     scouts: Scouts,
     lo: Tensor,
@@ -186,12 +187,12 @@ def _in_cpp(
     of_each = order is None or order.size(1) == 1 or keys.x.size(1) == q.size(1)
     if not one_order or not of_each or layouts[0].slots != q.size(2) or keys.x.dtype != q.dtype:
         return None
-    if (scoring := keys.scoring(impl)) is None:
+    if (scoring := keys.scoring(impl)) is None or not can_find(scoring.x):
         return None
     k = k if k.stride(-1) == 1 else k.contiguous()
-    held = None if keys.log_held is None else keys.log_held.detach()
-    shares = scouts.query_shares.detach().contiguous()
-    return Looking(gather_tokens(q, scouts.places), shares, k, scoring, held, order, lo, hi)
+    held = None if keys.log_held is None else keys.log_held.detach().to(q.dtype)
+    of_scouts = gather_tokens(q, scouts.places), shares.contiguous()
+    return Looking(*of_scouts, k, scoring, held, order, lo, hi)
 
 
 class _Found(torch.autograd.Function):
@@ -216,7 +217,13 @@ class _Found(torch.autograd.Function):
 
 
 def _found(
-    q: Tensor, k: Tensor, layouts: Sequence[Layout], scouts: Scouts, impl: str
+    q: Tensor,
+    k: Tensor,
+    layouts: Sequence[Layout],
+    scouts: Scouts,
+    lo: Tensor,
+    hi: Tensor,
+    impl: str,
 ) -> tuple[Tensor, Tensor]:
     """The same by torch, on any device."""
     width, places = q.size(-1), scouts.places
@@ -229,7 +236,7 @@ def _found(
         for part in parts
     ]
     attended = torch.cat([gather_tokens(part, places) for part in attended], dim=-1)
-    attended, total = attended[..., : shares.size(-1)], _sums(shares, layouts, places)
+    attended, total = attended[..., : shares.size(-1)], _sums(shares, layouts, lo, hi)
     of_queries = scouts.query_shares.to(q.dtype)
     return (attended * of_queries).sum(-1), (total * of_queries).sum(-1)
 
@@ -273,10 +280,10 @@ class _Weighed(torch.autograd.Function):
         return of_attended, of_nats * weight, None, None
 
 
-def _sums(values: Tensor, layouts: Sequence[Layout], places: Tensor) -> Tensor:
+def _sums(values: Tensor, layouts: Sequence[Layout], los: Tensor, his: Tensor) -> Tensor:
     """Sums of the values that each scout sees [B, H, S, K], of those of all keys [B, H, N, K]."""
-    total = values.new_zeros(*places.shape, values.size(-1))
-    for layout, lo, hi in zip(layouts, *_ranges(layouts, places), strict=True):
+    total = values.new_zeros(*los.shape[1:], values.size(-1))
+    for layout, lo, hi in zip(layouts, los, his, strict=True):
         sums = gather_tokens(values, layout.key_order.expand(values.shape[:3])).cumsum(2)
 
         def below(slot: Tensor, sums: Tensor = sums) -> Tensor:

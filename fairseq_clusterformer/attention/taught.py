@@ -187,7 +187,9 @@ class Taught(Kind):
             least = torch.where(found.tokens > 0, least * found.tokens, 0.0)
         observation = self.normalizer.observation(found.log_mass, found.tokens, least)
         report = Report(cluster_sizes=found.sizes, clusters=found.queries, observation=observation)
-        scouts = self._scouts(tokens, x, q, k, log_held) if self.training else None
+        scouts = None
+        if self.training:
+            scouts = self._scouts(tokens, x, q, k, log_held, found.log_mass)
         assignment = Assignment(
             found.queries, keys, scouts=scouts, probes=found.probes, report=report
         )
@@ -219,7 +221,13 @@ class Taught(Kind):
         return nn.functional.logsigmoid(gates - least), least.squeeze(-1)
 
     def _scouts(
-        self, tokens: Tokens, x: Tensor, q: Tensor, k: Tensor, log_held: Tensor | None
+        self,
+        tokens: Tokens,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        log_held: Tensor | None,
+        log_mass: Tensor,
     ) -> Scouts | None:
         number, share = self.options.scouts, self.options.scout_share
         if self.begins:
@@ -228,7 +236,8 @@ class Taught(Kind):
             return None
         heads, mask = self.shape.num_heads, tokens.padding_mask
         drawn = draw_scouts(number, heads, tokens.x, mask, share)
-        return Scouts(*drawn, *self.shares(self._of_scouts(x, q, drawn[1]), k, mask, log_held))
+        of_queries, of_keys = self.shares(self._of_scouts(x, q, drawn[1]), k, mask, log_held)
+        return Scouts(*drawn, of_queries, of_keys._replace(log_mass=log_mass))
 
     def _of_scouts(self, x: Tensor, q: Tensor, places: Tensor) -> Tensor:
         """What routes scouts, [B, H, S, R]. Of few it is computed again: its gradient then is that

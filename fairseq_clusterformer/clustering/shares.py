@@ -73,6 +73,7 @@ class KeyShares(NamedTuple):
         similarity: which vectors of x they are multiplied with.
         padding_mask: bool [B, N], True where a token is padding.
         log_held: log of the probability that a key is held, [B, J, N]; None: all are.
+        log_mass: of each cluster [J, K], if it is known.
     """
 
     x: Tensor
@@ -80,6 +81,7 @@ class KeyShares(NamedTuple):
     similarity: Similarity
     padding_mask: Tensor | None
     log_held: Tensor | None = None
+    log_mass: Tensor | None = None
 
     def computed(self) -> Tensor:
         """[B, J, N, K], by torch."""
@@ -98,7 +100,9 @@ class KeyShares(NamedTuple):
         scored = _Scored(impl, self.x, self.vectors, none, self.similarity, self.padding_mask)
         if (scoring := scored.scoring()) is None or scoring.x.dtype != self.x.dtype:
             return None
-        log_mass = in_cpp.assign(scoring, log_weights=self.log_held).log_mass
+        log_mass = self.log_mass
+        if log_mass is None:
+            log_mass = in_cpp.assign(scoring, log_weights=self.log_held).log_mass
         # finite, where a batch is padding alone
         return scoring._replace(offsets=log_mass.clamp(min=torch.finfo(log_mass.dtype).min / 2))
 

@@ -48,7 +48,7 @@ def attend_own(
     q: Tensor, k: Tensor, v: Tensor, own: Own, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """What ``ranged_attention`` would return where each query sees its own key alone: its value,
-    and its logit [B, H, N]."""
+    and its logit [B, H, N]. Of ``own.drops`` and ``dropout``, the first counts if it is there."""
     lse = _own_logits(q, k, own)
     if own.hidden is not None:
         v = v.masked_fill(own.hidden.unsqueeze(-1), 0.0)
@@ -100,13 +100,15 @@ def joint_attention(
     Returns:
         See :func:`join`; the log-sum-exp is -inf where nothing was seen. Both have gradients.
     """
-    kernel = kernel_of(impl, q)
+    on_cpu = q.device.type == "cpu"
+    some = q[:1, :1, :1]  # of which a kernel is asked for
+    kernel = kernel_of(impl, at_least_float32(some) if wide or on_cpu else some)
     qkv = _as_computed((q, k, v), wide or kernel is cpu)
     calls = [Call(*qkv, one.key_bias, new_seed(q, dropout), one, dropout) for one in layouts]
     for call in calls:
         validate(call)
     if own is not None:
-        own = own._replace(drops=_drops(qkv[0][..., 0], dropout))
+        own = own._replace(drops=_drops(at_least_float32(qkv[0][..., 0]), dropout))
     biases = [call.key_bias for call in calls]
     return _Joint.apply(kernel, calls, own, wide, q, k, v, *biases)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, multihead
+from fairseq_clusterformer.attention import scouts as scouts_module
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.kind import Tokens
 from fairseq_clusterformer.attention.scouts import (
@@ -47,16 +48,16 @@ def batches() -> dict[str, Batch]:
 @pytest.mark.parametrize("gap", [1, 4])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", ["plain", "padded", "documents"])
-@pytest.mark.parametrize("form", ["cosine", "held", "dot, heads that share clusters"])
+@pytest.mark.parametrize("form", ["cosine", "held", "dot, heads share", "held, heads share"])
 def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl, form, monkeypatch):
     monkeypatch.setattr(shares_module, "CPP_FROM", 0)
     torch.manual_seed(2)
-    batch, of_keys, mask = batches()[name], 1 if "share" in form else H, None
+    batch, of_keys = batches()[name], 1 if "share" in form else H
     mask = batch.padding_mask
     q, k = torch.randn(2, B, H, N, E).double()
     logits, x = torch.randn(B, H, N, K).double(), torch.randn(B, of_keys, N, R).double()
     vectors, held = torch.randn(of_keys, K, R).double(), torch.randn(B, of_keys, N).double()
-    held = held.sigmoid().log() if form == "held" else None
+    held = held.sigmoid().log() if "held" in form else None
     leaves = [t.requires_grad_() for t in (logits, x, vectors, held) if t is not None]
     similarity = Similarity("scaled-dot" if "dot" in form else "cosine")
     keys = KeyShares(x, vectors, similarity, mask, held)
@@ -66,7 +67,7 @@ def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl, form, monkeypa
     assert (keys.scoring(impl) is not None) == (impl == "cpu")
     found = routing_loss(routing_gain(q, k, layouts, scouts, impl=impl))
 
-    shares = logits.softmax(-1), shares_of_keys(*keys).repeat_interleave(H // of_keys, dim=1)
+    shares = logits.softmax(-1), shares_of_keys(*keys[:5]).repeat_interleave(H // of_keys, dim=1)
 
     gains = []
     for b in range(B):
@@ -107,8 +108,16 @@ def shares_of_keys(x, vectors, similarity, padding_mask, log_held) -> torch.Tens
     return torch.stack(found, dim=1)
 
 
-def test_scouts_of_a_long_text_in_cpp(monkeypatch):
-    """Several strips, some of which no scout sees, in float32."""
+@pytest.fixture
+def threads():
+    """How many threads torch has, to be set."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_scouts_of_a_long_text_in_cpp(monkeypatch, threads):
+    """Several strips, some of which no scout sees, in float32; whatever the number of threads."""
     monkeypatch.setattr(shares_module, "CPP_FROM", 0)
     torch.manual_seed(3)
     length, clusters = 700, 40
@@ -117,16 +126,39 @@ def test_scouts_of_a_long_text_in_cpp(monkeypatch):
     queries = torch.zeros(1, H, length, dtype=torch.bool).scatter_(-1, places, True)
     layouts = scout_layouts(queries, causal=True, gap=3, batch=Batch())
     q, k = torch.randn(2, 1, H, length, 64)
-    logits = torch.randn(1, H, 4, clusters)
+    shares = torch.randn(1, H, 4, clusters).softmax(-1)
     found = []
     for dtype, impl in ((torch.float64, "blocks"), (torch.float32, "cpu")):
-        leaves = [t.to(dtype).requires_grad_() for t in (logits, x, vectors)]
+        leaves = [t.to(dtype).requires_grad_() for t in (shares, x, vectors)]
         keys = KeyShares(*leaves[1:], Similarity("cosine"), None)
-        scouts = Scouts(queries, places, leaves[0].softmax(-1), keys)
+        scouts = Scouts(queries, places, leaves[0], keys)
+        threads(1)
         gain = routing_gain(q.to(dtype), k.to(dtype), layouts, scouts, impl=impl)
-        found.append([gain.nats, *torch.autograd.grad(gain.nats.square().sum(), leaves)])
+        loss = gain.nats.square().sum()
+        gradients = torch.autograd.grad(loss, leaves, retain_graph=True)
+        found.append([gain.nats, *gradients])
+    threads(2)
+    gain = routing_gain(q, k, layouts, scouts, impl="cpu")
+    again = [gain.nats, *torch.autograd.grad(gain.nats.square().sum(), leaves)]
+    assert all(map(torch.equal, again, found[1]))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(other.double(), one, rtol=1e-4, atol=1e-5)
+
+
+def test_where_its_library_is_missing_torch_finds_the_same(monkeypatch):
+    monkeypatch.setattr(shares_module, "CPP_FROM", 0)
+    torch.manual_seed(4)
+    queries, places = draw_scouts(7, H, torch.empty(B, N), None)
+    layouts = scout_layouts(queries, causal=True, gap=1, batch=Batch())
+    keys = KeyShares(torch.randn(B, H, N, R), torch.randn(H, K, R), Similarity("cosine"), None)
+    shares = torch.randn(B, H, 7, K).softmax(-1)
+    q, k = torch.randn(2, B, H, N, E)
+    scouts = Scouts(queries, places, shares, keys)
+    expected = routing_gain(q, k, layouts, scouts, impl="auto").nats
+    monkeypatch.setattr(scouts_module, "can_find", lambda _: False)
+    monkeypatch.setattr(scouts_module, "find_in_cpp", None)
+    found = routing_gain(q, k, layouts, scouts, impl="auto").nats
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_loss_is_zero_where_nobody_teaches():

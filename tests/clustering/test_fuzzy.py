@@ -129,3 +129,18 @@ def test_scores_of_wide_vectors_tie_as_those_of_narrow_ones():
     scores = torch.cat([x @ centroid.t(), x[:, order] @ centroid[:, order].t()], dim=-1)
     assert scores.diff().abs().max() > fuzzy.TIE  # more than a constant would allow
     assert lowest_argmax(scores).eq(0).float().mean() > 0.95  # some are nearly orthogonal
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_of_half_precision_are_those_of_float32(dtype):
+    x = torch.randn(2, 40, 6).to(dtype)
+    clusters, weight = torch.randint(3, (2, 40)), torch.rand(2, 40)
+    found = []
+    for given in (x, x.float()):
+        given.requires_grad_()
+        how = {"similarity": Similarity("cosine"), "weight": weight}
+        sums = cluster_sums(given, clusters, 3, **how)
+        (gradient,) = torch.autograd.grad(sums.square().sum(), given)
+        assert gradient.dtype == given.dtype
+        found.append((sums, gradient.to(dtype)))
+    assert all(map(torch.equal, *found))

@@ -41,12 +41,29 @@ def some(length: int) -> torch.Tensor:
 def test_it_is_one_softmax(impl, layouts, bias):
     if impl == "triton" and layouts == 2:
         pytest.skip("Triton's interpreter is slow")
-    length = 30
+    check(impl, 30, layouts, bias)
+
+
+@pytest.mark.parametrize("layouts", [1, 3])
+def test_long_texts(layouts):
+    """Of several tiles, segments and chunks; whatever the number of threads."""
+    before, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            found.append(check("cpu", 700, layouts, 0.3))
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, *found))
+
+
+def check(impl, length, layouts, bias) -> list:
     own = None if bias is None else Own(bias, some(length))
     expected = results(one_by_one, length, own, layouts)
     found = results(joint_attention, length, own, layouts, impl=impl)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -14,11 +14,12 @@ CASES = [
     ((2, 2, 128), 1),
     ((1, 3, 300), 300),
     ((3, 1, 257), 7),
+    ((2, 1, 130), 1 << 15),
     ((2, 1, 130), 50_000),
 ]
 
 
-@pytest.mark.parametrize("impl", ["blocks", "triton"])
+@pytest.mark.parametrize("impl", ["auto", "blocks", "cpu", "triton"])
 @pytest.mark.parametrize(("shape", "num_clusters"), CASES)
 def test_by_cluster_then_by_position(impl, shape, num_clusters):
     length = shape[-1]

@@ -88,7 +88,7 @@ struct Attention {
     int64_t begin, end;          // keys that any of them sees
     int64_t all_begin, all_end;  // keys that all of them see
     T *q, *q_columns, *d_out, *d_out_columns, *sum;  // [Q][P], [P][Q], ..., output or d_q [Q][P]
-    bool asks[Q], own[Q];  // of this call's keys at all; of its own key
+    bool asks[Q], own[Q];  // whether it sees any key of this call; whether its own
   };
 
   const Problem& p;

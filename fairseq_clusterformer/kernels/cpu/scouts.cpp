@@ -34,16 +34,17 @@ namespace {
 struct Scouts : Strip {
   const Scouting& p;
   const int64_t sharing, S, R;  // heads of queries for one of keys; scouts of a head, and of all
-  const int W, padded_W, padded_K, padded_R;
+  const int W;
+  const int64_t padded_W, padded_K, padded_R;
   Buffer<T> q, shares;          // [R][padded W], [R][padded K]
   Buffer<T> keys, columns_of_k;  // [Q][padded W], [padded W][Q]
-  Buffer<T> products, held;      // [R][Q], [Q]
+  Buffer<T> held;                // [Q]
 
   explicit Scouts(const Scouting& p)
       : Strip(p.of), p(p), sharing(p.heads / p.of.heads), S(p.scouts), R(sharing * S),
         W(p.width), padded_W(rounded_up(W, Q)), padded_K(rounded_up(K, Q)),
         padded_R(rounded_up(R, Q)), q(R * padded_W), shares(R * padded_K), keys(Q * padded_W),
-        columns_of_k(padded_W * Q), products(padded_R * Q), held(Q) {}
+        columns_of_k(padded_W * Q), held(Q) {}
 
   int64_t query_head(int64_t scout) const { return head * sharing + scout / S; }
   template <class X>
@@ -202,6 +203,8 @@ struct Scouts : Strip {
       share(slot);
       std::memset(d_common, 0, R * Q * sizeof(T));
       alignas(64) T d_held[Q] = {};
+      for (int64_t k = 0; k < K; k++)
+        for (int i = 0; i < Q; i++) p_rows[i * padded_K + k] = scores[k * Q + i];
       over_scouts(slot, [&](auto size, int64_t scout, auto& logits) {
         constexpr int N = size;
         V common[N][2];
@@ -220,13 +223,11 @@ struct Scouts : Strip {
             vec(d_common + i * Q + c * L) = d * vec(held + c * L);
           }
         }
+        // d_shares += d_common p^T
+        add_weighted<N, 1, Q>(d_common + scout * Q, p_rows, Q, d_shares + scout * padded_K,
+                              padded_K);
       });
-      // d_shares += d_common p^T, and the gradient of p: shares^T d_common
-      for (int64_t k = 0; k < K; k++)
-        for (int i = 0; i < Q; i++) p_rows[i * padded_K + k] = scores[k * Q + i];
-      in_groups<ROWS>(0, R, [&](auto size, int64_t i) {
-        add_weighted<size, 1, Q>(d_common + i * Q, p_rows, Q, d_shares + i * padded_K, padded_K);
-      });
+      // the gradient of p: shares^T d_common
       in_groups<ROWS>(0, K, [&](auto size, int64_t k) {
         constexpr int N = size;
         V found[N][2];

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import _Tensor, threads
-from .library import functions
+from .library import functions, why_missing
 from .shares import Scoring, _Scores
 
 _TENSORS = (
@@ -54,6 +54,11 @@ class Looking(NamedTuple):
     key_order: Tensor | None
     lo: Tensor
     hi: Tensor
+
+
+def can_find(x: Tensor) -> bool:
+    """Whether there is a library for such x, which routes keys and can be scored."""
+    return why_missing(x.dtype, x.size(-1), "scouts") is None
 
 
 def find(given: Looking) -> tuple[Tensor, Tensor, Tensor, Tensor]:
