@@ -36,15 +36,17 @@ RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(autouse=True)
 def logging_stays_as_it_was():
-    """Programs that print tables switch it off for their process, which is that of the tests,
-    fairseq's write to where stdout is captured, which ends with the test, and hydra disables
-    loggers."""
+    """Programs that print tables switch it off for their process, which is that of the tests, or
+    ask fairseq for less, fairseq's write to where stdout is captured, which ends with the test,
+    and hydra disables loggers."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    fairseqs = logging.getLogger("fairseq").level
     yield
     logging.disable(logging.NOTSET)
     root.handlers[:] = handlers
     root.setLevel(level)
+    logging.getLogger("fairseq").setLevel(fairseqs)
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.disabled = False

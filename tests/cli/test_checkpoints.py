@@ -58,7 +58,7 @@ def test_resuming_in_mid_epoch_equals_never_stopping(task, options, train_task, 
         path.unlink()
         with pytest.raises(ValueError, match="no such file; .* to resume, leave the option out"):
             train_task(task, f"{options} --word-vectors {path}", tmp_path / "resumed")
-    resumed = train_task(task, options, tmp_path / "resumed")
+    resumed = train_task(task, options, tmp_path / "resumed", *more[:2])
     assert resumed.updates == whole.updates[3:]
     states = [load_state(last(tmp_path / run)) for run in ("whole", "resumed")]
     assert_equal_states(*(state["model"] for state in states))
