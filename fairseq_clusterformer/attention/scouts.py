@@ -29,6 +29,7 @@ from ..kernels.cpu.scouts import Looking, can_find
 from ..kernels.cpu.scouts import backward as backward_in_cpp
 from ..kernels.cpu.scouts import find as find_in_cpp
 from ..kernels.cpu.shares import Scoring
+from ..kernels.sorting import sort_by_cluster
 from ..precision import at_least_float32, full_float32
 from .batch import Batch
 from .layout import recent_layouts
@@ -116,7 +117,7 @@ def _of_queries(layout: Layout, queries: Tensor) -> Layout:
     """A layout of some of its queries alone."""
     order = layout.query_order.expand_as(queries)
     others = ~queries.gather(-1, order)
-    slots = others.to(torch.uint8).argsort(dim=-1, stable=True)
+    slots, _ = sort_by_cluster(others.long(), 2)
     lo, hi = (
         bound.expand_as(queries).masked_fill(others, 0).gather(-1, slots)
         for bound in (layout.lo, layout.hi)
@@ -165,7 +166,10 @@ def _ranges(layouts: Sequence[Layout], places: Tensor) -> tuple[Tensor, Tensor]:
     """Key slots that scouts see, from and up to, int64 [layouts, B, H, S]."""
     bounds = []
     for layout in layouts:
-        slots = layout.query_order.argsort(-1).gather(-1, places)
+        slot = torch.arange(layout.query_order.size(-1), device=places.device)
+        of_token = torch.empty_like(layout.query_order)
+        of_token.scatter_(-1, layout.query_order, slot.expand_as(of_token))
+        slots = of_token.gather(-1, places)
         bounds.append((layout.lo.gather(-1, slots), layout.hi.gather(-1, slots)))
     lo, hi = (torch.stack(found) for found in zip(*bounds, strict=True))
     return lo, torch.maximum(lo, hi)
