@@ -150,12 +150,12 @@ def routing_gain(
     q, k = (at_least_float32(t.detach()) for t in (q, k))
     places, shares = scouts.places, scouts.query_shares.to(q.dtype)
     lo, hi = _ranges(layouts, places)
-    given = _in_cpp(q, k, shares.detach(), layouts, scouts, lo, hi, impl)
+    given = _for_cpp(q, k, shares.detach(), layouts, scouts, lo, hi, impl)
     if given is None:
-        lands, total = _found(q, k, layouts, scouts, lo, hi, impl)
+        lands, total = _by_torch(q, k, layouts, scouts, lo, hi, impl)
     else:
         keys = scouts.key_shares
-        lands, total = _Found.apply(given, shares, keys.x, keys.vectors, keys.log_held)
+        lands, total = _InCpp.apply(given, shares, keys.x, keys.vectors, keys.log_held)
     seen = (hi - lo).sum(0)
     chance = total / seen.clamp(min=1)
     gain = lands.clamp(min=TINY).log() - chance.clamp(min=TINY).log()
@@ -175,7 +175,7 @@ def _ranges(layouts: Sequence[Layout], places: Tensor) -> tuple[Tensor, Tensor]:
     return lo, torch.maximum(lo, hi)
 
 
-def _in_cpp(
+def _for_cpp(
     q: Tensor,
     k: Tensor,
     shares: Tensor,
@@ -199,7 +199,7 @@ def _in_cpp(
     return Looking(*of_scouts, k, scoring, held, order, lo, hi)
 
 
-class _Found(torch.autograd.Function):
+class _InCpp(torch.autograd.Function):
     """What the attention of scouts finds, and what all that they see has, [B, H, S]."""
 
     @staticmethod
@@ -220,7 +220,7 @@ class _Found(torch.autograd.Function):
         return None, d_shares, *gradients
 
 
-def _found(
+def _by_torch(
     q: Tensor,
     k: Tensor,
     layouts: Sequence[Layout],
@@ -229,7 +229,7 @@ def _found(
     hi: Tensor,
     impl: str,
 ) -> tuple[Tensor, Tensor]:
-    """The same by torch, on any device."""
+    """What :class:`_InCpp` finds, by torch, on any device."""
     width, places = q.size(-1), scouts.places
     shares = scouts.key_shares.computed().to(q.dtype)
     shares = shares.repeat_interleave(q.size(1) // shares.size(1), dim=1)
