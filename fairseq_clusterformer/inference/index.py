@@ -64,7 +64,7 @@ class Encodings:
         # of a section in the index: the file, rows [first, last) of it, and their checksum
         self._places: WeakKeyDictionary[Section, tuple[Path, int, int, int]] = WeakKeyDictionary()
         if folder is not None:
-            _claim(folder)
+            claim(folder)
             self._model = _hash_of_model(model)
 
     def prepare(self, sections: Sequence[Section]) -> None:
@@ -196,7 +196,7 @@ def _name_of(file: Path) -> str:
     return file.name.partition("-")[0]
 
 
-def _claim(folder: Path) -> None:
+def claim(folder: Path) -> None:
     """Make the folder of an index, and mark it."""
     mark = folder / MARK
     try:

@@ -28,7 +28,7 @@ from ..answers import Logits, ranked_answers, ranking_options, text_mask
 from .bundle import CALIBRATION
 from .documents import Source, read_sources, state_of, text_source
 from .found import FoundAnswer, Ranking, SectionRead, Weights, ranked, ranked_candidates
-from .index import Encodings
+from .index import Encodings, claim
 from .load import Loaded
 from .pretrained import Pretrained
 from .retrieval import Passages
@@ -60,7 +60,7 @@ class Reader(Pretrained):
 
     Args:
         loaded: a checkpoint or a bundle of the task clusterformer_qa.
-        index: a folder to keep encodings of documents in; None: none are kept.
+        index: a folder to keep encodings and words of documents in; None: none are kept.
         encoder: a folder of BERT's form that gives sentence vectors, such as all-MiniLM-L6-v2.
         options: see `Pretrained`.
 
@@ -111,10 +111,8 @@ class Reader(Pretrained):
             dtype = next(self.model.parameters()).dtype
             self._sentences = found = SentenceEncoder(encoder, self.device, dtype)
             self._vectors = Encodings(found.model, found.of_sections, index)
-        if index is not None and self._encodings is self._vectors is None:
-            problem = f"a {self.loaded.cfg.model._name} reads each document with its question"
-            allowed = "with --encoder, or a model of words: bidaf_reader, qanet_reader"
-            raise bad_option("--index", index, allowed, problem)
+        if index is not None:
+            claim(index)  # also where it keeps words alone
         self._kept_in = index, encoder
 
     def index(

@@ -12,7 +12,7 @@ share of the questions, the paragraph is exchanged for the one of the same artic
 one, that shares most words with the question and has no answer in it: these have no answer.
 
 With ``--again``, the data of a second pass: the questions without an answer that people wrote come
-twice, and most of the others are of Wikipedia.
+twice, and most of the others are of Wikipedia. With ``--last``, all others are.
 
 With ``--long``, a document is a run of paragraphs of an article: 4 to 14 in training, 12 else. So
 are the parts of FairytaleQA's stories. A question of QED has seven other questions' paragraphs
@@ -30,8 +30,9 @@ from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser
 
-#: file: most questions; and of the second pass, as many from Wikipedia and fewer of the others
-TRAIN, AGAIN = {}, {}
+#: file: most questions; of the second pass, as many from Wikipedia and fewer of the others; and of
+#: the last one, none of the others
+TRAIN, AGAIN, LAST = {}, {}, {}
 for file, *most in (
     ("squad/train-v1.1.first11articles.json", None, None),
     ("qa/squadshifts/new_wiki_v1.0.json.xz", None, None),
@@ -41,6 +42,7 @@ for file, *most in (
     ("qa/qamr/qamr-dev.squad-v1.1.json.xz", 10_000, 3_000),
 ):
     TRAIN[file], AGAIN[file] = most
+    LAST[file] = None if most == [None, None] else 0
 DIVIDED = ("dev-v1.1.json.gz", "dev-v2.0.16articles.json", "v2.0-test-half-derived.json")
 DIVIDED = tuple(f"squad/{name}" for name in DIVIDED)
 STORIES = "qa/fairytaleqa/fairytaleqa-train.squad-v1.1.json.xz"
@@ -185,7 +187,7 @@ def words_of(text: str) -> set[str]:
 
 
 def short_splits(
-    folder: Path, share: float, draw: random.Random, again: bool = False
+    folder: Path, share: float, draw: random.Random, again: bool = False, last: bool = False
 ) -> dict[str, list[dict]]:
     """The splits without ``--long``: a paragraph a question."""
     splits: dict[str, list[dict]] = {"train": [], "valid": [], "test": []}
@@ -196,10 +198,10 @@ def short_splits(
             # answerable ones of 2.0 are those of 1.1
             more = [r for r in records([article]) if name == DIVIDED[0] or not r["answers"]]
             splits[split] += more
-    if again:  # people wrote these to mislead, and they are few
+    if again or last:  # people wrote these to mislead, and they are few
         written = [record for record in splits["train"] if not record["answers"]]
         splits["train"] += [record | {"id": record["id"] + "-again"} for record in written]
-    for name, most in (AGAIN if again else TRAIN).items():
+    for name, most in (LAST if last else AGAIN if again else TRAIN).items():
         found = list(records(read(folder / name)))
         splits["train"] += found if most is None else draw.sample(found, most)
     splits["train"] += list(unanswered(splits["train"], share, draw))
@@ -213,13 +215,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add("out OUT", "the folder to make")
     parser.add("--long", "many paragraphs a document")
     parser.add("--again", "the data of a second pass")
+    parser.add("--last", "the data of the last pass")
     parser.add("--none X", "share asked without an answer", type=float, default=0.2)
     args = parser.parse_args(argv)
     draw = random.Random(1)
     if args.long:
         splits = long_splits(args.dir, args.none, draw)
     else:
-        splits = short_splits(args.dir, args.none, draw, args.again)
+        splits = short_splits(args.dir, args.none, draw, args.again, args.last)
     args.out.mkdir(parents=True)
     for split, found in splits.items():
         lines = (json.dumps(record, ensure_ascii=False) for record in found)
