@@ -30,9 +30,10 @@ from transformers import (
 )
 
 from fairseq_clusterformer import __version__
+from fairseq_clusterformer.corpora.classification.build import RECORD as WORDS
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import TOKENIZER
-from fairseq_clusterformer.data.unicode import READ_FORM, form_of
+from fairseq_clusterformer.data.unicode import FORM, READ_FORM, form_of
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference.bundle import (
     CARD,
@@ -83,9 +84,8 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 """
 _NEEDS = "import fairseq_clusterformer.hf  # pip install 'fairseq_clusterformer[transformers]'\n"
 _OF_TEXT = ClusterformerTokenizer.vocab_files_names
-_OF_READER = {"cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>"}
-_OF_READER |= {"padding_side": "right"}
-_OF_READER |= {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+_OF_PAIR = {"cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>", "padding_side": "right"}
+_OF_READER = _OF_PAIR | {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
 _OWN = (CONFIG, WEIGHTS, README, GENERATION, *_OF_TEXT.values(), "dict.label.txt", TOKENIZER)
 _OWN += ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _OWN += ("chat_template.jinja",)
@@ -121,11 +121,11 @@ def export(
         if name in tensors and tensors[name].is_floating_point():
             tensors[name] = tensors[name].to(DTYPES[dtype])
     with whole_folder(out, lambda: check_out(out, force, inputs)) as new:
-        if other is None:
-            for name, in_data in _names(config).items():
-                if name != RECORD and (loaded.folder / in_data).is_file():
-                    shutil.copyfile(loaded.folder / in_data, new / name)
-        if other is None or KINDS[config.family].form == "reader":
+        for name, in_data in _names(config).items():
+            wanted = name != RECORD and (other is None or name != "dict.txt")
+            if wanted and (loaded.folder / in_data).is_file():
+                shutil.copyfile(loaded.folder / in_data, new / name)
+        if other is None or KINDS[config.family].form != "text":
             copy_recipe(loaded.folder, new)
         tokenizer = other or tokenizer_of(new, config)
         tokenizer.save_pretrained(new)
@@ -205,6 +205,9 @@ def _renumbered(loaded: Loaded, config: ClusterformerConfig) -> PreTrainedTokeni
             if is_bert(loaded.model):
                 how["model_max_length"] = longest(loaded.model, loaded.task)
             return renumbered.renumber(folder, dictionary, FORMS["reader"], **how)
+        if config.family == "clusterformer_classifier":
+            how = _OF_PAIR | {"unicode": FORM, "model_max_length": config.max_position_embeddings}
+            return renumbered.renumber(folder, dictionary, FORMS["sentence"], **how)
         if config.family != "clusterformer_lm":
             raise ValueError(f"its text is coded by {TOKENIZER}")
         begin = begin_of(config.task, TextCoding.from_folder(folder, dictionary)).tolist()
@@ -351,6 +354,12 @@ def back(
             _write_labels([config.id2label[i] for i in sorted(config.id2label)], data / "label")
             if config.task.get("num_classes"):
                 config.task["num_classes"] = config.num_labels
+        if own is None and is_classifier:
+            (data / "input0").mkdir()
+            (data / "dict.txt").rename(data / "input0" / "dict.txt")
+            if not (data / WORDS).is_file():  # save_pretrained copies none
+                words = {"tokenised": False, "settings": {"max_length": None}}
+                (data / WORDS).write_text(json.dumps(words), encoding="utf-8")
         if config.form == "joined":
             shutil.copytree(data / "input0", data / "input1")
         sections = {

@@ -20,9 +20,9 @@ from fairseq_clusterformer.inference.bundle import CHAT_FILES
 
 from .fast import Form
 
-ALLOWED = "a language model by byte pairs that keep line ends; a reader by these or word pieces; "
-ALLOWED += "sentencepiece or GPT-2's subwords"
-_CONFIG = "tokenizer_config.json"
+ALLOWED = "a language model by byte pairs that keep line ends; a reader or classifier by these or "
+ALLOWED += "word pieces; sentencepiece or GPT-2's subwords"
+_CONFIG, _MASK = "tokenizer_config.json", "<mask>"
 
 
 def is_renumbered(folder: Path) -> bool:
@@ -62,8 +62,9 @@ def renumber(
     made = {token: numbers[number] for token, number in tokens.items()}
     for token in content["added_tokens"]:
         token["id"] = made[token["content"]]
-    free = set(range(dictionary.nspecial)) - {*made.values()}
-    for number in sorted(free):  # which transformers needs to pad and to begin by
+    more = [dictionary.index(_MASK)] if _MASK in dictionary else []
+    # which transformers needs to pad and to begin by, and what the task has added
+    for number in sorted({*range(dictionary.nspecial), *more} - {*made.values()}):
         symbol = dictionary[number]
         if symbol not in made:
             made[symbol] = number

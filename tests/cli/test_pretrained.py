@@ -1,6 +1,7 @@
-"""A reader from a folder of BERT's form, by commands: trained, bundled, asked, exported."""
+"""Models from a folder of BERT's form, by commands: trained, bundled, asked, exported."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,12 @@ LINE = (
     " --token-types 2 --layer-norm-eps 1e-12 --max-question-positions 12 --optimizer adam"
     " --lr 1e-4 --max-update 2 --batch-size 2 --cpu --num-workers 0 --disable-validation"
 )
-
-
+CLASSIFIER = (
+    "--task clusterformer_sentence --criterion clusterformer_sentence_prediction --num-classes 2"
+    " --arch clusterformer_classifier_pretrained --encoder-attention full --max-positions 38"
+    " --optimizer adam --lr 1e-2 --max-update 2 --batch-size 4 --cpu --num-workers 0"
+    " --disable-validation"
+)
 transformers = pytest.importorskip("transformers")
 
 BERT = "BertForQuestionAnswering"
@@ -96,3 +101,39 @@ def assert_starts_from(checkpoint: Path, out: Path) -> None:
     for name, tensor in model.state_dict().items():
         if name.startswith(("encoder.", "heads.span")):
             assert torch.equal(tensor, before[name]), name
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_classifier_is_exported_and_comes_back(pair, tmp_path):
+    """Its numbers of tokens too, which a tokenizer.json alone says; also fine-tuned there."""
+    bert = folder_of("bert", tmp_path / "bert", "SequenceClassification")
+    texts = "A lake", "a fish and a lake", "cafe", "a caf\u00e9 and FISH"
+    rows = [f"{i % 2}\t{a}" + f"\t{b}" * pair for i, (a, b) in enumerate(product(texts, repeat=2))]
+    rows = [row if pair else f"{row}, {row[2:]} {i}" for i, row in enumerate(rows)]
+    (tmp_path / "rows.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    prepare = "prepare classification text".split()
+    how = (
+        "--tokenizer",
+        bert / "tokenizer.json",
+        *"--valid-fraction 0.2 --test-fraction 0.2".split(),
+    )
+    assert run(*prepare, tmp_path / "rows.tsv", tmp_path / "data", *how) == 0
+    train(tmp_path / "data", f"{CLASSIFIER} --pretrained {bert}", tmp_path / "saved")
+    checkpoint, out = tmp_path / "saved" / "checkpoint_last.pt", tmp_path / "out"
+    assert run("export", checkpoint, out, "--to", "transformers") == 0
+    ours = fairseq_clusterformer.load(checkpoint, device="cpu")
+    asked = [(b, f"{a} and cafe") if pair else f"{a}, {b}" for a, b in product(texts, repeat=2)]
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(out).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    given = map(list, zip(*asked, strict=True)) if pair else [asked]
+    with torch.no_grad():
+        found = model(**tokenizer(*given, padding=True, return_tensors="pt")).logits.softmax(-1)
+    for row, wanted in zip(found.tolist(), ours.classify(asked), strict=True):
+        for number, label in model.config.id2label.items():
+            assert row[number] == pytest.approx(wanted.probabilities[label], abs=1e-6)
+    tuned, bundle = tmp_path / "tuned", tmp_path / "back"
+    model.save_pretrained(tuned), tokenizer.save_pretrained(tuned)
+    for folder in (out, tuned):
+        assert run("export", folder, bundle, "--to", "fairseq", "--force") == 0
+        again = fairseq_clusterformer.load(bundle, device="cpu")
+        assert again.classify(asked) == ours.classify(asked)
