@@ -1,0 +1,158 @@
+"""What a converted encoder loses: the states and the sentence vectors of long texts.
+
+    clusterformer convert FOLDER clustered --text books.txt --max-positions 2048
+    python -m scripts.experiments.converted_encoder clustered/checkpoint.pt --dense FOLDER \\
+        --text more.txt --lengths 512 2048
+
+The dense model reads as long texts: its learned positions are repeated as those of the converted
+one are. Two others have its weights, too: windows, which show each query as many keys as the
+converted model does, and pieces as long as the dense model was trained on, read apart. Printed are
+cosines with the dense model, means over texts: of a token's states in the last layer, and of their
+mean over a text; and the seconds of a text.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from fairseq_clusterformer.cli.common import Parser, check_file, whole_number
+from fairseq_clusterformer.conversion import as_checkpoint
+from fairseq_clusterformer.conversion.convert import rebuilt
+from fairseq_clusterformer.conversion.model import attentions
+from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.inference.load import load_checkpoint
+from fairseq_clusterformer.outputs import write_aside
+
+#: states [N, D] of the tokens of a text, int64 [N]
+Encode = Callable[[Tensor], Tensor]
+
+
+def keys_of(model: nn.Module) -> int:
+    """Keys on either side of a query, by the kind of a clustered encoder that shows most."""
+    kinds = [router for layer in attentions(model).values() for router in layer.routers]
+    if any(kind.window is None for kind in kinds):
+        raise UserError("CHECKPOINT has heads of the kind full; allowed: kinds with a window")
+    probes = (getattr(kind.options, "probes", 1) for kind in kinds)
+    return max(k.gap - 1 + n * k.cluster_window for k, n in zip(kinds, probes, strict=True))
+
+
+def texts_of(
+    coding: TextCoding, paths: Sequence[Path], length: int, most: int, ends: tuple[int, int]
+) -> list[Tensor]:
+    """Texts of so many tokens, between the two ``ends``, one behind another from each file, int64
+    [length]. Raises UserError: there is none."""
+    found: list[Tensor] = []
+    for path in paths:
+        tokens = coding.encode(path.read_text(encoding="utf-8"))
+        inside = length - len(ends)
+        for part in tokens[: len(tokens) // inside * inside].view(-1, inside)[: most - len(found)]:
+            found.append(torch.cat([torch.tensor(ends[:1]), part, torch.tensor(ends[1:])]))
+    if not found:
+        raise bad_option("--lengths", length, "no more tokens than a file of --text has")
+    return found
+
+
+@torch.no_grad()
+def whole(model: nn.Module, tokens: Tensor) -> Tensor:
+    """States [N, D] of a text that is read at once."""
+    return model.encode(tokens[None])["encoder_out"][0][:, 0]
+
+
+def in_pieces(model: nn.Module, most: int, tokens: Tensor) -> Tensor:
+    """States [N, D] of a text whose pieces of up to ``most`` tokens know nothing of each other."""
+    return torch.cat([whole(model, piece) for piece in tokens.split(most)])
+
+
+def compared(models: dict[str, Encode], texts: Sequence[Tensor]) -> dict[str, dict[str, float]]:
+    """The numbers of each model; the first is the one that the others are compared with."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for text in texts:
+        right = None
+        for name, encode in models.items():
+            began = time.perf_counter()
+            states = encode(text)
+            seconds = time.perf_counter() - began
+            right = states if right is None else right
+            own = found.setdefault(name, {"states": [], "vector": [], "seconds": []})
+            own["states"].append(float(cosine_similarity(states, right).mean()))
+            own["vector"].append(float(cosine_similarity(states.mean(0), right.mean(0), dim=0)))
+            own["seconds"].append(seconds)
+    means = {"states": fmean, "vector": fmean, "seconds": median}
+    return {
+        name: {column: round(means[column](values), 4) for column, values in columns.items()}
+        for name, columns in found.items()
+    }
+
+
+def lines(results: dict[int, dict[str, dict[str, float]]]) -> Iterator[str]:
+    """A row for each length and model."""
+    yield f"{'tokens':>7}  {'model':24}" + "".join(f"{c:>9}" for c in ("states", "vector", "s"))
+    for length, rows in results.items():
+        for name, columns in rows.items():
+            yield f"{length:7,}  {name:24}" + "".join(f"{x:9.4f}" for x in columns.values())
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m scripts.experiments.converted_encoder", description=__doc__)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="that convert wrote")
+    add = parser.add_argument
+    add("--dense", metavar="PATH", type=Path, required=True, help="what it was converted from")
+    add("--text", metavar="FILE", type=Path, nargs="+", required=True, help="to read")
+    about = "tokens of a text"
+    add("--lengths", metavar="N", type=whole_number, nargs="+", default=[512, 2048], help=about)
+    add("--texts", metavar="N", type=whole_number, default=10, help="of each length (default: 10)")
+    add("--out", metavar="FILE", type=Path, help="also write the numbers as JSON")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; a user's mistake is one line on stderr and status 1."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    try:
+        for text in args.text:
+            check_file("--text", text, "a file of text")
+        converted = load_checkpoint(args.checkpoint, task="masked_lm", option="CHECKPOINT")
+        most = int(converted.model.max_positions())
+        for length in args.lengths:
+            if not 3 <= length <= most:
+                raise bad_option("--lengths", length, f"3 to {most}, the converted model's")
+        with as_checkpoint(args.dense, None) as (path, _):
+            given = load_checkpoint(path, task="masked_lm", option="--dense")
+            trained = int(given.model.max_positions())
+            window, pieces = f"window({keys_of(converted.model)})", f"pieces of {trained:,}"
+            dense, windows = (
+                rebuilt(given, {"encoder": spec}, max_positions=most).model
+                for spec in ("full", window)
+            )
+            coding = TextCoding.from_folder(given.folder, given.task.source_dictionary)
+        models: dict[str, Encode] = {"dense": partial(whole, dense)}
+        models["converted"] = partial(whole, converted.model)
+        models[window] = partial(whole, windows)
+        models[pieces] = partial(in_pieces, dense, trained)
+        dictionary = given.task.source_dictionary
+        ends = dictionary.bos(), dictionary.eos()
+        results = {}
+        for length in args.lengths:
+            texts = texts_of(coding, args.text, length, args.texts, ends)
+            results[length] = compared(models, texts)
+    except UserError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(lines(results)))
+    if args.out is not None:
+        write_aside(args.out, json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
