@@ -15,7 +15,7 @@ and writes each to a file of its own. A folder is a list of 30 of them, with 60 
 15 are about articles that are missing. There are four folders of the test articles, of which each
 is missing in one folder, and four of the validation articles. The other files are articles that
 readers train on. ``whole`` writes a folder of one article for each that the questions of
-``reader_data --long`` are about. ``ask`` keeps the ten best answers to each question (``--limit``:
+``reader_data --long`` are about, ``runs`` one of the paragraphs of each question. ``ask`` keeps the ten best answers to each question (``--limit``:
 of so many of a folder), with what they are ranked by; an index keeps the vectors of articles that
 several folders have. ``fit`` makes weights of these, and ``score`` applies them.
 
@@ -63,6 +63,19 @@ def make(data: Path, out: Path) -> None:
                 row["file"] = f"{row['file']}.txt" if row["file"] in there else None
             record = {"documents": [f"{title}.txt" for title in titles], "questions": rows}
             _write(out / f"{part}-{number + 1}.json", record)
+
+
+def runs(test: Path, out: Path, most: int | None) -> None:
+    """Write a folder of one file for each of the first questions of a test: its paragraphs."""
+    (out / "articles").mkdir(parents=True, exist_ok=True)
+    for line in test.read_text(encoding="utf-8").splitlines()[:most]:
+        record = json.loads(line)
+        file, texts = f"run-{record['id']}.txt", {answer["text"] for answer in record["answers"]}
+        text = "\n\n".join(record["paragraphs"])
+        (out / "articles" / file).write_text(text, encoding="utf-8")
+        row = {"question": record["question"], "answers": sorted(texts), "file": file}
+        name = file.removesuffix(".txt") + ".json"
+        _write(out / name, {"documents": [file], "questions": [row]})
 
 
 def whole(test: Path, out: Path, most: int | None) -> None:
@@ -270,11 +283,12 @@ def main(argv: list[str] | None = None) -> int:
     """Make folders of many articles or of one, ask, fit or score."""
     parser = Parser(prog="python -m scripts.experiments.folders", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    names = ("make", "whole", "ask", "fit", "score")
-    made, alone, asked, fitted, scored = map(commands.add_parser, names)
+    names = ("make", "whole", "runs", "ask", "fit", "score")
+    made, alone, run, asked, fitted, scored = map(commands.add_parser, names)
     made.add_argument("data", type=Path)
-    alone.add_argument("test", type=Path)
-    for command in (made, alone):
+    for command in (alone, run):
+        command.add_argument("test", type=Path)
+    for command in (made, alone, run):
         command.add_argument("out", type=Path)
     asked.add_argument("checkpoint")
     asked.add_argument("folders", type=Path, nargs="+")
@@ -283,7 +297,7 @@ def main(argv: list[str] | None = None) -> int:
         asked.add_argument(option, type=Path)
     asked.add_argument("--windows", type=int)
     asked.add_argument("--passage", type=whole_number, metavar="N")
-    for command in (alone, asked):
+    for command in (alone, run, asked):
         command.add_argument("--limit", type=whole_number, metavar="N")
     for command in (asked, fitted):
         command.add_argument("--out", type=Path, required=True)
@@ -293,8 +307,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.command == "make":
         make(args.data, args.out)
-    elif args.command == "whole":
-        whole(args.test, args.out, args.limit)
+    elif args.command in ("whole", "runs"):
+        {"whole": whole, "runs": runs}[args.command](args.test, args.out, args.limit)
     elif args.command == "ask":
         ask(args)
     elif args.command == "fit":

@@ -62,6 +62,17 @@ def test_folders_of_one_article(tmp_path):
     assert made.keys() == {"whole-A.json", "whole-B.json"}
 
 
+def test_folders_of_the_paragraphs_of_a_question(tmp_path):
+    line = {"id": "7", "question": "Who?", "paragraphs": ["Ada.", "Ben."]}
+    line["answers"] = [{"text": "Ben", "answer_start": 0, "paragraph": 1}]
+    (tmp_path / "test.jsonl").write_text(json.dumps(line) + "\n")
+    assert folders.main(["runs", str(tmp_path / "test.jsonl"), str(tmp_path)]) == 0
+    row = {"question": "Who?", "answers": ["Ben"], "file": "run-7.txt"}
+    made = json.loads((tmp_path / "run-7.json").read_text())
+    assert made == {"documents": ["run-7.txt"], "questions": [row]}
+    assert (tmp_path / "articles" / "run-7.txt").read_text() == "Ada.\n\nBen."
+
+
 @pytest.fixture(scope="module")
 def rows() -> list[dict]:
     """Each with a right answer, whose relevance tells it, and two wrong ones; or wrong ones alone
