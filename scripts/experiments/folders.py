@@ -15,9 +15,10 @@ and writes each to a file of its own. A folder is a list of 30 of them, with 60 
 15 are about articles that are missing. There are four folders of the test articles, of which each
 is missing in one folder, and four of the validation articles. The other files are articles that
 readers train on. ``whole`` writes a folder of one article for each that the questions of
-``reader_data --long`` are about, ``runs`` one of the paragraphs of each question. ``ask`` keeps the ten best answers to each question (``--limit``:
-of so many of a folder), with what they are ranked by; an index keeps the vectors of articles that
-several folders have. ``fit`` makes weights of these, and ``score`` applies them.
+``reader_data --long`` are about, ``runs`` one of the paragraphs of each question. ``ask`` keeps
+the ten best answers to each question (``--limit``: of so many of a folder), with what they are
+ranked by; an index keeps the vectors of articles that several folders have. ``fit`` makes weights
+of these, and ``score`` applies them.
 
 An answer is right if it is from the right file, and F1 with one of the gold answers is at least
 0.5. Unlike a user, ``score`` sees only the ten answers that are best by the default weights.
