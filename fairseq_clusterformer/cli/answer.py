@@ -210,7 +210,7 @@ def _parser() -> Parser:
     add("--top N", "answers to print", default=3)
     about = 'least margin of an answer over "no answer"'
     add("--no-answer-margin M", about, type=finite, default=0.0)
-    about = "keep in this folder what is made of documents before there is a question"
+    about = "keep the words of documents, and encodings of them, in this folder"
     add("--index DIR", about)
     about = "folder of BERT's form whose vectors of sentences also choose passages, such as "
     add("--encoder DIR", about + "all-MiniLM-L6-v2")

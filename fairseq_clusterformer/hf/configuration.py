@@ -40,6 +40,7 @@ class ClusterformerConfig(PreTrainedConfig):
     #: weights of the clustering losses, such as {"routing_loss_weight": 0.5}, which training adds
     criterion: dict[str, Any] | None = None
     form: str = "text"  # of a classifier's texts, or "joined" pairs
+    text_length: int | None = None  # tokens that each was cut to, with ``</s>``; None: none was
     others: dict[str, Any] | None = None  # as `task`
     updates: int = 0  # of the training
     vocab_size: int = 260  # of the input, and of the output where there is one

@@ -85,8 +85,10 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 _NEEDS = "import fairseq_clusterformer.hf  # pip install 'fairseq_clusterformer[transformers]'\n"
 _OF_TEXT = ClusterformerTokenizer.vocab_files_names
 _OF_PAIR = {"cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>", "padding_side": "right"}
+_OF_PAIR |= {"split_special_tokens": True}  # what stands in a text is text
 _OF_READER = _OF_PAIR | {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
-_OWN = (CONFIG, WEIGHTS, README, GENERATION, *_OF_TEXT.values(), "dict.label.txt", TOKENIZER)
+_OF_LABELS = (WORDS, "dict.label.txt")
+_OWN = (CONFIG, WEIGHTS, README, GENERATION, *_OF_TEXT.values(), *_OF_LABELS, TOKENIZER)
 _OWN += ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _OWN += ("chat_template.jinja",)
 
@@ -122,7 +124,7 @@ def export(
             tensors[name] = tensors[name].to(DTYPES[dtype])
     with whole_folder(out, lambda: check_out(out, force, inputs)) as new:
         for name, in_data in _names(config).items():
-            wanted = name != RECORD and (other is None or name != "dict.txt")
+            wanted = name in _OF_LABELS if other is not None else name != RECORD
             if wanted and (loaded.folder / in_data).is_file():
                 shutil.copyfile(loaded.folder / in_data, new / name)
         if other is None or KINDS[config.family].form != "text":
@@ -189,6 +191,9 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
         config.id2label = dict(enumerate(task.classes))
         config.label2id = {label: number for number, label in config.id2label.items()}
         config.form = "joined" if task.is_pair else "text"
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            words = json.loads((loaded.folder / WORDS).read_text(encoding="utf-8"))
+            config.text_length = words["settings"]["max_length"]
     return config
 
 
@@ -206,7 +211,10 @@ def _renumbered(loaded: Loaded, config: ClusterformerConfig) -> PreTrainedTokeni
                 how["model_max_length"] = longest(loaded.model, loaded.task)
             return renumbered.renumber(folder, dictionary, FORMS["reader"], **how)
         if config.family == "clusterformer_classifier":
-            how = _OF_PAIR | {"unicode": FORM, "model_max_length": config.max_position_embeddings}
+            most = config.max_position_embeddings
+            if config.form == "text" and config.text_length:
+                most = min(most, config.text_length + 1)  # with <s>
+            how = _OF_PAIR | {"unicode": FORM, "model_max_length": most}
             return renumbered.renumber(folder, dictionary, FORMS["sentence"], **how)
         if config.family != "clusterformer_lm":
             raise ValueError(f"its text is coded by {TOKENIZER}")
@@ -357,8 +365,9 @@ def back(
         if own is None and is_classifier:
             (data / "input0").mkdir()
             (data / "dict.txt").rename(data / "input0" / "dict.txt")
-            if not (data / WORDS).is_file():  # save_pretrained copies none
-                words = {"tokenised": False, "settings": {"max_length": None}}
+            if not (data / WORDS).is_file():  # which save_pretrained leaves behind
+                # whether words are tokenised is not asked where tokenizer.json says the tokens
+                words = {"tokenised": False, "settings": {"max_length": config.text_length}}
                 (data / WORDS).write_text(json.dumps(words), encoding="utf-8")
         if config.form == "joined":
             shutil.copytree(data / "input0", data / "input1")

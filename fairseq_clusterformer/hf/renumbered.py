@@ -20,8 +20,8 @@ from fairseq_clusterformer.inference.bundle import CHAT_FILES
 
 from .fast import Form
 
-ALLOWED = "a language model by byte pairs that keep line ends; a reader or classifier by these or "
-ALLOWED += "word pieces; sentencepiece or GPT-2's subwords"
+ALLOWED = "a language model by byte pairs that keep line ends; a reader or classifier by byte "
+ALLOWED += "pairs or word pieces; sentencepiece or GPT-2's subwords"
 _CONFIG, _MASK = "tokenizer_config.json", "<mask>"
 
 

@@ -50,7 +50,7 @@ _LENGTH = attrgetter("length")
 
 class Reader(Pretrained):
     """Answers questions by pieces of documents. Raises UserError: if the data folder is something
-    else, or there is no index for this model or in this folder.
+    else, or no index can be in this folder.
 
     A reader of structured documents also reads their sentences, which end with punctuation. One
     that encodes documents apart reads windows, as long as the documents of its training, many at
@@ -104,6 +104,8 @@ class Reader(Pretrained):
         )
 
     def _keep_in(self, index: Path | None, encoder: Path | None) -> None:
+        if index is not None:
+            claim(index)  # before anything changes
         self._encodings = self._vectors = self._sentences = None
         if self.model.encodes_apart:
             self._encodings = Encodings(self.model.encoder, self._encode_sections, index)
@@ -111,8 +113,6 @@ class Reader(Pretrained):
             dtype = next(self.model.parameters()).dtype
             self._sentences = found = SentenceEncoder(encoder, self.device, dtype)
             self._vectors = Encodings(found.model, found.of_sections, index)
-        if index is not None:
-            claim(index)  # also where it keeps words alone
         self._kept_in = index, encoder
 
     def index(

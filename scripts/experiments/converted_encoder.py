@@ -32,7 +32,7 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.outputs import write_aside
 
-#: states [N, D] of the tokens of a text, int64 [N]
+#: states [N - 2, D] of a text, int64 [N], but for the first and last token, which frame it
 Encode = Callable[[Tensor], Tensor]
 
 
@@ -52,29 +52,41 @@ def texts_of(
     [length]. Raises UserError: there is none."""
     found: list[Tensor] = []
     for path in paths:
-        tokens = coding.encode(path.read_text(encoding="utf-8"))
+        try:
+            tokens = coding.encode(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise bad_option("--text", path, "a file of UTF-8", str(error)) from None
         inside = length - len(ends)
         for part in tokens[: len(tokens) // inside * inside].view(-1, inside)[: most - len(found)]:
-            found.append(torch.cat([torch.tensor(ends[:1]), part, torch.tensor(ends[1:])]))
+            found.append(framed(part, ends))
     if not found:
         raise bad_option("--lengths", length, "no more tokens than a file of --text has")
     return found
 
 
+def framed(part: Tensor, ends: tuple[int, int]) -> Tensor:
+    """A text between the two tokens."""
+    return torch.cat([torch.tensor(ends[:1]), part, torch.tensor(ends[1:])])
+
+
 @torch.no_grad()
 def whole(model: nn.Module, tokens: Tensor) -> Tensor:
-    """States [N, D] of a text that is read at once."""
-    return model.encode(tokens[None])["encoder_out"][0][:, 0]
+    """See `Encode`; the text is read at once."""
+    return model.encode(tokens[None])["encoder_out"][0][1:-1, 0]
 
 
 def in_pieces(model: nn.Module, most: int, tokens: Tensor) -> Tensor:
-    """States [N, D] of a text whose pieces of up to ``most`` tokens know nothing of each other."""
-    return torch.cat([whole(model, piece) for piece in tokens.split(most)])
+    """See `Encode`; pieces of up to ``most`` tokens, framed as texts are, know nothing of each
+    other."""
+    pieces, ends = tokens[1:-1].split(most - 2), (int(tokens[0]), int(tokens[-1]))
+    return torch.cat([whole(model, framed(piece, ends)) for piece in pieces])
 
 
 def compared(models: dict[str, Encode], texts: Sequence[Tensor]) -> dict[str, dict[str, float]]:
     """The numbers of each model; the first is the one that the others are compared with."""
     found: dict[str, dict[str, list[float]]] = {}
+    for encode in models.values():
+        encode(texts[0])  # the first time takes longer
     for text in texts:
         right = None
         for name, encode in models.items():
@@ -128,6 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise bad_option("--lengths", length, f"3 to {most}, the converted model's")
         with as_checkpoint(args.dense, None) as (path, _):
             given = load_checkpoint(path, task="masked_lm", option="--dense")
+            known = (each.task.source_dictionary for each in (given, converted))
+            if len({tuple(dictionary.symbols) for dictionary in known}) > 1:
+                raise bad_option("--dense", args.dense, "a model of the same dictionary")
             trained = int(given.model.max_positions())
             window, pieces = f"window({keys_of(converted.model)})", f"pieces of {trained:,}"
             dense, windows = (

@@ -12,7 +12,7 @@ share of the questions, the paragraph is exchanged for the one of the same artic
 one, that shares most words with the question and has no answer in it: these have no answer.
 
 With ``--again``, the data of a second pass: the questions without an answer that people wrote come
-twice, and most of the others are of Wikipedia. With ``--last``, all others are.
+twice, and most of the others are of Wikipedia; with ``--last`` as well, all of them.
 
 With ``--long``, a document is a run of paragraphs of an article: 4 to 14 in training, 12 else. So
 are the parts of FairytaleQA's stories. A question of QED has seven other questions' paragraphs
@@ -30,9 +30,8 @@ from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser
 
-#: file: most questions; of the second pass, as many from Wikipedia and fewer of the others; and of
-#: the last one, none of the others
-TRAIN, AGAIN, LAST = {}, {}, {}
+#: file: most questions; and of the second pass, as many from Wikipedia and fewer of the others
+TRAIN, AGAIN = {}, {}
 for file, *most in (
     ("squad/train-v1.1.first11articles.json", None, None),
     ("qa/squadshifts/new_wiki_v1.0.json.xz", None, None),
@@ -42,7 +41,6 @@ for file, *most in (
     ("qa/qamr/qamr-dev.squad-v1.1.json.xz", 10_000, 3_000),
 ):
     TRAIN[file], AGAIN[file] = most
-    LAST[file] = None if most == [None, None] else 0
 DIVIDED = ("dev-v1.1.json.gz", "dev-v2.0.16articles.json", "v2.0-test-half-derived.json")
 DIVIDED = tuple(f"squad/{name}" for name in DIVIDED)
 STORIES = "qa/fairytaleqa/fairytaleqa-train.squad-v1.1.json.xz"
@@ -198,10 +196,12 @@ def short_splits(
             # answerable ones of 2.0 are those of 1.1
             more = [r for r in records([article]) if name == DIVIDED[0] or not r["answers"]]
             splits[split] += more
-    if again or last:  # people wrote these to mislead, and they are few
+    if again:  # people wrote these to mislead, and they are few
         written = [record for record in splits["train"] if not record["answers"]]
         splits["train"] += [record | {"id": record["id"] + "-again"} for record in written]
-    for name, most in (LAST if last else AGAIN if again else TRAIN).items():
+    for name, most in (AGAIN if again else TRAIN).items():
+        if last and most is not None:
+            continue
         found = list(records(read(folder / name)))
         splits["train"] += found if most is None else draw.sample(found, most)
     splits["train"] += list(unanswered(splits["train"], share, draw))
@@ -215,9 +215,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add("out OUT", "the folder to make")
     parser.add("--long", "many paragraphs a document")
     parser.add("--again", "the data of a second pass")
-    parser.add("--last", "the data of the last pass")
+    parser.add("--last", "with --again: questions of Wikipedia alone")
     parser.add("--none X", "share asked without an answer", type=float, default=0.2)
     args = parser.parse_args(argv)
+    if (args.long and args.again) or (args.last and not args.again):
+        parser.error("allowed: --long, --again, or --again --last")
     draw = random.Random(1)
     if args.long:
         splits = long_splits(args.dir, args.none, draw)

@@ -1,8 +1,10 @@
 """Models from a folder of BERT's form, by commands: trained, bundled, asked, exported."""
 
 import json
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -103,37 +105,51 @@ def assert_starts_from(checkpoint: Path, out: Path) -> None:
             assert torch.equal(tensor, before[name]), name
 
 
-@pytest.mark.parametrize("pair", [False, True])
-def test_a_classifier_is_exported_and_comes_back(pair, tmp_path):
-    """Its numbers of tokens too, which a tokenizer.json alone says; also fine-tuned there."""
-    bert = folder_of("bert", tmp_path / "bert", "SequenceClassification")
+@pytest.mark.parametrize(("family", "pair"), [("bert", False), ("bert", True), ("roberta", True)])
+def test_a_classifier_is_exported_and_comes_back(family, pair, tmp_path):
+    """With its tokens and labels, however long a text is and whatever stands in it; also what was
+    fine-tuned there."""
+    folder = folder_of(family, tmp_path / family, "SequenceClassification")
     texts = "A lake", "a fish and a lake", "cafe", "a caf\u00e9 and FISH"
     rows = [f"{i % 2}\t{a}" + f"\t{b}" * pair for i, (a, b) in enumerate(product(texts, repeat=2))]
     rows = [row if pair else f"{row}, {row[2:]} {i}" for i, row in enumerate(rows)]
     (tmp_path / "rows.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     prepare = "prepare classification text".split()
-    how = (
-        "--tokenizer",
-        bert / "tokenizer.json",
-        *"--valid-fraction 0.2 --test-fraction 0.2".split(),
-    )
+    how = ["--tokenizer", folder / "tokenizer.json", "--valid-fraction", "0.2"]
+    how += ["--test-fraction", "0.2"] + ([] if pair else ["--max-length", "20"])
     assert run(*prepare, tmp_path / "rows.tsv", tmp_path / "data", *how) == 0
-    train(tmp_path / "data", f"{CLASSIFIER} --pretrained {bert}", tmp_path / "saved")
+    train(tmp_path / "data", f"{CLASSIFIER} --pretrained {folder}", tmp_path / "saved")
     checkpoint, out = tmp_path / "saved" / "checkpoint_last.pt", tmp_path / "out"
     assert run("export", checkpoint, out, "--to", "transformers") == 0
     ours = fairseq_clusterformer.load(checkpoint, device="cpu")
-    asked = [(b, f"{a} and cafe") if pair else f"{a}, {b}" for a, b in product(texts, repeat=2)]
+    texts += "cafe\u0301 lake", "[SEP] </s> <mask>", "a fish " * (3 if pair else 30)
+    asked = [(b, f"{a} cafe") if pair else f"{a} {b}" for a, b in product(texts, repeat=2)]
     model = transformers.AutoModelForSequenceClassification.from_pretrained(out).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     given = map(list, zip(*asked, strict=True)) if pair else [asked]
-    with torch.no_grad():
-        found = model(**tokenizer(*given, padding=True, return_tensors="pt")).logits.softmax(-1)
-    for row, wanted in zip(found.tolist(), ours.classify(asked), strict=True):
+    batch = tokenizer(*given, padding=True, truncation=not pair, return_tensors="pt")
+    read = []
+    with torch.no_grad(), mock.patch.object(ours.model, "forward", keeping(ours.model, read)):
+        found = model(**batch).logits.softmax(-1)
+        wanted = ours.classify(asked, batch_size=len(asked))
+    assert torch.equal(batch["input_ids"], read[0])
+    for row, one in zip(found.tolist(), wanted, strict=True):
         for number, label in model.config.id2label.items():
-            assert row[number] == pytest.approx(wanted.probabilities[label], abs=1e-6)
+            assert row[number] == pytest.approx(one.probabilities[label], abs=1e-6)
     tuned, bundle = tmp_path / "tuned", tmp_path / "back"
     model.save_pretrained(tuned), tokenizer.save_pretrained(tuned)
-    for folder in (out, tuned):
-        assert run("export", folder, bundle, "--to", "fairseq", "--force") == 0
+    for there in (out, tuned):
+        assert run("export", there, bundle, "--to", "fairseq", "--force") == 0
         again = fairseq_clusterformer.load(bundle, device="cpu")
-        assert again.classify(asked) == ours.classify(asked)
+        assert again.classify(asked, batch_size=len(asked)) == wanted
+
+
+def keeping(model: torch.nn.Module, read: list[torch.Tensor]) -> Callable:
+    """The model's own forward, which also keeps the tokens that it is given."""
+    forward = model.forward
+
+    def kept(src_tokens: torch.Tensor, *args, **kwargs):
+        read.append(src_tokens)
+        return forward(src_tokens, *args, **kwargs)
+
+    return kept

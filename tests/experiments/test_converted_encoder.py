@@ -70,10 +70,12 @@ def test_the_numbers(folder, capsys):
 
 
 def test_a_mistake_is_one_line(folder, capsys):
+    (folder / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
     few, dense, text = folder / "few" / "checkpoint.pt", folder / "dense", folder / "text.txt"
     for words, told in (
         (["--text", text, "--lengths", 101], "--lengths is 101; allowed: 3 to 100"),
         (["--text", folder / "none"], "--text is "),
+        (["--text", folder / "latin.txt", "--lengths", 30], "; allowed: a file of UTF-8"),
     ):
         words = [few, "--dense", dense, *words]
         assert converted_encoder.main([*map(str, words)]) == 1
