@@ -32,7 +32,7 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.outputs import write_aside
 
-#: states [N - 2, D] of a text, int64 [N], but for the first and last token, which frame it
+#: states [N - 2, D] of a text, int64 [N], whose first and last token, which frame it, have none
 Encode = Callable[[Tensor], Tensor]
 
 
