@@ -90,7 +90,7 @@ def run(name: str) -> int:
         fairseq_train(Path("data"), COMMANDS[name], Path("out"))
         return 0
     if name == "clustering":
-        from fairseq_clusterformer.clustering.__main__ import main
+        from examples.clustering.__main__ import main
 
         return main(words)
     return clusterformer(words)

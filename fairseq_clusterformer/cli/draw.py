@@ -2,7 +2,6 @@
 
     clusterformer draw --checkpoint LM --text passage.txt --out drawn
     clusterformer draw --checkpoint READER --document report.pdf --question "Who ...?" --out drawn
-    clusterformer draw --centroids clusters.npz --out drawn
 
 The checkpoint's task decides what is drawn into the folder drawn:
 
@@ -10,7 +9,6 @@ The checkpoint's task decides what is drawn into the folder drawn:
   clusters. Sizes and words of the clusters are counted over the validation text of --data; where
   there is none, as in a bundle, over the passage.
 - reader of the architecture clusterformer_reader: clusters.png and clusters.html of a document.
-- --centroids: centroids.png, the fitted centroids of square images.
 
 The picture shows one layer (--layer, counted from 0), the page all layers that cluster.
 """
@@ -28,25 +26,17 @@ from .common import Parser, add_force, add_places, check_files, inputs_of, numbe
 
 def main(arguments: Sequence[str]) -> int:
     args = _arguments(arguments)
-    names = ("clusters.png", "clusters.html") if args.centroids is None else ("centroids.png",)
-    how = {"inputs": inputs_of(args, args.text, args.centroids), "force": args.force}
-    check_files(args.out, names, **how)
+    how = {"inputs": inputs_of(args, args.text), "force": args.force}
+    picture, html = (args.out / name for name in ("clusters.png", "clusters.html"))
+    check_files(args.out, (picture.name, html.name), **how)
     from fairseq_clusterformer.visual.figure import save
 
-    if args.centroids is None:
-        figure, what, page = _clusters(args)
-        picture = args.out / "clusters.png"
-    else:
-        from fairseq_clusterformer.visual.figure import draw_centroids
-
-        (figure, number), page = draw_centroids(args.centroids), None
-        picture, what = args.out / "centroids.png", f"{number} centroids"
+    figure, what, page = _clusters(args)
     how["makes_folder"] = True
     with whole_file("--out", picture, **how) as new:
         save(figure, new)
-    if page is not None:
-        write_text("--out", picture.with_suffix(".html"), page, **how)
-    print(f"{picture} ({what})" + (f" and {picture.with_suffix('.html')}" if page else ""))
+    write_text("--out", html, page, **how)
+    print(f"{picture} ({what}) and {html}")
     return 0
 
 
@@ -54,7 +44,6 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="clusterformer draw", description=__doc__)
     add = parser.add
     add("--checkpoint PATH", "of a language model or a reader; a bundle", type=str)
-    add("--centroids FILE", "centroids of images, a .npz file instead")
     about = "the passage for a language model; the document for a reader"
     parser.add_argument("--text", "--document", type=Path, metavar="FILE", help=about)
     add("--question TEXT", "for a reader, which reads the document for a question")
@@ -63,17 +52,14 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     add_places(parser)
     about = "to draw, from 0 (default: that which divides the text most evenly)"
     add("--layer N", about, type=number(Range(whole=True)))
+    add("--centroids FILE", "moved: python -m examples.clustering draw")
     args = parser.parse_args(arguments)
-    said = {name for name, value in vars(args).items() if value not in (None, False)}
-    given = [name for name in vars(args) if name in said - {"out", "force"}]
     if args.centroids is not None:
-        if extra := [name for name in given if name != "centroids"]:
-            allowed = f"it alone, without --{extra[0]}"
-            parser.error(f"--centroids is {args.centroids}; allowed: {allowed}")
-        return args
+        moved = "python -m examples.clustering draw FILE --out PNG, in the repository"
+        raise bad_option("--centroids", args.centroids, moved, "it has moved")
     for name in ("checkpoint", "text"):
-        if name not in given:
-            parser.error(f"--{name} is missing; allowed: --checkpoint and --text, or --centroids")
+        if getattr(args, name) is None:
+            parser.error(f"--{name} is missing; allowed: a path")
     return args
 
 

@@ -1,6 +1,5 @@
-"""Pictures for a README or a paper: of clusters, of centroids, and of where a reader is right."""
+"""Pictures for a README or a paper: of clusters, and of where a reader is right."""
 
-import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from fairseq_clusterformer.attention.inspect import oldest_key_in_sight
-from fairseq_clusterformer.errors import UserError, bad_option
 
 from .words import Cluster, ClusteredText, DrawnLayer, Item, colour, pattern, visible
 
@@ -23,7 +21,6 @@ MOST_LINES, MOST_COLUMNS = 18, 84
 MOST_ROWS = 12  # clusters in the table; the largest, if there are more
 INK, SOFT, ACCENT = "#1c2733", "#51606f", "#b00020"
 DPI = 100
-COLUMNS, INCH = 10, 0.8  # of images of centroids: in a row, and the size of one
 
 Lines = list[list[tuple[int, str]]]
 
@@ -172,33 +169,6 @@ def _draw_table(
         share = 1 - sum(c.share for c in rows)
         below = f"{others} smaller clusters have the other {share:.0%}. {below}"
     drawing.text(MARGIN, top + HEAD + len(rows) * ROW + 14, below, 17, color=SOFT)
-
-
-def draw_centroids(clusters: Path) -> tuple[Figure, int]:
-    """Draw all centroids of the file that ``fit --out`` wrote, and return their number as well.
-    Dark is high; each image has a scale of its own. Raises UserError for another file, or
-    centroids that are no square images."""
-    from fairseq_clusterformer.clustering.fitted import load_clusters
-
-    try:
-        centroids = load_clusters(clusters).centroids
-    except UserError as error:
-        raise UserError(f"--centroids is {error}") from None
-    num_clusters, width = centroids.shape
-    side = math.isqrt(width)
-    if side * side != width:
-        allowed = "centroids of square images, such as 28 x 28"
-        raise bad_option("--centroids", clusters, allowed, f"they have {width} values each")
-    columns = min(COLUMNS, num_clusters)
-    rows = math.ceil(num_clusters / columns)
-    figure = Figure(figsize=(columns * INCH, rows * INCH))
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes in grid:
-        axes.axis("off")
-    for axes, image in zip(grid, centroids.unflatten(1, (side, side)), strict=False):
-        axes.imshow(image.numpy(), cmap="gray_r", vmin=0, aspect="auto")
-    figure.subplots_adjust(0.005, 0.005, 0.995, 0.995, wspace=0.06, hspace=0.06)
-    return figure, num_clusters
 
 
 def draw_breakdown(tables: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:

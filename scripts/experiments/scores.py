@@ -359,7 +359,7 @@ class ClusteringTask(RecallTask):
         mnist = place.trained_on
         options = {"labels": mnist / f"train-{labels}", "test": mnist / f"t10k-{images}"}
         options |= {"test-labels": mnist / f"t10k-{labels}", **place.run.options}
-        words = ["python", "-m", "fairseq_clusterformer.clustering", "fit"]
+        words = ["python", "-m", "examples.clustering", "fit"]
         return [*words, str(mnist / f"train-{images}"), *options_of(options)]
 
     def read(self, place: Place) -> dict:

@@ -344,13 +344,14 @@ def test_a_model_that_does_not_cluster(loaded, texts):
 
 def test_options_that_do_not_go_together(checkpoint, tmp_path, capsys):
     for line, message in (
-        (["--out", tmp_path], "is missing; allowed: --checkpoint and --text, or --centroids"),
+        (["--out", tmp_path], "--checkpoint is missing; allowed: a path"),
         (["--checkpoint", checkpoint, "--out", tmp_path], "--text is missing; allowed: "),
-        (["--centroids", "c", "--layer", 1, "--out", tmp_path], "allowed: it alone, without"),
     ):
         with pytest.raises(SystemExit):
             main.run(["draw"], list(map(str, line)))
         assert message in capsys.readouterr().err
+    assert main.run(["draw"], ["--centroids", "c.npz", "--out", str(tmp_path)]) == 1
+    assert "it has moved; allowed: python -m examples.clustering draw" in capsys.readouterr().err
 
 
 def test_a_passage_cannot_end_the_script(loaded, tmp_path):

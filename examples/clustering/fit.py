@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from tqdm import tqdm
 
+from fairseq_clusterformer.clustering import NeuralClustering
+from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, fuzzy_clusters
+from fairseq_clusterformer.clustering.kmeans import kmeans
 from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.precision import full_float32
 from fairseq_clusterformer.ranges import Range, strays
 
-from ..precision import full_float32
-from .fitted import Clusters
-from .fuzzy import SIMILARITIES, fuzzy_clusters
-from .kmeans import kmeans
-from .neural import NeuralClustering
+from .clusters import Clusters
 
 
 def _option(default: Any, help: str, *limits: float, **others: Any) -> Any:

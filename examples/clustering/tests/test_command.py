@@ -1,27 +1,28 @@
-"""``python -m fairseq_clusterformer.clustering``, from files to files."""
+"""``python -m examples.clustering``, from files to files."""
 
 import gzip
 import io
 import json
 import re
-import shlex
 import statistics
 import struct
 import sys
 from pathlib import Path
 
+import matplotlib.image
 import numpy as np
 import pytest
 import torch
 
-from fairseq_clusterformer.clustering import __main__ as command
-from fairseq_clusterformer.clustering.__main__ import majority_accuracy
-from fairseq_clusterformer.clustering.fitted import load_clusters
-from fairseq_clusterformer.clustering.matrices import read_labels, read_matrix
+from examples.clustering import __main__ as command
+from examples.clustering.__main__ import majority_accuracy
+from examples.clustering.clusters import Clusters, load_clusters
+from examples.clustering.matrices import read_labels, read_matrix
 from fairseq_clusterformer.errors import UserError
 from tests.conftest import REPO_ROOT
 
 QUICK = "--neural-epochs 4 --neural-batch-size 50 --kmeans-redos 1"
+MOVED = "python -m examples.clustering, in the repository"
 LABELLED = "--labels y.csv --test t.npy --test-labels ty.csv"
 
 
@@ -99,12 +100,15 @@ MISTAKES = {
     f"{FIT} --neural-temperature 0": "--neural-temperature is 0.0; allowed: above 0",
     f"{FIT} --methods neural kmeans --kmeans-redos 0": "--kmeans-redos is 0; allowed: 1 or more",
     "assign x.npy x.npy --out a.npy": "x.npy: not fitted clusters",
+    "draw none.npz --out c.png": "none.npz: no such file",
+    "draw wide.npz --out c.png": "they have 17 values each; allowed: centroids of square",
 }
 
 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_mistakes_are_one_line(line, folder, capsys):
     (folder / "x.npz").write_text("the user's")
+    Clusters(torch.zeros(3, 17), spherical=False).save("wide.npz")
     before = sorted(folder.iterdir())
     assert run(line) == 1
     out, err = capsys.readouterr()
@@ -129,24 +133,31 @@ def test_options_that_do_not_exist_are_refused(folder, capsys):
         assert wrong.split()[0] in capsys.readouterr().err
 
 
-def test_as_a_program(folder, run_cli):
-    name = "fairseq_clusterformer.clustering"
-    words = ["fit", "x.npy", "--num-clusters", "3", "--method", "kmeans", "--labels", "y.csv"]
-    done = run_cli("python", "-m", name, *words, cwd=folder)
-    # With stderr, where faiss would log how it loads; fairseq asks for tensorboardX there.
+@pytest.mark.parametrize(("module", "status"), [("examples", 0), ("fairseq_clusterformer", 1)])
+def test_as_a_program(module, status, folder, run_cli):
+    words = f"fit x.npy --num-clusters 3 --method kmeans --labels y.csv --out {folder}/c.npz"
+    words = words.replace("x.npy", f"{folder}/x.npy").replace("y.csv", f"{folder}/y.csv")
+    name = f"{module}.clustering"
+    done = run_cli("python", "-m", name, *words.split(), cwd=REPO_ROOT, check=False)
+    assert done.returncode == status
     lines = [line for line in done.stdout.splitlines() if "tensorboardX" not in line]
-    assert len(lines) == 3, lines
-    assert lines[2].startswith("| kmeans | 3 |")
+    if status:
+        assert lines == ["clustering any vectors has moved; allowed: " + MOVED]
+    else:
+        assert lines[2].startswith("| kmeans | 3 |")
 
 
-def test_commands_of_the_example_parse():
-    pages = ("examples/clustering/VECTORS.md", "examples/clustering/README.md")
-    text = "".join((REPO_ROOT / page).read_text() for page in pages)
-    blocks = "".join(re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL))
-    lines = [line for line in blocks.replace("\\\n", " ").splitlines() if command.PROGRAM in line]
-    assert len(lines) == 2
-    for line in lines:
-        command.parser().parse_args(shlex.split(line.removeprefix(command.PROGRAM)))
+def test_every_centroid_is_drawn_in_its_place(folder):
+    """Of 13, number k is dark in its pixel k alone."""
+    Clusters(torch.eye(13, 16), spherical=False).save("c.npz")
+    assert run("draw c.npz --out c.png") == 0
+    dark = 1 - matplotlib.image.imread("c.png")[..., 0]
+    assert dark.shape == (160, 800)
+    cells = dark.reshape(2, 80, 10, 80).swapaxes(1, 2).reshape(20, 80, 80)
+    assert cells[13:].max() == 0
+    for k in range(13):
+        rows, columns = np.where(cells[k] > 0.5)
+        assert (int(rows.mean() / 20), int(columns.mean() / 20)) == divmod(k, 4)
 
 
 # Files of matrices and labels

@@ -1,23 +1,25 @@
-"""Fitted clusters: they assign vectors, and are kept in files.
+"""Fitted clusters: they assign vectors, are kept in files, and are drawn.
 
 Shape letters: N vectors, D width, K clusters.
 """
 
+import math
 import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, Similarity, fuzzy_clusters
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.precision import full_float32
 
-from ..precision import full_float32
-from .fuzzy import SIMILARITIES, Similarity, fuzzy_clusters
+COLUMNS, INCH = 10, 0.8  # of a picture of centroids: images beside each other, and a side
 
 
 @dataclass(frozen=True)
@@ -110,3 +112,26 @@ def _problem(arrays: dict[str, np.ndarray]) -> str:
     if str(arrays.get("similarity", "dot")) not in SIMILARITIES:
         return f"similarity is {arrays['similarity']}"
     return ""
+
+
+def draw_centroids(path: Path) -> tuple[Any, int]:
+    """Matplotlib's figure of all centroids of the file that ``fit --out`` wrote, and their number.
+    Raises UserError for another file, or centroids that are no square images."""
+    from matplotlib.figure import Figure
+
+    centroids = load_clusters(path).centroids
+    num_clusters, width = centroids.shape
+    side = math.isqrt(width)
+    if side * side != width:
+        allowed = "centroids of square images, such as 28 x 28"
+        raise bad_option("the file", path, allowed, f"they have {width} values each")
+    columns = min(COLUMNS, num_clusters)
+    rows = math.ceil(num_clusters / columns)
+    figure = Figure(figsize=(columns * INCH, rows * INCH))
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in grid:
+        axes.axis("off")
+    for axes, image in zip(grid, centroids.unflatten(1, (side, side)), strict=False):
+        axes.imshow(image.numpy(), cmap="gray_r", vmin=0, aspect="auto")
+    figure.subplots_adjust(0.005, 0.005, 0.995, 0.995, wspace=0.06, hspace=0.06)
+    return figure, num_clusters

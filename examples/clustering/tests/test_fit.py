@@ -9,10 +9,10 @@ from sklearn.datasets import make_blobs
 from sklearn.metrics import adjusted_rand_score
 from sklearn.metrics.cluster import contingency_matrix
 
-from fairseq_clusterformer.clustering.__main__ import majority_accuracy
-from fairseq_clusterformer.clustering.fit import METHODS, NeuralOptions, SomOptions, fit
-from fairseq_clusterformer.clustering.fitted import load_clusters
-from fairseq_clusterformer.clustering.neural import NeuralClustering
+from examples.clustering.__main__ import majority_accuracy
+from examples.clustering.clusters import load_clusters
+from examples.clustering.fit import METHODS, NeuralOptions, SomOptions, fit
+from fairseq_clusterformer.clustering import NeuralClustering
 from fairseq_clusterformer.errors import UserError
 
 NEURAL = NeuralOptions(epochs=10, batch_size=100)
