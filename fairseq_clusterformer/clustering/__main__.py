@@ -2,7 +2,7 @@
 
 import sys
 
-MOVED = "clustering any vectors has moved; allowed: python -m examples.clustering, in the repository"
+MOVED = "clustering has moved; allowed: python -m examples.clustering, in the repository"
 
 if __name__ == "__main__":
     sys.exit(MOVED)

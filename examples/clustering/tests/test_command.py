@@ -142,7 +142,7 @@ def test_as_a_program(module, status, folder, run_cli):
     assert done.returncode == status
     lines = [line for line in done.stdout.splitlines() if "tensorboardX" not in line]
     if status:
-        assert lines == ["clustering any vectors has moved; allowed: " + MOVED]
+        assert lines == ["clustering has moved; allowed: " + MOVED]
     else:
         assert lines[2].startswith("| kmeans | 3 |")
 
