@@ -63,10 +63,6 @@ class Part:
         """What one token behind the state's may attend to."""
         raise NotImplementedError
 
-    def step_in_one_kernel(self, qkv: QKV) -> Tensor | None:
-        """Values [B, H, 1, E] that one token attends to on a GPU, of the only part; None: by
-        ``look``."""
-
     def for_cpu_step(self, q: Tensor) -> bool:
         """Whether :func:`~fairseq_clusterformer.kernels.cpu.step.step` knows what these queries,
         on a CPU, see of this part; what is kept must have their dtype."""
@@ -104,8 +100,6 @@ def attend_behind(parts: Sequence[Part], qkv: QKV) -> tuple[Tensor, State]:
 
 def _in_one_kernel(parts: Sequence[Part], qkv: QKV) -> Tensor | None:
     """Values [B, H, 1, E] that one token attends to, where a kernel knows all that it sees."""
-    if len(parts) == 1 and (out := parts[0].step_in_one_kernel(qkv)) is not None:
-        return out
     q = qkv.q
     if q.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None

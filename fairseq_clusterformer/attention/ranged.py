@@ -16,10 +16,8 @@ from ..kernels import (
     Layout,
     Own,
     attend_own,
-    chosen,
     joint_attention,
     ranged_attention,
-    triton_kernels,
 )
 from ..kernels.cpu.step import InRings
 from ..precision import at_least_float32
@@ -105,30 +103,6 @@ class RangedKeys(Part):
         if self.near is not None:
             seen.append(self.near.look(self.tokens.before, qkv.biased))
         return seen
-
-    def step_in_one_kernel(self, qkv: QKV) -> Tensor | None:
-        tokens, bias = self.tokens, self.assignment.key_bias
-        simple = self.kind.gap <= 1 and tokens.begins is None and self.assignment.latest is None
-        simple = simple and qkv.k.size(1) == qkv.q.size(1)
-        if not simple or chosen(tokens.impl, qkv.q) != "triton":
-            return None
-        self._open(qkv)
-        numbered = self.kept.is_numbered
-        out, changed = triton_kernels(qkv.q).triton_step(
-            *qkv[:3],
-            self.written if numbered else None,
-            self.read if numbered else None,
-            self.kept.state,
-            num_rings=self.kind.num_rings,
-            key_bias=None if bias is None else bias.expand(-1, -1, self.written.size(2)),
-            own_apart=self.kind.gap > 0,
-            own_bias=qkv.q.new_full((len(qkv.q), 1), self.own_bias) if self.own_bias else None,
-            padding_mask=tokens.padding_mask,
-        )
-        self.kept.state |= changed
-        self.kept.count()
-        self.stored = True
-        return out
 
     def for_cpu_step(self, q: Tensor) -> bool:
         tokens, state = self.tokens, self.state

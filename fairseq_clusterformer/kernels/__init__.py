@@ -13,7 +13,6 @@ what it is asked raises and names one that can. None falls back to another.
 
 import logging
 from functools import cache
-from types import ModuleType
 
 from torch import Tensor
 
@@ -34,7 +33,6 @@ __all__ = [
     "joint_attention",
     "obstacle",
     "ranged_attention",
-    "triton_kernels",
 ]
 
 logger = logging.getLogger(__name__)
@@ -43,15 +41,6 @@ WIDEST = 256
 """Width of the widest head that the Triton kernels are made for."""
 FASTEST = {"cpu": "cpu", "cuda": "triton"}
 """What "auto" takes on a device, unless there is an obstacle."""
-
-
-def triton_kernels(q: Tensor) -> ModuleType:
-    """The Triton kernels for q. They are imported here, since not every machine has Triton. Raises
-    ValueError: Triton is not installed, q is on another device, or its heads are too wide."""
-    chosen("triton", q)
-    from . import triton as kernels
-
-    return kernels
 
 
 def obstacle(impl: str, q: Tensor) -> tuple[str, str] | None:

@@ -27,7 +27,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 from fairseq_clusterformer.kernels.layout import Call, Layout
-from fairseq_clusterformer.kernels.triton import backward, counting_sort, forward, triton_step
+from fairseq_clusterformer.kernels.triton import backward, counting_sort, forward
 
 LENGTH = 96
 launches = []
@@ -54,21 +54,6 @@ def record_attention(dtype: torch.dtype, width: int, everything: bool) -> None:
     call = Call(q, k, v, *options, layout, dropout)
     out, lse, _ = forward(call)
     backward(call, out, lse, out, lse, None)
-
-
-def record_steps() -> None:
-    ring, bias = torch.zeros(2, 2, 2, dtype=torch.long), torch.randn(2, 2, 2)
-    padding = torch.zeros(2, 1, dtype=torch.bool)
-    plain = {"key_bias": None, "own_apart": False, "own_bias": None, "padding_mask": padding}
-    biased = {"own_apart": True, "key_bias": bias, "own_bias": bias[:, :1, 0]}
-    for dtype, rings, room, steps, held, number, options in (
-        (torch.bfloat16, 2, 4096, 2048, {}, None, {"padding_mask": None}),
-        (torch.float32, 10, 8, 3, {"seen": ring.repeat(1, 1, 5)}, ring, biased),
-    ):
-        q, k, v = (torch.randn(2, 6, 1, 64, dtype=dtype) for _ in range(3))
-        held |= {"kept": q.new_zeros(2, 2, rings, 3, room, 128 + ("key_bias" in options))}
-        held |= {"steps": q.new_empty(2, steps, 0)}
-        triton_step(q, k, v, number, number, held, num_rings=5, **plain | options)
 
 
 def compiled(kernel: JITFunction, values: dict, tile: triton.Config | None) -> dict:
@@ -117,8 +102,7 @@ def work(name: str) -> list[str]:
     """One line for each choice of tiles of the launches of that name."""
     of, dtype, width, everything = json.loads(name)
     launches.clear()
-    if of == "steps":
-        record_steps()
+    if of == "sorting":
         counting_sort(torch.zeros(2, 1, LENGTH, dtype=torch.long), 5)
     else:
         record_attention(getattr(torch, dtype), width, everything)
@@ -137,7 +121,7 @@ if __name__ == "__main__":
     if "--all" in sys.argv:
         numbers = ("float32", "float16", "bfloat16")
         jobs = [("all", *rest) for rest in product(numbers, (256, 128, 64), (True, False))]
-    jobs.append(("steps", None, None, None))
+    jobs.append(("sorting", None, None, None))
     with ProcessPoolExecutor(os.cpu_count() if "--all" in sys.argv else 1) as pool:
         for lines in pool.map(work, map(json.dumps, jobs)):
             print("\n".join(lines), flush=True)

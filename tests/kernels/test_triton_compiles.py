@@ -13,7 +13,7 @@ import pytest
 from ..conftest import REPO_ROOT
 
 ATTENTION = {"_forward", "_backward_queries", "_backward_keys"}
-OTHERS = {"_bounds", "_spans", "_count", "_place", "_step", "_join"}
+OTHERS = {"_bounds", "_spans", "_count", "_place"}
 SHARED = 227 * 1024  # bytes that a program may have on Hopper
 
 
@@ -33,7 +33,7 @@ def test_every_kernel_fits_hopper(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert {x["kernel"] for x in found} == ATTENTION | OTHERS
-    assert len(found) > (100 if everything else len(ATTENTION | OTHERS))
+    assert len(found) >= (100 if everything else len(ATTENTION | OTHERS))
     for x in found:
         assert x["local"] <= 64, x
         assert x["shared"] <= SHARED, x

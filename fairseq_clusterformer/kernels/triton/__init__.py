@@ -1,8 +1,7 @@
 """Kernels in Triton: CUDA, or any machine under Triton's interpreter (``TRITON_INTERPRET=1``)."""
 
 from .backward import backward
-from .decode import triton_step
 from .forward import forward
 from .sorting import counting_sort
 
-__all__ = ["backward", "counting_sort", "forward", "triton_step"]
+__all__ = ["backward", "counting_sort", "forward"]
