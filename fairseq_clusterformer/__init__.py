@@ -36,10 +36,10 @@ def load(path, *, device=None, dtype=None, data=None):
     Raises:
         UserError: a file or a folder that is missing, is something else, or does not fit.
     """
-    load_pretrained = import_module(f"{__name__}.inference.pretrained").load
+    load_pretrained = import_module(f"{__name__}.use.base").load
     return load_pretrained(path, device=device, dtype=dtype, data=data)
 
 
 def shipped():
     """Names of the trained models that are installed with this package, for :func:`load`."""
-    return import_module(f"{__name__}.inference.bundle").shipped()
+    return import_module(f"{__name__}.checkpoints.bundle").shipped()

@@ -34,10 +34,10 @@ import torch
 import yaml
 
 import fairseq_clusterformer.plugin  # noqa: F401
+from fairseq_clusterformer.checkpoints.bundle import SHIPPED
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.compat.one_line import report_in_one_line
-from fairseq_clusterformer.inference.bundle import SHIPPED
-from tests.inference.papers import pdf
+from tests.documents.papers import pdf
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 SECONDS = 60  # of a processor that a run may take; ten times as long on a busy machine

@@ -28,7 +28,7 @@ from tests.cli.in_process import QUESTIONS as READER
 from tests.cli.towns import squad
 from tests.conversion.dense import llama
 from tests.data.tokenizers import made
-from tests.inference.commands import run
+from tests.documents.commands import run
 from tests.pages import CONFIGURATIONS, PAGES, ROOT, commands, overrides, parse_fairseq, recipe
 
 #: how the commands begin that cannot run here, and why; test_docs.py parses these, too

@@ -10,8 +10,8 @@ import torch
 from matplotlib.figure import Figure
 from safetensors.torch import save_file
 
+from fairseq_clusterformer.checkpoints.average import write_checkpoint
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.inference.average import write_checkpoint
 from fairseq_clusterformer.outputs import (
     JOURNAL,
     check_output,

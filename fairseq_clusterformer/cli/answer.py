@@ -60,7 +60,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from fairseq_clusterformer.inference.found import Ranking
+    from fairseq_clusterformer.documents.found import Ranking
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -73,8 +73,8 @@ def main(arguments: Sequence[str]) -> int:
 
         check_installed()
 
-    from fairseq_clusterformer.inference.bundle import is_bundle, located, no_file, shipped_for
-    from fairseq_clusterformer.inference.documents import read_sources
+    from fairseq_clusterformer.checkpoints.bundle import is_bundle, located, no_file, shipped_for
+    from fairseq_clusterformer.documents.documents import read_sources
 
     path = args.checkpoint or shipped_for("clusterformer_qa", "reader")
     if not is_bundle(there := located(path)) and not there.is_file():
@@ -86,8 +86,8 @@ def main(arguments: Sequence[str]) -> int:
         check_output("--html", args.html, inputs=inputs, force=args.force)
     how = {"main_text": args.main_text, "report": parser.say}
     sources = read_sources(args.document, args.encoding, **how)
-    from fairseq_clusterformer.inference.load import load_checkpoint
-    from fairseq_clusterformer.inference.read import TASK, Reader
+    from fairseq_clusterformer.checkpoints.load import load_checkpoint
+    from fairseq_clusterformer.documents.read import TASK, Reader
 
     loaded = load_checkpoint(path, data=args.data, task=TASK)
     device = "cpu" if args.cpu else None
@@ -175,7 +175,7 @@ def _print(*texts: str, end: str = "\n") -> None:
 
 def _show(question: str, ranking: "Ranking", page: Callable[[str], None] | None) -> None:
     """Print the best answers, and write the page if one is asked for."""
-    from fairseq_clusterformer.inference.found import confidence
+    from fairseq_clusterformer.documents.found import confidence
 
     if ranking.verdict:
         _print(ranking.verdict, "The best guesses are:" if ranking.answers else "")

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     how = {"force": args.force, "makes_folder": True}
     check_output("--output", args.output, **how | {"force": True})
     done = is_zipfile(args.output) and not args.force  # or refused, when the average is known
-    from fairseq_clusterformer.inference.average import average, write_checkpoint
+    from fairseq_clusterformer.checkpoints.average import average, write_checkpoint
 
     paths = _inputs(args)
     check_output("--output", args.output, inputs=paths, **how | {"force": args.force or done})
@@ -54,8 +54,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _inputs(args: argparse.Namespace) -> list[Path]:
-    from fairseq_clusterformer.inference.average import latest
-    from fairseq_clusterformer.inference.bundle import is_bundle, located
+    from fairseq_clusterformer.checkpoints.average import latest
+    from fairseq_clusterformer.checkpoints.bundle import is_bundle, located
 
     numbered = "--num-epoch-checkpoints or --num-update-checkpoints"
     by_update = args.num_update_checkpoints is not None

@@ -36,10 +36,10 @@ def main(arguments: Sequence[str]) -> int:
 
     from omegaconf import OmegaConf
 
-    from fairseq_clusterformer.inference import CLASSES
-    from fairseq_clusterformer.inference.bundle import CARD, check_out, is_bundle, write_bundle
-    from fairseq_clusterformer.inference.found import Weights
-    from fairseq_clusterformer.inference.load import load_checkpoint
+    from fairseq_clusterformer.checkpoints.bundle import CARD, check_out, is_bundle, write_bundle
+    from fairseq_clusterformer.checkpoints.load import load_checkpoint
+    from fairseq_clusterformer.documents.found import Weights
+    from fairseq_clusterformer.use import CLASSES
 
     check_out(args.out, args.force, [args.checkpoint], early=True)
     done = is_bundle(args.out) and not args.force

@@ -20,7 +20,7 @@ from fairseq_clusterformer.errors import UserError
 from .common import Parser, add_model, harmless, input_lines
 
 if TYPE_CHECKING:
-    from fairseq_clusterformer.inference.classify import Classification
+    from fairseq_clusterformer.use.classify import Classification
 
 Texts = tuple[str, ...]  # one text, or the two of a pair
 
@@ -37,8 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     lines = input_lines(parser, args.texts, args.input)
 
-    from fairseq_clusterformer.inference.classify import Classifier
-    from fairseq_clusterformer.inference.load import load_checkpoint
+    from fairseq_clusterformer.checkpoints.load import load_checkpoint
+    from fairseq_clusterformer.use.classify import Classifier
 
     loaded = load_checkpoint(args.checkpoint, data=args.data, task="clusterformer_sentence")
     classifier = Classifier(loaded, device="cpu" if args.cpu else None)

@@ -95,6 +95,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from tqdm import tqdm
 
+    from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.conversion import as_checkpoint, is_folder
     from fairseq_clusterformer.conversion.batches import (
         batches_of_split,
@@ -105,7 +106,6 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.conversion.convert import TASKS, check, convert
     from fairseq_clusterformer.conversion.reading import kept_beside
     from fairseq_clusterformer.conversion.write import check_out, fine_tuning, write
-    from fairseq_clusterformer.inference.load import load_checkpoint
 
     check_out(args.out, args.force)
     with as_checkpoint(args.checkpoint, args.data) as (checkpoint, data):

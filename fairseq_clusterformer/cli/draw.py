@@ -67,7 +67,7 @@ def _clusters(args: argparse.Namespace) -> tuple:
     """Matplotlib's figure of one layer, this layer's name, and the page of all layers."""
     from fairseq.models import FairseqLanguageModel
 
-    from fairseq_clusterformer.inference.load import load_checkpoint
+    from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
     from fairseq_clusterformer.visual import document, figure, language_model, pages
 

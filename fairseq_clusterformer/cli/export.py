@@ -39,8 +39,8 @@ def main(arguments: Sequence[str]) -> int:
             from fairseq_clusterformer.hf import folder
         except ImportError as error:
             raise UserError(str(error)) from None
-        from fairseq_clusterformer.inference import CLASSES
-        from fairseq_clusterformer.inference.load import load_checkpoint
+        from fairseq_clusterformer.checkpoints.load import load_checkpoint
+        from fairseq_clusterformer.use import CLASSES
 
         folder.check_out(args.out, args.force, [args.checkpoint], early=True)
         loaded = load_checkpoint(

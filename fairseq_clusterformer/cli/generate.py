@@ -37,8 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     given = [] if args.prompt is None else [args.prompt]
     prompt = "\n".join(input_lines(parser, given, args.input))
 
-    from fairseq_clusterformer.inference.language_model import LanguageModel
-    from fairseq_clusterformer.inference.load import load_checkpoint
+    from fairseq_clusterformer.checkpoints.load import load_checkpoint
+    from fairseq_clusterformer.use.language_model import LanguageModel
 
     loaded = load_checkpoint(args.checkpoint, data=args.data, task="language_modeling")
     model = LanguageModel(loaded, device="cpu" if args.cpu else None)

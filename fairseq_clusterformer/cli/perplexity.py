@@ -59,10 +59,10 @@ def main(arguments: Sequence[str]) -> int:
 
     from tqdm import tqdm
 
-    from fairseq_clusterformer.inference import perplexity
-    from fairseq_clusterformer.inference.breakdown import Breakdown
-    from fairseq_clusterformer.inference.language_model import LanguageModel
-    from fairseq_clusterformer.inference.load import load_checkpoint
+    from fairseq_clusterformer.checkpoints.load import load_checkpoint
+    from fairseq_clusterformer.use import perplexity
+    from fairseq_clusterformer.use.breakdown import Breakdown
+    from fairseq_clusterformer.use.language_model import LanguageModel
 
     length = args.tokens_per_sample
     overrides = {"tokens_per_sample": length} if length else {}

@@ -36,11 +36,11 @@ def main(arguments: Sequence[str]) -> int:
     if not args.sentence.strip():
         raise bad_option("sentence", "empty", "a text")
     check_encoder(args.encoder)
-    from fairseq_clusterformer.inference.documents import read_sources
-    from fairseq_clusterformer.inference.index import Encodings
-    from fairseq_clusterformer.inference.pretrained import device_of
-    from fairseq_clusterformer.inference.retrieval import Passages
-    from fairseq_clusterformer.inference.sentences import SentenceEncoder
+    from fairseq_clusterformer.documents.documents import read_sources
+    from fairseq_clusterformer.documents.index import Encodings
+    from fairseq_clusterformer.documents.retrieval import Passages
+    from fairseq_clusterformer.documents.sentences import SentenceEncoder
+    from fairseq_clusterformer.use.base import device_of
 
     sources = read_sources(args.document, args.encoding, report=parser.say)
     encoder = SentenceEncoder(args.encoder, device_of("cpu" if args.cpu else None))

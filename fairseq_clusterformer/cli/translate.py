@@ -19,7 +19,7 @@ from fairseq_clusterformer.ranges import LENGTH_PENALTY
 from .common import Parser, add_model, harmless, input_lines, number
 
 if TYPE_CHECKING:
-    from fairseq_clusterformer.inference.translate import Translator
+    from fairseq_clusterformer.use.translate import Translator
 
 
 def add_translator(parser: Parser) -> None:
@@ -35,8 +35,8 @@ def add_translator(parser: Parser) -> None:
 
 def load_translator(args: argparse.Namespace) -> "Translator":
     """The models of a command line, checked for the languages in it."""
-    from fairseq_clusterformer.inference.load import load_checkpoint
-    from fairseq_clusterformer.inference.translate import Translator
+    from fairseq_clusterformer.checkpoints.load import load_checkpoint
+    from fairseq_clusterformer.use.translate import Translator
 
     models = [load_checkpoint(p, data=args.data, task="translation") for p in args.checkpoint]
     translator = Translator(*models, device="cpu" if args.cpu else None)
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"--nbest is {args.nbest}; allowed: --beam, which is {args.beam}, or less")
     lines = list(input_lines(parser, args.sentences, args.input))
     translator = load_translator(args)
-    from fairseq_clusterformer.inference.translate import capitalize
+    from fairseq_clusterformer.use.translate import capitalize
 
     found = translator.hypotheses(
         lines, beam=args.beam, lenpen=args.lenpen, nbest=args.nbest, batch_size=args.batch_size

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fairseq_clusterformer.checkpoints.bundle import is_bundle, write_bundle
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.inference.bundle import is_bundle, write_bundle
 
 
 def is_folder(path: Path) -> bool:
@@ -36,7 +36,7 @@ def as_bundle(folder: Path, out: Path, *, dtype: str = "float32", force: bool = 
 
     Args:
         folder: that ``save_pretrained`` wrote.
-        out, dtype, force: as of :func:`~fairseq_clusterformer.inference.bundle.write_bundle`.
+        out, dtype, force: as of :func:`~fairseq_clusterformer.checkpoints.bundle.write_bundle`.
     """
     try:
         from fairseq_clusterformer.hf import no_progress_bars

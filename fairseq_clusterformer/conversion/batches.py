@@ -14,12 +14,12 @@ from fairseq.data import FairseqDataset, LanguagePairDataset
 from fairseq.data.data_utils import collate_tokens
 from torch import Tensor
 
+from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.inference.load import Loaded
-from fairseq_clusterformer.inference.perplexity import text_blocks
+from fairseq_clusterformer.use.perplexity import text_blocks
 
 from .reading import Inputs
 

@@ -10,8 +10,8 @@ from fairseq import tasks
 
 from fairseq_clusterformer.attention.spec import parse_attention
 from fairseq_clusterformer.attention.taught import Taught
+from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.inference.load import Loaded, reason_of
 
 from .heads import Mass, head_mass, kinds_for, order_of_heads
 from .layers import Fitting, fit_layers

@@ -17,11 +17,11 @@ from omegaconf import OmegaConf
 from safetensors import safe_open
 from transformers import AutoConfig
 
+from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.hf.configuration import ClusterformerConfig, build_model
-from fairseq_clusterformer.inference.load import Loaded, reason_of
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.pretrained import FAMILIES as ENCODERS

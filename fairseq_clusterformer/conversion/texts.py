@@ -9,10 +9,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from fairseq_clusterformer.checkpoints.bundle import CHAT_FILES
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
 from fairseq_clusterformer.data.text import TARGETS_OWN, VOCABULARIES, TextPipeline
-from fairseq_clusterformer.inference.bundle import CHAT_FILES
 
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 

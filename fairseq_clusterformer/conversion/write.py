@@ -12,9 +12,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 import fairseq_clusterformer
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.inference.average import write_checkpoint
-from fairseq_clusterformer.inference.bundle import copy_data, is_bundle
-from fairseq_clusterformer.inference.load import Loaded
+from fairseq_clusterformer.checkpoints.average import write_checkpoint
+from fairseq_clusterformer.checkpoints.bundle import copy_data, is_bundle
+from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.outputs import check_new, whole_folder
 
 from .convert import Converted

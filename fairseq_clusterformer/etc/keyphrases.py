@@ -14,10 +14,10 @@ from fairseq.tasks import register_task
 from fairseq.utils import move_to_cuda
 from torch import Tensor
 
+from fairseq_clusterformer.checkpoints import Loaded
 from fairseq_clusterformer.criterions.clustering_losses import SummedLogs
 from fairseq_clusterformer.data.stored import shard_of
 from fairseq_clusterformer.errors import UserError, refused
-from fairseq_clusterformer.inference import Loaded
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.tasks.own_models import DataOptions, OwnModels
 

@@ -7,12 +7,12 @@ import torch
 from fairseq.utils import apply_to_sample
 from torch import Tensor
 
+from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.corpora.question_answering.records import Unusable
 from fairseq_clusterformer.data.subwords import load_prepared
 from fairseq_clusterformer.data.words import sentences as sentences_in
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.inference.load import Loaded
-from fairseq_clusterformer.inference.pretrained import MaskedLanguageModel, Pretrained
+from fairseq_clusterformer.use.base import MaskedLanguageModel, Pretrained
 
 from .keyphrases import best_keyphrases
 from .openkp import VISUAL, PageRecord, page_record

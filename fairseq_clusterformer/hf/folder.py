@@ -30,12 +30,7 @@ from transformers import (
 )
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.corpora.classification.build import RECORD as WORDS
-from fairseq_clusterformer.data.coding import TextCoding
-from fairseq_clusterformer.data.subwords import TOKENIZER
-from fairseq_clusterformer.data.unicode import FORM, READ_FORM, form_of
-from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.inference.bundle import (
+from fairseq_clusterformer.checkpoints.bundle import (
     CARD,
     DTYPES,
     RECORD,
@@ -45,9 +40,14 @@ from fairseq_clusterformer.inference.bundle import (
     plain_options,
     write_bundle,
 )
-from fairseq_clusterformer.inference.load import Loaded, reason_of
-from fairseq_clusterformer.inference.perplexity import begin_of
+from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
+from fairseq_clusterformer.corpora.classification.build import RECORD as WORDS
+from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.data.subwords import TOKENIZER
+from fairseq_clusterformer.data.unicode import FORM, READ_FORM, form_of
+from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import check_new, whole_folder
+from fairseq_clusterformer.use.perplexity import begin_of
 
 from . import renumbered
 from .bert import as_bert, is_bert, longest
@@ -106,7 +106,7 @@ def export(
 
     Args:
         card: text of the model's card, in Markdown; None: the bundle's, if it is one.
-        out, dtype, force: as of :func:`~fairseq_clusterformer.inference.bundle.write_bundle`.
+        out, dtype, force: as of :func:`~fairseq_clusterformer.checkpoints.bundle.write_bundle`.
     """
     out = Path(out)
     if dtype not in DTYPES:
@@ -320,7 +320,7 @@ def back(
 
     Args:
         folder: by :func:`export`, or ``save_pretrained`` of a model and its tokenizer.
-        out, dtype, force: as of :func:`~fairseq_clusterformer.inference.bundle.write_bundle`.
+        out, dtype, force: as of :func:`~fairseq_clusterformer.checkpoints.bundle.write_bundle`.
     """
     folder = Path(folder)
     allowed = "a folder that clusterformer export or save_pretrained wrote"

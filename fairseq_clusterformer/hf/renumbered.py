@@ -14,9 +14,9 @@ from fairseq.data import Dictionary
 from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
+from fairseq_clusterformer.checkpoints.bundle import CHAT_FILES
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
-from fairseq_clusterformer.inference.bundle import CHAT_FILES
 
 from .fast import Form
 

@@ -22,7 +22,7 @@ from fairseq_clusterformer.data.subwords import GPT2_FILES
 from fairseq_clusterformer.data.text import TARGETS_OWN, TextPipeline
 from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import reading
-from fairseq_clusterformer.inference.perplexity import begin_of
+from fairseq_clusterformer.use.perplexity import begin_of
 
 from .fast import FORMS, fast
 

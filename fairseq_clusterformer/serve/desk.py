@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from fairseq_clusterformer.errors import bad_option
 
-from ..inference.documents import Source, uploaded_source
-from ..inference.found import FoundAnswer, Ranking, confidence
-from ..inference.read import Reader
-from ..inference.retrieval import Passages
-from ..inference.sections import Section
+from ..documents.documents import Source, uploaded_source
+from ..documents.found import FoundAnswer, Ranking, confidence
+from ..documents.read import Reader
+from ..documents.retrieval import Passages
+from ..documents.sections import Section
 
 AROUND = 250  # characters of a passage on either side of an answer
 MOST_CHARACTERS = 50_000_000  # of all documents

@@ -11,10 +11,10 @@ from pathlib import Path
 import regex
 from matplotlib.figure import Figure
 
+from fairseq_clusterformer.checkpoints.load import Loaded
+from fairseq_clusterformer.documents.documents import read_source
+from fairseq_clusterformer.documents.read import Reader, Section
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.inference.documents import read_source
-from fairseq_clusterformer.inference.load import Loaded
-from fairseq_clusterformer.inference.read import Reader, Section
 
 from .figure import INK, MARGIN, ROW, SOFT, WIDTH, Drawing
 from .language_model import describe_model

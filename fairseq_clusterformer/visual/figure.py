@@ -173,7 +173,7 @@ def _draw_table(
 
 def draw_breakdown(tables: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
     """Bars of exact match and F1, in per cent, for the rows of each table of
-    :func:`~fairseq_clusterformer.inference.evaluate.breakdown`, and how many questions they have.
+    :func:`~fairseq_clusterformer.use.evaluate.breakdown`, and how many questions they have.
     """
     figure = Figure(figsize=(16, 5), dpi=DPI, layout="constrained")
     for axes, (title, rows) in zip(figure.subplots(1, len(tables)), tables.items(), strict=True):

@@ -8,9 +8,9 @@ from fairseq.data import indexed_dataset
 from torch import Tensor
 
 from fairseq_clusterformer.attention.inspect import token_clusters
+from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.inference.load import Loaded
 
 from .words import ClusteredText, DrawnLayer, describe, word_endings, word_pairs
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jinja2
 
-from ..inference.found import WORD, FoundAnswer, Ranking, SectionRead, confidence
+from ..documents.found import WORD, FoundAnswer, Ranking, SectionRead, confidence
 from .words import ClusteredText, DrawnLayer, css, visible
 
 MOST_ROWS = 24  # clusters in a table; the largest, if there are more

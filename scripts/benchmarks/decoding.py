@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 import fairseq_clusterformer.hf  # noqa: F401  hides a torchaudio that does not load
-from fairseq_clusterformer.inference.language_model import LanguageModel
-from fairseq_clusterformer.inference.load import load_checkpoint
+from fairseq_clusterformer.checkpoints.load import load_checkpoint
+from fairseq_clusterformer.use.language_model import LanguageModel
 from scripts.benchmarks import common
 
 COLUMNS = common.columns(

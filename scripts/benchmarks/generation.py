@@ -24,8 +24,8 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.transformer import TransformerModel
 from torch import Tensor, nn
 
+from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.compat import silence_known_warnings
-from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.models.clusterformer import ClusterformerModel
 from scripts.benchmarks import common
 

@@ -154,10 +154,10 @@ def run_demo(out: Path, minutes: float, context: int) -> None:
 def far_names(folder: Path, data: Path, context: int) -> float | None:
     """Bits per letter of rare names that stood last an eighth of the context back or more; None:
     there is none."""
-    from fairseq_clusterformer.inference import perplexity
-    from fairseq_clusterformer.inference.breakdown import Breakdown
-    from fairseq_clusterformer.inference.language_model import LanguageModel
-    from fairseq_clusterformer.inference.load import load_checkpoint
+    from fairseq_clusterformer.checkpoints.load import load_checkpoint
+    from fairseq_clusterformer.use import perplexity
+    from fairseq_clusterformer.use.breakdown import Breakdown
+    from fairseq_clusterformer.use.language_model import LanguageModel
 
     loaded = load_checkpoint(folder / "checkpoint_last.pt", data=data)
     language = LanguageModel(loaded, device="cpu")

@@ -23,16 +23,16 @@ from pathlib import Path
 
 from torch import nn
 
+from fairseq_clusterformer.checkpoints.load import Loaded, load_checkpoint
 from fairseq_clusterformer.cli.common import Parser, check_file, whole_number
 from fairseq_clusterformer.conversion import as_checkpoint
 from fairseq_clusterformer.conversion.convert import rebuilt
 from fairseq_clusterformer.conversion.model import attentions
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.inference.breakdown import POSITION, REPEATS, Breakdown
-from fairseq_clusterformer.inference.language_model import LanguageModel
-from fairseq_clusterformer.inference.load import Loaded, load_checkpoint
-from fairseq_clusterformer.inference.perplexity import compare, text_blocks
 from fairseq_clusterformer.outputs import write_aside
+from fairseq_clusterformer.use.breakdown import POSITION, REPEATS, Breakdown
+from fairseq_clusterformer.use.language_model import LanguageModel
+from fairseq_clusterformer.use.perplexity import compare, text_blocks
 from scripts.experiments.rivals import RIVALS, Sight, rival
 
 FILLER = (

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli.common import Parser, check_file, whole_number
 from fairseq_clusterformer.conversion import as_checkpoint
 from fairseq_clusterformer.conversion.convert import rebuilt
 from fairseq_clusterformer.conversion.model import attentions
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.outputs import write_aside
 
 #: states [N - 2, D] of a text, int64 [N], whose first and last token, which frame it, have none

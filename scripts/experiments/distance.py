@@ -178,9 +178,9 @@ def _write(
 
 def exact_match(checkpoint: Path, data: Path) -> dict[str, float]:
     """Percent of test's questions that are answered exactly, by the distance in their ids."""
-    from fairseq_clusterformer.inference.evaluate import predict
-    from fairseq_clusterformer.inference.load import load_checkpoint
+    from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.metrics import answers
+    from fairseq_clusterformer.use.evaluate import predict
 
     options = {"data": data, "task": "clusterformer_qa", "max_positions_inference": 0}
     loaded = load_checkpoint(checkpoint, option="CHECKPOINT", **options)

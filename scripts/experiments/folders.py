@@ -35,7 +35,7 @@ import numpy as np
 from scipy.stats import binom
 
 from fairseq_clusterformer.cli.common import Parser, whole_number
-from fairseq_clusterformer.inference.found import FEATURES, Weights
+from fairseq_clusterformer.documents.found import FEATURES, Weights
 from fairseq_clusterformer.metrics.answers import exact_match, f1
 from scripts.experiments.reader_data import DIVIDED, part_of, read
 
@@ -111,8 +111,8 @@ def _draw(articles: dict, titles: list[str], most: int, draw: random.Random) -> 
 
 def ask(args: Namespace) -> None:
     """Keep the best answers to each question of some folders."""
-    from fairseq_clusterformer.inference.load import load_checkpoint
-    from fairseq_clusterformer.inference.read import Reader
+    from fairseq_clusterformer.checkpoints.load import load_checkpoint
+    from fairseq_clusterformer.documents.read import Reader
 
     more = {"index": args.index, "encoder": args.encoder, "device": "cpu", "dtype": args.dtype}
     reader = Reader(load_checkpoint(args.checkpoint, data=args.data), **more)

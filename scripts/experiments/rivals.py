@@ -17,11 +17,11 @@ from torch import Tensor
 
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.heads import Projected
+from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.clustering.kmeans import kmeans
 from fairseq_clusterformer.conversion.convert import rebuilt
 from fairseq_clusterformer.conversion.model import attentions
-from fairseq_clusterformer.inference.load import Loaded
 from fairseq_clusterformer.models.attention import SelfAttention
 
 BLOCK = 256  # queries at once

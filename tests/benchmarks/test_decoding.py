@@ -12,7 +12,7 @@ pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
 from scripts.benchmarks import common, decoding  # noqa: E402
 from tests.conversion.dense import TEXT, llama  # noqa: E402
-from tests.inference.commands import run  # noqa: E402
+from tests.documents.commands import run  # noqa: E402
 
 
 @pytest.fixture(scope="module")

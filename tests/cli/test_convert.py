@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fairseq_clusterformer
+from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.conversion import layers, reading
 from fairseq_clusterformer.conversion.fit import calibrate, fit
 from fairseq_clusterformer.conversion.model import target_of
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.inference.load import load_checkpoint
 from tests.cli.in_process import (
     CLASSIFICATION,
     CLUSTERFORMER,
@@ -30,7 +30,7 @@ from tests.cli.in_process import (
     train,
     trained,
 )
-from tests.inference.commands import error
+from tests.documents.commands import error
 
 TAUGHT = "window(8)+taught(window=8,clusters=4,gap=8)"
 WIDE = "taught(window=64,clusters=2,gap=64)+window(200)"  # wider than any text here

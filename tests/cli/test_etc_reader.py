@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.data.qa import QAData
+from fairseq_clusterformer.documents.documents import text_source
+from fairseq_clusterformer.documents.read import Reader
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.etc.global_tokens import OF_PARAGRAPH, OF_SENTENCE
 from fairseq_clusterformer.etc.reader import ETCReaderEncoder
-from fairseq_clusterformer.inference.documents import text_source
-from fairseq_clusterformer.inference.load import load_checkpoint
-from fairseq_clusterformer.inference.read import Reader
 from fairseq_clusterformer.metrics import hotpotqa
 from tests.cli.in_process import Run, train, validate
 from tests.cli.tasks import ETC_READER

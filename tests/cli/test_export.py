@@ -22,10 +22,10 @@ from transformers import (  # noqa: E402
 )
 
 import fairseq_clusterformer  # noqa: E402
-from fairseq_clusterformer.inference.bundle import SHIPPED  # noqa: E402
-from fairseq_clusterformer.inference.load import load_checkpoint  # noqa: E402
-from fairseq_clusterformer.inference.perplexity import in_one_pass, split_blocks  # noqa: E402
+from fairseq_clusterformer.checkpoints.bundle import SHIPPED  # noqa: E402
+from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
 from fairseq_clusterformer.models.options import defaults_of  # noqa: E402
+from fairseq_clusterformer.use.perplexity import in_one_pass, split_blocks  # noqa: E402
 from tests.cli.in_process import (  # noqa: E402
     CLASSIFICATION,
     CLUSTERFORMER,
@@ -34,7 +34,7 @@ from tests.cli.in_process import (  # noqa: E402
     train,
 )
 from tests.cli.towns import squad, towns_data, towns_reader  # noqa: E402, F401  fixtures
-from tests.inference.commands import error, run, usage_error  # noqa: E402
+from tests.documents.commands import error, run, usage_error  # noqa: E402
 
 TRANSLATOR = "multi30k-de-en"
 GERMAN = [

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import fairseq_clusterformer
-from fairseq_clusterformer.inference.documents import text_source
+from fairseq_clusterformer.documents.documents import text_source
 from fairseq_clusterformer.models.pretrained import load_pretrained
 from tests.cli.in_process import train
-from tests.inference.commands import run
+from tests.documents.commands import run
 from tests.models.bert import folder_of
 
 LINE = (

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.inference.documents import text_source
-from fairseq_clusterformer.inference.load import load_checkpoint
-from fairseq_clusterformer.inference.read import Reader
+from fairseq_clusterformer.documents.documents import text_source
+from fairseq_clusterformer.documents.read import Reader
 from tests.cli.in_process import HERE, train
 
 COMMON = (

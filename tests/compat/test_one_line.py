@@ -144,7 +144,7 @@ def test_ctrl_c_in_several_processes(byte_data, tmp_path):
     assert not (last.parent / ".training").exists()
 
 
-@pytest.mark.parametrize("name", ["plugin", "inference.read"])
+@pytest.mark.parametrize("name", ["plugin", "documents.read"])
 def test_python_s_root_logger_stays_as_it_was(name, run_cli):
     imported = f"import logging, fairseq_clusterformer.{name}"
     shown = "print(logging.root.level, logging.root.handlers)"

@@ -20,10 +20,10 @@ from transformers import (  # noqa: E402
 )
 
 import fairseq_clusterformer  # noqa: E402
+from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
 from fairseq_clusterformer.conversion.batches import batches_of_text  # noqa: E402
-from fairseq_clusterformer.inference.load import load_checkpoint  # noqa: E402
 from tests.conversion.dense import ENGLISH, GERMAN, MAKERS, TEXT  # noqa: E402
-from tests.inference.commands import error, run  # noqa: E402
+from tests.documents.commands import error, run  # noqa: E402
 from tests.models.bert import folder_of  # noqa: E402
 
 

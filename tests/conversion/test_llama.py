@@ -13,11 +13,11 @@ from tokenizers import Tokenizer  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 import fairseq_clusterformer  # noqa: E402
+from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
 from fairseq_clusterformer.conversion import dense  # noqa: E402
 from fairseq_clusterformer.conversion.dense import read_dense  # noqa: E402
-from fairseq_clusterformer.inference.load import load_checkpoint  # noqa: E402
 from tests.conversion.dense import LLAMAS, TEXT  # noqa: E402
-from tests.inference.commands import error, run  # noqa: E402
+from tests.documents.commands import error, run  # noqa: E402
 
 PROMPT = "The small cat é ran,\ntold on </s> and ☺ away from the mat. A dog sat on it."
 BEGINS_BY_BOS = ("llama", "mistral")

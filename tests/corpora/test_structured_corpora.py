@@ -18,7 +18,7 @@ from fairseq_clusterformer.corpora.question_answering.records import (
 from fairseq_clusterformer.corpora.question_answering.squad import own_questions
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.inference.evaluate import _facts
+from fairseq_clusterformer.use.evaluate import _facts
 
 STORY = """1 Mary moved to the hall.
 2 John went to the garden.

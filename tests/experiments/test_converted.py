@@ -9,12 +9,12 @@ import torch
 pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
 from fairseq_clusterformer.attention.inspect import tokens_seen  # noqa: E402
-from fairseq_clusterformer.inference.language_model import LanguageModel  # noqa: E402
-from fairseq_clusterformer.inference.load import load_checkpoint  # noqa: E402
+from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
+from fairseq_clusterformer.use.language_model import LanguageModel  # noqa: E402
 from scripts.experiments import converted  # noqa: E402
 from scripts.experiments.rivals import RIVALS  # noqa: E402
 from tests.conversion.dense import TEXT, llama  # noqa: E402
-from tests.inference.commands import run  # noqa: E402
+from tests.documents.commands import run  # noqa: E402
 
 SEES_ALL = "taught(window=128,clusters=1,gap=0)"
 FEW = "taught(window=4,clusters=4,probes=2,gap=8,sinks=2)"

@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
-from fairseq_clusterformer.inference.found import FEATURES, Weights
-from fairseq_clusterformer.inference.read import Reader
+from fairseq_clusterformer.documents.found import FEATURES, Weights
+from fairseq_clusterformer.documents.read import Reader
 from scripts.experiments import folders
 from scripts.experiments.reader_data import DIVIDED, part_of
 from tests.cli.towns import towns_data, towns_reader  # noqa: F401  fixtures

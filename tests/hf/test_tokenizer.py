@@ -15,8 +15,8 @@ from transformers import AutoTokenizer, TextStreamer  # noqa: E402
 from fairseq_clusterformer.data.coding import TextCoding  # noqa: E402
 from fairseq_clusterformer.hf import ClusterformerTokenizer  # noqa: E402
 from fairseq_clusterformer.hf.folder import tokenizer_of  # noqa: E402
+from tests.documents.commands import run  # noqa: E402
 from tests.hf.small import config  # noqa: E402
-from tests.inference.commands import run  # noqa: E402
 
 LINES = ["The small cat sat on the mat .", "A dog ran away from the cat .", ""]
 EOS = 2

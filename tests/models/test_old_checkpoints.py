@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.attention.kind import Kind
-from fairseq_clusterformer.inference.load import load_checkpoint
+from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from tests.conftest import REPO_ROOT
 
 STORED = REPO_ROOT / "tests" / "checkpoints"

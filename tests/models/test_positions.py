@@ -6,11 +6,11 @@ import pytest
 import torch
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 
-from fairseq_clusterformer.inference.perplexity import as_one_text
 from fairseq_clusterformer.models import options as attention_options
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModel
 from fairseq_clusterformer.models.decoding import DecoderState, decode
 from fairseq_clusterformer.models.options import POSITIONS
+from fairseq_clusterformer.use.perplexity import as_one_text
 from tests.models.small import letters, make_lm
 
 LENGTHS = (9, 1, 7)

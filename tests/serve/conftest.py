@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_clusterformer.inference.load import load_checkpoint
-from fairseq_clusterformer.inference.read import Reader
+from fairseq_clusterformer.checkpoints.load import load_checkpoint
+from fairseq_clusterformer.documents.read import Reader
 from fairseq_clusterformer.serve import Desk
 from tests.cli.towns import towns_data, towns_reader  # noqa: F401  fixtures
 

@@ -19,12 +19,12 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from fairseq_clusterformer import serve as serving
-from fairseq_clusterformer.inference.documents import Source, text_source
+from fairseq_clusterformer.documents.documents import Source, text_source
 from fairseq_clusterformer.serve import Desk
 from fairseq_clusterformer.serve import desk as desks
 from fairseq_clusterformer.serve.app import PAGE, build_app, is_loopback
-from tests.inference.commands import error, usage_error
-from tests.inference.papers import pdf
+from tests.documents.commands import error, usage_error
+from tests.documents.papers import pdf
 
 LIMIT = 20_000
 ASKED = "Who rules Bree?"
@@ -326,7 +326,7 @@ class TestCommand:
 
     def test_it_serves(self, towns_reader, tmp_path, served, capsys):
         """The documents of the command line, at this computer alone."""
-        from tests.inference.commands import run
+        from tests.documents.commands import run
 
         (tmp_path / "a.txt").write_text(TOWNS)
         with socket.create_server(("127.0.0.1", 0)) as free:

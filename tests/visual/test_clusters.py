@@ -16,11 +16,11 @@ from torch import nn
 
 from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.attention.inspect import oldest_key_in_sight, token_clusters
+from fairseq_clusterformer.checkpoints.load import Loaded, load_checkpoint
 from fairseq_clusterformer.cli import main
 from fairseq_clusterformer.cli.prepare import lm as prepare_lm
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.inference.load import Loaded, load_checkpoint
 from fairseq_clusterformer.visual import pages
 from fairseq_clusterformer.visual.figure import draw_passage, example, save, wrapped
 from fairseq_clusterformer.visual.language_model import encode_file, read_clusters, shown_tokens

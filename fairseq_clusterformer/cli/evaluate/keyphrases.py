@@ -26,8 +26,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add("--batch-size N", "pages at once", default=8)
     add_force(parser)
     args = parser.parse_args(arguments)
+    from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.etc.keyphrases import mean_scores, split_keyphrases
-    from fairseq_clusterformer.inference.load import load_checkpoint
 
     loaded = load_checkpoint(args.checkpoint, data=args.data, task="etc_keyphrases")
     how = {"inputs": [loaded.path, loaded.folder], "force": args.force}

@@ -59,8 +59,8 @@ def _corpus(folder: Path) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     args = _parser().parse_args(arguments)
-    from fairseq_clusterformer.inference.evaluate import breakdown, predict, score
-    from fairseq_clusterformer.inference.load import load_checkpoint
+    from fairseq_clusterformer.checkpoints.load import load_checkpoint
+    from fairseq_clusterformer.use.evaluate import breakdown, predict, score
 
     options = {name: vars(args)[name] for name in _OPTIONS if vars(args)[name] is not None}
     how = {"data": args.data, "task": "clusterformer_qa", **options}

@@ -28,7 +28,7 @@ from ..common import Parser, add_force, check_files, inputs_of, read_lines
 from ..translate import add_translator, load_translator
 
 if TYPE_CHECKING:
-    from fairseq_clusterformer.inference.translate import Translator
+    from fairseq_clusterformer.use.translate import Translator
 
 
 def _parser() -> Parser:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     if args.json is not None:
         check_output("--json", args.json, **how)
     translator = load_translator(args)
-    from fairseq_clusterformer.inference.bleu import score, table
+    from fairseq_clusterformer.use.bleu import score, table
 
     source, target, text = translator.source, translator.target, translator.text
     references, raw = _raw_references(translator, args)

@@ -1,0 +1,319 @@
+"""A bundle: one folder with all that a model needs, without pickle.
+
+``bundle.json``        its format, its files, the options of the training, and what made it
+``model.safetensors``  parameters and buffers; a tensor that has several names is in it once. In
+                       int8, a matrix NAME has whole numbers, and NAME:scale a factor for each row
+``MODEL_CARD.md``      if one was given: what the model is, of what data, and how good
+``calibration.json``   of a reader, if one was given: how often it is right
+and the dictionaries, the subword model and the recipe of the data folder that it stands for
+"""
+
+import json
+import re
+import shutil
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from fairseq.dataclass import configs
+from omegaconf import OmegaConf
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fairseq_clusterformer import __version__
+from fairseq_clusterformer.checkpoints import Loaded
+from fairseq_clusterformer.data import RECORD
+from fairseq_clusterformer.errors import UserError, bad_option, reading
+from fairseq_clusterformer.outputs import check_new, whole_folder
+
+FORMAT = 1
+MARK = "bundle.json"
+WEIGHTS = "model.safetensors"
+CARD = "MODEL_CARD.md"
+CALIBRATION = "calibration.json"  # of a reader
+SHIPPED = Path(__file__).parents[1] / "trained"  # bundles that are installed with this package
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
+INT8, SCALE = "int8", ":scale"
+ALLOWED = "a checkpoint that fairseq-train wrote, or a bundle"
+_ALLOWED = "a bundle that clusterformer bundle wrote"
+# What read_bundle needs of bundle.json.
+_TYPES = {"cfg": dict, "shared": dict, "namespaces": list, "updates": int}
+#: what a model reads from its data folder, whatever its task
+_FILES = ("dict*.txt", "input?/dict.txt", "label/dict.txt", "data.json", "bpe.codes")
+_FILES = (*_FILES, "sentencepiece*.model", "encoder.json", "vocab.bpe", "tokenizer.json")
+_FILES = (*_FILES, CALIBRATION)
+#: and what transformers' tokenizer reads, such as the template of a chat
+CHAT_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_SECTIONS = ("model", "task", "criterion", "dataset", "generation", "bpe", "tokenizer")
+#: what a training started from, on another computer
+_STARTS = {"pretrained", "roberta_checkpoint", "pretrained_checkpoint", "lift"}
+#: options of where and how a training ran, which models of argparse have among their own
+_OF_A_RUN = {
+    field.name
+    for section in ("Common", "CommonEval", "Checkpoint", "DistributedTraining")
+    for field in fields(getattr(configs, f"{section}Config"))
+    if field.name != "_name"
+}
+
+
+def is_bundle(path: Path | str) -> bool:
+    """Whether a folder bears the mark of a bundle."""
+    return (Path(path) / MARK).is_file()
+
+
+def shipped(task: str | None = None) -> list[str]:
+    """Names of the models that are installed with this package, for a task of fairseq's or for
+    any."""
+    marks = sorted(SHIPPED.glob(f"*/{MARK}"))
+    return [m.parent.name for m in marks if task in (None, json.loads(m.read_text())["task"])]
+
+
+def shipped_for(task: str, what: str) -> str:
+    """The name of the one model for a task that is installed with this package; ``what`` it is,
+    for messages. Raises UserError: if there is none, or more than one."""
+    names = shipped(task)
+    if len(names) != 1:
+        allowed = ", ".join([*names, f"a {what}'s checkpoint or bundle"])
+        problem = f"{len(names) or 'no'} {what}{'s'[: len(names) > 1]} installed with this package"
+        raise bad_option("--checkpoint", "not given", allowed, problem)
+    return names[0]
+
+
+def located(path: Path | str) -> Path:
+    """A path, or where a model lies that is installed with this package and has this name."""
+    return SHIPPED / path if not Path(path).exists() and str(path) in shipped() else Path(path)
+
+
+def no_file(path: Path, option: str) -> UserError:
+    """The error for a checkpoint that is no file: what to give in its place."""
+    if (path / "config.json").is_file():
+        allowed = f"the bundle that `clusterformer export {path} OUT --to fairseq` makes of it"
+        return bad_option(option, path, allowed, "a folder of transformers")
+    if path.is_dir():
+        problem = "a folder without bundle.json"
+        for name in ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt"):
+            if (path / name).is_file():
+                return bad_option(option, path, f"a checkpoint in it, {path / name}", problem)
+    else:
+        problem = "no such file"
+    allowed = ", ".join([f"{ALLOWED}, or an installed model", *shipped()])
+    return bad_option(option, path, allowed if shipped() else ALLOWED, problem)
+
+
+def write_bundle(
+    loaded: Loaded,
+    out: Path | str,
+    *,
+    dtype: str = "float32",
+    card: str | None = None,
+    calibration: str | None = None,
+    force: bool = False,
+) -> Path:
+    """Write a model and all that it needs into one new folder. Raises UserError: if `out` is there
+    otherwise or cannot be written, or the type of numbers is unknown.
+
+    Args:
+        out: the folder; it is complete or not there at all. A bundle with the same content is
+            left as it is.
+        dtype: of the parameters in the file, one of `DTYPES`; or "int8" of matrices, with a
+            factor for each row. Buffers keep their own.
+        card: text of the model's card, in Markdown; None: it has none.
+        calibration: of a reader, in JSON; None: the one that it has.
+        force: replace a bundle that is there. It must hold no other file.
+
+    Returns:
+        `out`.
+    """
+    out = Path(out)
+    if dtype not in (*DTYPES, INT8):
+        raise bad_option("--dtype", dtype, ", ".join([*DTYPES, INT8]))
+    inputs = (loaded.path, loaded.folder)
+    check_out(out, force, inputs, early=True)
+    with whole_folder(out, lambda: check_out(out, force, inputs)) as new:
+        if card is not None:
+            (new / CARD).write_text(card, encoding="utf-8")
+        _write(loaded, new, dtype, calibration)
+    return out
+
+
+def check_out(out: Path, force: bool, inputs: Sequence[Path] = (), *, early: bool = False) -> None:
+    """Refuse what is there already; see :func:`~fairseq_clusterformer.outputs.check_new`."""
+
+    def files() -> list[str]:
+        own = _read_record(out, "OUT").get("files")
+        if not isinstance(own, list):
+            raise bad_option("OUT", out, "another folder", f"its {MARK} does not list its files")
+        return own
+
+    check_new(out, force, ours=is_bundle(out), files=files, inputs=inputs, early=early)
+
+
+def _write(loaded: Loaded, folder: Path, dtype: str, calibration: str | None) -> None:
+    tensors, shared = distinct(loaded.model.state_dict())
+    for name, _ in loaded.model.named_parameters(remove_duplicate=False):
+        if name not in tensors or not tensors[name].is_floating_point():
+            continue
+        if dtype != INT8:
+            tensors[name] = tensors[name].to(DTYPES[dtype])
+        elif tensors[name].dim() == 2 and tensors[name].numel():
+            tensors[name], tensors[name + SCALE] = _as_int8(tensors[name])
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    copy_data(loaded.folder, folder)
+    if calibration is not None:
+        (folder / CALIBRATION).write_text(calibration, encoding="utf-8")
+    sections, namespaces = plain_options(loaded)
+    written = sorted(file for file in folder.rglob("*") if file.is_file())
+    record = {
+        "format": FORMAT,
+        "task": sections["task"]["_name"],
+        "arch": sections["model"]["_name"],
+        "made by": {
+            "fairseq_clusterformer": __version__,
+            "fairseq-fixed": version("fairseq-fixed"),
+            "torch": torch.__version__,
+            "checkpoint": loaded.path.name,
+        },
+        "updates": loaded.updates,
+        "dtype": dtype,
+        "shared": shared,
+        "namespaces": namespaces,
+        "cfg": sections,
+        "files": [MARK, *(file.relative_to(folder).as_posix() for file in written)],
+    }
+    (folder / MARK).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    shutil.copymode(folder / MARK, folder / WEIGHTS)  # safetensors makes it the owner's alone
+
+
+def _as_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers from -127 to 127, int8 [M, N], and the factor of each row, float32 [M]."""
+    scale = matrix.float().abs().amax(1) / 127
+    whole = (matrix / scale.clamp(min=1e-30).unsqueeze(1)).round()
+    return whole.to(torch.int8), scale
+
+
+def _from_int8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """All weights in floating point; raises ValueError for factors of another matrix."""
+    found = {name: tensor for name, tensor in weights.items() if not name.endswith(SCALE)}
+    for name in weights.keys() - found.keys():
+        whole, scale = found[name.removesuffix(SCALE)], weights[name]
+        if whole.dim() != 2 or scale.shape != whole.shape[:1]:
+            raise ValueError(f"{name} is {list(scale.shape)}, its matrix {list(whole.shape)}")
+        found[name.removesuffix(SCALE)] = whole * scale.unsqueeze(1)
+    return found
+
+
+def copy_data(source: Path, folder: Path) -> None:
+    """Copy what a model reads from a data folder: dictionaries, subwords and their recipe."""
+    for pattern in (*_FILES, *CHAT_FILES):
+        for file in source.glob(pattern):
+            copy = folder / file.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+    copy_recipe(source, folder)
+
+
+def copy_recipe(source: Path, folder: Path) -> None:
+    """Copy the recipe of a data folder, if it has one."""
+    if (source / RECORD).is_file():
+        with reading(source / RECORD, "what a prepare command wrote"):
+            recipe = json.loads((source / RECORD).read_text(encoding="utf-8"))["recipe"]
+        text = json.dumps({"recipe": recipe}, indent=1) + "\n"
+        (folder / RECORD).write_text(text, encoding="utf-8")
+
+
+def distinct(state: dict[str, object]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors that lie in different places, and the other names that some of them have.
+
+    What is no tensor serves training alone, such as a memory bank, and is left out.
+    """
+    tensors, shared, first = {}, {}, {}
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            continue
+        place = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+        if tensor.numel() and place in first:
+            shared[name] = first[place]
+        else:
+            first[place] = name
+            tensors[name] = tensor.detach().cpu().contiguous()
+    return tensors, shared
+
+
+def plain_options(loaded: Loaded) -> tuple[dict[str, dict], list[str]]:
+    """The options as JSON has them, and which sections are namespaces, as of argparse."""
+    cfg = OmegaConf.to_container(loaded.cfg, resolve=True, enum_to_str=True)
+    sections = {name: cfg[name] for name in _SECTIONS if cfg.get(name) is not None}
+    namespaces = [name for name, of in sections.items() if isinstance(of, Namespace)]
+    for name in namespaces:
+        options = vars(sections[name]).items()
+        sections[name] = {key: value for key, value in options if key not in _OF_A_RUN}
+    for name in _STARTS & sections["model"].keys():
+        sections["model"][name] = ""
+    for side in ("source_lang", "target_lang"):  # fairseq infers them from the data's files
+        if side in sections["task"]:
+            sections["task"][side] = getattr(loaded.task.cfg, side)
+    return _with_data(sections, None), namespaces
+
+
+def read_bundle(folder: Path, option: str) -> dict:
+    """A bundle as fairseq's ``load_checkpoint_to_cpu`` returns a checkpoint. Raises UserError:
+    files that are missing, damaged or newer than this version."""
+    record = _read_record(folder, option)
+    # A stranger's bundle might lead to files of this computer, or to what it has in its memory.
+    inside = folder.resolve()
+    for file in folder.rglob("*"):
+        if file.is_symlink() and not file.resolve().is_relative_to(inside):
+            problem = f"{file.relative_to(folder)} is a link that leads out of it"
+            raise bad_option(option, folder, "a bundle with all its files", problem)
+    if found := re.search(r"\$\{.*?[}\"]", json.dumps(record["cfg"])):
+        problem = f"its options hold {found[0][:60]}, which stands for something else"
+        raise bad_option(option, folder, _ALLOWED, problem)
+    with _damage(folder, option):
+        weights = _from_int8(load_file(folder / WEIGHTS))
+        weights |= {name: weights[kept] for name, kept in record["shared"].items()}
+        sections = _with_data(record["cfg"], str(folder))
+        sections |= {name: Namespace(**sections[name]) for name in record["namespaces"]}
+    history = [{"num_updates": record["updates"]}]
+    cfg = OmegaConf.create(sections, flags={"allow_objects": True})
+    return {"cfg": cfg, "model": weights, "optimizer_history": history}
+
+
+def _read_record(folder: Path, option: str) -> dict:
+    """What ``bundle.json`` holds, with all its keys and of the right types."""
+    with _damage(folder, option):
+        record = json.loads((folder / MARK).read_text(encoding="utf-8"))
+        if not isinstance(record, dict):
+            raise ValueError(f"{MARK} is no JSON object")
+        if record["format"] != FORMAT:
+            problem = f"a bundle of format {record['format']}, and this version reads {FORMAT}"
+            raise bad_option(option, folder, "one of this version", problem)
+        for key, kind in _TYPES.items():
+            if not isinstance(record[key], kind):
+                raise ValueError(f"{key} in {MARK} is {json.dumps(record[key])[:40]}")
+        for name in record["namespaces"]:
+            if not isinstance(record["cfg"][name], dict):
+                raise ValueError(f"{name} of cfg in {MARK} is no JSON object")
+    return record
+
+
+@contextmanager
+def _damage(folder: Path, option: str) -> Iterator[None]:
+    """Lets a damaged bundle be one line."""
+    try:
+        yield
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        problem = f"damaged ({type(error).__name__}: {error})"
+        raise bad_option(option, folder, _ALLOWED, problem) from None
+
+
+def _with_data(sections: dict[str, dict], data: str | None) -> dict[str, dict]:
+    """The options with another data folder."""
+    return {
+        name: of | {"data": data} if isinstance(of, dict) and "data" in of else of
+        for name, of in sections.items()
+    }

@@ -1,0 +1,209 @@
+"""Loads any checkpoint: a file that fairseq wrote, or a bundle."""
+
+import re
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Optional
+
+import torch
+from fairseq import checkpoint_utils, tasks, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from fairseq_clusterformer.checkpoints import Loaded
+from fairseq_clusterformer.checkpoints.bundle import (
+    ALLOWED,
+    is_bundle,
+    located,
+    no_file,
+    read_bundle,
+)
+from fairseq_clusterformer.compat.checks import dataclass_of
+from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.models import lora
+from fairseq_clusterformer.models.checkpoints import (
+    UNREADABLE,
+    explained,
+    unfit_numbers,
+    why_no_checkpoint,
+)
+from fairseq_clusterformer.ranges import strays
+
+import_module("fairseq_clusterformer.plugin")  # all that a checkpoint may name
+
+PLUGIN = "and the plug-in (--user-dir)"
+
+
+def load_checkpoint(
+    path: Path | str,
+    *,
+    data: Path | str | None = None,
+    task: str | Sequence[str] | None = None,
+    option: str = "--checkpoint",
+    **overrides: object,
+) -> Loaded:
+    """Load a checkpoint or a bundle. Raises UserError: a file or a folder that is missing, is
+    something else, or does not fit.
+
+    Args:
+        path: a file that fairseq wrote, the folder of a bundle, or the name of a model that is
+            installed with this package.
+        data: a prepared folder with the model's dictionary; None: the folder that the model was
+            trained on, or the bundle itself.
+        task: names of the fairseq tasks that are allowed; None: any.
+        option: what named `path`, for messages.
+        overrides: options of the task that should differ from the training's.
+    """
+    path = located(path)
+    state = read_bundle(path, option) if is_bundle(path) else _read_file(path, option)
+    cfg = state["cfg"]
+    _check_names(cfg, path, option, [task] if isinstance(task, str) else task)
+    given = str(data) if data is not None else getattr(cfg.task, "data", None) or ""
+    folder = Path(utils.split_paths(given)[0])
+    if getattr(cfg.model, "attention_kernel", "") == "flex":  # which is gone
+        overwrite_args_by_name(cfg, {"attention_kernel": "auto"})
+    if getattr(cfg.model, "lora", 0):
+        overwrite_args_by_name(cfg, {"lora": 0})
+        state["model"] = lora.merged(state["model"])
+    overwrite_args_by_name(cfg, {**overrides, "data": str(folder)})
+    allowed = f"the folder that {path} was trained on, wherever it is now"
+    if not folder.is_dir():
+        given = f"{folder}{', as the checkpoint says' if data is None else ''}"
+        raise bad_option("--data", given, allowed, "no such folder")
+    try:
+        _check_types(cfg)
+    except ValueError as error:
+        problem = f"its options are damaged ({reason_of(error)})"
+        raise bad_option(option, path, ALLOWED, problem) from None
+    try:
+        loaded_task = tasks.setup_task(cfg.task, from_checkpoint=True)
+        loaded_task.load_state_dict(state.get("task_state", {}))
+    except Exception as error:
+        # fairseq raises a plain Exception where a dictionary cannot be read
+        if type(error) is not Exception and not isinstance(error, (OSError, ValueError)):
+            raise
+        raise bad_option("--data", folder, allowed, reason_of(error)) from None
+    updates = state["optimizer_history"][-1]["num_updates"]
+    try:
+        model = loaded_task.build_model(cfg.model, from_checkpoint=True)
+        model.set_num_updates(updates)  # before loading: a model commits to what it has seen
+        # what serves training alone, such as a memory bank, is no tensor and in no bundle
+        banks = {n: v for n, v in model.state_dict().items() if not isinstance(v, Tensor)}
+        if is_bundle(path):
+            state["model"] |= banks
+        for name, value in state["model"].items():
+            if not isinstance(value, Tensor) and name not in banks:
+                raise ValueError(f"{name} is no tensor")
+        if told := explained(unfit_numbers(model, state["model"])):
+            raise ValueError(told)
+        model.load_state_dict(state["model"], strict=True, model_cfg=cfg.model)
+    except (ValueError, RuntimeError, ImportError) as error:
+        allowed = f"a model of this version, with the data (--data) {PLUGIN} of its training"
+        problem = f"does not fit the data in {folder} or this version ({reason_of(error)})"
+        raise bad_option(option, path, allowed, problem) from error
+    return Loaded(model.eval(), loaded_task, cfg, folder, path, updates)
+
+
+def _check_types(cfg: DictConfig) -> None:
+    """Raises ValueError: an option whose type or range is not what its dataclass declares."""
+    for name in ("task", "model"):
+        section, kind = cfg[name], dataclass_of(name, cfg[name])
+        if kind is not None and isinstance(section, DictConfig):
+            known = {item.name: item for item in fields(kind) if item.name in section}
+            for key, item in known.items():  # omegaconf takes any number for text
+                if item.type in (str, Optional[str]) and isinstance(section[key], (int, float)):  # noqa: UP045
+                    raise ValueError(f"{key} is {section[key]}; allowed: text")
+            OmegaConf.merge(kind(), {key: section._get_node(key) for key in known})
+        for problem in strays(section, kind):
+            raise ValueError(problem)
+
+
+def read_tensors(path: Path, option: str) -> dict:
+    """Everything in a file that fairseq wrote, on the CPU. Raises UserError: no such file, or
+    something else."""
+    if not path.is_file():
+        raise no_file(path, option)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except UNREADABLE as error:
+        problem = f"cannot be read ({why_no_checkpoint(error)})"
+        raise bad_option(option, path, ALLOWED, problem) from None
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise bad_option(option, path, ALLOWED, "holds no model")
+    history = state.get("optimizer_history", [{}])  # fairseq's first versions wrote none
+    if not (isinstance(history, list) and history and isinstance(history[-1], dict)):
+        raise bad_option(option, path, ALLOWED, "its optimizer_history is empty or damaged")
+    updates = history[-1].get("num_updates", 0)
+    if not isinstance(updates, int):
+        raise bad_option(option, path, ALLOWED, f"its num_updates is {updates}")
+    if not all(isinstance(state.get(name, {}), dict) for name in ("extra_state", "task_state")):
+        raise bad_option(option, path, ALLOWED, "its extra_state or task_state is damaged")
+    return state
+
+
+def _read_file(path: Path, option: str) -> dict:
+    """A file as fairseq's ``load_checkpoint_to_cpu`` returns it, without the optimizer's state."""
+    state = read_tensors(path, option)
+    if state.get("cfg"):
+        if not isinstance(state["cfg"], (dict, DictConfig)):
+            raise bad_option(option, path, ALLOWED, "its cfg holds no options of a training")
+        state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+        if found := re.search(r"\$\{[\w.]+:[^}]*\}?", str(state["cfg"])):  # such as oc.env
+            problem = f"its options hold {found[0][:60]}, which stands for something else"
+            raise bad_option(option, path, ALLOWED, problem)
+        _check_sections(state["cfg"], path, option)
+    elif not isinstance(state.get("args"), Namespace):
+        raise bad_option(option, path, ALLOWED, "holds no options of a training")
+    try:
+        checkpoint_utils._upgrade_state_dict(state)
+    except KeyError as error:
+        raise bad_option(option, path, ALLOWED, f"has no {error}") from None
+    except (TypeError, AttributeError) as error:
+        raise bad_option(option, path, ALLOWED, f"is damaged ({reason_of(error)})") from None
+    if state.get("args") is not None:  # fairseq before version 1.0
+        state["cfg"] = convert_namespace_to_omegaconf(state["args"])
+    state["args"] = None
+    for unused in ("last_optimizer_state", "criterion"):
+        state.pop(unused, None)
+    return state
+
+
+def _check_names(cfg: DictConfig, path: Path, option: str, allowed: Sequence[str] | None) -> None:
+    """Refuse tasks and architectures that are absent or unknown, or a task that is not wanted."""
+    _check_sections(cfg, path, option)
+    task, arch = cfg.task._name, cfg.model._name
+    if allowed is not None and task not in allowed:
+        wanted = " or ".join(allowed)
+        raise bad_option(option, path, f"a model of the task {wanted}", f"of the task {task}")
+    for what, name, known in (
+        ("task", task, TASK_REGISTRY),
+        ("architecture", arch, {**MODEL_REGISTRY, **ARCH_MODEL_REGISTRY}),
+    ):
+        if name not in known:
+            problem = f"its {what} {name} is unknown to this version"
+            raise bad_option(option, path, f"{ALLOWED}, {PLUGIN} of its training", problem)
+
+
+def _check_sections(cfg: DictConfig, path: Path, option: str) -> None:
+    """Refuse options that name no task or no model."""
+    for name in ("task", "model"):
+        section = cfg.get(name)
+        is_section = isinstance(section, (DictConfig, Namespace)) and "_name" in section
+        if not is_section or not isinstance(section._name, str):
+            raise bad_option(option, path, ALLOWED, f"its options name no {name}")
+
+
+def reason_of(error: BaseException) -> str:
+    """An error of a library in a few words."""
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"holds no {Path(error.filename).name}"
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [repr(error)]
+    if lines[0].startswith("Error(s) in loading") and lines[1:]:
+        return lines[1]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

@@ -1,0 +1,1 @@
+"""Files to passages, ranks and answers."""

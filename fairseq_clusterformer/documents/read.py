@@ -1,0 +1,371 @@
+"""Reads documents with a trained reader, and answers questions from all of them.
+
+The reader is extractive: an answer is a piece of a document, never a new sentence.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fairseq_clusterformer.corpora.question_answering.distant_supervision import mentions_of
+from fairseq_clusterformer.corpora.question_answering.records import Paragraph
+from fairseq_clusterformer.data import RECORD, subwords
+from fairseq_clusterformer.data.questions import framed, with_names
+from fairseq_clusterformer.data.structure import Outline
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.models.stack import ClusteredStack
+
+from ..answers import Logits, ranked_answers, ranking_options, text_mask
+from ..checkpoints.bundle import CALIBRATION
+from ..checkpoints.load import Loaded
+from ..use.base import Pretrained
+from .documents import Source, read_sources, state_of, text_source
+from .found import FoundAnswer, Ranking, SectionRead, Weights, ranked, ranked_candidates
+from .index import Encodings, claim
+from .retrieval import Passages
+from .sections import Section, Splitter, together
+from .sentences import SentenceEncoder
+
+logger = logging.getLogger(__name__)
+
+Documents = str | Path | Passages | Sequence[str | Path]
+
+TASK = "clusterformer_qa"
+TOKENS_AT_ONCE = 100_000  # of a document, for a model whose training had no limit
+# passages that are read for a question: by a model that encodes them before, or with the question
+WINDOWS, WINDOWS_WITH_QUESTION = 32, 10
+_BESIDE = 64  # characters before and behind a passage; a word that it cuts ends there
+IN_A_BATCH = 4096  # tokens of sections that are read together
+_LENGTH = attrgetter("length")
+
+
+class Reader(Pretrained):
+    """Answers questions by pieces of documents. Raises UserError: if the data folder is something
+    else, or no index can be in this folder.
+
+    A reader of structured documents also reads their sentences, which end with punctuation. One
+    that encodes documents apart reads windows, as long as the documents of its training, many at
+    once; what it makes of a window before it sees a question is kept in an index, or for the
+    latest windows in memory. Of many passages, it reads those that are most relevant by their
+    words and, with an encoder of sentences, by their meaning.
+
+    Args:
+        loaded: a checkpoint or a bundle of the task clusterformer_qa.
+        index: a folder to keep encodings and words of documents in; None: none are kept.
+        encoder: a folder of BERT's form that gives sentence vectors, such as all-MiniLM-L6-v2.
+        options: see `Pretrained`.
+
+    Attributes:
+        window, windows: tokens of a passage, and passages that are read for a question, unless
+            other numbers are asked for.
+        weights: what ranks answers.
+    """
+
+    kind = "reader"
+    abilities = ("answer", "encode")
+
+    def __init__(
+        self, loaded: Loaded, *, index: Path | None = None, encoder: Path | None = None, **options
+    ) -> None:
+        super().__init__(loaded, **options)
+        self.task, folder = loaded.task, loaded.folder
+        self._structure = self.task.structure
+        calibrated = (folder / CALIBRATION).is_file()
+        self.weights = Weights.from_file(folder / CALIBRATION) if calibrated else Weights()
+        self.windows = WINDOWS if self.model.encodes_apart else WINDOWS_WITH_QUESTION
+        cfg = self.task.cfg
+        structured = self._structure is not None
+        self.window = cfg.max_positions_inference if structured else cfg.max_positions
+        self.window = self.window or TOKENS_AT_ONCE
+        self.window = min(self.window, self.weights.passage or self.window)
+        self._latest: tuple[list, Passages] | None = None
+        self._keep_in(index, encoder)
+        try:
+            pieces = subwords.load_prepared(folder)
+            titles = bool(json.loads((folder / RECORD).read_text())["recipe"]["titles"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            allowed = "a folder that clusterformer prepare qa has made"
+            raise bad_option("--data", folder, allowed, str(error)) from None
+        self._splitter = Splitter(
+            pieces,
+            self.task.source_dictionary,
+            titles=titles,
+            overlap=not structured,
+            sentences=structured,
+        )
+
+    def _keep_in(self, index: Path | None, encoder: Path | None) -> None:
+        if index is not None:
+            claim(index)  # before anything changes
+        self._encodings = self._vectors = self._sentences = None
+        if self.model.encodes_apart:
+            self._encodings = Encodings(self.model.encoder, self._encode_sections, index)
+        if encoder is not None:
+            dtype = next(self.model.parameters()).dtype
+            self._sentences = found = SentenceEncoder(encoder, self.device, dtype)
+            self._vectors = Encodings(found.model, found.of_sections, index)
+        self._kept_in = index, encoder
+
+    def index(
+        self,
+        documents: Documents,
+        folder: str | Path | None = None,
+        *,
+        encoder: str | Path | None = None,
+    ) -> Passages:
+        """Read and encode documents, for the questions to come. Raises UserError: a file that
+        cannot be read, or an index that cannot be written.
+
+        The same documents as last time are read again only if a file has changed. What is skipped
+        in a folder is logged as a warning.
+
+        Args:
+            documents: see `answer`.
+            folder, encoder: as the class has them; None: as before.
+        """
+        if isinstance(documents, Passages):
+            return documents
+        new = (folder, encoder)
+        wanted = [Path(n) if n else old for n, old in zip(new, self._kept_in, strict=True)]
+        if wanted != [*self._kept_in]:
+            self._latest = None
+            self._keep_in(*wanted)
+        given = [documents] if isinstance(documents, str | Path) else [*documents]
+        state = [each if isinstance(each, str) else state_of(each) for each in given]
+        if self._latest is None or self._latest[0] != state:
+            texts = [(i, each) for i, each in enumerate(given) if isinstance(each, str)]
+            for text in (text for _, text in texts if os.path.exists(text)):
+                how = f"give Path({text!r}) for the file or folder of this name"
+                logger.warning("%r is read as a text: %s", text, how)
+            paths = [each for each in given if isinstance(each, Path)]
+            sources = [text_source(text, f"text {number}") for number, text in texts]
+            sources += read_sources(paths, report=logger.warning)
+            sections = [part for source in sources for part in self.sections(source)]
+            self._latest = state, self.passages(sections)
+            self._latest[1].index_words()
+        return self._latest[1]
+
+    def answer(
+        self,
+        question: str,
+        documents: Documents,
+        *,
+        top: int = 3,
+        candidates: Sequence[str] = (),
+    ) -> list[FoundAnswer]:
+        """Answer a question from documents. Returns the best answers first. Their probabilities
+        may all be small: then most likely there is no answer. Raises UserError: for a question
+        that cannot be asked, or a file that cannot be read; candidates, and a reader that does not
+        take them.
+
+        Args:
+            documents: one or several; a string is a text itself, a `Path` is a file or a folder;
+                or what `index` returned.
+            top: answers to return.
+            candidates: of which one is the answer; none: any piece of the documents may be.
+        """
+        return self.ask(question, self.index(documents), top, candidates=candidates).answers
+
+    def ask(
+        self,
+        question: str,
+        passages: Passages,
+        top: int,
+        *,
+        least: float = 0.0,
+        windows: int | None = None,
+        candidates: Sequence[str] = (),
+    ) -> Ranking:
+        """Answer a question from passages. Raises UserError: for a question that cannot be asked,
+        or candidates likewise.
+
+        Args:
+            passages: as `index` and `passages` return them.
+            top: answers to return.
+            least: the margin over "no answer" that an answer must have; see `Ranking`.
+            windows: passages to read at most, the most relevant ones; 0: all; None: as the class
+                has it.
+            candidates: see `answer`; their probabilities are the mean over passages.
+        """
+        tokens = self.question(question)
+        names = self._names(candidates)
+        most = self.windows if windows is None else windows or len(passages)
+        chosen = passages.likeliest(question, most)
+        sections = [passages.sections[place] for place, *_ in chosen]
+        if names:
+            reads = [self._weigh(tokens, section, names) for section in sections]
+            return ranked_candidates(reads, top)
+        reads = self._read_all(tokens, sections, top)
+        for read, (_, words, likeness) in zip(reads, chosen, strict=True):
+            read.words, read.likeness = words, likeness
+        return ranked(reads, top, least, self.weights)
+
+    def passages(self, sections: Sequence[Section]) -> Passages:
+        """Sections to ask, those of one document together and in their order; encoded unless they
+        are too many for memory, see `Encodings`."""
+        for encodings in filter(None, (self._encodings, self._vectors)):
+            encodings.prepare(sections)
+        folder, _ = self._kept_in
+        if self._vectors is None or not sections:
+            return Passages(sections, folder=folder)
+        vectors = self._vectors.of(sections)
+        return Passages(sections, vectors, self._sentences.of_question, folder)
+
+    def sections(self, source: Source, most: int | None = None) -> list[Section]:
+        """A document in sections of up to `most` tokens (None: `window`), of whole paragraphs, or
+        of pieces of one that is too long."""
+        return self._splitter.sections(source, most or self.window)
+
+    def question(self, text: str) -> Tensor:
+        """Tokens, int64 [Q]. Raises UserError: if there is nothing to ask, or too much."""
+        text = text.strip()
+        shown = text if len(text) <= 60 else f"{text[:60]}..."
+        if not text:
+            raise bad_option("--question", "empty", "a question")
+        try:
+            tokens = self._splitter.symbols(text)
+        except UnicodeEncodeError:
+            raise bad_option("--question", ascii(shown), "a question", "no Unicode") from None
+        most = self.task.cfg.max_question_positions - 2
+        if len(tokens) > most:
+            allowed = f"{most} subwords or fewer, as the model was trained"
+            raise bad_option("--question", shown, allowed, f"has {len(tokens)} subwords")
+        return framed(tokens, self.task.source_dictionary, most + 2)
+
+    def read(self, question: Tensor, section: Section, top: int) -> SectionRead:
+        """Read a section for a question, and keep the `top` best answers in it."""
+        return self._read_all(question, [section], top)[0]
+
+    @torch.no_grad()
+    def _together(
+        self, question: Tensor, sections: Sequence[Section], *more: object
+    ) -> tuple[Logits, dict]:
+        """What the model returns for a question and some sections, one of a structured model."""
+        if self._structure is not None and not more:
+            more = (self._globals(question, sections[0]),)
+        rows = question.expand(len(sections), -1).to(self.device)
+        return self.model(rows, *self._padded(sections), *more)
+
+    def _names(self, candidates: Sequence[str]) -> dict[str, Tensor]:
+        """Candidates and their tokens. Raises UserError: this reader takes none, or not these."""
+        if not candidates:
+            return {}
+        allowed = "a reader of the architecture etc_reader, trained on questions with candidates"
+        if self._structure is None:
+            problem = f"the model is a {self.loaded.cfg.model._name}"
+            raise bad_option("--candidates", ", ".join(candidates), allowed, problem)
+        shown = ascii(list(candidates))
+        candidates = [text.strip() for text in candidates]
+        try:
+            names = {text: self._splitter.symbols(text) for text in candidates}
+        except UnicodeEncodeError:
+            raise bad_option("--candidates", shown, "texts", "no Unicode") from None
+        if len(names) < 2 or not all(map(len, names.values())):
+            raise bad_option("--candidates", list(candidates), "two different texts or more")
+        return names
+
+    def _weigh(self, question: Tensor, section: Section, names: dict[str, Tensor]) -> SectionRead:
+        """Read a section for a question with candidates."""
+        document, paragraphs = section.document, section.paragraphs()
+        begins, ends = document.characters
+        mentions = []
+        for _, text, tokens in paragraphs:
+            part = slice(tokens.start, tokens.stop)
+            shown = begins[part] >= 0
+            if not shown.any():
+                continue
+            # the piece, and enough text around it to see whether its words are whole
+            cut = max(0, int(begins[part][shown].min()) - _BESIDE)
+            piece = text[cut : int(ends[part].max()) + _BESIDE]
+            for number, _, start, end in mentions_of("", [*names], [Paragraph("", piece)]):
+                start, end = start + cut, end + cut
+                inside = shown & (begins[part] < end) & (ends[part] > start)
+                places = (inside.nonzero()[:, 0] + part.start).tolist()
+                if places and begins[places[0]] <= start and ends[places[-1]] >= end:
+                    mentions.append((number, places[0], places[-1] + 1))
+        mentions = torch.tensor(mentions, dtype=torch.int64).view(-1, 3)
+        document = replace(document, candidates=[*names], mentions=mentions)
+        asked = Outline(document.sentences, names=(*names.values(),), mentions=mentions)
+        try:
+            structure = self._globals(question, section, asked)
+        except ValueError as error:  # no room for so many
+            raise UserError(f"{len(names)} --candidates: {error}") from None
+        question = with_names(question, asked.names, self.task.source_dictionary)
+        logits, _ = self._together(question, [section], structure)
+        (answers,) = ranked_answers(logits, [document], top=len(names))
+        return SectionRead(section, answers)
+
+    def _clusters(self, question: Tensor, section: Section) -> dict[tuple[int, str], Tensor]:
+        encoder = self.model.encoder
+        if not isinstance(encoder, ClusteredStack):
+            return {}
+        return encoder.clusters(self._together(question, [section])[1]["reading"])
+
+    def _globals(
+        self, question: Tensor, section: Section, outline: Outline | None = None
+    ) -> dict[str, Tensor]:
+        """The global tokens of a section, as a batch of one."""
+        document, dictionary = section.document, self.task.source_dictionary
+        outline = outline or Outline(sentences=document.sentences)
+        given = (document.starts, section.length)
+        outline, *_ = self._structure.read(outline, *given, len(question))
+        question = with_names(question, outline.names, dictionary)
+        row = self._structure.rows(question, *given, outline, dictionary)
+        batch = self._structure.batch([row], dictionary.pad())
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+    @torch.no_grad()
+    def _read_all(
+        self, question: Tensor, sections: Sequence[Section], top: int
+    ) -> list[SectionRead]:
+        """As :meth:`read`, many sections at once, unless the model reads their structure."""
+        options = ranking_options(self.task.cfg) | {"top": top}
+
+        def read(chosen: list[Section]) -> Iterator[SectionRead]:
+            more = []
+            if self._encodings is not None:
+                of_words = pad_sequence(self._encodings.of(chosen), batch_first=True)
+                more.append(of_words.to(self.device, next(self.model.parameters()).dtype))
+            logits, _ = self._together(question, chosen, *more)
+            answers = ranked_answers(logits, [each.document for each in chosen], **options)
+            for section, answer in zip(chosen, answers, strict=True):
+                yield SectionRead(section, answer, partial(self._clusters, question, section))
+
+        return together(sections, _LENGTH, 1 if self._structure else IN_A_BATCH, read)
+
+    @torch.no_grad()
+    def _encode_sections(self, sections: Sequence[Section]) -> list[Tensor]:
+        """States [W, D] of the words of each section."""
+
+        def encode(chosen: list[Section]) -> list[Tensor]:
+            return self.model.encode(*self._padded(chosen))
+
+        return together(sections, _LENGTH, IN_A_BATCH, encode)
+
+    def _padded(self, sections: Sequence[Section]) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [B, N], and where an answer can begin and end, bool [B, N]."""
+        padding = self.task.source_dictionary.pad()
+        tokens = [section.tokens for section in sections]
+        masks = [text_mask(section.document.characters) for section in sections]
+        return (
+            pad_sequence(tokens, batch_first=True, padding_value=padding).to(self.device),
+            pad_sequence(masks, batch_first=True).to(self.device),
+        )
+
+    @torch.no_grad()
+    def _states(self, text: str) -> Tensor:
+        """As the reader sees a document without a question."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        question = framed(nothing, self.task.source_dictionary, 2)[None].to(self.device)
+        documents = [part.tokens[None] for part in self.sections(text_source(text, "text"))]
+        read = [self.model.encoder(question, tokens.to(self.device)) for tokens in documents]
+        return torch.cat([reading.document[0] for reading in read])

@@ -1,0 +1,149 @@
+"""``fairseq_clusterformer.load``: an object with what a checkpoint or a bundle can do."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.data.questions import framed
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
+from fairseq_clusterformer.ranges import LENGTH_PENALTY, Range
+
+from ..checkpoints.load import Loaded, load_checkpoint
+from . import CLASSES
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_COUNT = Range(at_least=1, whole=True)
+#: of the numbers that several methods take
+RANGES = dict.fromkeys(("beam", "batch_size", "max_tokens", "top_k", "num_samples"), _COUNT)
+RANGES |= {"lenpen": LENGTH_PENALTY, "temperature": Range(0), "top_p": Range(above=0, at_most=1)}
+ABILITIES = ("generate", "perplexity", "translate", "answer", "classify", "keyphrases", "encode")
+
+
+class Unable(UserError, AttributeError):
+    """What a model of this kind cannot do; `hasattr` is False."""
+
+
+class Pretrained:
+    """A model on its device.
+
+    Args:
+        loaded: by `load_checkpoint`.
+        device: None: a GPU if there is one.
+        dtype: of the parameters, or its name; None: float32.
+
+    Attributes:
+        kind: what it is, for people.
+        abilities: names of the methods that it has.
+    """
+
+    kind: ClassVar[str]
+    abilities: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None:
+        self.loaded = loaded
+        self.device = device_of(device)
+        self.model = loaded.model.to(self.device, dtype_of(dtype))
+
+    def __getattr__(self, name: str):
+        if name not in ABILITIES:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+        problem = f"{self.loaded.path} is a {self.kind}: it cannot {name}"
+        raise Unable(f"{problem}; allowed: {', '.join(self.abilities)}")
+
+    def __repr__(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        return (
+            f"{type(self).__name__}({str(self.loaded.path)!r}: {self.loaded.cfg.model._name}, "
+            f"{parameters:,} parameters on {self.device}; {', '.join(self.abilities)})"
+        )
+
+    def encode(self, texts: str | Sequence[str], *, pooled: bool = False) -> list[Tensor] | Tensor:
+        """What the model's last layer makes of texts: the states [N, D] of each text's tokens; of
+        a single text a list of one.
+
+        Args:
+            texts: one or several. The marks that the model reads around a text, such as ``</s>``,
+                are tokens as well.
+            pooled: return the mean over the tokens of each text, [texts, D].
+        """
+        states = [self._states(text) for text in ([texts] if isinstance(texts, str) else texts)]
+        return torch.stack([x.mean(0) for x in states]) if pooled else states
+
+    def _states(self, text: str) -> Tensor:
+        """The states [N, D] of a text's tokens."""
+        raise NotImplementedError
+
+
+class MaskedLanguageModel(Pretrained):
+    """An encoder that was trained to guess masked words, such as RoBERTa."""
+
+    kind = "masked language model"
+    abilities = ("encode",)
+
+    def __init__(self, loaded: Loaded, **options) -> None:
+        super().__init__(loaded, **options)
+        self.coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
+
+    @torch.no_grad()
+    def _states(self, text: str) -> Tensor:
+        tokens = framed(self.coding.encode(text), self.coding.dictionary, 1 << 30)
+        most = self.model.max_positions()
+        if len(tokens) > most:
+            shown = repr(text if len(text) <= 60 else f"{text[:60]}...")
+            raise bad_option("text", shown, f"{most} or fewer", f"has {len(tokens)} tokens")
+        tokens = tokens[None].to(self.device)
+        if isinstance(self.model, EncoderOnlyModel):
+            return self.model.encoded(tokens)[0][0]
+        return self.model(tokens, features_only=True)[0][0]  # fairseq's roberta
+
+
+def check_numbers(**given: float | None) -> None:
+    """Refuse numbers outside of `RANGES`; None is not given. Raises UserError."""
+    for name, value in given.items():
+        if RANGES[name].forbids(value):
+            raise bad_option(name, value, RANGES[name].allowed(value))
+
+
+def device_of(device: torch.device | str | None) -> torch.device:
+    """A device; None: a GPU if there is one. Raises UserError: unknown to torch, or not there."""
+    there = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    with suppress(RuntimeError):
+        found = torch.device(there[-1] if device is None else device)
+        if found.type != "cuda" or "cuda" in there:
+            return found
+    raise bad_option("device", device, ", ".join(there))
+
+
+def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A type of floating-point numbers, by its name too. Raises UserError: anything else."""
+    by_name = {str(kind).removeprefix("torch."): kind for kind in FLOATS}
+    found = by_name.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    if dtype is not None and found not in FLOATS:
+        raise bad_option("dtype", dtype, ", ".join(by_name))
+    return found
+
+
+def load(
+    path: Path | str,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    data: Path | str | None = None,
+) -> Pretrained:
+    """Load a checkpoint or a bundle; see `fairseq_clusterformer.load`."""
+    loaded = load_checkpoint(path, data=data, task=list(CLASSES), option="path")
+    module, _, name = CLASSES[loaded.cfg.task._name].partition(":")
+    return getattr(import_module(module), name)(loaded, device=device, dtype=dtype)

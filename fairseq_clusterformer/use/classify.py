@@ -1,0 +1,135 @@
+"""Label texts and pairs of texts with a trained classifier."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from fairseq import utils
+from fairseq.data import ListDataset
+from torch import Tensor
+
+from fairseq_clusterformer.corpora.classification.build import RECORD
+from fairseq_clusterformer.corpora.classification.tokenise import split_words
+from fairseq_clusterformer.data.sentences import SentenceDataset
+from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
+from fairseq_clusterformer.errors import UserError, bad_option
+
+from ..checkpoints.load import Loaded
+from .base import Pretrained, check_numbers
+
+#: a text, or the two of a pair
+Text = str | tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Classification:
+    """What a classifier says about a text or a pair."""
+
+    label: str  # the most likely one
+    probability: float  # of this label, from 0 to 1
+    probabilities: dict[str, float]  # of each label, the most likely one first
+    is_cut: bool  # the end of a text was left out, because the model reads no more
+
+
+class Classifier(Pretrained):
+    """Labels texts, or pairs of texts. Raises UserError: if the data folder does not say how its
+    texts became words.
+
+    Args:
+        loaded: a checkpoint of the task ``clusterformer_sentence``, or a bundle.
+        options: see `Pretrained`.
+
+    Attributes:
+        labels: in the order of the model's outputs.
+        is_pair: whether it labels pairs of texts.
+    """
+
+    kind = "classifier"
+    abilities = ("classify", "encode")
+
+    def __init__(self, loaded: Loaded, **options) -> None:
+        super().__init__(loaded, **options)
+        self._task = loaded.task
+        if not loaded.task.classes:
+            problem = "its labels are numbers (--regression-target)"
+            raise bad_option("--checkpoint", loaded.folder, "a classifier of labels", problem)
+        self.labels: list[str] = loaded.task.classes
+        self.is_pair: bool = loaded.task.is_pair
+        self._words = _word_splitter(loaded.folder)
+
+    def classify(
+        self, texts: Text | Sequence[Text], *, batch_size: int = 32
+    ) -> Classification | list[Classification]:
+        """Label texts, or pairs of texts if the model was trained on pairs. Raises UserError: a
+        pair for a model of texts, or the other way round; a batch of nothing.
+
+        Args:
+            texts: one text (or one tuple of two), or a list of them.
+            batch_size: how many the model reads at once.
+        """
+        if isinstance(texts, str | tuple):
+            return self.classify([texts])[0]
+        check_numbers(batch_size=batch_size)
+        texts, result = list(texts), []
+        for first in range(0, len(texts), batch_size):
+            result += self._classify(texts[first : first + batch_size])
+        return result
+
+    @torch.no_grad()
+    def _classify(self, texts: Sequence[Text]) -> Iterator[Classification]:
+        rows = [(text,) if isinstance(text, str) else text for text in texts]
+        width, task = 1 + self.is_pair, self._task
+        for row in rows:
+            if len(row) != width:
+                wanted = "two texts, as it was trained on pairs" if self.is_pair else "one text"
+                raise UserError(f"the model gets {len(row)} texts, {row!r}; allowed: {wanted}")
+        words = [[self._words(text) for text in row] for row in rows]
+        sides, index = [], task.dictionary.index
+        for side in zip(*words, strict=True):
+            ids = [torch.tensor([*map(index, of_text)]).long() for of_text, _ in side]
+            sides.append(ListDataset(ids, np.array([*map(len, ids)])))
+        dataset = SentenceDataset(
+            sides,
+            torch.zeros(len(rows), dtype=torch.int64),
+            task.dictionary,
+            pair_form=task.cfg.pair_form,
+            max_positions=task.cfg.max_positions,
+        )
+        batch = dataset.collater([dataset[number] for number in range(len(dataset))])
+        inputs = utils.apply_to_sample(lambda tensor: tensor.to(self.device), batch["net_input"])
+        output = self.model(**inputs)
+        probabilities = self.model.get_normalized_probs(output, log_probs=False).cpu()
+        order = probabilities.argsort(dim=1, descending=True, stable=True)
+        cut = dataset.full_sizes > dataset.sizes
+        for number, (row, places) in enumerate(zip(probabilities, order, strict=True)):
+            found = {self.labels[place]: float(row[place]) for place in places.tolist()}
+            label = next(iter(found))
+            is_cut = bool(cut[number]) or any(was_cut for _, was_cut in words[number])
+            yield Classification(label, found[label], found, is_cut)
+
+    def _states(self, text: Text) -> Tensor:
+        """Of a pair: the tokens of both texts, one after the other."""
+        found = []
+        with self.model.encoder.register_forward_hook(
+            lambda module, args, out: found.append(out["encoder_out"][0][:, 0])
+        ):
+            self.classify(text)
+        return torch.cat(found)
+
+
+def _word_splitter(folder: Path) -> Callable[[str], tuple[list[str], bool]]:
+    """The function that made words of the texts of a data folder, by the folder's record."""
+    try:
+        model = TokenizerSubwords(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else None
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        match record:
+            case {"tokenised": bool(kind), "settings": {"max_length": int() | None as most}}:
+                return partial(split_words, tokenised=kind, max_length=most, model=model)
+        raise ValueError("it does not say how texts became words")
+    except (OSError, ValueError) as error:
+        allowed = "a folder that `clusterformer prepare classification` of this version has made"
+        raise bad_option("--data", folder, allowed, f"{RECORD}: {error!r}") from None

@@ -1,0 +1,286 @@
+"""Answers of a reader to all questions of a prepared split, and their scores."""
+
+import logging
+import re
+from bisect import bisect
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import utils
+from torch import Tensor
+from tqdm import tqdm
+
+from fairseq_clusterformer.answers import (
+    Answers,
+    Logits,
+    mean_logits,
+    natural_question,
+    ranked_answers,
+    ranking_options,
+)
+from fairseq_clusterformer.corpora.question_answering.records import Drops, json_lines
+from fairseq_clusterformer.criterions.clusterformer_qa import answer_parts
+from fairseq_clusterformer.data.qa import QAData
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.metrics import answers, hotpotqa, natural_questions, squad
+from fairseq_clusterformer.metrics.natural_questions import Label
+
+from ..checkpoints.load import Loaded
+
+logger = logging.getLogger(__name__)
+
+# Corpora with supporting facts; and what the scripts of some read too: triples of entities.
+HOPS = {"hotpotqa": (), "2wiki": ("evidence",), "babi": ()}
+QUESTION_WORDS = re.compile(r"\b(who|whom|whose|what|which|when|where|why|how)\b", re.IGNORECASE)
+#: first lengths of the break-down's rows, in words
+QUESTION_LENGTHS, ANSWER_LENGTHS = (1, 6, 9, 12, 16), (1, 2, 3, 5, 10)
+
+
+@dataclass
+class Predictions:
+    """A reader's answers to a split, and the right ones, by each question's id in the order of the
+    split."""
+
+    corpus: str  # the name that it was prepared by
+    texts: dict[str, str] = field(default_factory=dict)  # short answers
+    no_answer: dict[str, float] = field(default_factory=dict)  # the probability of none
+    #: entries of Natural Questions' predictions
+    natural: list[dict[str, Any]] = field(default_factory=list)
+    gold: dict[str, list[str]] = field(default_factory=dict)  # accepted answers, where known
+    #: titles and numbers of the sentences that support each answer; and the right ones, where they
+    #: are known. Both are empty of a reader that does not say.
+    facts: dict[str, list[tuple]] = field(default_factory=dict)
+    gold_facts: dict[str, list[tuple]] = field(default_factory=dict)
+    questions: dict[str, str] = field(default_factory=dict)  # their texts
+    #: - log of the probability of the right answers in nats: of all accepted ones together, and of
+    #: the one listed last alone; of questions whose answers are known and in reach, and whose
+    #: documents are not read in windows
+    nll: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def add(self, data: QAData, number: int, found: Answers, nll: tuple | None) -> None:
+        """Add the answers to a question of the split."""
+        line = data.texts(number)
+        id_ = line["id"]
+        self.questions[id_], self.no_answer[id_] = line["question"], found.no_short
+        self.texts[id_] = found.short[0].text  # the best span, even if none is more likely
+        if self.corpus == "natural-questions":
+            self.natural.append(natural_question(id_, found, line["paragraphs"]))
+        if data[number].answerable is not None:
+            self.gold[id_] = line["texts"]
+            if nll is not None:
+                self.nll[id_] = nll
+        if found.supporting is not None:
+            self.facts[id_] = _facts(data, number, [place for place, _ in found.supporting])
+            if (right := data.outline(number).supporting) is not None:
+                self.gold_facts[id_] = _facts(data, number, right.tolist())
+
+    @property
+    def some_unanswerable(self) -> bool:
+        """Whether questions without an answer are scored, as in SQuAD 2.0."""
+        return self.corpus == "squad2" or (self.corpus == "text" and not all(self.gold.values()))
+
+    def files(self) -> dict[str, Any]:
+        """Return the content of each file for the corpus's own script, by its name."""
+        if self.corpus == "natural-questions":
+            return {"predictions.json": {"predictions": self.natural}}
+        if self.corpus in HOPS:
+            empty = dict.fromkeys(HOPS[self.corpus], {})  # no reader predicts these
+            return {"predictions.json": {"answer": self.texts, "sp": self.facts, **empty}}
+        more = {"no_answer.json": self.no_answer} if self.some_unanswerable else {}
+        return {"predictions.json": self.texts, **more}
+
+
+def predict(
+    loaded: Loaded,
+    split: str,
+    corpus: str,
+    *,
+    others: Sequence[Loaded] = (),
+    batch_size: int = 8,
+    cpu: bool = False,
+) -> Predictions:
+    """Answer all questions of a split. Raises UserError: if the data has no such split, or the
+    readers do not go together.
+
+    Args:
+        loaded: a reader; its task reads the split.
+        others: more readers, which answer as one with it by the mean of all probabilities.
+        corpus: the name that the data was prepared by.
+        cpu: do not use an accelerator.
+    """
+    for other in others:
+        _check_alike(loaded, other)
+    task, is_natural = loaded.task, corpus == "natural-questions"
+    cuda = torch.cuda.is_available() and not cpu
+    models = [one.model.cuda() if cuda else one.model for one in (loaded, *others)]
+    try:
+        dataset = task.load_dataset(split)
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(f"--split is {split}: {error}") from None
+    data, whole = dataset.data, dataset.data.whole
+    options = ranking_options(task.cfg) | {"within_long": is_natural}
+    batches = task.get_batch_iterator(dataset, max_sentences=batch_size)
+    answered: dict[int, Answers] = {}
+    losses: dict[int, tuple[float, float] | None] = {}
+    with tqdm(total=len(whole), unit=" questions", disable=None) as progress, torch.no_grad():
+        for batch in batches.next_epoch_itr(shuffle=False):
+            inputs = batch["net_input"]
+            inputs = utils.move_to_cuda(inputs) if cuda else inputs
+            logits = mean_logits([model(**inputs)[0] for model in models])
+            numbers = batch["id"].tolist()
+            found = ranked_answers(logits, [*map(data.document, numbers)], **options)
+            answered |= data.questions(numbers, found)
+            if data is whole:
+                target = batch["target"]
+                target = utils.move_to_cuda(target) if cuda else target
+                losses |= zip(numbers, _nll(logits, target), strict=True)
+            progress.update(len(answered) - progress.n)
+    predictions = Predictions(corpus)
+    for number, answers_ in sorted(answered.items()):
+        predictions.add(whole, number, answers_, losses.get(number))
+    return predictions
+
+
+def _check_alike(loaded: Loaded, other: Loaded) -> None:
+    """Raise UserError for a reader that another one's questions and answers do not fit."""
+    given, wanted = (
+        (type(one.model), getattr(one.cfg.model, "shared_softmax", None), one.task.structure)
+        for one in (other, loaded)
+    )
+    same = other.task.source_dictionary == loaded.task.source_dictionary
+    if given != wanted or not same:
+        allowed = f"readers of one kind, dictionary and structure, such as {loaded.path}"
+        raise bad_option("--checkpoint", other.path, allowed)
+
+
+def _nll(logits: Logits, target: dict[str, Tensor]) -> list[tuple[float, float] | None]:
+    """`Predictions.nll` of a batch; None where no target is left, or it is among candidates."""
+    if getattr(logits, "candidates", None) is not None:
+        return [None] * len(target["types"])
+    of_all, of_last = (
+        answer_parts(logits, target[name], target["types"]) for name in ("spans", "last_span")
+    )
+    both = ((parts["span"][0] + parts["type"][0]).tolist() for parts in (of_all, of_last))
+    known = (of_all["span"][1] | of_all["type"][1]).tolist()
+    return [loss if some else None for some, *loss in zip(known, *both, strict=True)]
+
+
+def _facts(data: QAData, index: int, sentences: Sequence[int]) -> list[tuple[str, int]]:
+    """Sentences as HotpotQA names them: the title of a paragraph, and a number behind it."""
+    document, paragraphs = data.document(index), data.texts(index)["paragraphs"]
+    places = map(document.sentence, sentences)
+    before = int(document.titled)
+    return [(paragraphs[paragraph][0], number - before) for paragraph, number in places]
+
+
+def score(
+    found: Predictions, *, gold: Sequence[Path] = (), no_answer_threshold: float = 0.5
+) -> dict[str, float]:
+    """Return the scores of the corpus, by their own names; none where the answers are secret.
+    Raises UserError: if a file of `gold` is something else, or lacks a question.
+
+    Besides: ``AvNA``, how often the reader is right about whether there is an answer, in per cent,
+    where some questions have none; ``nll`` and ``nll_one``, means of `Predictions.nll`.
+
+    Args:
+        gold: Natural Questions' files of the split; none: it gets no scores.
+        no_answer_threshold: a question has no answer if this is more probable, in SQuAD 2.0.
+    """
+    if found.corpus == "natural-questions":
+        return _score_natural(found.natural, gold) if gold else {}
+    if not found.gold:
+        return {}
+    if found.corpus in HOPS:
+        scores = hotpotqa.evaluate(found.gold, found.texts, found.gold_facts, found.facts)
+    else:
+        scores = _score_texts(found, found.gold, no_answer_threshold)
+    if found.some_unanswerable:
+        right = [
+            (found.no_answer[id_] > no_answer_threshold) is not bool(texts)
+            for id_, texts in found.gold.items()
+        ]
+        scores["AvNA"] = 100 * sum(right) / len(right)
+    for place, name in enumerate(("nll", "nll_one") if found.nll else ()):
+        scores[name] = sum(both[place] for both in found.nll.values()) / len(found.nll)
+    return scores
+
+
+def _score_texts(found: Predictions, ids: Iterable[str], threshold: float) -> dict[str, float]:
+    """Scores of the short answers to some questions."""
+    gold = {id_: found.gold[id_] for id_ in ids}
+    if found.some_unanswerable:
+        return squad.evaluate_v2(gold, found.texts, found.no_answer, threshold=threshold)
+    normalise = answers.normalise
+    if found.corpus.startswith("triviaqa"):
+        normalise = answers.normalise_triviaqa
+    return answers.evaluate(gold, found.texts, normalise=normalise)
+
+
+def breakdown(
+    found: Predictions, *, no_answer_threshold: float = 0.5
+) -> dict[str, dict[str, dict[str, float]]]:
+    """The number of questions, exact match and F1 in per cent, by the first question word, and by
+    the words of the question and of the first accepted answer."""
+    tables: dict[str, dict[tuple[int, str], list[str]]] = defaultdict(lambda: defaultdict(list))
+    for id_, texts in found.gold.items():
+        question, answer = found.questions[id_], texts[0] if texts else ""
+        match = QUESTION_WORDS.search(question)
+        rows = {
+            "by question word": (0, match[0].lower() if match else "other"),
+            "by words of the question": _range_of(len(question.split()), QUESTION_LENGTHS),
+            "by words of the answer": _range_of(len(answer.split()), ANSWER_LENGTHS),
+        }
+        for title, row in rows.items():
+            tables[title][row].append(id_)
+    result: dict[str, dict[str, dict[str, float]]] = {}
+    for title, rows in tables.items():
+        result[title] = {}
+        for (_, name), ids in sorted(rows.items()):
+            scores = _score_texts(found, ids, no_answer_threshold)
+            exact = scores.get("exact_match", scores.get("exact"))
+            row = {"questions": len(ids), "exact match": exact, "f1": scores["f1"]}
+            result[title][name] = row
+    return result
+
+
+def _range_of(length: int, firsts: tuple[int, ...]) -> tuple[int, str]:
+    """Which range a length is in, and its name; 0 and "none" below the first."""
+    place = bisect(firsts, length)
+    if place == 0:
+        return 0, "none"
+    first, *following = firsts[place - 1 : place + 1]
+    if not following:
+        return place, f"{first} or more"
+    last = following[0] - 1
+    return place, f"{first} to {last}" if last > first else str(first)
+
+
+def _score_natural(entries: Sequence[dict], paths: Sequence[Path]) -> dict[str, float]:
+    """Return Natural Questions' scores of the split's questions; files may have more."""
+    predictions = {str(entry["example_id"]): Label.from_json(entry) for entry in entries}
+    gold, drops = {}, Drops()
+    for path in paths:
+        for place, item in json_lines(path, drops):
+            try:
+                if not isinstance(item, dict) or not isinstance(item["annotations"], list):
+                    raise ValueError("no list of annotations")
+                labels = [Label.from_json(annotation) for annotation in item["annotations"]]
+                gold[str(item["example_id"])] = labels
+            except (KeyError, ValueError) as error:
+                allowed = "Natural Questions' .jsonl"
+                raise bad_option("--gold", path, allowed, f"{place}: {error!r}") from None
+    broken = [example for of_reason in drops.examples.values() for example in of_reason]
+    missing = [f"question {id_} is not there" for id_ in predictions if id_ not in gold]
+    if what := broken + missing:
+        allowed = "the files that the split was prepared from"
+        raise bad_option("--gold", " ".join(map(str, paths)), allowed, what[0])
+    if more := len(gold) - len(predictions):
+        logger.warning(
+            f"{more:,} of the {len(gold):,} questions of --gold are not in the split (of another "
+            "one, or dropped by prepare); they are not scored"
+        )
+    return natural_questions.evaluate({id_: gold[id_] for id_ in predictions}, predictions)

@@ -1,0 +1,164 @@
+"""A language model that writes: text in, text out, a token per step."""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+
+import torch
+from fairseq.modules import LearnedPositionalEmbedding
+from torch import Tensor
+
+from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.errors import UserError, bad_option
+
+from ..checkpoints.load import Loaded
+from .base import Pretrained, check_numbers
+from .perplexity import begin_of, compare, leaks_future, text_blocks
+
+
+class LanguageModel(Pretrained):
+    """Continues texts, and says how likely they are.
+
+    Each step reads a state of bounded size (dense attention: of all tokens so far). Sinusoidal
+    positions go on beyond the length of the training's texts, which the model has not learned.
+    """
+
+    kind = "language model"
+    abilities = ("generate", "perplexity", "encode")
+
+    def __init__(self, loaded: Loaded, **options) -> None:
+        super().__init__(loaded, **options)
+        self.dictionary = loaded.task.source_dictionary
+        self.coding = TextCoding.from_folder(loaded.folder, self.dictionary)
+
+    def generate(
+        self,
+        prompt: str = "",
+        max_tokens: int = 200,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        num_samples: int | None = None,
+        stream: bool = False,
+    ) -> str | list[str] | Iterator[str]:
+        """Continue a text. Returns the prompt and what follows it. Raises UserError: a value that
+        is not allowed, or more tokens than the model has positions.
+
+        Args:
+            prompt: its beginning; empty: a new text.
+            max_tokens: how many to write: bytes, pieces or words, as the model was trained.
+            temperature: the lower, the more often the most likely tokens; 0: always these.
+            top_k: draw among this many of the most likely tokens; None: among all.
+            top_p: draw among the most likely tokens that have this probability together.
+            seed: the same text for the same seed, on any device; None: another one each time.
+            num_samples: return a list of this many texts.
+            stream: return an iterator that gives the prompt, then what each token adds.
+        """
+        check_numbers(max_tokens=max_tokens, temperature=temperature, top_k=top_k)
+        check_numbers(top_p=top_p, num_samples=num_samples)
+        if seed is not None and not -(2**63) <= seed < 2**64:
+            raise bad_option("seed", seed, "a number of 64 bits")
+        if stream and num_samples:
+            raise bad_option("stream", stream, "without num_samples")
+        given = self._begin(self.coding.encode(prompt, "prompt"))
+        self._check(len(given), max_tokens)
+        generator = torch.Generator()
+        generator.seed() if seed is None else generator.manual_seed(seed)
+        how = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        pick = partial(draw, generator=generator, **how)
+        rows = self._tokens(given, max_tokens, num_samples or 1, pick)
+        after = int(given[-1])
+        if stream:
+            return chain([prompt], self.coding.stream(map(int, rows), after))
+        texts = [
+            prompt + self.coding.decode(tokens, after)
+            for tokens in torch.stack(list(rows), dim=1).tolist()
+        ]
+        return texts if num_samples else texts[0]
+
+    def _begin(self, tokens: Tensor) -> Tensor:
+        """Tokens with what a text begins by."""
+        first = begin_of(self.loaded.cfg.task, self.coding, empty=not len(tokens))
+        return torch.cat([first, tokens])
+
+    def _check(self, given: int, more: int) -> None:
+        """Refuse a model that cannot write, and texts of more tokens than it has positions."""
+        decoder = self.model.decoder
+        if leaks_future(self.model):
+            rule = "--cluster-rule leaking-chunk, by which later tokens change earlier outputs"
+            problem = f"{self.loaded.path} has {rule}: it cannot generate"
+            raise UserError(f"{problem}; allowed: a model that is causal")
+        learned = isinstance(decoder.embed_positions, LearnedPositionalEmbedding)
+        room = decoder.max_positions() - given + 1
+        if learned and more > room:
+            problem = f"of {decoder.max_positions()} positions, the prompt has {given}"
+            allowed = f"up to {max(0, room)} after this prompt"
+            raise bad_option("max_tokens", more, allowed, problem)
+
+    @torch.no_grad()
+    def _tokens(self, given: Tensor, more: int, rows: int, pick) -> Iterator[Tensor]:
+        """Yield the tokens that follow `given` [N] in each row, int64 [rows], `more` times."""
+        decoder, state = self.model.decoder, {}
+        tokens = torch.empty(rows, len(given) + more, dtype=torch.int64, device=self.device)
+        tokens[:, : len(given)] = given.to(self.device)
+        special = set(range(self.dictionary.nspecial))
+        if self.coding.unit != "byte":
+            special.remove(self.dictionary.eos())  # the end of a line
+        forbidden = torch.tensor(sorted(special))
+        first = len(given) if getattr(decoder, "reads_prompts", False) else 1
+        for end in range(first, len(given) + more):
+            # all rows read the same until the first token is drawn
+            alive = rows if end > len(given) else 1
+            read = tokens[:alive, :end]
+            features, extra = decoder(read, incremental_state=state, features_only=True)
+            if end < len(given):
+                continue
+            out = decoder.output_layer(features[:, -1:]), extra
+            log_probs = self.model.get_normalized_probs(out, log_probs=True)[:, -1].float().cpu()
+            log_probs[:, forbidden] = -torch.inf
+            if end == len(given) and rows > 1:
+                log_probs = log_probs.expand(rows, -1)
+                same = torch.zeros(rows, dtype=torch.int64, device=self.device)
+                decoder.reorder_incremental_state_scripting(state, same)
+            token = pick(log_probs)
+            tokens[:, end] = token.to(self.device)
+            yield token
+
+    def perplexity(self, text: str) -> float:
+        """Perplexity per token of a text, which is cut as the training's texts were. Raises
+        UserError: if there is no text."""
+        blocks = text_blocks(self.loaded, text)
+        return compare(self.model, blocks, stepwise=False)["teacher-forced perplexity"]
+
+    @torch.no_grad()
+    def _states(self, text: str) -> Tensor:
+        tokens = self._begin(self.coding.encode(text, "text"))
+        self._check(len(tokens), 1)
+        states, _ = self.model.decoder(tokens[None].to(self.device), features_only=True)
+        return states[0]
+
+
+def draw(
+    log_probs: Tensor,
+    generator: torch.Generator,
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+) -> Tensor:
+    """Draw a token for each row of log-probabilities [B, V]: int64 [B]. See `generate`."""
+    if temperature < 1e-6:  # smaller ones overflow float32, and draw the likeliest as well
+        return log_probs.argmax(-1)
+    scores = log_probs / temperature
+    if top_k is not None and top_k < scores.size(-1):
+        least = scores.topk(top_k).values[:, -1:]
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    if top_p < 1:
+        ranked, order = scores.sort(descending=True)
+        share = ranked.softmax(-1)
+        hidden = share.cumsum(-1) - share >= top_p
+        hidden[:, 0] = False  # also where float32 takes top_p for 0
+        ranked = ranked.masked_fill(hidden, -torch.inf)
+        scores = scores.scatter(-1, order, ranked)
+    return torch.multinomial(scores.softmax(-1), 1, generator=generator).squeeze(-1)

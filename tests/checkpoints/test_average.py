@@ -1,0 +1,204 @@
+"""Averaged checkpoints: equal to a plain loop, whatever is shared, half or infinite."""
+
+import math
+import os
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.documents.commands import error
+from tests.documents.commands import run as run_command
+
+
+def write(path: Path, updates: int, **tensors: torch.Tensor) -> Path:
+    """A checkpoint with what fairseq puts into one."""
+    tied = torch.randn(50, 40)
+    model = {
+        "encoder.weight": tied,
+        "decoder.weight": tied,
+        "half": (torch.randn(30) * 100).half(),
+        "bfloat": torch.randn(30).bfloat16(),
+        "double": torch.randn(3, dtype=torch.float64),
+        "version": torch.tensor([updates]),
+        "pending_log_mass": torch.full((2,), -math.inf),
+        **tensors,
+    }
+    state = {
+        "args": Namespace(arch="transformer", dropout=updates),
+        "model": {name: tensor for name, tensor in model.items() if tensor is not None},
+        "optimizer_history": [{"num_updates": 1}, {"num_updates": updates}],
+        "last_optimizer_state": {"exp_avg": torch.zeros(50, 40)},
+        "extra_state": {"train_iterator": {"epoch": 3}},
+    }
+    torch.save(state, path)
+    return path
+
+
+def run(*arguments: object) -> int:
+    return run_command("average", *arguments)
+
+
+def load(path: Path) -> dict:
+    return torch.load(path, weights_only=True)
+
+
+@pytest.fixture
+def averaged(tmp_path: Path) -> tuple[list[dict], dict]:
+    """Three checkpoints, the newest in the middle, and their average."""
+    inputs = [write(tmp_path / f"{n}.pt", n) for n in (10, 30, 20)]
+    assert run("--inputs", *inputs, "--output", tmp_path / "out" / "average.pt") == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["average.pt"]
+    return [load(path) for path in inputs], load(tmp_path / "out" / "average.pt")
+
+
+def test_average_is_a_plain_loop_s(averaged):
+    inputs, output = averaged
+    assert output["model"].keys() == inputs[0]["model"].keys()
+    for name in ("encoder.weight", "decoder.weight", "half", "bfloat", "double"):
+        total = sum(state["model"][name].double() for state in inputs)
+        mean, found = total / 3, output["model"][name]
+        assert found.dtype == inputs[0]["model"][name].dtype
+        # one rounding to the tensor's own precision, and those of a sum in float32
+        unit = torch.finfo(found.dtype).eps + 4 * torch.finfo(torch.float32).eps
+        largest = total.abs().max() if found.dtype == torch.float32 else mean.abs().max()
+        assert (found.double() - mean).abs().max() <= unit * largest, name
+
+
+def test_names_that_are_not_utf8(tmp_path, capsys):
+    one, out = (tmp_path / os.fsdecode(name) for name in (b"\xe9.pt", b"caf\xe9.pt"))
+    write(one, 1)
+    for said in ("the average of \\udce9.pt", "is already done"):
+        assert run("--inputs", one, "--output", out) == 0
+        assert (
+            f"caf\\udce9.pt{': ' if 'average' in said else ' '}{said}" in capsys.readouterr().out
+        )
+    assert load(out)["optimizer_history"][-1] == {"num_updates": 1}
+
+
+def test_half_precision_is_summed_in_float32(tmp_path):
+    big = [write(tmp_path / f"{n}.pt", n, half=torch.full((1,), 60000.0).half()) for n in (1, 2)]
+    assert run("--inputs", *big, "--output", tmp_path / "average.pt") == 0
+    half = load(tmp_path / "average.pt")["model"]["half"]
+    assert half.dtype == torch.float16
+    assert half.item() == 60000.0
+
+
+@pytest.mark.parametrize("tied_is_newest", [False, True])
+def test_what_is_shared_in_one_file_only_is_averaged_apart(tied_is_newest, tmp_path):
+    tied = write(tmp_path / "tied.pt", 1 + 2 * tied_is_newest)
+    apart = write(tmp_path / "apart.pt", 2, **{"decoder.weight": torch.ones(50, 40)})
+    inputs = [apart, tied] if tied_is_newest else [tied, apart]
+    assert run("--inputs", *inputs, "--output", tmp_path / "average.pt") == 0
+    found = load(tmp_path / "average.pt")["model"]
+    for name in ("encoder.weight", "decoder.weight"):
+        mean = (load(tied)["model"][name] + load(apart)["model"][name]) / 2
+        torch.testing.assert_close(found[name], mean, rtol=0, atol=0)
+
+
+def test_all_else_is_the_newest_s_without_the_optimizer(averaged):
+    output = averaged[1]
+    model = output["model"]
+    assert model["encoder.weight"].data_ptr() == model["decoder.weight"].data_ptr()
+    assert model["pending_log_mass"].tolist() == [-math.inf, -math.inf]
+    assert (model["version"].tolist(), model["version"].dtype) == ([30], torch.int64)
+    assert output["args"].dropout == 30
+    assert output["optimizer_history"][-1] == {"num_updates": 30}
+    assert output["extra_state"] == {"train_iterator": {"epoch": 3}}
+    assert output["last_optimizer_state"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ("--num-epoch-checkpoints 2", [9, 10]),
+        ("--num-epoch-checkpoints 2 --checkpoint-upper-bound 9", [8, 9]),
+        ("--num-update-checkpoints 2", [900, 1000]),
+        ("--num-update-checkpoints 1 --checkpoint-upper-bound 999", [900]),
+    ],
+)
+def test_latest_of_a_folder(options, wanted, tmp_path, capsys):
+    names = [f"checkpoint{n}.pt" for n in (8, 9, 10)]
+    names += [f"checkpoint_5_{n}.pt" for n in (900, 1000)]
+    names += ["checkpoint_last.pt", "checkpoint_best.pt", "checkpoint11.pt.partial"]
+    for name in names:
+        number = [int(n) for n in name.replace(".", "_").split("_") if n.isdecimal()]
+        updates = number[-1] if number else int(name[10:-3]) if name[10:-3].isdecimal() else 0
+        write(tmp_path / name, updates, value=torch.tensor([float(updates)]))
+    assert run("--inputs", tmp_path, *options.split(), "--output", tmp_path / "average.pt") == 0
+    model = load(tmp_path / "average.pt")["model"]
+    assert model["value"].item() == sum(wanted) / len(wanted)
+    assert model["version"].item() == max(wanted)
+    assert str(max(wanted)) in capsys.readouterr().out
+
+
+def test_too_few(tmp_path, capsys):
+    for name in ("checkpoint2.pt", "checkpoint10.pt", "checkpoint_1_500.pt", "checkpoint_best.pt"):
+        write(tmp_path / name, 1)
+    options = ["--inputs", tmp_path, "--output", tmp_path / "average.pt"]
+    line = error(capsys, "average", *options, "--num-epoch-checkpoints", 3)
+    assert "--num-epoch-checkpoints is 3" in line
+    assert line.endswith("has 2; allowed: as many as there are: checkpoint2.pt, checkpoint10.pt")
+    options += ["--num-update-checkpoints", 1, "--checkpoint-upper-bound", 499]
+    line = error(capsys, "average", *options)
+    assert "has 0 up to --checkpoint-upper-bound 499" in line
+    assert line.endswith("as many as there are: checkpoint_1_500.pt")
+    assert not (tmp_path / "average.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        ({"half": torch.zeros(31).half()}, "half is [30] in "),
+        ({"half": None}, "missing in "),
+        ({"more": torch.zeros(2)}, "more is missing in "),
+        (
+            {"double": torch.full((3,), math.nan).double()},
+            "double holds numbers that are not finite",
+        ),
+    ],
+)
+def test_other_parameters_are_refused(tensors, says, tmp_path, capsys):
+    one = write(tmp_path / "one.pt", 1)
+    other = write(tmp_path / "other.pt", 2, **tensors)
+    line = error(capsys, "average", "--inputs", one, other, "--output", tmp_path / "average.pt")
+    assert says in line
+    assert next(iter(tensors)) in line
+    assert str(other) in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.pt", "other.pt"]
+
+
+def test_an_input_is_never_overwritten(tmp_path, capsys):
+    one, two = write(tmp_path / "one.pt", 1), write(tmp_path / "two.pt", 2)
+    (tmp_path / "link.pt").symlink_to("one.pt")
+    before = one.read_bytes()
+    link = tmp_path / "link.pt"
+    for given, output in ((one, one), (one, link), (link, one)):
+        assert "one of the inputs" in error(
+            capsys, "average", "--inputs", given, two, "--output", output
+        )
+    assert one.read_bytes() == before
+
+
+def test_a_folder_as_output_is_refused_before_any_work(tmp_path, capsys):
+    for force in ([], ["--force"]):
+        options = ["--inputs", tmp_path / "absent.pt", "--output", tmp_path, *force]
+        line = error(capsys, "average", *options)
+        assert f"--output is {tmp_path}: it is a folder; allowed: a file to write" in line
+    assert not list(tmp_path.parent.glob("*.partial"))
+
+
+def test_moving_averages(tmp_path, capsys):
+    paths = [write(tmp_path / f"{n}.pt", n) for n in (10, 30)]
+    line = error(capsys, "average", "--inputs", *paths, "--output", tmp_path / "out.pt", "--ema")
+    assert f"--ema is given: {paths[0]} has none; allowed: checkpoints of --store-ema" in line
+    for number, path in enumerate(paths):
+        state = load(path)
+        state["extra_state"]["ema"] = {"half": torch.full((30,), 2.0 + number).half()}
+        torch.save(state, path)
+    assert run("--inputs", *paths, "--output", tmp_path / "out.pt", "--ema") == 0
+    found = load(tmp_path / "out.pt")
+    assert (found["model"]["half"] == 2.5).all()
+    assert found["model"]["double"].shape == (3,)
+    assert "ema" not in found["extra_state"]

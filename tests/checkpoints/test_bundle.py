@@ -1,0 +1,332 @@
+"""Bundles: the same outputs as the checkpoint, without its data, without pickle."""
+
+import json
+import shutil
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fairseq_clusterformer.checkpoints.bundle import write_bundle
+from fairseq_clusterformer.checkpoints.load import load_checkpoint
+from fairseq_clusterformer.errors import UserError
+from tests.cli.in_process import (
+    CLASSIFICATION,
+    CLUSTERED_TRANSLATION,
+    CLUSTERFORMER,
+    QUESTIONS,
+    RESET,
+    assert_equal_states,
+    train,
+)
+from tests.documents.commands import error, run
+
+MODELS = (
+    *("checkpoint", "dense_checkpoint", "word_checkpoint", "kmeans_checkpoint"),
+    *("translation_model", "clustered_translator", "masked_checkpoint"),
+    *("classifier", "siamese_classifier", "reader"),
+)
+
+
+@pytest.fixture(scope="module")
+def kmeans_checkpoint(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a memory bank, which serves training alone."""
+    folder = tmp_path_factory.mktemp("kmeans")
+    options = "--attention window+kmeans --kmeans-interval 2 --kmeans-bank-size 300"
+    train(byte_data, f"{CLUSTERFORMER} {options}", folder)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def classifier(pair_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("classifier")
+    train(pair_data, CLASSIFICATION, folder)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def siamese_classifier(pair_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("siamese")
+    train(pair_data, CLASSIFICATION, folder, "--pair-form", "siamese")
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def reader(qa_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reader")
+    train(qa_data, QUESTIONS, folder)
+    return folder / "checkpoint_last.pt"
+
+
+@torch.no_grad()
+def outputs(loaded) -> torch.Tensor:
+    """What a model makes of the same few tokens."""
+    torch.manual_seed(1)
+    tokens = torch.randint(5, 12, (2, 14))
+    model, name = loaded.model, loaded.cfg.task._name
+    if name == "translation":
+        return model(tokens, torch.tensor([14, 14]), tokens)[0]
+    if name == "clusterformer_qa":
+        tokens[:, 0] = loaded.task.source_dictionary.bos()
+        return torch.cat([x.flatten() for x in model(tokens[:, :5], tokens)[0]])
+    if name == "clusterformer_sentence" and loaded.task.is_siamese:
+        return model(tokens, pair_tokens=tokens)[0]
+    return model(tokens)[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_bundle_is_its_checkpoint(name, request, tmp_path, monkeypatch):
+    """Bit by bit, though the data is gone and nothing is unpickled."""
+    loaded = load_checkpoint(request.getfixturevalue(name))
+    wanted = outputs(loaded)
+    write_bundle(loaded, tmp_path / "bundle")
+    moved = tmp_path / "moved"
+    shutil.move(tmp_path / "bundle", moved)  # it has no path of its own inside
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("unpickled"))
+    hidden = loaded.folder.with_name("hidden")
+    loaded.folder.rename(hidden)
+    try:
+        again = load_checkpoint(moved)
+        assert again.folder == moved
+        assert again.updates == loaded.updates
+        assert torch.equal(outputs(again), wanted)
+    finally:
+        hidden.rename(loaded.folder)
+    text = (moved / "bundle.json").read_text()
+    assert str(loaded.folder) not in text
+    assert str(loaded.path.parent) not in text
+    write_bundle(again, tmp_path / "copy")  # of a bundle
+    for file in ("bundle.json", "model.safetensors"):
+        same = (tmp_path / "copy" / file).read_bytes(), (moved / file).read_bytes()
+        assert file == "bundle.json" or same[0] == same[1]
+
+
+def test_tied_tensors_are_written_once(word_checkpoint, tmp_path):
+    """Those of adaptive embeddings and softmax."""
+    loaded = load_checkpoint(word_checkpoint)
+    write_bundle(loaded, tmp_path / "bundle")
+    record = json.loads((tmp_path / "bundle" / "bundle.json").read_text())
+    assert len(record["shared"]) == 5
+    tied = load_checkpoint(tmp_path / "bundle").model.decoder
+    softmax = tied.adaptive_softmax.head.word_proj.weight
+    assert softmax is tied.embed_tokens.embeddings[0][0].weight
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_smaller_numbers(dtype, checkpoint, tmp_path):
+    loaded = load_checkpoint(checkpoint)
+    write_bundle(loaded, tmp_path / "whole")
+    write_bundle(loaded, tmp_path / "bundle", dtype=dtype)
+    sizes = [(tmp_path / n / "model.safetensors").stat().st_size for n in ("bundle", "whole")]
+    assert sizes[0] < 0.6 * sizes[1]
+    again = load_checkpoint(tmp_path / "bundle")
+    rounding = torch.finfo(getattr(torch, dtype)).eps
+    for (name, given), mine in zip(
+        loaded.model.named_parameters(), again.model.parameters(), strict=True
+    ):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, given, rtol=rounding, atol=1e-6, msg=name)
+    for given, mine in zip(loaded.model.buffers(), again.model.buffers(), strict=True):
+        assert torch.equal(mine, given)
+
+
+def test_int8(checkpoint, tmp_path):
+    """A quarter of the size; each number is off by half a step of its row at most."""
+    loaded = load_checkpoint(checkpoint)
+    with torch.no_grad():
+        next(p for p in loaded.model.parameters() if p.dim() == 2)[0] = 0
+    for name, dtype in (("whole", "float32"), ("bundle", "int8"), ("again", "int8")):
+        write_bundle(loaded, tmp_path / name, dtype=dtype)
+        if name == "bundle":
+            again = loaded = load_checkpoint(tmp_path / name)
+    files = {n: tmp_path / n / "model.safetensors" for n in ("whole", "bundle", "again")}
+    assert files["bundle"].stat().st_size < 0.4 * files["whole"].stat().st_size
+    assert files["bundle"].read_bytes() == files["again"].read_bytes()
+    whole = load_checkpoint(tmp_path / "whole").model
+    for (name, given), mine in zip(
+        whole.named_parameters(), again.model.parameters(), strict=True
+    ):
+        assert mine.dtype == torch.float32
+        step = given.abs().amax(-1, keepdim=True) / 127 if given.dim() == 2 else 0 * given
+        assert ((mine - given).abs() <= step * 0.501).all(), name
+    assert torch.isfinite(outputs(again)).all()
+
+
+@pytest.mark.parametrize("change", ["shorter", "no matrix", "whole numbers", "not finite"])
+def test_damaged_int8(change, checkpoint, tmp_path):
+    write_bundle(load_checkpoint(checkpoint), tmp_path / "bundle", dtype="int8")
+    file = tmp_path / "bundle" / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith(":scale"))
+    if change == "shorter":
+        tensors[name] = tensors[name][:-1].clone()
+    elif change == "no matrix":
+        del tensors[name.removesuffix(":scale")]
+    elif change == "whole numbers":
+        del tensors[name]
+    else:
+        tensors[name][0] = torch.nan
+    save_file(tensors, file)
+    with pytest.raises(UserError, match="damaged|floating point|not finite") as caught:
+        load_checkpoint(tmp_path / "bundle")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_command(checkpoint, tmp_path, capsys):
+    out = tmp_path / "new" / "bundle"
+    assert run("bundle", checkpoint, out) == 0
+    assert f"{out}: ClusterformerLanguageModel" in capsys.readouterr().out
+    assert [path.name for path in out.parent.iterdir()] == ["bundle"]
+    (out / "README.md").write_text("mine")
+    assert "--force to replace" in error(capsys, "bundle", checkpoint, out)
+    assert "holds README.md, which" in error(capsys, "bundle", checkpoint, out, "--force")
+    assert (out / "README.md").read_text() == "mine"
+    (out / "README.md").unlink()
+    assert run("bundle", checkpoint, out, "--force", "--dtype", "float16") == 0
+    assert json.loads((out / "bundle.json").read_text())["dtype"] == "float16"
+
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("mine")
+    for more in ([], ["--force"]):
+        assert "holds something else" in error(capsys, "bundle", checkpoint, other, *more)
+    assert [path.name for path in other.iterdir()] == ["thesis.txt"]
+    assert "CHECKPOINT is x: no such file" in error(capsys, "bundle", "x", tmp_path / "y")
+    assert not (tmp_path / "y").exists()
+    file = other / "thesis.txt"
+    line = error(capsys, "bundle", checkpoint, file / "bundle")
+    assert f"OUT is {file / 'bundle'}: cannot make the folder {file} (" in line
+    record = json.loads((out / "bundle.json").read_text())
+    (out / "bundle.json").write_text(json.dumps(record | {"files": None}))
+    assert "does not list its files" in error(capsys, "bundle", checkpoint, out, "--force")
+    (out / "bundle.json").write_text("[]")
+    assert "damaged" in error(capsys, "bundle", checkpoint, out, "--force")
+
+
+def test_a_bundle_of_a_bundle_keeps_its_card(lm_bundle, tmp_path):
+    """Also where it takes the place of the other."""
+    out, own = tmp_path / "out", tmp_path / "card.md"
+    own.write_text("# Mine\n")
+    assert run("bundle", lm_bundle, out, "--card", own) == 0
+    assert run("bundle", out, out, "--dtype", "float16", "--force") == 0
+    assert run("bundle", out, tmp_path / "again") == 0
+    for folder in (out, tmp_path / "again"):
+        assert (folder / "MODEL_CARD.md").read_text() == "# Mine\n"
+    own.write_text("# Another\n")
+    assert run("bundle", out, out, "--card", own, "--force") == 0
+    assert (out / "MODEL_CARD.md").read_text() == "# Another\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("bundle.json", "{", "damaged"),
+        ("bundle.json", "{}", "damaged"),
+        ("bundle.json", '{"format": 9}', "a bundle of format 9, and this version reads 1"),
+        ("bundle.json", "[]", "damaged"),
+        ("model.safetensors", "text", "damaged"),
+        ("model.safetensors", None, "damaged"),
+        ("dict.txt", None, "dict.txt"),
+        ("dict.txt", "a 1\n", "does not fit"),
+    ],
+)
+def test_damaged(file, content, says, lm_bundle, tmp_path):
+    bundle = tmp_path / "bundle"
+    shutil.copytree(lm_bundle, bundle)
+    (bundle / file).unlink()
+    if content is not None:
+        (bundle / file).write_text(content)
+    with pytest.raises(UserError, match=says) as caught:
+        load_checkpoint(bundle)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+DEEP = "--max-update 1 --lr 0"
+PRUNED = {
+    "lm": (
+        f"{CLUSTERFORMER} {DEEP} --decoder-layers 4 --attention window,neural,window(5),full",
+        {"decoder": [1, 3]},
+        {"attention": "neural,full", "decoder_layers": 2},
+    ),
+    "one side": (
+        f"{CLUSTERED_TRANSLATION} {DEEP} --decoder-attention window,neural,full"
+        " --decoder-layers 3 --source-lang de --target-lang en",
+        {"decoder": [0, 2]},
+        {"decoder_attention": "window,full", "decoder_layers": 2, "encoder_layers": 2},
+    ),
+    "both sides": (  # no layer is left that takes the encoder's centroids
+        f"{CLUSTERED_TRANSLATION} {DEEP} --encoder-attention neural,full"
+        " --decoder-layers 2 --source-lang de --target-lang en",
+        {"encoder": [1], "decoder": [1]},
+        {"encoder_attention": "full", "encoder_layers": 1, "decoder_attention": "window+neural"},
+    ),
+    "classifier": (
+        f"{CLASSIFICATION} {DEEP} --encoder-attention neural,window",
+        {"encoder": [1]},
+        {"encoder_attention": "window", "encoder_layers": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("form", PRUNED)
+def test_pruned(form, byte_data, translation_data, pair_data, tmp_path):
+    """A pruned model that was saved is the kept layers: loaded, bundled and resumed."""
+    line, kept, options = PRUNED[form]
+    data = {"lm": byte_data, "classifier": pair_data}.get(form, translation_data)
+    whole, last = tmp_path / "whole" / "checkpoint_last.pt", tmp_path / "checkpoint_last.pt"
+    train(data, line, whole.parent)
+    for side, numbers in kept.items():
+        line += f" --{side}-layers-to-keep {','.join(map(str, numbers))}"
+    train(data, line, tmp_path, "--restore-file", whole, *RESET.split())
+    before, after = load_checkpoint(whole), load_checkpoint(last)
+    assert options.items() <= dict(after.cfg.model).items()
+    for side, numbers in kept.items():
+        layers = getattr(before.model, side).layers
+        for number, layer in zip(numbers, getattr(after.model, side).layers, strict=True):
+            own, expected = (dict(x.named_parameters()) for x in (layer, layers[number]))
+            assert_equal_states(own, expected)
+    write_bundle(after, tmp_path / "bundle")
+    bundle = load_checkpoint(tmp_path / "bundle")
+    assert_equal_states(bundle.model.state_dict(), after.model.state_dict())
+    train(data, line, tmp_path, "--max-update", 2)
+    assert load_checkpoint(last).updates == 2
+    train(data, line, tmp_path / "anew")  # pruned from its start
+    anew = load_checkpoint(tmp_path / "anew" / last.name)
+    assert options.items() <= dict(anew.cfg.model).items()
+
+
+@pytest.mark.parametrize("command", [["bundle"], ["export", "--to", "transformers"]])
+@pytest.mark.parametrize("task", ["multilingual_translation", "denoising"])
+def test_a_model_of_another_task(command, task, checkpoint, tmp_path, capsys):
+    state = torch.load(checkpoint, weights_only=True)
+    state["cfg"]["task"] = Namespace(_name=task, data=str(tmp_path))
+    torch.save(state, tmp_path / "other.pt")
+    line = error(capsys, *command, tmp_path / "other.pt", tmp_path / "out")
+    assert f"other.pt: of the task {task}; allowed: a model of the task language" in line
+
+
+@pytest.mark.parametrize("name", ["MODEL_CARD.md", "dict.txt", "label"])
+def test_links_out_of_a_bundle_are_not_followed(name, lm_bundle, tmp_path, capsys):
+    bundle, secret = tmp_path / "bundle", tmp_path / "secret"
+    shutil.copytree(lm_bundle, bundle)
+    (bundle / "inside").symlink_to("bundle.json")
+    load_checkpoint(bundle)
+    (bundle / name).unlink(missing_ok=True)
+    secret.write_text("secret")
+    (bundle / name).symlink_to(secret)
+    line = error(capsys, "bundle", bundle, tmp_path / "copy")
+    assert f"{name} is a link that leads out of it; allowed: " in line
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("where", ["task", "model", "dataset"])
+def test_options_of_a_bundle_stand_for_nothing_else(where, lm_bundle, tmp_path):
+    bundle = tmp_path / "bundle"
+    shutil.copytree(lm_bundle, bundle)
+    record = json.loads((bundle / "bundle.json").read_text())
+    record["cfg"][where]["data"] = ["a", {"b": "x${oc.env:HOME}"}]
+    (bundle / "bundle.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"its options hold \$\{oc.env:HOME\}, .*; allowed: "):
+        load_checkpoint(bundle)

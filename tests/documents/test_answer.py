@@ -1,0 +1,736 @@
+"""Questions to files of text, HTML and PDF: what is found, where, and what is refused."""
+
+import io
+import json
+import math
+import random
+import re
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fairseq_clusterformer import load
+from fairseq_clusterformer.answers import TYPES, Answer, Answers
+from fairseq_clusterformer.attention.inspect import token_clusters
+from fairseq_clusterformer.checkpoints import load as loading
+from fairseq_clusterformer.checkpoints.load import load_checkpoint
+from fairseq_clusterformer.cli import main
+from fairseq_clusterformer.documents import found as finding
+from fairseq_clusterformer.documents import read as reading
+from fairseq_clusterformer.documents.documents import Source
+from fairseq_clusterformer.documents.sentences import SentenceEncoder
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
+from fairseq_clusterformer.visual import document as document_clusters
+from fairseq_clusterformer.visual.pages import answer_page
+from tests.cli.in_process import QUESTIONS, train
+from tests.data.subword_models import LOSSLESS, write_sentencepiece
+from tests.documents.commands import error
+from tests.documents.papers import pdf
+from tests.documents.sections import section_of
+from tests.models.bert import folder_of
+
+#: questions, each with what a text may say to it
+FACTS = {
+    "Who rules?": ("In the town rules {}.", ["Otto", "Ida", "Noor", "the Elm", "old Sool"]),
+    "What does it cost?": ("A bed costs {} coins.", ["two", "five", "ninety", "half a dozen"]),
+    "How long does it last?": ("They stay for {} here.", ["a week", "years", "three days"]),
+}
+RULES, COSTS, LASTS = FACTS
+WHY = "Why so?"  # no text says anything to it
+FILLING = "All is well."
+TRAINING = (
+    f"{QUESTIONS} --window-size 32 --window-stride 24 --window-positions 64"
+    " --max-question-positions 24 --kmeans-interval 20 --kmeans-bank-size 1000 --dropout 0"
+    " --attention-dropout 0 --batch-size 16 --lr 0.005 --max-update 150 --disable-validation"
+    " --save-interval 100"
+)
+
+
+def fact(question: str, answer: str) -> str:
+    return FACTS[question][0].format(answer)
+
+
+def squad(number: int, seed: int) -> dict:
+    """Contexts that answer two questions, and one of these, or ``WHY``."""
+    draw, contexts = random.Random(seed), []
+    for i in range(number):
+        told = {question: draw.choice(FACTS[question][1]) for question in draw.sample([*FACTS], 2)}
+        sentences = [fact(*pair) for pair in told.items()] + [FILLING] * draw.randint(0, 6)
+        draw.shuffle(sentences)
+        context, question = " ".join(sentences), draw.choice([*told])
+        start = context.index(fact(question, told[question]))
+        start = context.index(told[question], start)
+        asked = {"id": f"{i}", "question": question}
+        asked["answers"] = [{"text": told[question], "answer_start": start}]
+        if i % 4 == 0:
+            asked |= {"question": WHY, "answers": [], "is_impossible": True}
+        contexts.append({"context": context, "qas": [asked]})
+    return {"version": "v2.0", "data": [{"title": "Towns", "paragraphs": contexts}]}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As ``clusterformer prepare qa`` makes it."""
+    folder = tmp_path_factory.mktemp("towns")
+    texts = [fact(question, name) for question in FACTS for name in FACTS[question][1]]
+    texts += [FILLING, WHY, *FACTS] * 3
+    model = write_sentencepiece(folder / "some.model", texts, vocab_size=360, **LOSSLESS)
+    for split, (number, seed) in {"train": (400, 1), "dev": (2, 2)}.items():
+        (folder / f"{split}-v2.0.json").write_text(json.dumps(squad(number, seed)))
+    line = ["squad2", folder / "data", "--source", folder, "--sentencepiece-model", model]
+    assert main.main(["prepare", "qa", *map(str, line)]) == 0
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has learned to find a name, and when there is none."""
+    folder = tmp_path_factory.mktemp("reader")
+    train(data, TRAINING, folder)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def reader(checkpoint: Path) -> reading.Reader:
+    return reading.Reader(load_checkpoint(checkpoint), device="cpu")
+
+
+@pytest.fixture
+def towns(tmp_path: Path) -> Path:
+    """Two paragraphs."""
+    path = tmp_path / "towns.txt"
+    path.write_text(f"{fact(RULES, 'the Elm')} {FILLING}\n\n{FILLING}\n{fact(COSTS, 'five')}\n")
+    return path
+
+
+def run(*arguments: object) -> int:
+    return main.run(["answer"], [str(argument) for argument in arguments])
+
+
+def refused(capsys: pytest.CaptureFixture, *arguments: object) -> str:
+    """The one line that a refused call prints."""
+    return error(capsys, "answer", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("question", "name", "paragraph", "around"),
+    [
+        (RULES, "the Elm", 1, "In the town rules [the Elm]."),
+        (COSTS, "five", 2, "A bed costs [five] coins."),
+    ],
+)
+def test_the_best_answer(
+    question: str,
+    name: str,
+    paragraph: int,
+    around: str,
+    checkpoint: Path,
+    towns: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    line = ["--checkpoint", checkpoint, "--document", towns, "--question", question]
+    assert run(*line, "--top", 1) == 0
+    first, place, sentence = capsys.readouterr().out.splitlines()
+    assert first == f"1. {name}"
+    found = re.fullmatch(
+        r"   probability (0\.\d{3})(?:, low confidence)?: (.*),"
+        r" paragraph (\d), characters \[(\d+), (\d+)\)",
+        place,
+    )
+    assert float(found[1]) > 0.3
+    assert (found[2], int(found[3])) == (str(towns), paragraph)
+    text = towns.read_text().split("\n\n")[paragraph - 1].replace("\n", " ")
+    assert text[int(found[4]) : int(found[5])] == name
+    assert sentence == f"   {around}"
+
+
+def test_files_of_every_kind_are_ranked_together(
+    checkpoint: Path, towns: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    page, paper = tmp_path / "page.html", tmp_path / "paper.pdf"
+    page.write_text(f"<p>{fact(LASTS, 'three <i>days</i>')}<p>{FILLING}")
+    towns.write_text(fact(RULES, "Ida"))
+    paper.write_bytes(pdf(fact(COSTS, "two").replace("costs", "\ncosts")))
+    found = ((LASTS, "three days", page), (COSTS, "two", paper), (RULES, "Ida", towns))
+    for question, name, path in found:
+        line = ["--checkpoint", checkpoint, "--question", question]
+        assert run(*line, "--document", path, "--top", 1) == 0
+        first, place, _ = capsys.readouterr().out.splitlines()
+        assert first == f"1. {name}"
+        assert f": {path}, paragraph 1, " in place
+    assert run(*line, "--document", towns, page, paper, "--top", 6) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("1. Ida\n")
+    assert out.count("   probability ") == 6
+    assert "alone" not in out
+
+
+def test_a_document_does_not_command_the_terminal(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / "a\x1b]0;b\x07.txt"
+    path.write_text(fact(RULES, "the Elm").replace(" ", " \x1b[2J\x9b ", 1))
+    (tmp_path / "\x1bc.txt").write_text("")
+    line = ["--checkpoint", checkpoint, "--question", RULES]
+    assert run(*line, "--document", tmp_path) == 0
+    out, err = capsys.readouterr()
+    assert "the Elm" in out
+    assert "\ufffd[2J\ufffd" in out
+    assert "\ufffdc.txt" in err
+    assert run(*line, "--document", tmp_path / "\x1bc.txt") == 1
+    for text in (out, err, *capsys.readouterr()):
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+
+
+def section_read(
+    source: Source, types: dict[str, float], short: list[Answer], long=(), evidence: float = 0.0
+) -> finding.SectionRead:
+    """Of a source of one paragraph, a word of three characters and one of five."""
+    characters = torch.tensor([[-1, 0, 4], [-1, 3, 8]])
+    section = section_of(source, characters)
+    types = dict.fromkeys(TYPES, 1e-9) | types
+    return finding.SectionRead(section, Answers(types, short, [*long], evidence))
+
+
+def span(score: float) -> Answer:
+    return Answer("One", score, 0, (0, 3), (1, 2))
+
+
+def test_one_section_keeps_the_probabilities_of_the_reader() -> None:
+    source = Source("x", "x", ("One two.",))
+    types = {"short": 0.6, "yes": 0.1, "none": 0.3}
+    read = section_read(source, types, [span(math.log(0.5)), Answer("yes", math.log(0.1))])
+    ranking = finding.ranked([read], 9)
+    found = {each.text: each.probability for each in ranking.answers}
+    assert found == {"One": pytest.approx(0.5), "yes": pytest.approx(0.1)}
+    assert ranking.no_answer == pytest.approx(0.3)
+    assert ranking.is_answered
+    assert ranking.answers[0].around() == ("", "One", " two.")
+    assert ranking.answers[0].context == "One two."
+
+
+def test_yes_and_no_are_no_guesses_beside_spans_by_margins() -> None:
+    source = Source("x", "x", ("One two.",))
+    answers = [span(math.log(0.2)), Answer("yes", math.log(0.1)), Answer("no", math.log(0.3))]
+    for short, texts in ((answers[:2], ["One"]), (answers, ["no", "One"])):
+        read = section_read(source, {"short": 0.6, "none": 0.1}, short)
+        read.answers = replace(read.answers, none=math.log(0.1))
+        assert [each.text for each in finding.ranked([read], 9).answers] == texts
+
+
+def test_a_short_file_does_not_win_by_being_short() -> None:
+    """In it one span is as good as certain, by logits that are far below the right file's."""
+    short, right = (Source(name, name, ("One two.",)) for name in ("short", "right"))
+    types = {"short": 0.8, "none": 0.2}
+    reads = [
+        section_read(short, types, [span(math.log(0.79))], evidence=3.0),
+        section_read(right, types, [span(math.log(0.3))], evidence=9.0),
+    ]
+    ranking = finding.ranked(reads, 2)
+    assert [each.file for each in ranking.answers] == ["right", "short"]
+    assert ranking.no_answer == pytest.approx(0.2)
+    # and a file that says by itself that nothing answers comes behind
+    reads[1] = section_read(right, {"short": 1e-6, "none": 1.0}, [span(-15.0)], evidence=9.0)
+    assert [each.file for each in finding.ranked(reads, 2).answers] == ["short", "right"]
+
+
+def test_probabilities_of_all_files_sum_to_one() -> None:
+    sources = [Source(name, name, ("One two.",)) for name in "abc"]
+    noes = [0.1, 0.5, 0.999]
+    reads = [
+        section_read(each, {"short": 1 - no, "none": no}, [span(math.log1p(-no))], evidence=e)
+        for each, no, e in zip(sources, noes, (1.0, 3.0, 2.0), strict=True)
+    ]
+    ranking = finding.ranked(reads, 9)
+    total = sum(each.probability for each in ranking.answers if each.type == "short")
+    assert total + ranking.no_answer == pytest.approx(1, abs=1e-5)
+    empty = section_read(sources[0], {"none": 1.0}, [], evidence=-math.inf)
+    assert finding.ranked([empty], 3)[:2] == ([], pytest.approx(1, abs=1e-6))
+
+
+def test_answers_of_the_likeliest_type_come_first() -> None:
+    """As the reader is scored: a span may be less likely than yes, and spans together likelier."""
+    source = Source("x", "x", ("One two.",))
+    answers = [span(math.log(0.2)), Answer("yes", math.log(0.3))]
+    types = {"short": 0.5, "yes": 0.3, "none": 0.2}
+    found = finding.ranked([section_read(source, types, answers, [(0, 0.0)])], 9).answers
+    assert [each.type for each in found] == ["short", "yes", "long"]
+    types = {"long": 0.5, "yes": 0.3, "none": 0.2}
+    (first, *_) = finding.ranked([section_read(source, types, answers, [(0, 0.0)])], 9).answers
+    assert (first.type, first.text, first.around()) == ("long", "One two.", ("", "One two.", ""))
+
+
+def test_a_piece_of_a_paragraph_answers_with_what_it_holds() -> None:
+    """A long answer is no more than its section holds; a piece of blanks alone is none."""
+    characters = torch.tensor([[-1, 3, 4, -1, 7], [-1, 3, 7, -1, 7]])
+    section = section_of(Source("x", "x", ("One two.",) * 2), characters, (0, 3))
+    types = dict.fromkeys(TYPES, 0.0) | {"long": 1.0}
+    read = finding.SectionRead(section, Answers(types, [], [(0, -1.0), (1, -0.5)]))
+    (found,) = finding.ranked([read], 9).answers
+    assert (found.text, found.characters, found.paragraph) == ("two", (4, 7), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "whole"),
+    [
+        ("King Rodrigues of 1,500 men", "Rodrigue", "Rodrigues"),
+        ("King Rodrigues of 1,500 men", "of 1", "of 1,500"),
+        ("Otto's horse", "Ott", "Otto"),
+        ("by O'Brien, the 3rd", "Brien", "O'Brien"),
+        ("the Franco-Prussian war", "Prussia", "Prussian"),
+        ("$5 million.", "5 m", "$5 million"),
+        ("it cost -\u20ac.5, no more", ".5", "-\u20ac.5"),
+        ("A$5", "5", "5"),
+        ("\u6771\u4eac\u306f\u65e5\u672c", "\u4eac", "\u4eac"),
+        ("One two", "One two", "One two"),
+        ("fell to -2 degrees", "2", "-2"),
+        ("\u22122.5 to +3", "2.5", "\u22122.5"),
+        ("-7 it was (-9 at night)", "7", "-7"),
+        ("-7 it was (-9 at night)", "9 at", "-9 at"),
+        ("in 1914-18", "18", "18"),
+        ("in A-4", "4", "4"),
+        ("Smith (1966)", "(1966", "1966"),
+        ("Smith (1966)", "1966)", "1966"),
+        ("Smith (1966)", "(1966)", "(1966)"),
+        ("Smith (1966)", "Smith (1966", "Smith (1966"),
+        ('called "The Elm"', '"The Elm', "The Elm"),
+        ('called "The Elm"', '"The Elm"', '"The Elm"'),
+        ("\u201cSo it is\u201d", "is\u201d", "is"),
+        ("\u201c(Foo) is", "\u201c(Foo", "Foo"),
+        ("na\u00efve", "\u00efv", "na\u00efve"),
+    ],
+)
+def test_answers_are_whole_words(text: str, cut: str, whole: str) -> None:
+    start = text.index(cut)
+    assert text[slice(*finding.whole_words(text, start, start + len(cut)))] == whole
+
+
+def test_spans_that_become_the_same_words_are_one_answer() -> None:
+    source = Source("x", "x", ("Rodrigues",))
+    characters = torch.tensor([[-1, 0, 8], [-1, 8, 9]])
+    section = section_of(source, characters)
+    short = [Answer("Rodrigue", -1.0, 0, (0, 8), (1, 2)), Answer("s", -2.0, 0, (8, 9), (2, 3))]
+    types = dict.fromkeys(TYPES, 0.1) | {"short": 0.6}
+    found = finding.ranked([finding.SectionRead(section, Answers(types, short, []))], 3)
+    assert [each.text for each in found.answers if each.type == "short"] == ["Rodrigues"]
+
+
+@pytest.mark.parametrize(
+    ("probability", "said"),
+    [
+        (0.98765, "probability 0.988"),
+        (0.49, "probability 0.490, low confidence"),
+        (0.001, "probability 0.001, very low confidence"),
+        (4e-6, "probability below 0.001, very low confidence"),
+    ],
+)
+def test_probabilities_come_with_words(probability: float, said: str) -> None:
+    assert finding.confidence(probability) == said
+
+
+def test_no_answer_is_said(checkpoint: Path, towns: Path, capsys: pytest.CaptureFixture) -> None:
+    line = ["--checkpoint", checkpoint, "--document", towns, "--question"]
+    assert run(*line, WHY) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    found = re.fullmatch(
+        r"Most likely, no answer here \(probability ([01]\.\d+)\)\. The best guesses are:", first
+    )
+    assert float(found[1]) > 0.5
+
+
+@torch.no_grad()
+def test_sections_are_all_of_a_document(reader: reading.Reader) -> None:
+    """Whole paragraphs where they fit, else pieces; each token stands for what it stood for."""
+    long = " ".join(fact(RULES, name) for name in FACTS[RULES][1] * 3)
+    texts = ("One.", fact(RULES, "Noor"), long, "A few words.", "\u00e9")
+    source = Source("x", "x", texts)
+    (whole,) = reader.sections(source, 10_000)
+    assert [piece.number for piece in whole.pieces] == [0, 1, 2, 3, 4]
+    for most in (2, 7, 40, len(whole.tokens) - 1):
+        parts = reader.sections(source, most)
+        assert len(parts) > 1
+        assert max(len(part.tokens) for part in parts) <= most
+        read = [""] * len(texts)
+        for part in parts:
+            start, end = part.document.characters
+            heads = part.document.starts.tolist()
+            assert (part.tokens[part.document.starts] == 0).all()
+            for i, number in enumerate(piece.number for piece in part.pieces):
+                assert part.document.texts[i] == texts[number]
+                last = heads[i + 1] if i + 1 < len(heads) else len(part.tokens)
+                for token in range(heads[i] + 1, last):
+                    place, first, after = part.document.place(token, token + 1)
+                    assert (place, first, after) == (i, int(start[token]), int(end[token]))
+                    read[number] += texts[number][max(len(read[number]), first) : after]
+        assert tuple(read) == texts
+        if most == 40:  # the last piece of the long one has room for more
+            assert [part.pieces[0].number for part in parts][:2] == [0, 2]
+            assert len(parts[0].pieces) == 2
+
+
+def test_titles_stand_where_they_stood_in_training(
+    checkpoint: Path, data: Path, tmp_path: Path
+) -> None:
+    """A file's title before each of its paragraphs; no answer lies in it."""
+    shutil.copytree(data, tmp_path / "data")
+    record = json.loads((data / "prepared.json").read_text())
+    record["recipe"]["titles"] = True
+    (tmp_path / "data" / "prepared.json").write_text(json.dumps(record))
+    with_titles = reading.Reader(load_checkpoint(checkpoint, data=tmp_path / "data"), device="cpu")
+    source = Source("x", RULES, (FILLING, fact(RULES, "Ida")))
+    (part,) = with_titles.sections(source, 1000)
+    title = with_titles.question(RULES)[1:-1]
+    for start in part.document.starts.tolist():
+        assert torch.equal(part.tokens[start + 1 : start + 1 + len(title)], title)
+        assert (part.document.characters[:, start : start + 1 + len(title)] == -1).all()
+        assert part.document.characters[0, start + 1 + len(title)] == 0
+
+
+def test_a_long_document_is_read_in_parts(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """The model never sees more tokens than it may, and finds what stands in any part."""
+    text = [FILLING] * 150
+    text[93] = fact(RULES, "Otto")
+    (tmp_path / "long").write_text(" ".join(text))
+    seen, forward = [], ClusterformerReader.forward
+
+    def record(self, question_tokens, document_tokens, text_mask):
+        seen.extend([document_tokens.size(1)] * len(document_tokens))
+        return forward(self, question_tokens, document_tokens, text_mask)
+
+    monkeypatch.setattr(ClusterformerReader, "forward", record)
+    line = ["--checkpoint", checkpoint, "--document", tmp_path / "long", "--tokens-at-once", 100]
+    assert run(*line, "--windows", 0, "--question", RULES) == 0
+    assert capsys.readouterr().out.startswith("1. Otto\n")
+    assert len(seen) > 15
+    assert 80 <= max(seen) <= 100
+
+
+@torch.no_grad()
+def test_clusters_are_those_of_the_layers(reader: reading.Reader) -> None:
+    """Every token has the cluster that it has in the sequence of questions and windows."""
+    encoder, source = reader.model.encoder, Source("x", "x", (fact(RULES, "Noor"),) * 9)
+    (part,) = reader.sections(source, 1000)
+    asked = reader.question(RULES)
+    read = reader.read(asked, part, 1)
+    (sequence,) = token_clusters(encoder, asked[None], part.tokens[None]).values()
+    (layer,) = read.clusters
+    assert layer == (1, "layer 1 of layers 0 to 2, kmeans")
+    length, stride = len(part.tokens), encoder.stride
+    assert length > 2 * encoder.size
+    step = len(asked) + stride
+    expected = [
+        int(sequence[0, 0, i // stride * step + len(asked) + i % stride]) for i in range(length)
+    ]
+    assert read.clusters[layer].tolist() == expected
+    assert len(set(expected)) > 1
+
+
+class _Page(HTMLParser):
+    """What a page shows of its documents, its tokens, and what it asks a network for."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.paragraphs, self.tokens, self.answers, self.links, self.within = [], {}, {}, [], []
+        self.answered: set[int] = set()  # the numbers of the paragraphs with an answer, from 1
+        text = path.read_text(encoding="utf-8")
+        self.data = json.loads(re.search(r"^const data = (.*);$", text, re.MULTILINE)[1])
+        self.feed(text)
+        self.close()
+        assert self.within == []
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        attrs = dict(attrs)
+        self.links += [value for name, value in attrs.items() if name in ("src", "href")]
+        if tag == "p" and any(outer == "section" for outer, _ in self.within):
+            self.paragraphs.append("")
+        if tag not in ("meta", "link"):
+            self.within.append((tag, attrs))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.within.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        tag, attrs = self.within[-1] if self.within else ("", {})
+        if {"section", "p"} <= {outer for outer, _ in self.within} and tag != "small":
+            self.paragraphs[-1] += data
+        if "data-i" in attrs:
+            self.tokens[int(attrs["data-i"])] = data
+            if attrs.get("class") == "answer":
+                self.answers[int(attrs["data-i"])] = data
+                self.answered.add(len(self.paragraphs))
+
+
+def test_page(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A file that needs nothing else: all text, each token with its cluster, the answers."""
+    evil = "</script><script>alert(1)</script> \u2028"
+    texts = [f"{fact(RULES, 'Ida')} <b>&amp; na\u00efve \U0001f370</b>", f"{evil.strip()} two"]
+    (tmp_path / "a.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    out = tmp_path / "page.html"
+    line = ["--checkpoint", checkpoint, "--document", tmp_path / "a.txt", "--html", out]
+    assert run(*line, "--question", RULES, "--top", 1) == 0
+    first, place = capsys.readouterr().out.splitlines()[:2]
+    answer = first.removeprefix("1. ")
+    file = re.escape(str(tmp_path / "a.txt"))
+    said = re.fullmatch(rf" +(probability .*): ({file}, paragraph (\d)), characters .*", place)
+    page = _Page(out)
+    assert page.paragraphs == texts
+    assert "".join(page.answers.values()).strip() == answer
+    assert page.answered == {int(said[3])}
+    assert page.links == []
+    html = out.read_text(encoding="utf-8")
+    assert "//" not in html
+    assert html.count("<script>") == html.count("</script>") == 1
+    (clusters,) = page.data["sections"][0]
+    assert len(clusters) > max(page.tokens)
+    assert set(clusters) <= set(range(4))
+    ((section, head),) = page.data["answers"]
+    assert section == 0
+    assert head in page.answers
+    assert f"<small>{said[1]}; {said[2]}</small>" in html
+    assert not out.with_name("page.html.partial").exists()
+
+
+def test_page_of_a_question_that_would_end_the_script(tmp_path: Path) -> None:
+    source = Source("</script><script>", "x", ("One </script><script> two.",))
+    read = section_read(source, {"short": 0.9, "none": 0.1}, [span(-0.2)])
+    read.clusters[1, "</script><script>"] = torch.tensor([0, 1, 1])
+    html = answer_page("</script><script>alert(1)</script>\u2028", finding.ranked([read], 3))
+    assert html.count("<script>") == html.count("</script>") == 1
+
+
+def test_page_opens_with_one_token_of_the_answer() -> None:
+    """The longest word's, in all clusters that it has."""
+    source = Source("x", "x", ("in the Elm",))
+    characters = torch.tensor([[-1, 0, 2, 6, 9], [-1, 2, 6, 9, 10]])
+    section = section_of(source, characters)
+    types = dict.fromkeys(TYPES, 0.1) | {"short": 0.6}
+    answers = Answers(types, [section.document.answer(1, 5, -1.0)], [])
+    html = answer_page("?", finding.ranked([finding.SectionRead(section, answers)], 1))
+    assert '"answers":[[0,3]]' in html
+
+
+def test_page_shows_an_answer_that_begins_within_a_character() -> None:
+    """Several tokens may be bytes of one character, which the first of them shows."""
+    characters = torch.tensor([[-1, 0, 1, 1, 1, 2], [-1, 1, 2, 2, 2, 3]])
+    section = section_of(Source("x", "x", ("a\u4e00b",)), characters)
+    answer = section.document.answer(4, 6, -1.0)
+    assert answer.text == "\u4e00b"
+    types = dict.fromkeys(TYPES, 0.1) | {"short": 0.6}
+    read = finding.SectionRead(section, Answers(types, [answer], []))
+    html = answer_page("?", finding.ranked([read], 1))
+    assert re.findall(r'<span data-i="(\d)" class="answer">(.)</span>', html) == [
+        *(("2", "\u4e00"), ("5", "b"))
+    ]
+
+
+def test_page_takes_time_in_proportion_to_its_text() -> None:
+    """Its tokens become lists once, not once for each paragraph."""
+    calls = []
+
+    class Counted(torch.Tensor):
+        def tolist(self):
+            calls.append(len(self))
+            return super().tolist()
+
+    source = Source("x", "x", ("One two.",) * 500)
+    characters = torch.tensor([[-1, 0, 4], [-1, 3, 8]]).repeat(1, 500)
+    section = section_of(source, characters.as_subclass(Counted), range(0, 1500, 3))
+    types = dict.fromkeys(TYPES, 0.1) | {"short": 0.6}
+    read = finding.SectionRead(section, Answers(types, [span(-1.0)], []))
+    html = answer_page("?", finding.ranked([read], 1))
+    assert html.count("<p>") == 500
+    assert len(calls) < 10
+
+
+def test_page_does_not_replace_a_document(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    page = tmp_path / "letters" / "page.html"
+    page.parent.mkdir()
+    page.write_text(text := f"<p>{fact(RULES, 'Ida')}</p>", encoding="utf-8")
+    line = ["--checkpoint", checkpoint, "--question", RULES, "--html", page]
+    for document in (page, page.parent):
+        assert run(*line, "--document", document) == 1
+        assert f"--html is {page}: it is one of the inputs" in capsys.readouterr().err
+        assert page.read_text(encoding="utf-8") == text
+
+
+def test_several_questions(checkpoint: Path, towns: Path, capsys: pytest.CaptureFixture) -> None:
+    line = ["--checkpoint", checkpoint, "--document", towns, "--top", 1]
+    assert run(*line, "--question", RULES, "--question", COSTS) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert (rows[0], rows[1], rows[4], rows[5]) == (
+        *(f"? {RULES}", "1. the Elm", f"? {COSTS}", "1. five"),
+    )
+    assert run(*line, "--question", RULES) == 0
+    assert capsys.readouterr().out.startswith("1. ")
+
+
+def test_interactive(
+    checkpoint: Path, towns: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """A question a line; a mistake is reported, and the next one answered. All is loaded once."""
+    loads, load = [], loading.load_checkpoint
+    monkeypatch.setattr(
+        loading, "load_checkpoint", lambda *args, **more: loads.append(args) or load(*args, **more)
+    )
+    lines = [COSTS, "", "What " * 50, RULES + "\n"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    line = ["--checkpoint", checkpoint, "--document", towns, "--top", 1, "--interactive"]
+    assert run(*line, "--question", RULES) == 0
+    out, err = capsys.readouterr()
+    assert [row for row in out.splitlines() if row.startswith("1. ")] == [
+        *("1. the Elm", "1. five", "1. the Elm")
+    ]
+    asked = [row for row in out.splitlines() if row.startswith("? ")]
+    assert asked == [f"? {question.strip()}" for question in (RULES, COSTS, "What " * 50, RULES)]
+    assert re.fullmatch(
+        r".* answer: error: --question is What .*\.\.\.: has \d+ subwords; allowed: 22.*\n",
+        err,
+    )
+    assert len(loads) == 1
+
+
+def test_letters_that_cannot_be_read_or_shown(
+    checkpoint: Path, towns: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """A question in Latin-1 is refused by itself, and an ASCII terminal has no ellipsis."""
+    asked = io.BytesIO(f"Caf\u00e9?\n{COSTS}\n".encode("latin-1"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(asked, "utf-8"))
+    shown = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, "ascii"))
+    towns.write_text(f"{fact(COSTS, 'five')} \u201cSo it is\u201d \u2013 {'and ' * 60}on.")
+    line = ["--checkpoint", checkpoint, "--document", towns, "--top", 1, "--interactive"]
+    assert run(*line, "--question", f"{COSTS} \u00e9") == 0
+    out, err = shown.getvalue().decode(), capsys.readouterr().err
+    assert "? Caf\\udce9?\n" in out
+    assert f"? {COSTS}\n1. five\n" in out
+    assert "error: --question is 'Caf\\udce9?': no Unicode; allowed: a question" in err
+
+
+def test_mistakes(
+    checkpoint: Path,
+    data: Path,
+    towns: Path,
+    translation_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    model, ask = ["--checkpoint", checkpoint], ["--document", towns, "--question", "Who?"]
+    assert "nowhere: No such file" in refused(capsys, *model, *ask, "--document", "nowhere")
+    assert "of the task translation" in refused(capsys, "--checkpoint", translation_model, *ask)
+    assert "--question is empty" in refused(capsys, *model, *ask[:-1], " ")
+    line = refused(capsys, *model, *ask[:-1], "What " * 500)
+    assert "allowed: 22 subwords or fewer" in line
+    assert len(line) < 250
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dict.txt").write_text((data / "dict.txt").read_text())
+    assert "that clusterformer prepare qa has made" in refused(
+        capsys, *model, *ask, "--data", tmp_path / "data"
+    )
+    for wrong in ([], ["--question", "Who?", "--tokens-at-once", "1"]):
+        with pytest.raises(SystemExit):
+            run(*model, "--document", towns, *wrong)
+        assert "allowed: " in capsys.readouterr().err
+
+
+def test_a_folder(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Documents at any depth, of which one answers; what cannot be read is said and skipped."""
+    folder = tmp_path / "letters"
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "deep" / "er" / "b.md").write_text(fact(RULES, "Ida"))
+    (folder / "a.txt").write_text(FILLING)
+    (folder / "broken.pdf").write_text("no PDF")
+    (folder / "photo.jpg").write_bytes(b"\xff")
+    line = ["--checkpoint", checkpoint, "--document", folder, "--question", RULES]
+    assert run(*line, "--top", 1) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("1. Ida\n")
+    assert str(folder / "deep" / "er" / "b.md") in out
+    first, second = err.splitlines()
+    assert first.startswith(f"clusterformer answer: skipped {folder / 'broken.pdf'}: cannot be")
+    assert "2 read, 1 unreadable, 1 skipped" in second
+
+
+def test_answers_in_python(reader: reading.Reader, towns: Path) -> None:
+    """Texts and files together; an answer says where it is from."""
+    found = reader.answer(RULES, [FILLING, towns])
+    assert (found[0].text, found[0].file, found[0].paragraph) == ("the Elm", str(towns), 0)
+    assert found[0].characters == (18, 25)
+    assert found[0].context == "In the town rules the Elm."
+    assert 0.3 < found[0].probability <= 1
+    (one,) = reader.answer(COSTS, f"{FILLING}\n\n{fact(COSTS, 'five')}", top=1)
+    assert (one.text, one.file, one.paragraph) == ("five", "text 0", 1)
+    assert reader.answer(COSTS, towns.parent, top=1)[0].text == "five"
+    with pytest.raises(UserError, match="documents is text 0: is empty"):
+        reader.answer(RULES, [" "])
+
+
+def test_a_reader_that_needs_the_question_keeps_sentence_vectors(
+    checkpoint: Path, towns: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """Made once for a document, by the reader that an index was opened with or by a later one."""
+    encoder, made, encode = folder_of("bert", tmp_path / "bert"), [], SentenceEncoder.of_sections
+    monkeypatch.setattr(
+        SentenceEncoder, "of_sections", lambda self, own: made.extend(own) or encode(self, own)
+    )
+    for _ in range(2):
+        reader = load(checkpoint, device="cpu")
+        passages = reader.index(towns, tmp_path / "index", encoder=encoder)
+        assert reader.answer(RULES, passages, top=1)[0].text == "the Elm"
+        assert reader.answer(COSTS, towns, top=1)[0].text == "five"
+        assert reader.index(towns, tmp_path / "index") is passages  # with the same encoder
+        assert all(0 < abs(likeness) < 1.01 for *_, likeness in passages.likeliest(RULES, 9))
+    assert len(made) == len(passages)
+    (file,) = (tmp_path / "index").glob("*-*.safetensors")
+    assert load_file(file)["states"].norm(dim=1).tolist() == pytest.approx([1], abs=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_quantised_reader(checkpoint: Path, towns: Path) -> None:
+    """Also fairseq's layers, which do not call their projections but read their weights."""
+    quantised = reading.Reader(load_checkpoint(checkpoint), device="cpu")
+    quantised.model = torch.ao.quantization.quantize_dynamic(quantised.model)
+    (found,) = quantised.answer(RULES, towns, top=1)
+    assert found.text == "the Elm"
+
+
+def test_the_words_of_tokens(reader: reading.Reader) -> None:
+    source = Source("a.txt", "", ["All is well (here).", "Ninety coins!"])
+    (part,) = reader.sections(source, 1000)
+    words = document_clusters.words_of(part)
+    assert len(words) == len(part.tokens)
+    merged = [word for i, word in enumerate(words) if word and word != (words[i - 1] if i else "")]
+    assert merged == ["<s>", *"All is well ( here ) .".split(), "<s>", "Ninety", "coins", "!"]
+
+
+def test_a_drawing(checkpoint: Path, towns: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "drawn"
+    line = ["--checkpoint", checkpoint, "--document", towns, "--question", RULES, "--out", out]
+    assert main.run(["draw"], [*map(str, line)]) == 0
+    assert "layer 1 of layers 0 to 2, kmeans" in capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir()) == [
+        ".clusterformer",
+        "clusters.html",
+        "clusters.png",
+    ]
+    assert (out / "clusters.png").read_bytes().startswith(b"\x89PNG")
+    text = re.sub(r"<[^>]+>", "", (out / "clusters.html").read_text().split("<pre", 1)[1])
+    for paragraph in towns.read_text().split("\n\n"):
+        assert " ".join(paragraph.split()) in text
+    for more, message in (
+        (["--layer", "9"], "--layer is 9: this layer does not cluster; allowed: 1"),
+        (["--document", tmp_path / "none"], "--document is .*none: No such file"),
+    ):
+        assert main.run(["draw"], [*map(str, line), *map(str, more)]) == 1
+        assert re.search(message, capsys.readouterr().err)
+    assert main.run(["draw"], [*map(str, line[:4]), "--out", str(out)]) == 1
+    assert "--question is missing" in capsys.readouterr().err

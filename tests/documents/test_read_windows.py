@@ -1,0 +1,679 @@
+"""Readers of words over long documents: windows, margins, and encodings that are kept."""
+
+import json
+import math
+import re
+import shutil
+import tracemalloc
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save
+
+from fairseq_clusterformer import load
+from fairseq_clusterformer.answers import Document, SharedLogits, ranked_answers
+from fairseq_clusterformer.checkpoints import bundle
+from fairseq_clusterformer.checkpoints.load import load_checkpoint
+from fairseq_clusterformer.documents import documents, index
+from fairseq_clusterformer.documents import sections as splitting
+from fairseq_clusterformer.documents.documents import Source, text_source
+from fairseq_clusterformer.documents.found import Ranking, SectionRead, Weights, ranked
+from fairseq_clusterformer.documents.read import Reader
+from fairseq_clusterformer.documents.retrieval import Passages
+from fairseq_clusterformer.documents.word_index import FILE
+from fairseq_clusterformer.errors import UserError
+from tests.cli.in_process import train
+from tests.cli.towns import COMMON, NAMES, TOWNS, long_text
+from tests.documents.commands import error, run, usage_error
+from tests.documents.sections import section_of
+from tests.readers.word_readers import CLOSE, make, ragged
+
+FILLING = "old Otto rules. Ida rules."
+ASKED = "Who rules Bree?"
+ENCODINGS = "*-*.safetensors"  # files of an index
+
+
+@pytest.fixture(scope="module")
+def reader(towns_reader: Path) -> Reader:
+    return Reader(load_checkpoint(towns_reader), device="cpu")
+
+
+@pytest.mark.parametrize("name", ["bidaf", "qanet"])
+def test_what_was_encoded_before_is_read_as_at_once(name):
+    """With documents of other lengths next to them, and none but their own encodings."""
+    model = make(name, word_matches=True, **({"attention": "full"} if name == "qanet" else {}))
+    question, document, _, lengths = ragged()
+    with torch.no_grad():
+        expected, _ = model(question, document)
+        states = [
+            model.encode(document[row : row + 1, :length])[0] for row, length in enumerate(lengths)
+        ]
+        padded = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
+        found, _ = model(question, document, None, padded)
+        changed, _ = model(question, document, None, -padded)
+    for field in SharedLogits._fields:
+        torch.testing.assert_close(getattr(found, field), getattr(expected, field), **CLOSE)
+    assert not torch.allclose(changed.type, expected.type)
+
+
+def logits(start: list[float], end: list[float], none: float) -> SharedLogits:
+    """Of words of one token each, behind an ``<s>``."""
+    start, end = (torch.tensor([[-math.inf, *x]]) for x in (start, end))
+    best = (end + start.cummax(1).values).amax(1)
+    slots = torch.tensor([[[-9.0, -9.0, -9.0, none / 2]] * 2])
+    paragraph = torch.full_like(start, -math.inf)
+    paragraph[:, 0] = 0
+    type_ = torch.cat([best[:, None], slots.sum(1)], 1)
+    return SharedLogits(start, end, paragraph, type_, slots, None)
+
+
+def read_of(name: str, *given) -> SectionRead:
+    found = logits(*given)
+    length = found.start.size(1)
+    text = " ".join("abcdefgh"[: length - 1])
+    starts = range(0, 2 * length - 2, 2)
+    characters = torch.tensor([[-1, *starts], [-1, *(start + 1 for start in starts)]])
+    document = Document([text], torch.tensor([0]), characters)
+    section = section_of(Source(name, name, (text,)), characters)
+    (answers,) = ranked_answers(found, [document], top=3)
+    return SectionRead(section, answers)
+
+
+class TestMargins:
+    def test_a_margin_is_of_logits_alone(self):
+        """Score of the span less that of the place for no answer, however long the document."""
+        short, long = [5.0, 1.0], [5.0, 1.0, 4.9, 4.8, 4.7]
+        for start in (short, long):
+            read = read_of("x", start, [-2.0, 3.0, *[-50.0] * (len(start) - 2)], 6.5)
+            (best, *_), *_ = ranked([read], 3)
+            assert (best.text, best.type) == ("a b", "short")
+            assert best.margin == pytest.approx(5 + 3 - 6.5, abs=1e-5)
+            assert best.probability == pytest.approx(1 / (1 + math.exp(-1.5)), abs=1e-6)
+
+    def test_a_span_that_is_too_long_is_no_answer(self):
+        """Nor does it hide that there is none: as SQuAD's baselines compare legal spans."""
+        given = logits([6.0, 1.0, 0.0], [0.0, 1.0, 6.0], 8.0)
+        assert given.type[0, 0] == 12  # from the first to the last
+        characters = torch.tensor([[-1, 0, 2, 4], [-1, 1, 3, 5]])
+        document = Document(["a b c"], torch.tensor([0]), characters)
+        (found,) = ranked_answers(given, [document], max_answer_length=2)
+        assert (found.type, found.text, found.short[0].text) == ("none", "", "a b")
+        assert found.margin("short", found.short[0].score) == pytest.approx(7 - 8, abs=1e-5)
+        (found,) = ranked_answers(given, [document], max_answer_length=3)
+        assert (found.type, found.text) == ("short", "a b c")
+        apart = replace(document, texts=["a", "b c"], starts=torch.tensor([0, 2]))
+        (found,) = ranked_answers(given, [apart], max_answer_length=3)
+        assert found.type == "none"
+
+    def test_files_are_in_the_order_of_margins(self):
+        """Not of logits, nor of probabilities in the file."""
+        reads = [
+            read_of("loud", [9.0, 0.0], [9.0, 0.0], 20.0),
+            read_of("short", [1.0], [1.0], 1.0),
+            read_of("right", [4.0, 3.9, 3.9], [4.0, 3.9, 3.9], 3.0),
+        ]
+        ranking = ranked(reads, 9)
+        assert [each.file for each in ranking.answers if each.type == "short"][:3] == [
+            *("right", "right", "right")
+        ]
+        firsts = [each for each in ranking.answers if each.type == "short" and each.text == "a"]
+        assert [each.file for each in firsts] == ["right", "short", "loud"]
+        assert ranking.answers[0].margin == pytest.approx(5, abs=1e-5)
+        assert ranking.no_answer == pytest.approx(1 / (1 + math.exp(5)), abs=1e-6)
+        margins = [each.margin for each in ranking.answers]
+        assert margins == sorted(margins, reverse=True)
+
+    @pytest.mark.parametrize(
+        ("none", "least", "verdict"),
+        [
+            (1.0, 0.0, ""),
+            (1.0, 0.99, ""),
+            (1.0, 1.01, "No answer here: the best margin is 1.00, and above 1.01 counts."),
+            (3.0, 0.0, "Most likely, no answer here (probability 0.731)."),
+            (3.0, -0.99, "Most likely, no answer here (probability 0.731)."),
+            (3.0, -1.01, ""),
+        ],
+    )
+    def test_the_least_margin(self, none, least, verdict):
+        ranking = ranked([read_of("x", [1.0], [1.0], none)], 1, least)
+        assert (ranking.verdict, ranking.is_answered) == (verdict, not verdict)
+
+    @pytest.mark.parametrize("text", [".", "(", "|"])
+    def test_marks_alone_are_no_answer(self, text):
+        read = read_of("x", [9.0], [9.0], 0.0)
+        assert ranked([read], 9).answers[0].text == "a"
+        read.section = replace(read.section, source=Source("x", "x", (text,)))
+        found = ranked([read], 9).answers
+        assert all(each.type in ("yes", "no") for each in found)
+
+    def test_nothing_found_is_no_answer(self):
+        read = read_of("x", [], [], 0.0)
+        ranking = ranked([read], 3, least=-math.inf)
+        assert all(each.type != "short" for each in ranking.answers)
+        assert not Ranking([], 0.0, -5).is_answered
+
+
+class TestWeights:
+    def reads(self) -> list[SectionRead]:
+        """By its margin the first is better by 1, by its words the second by 4."""
+        margins = [read_of("loud", [3.0], [2.0], 2.0), read_of("right", [2.0], [2.0], 2.0)]
+        return [replace(read, words=4.0 * i) for i, read in enumerate(margins)]
+
+    def test_words_count_with_the_margin(self):
+        ranking = ranked(self.reads(), 1)
+        assert ranking.answers[0].file == "right"
+        assert ranking.answers[0].probability == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-6)
+        assert ranked(self.reads(), 1, weights=Weights(words=0.2)).answers[0].file == "loud"
+
+    def test_no_answer_in_the_passage_counts(self):
+        """As the logarithm of its probability in the passage alone, whatever it is in others."""
+        for by_margin in (0.0, None):
+            reads = [read_of("loud", [4.0], [2.0], 3.0), read_of("right", [2.0], [2.0], 2.0)]
+            for read, none in zip(reads, (0.5, 0.1), strict=True):
+                types = read.answers.types | {"none": none}
+                read.answers = replace(read.answers, types=types, none=by_margin and 1.0)
+            first, plain = (ranked(reads, 9, weights=Weights(none=x)) for x in (-3.0, 0.0))
+            first, plain = first.answers[0], plain.answers[0]
+            assert (first.file, plain.file) == ("right", "loud")
+            assert first.features["none"] == pytest.approx(math.log(0.1))
+
+    @pytest.mark.parametrize(
+        ("threshold", "least", "verdict"),
+        [
+            (0.26, 0.0, ""),
+            (0.28, 0.0, "No answer found: of guesses as weak as these, 27% are right."),
+            (0.28, -0.2, ""),
+        ],
+    )
+    def test_calibrated(self, threshold, least, verdict):
+        """What is shown is the share of right answers; the best passages come anyway."""
+        weights = Weights(1.0, 0.2, 2.0, bias=-4.0, threshold=threshold)
+        ranking = ranked(self.reads(), 2, least, weights)
+        assert [each.file for each in ranking.answers][:2] == ["loud", "right"]
+        assert ranking.answers[0].margin == pytest.approx(3 - 4, abs=1e-6)
+        assert ranking.answers[0].probability == pytest.approx(1 / (1 + math.e), abs=1e-6)
+        assert (ranking.verdict, ranking.is_answered, ranking.note) == (verdict, not verdict, "")
+
+    def test_a_bundle_is_calibrated(self, towns_reader, tmp_path, capsys):
+        file, out = tmp_path / "c.json", tmp_path / "bundle"
+        line = ["bundle", towns_reader, out, "--calibration", file]
+        assert "No such file" in error(capsys, *line)
+        # an older one, without a weight of "no answer"
+        weights = {"margin": 0.1, "words": 0.0, "likeness": 0.0, "bias": 0.0, "threshold": 2}
+        file.write_text(json.dumps({"weights": weights}))
+        assert "c.json: cannot be read (a threshold outside of 0 to 1" in error(capsys, *line)
+        assert not out.exists()
+        weights |= {"threshold": 0.9, "passage": 2.5}
+        file.write_text(json.dumps({"weights": weights}))
+        assert "(passage is 2.5; allowed: a whole number from 1, or null)" in error(capsys, *line)
+        weights["passage"] = 20
+        file.write_text(json.dumps({"weights": weights}))
+        assert run(*line) == 0
+        assert run("bundle", out, tmp_path / "again") == 0
+        reader = Reader(load_checkpoint(tmp_path / "again"), device="cpu")
+        assert reader.weights == Weights(**weights)
+        assert reader.window == 20
+        (tmp_path / "a.txt").write_text("Otto rules Ulm. Noor rules Bree.")
+        asked = ["answer", "--checkpoint", out, "--document", tmp_path / "a.txt", "--question"]
+        capsys.readouterr()
+        assert run(*asked, ASKED) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert re.match(r"No answer found: .* as these, \d\d% are right. The best", shown[0])
+        assert shown[1] == "1. Noor"
+
+
+def likeliest(question: str, parts: list) -> list[int]:
+    """The one that is most relevant by its words, or all."""
+    return [place for place, *_ in Passages(parts).likeliest(question, 1)]
+
+
+class TestWindows:
+    def test_they_are_as_long_as_in_training(self, towns_reader):
+        short = Reader(load_checkpoint(towns_reader, max_positions=50), device="cpu")
+        assert short.window == 50
+        sections = short.sections(text_source(long_text("Noor"), "x"))
+        assert max(len(section.tokens) for section in sections) <= 50
+        assert len(sections) > 5
+        free = Reader(load_checkpoint(towns_reader, max_positions=0), device="cpu")
+        assert len(free.sections(text_source(long_text("Noor"), "x"))) == 1
+
+    @pytest.mark.parametrize(
+        ("lengths", "expected"),
+        [
+            ((3, 78, 3, 78), [[0, 1], [2, 3]]),  # headings
+            ((78, 3), [[0, 1]]),  # a last line
+            ((3, 3, 78, 20, 20, 78, 3), [[0, 1, 2], [3, 4], [5, 6]]),
+            ((30, 78, 30), [[0], [1], [2]]),
+        ],
+    )
+    def test_short_ones_join_their_neighbour(self, lengths, expected, reader):
+        """A heading by itself would win: all of its few tokens are likely."""
+        token, *_ = reader.sections(text_source("Noor", "x"), 100)
+        paragraphs = tuple(" ".join(["Noor"] * length) for length in lengths)
+        sections = reader.sections(Source("x", "x", paragraphs), 100 * (token.length - 1))
+        assert [[piece.number for piece in part.pieces] for part in sections] == expected
+
+    def test_pieces_of_a_long_paragraph_overlap(self, reader):
+        """By a quarter: what is no longer lies whole in one of them."""
+        source = Source("x", "x", (long_text("Noor").replace("\n\n", " "),))
+        sections = reader.sections(source, 51)
+        bounds = [section.document.characters[:, 1:] for section in sections]
+        whole = reader.sections(source, 10_000)[0].document.characters[:, 1:]
+        places = {int(place): token for token, place in enumerate(whole[0])}
+        spans = [(places[int(x[0, 0])], places[int(x[0, -1])] + 1) for x in bounds]
+        assert (spans[0][0], spans[-1][1]) == (0, whole.size(1))
+        assert all(own[1] - own[0] <= 40 for own in spans)
+        assert all(before[1] - after[0] == 10 for before, after in pairwise(spans))
+
+    @pytest.mark.parametrize("place", [0, 37, 80])
+    def test_the_answer_is_found_in_any_window(self, place, reader):
+        text = long_text("Mary-Ann", place, 80 - place)
+        sections = reader.sections(text_source(text, "x"), 60)
+        assert len(sections) > 10
+        ranking = reader.ask(ASKED, reader.passages(sections), 3)
+        best, *others = ranking.answers
+        assert others
+        assert ranking.note == 'Each probability is against "no answer" alone.'
+        assert (best.text, best.paragraph) == ("Mary-Ann", place)
+        assert ranking.is_answered
+        assert all(best.margin > other.margin for other in others)
+
+    def test_no_answer_in_any_window(self, reader):
+        sections = reader.sections(text_source(long_text(), "x"), 60)
+        assert (
+            "Most likely, no answer here"
+            in reader.ask(ASKED, reader.passages(sections), 3).verdict
+        )
+        assert reader.ask(ASKED, reader.passages(sections), 3, least=-100).is_answered
+
+    def test_those_that_share_words_with_the_question(self, reader, monkeypatch):
+        """A few are read, the right one among them, and are ranked as among all."""
+        sections = reader.sections(text_source(long_text("Mary-Ann", 20, 60), "x"), 60)
+        seen, read_words = [], reader._read_all
+
+        def record(tokens, chosen, top):
+            seen.extend(chosen)
+            return read_words(tokens, chosen, top)
+
+        monkeypatch.setattr(reader, "_read_all", record)
+        ranking = reader.ask(ASKED, reader.passages(sections), 1, windows=3)
+        assert len(seen) == 3
+        assert [section for section in sections if section in seen] == seen
+        monkeypatch.undo()
+        (expected,) = reader.ask(ASKED, reader.passages(sections), 1).answers
+        assert ranking.answers[0].text == expected.text == "Mary-Ann"
+        assert ranking.answers[0].margin == pytest.approx(expected.margin, abs=1e-4)
+
+    def test_words_are_known_by_their_beginning(self, reader):
+        """Each window has its own words, also where it is a piece of a paragraph."""
+        texts = ["Ulm and Pisa. " * 20, "The buildings of Ulm. " * 20, "Ulm or Tyre. " * 20]
+        parts = reader.sections(text_source("\n\n".join(texts), "x"), 90)
+        numbers = [part.pieces[0].number for part in parts]
+        for question, number in (("Who builds?", 1), ("TYRE", 2), ("Pisa Ulm", 0)):
+            (first,) = likeliest(question, parts)
+            assert numbers[first] == number
+        assert likeliest("誰？", parts) == list(range(len(parts)))  # nothing is shared
+        (long,) = reader.sections(text_source("Lund is here. " * 30 + "Bree.", "x"), 900)
+        pieces = reader.sections(text_source("Lund is here. " * 30 + "Bree.", "x"), 90)
+        assert likeliest("Bree", [long, *pieces]) == [len(pieces)]
+        assert likeliest("Bree", [long]) == [0]
+        assert len(likeliest("", pieces)) == len(pieces)
+        assert likeliest("Bree", []) == []
+
+    def test_a_long_document_takes_little_more_memory_than_its_text(self, reader):
+        """Tokens are made when they are read: those of all would take 20 times the text, and its
+        words as strings 12 times, if only for a moment."""
+        words = " ".join(f"{name} rules {town}." for name in NAMES for town in TOWNS)
+        for between in ("\n\n", " "):
+            held, sizes = [], []
+            for number in (50, 150):
+                source = text_source(between.join([words] * number), "x")
+                tracemalloc.start()
+                sections = reader.sections(source, 400)
+                reader._splitter._tokens.cache_clear()  # of the latest texts
+                tracemalloc.reset_peak()
+                assert len(passages := Passages(sections)) > 9
+                held.append(tracemalloc.get_traced_memory())
+                tracemalloc.stop()
+                del passages
+                sizes.append(number * len(words))
+            for few, many, most in zip(*held, (4, 5), strict=True):
+                assert many - few < most * (sizes[1] - sizes[0])
+
+    def test_a_paragraph_in_stretches_is_all_there(self, reader, monkeypatch):
+        """Each becomes tokens for itself; what is found has its place in the paragraph."""
+        monkeypatch.setattr(splitting, "STRETCH", 200)
+        for mark in (". ", "; ", "-"):
+            text = mark.join(["Otto rules Ulm"] * 40 + ["Noor rules Bree", "Ida Brun rules Tyre"])
+            source = text_source(text, "x")
+            sections = reader.sections(source, 60)
+            shown = {part.document.texts[0] for part in sections}
+            assert shown == {text}
+            assert "".join("".join(part.shown()) for part in sections).replace("\n", "")
+            places = {
+                place
+                for part in sections
+                for span in part.document.characters.T.tolist()
+                for place in range(*span)
+            }
+            assert places == set(range(len(text)))
+            if mark == ". ":
+                best = reader.ask(ASKED, reader.passages(sections), 1).answers[0]
+                assert (best.text, best.characters[0]) == ("Noor", text.index("Noor"))
+
+    def test_together_as_one_by_one(self, reader, monkeypatch):
+        """The order and the number of what is read together change nothing."""
+        monkeypatch.setattr(reader, "weights", Weights(words=0.0))
+        monkeypatch.setattr("fairseq_clusterformer.documents.read.IN_A_BATCH", 200)
+        text = long_text("Ida Brun")
+        sections = reader.sections(text_source(text, "x"), 60)
+        ranking = reader.ask(ASKED, reader.passages(sections), 5)
+        alone = [reader.read(reader.question(ASKED), section, 5) for section in sections]
+        expected = ranked(alone, 5)
+        assert [each.text for each in ranking.answers] == [each.text for each in expected.answers]
+        for mine, theirs in zip(ranking.answers, expected.answers, strict=True):
+            assert mine.margin == pytest.approx(theirs.margin, abs=0.02)  # states are float16
+
+
+class TestIndex:
+    @pytest.fixture
+    def document(self, tmp_path: Path) -> Path:
+        path = tmp_path / "towns.txt"
+        path.write_text(long_text("Noor"))
+        return path
+
+    def ask(self, towns_reader: Path, folder: Path | None, *documents: Path) -> tuple[list, int]:
+        """The best answers by a reader that is loaded anew, and how many windows it encoded."""
+        reader = Reader(load_checkpoint(towns_reader), index=folder, device="cpu")
+        encoded, encode = [], reader.model.encode
+
+        def count(tokens, mask):
+            encoded.extend(tokens)
+            return encode(tokens, mask)
+
+        reader.model.encode = count
+        sources = [text_source(path.read_text(), str(path)) for path in documents]
+        sections = [part for source in sources for part in reader.sections(source, 60)]
+        found = reader.ask(ASKED, reader.passages(sections), 3).answers
+        assert len(encoded) in (0, len(sections)) or len(documents) > 1
+        return [(each.text, each.file, each.paragraph, each.margin) for each in found], len(
+            encoded
+        )
+
+    def test_answers_are_equal_with_and_without(self, towns_reader, document, tmp_path):
+        folder = tmp_path / "index"
+        without, encoded = self.ask(towns_reader, None, document)
+        assert encoded > 10
+        assert self.ask(towns_reader, folder, document) == (without, encoded)
+        assert self.ask(towns_reader, folder, document) == (without, 0)
+        (file,) = folder.glob(ENCODINGS)
+        assert file.stat().st_size < 100_000
+        assert sorted(path.name for path in folder.iterdir()) == [index.MARK, file.name, FILE]
+
+    def test_a_changed_file_is_encoded_anew(self, towns_reader, document, tmp_path):
+        """It alone, and what was there of it before goes."""
+        folder, other = tmp_path / "index", tmp_path / "other.txt"
+        other.write_text("Kim 2nd rules Lund.")
+        _, all_windows = self.ask(towns_reader, folder, document, other)
+        before = set(folder.iterdir())
+        document.write_text(long_text("Mary-Ann"))
+        found, encoded = self.ask(towns_reader, folder, document, other)
+        assert found[0][0] == "Mary-Ann"
+        assert encoded == all_windows - 1
+        after = set(folder.iterdir())
+        assert len(after) == len(before) == 4
+        assert len(after - before) == 1
+
+    def test_what_was_encoded_before_an_end_is_kept(
+        self, towns_reader, document, tmp_path, monkeypatch
+    ):
+        """An interruption between documents costs those that were not written."""
+        folder, other = tmp_path / "index", tmp_path / "other.txt"
+        other.write_text("Kim 2nd rules Lund.")
+        monkeypatch.setattr(index, "_AT_ONCE", self.ask(towns_reader, None, document)[1])
+        write, written = index.Encodings._write, []
+
+        def stop(self, blocks):
+            if written:
+                raise KeyboardInterrupt
+            written.extend(file for file, _ in blocks)
+            write(self, blocks)
+
+        monkeypatch.setattr(index.Encodings, "_write", stop)
+        with pytest.raises(KeyboardInterrupt):
+            self.ask(towns_reader, folder, document, other)
+        monkeypatch.setattr(index.Encodings, "_write", write)
+        assert written == list(folder.glob(ENCODINGS))
+        assert self.ask(towns_reader, folder, document, other)[1] == 1
+
+    def test_a_disk_that_is_full(self, towns_reader, document, tmp_path, monkeypatch):
+        """It is named, and no half of a file stays there."""
+
+        def fill(tensors, file):
+            file.write_bytes(b"half")
+            raise OSError("No space left on device")
+
+        monkeypatch.setattr(index, "save_file", fill)
+        folder = tmp_path / "index"
+        with pytest.raises(UserError, match=r"--index is .*: cannot be written \(No space left"):
+            self.ask(towns_reader, folder, document)
+        assert [path.name for path in folder.iterdir()] == [index.MARK]
+
+    def test_another_model_has_its_own(self, towns_reader, document, tmp_path):
+        folder = tmp_path / "index"
+        self.ask(towns_reader, folder, document)
+        state = torch.load(towns_reader, weights_only=False)
+        state["model"]["encoder.contextual.lstm.bias_hh_l0"] += 0.5
+        torch.save(state, tmp_path / "changed.pt")
+        _, encoded = self.ask(tmp_path / "changed.pt", folder, document)
+        assert encoded
+        assert self.ask(towns_reader, folder, document)[1] == 0
+        assert len(list(folder.glob(ENCODINGS))) == 2
+
+    @pytest.mark.parametrize("damage", ["cut", "empty", "other", "none", "edited", "lengths"])
+    def test_a_damaged_file_is_made_anew(self, damage, towns_reader, document, tmp_path, caplog):
+        folder = tmp_path / "index"
+        expected = self.ask(towns_reader, folder, document)
+        (file,) = folder.glob(ENCODINGS)
+        content = file.read_bytes()
+        nothing = torch.zeros(0, dtype=torch.int64)
+        none = save({"states": torch.zeros(0, 4), "lengths": nothing, "checksums": nothing})
+        there = load_bytes(content)
+        halves = save(there | {"lengths": there["lengths"].roll(1) + 0.0})
+        damaged = {"cut": content[:-50], "empty": b"", "other": b"{}" * 40, "none": none}
+        damaged |= {"edited": content[:-8] + bytes(8), "lengths": halves}
+        file.write_bytes(damaged[damage])
+        assert self.ask(towns_reader, folder, document) == expected
+        assert f"{file} is damaged" in caplog.text
+        if damage in ("edited", "lengths"):  # which only shows when a question is asked
+            assert self.ask(towns_reader, folder, document) == expected
+        assert self.ask(towns_reader, folder, document) == (expected[0], 0)
+
+    def test_a_file_that_goes_meanwhile(self, towns_reader, document, tmp_path):
+        """Another process has read a newer version of the document."""
+        reader = load(towns_reader, device="cpu")
+        passages = reader.index(document, tmp_path / "index")
+        (file,) = (tmp_path / "index").glob(ENCODINGS)
+        file.unlink()
+        assert reader.answer(ASKED, passages, top=1)[0].text == "Noor"
+
+    def test_a_folder_of_somebody_else(self, towns_reader, document, tmp_path, capsys):
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "letter.txt").touch()
+        line = ["answer", "--checkpoint", towns_reader, "--document", document]
+        line += ["--question", ASKED, "--index"]
+        said = error(capsys, *line, tmp_path / "mine")
+        assert "mine: holds letter.txt, and is no index; allowed: a new or empty folder" in said
+        assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+        assert ": is a file; allowed" in error(capsys, *line, document)
+        (tmp_path / "empty").mkdir()
+        assert run(*line, tmp_path / "empty") == 0
+        assert capsys.readouterr().out.startswith("1. Noor\n")
+
+    def test_of_a_model_that_reads_documents_with_questions(self, tmp_path, capsys):
+        """It keeps their words alone."""
+        (tmp_path / "a.txt").write_text("Ada Lovelace wrote to Charles Babbage.")
+        line = ["answer", "--checkpoint", "reader-en", "--question", "Who wrote to Babbage?"]
+        line += ["--document", tmp_path / "a.txt", "--index", tmp_path / "index"]
+        made = []
+        for _ in range(2):
+            assert run(*line) == 0
+            assert capsys.readouterr().out.startswith("1. Ada Lovelace\n")
+            made.append({p.name: p.stat().st_mtime_ns for p in (tmp_path / "index").iterdir()})
+        assert set(made[0]) == {index.MARK, FILE}
+        assert made[0] == made[1]
+
+
+def test_python_answers_as_the_command_does(towns_reader, tmp_path, monkeypatch, capsys):
+    """The same passages are read; nothing is read or encoded for the next question, until a file
+    changes."""
+    for number, answer in enumerate(["", "", "Noor"]):
+        (tmp_path / f"{number}.txt").write_text(long_text(answer).replace("\n\n", "\n\n" * 9))
+    line = ["answer", "--checkpoint", towns_reader, "--document", tmp_path, "--cpu", "--top", 2]
+    assert run(*line, "--windows", 3, "--tokens-at-once", 60, "--question", ASKED) == 0
+    said = capsys.readouterr().out.replace("below 0.001", "0.000")
+    shown = re.findall(r"^\d\. (.*)\n   probability ([\d.]+)", said, re.M)
+    reader = load(towns_reader, device="cpu")
+    reader.windows, reader.window = 3, 60
+    counted = []
+    for name in ("encode", "forward"):
+        monkeypatch.setattr(
+            reader.model, name, counter(name, getattr(reader.model, name), counted)
+        )
+    for _ in range(2):
+        found = reader.answer(ASKED, tmp_path, top=2)
+        assert [(each.text, f"{each.probability:.3f}") for each in found] == shown
+        assert found[0].text == "Noor"
+    assert counted.count("encode") == len(counted) - 2
+    encoded = len(counted)
+    assert reader.answer(ASKED, reader.index(tmp_path), top=1)[0].text == "Noor"
+    assert len(counted) == encoded + 1
+    (tmp_path / "2.txt").write_text("Ida Brun rules Bree.")
+    assert reader.answer(ASKED, tmp_path, top=1)[0].text == "Ida Brun"
+    assert len(counted) > encoded + 2
+
+
+def test_a_text_that_is_the_name_of_a_folder(towns_reader, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "letters").mkdir()
+    load(towns_reader, device="cpu").answer(ASKED, ["letters", "Noor rules Ulm."])
+    (said,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+    assert said.startswith("'letters' is read as a text: give Path('letters') for the file or ")
+
+
+def counter(name: str, function, counted: list):
+    def count(*args):
+        counted.append(name)
+        return function(*args)
+
+    return count
+
+
+def test_a_qanet_with_clusters(towns_data, tmp_path):
+    """It has an index too; the windows that answers are from come with their clusters."""
+    line = f"{COMMON} --arch qanet_reader --encoder-embed-dim 16 --encoder-ffn-embed-dim 16"
+    line += " --encoder-attention-heads 2 --encoder-layers 2 --attention full,kmeans"
+    line += " --num-clusters 3 --attention-window 4 --max-update 2 --disable-validation"
+    train(towns_data, line, tmp_path)
+    source = text_source(long_text("Noor"), "x")
+    found = []
+    for _ in range(2):
+        loaded = load_checkpoint(tmp_path / "checkpoint_last.pt")
+        reader = Reader(loaded, index=tmp_path / "index", device="cpu")
+        sections = reader.sections(source, 60)
+        found.append(reader.ask(ASKED, reader.passages(sections), 2).answers)
+    assert len(list((tmp_path / "index").glob(ENCODINGS))) == 1
+    assert [each.text for each in found[0]] == [each.text for each in found[1]]
+    for answer in found[1]:
+        (clusters,) = answer.read.clusters.values()
+        assert len(clusters) == len(answer.read.section.tokens)
+        assert len(clusters.unique()) > 1
+
+
+@pytest.mark.parametrize(("bias", "answered"), [(0, True), (-100, True), (100, False)])
+def test_a_bundle_says_how_sure_its_reader_must_be(bias, answered, towns_reader, tmp_path, capsys):
+    """It moves the margin, and so what counts as an answer; the order of answers stays."""
+    line = ["bundle", towns_reader, tmp_path / "bundle", "--no-answer-bias", bias]
+    assert run(*line) == 0
+    plain, biased = (
+        Reader(load_checkpoint(path), device="cpu") for path in (towns_reader, tmp_path / "bundle")
+    )
+    sections = plain.sections(text_source(long_text("Noor"), "x"), 60)
+    expected, found = (each.ask(ASKED, each.passages(sections), 3) for each in (plain, biased))
+    assert found.is_answered == answered
+    spans = [[each for each in x.answers if each.type == "short"] for x in (expected, found)]
+    for before, after in zip(*spans, strict=True):
+        assert after.text == before.text
+        assert after.margin == pytest.approx(before.margin - bias, abs=1e-3)
+    assert run("bundle", tmp_path / "bundle", tmp_path / "again") == 0
+    assert load_checkpoint(tmp_path / "again").task.cfg.no_answer_bias == bias
+
+
+class TestInstalledReader:
+    """``clusterformer answer`` without --checkpoint."""
+
+    @pytest.fixture
+    def line(self, tmp_path: Path, monkeypatch) -> list:
+        monkeypatch.setattr(bundle, "SHIPPED", tmp_path / "trained")
+        (tmp_path / "letters").mkdir()
+        (tmp_path / "letters" / "a.txt").write_text("Otto rules Ulm. Noor rules Bree.")
+        return ["answer", "--document", tmp_path / "letters", "--question", ASKED, "--cpu"]
+
+    def test_none(self, line, capsys):
+        said = error(capsys, *line)
+        assert said.endswith(
+            "--checkpoint is not given: no reader installed with this package; allowed: a "
+            "reader's checkpoint or bundle"
+        )
+
+    def test_several(self, line, towns_reader, tmp_path, capsys):
+        bundle.write_bundle(load_checkpoint(towns_reader), tmp_path / "trained" / "a")
+        shutil.copytree(tmp_path / "trained" / "a", tmp_path / "trained" / "b")
+        line[2] = line[2] / "a.txt"
+        said = error(capsys, *line)
+        assert ": 2 readers installed with this package; allowed: a, b, a reader's" in said
+
+    @pytest.mark.parametrize(
+        ("option", "problem"),
+        [("--checkpoint", "no such file"), ("--encoder", "it has no config.json")],
+    )
+    def test_models_are_looked_for_first(
+        self, option, problem, line, tmp_path, monkeypatch, capsys
+    ):
+        """Before documents are read, which may take long."""
+        (tmp_path / "trained" / "a").mkdir(parents=True)
+        (tmp_path / "trained" / "a" / bundle.MARK).write_text('{"task": "clusterformer_qa"}')
+        monkeypatch.setattr(documents, "read_sources", None)
+        said = error(capsys, *line, option, tmp_path / "none")
+        assert f"{option} is {tmp_path}/none: {problem}; allowed: a" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--question Who?", "there is no document; allowed: --document PATH, or --serve"),
+        ("--document x", "there is no question; allowed: --question TEXT, --interactive or"),
+        ("--serve --question Who?", "--serve and --question are given; allowed: one of the two"),
+        ("--serve --html a", "--serve and --html a are given; allowed: one of the two"),
+        ("--serve --port 70000", "--port is 70000; allowed: 1 to 65,535"),
+        ("--document x --question y --no-answer-margin nan", "is nan; allowed: a finite number"),
+    ],
+)
+def test_options_that_do_not_fit(words, message, capsys):
+    assert message in usage_error(capsys, "answer", *words.split())
+
+
+def test_the_margin_is_an_option(towns_reader, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("Otto rules Ulm. Noor rules Bree.")
+    line = ["answer", "--checkpoint", towns_reader, "--document", tmp_path / "a.txt"]
+    assert run(*line, "--question", ASKED, "--no-answer-margin", 90) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("No answer here: the best margin is ")
+    assert "and above 90 counts. The best guesses are:\n1. Noor\n" in out
+    for other in [town for town in TOWNS if town not in ("Ulm", "Bree")]:
+        assert run(*line, "--question", f"Who rules {other}?") == 0
+        assert capsys.readouterr().out.startswith("Most likely, no answer here")

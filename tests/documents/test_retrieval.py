@@ -1,0 +1,111 @@
+"""Which passages are read: by words and by sentence vectors, which those of transformers are."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_clusterformer.documents.retrieval import Passages
+from fairseq_clusterformer.documents.sentences import SentenceEncoder
+from fairseq_clusterformer.errors import UserError
+from tests.documents.commands import error, run
+from tests.documents.sections import sections_of
+from tests.models.bert import folder_of
+
+transformers = pytest.importorskip("transformers")
+
+
+def test_both_ranks_count(caplog):
+    """The first by one of them is read, though the other puts it last; of a section with several
+    parts, the most similar one counts."""
+    parts = sections_of("Otto rules Ulm.", "All is well.", "A monarch is there.", "Ulm, Ulm, Ulm.")
+    vectors = [torch.eye(3)[rows].half() for rows in ([0], [0], [0, 1], [0])]
+    passages = Passages(parts, vectors, lambda _: torch.tensor([0.1, 0.9, 0.0]))
+    _, words, likeness = zip(*passages.likeliest("Who rules Ulm?", 9), strict=True)
+    assert max(words) == words[0] > words[3] > words[1] == 0
+    assert likeness == pytest.approx([0.1, 0.1, 0.9, 0.1], abs=1e-3)
+    assert [place for place, *_ in passages.likeliest("Who rules Ulm?", 2)] == [0, 2]
+    assert [place for place, *_ in Passages(parts).likeliest("Who rules Ulm?", 2)] == [0, 3]
+    # in their order, not by relevance
+    places, words, _ = zip(*Passages(parts).likeliest("Ulm?", 2), strict=True)
+    assert places == (0, 3)
+    assert words[0] < words[1]
+    assert not caplog.records  # the library is quiet
+
+
+def test_texts_without_words_and_long_numbers():
+    assert len(Passages(sections_of("\u4eac\u90fd", "...")).likeliest("Who?", 1)) == 2
+    passages = Passages(
+        sections_of("Order 10048712 is here.", "Order 10048713 is there.", "None.")
+    )
+    assert [place for place, *_ in passages.likeliest("Where is order 10048713?", 1)] == [1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of("bert", tmp_path_factory.mktemp("encoder") / "bert")
+
+
+def test_vectors_are_means_of_states(folder):
+    """Alone as with others, of which some are longer; a long text has several."""
+    encoder = SentenceEncoder(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    texts = ["the cat sat", "a", "the cat sat on the mat " * 12]
+    with torch.no_grad():
+        ids = torch.tensor([[2, *tokenizer(texts[0], add_special_tokens=False).input_ids, 3]])
+        ids[0, 0], ids[0, -1] = tokenizer.convert_tokens_to_ids(["[CLS]", "[SEP]"])
+        expected = model(ids).last_hidden_state[0].mean(0)
+    found = encoder.of_sections(sections_of(*texts))
+    torch.testing.assert_close(found[0][0], expected / expected.norm(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(encoder.of_question(texts[0]), found[0][0], atol=1e-5, rtol=1e-5)
+    assert [len(vectors) for vectors in found[:2]] == [1, 1]
+    assert len(found[2]) > 1
+    for vectors in found:
+        torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors)))
+
+
+def test_similar_passages_are_found(folder, tmp_path, capsys, monkeypatch):
+    """The same text has a cosine of 1; the next run encodes nothing."""
+    (tmp_path / "a.txt").write_text("the mat sat\n\n" + "a cat on a mat " * 40)
+    (tmp_path / "b.txt").write_text("the cat sat")
+    line = ["similar", tmp_path, "the cat sat", "--encoder", folder, "--index", tmp_path / "i"]
+    found = []
+    for _ in range(2):
+        assert run(*line, "--cpu", "--top", 9) == 0
+        found.append(capsys.readouterr().out.splitlines())
+        monkeypatch.setattr(SentenceEncoder, "of_sections", None)
+    assert found[1] == found[0]
+    places, texts = found[0][::2], found[0][1::2]
+    cosines = [float(re.match(r"\d\. (\d\.\d{3}): ", place)[1]) for place in places]
+    assert cosines == sorted(cosines, reverse=True)
+    (same,) = (i for i, place in enumerate(places) if place.endswith("b.txt, paragraph 1"))
+    assert (cosines[same], texts[same]) == (1.0, "   the cat sat")
+    assert all(len(text) < 165 for text in texts)
+    assert "sentence is empty" in error(capsys, "similar", tmp_path, " ", "--encoder", folder)
+    message = "it has no config.json; allowed: a folder of BERT's form"
+    assert message in error(capsys, "similar", tmp_path, "a", "--encoder", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "t5"}, "its model_type is t5; allowed: bert"),
+        ({"num_hidden_layers": 3}, "it has no .*encoder.layer.2"),
+        ({"type_vocab_size": 3}, "its type_vocab_size is 3; allowed: 1 or 2"),
+    ],
+)
+def test_folders_of_another_form(changes, message, folder, tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    config = json.loads((copy / "config.json").read_text()) | changes
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=f"--encoder is {copy}: .*{message}"):
+        SentenceEncoder(copy)
+    (copy / "config.json").unlink()
+    with pytest.raises(UserError, match="no config.json that can be read"):
+        SentenceEncoder(copy)

@@ -1,0 +1,63 @@
+"""Bits by position, and on what a text has had before."""
+
+import math
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_clusterformer.data.bytes import byte_symbols
+from fairseq_clusterformer.data.coding import ByteCoding, WordCoding
+from fairseq_clusterformer.use.breakdown import Breakdown
+
+
+def dictionary(symbols: list[str]) -> Dictionary:
+    made = Dictionary()
+    for symbol in symbols:
+        made.add_symbol(symbol)
+    return made
+
+
+def test_bytes():
+    coding = ByteCoding(dictionary(byte_symbols()))
+    text = b"omega" + b" " * 95 + b"omega" + b" " * 25 + b"omega"
+    target = coding.encode(text)
+    bits = torch.arange(len(text)) / 10
+    breakdown = Breakdown(coding)
+    for _ in range(2):  # blocks add up
+        breakdown.add(target.roll(1), target, -bits * math.log(2))
+    found = breakdown.result()
+    assert found["bits by position"] == [
+        {"from": 0, "to": 64, "tokens": 128, "bits": pytest.approx(bits[:64].mean().item())},
+        {"from": 64, "to": 128, "tokens": 128, "bits": pytest.approx(bits[64:128].mean().item())},
+        {"from": 128, "to": 256, "tokens": 14, "bits": pytest.approx(bits[128:].mean().item())},
+    ]
+    # "mega" at 131 to 134, 30 back, and at 101 to 104, 100 back
+    assert found["bits on repeats by distance"] == [
+        {"from": 0, "to": 64, "tokens": 8, "bits": pytest.approx(13.25)},
+        {"from": 64, "to": 128, "tokens": 8, "bits": pytest.approx(10.25)},
+    ]
+    known = Breakdown(coding, [coding.encode("omega omega"), coding.encode("omega")], rare=2)
+    known.add(target.roll(1), target, -bits)
+    assert known.result()["bits on repeats by distance"] == []
+
+
+def test_what_is_no_byte_ends_an_identifier():
+    coding = ByteCoding(dictionary(byte_symbols()))
+    target = torch.cat([coding.encode("omega"), torch.tensor([2]), coding.encode("omega")])
+    breakdown = Breakdown(coding)
+    breakdown.add(target.roll(1), target, torch.zeros(len(target)))
+    assert breakdown.result()["bits on repeats by distance"][0]["tokens"] == 4
+
+
+@pytest.mark.parametrize("front", [[], [0]])
+def test_words_repeat_in_pairs(front: list[int]):
+    """Also behind ``<s>``, after which the first word is not scored."""
+    coding = WordCoding(dictionary(["a", "b", "c"]))
+    a, b, c = (coding.dictionary.index(word) for word in "abc")
+    source, target = torch.tensor([a, b, c, a, b, c]), torch.tensor([b, c, a, b, c, c])
+    breakdown = Breakdown(coding, [torch.tensor([b, c, b, c])], rare=1)
+    source = torch.cat([torch.tensor(front, dtype=torch.int64), source])
+    breakdown.add(source, target, torch.arange(6) * -math.log(2))
+    (found,) = breakdown.result()["bits on repeats by distance"]
+    assert found == {"from": 0, "to": 64, "tokens": 1, "bits": pytest.approx(3.0)}  # a b, again
