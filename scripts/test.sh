@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Runs the linter, the formatter's check and every test; makes the environment first where it is missing.
+# Runs the linter, the formatter's check and the tests; makes the environment first where it is missing.
 #
-#   bash scripts/test.sh                 everything
+#   bash scripts/test.sh                 one form of each kind of attention, and a sample of what is slow
+#   bash scripts/test.sh --all           everything; what has passed is written to tests/passed
+#   bash scripts/test.sh --ci            as without, and every form where attention has changed since --all
 #   bash scripts/test.sh -k neural       what follows goes to pytest
 #   bash scripts/test.sh -n 0 -x --pdb   in one process
 set -euo pipefail
@@ -12,6 +14,26 @@ cd -- "$root"
 # one thread a worker: two pools of threads on two cores are slower than one
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
+# what decides whether every form of attention keeps its promises
+of_the_matrix() {
+  find fairseq_clusterformer/{attention,kernels,clustering} tests/kinds.py tests/test_{conformance,steps}.py \
+    -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' \) | LC_ALL=C sort | xargs sha256sum | sha256sum
+}
+passed=tests/passed/matrix.sha256
+
 ruff check .
 ruff format --check .
+case "${1-}" in
+  --all)
+    shift
+    set -- -m "" "$@"
+    ;;
+  --ci)
+    shift
+    of_the_matrix | cmp -s - "$passed" || set -- -m "not whole" "$@"
+    ;;
+esac
 python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations 10 "$@"
+if [[ "${1-}" == -m && -z "${2-}" && $# -eq 2 ]]; then
+  of_the_matrix >"$passed"
+fi

@@ -1,4 +1,8 @@
-"""Every kind of attention, as the conformance suite runs it: one line a kind."""
+"""Every kind of attention, as the conformance suite runs it: one line a form.
+
+By default the last form of each kind is tested, in each mode, without Triton's interpreter; the
+others are marked ``matrix``.
+"""
 
 import re
 from collections import defaultdict
@@ -55,11 +59,11 @@ CAUSAL = {
     "window, sinks": "window(sinks=2)",
     "gated, sinks, gap": "gated(sinks=3,gap=4)",
     "taught, sinks, summaries, probes": "taught(sinks=2,summaries=3,probes=2,gap=2)",
-    "taught, clusters of keys": "taught(clusters_per=kv-head,sinks=2,summaries=3,probes=2,gap=3)",
     "taught, clusters of keys, dropped": "taught(clusters_per=kv-head,routes_by=heads,"
     "drop_keys=0.5,routing_convolution=0)",
     "window+taught, clusters of keys": "window+taught(clusters_per=kv-head,probes=2,gap=3,"
     "routing_convolution=0)",
+    "taught, clusters of keys": "taught(clusters_per=kv-head,sinks=2,summaries=3,probes=2,gap=3)",
     "window+lsh, sinks, gap": "window+lsh(sinks=2,gap=2)",
     "xl, sinks": "xl(sinks=1)",
 }
@@ -77,14 +81,14 @@ BIDIRECTIONAL = {
     "taught, gap, no convolution": "taught(gap=3,routing_convolution=0)",
     "taught, probes": "taught(probes=2,routing_convolution=0)",
     "taught, summaries": "taught(summaries=4)",
-    "taught, clusters of keys": "taught(clusters_per=kv-head,probes=2,gap=3)",
     "taught, by heads": "taught(routes_by=heads)",
     "taught, dropped keys": "taught(drop_keys=0.5,routes_by=heads)",
+    "taught, clusters of keys": "taught(clusters_per=kv-head,probes=2,gap=3)",
     "window+neural": "window+neural(rule=chunk)",
     "lsh, chunk": "lsh(rule=chunk)",
     "lsh, recent": "lsh",
-    "lsh, gap": "lsh(gap=3)",
     "window+lsh, chunk, many buckets": "window+lsh(rule=chunk,clusters=100)",
+    "lsh, gap": "lsh(gap=3)",
     "routing, chunk": "routing(rule=chunk)",
     "routing, recent": "routing",
     "routing, gap": "routing(gap=2)",
@@ -143,7 +147,8 @@ def every_causal_kind_and_kernel(**others):
 
 def every_bidirectional_kind_and_kernel(**others):
     """By ``impl`` and ``kind``."""
-    return _by(("impl", "kind"), _and_kernel(BIDIRECTIONAL, BIDIRECTIONAL_BY_TRITON), others)
+    cases = _and_kernel(BIDIRECTIONAL, BIDIRECTIONAL_BY_TRITON)
+    return _by(("impl", "kind"), cases, others, causal=False)
 
 
 def every_kind_and_kernel(**others):
@@ -157,29 +162,42 @@ def _and_kernel(kinds, by_triton) -> list[tuple[str, str]]:
     return [("blocks", kind) for kind in kinds] + [("triton", kind) for kind in by_triton]
 
 
-def _by(names: tuple[str, ...], cases: list[tuple], others: dict[str, list]):
+def _by(names: tuple[str, ...], cases: list[tuple], others: dict[str, list], causal: bool = True):
+    rest = [_is_of_the_matrix(case, causal) for case in cases]
     for name, values in others.items():
-        names, cases = (*names, name), spread(cases, values)
+        names, cases = (*names, name), spread(cases, rest, values)
+    marks = [[pytest.mark.matrix] if of_matrix else [] for of_matrix in rest]
+    cases = [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
     return pytest.mark.parametrize(names, cases, ids=_id)
+
+
+def _is_of_the_matrix(case: tuple, causal: bool) -> bool:
+    """Whether a case is left out by default."""
+    name, forms = _name(case), CAUSAL if causal and False not in case else BIDIRECTIONAL
+    return "triton" in case or name != [form for form in forms if family(form) == family(name)][-1]
 
 
 def _id(value: object) -> str | None:
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
 
 
-def spread(cases: list[tuple], values: list) -> list[tuple]:
-    """Each case with one of the values, which take turns among the forms of one kind: a kind meets
-    as many of them as it has forms, and all together meet them all."""
+def spread(cases: list[tuple], rest: list[bool], values: list) -> list[tuple]:
+    """Each case with one of the values, which take turns among those that are tested by default,
+    and among the others of one kind."""
     turns = defaultdict(count)
-    return [(*case, values[next(turns[_turn(case)]) % len(values)]) for case in cases]
+    return [
+        (*case, values[next(turns[of_matrix and _turn(case)]) % len(values)])
+        for case, of_matrix in zip(cases, rest, strict=True)
+    ]
 
 
 def _turn(case: tuple) -> str:
     """The kind of a case, without its options; those of Triton are few and take turns together."""
-    if "triton" in case:
-        return "triton"
-    (name,) = (part for part in case if part in CAUSAL or part in BIDIRECTIONAL)
-    return family(name)
+    return "triton" if "triton" in case else family(_name(case))
+
+
+def _name(case: tuple) -> str:
+    return next(part for part in case if part in CAUSAL or part in BIDIRECTIONAL)
 
 
 def family(name: str) -> str:
@@ -246,15 +264,20 @@ def pads(lengths: list[int], total: int, side: str) -> torch.Tensor:
     return place < total - real if side == "left" else place >= real
 
 
-def by_steps(module, x, mask=None, documents=None, order_at=None) -> tuple[torch.Tensor, dict]:
-    """Outputs [B, N, D] of single steps, and what they keep; the rows may get another order,
-    (step, new order of the batch)."""
-    state, outputs = {}, []
-    for t in range(x.size(1)):
+def by_steps(
+    module, x, mask=None, documents=None, order_at=None, portions=()
+) -> tuple[torch.Tensor, dict]:
+    """Outputs [B, N, D] of portions of these sizes and of single steps behind them, and what they
+    keep; the rows may get another order, (number of the first token, new order of the batch)."""
+    state, outputs, t = {}, [], 0
+    sizes = iter(portions or ())
+    while t < x.size(1):
         if order_at is not None and t == order_at[0]:
-            x, *outputs = (row.index_select(0, order_at[1]) for row in (x, *outputs))
-            state = {name: kept.index_select(0, order_at[1]) for name, kept in state.items()}
-        hidden, numbers = (None if o is None else o[:, t : t + 1] for o in (mask, documents))
-        out, state = module.step(x[:, t : t + 1], state, Batch(hidden, numbers))
+            rows, order_at = order_at[1], None
+            x, mask, *outputs = (None if o is None else o[rows] for o in (x, mask, *outputs))
+            state = {name: kept.index_select(0, rows) for name, kept in state.items()}
+        part = slice(t, t := min(t + next(sizes, 1), x.size(1)))
+        hidden, numbers = (None if o is None else o[:, part] for o in (mask, documents))
+        out, state = module.step(x[:, part], state, Batch(hidden, numbers))
         outputs.append(out)
     return torch.cat(outputs, dim=1), state

@@ -16,7 +16,6 @@ from .kinds import (
     WIDTH,
     WINDOW,
     build,
-    by_steps,
     every_bidirectional_kind_and_kernel,
     every_causal_kind,
     every_causal_kind_and_kernel,
@@ -35,11 +34,6 @@ HALF = [torch.float16, torch.bfloat16]
 
 def inputs(batch: int = 3, length: int = LENGTH, dtype=torch.float64) -> torch.Tensor:
     return torch.randn(batch, length, WIDTH, dtype=dtype)
-
-
-def length_for(impl: str) -> int:
-    """Of a text that is read step by step; Triton's interpreter is slow, so shorter there."""
-    return 9 if impl == "triton" else LENGTH
 
 
 def cuts(impl: str, first: int) -> tuple[list[int], torch.Tensor]:
@@ -79,31 +73,6 @@ def test_a_change_of_the_past_is_seen(impl, kind):
     edited = x.clone()
     edited[:, 0] += 1
     assert not torch.allclose(module(x)[0][:, -1], module(edited)[0][:, -1], atol=1e-8)
-
-
-@every_causal_kind_and_kernel()
-@torch.no_grad()
-def test_steps_equal_the_parallel_pass(impl, kind):
-    """Of a beam that is reordered on the way."""
-    module = build(kind, impl=impl, causal=True)
-    x = inputs(batch=4, length=length_for(impl))
-    order = torch.tensor([2, 0, 0])
-    stepwise, _ = by_steps(module, x, order_at=(x.size(1) - 3, order))
-    torch.testing.assert_close(stepwise, module(x[order])[0], rtol=0, atol=1e-12)
-
-
-@every_causal_kind_and_kernel()
-@torch.no_grad()
-def test_steps_of_a_ragged_batch(impl, kind):
-    """Sentences padded on either side."""
-    module = build(kind, impl=impl, causal=True)
-    length = length_for(impl)
-    lengths = [length, 7, 1]
-    mask = torch.cat([pads(lengths, length, side) for side in ("left", "right")])
-    x = inputs(batch=len(mask), length=length)
-    stepwise, _ = by_steps(module, x, mask)
-    expected, _ = module(x, mask)
-    torch.testing.assert_close(stepwise[~mask], expected[~mask], rtol=0, atol=1e-12)
 
 
 @every_causal_kind()
@@ -224,16 +193,6 @@ def test_large_logits_stay_finite_in_half_precision(impl, kind, causal, dtype):
             assert field is None or field.dtype == expected
 
 
-@every_causal_kind(dtype=HALF)
-@torch.no_grad()
-def test_steps_equal_the_parallel_pass_in_half_precision(kind, dtype):
-    """Rounding may move an output by its last bits, and no token to another cluster."""
-    module = build(kind, causal=True, dtype=torch.float32, window=16, clusters=8).to(dtype)
-    x = inputs(batch=4, length=64, dtype=dtype)
-    stepwise, parallel = by_steps(module, x)[0], module(x)[0]
-    torch.testing.assert_close(stepwise, parallel, rtol=0, atol=2e-2)
-
-
 @every_causal_kind()
 def test_training_is_causal(kind):
     """Exploration and drawn rotations included: what is drawn is drawn by position."""
@@ -283,14 +242,6 @@ def test_lengths_of_several_tiles(kind):
         module.impl = impl
         outputs.append(module(x)[0])
     torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-12)
-
-
-@every_causal_kind_once()
-@torch.no_grad()
-def test_steps_over_several_tiles(kind):
-    module = build(kind, causal=True, window=70)
-    x = inputs(batch=2, length=140)
-    torch.testing.assert_close(by_steps(module, x)[0], module(x)[0], rtol=0, atol=1e-12)
 
 
 @every_causal_kind()

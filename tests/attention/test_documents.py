@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention
 
-from ..kinds import CARRIED_ON, WIDTH, build, by_steps, every_causal_kind, every_kind, pads
+from ..kinds import WIDTH, build, every_kind, pads
 from .plain import LENGTHS, TOTAL, documents
 
 PLAIN = {}
@@ -50,24 +50,6 @@ def test_each_is_as_if_alone(kind, causal, of):
         for report in reports:
             if report.clusters is not None:
                 assert report.clusters.shape[::2] == whole.shape[:2]
-
-
-@pytest.mark.parametrize("extra", [0, 4])
-@every_causal_kind(of=[WHOLE, PLAIN])
-@torch.no_grad()
-def test_steps_begin_anew(kind, of, extra):
-    """Also in rows that begin with padding."""
-    module, given = build(kind, causal=True, of=of), inputs()
-    mask = pads([TOTAL] * 3, TOTAL + extra, "left")
-    x = torch.full((*mask.shape, WIDTH), float("nan"), dtype=given.dtype)
-    x = x.masked_scatter(~mask.unsqueeze(-1), given)
-    numbers = torch.zeros_like(mask, dtype=torch.long).masked_scatter(~mask, documents())
-    if kind in CARRIED_ON:
-        with pytest.raises(ValueError, match="carries what it saw .*; allowed in rows of se"):
-            by_steps(module, x, mask if extra else None, numbers)
-        return
-    found = by_steps(module, x, mask if extra else None, numbers)[0][~mask].view_as(given)
-    torch.testing.assert_close(found, alone(module, apart(given)), rtol=0, atol=1e-12)
 
 
 def test_centroids_of_the_layer_before_are_of_a_whole_row():

@@ -20,21 +20,6 @@ def inputs(length: int = LENGTH) -> Tensor:
     return torch.randn(BATCH, length, WIDTH, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("convolution", [0, 4])
-@every_causal_kind(positions=["relative", "rotary"], side=[None, "left", "right"])
-@torch.no_grad()
-def test_step_by_step(kind, positions, side, convolution):
-    of = {"short_convolution": convolution} if convolution else {positions: True}
-    module, x = build(kind, causal=True, of=of), inputs()
-    mask = None if side is None else pads([LENGTH, 5], LENGTH, side)
-    out, state = by_steps(module, x, mask)
-    expected, _ = module(x, mask)
-    real = slice(None) if mask is None else ~mask
-    torch.testing.assert_close(out[real], expected[real], rtol=0, atol=1e-12)
-    if convolution:
-        assert state["q.before"].shape == (BATCH, 3, WIDTH)
-
-
 class TestPositions:
     def test_the_equation(self):
         """RoFormer, eq. 15 and 34: each pair of channels as a vector of the plane, turned by

@@ -77,7 +77,7 @@ def in_two(run_cli: RunCli, data: Path, line: str, folder: Path, **how: bool) ->
 
 @pytest.mark.parametrize(
     ("task", "torchrun"),
-    [("lm", True), ("lm", False), pytest.param("translation", True, marks=pytest.mark.slow)],
+    [("lm", True), ("lm", False), pytest.param("translation", True, marks=pytest.mark.whole)],
 )
 def test_two_processes(task, torchrun, double_batch, tmp_path, run_cli):
     """The checkpoint is read by the first and sent to the second."""

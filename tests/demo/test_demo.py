@@ -19,7 +19,7 @@ RESULTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_whole_demo(tmp_path, capfd, monkeypatch):
     texts = {"train": b"def f(value):\n    return value\n" * 200, "valid": b"value = f(3)\n" * 50}
     for module in (demo, demo_text):

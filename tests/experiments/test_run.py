@@ -254,7 +254,7 @@ def test_a_task_that_draws_its_own_data_takes_none(tmp_path):
     assert run.main([str(word) for word in words]) == 0  # what is kept is its own
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_with_fairseq_itself(case, tmp_path, monkeypatch):
     monkeypatch.undo()
     for split, lines in (("train", 300), ("valid", 40), ("test", 20)):

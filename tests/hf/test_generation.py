@@ -257,7 +257,7 @@ def test_a_conversation_goes_on_from_a_cache():
     assert first.cache.get_seq_length() == 6 + 5 + 3 + 6 - 1  # none was read twice
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_compiled_by_inductor():
     """Its training takes minutes on a processor."""
@@ -267,7 +267,7 @@ def test_compiled_by_inductor():
         torch.testing.assert_close(compiled(ids).logits, model(ids).logits)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["window+taught", "gated(exploration=0)"])
 def test_compiled_training(kind):
     """The same gradients, also when an optimizer's step has begun an update."""
@@ -285,7 +285,7 @@ def test_compiled_training(kind):
         torch.testing.assert_close(one, two)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_compiled_generation():
     """Steps as well, whose state grows and then comes round."""
     model, ids = language_model(decoder_layers=1, attention="window(2)"), tokens(2, 2)

@@ -9,7 +9,7 @@ pytest.importorskip("accelerate")
 from tests.conftest import REPO_ROOT  # noqa: E402
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_notebook_runs(tmp_path, monkeypatch):
     """Its first cell imports transformers before this package, as people do."""
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
