@@ -15,10 +15,13 @@ from pathlib import Path
 from unittest import mock
 
 DOCS = Path(__file__).resolve().parent
+#: user-dirs of examples/ with options of their own, by what they are imported as
+PLUGINS = {"xlqa": DOCS.parent / "examples" / "xlqa"}
 #: pages with tables of options
 OPTIONS = [
     DOCS / "options.md",
     *(DOCS.parent / "examples" / task / "OPTIONS.md" for task in ("etc", "question_answering")),
+    PLUGINS["xlqa"] / "README.md",
 ]
 _LOSSES = "criterions.clustering_losses:ClusteringLossConfig"
 #: the options of ``module:Class``; a class that begins with ``-`` only takes options away
@@ -37,9 +40,9 @@ TABLES = {
     "etc reader": "-etc.encoder:ETCOptions etc.reader:ETCReaderConfig",
     "reader": "-models.encoder_only:EncoderOptions -models.options:ClusteringOptions"
     " models.clusterformer_reader:ClusterformerReaderConfig",
-    "bidaf": "readers.bidaf:BidafReaderConfig",
-    "qanet": "-readers.bidaf:BidafReaderConfig -models.options:ClusteringOptions"
-    " readers.qanet:QANetReaderConfig",
+    "bidaf": "xlqa.bidaf:BidafReaderConfig",
+    "qanet": "-xlqa.bidaf:BidafReaderConfig -models.options:ClusteringOptions"
+    " xlqa.qanet:QANetReaderConfig",
     "questions": f"tasks.clusterformer_qa:ClusterformerQAConfig -{_LOSSES}"
     " criterions.clusterformer_qa:ClusterformerQAConfig",
     "losses": _LOSSES,
@@ -109,7 +112,8 @@ def option_table(owners: list[str], before: Collection[str] = ()) -> str:
     rows, known = ["| option | default | meaning |", "|---|---|---|"], set()
     for owner in owners:
         module, name = owner.removeprefix("-").split(":")
-        path = module if module.startswith("fairseq.") else f"fairseq_clusterformer.{module}"
+        ours = not module.startswith(("fairseq.", *PLUGINS))
+        path = f"fairseq_clusterformer.{module}" if ours else module
         for field in fields(getattr(importlib.import_module(path), name)):
             if field.name.startswith("_") or field.name in known:
                 continue
@@ -144,7 +148,12 @@ def _shown(field) -> str:
 
 def options(page: str) -> str:
     """A page with today's tables."""
+    from fairseq.utils import import_user_module
+
     import fairseq_clusterformer.plugin  # noqa: F401  registers all dataclasses
+
+    for folder in PLUGINS.values():
+        import_user_module(argparse.Namespace(user_dir=str(folder)))
 
     shown: list[str] = []
 

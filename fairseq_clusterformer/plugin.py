@@ -7,7 +7,6 @@ today's torch. It is the one module that knows all wings.
 from . import compat, criterions, models  # noqa: F401  the last two register themselves
 from .data import encoder  # noqa: F401
 from .etc import keyphrases, lamb, masked_lm_task, reader  # noqa: F401
-from .readers import bidaf, qanet  # noqa: F401
 from .tasks import (  # noqa: F401
     clusterformer_masked_lm,
     clusterformer_qa,

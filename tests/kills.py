@@ -33,7 +33,6 @@ COMMANDS = {
     " --train pairs/train --valid pairs/valid --test pairs/test --bpe-operations 270 out/data",
     "prepare classification": "prepare classification text labels/train.tsv out/data"
     " --valid labels/valid.tsv --tokenised",
-    "vectors": "vectors text out/vectors.txt --width 8 --min-count 1 --epochs 1",
     "average": "average --inputs 1.pt 2.pt --output out/average.pt",
     "bundle": "bundle python-code out/bundle",
     "export": "export python-code out/exported --to transformers",

@@ -75,9 +75,6 @@ COMMANDS = {
     "convert {dense} out --data {data} --updates 0 --near-window 4 --far-window 4 --clusters 2": (
         "--clusters --near-window --far-window --lr --probes --tokens --seed --attention"
     ),
-    "vectors {text} out.txt --width 4 --epochs 1 --min-count 1 --workers 1": (
-        "--window --width --epochs --negative --min-count --max-words --seed --pattern"
-    ),
     "prepare lm text {text} out --words": "--valid-fraction --test-fraction --dict",
     "prepare lm text {text} out --sentencepiece 400": "--sentencepiece --pattern --encoding",
     "prepare translation text out --source-lang de --target-lang en --train {pair}": (

@@ -75,7 +75,12 @@ def recipe(save_dir: str) -> list[str]:
     return found[0]
 
 
+def in_the_checkout(words: list[str]) -> list[str]:
+    """A command that runs elsewhere, with the checkout's folders of plug-ins and scripts."""
+    ours = re.compile(r"fairseq_clusterformer$|examples/[\w/]+(\.py)?$")
+    return [str(ROOT / word) if ours.match(word) else word for word in words]
+
+
 def parse_fairseq(words: list[str]) -> argparse.Namespace:
-    folder = str(ROOT / "fairseq_clusterformer")
-    words = [folder if word == "fairseq_clusterformer" else word for word in words]
+    words = in_the_checkout(words)
     return options.parse_args_and_arch(PARSERS[words[0]](), words[1:])

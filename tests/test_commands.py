@@ -29,7 +29,16 @@ from tests.cli.towns import squad
 from tests.conversion.dense import llama
 from tests.data.tokenizers import made
 from tests.documents.commands import run
-from tests.pages import CONFIGURATIONS, PAGES, ROOT, commands, overrides, parse_fairseq, recipe
+from tests.pages import (
+    CONFIGURATIONS,
+    PAGES,
+    ROOT,
+    commands,
+    in_the_checkout,
+    overrides,
+    parse_fairseq,
+    recipe,
+)
 
 #: how the commands begin that cannot run here, and why; test_docs.py parses these, too
 NOT_RUN = {
@@ -230,7 +239,7 @@ def tiny(words: list[str]) -> list[str]:
 
 def fairseq(words: list[str]) -> None:
     """One of fairseq's programs, in this process."""
-    words = [str(ROOT / word) if word == "fairseq_clusterformer" else word for word in words]
+    words = in_the_checkout(words)
     vars(checkpoint_utils.save_checkpoint).pop("best", None)  # of an earlier one in this process
     if words[0] == "fairseq-hydra-train":
         name = words[words.index("--config-name") + 1]
@@ -270,7 +279,11 @@ def execute(words: list[str]) -> None:
         if any(word.startswith(name) for word in words) and not Path(name).exists():
             write(Path(name))
     if words[0] == "clusterformer":
-        assert run(*tiny(words)[1:]) == 0, words
+        assert run(*in_the_checkout(tiny(words))[1:]) == 0, words
+    elif words[0] == "python" and words[1].endswith(".py"):
+        script = ROOT / words[1]
+        with mock.patch("sys.argv", [str(script), *tiny(words)[2:]]), ends_well():
+            runpy.run_path(str(script), run_name="__main__")
     elif words[0] == "python":
         with mock.patch("sys.argv", [words[2], *tiny(words)[3:]]), ends_well():
             runpy.run_module(words[2], run_name="__main__")

@@ -3,7 +3,7 @@
 from tests.kills import COMMANDS, kill
 
 #: of which a run takes little
-QUICK = ["prepare lm", "vectors", "average"]
+QUICK = ["prepare lm", "average"]
 
 
 def test_a_killed_command_given_again_ends_right(tmp_path):

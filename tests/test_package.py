@@ -23,7 +23,7 @@ from tests.packaging import build_wheel
 NAME = "fairseq_clusterformer"
 PACKAGE = REPO_ROOT / NAME
 WITHOUT_FAIRSEQ = ("answers", "attention", "kernels", "clustering", "metrics", "precision")
-WINGS = ("etc", "readers", "conversion")
+WINGS = ("etc", "conversion")
 WITHOUT_FAIRSEQ += ("errors", "outputs", "ranges")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 

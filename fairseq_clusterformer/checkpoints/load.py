@@ -33,6 +33,7 @@ from fairseq_clusterformer.models.checkpoints import (
     unfit_numbers,
     why_no_checkpoint,
 )
+from fairseq_clusterformer.moved import user_dir_of
 from fairseq_clusterformer.ranges import strays
 
 import_module("fairseq_clusterformer.plugin")  # all that a checkpoint may name
@@ -186,6 +187,9 @@ def _check_names(cfg: DictConfig, path: Path, option: str, allowed: Sequence[str
         ("architecture", arch, {**MODEL_REGISTRY, **ARCH_MODEL_REGISTRY}),
     ):
         if name not in known:
+            if folder := user_dir_of(name):
+                problem = f"its {what} {name} is that of a plug-in"
+                raise bad_option(option, path, f"it with --user-dir {folder}", problem)
             problem = f"its {what} {name} is unknown to this version"
             raise bad_option(option, path, f"{ALLOWED}, {PLUGIN} of its training", problem)
 

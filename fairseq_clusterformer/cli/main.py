@@ -12,10 +12,10 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer import __version__, moved
+from fairseq_clusterformer.errors import UserError, bad_option
 
 from .common import harmless
 
@@ -26,12 +26,10 @@ COMMANDS = {
     "prepare classification": "labelled texts and pairs: your own, and twenty known data sets",
     "prepare qa": "questions and documents: your own, SQuAD, HotpotQA, and others",
     "prepare keyphrases": "web pages and their keyphrases: OpenKP",
-    "vectors": "learn vectors of words from plain text",
     "generate": "continue a prompt with a language model",
     "translate": "translate raw text",
     "classify": "label texts",
     "answer": "answer questions from text, HTML and PDF files",
-    "similar": "find the passages of documents that are most like a sentence",
     "evaluate translation": "BLEU of a translation model",
     "evaluate qa": "a reader's scores, and its answers as each corpus's own script reads them",
     "evaluate keyphrases": "a model's keyphrases of web pages, and their scores",
@@ -72,9 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         known = dict.fromkeys(name.split()[len(words)] for name in _below(words))
         if arguments[0] not in known:
-            what = " ".join([*words, arguments[0]])
-            allowed = ", ".join(known)
-            print(f"clusterformer: error: COMMAND is {what}; allowed: {allowed}", file=sys.stderr)
+            what, place = " ".join([*words, arguments[0]]), moved.COMMANDS
+            allowed = place[what] if what in place else ", ".join(known)
+            problem = "it has moved to the repository's examples" if what in place else ""
+            error = bad_option("COMMAND", what, allowed, problem)
+            print(f"clusterformer: error: {error}", file=sys.stderr)
             return 2
         words.append(arguments.pop(0))
     return run(words, arguments)
@@ -88,6 +88,13 @@ def _leave_memory() -> None:
 
 def run(words: Sequence[str], arguments: Sequence[str]) -> int:
     """Run the sub-command ``words``; see `main`."""
+    command = importlib.import_module(f"fairseq_clusterformer.cli.{'.'.join(words)}").main
+    return program(f"clusterformer {' '.join(words)}", command, arguments)
+
+
+def program(name: str, command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Run a command, whose errors are one line that begins with its name. Returns the exit status;
+    see `main`."""
     # Before fairseq is imported: one of its modules asks for every message down to DEBUG.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     # What is imported stays: to search it for garbage, and once more at the end, takes a second.
@@ -95,9 +102,8 @@ def run(words: Sequence[str], arguments: Sequence[str]) -> int:
     atexit.register(_leave_memory)
     if getattr(sys.stdout, "errors", "") == "strict" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for names that are not UTF-8
-    module = importlib.import_module(f"fairseq_clusterformer.cli.{'.'.join(words)}")
     try:
-        status = module.main(arguments)
+        status = command(arguments)
         sys.stdout.flush()  # here, where a full disk is one line
         return status
     except (UserError, OSError, RuntimeError) as error:
@@ -109,8 +115,8 @@ def run(words: Sequence[str], arguments: Sequence[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not piped:
             problem = harmless(str(error))
-            print(f"clusterformer {' '.join(words)}: error: {problem}", file=sys.stderr)
+            print(f"{name}: error: {problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"clusterformer {' '.join(words)}: interrupted", file=sys.stderr)
+        print(f"{name}: interrupted", file=sys.stderr)
         return 130  # the shell's status for a run ended by SIGINT

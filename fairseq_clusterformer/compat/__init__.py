@@ -29,15 +29,18 @@ from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass import utils as dataclass_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.distributed.utils import _TensorPlaceholder
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.ema.ema import EMA
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin
+from fairseq.tasks import TASK_REGISTRY
 from fairseq.trainer import Trainer
 from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
 from torch import nn
 
 from fairseq_clusterformer.errors import UserError, first_line
+from fairseq_clusterformer.moved import check_moved
 
 from .checks import check_numbers
 from .one_line import report_in_one_line
@@ -370,8 +373,9 @@ def know_user_dir() -> None:
 @mends(options, "parse_args_and_arch")
 def show_help_of_models(parse, parser, input_args=None, *args, **kwargs):
     """Makes ``--help`` of fairseq's programs list the options of the model and the task that the
-    command line names. fairseq prints it before it knows them."""
+    command line names. fairseq prints it before it knows them. What has moved is named."""
     given = sys.argv[1:] if input_args is None else list(input_args)
+    check_moved(given, {"arch": ARCH_MODEL_REGISTRY, "task": TASK_REGISTRY})
     asked = [word for word in given if word in ("-h", "--help")]
     if not asked:
         return parse(parser, input_args, *args, **kwargs)

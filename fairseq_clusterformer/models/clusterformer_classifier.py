@@ -161,12 +161,14 @@ class ClusterformerClassifier(EncoderOnlyModel):
     def _load_word_vectors(self, path: str) -> None:
         """One factor gives all vectors the spread of new embeddings, so that positions and words
         without a vector keep their weight."""
-        weight = self.encoder.embed_tokens.weight
-        places, vectors = read_word_vectors(path, self.encoder.dictionary, weight.size(1))
-        weight[places] = vectors * (weight.size(1) ** -0.5 / vectors.std())
-        words = len(self.encoder.dictionary) - self.encoder.dictionary.nspecial
-        share = 100 * len(places) / words
-        logger.info(f"{path}: vectors of {len(places)} of {words} words ({share:.1f} %)")
+        weight, dictionary = self.encoder.embed_tokens.weight, self.encoder.dictionary
+        known = {k: v for k, v in dictionary.indices.items() if v != dictionary.pad()}
+        width = weight.size(1)
+        found, vectors = read_word_vectors(path, width, "--encoder-embed-dim", known=known)
+        weight[[known[word] for word in found]] = vectors * (width**-0.5 / vectors.std())
+        words = len(dictionary) - dictionary.nspecial
+        share = 100 * len(found) / words
+        logger.info(f"{path}: vectors of {len(found)} of {words} words ({share:.1f} %)")
 
 
 @register_model_architecture("clusterformer_classifier", "clusterformer_classifier_base")

@@ -1,43 +1,40 @@
 """Vectors of words from a text file, as GloVe, word2vec and fastText write them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from itertools import islice
 from pathlib import Path
 
 import torch
-from fairseq.data import Dictionary
 from torch import Tensor
 
 
-def read_word_vectors(path: str, dictionary: Dictionary, width: int) -> tuple[Tensor, Tensor]:
-    """The vectors of a dictionary's words: places, int64 [n], and vectors, float32 [n, width].
+def read_word_vectors(
+    path: str, width: int, option: str, *, known: Container[str] = (), most: int | None = None
+) -> tuple[list[str], Tensor]:
+    """Words of a file, each once, and their vectors, float32 [n, width].
 
     A line is a word and its numbers, separated by spaces. Of a word that comes twice the first
     counts. word2vec's first line, the numbers of words and of dimensions, is passed over. Raises
-    ValueError: no such file; a line that is no vector of this width; none of the words; or numbers
+    ValueError: no such file; a line that is no vector of this width; no word found; or numbers
     that are all the same.
+
+    Args:
+        option: the one that says the width, for messages.
+        known: the words to look for; without any, all are.
+        most: lines to read, the first ones; None: all.
     """
-    found: dict[int, list[float]] = {}
-    for word, numbers in _lines(path, width, "--encoder-embed-dim"):
-        place = dictionary.indices.get(word)
-        if place not in (None, dictionary.pad()) and place not in found:
-            found[place] = numbers()
-    if not found:
-        raise _wrong(path, "none of the dictionary's words is in it", "a file of the data's words")
-    return torch.tensor(list(found)), _stacked(path, list(found.values()))
-
-
-def first_word_vectors(path: str, width: int, most: int) -> tuple[list[str], Tensor]:
-    """The words of a file's first ``most`` lines, each once, and their vectors, float32
-    [n, width]; raises as `read_word_vectors`."""
     found: dict[str, list[float]] = {}
-    for word, numbers in islice(_lines(path, width, "--word-dim"), most):
-        if word not in found:
+    for word, numbers in islice(_lines(path, width, option), most):
+        if word not in found and (not known or word in known):
             found[word] = numbers()
     if not found:
-        raise _wrong(path, "it is empty", "a text file of vectors")
-    return list(found), _stacked(path, list(found.values()))
+        problem = "none of the dictionary's words is in it" if known else "it is empty"
+        raise _wrong(path, problem, "a text file of vectors of the data's words")
+    vectors = torch.tensor(list(found.values()))
+    if vectors.min() == vectors.max():
+        raise _wrong(path, f"its numbers are all {vectors[0, 0]:g}", "vectors that differ")
+    return list(found), vectors
 
 
 def _lines(path: str, width: int, named: str) -> Iterator[tuple[str, Callable[[], list[float]]]]:
@@ -70,13 +67,6 @@ def _lines(path: str, width: int, named: str) -> Iterator[tuple[str, Callable[[]
                 raise _wrong(path, f"line {number} has {len(fields) - 1} numbers", shape)
             word, *values = line.rsplit(" ", width)
             yield word, numbers
-
-
-def _stacked(path: str, rows: list[list[float]]) -> Tensor:
-    vectors = torch.tensor(rows)
-    if vectors.min() == vectors.max():
-        raise _wrong(path, f"its numbers are all {vectors[0, 0]:g}", "vectors that differ")
-    return vectors
 
 
 def _wrong(path: str, what: str, allowed: str) -> ValueError:

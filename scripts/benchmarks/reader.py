@@ -1,7 +1,8 @@
 """Time and memory of a reader's answer by the document's length.
 
     python -m scripts.benchmarks.reader --arch clusterformer_reader_base --lengths 2000 100000
-    python -m scripts.benchmarks.reader --arch qanet_reader_tiny --attention full window+taught
+    python -m scripts.benchmarks.reader --user-dir examples/xlqa --arch qanet_reader_tiny \
+        --attention full window+taught
 
 Measures forward passes without gradients of models of random weights. ``second`` is the time of
 another question about the same document, where the model keeps the document's encoding. Seconds
@@ -17,21 +18,29 @@ from types import SimpleNamespace
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_NAME_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+)
+from fairseq.utils import import_user_module
 
-from fairseq_clusterformer.readers.word_reader import WordReader
+from fairseq_clusterformer.models.reader import ReaderModel
 from scripts.benchmarks import common
 
 WORDS = 50_265  # of RoBERTa; every fourth continues a word
 QUESTION = 20  # tokens
-#: models that read so, and the option with which their attention is chosen
-MODELS = {"clusterformer_reader": "cluster_attention", "qanet_reader": "attention"}
-MODELS |= {"bidaf_reader": None}
-ARCHITECTURES = [name for name, of in ARCH_MODEL_NAME_REGISTRY.items() if of in MODELS]
 COLUMNS = common.columns(
     "attention | tokens: , | seconds: .3f | second: .3f | times half the length: .2f | "
     "times as fast as full: .2f | peak MiB: ,.0f"
 )
+
+
+def attention_option(arch: str) -> str | None:
+    """The option with which a reader's attention is chosen; None: it has no attention."""
+    options = vars(MODEL_DATACLASS_REGISTRY[ARCH_MODEL_NAME_REGISTRY[arch]])
+    return next((name for name in ("cluster_attention", "attention") if name in options), None)
 
 
 def make_reader(args: Namespace, attention: str | None):
@@ -42,7 +51,7 @@ def make_reader(args: Namespace, attention: str | None):
         dictionary.add_symbol(str(word))
         texts.append(f" {word}" if word % 4 else str(word))
     options = Namespace(max_positions=0)
-    given = {MODELS[ARCH_MODEL_NAME_REGISTRY[args.arch]]: attention, "num_clusters": args.clusters}
+    given = {attention_option(args.arch): attention, "num_clusters": args.clusters}
     vars(options).update({name: value for name, value in given.items() if value is not None})
     options.attention_kernel = args.impl  # a reader without attention does not look at it
     ARCH_CONFIG_REGISTRY[args.arch](options)
@@ -58,6 +67,7 @@ def random_words(length: int, device: str) -> torch.Tensor:
 def measure(name: str | None, length: int, args: Namespace) -> dict:
     """Least seconds of the repeats, and MiB; for a process of its own."""
     logging.disable(logging.INFO)
+    import_user_module(args)
     torch.manual_seed(0)
     model = make_reader(args, name)
     question, short, document = (random_words(n, args.device) for n in (QUESTION, 1000, length))
@@ -70,7 +80,7 @@ def measure(name: str | None, length: int, args: Namespace) -> dict:
         )
 
     row = {"seconds": least(document)}
-    if isinstance(model, WordReader):
+    if model.encodes_apart:
         row["second"] = least(document, None, torch.stack(model.encode(document)))
     return row | {"peak MiB": common.peak_memory(args.device)}
 
@@ -83,10 +93,15 @@ def main(argv: list[str] | None = None) -> int:
     }
     parser = common.make_parser("scripts.benchmarks.reader", __doc__, numbers)
     parser.add_argument("--attention", nargs="+", metavar="SPEC", help="default: the model's")
-    parser.add_argument("--arch", choices=ARCHITECTURES, default="clusterformer_reader_tiny")
+    parser.add_argument("--arch", default="clusterformer_reader_tiny")
+    parser.add_argument("--user-dir", help="the plug-in of --arch, such as examples/xlqa")
     args = parser.parse_args(argv)
     common.settle_device(parser, args)
-    if MODELS[ARCH_MODEL_NAME_REGISTRY[args.arch]] is None:
+    import_user_module(args)
+    readers = [name for name, of in ARCH_MODEL_REGISTRY.items() if issubclass(of, ReaderModel)]
+    if args.arch not in readers:
+        parser.error(f"--arch is {args.arch}; allowed: {', '.join(readers)}")
+    if attention_option(args.arch) is None:
         for name in ("attention", "clusters"):
             if (value := getattr(args, name)) is not None:
                 shown = value[0] if name == "attention" else value

@@ -34,7 +34,8 @@ def options_of(options: Mapping) -> list[str]:
 
 def fairseq(program: str, data: Path, options: Mapping) -> list[str]:
     """Words of one of fairseq's programs."""
-    return [program, str(data), "--user-dir", PLUGIN, *options_of(options)]
+    options = {"user-dir": PLUGIN, **options}
+    return [program, str(data), *options_of(options)]
 
 
 def run_together(

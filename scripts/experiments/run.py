@@ -37,6 +37,7 @@ from scripts.experiments.scores import TASKS, Place
 from scripts.experiments.tables import table
 
 MARK = "experiment.json"  # in KEEP/RUN
+PLACES = {"--user-dir"}  # options that say where something is, which changes no result
 
 
 def commands(place: Place) -> dict:
@@ -50,7 +51,7 @@ def difference(before: Sequence[str], now: Sequence[str]) -> str:
     """The first option of a record's commands that is not as in the grid's, or nothing."""
     for old, new in zip_longest(before, now, fillvalue=""):
         was, is_now = options_in(old), options_in(new)
-        for name in sorted(was | is_now):
+        for name in sorted((was | is_now).keys() - PLACES):
             if was.get(name) != is_now.get(name):
                 there, here = (of.get(name, "not given") for of in (was, is_now))
                 return f"{name} is {there} there, and {here} in the grid"

@@ -255,6 +255,7 @@ class AnswersTask(Task):
             checkpoint = place.checkpoint("average")
             found[AVERAGE] = [*words, "--output", checkpoint]
         words = ["clusterformer", "evaluate", "qa", "--cpu", "--checkpoint", checkpoint]
+        words += options_of({"user-dir": place.run.options.get("user-dir")})
         for test, folder in place.grid["tests"].items():
             places = {"data": place.data / folder, "out": place.folder / test}
             places["split"] = place.grid.get("split")

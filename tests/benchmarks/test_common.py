@@ -5,6 +5,7 @@ import pytest
 from scripts.benchmarks import attention, cf22, common, reader, training
 from scripts.benchmarks.common import CheckFailed, Unavailable
 
+XLQA = "--user-dir examples/xlqa"
 TRAINING = "--layers 1 --embed-dim 16 --heads 2 --ffn 16 --device cpu"
 
 
@@ -21,10 +22,14 @@ TRAINING = "--layers 1 --embed-dim 16 --heads 2 --ffn 16 --device cpu"
         (training, f"{TRAINING} --dtype float16", "--dtype is float16; allowed on a CPU: float32"),
         (
             reader,
-            "--arch bidaf_reader --attention full",
+            f"{XLQA} --arch bidaf_reader --attention full",
             "--attention is full; allowed: none, for",
         ),
-        (reader, "--arch bidaf_reader --clusters 9", "--clusters is 9; allowed: none, for bidaf_"),
+        (
+            reader,
+            f"{XLQA} --arch bidaf_reader --clusters 9",
+            "--clusters is 9; allowed: none, for bidaf_",
+        ),
     ],
 )
 def test_bad_values_are_reported_in_one_line(capsys, program, words, message):

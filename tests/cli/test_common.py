@@ -105,9 +105,6 @@ def test_an_option_is_its_name_its_value_and_its_help():
         ("answer --document mine --question q --html {}", ("other",), False),
         ("evaluate translation --checkpoint mine --json {}", ("mine",), True),
         ("evaluate translation --checkpoint x --json {}", ("other",), False),
-        ("vectors mine {}", ("mine", "link", "hard"), True),
-        ("vectors . {}", ("other",), True),
-        ("vectors mine {}", ("other",), False),
         ("average --inputs mine --output {}", ("mine", "link", "hard"), True),
         ("average --inputs mine --output {}", ("other",), False),
         ("draw --checkpoint x --text drawn/clusters.png --out {}", ("drawn",), True),
@@ -172,7 +169,6 @@ def test_what_stdout_does_not_take(text, stdout, error):
         (["generate", "--checkpoint", "x", "--top-k", "-1"], "allowed: a whole number, 1 or mo"),
         (["translate", "--checkpoint", "x", "--lenpen", "1000"], "-10 or more, up to 10"),
         (["translate", "--checkpoint", "x", "--beam", 30 * "9"], "up to 2147483647"),
-        (["vectors", "x", "y", "--window", "3000000000"], "1 or more, up to 10000"),
         (["convert", "x", "y", "--lr", "inf"], "--lr is inf; allowed: a number, above 0"),
     ],
 )
@@ -189,3 +185,13 @@ def test_a_loop_of_links_is_one_line(tmp_path, capsys):
     assert main(["prepare", "lm", "text", str(tmp_path / "loop"), str(tmp_path / "out")]) == 1
     (said,) = capsys.readouterr().err.splitlines()
     assert "loop" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [("vectors x y", "examples/xlqa/vectors.py"), ("similar x y", "examples/xlqa/similar.py")],
+)
+def test_what_has_moved_is_named(command, place, capsys):
+    assert main(command.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"it has moved to the repository's examples; allowed: python {place}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+import xlqa  # noqa: F401  the plug-in of the reader
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.documents.documents import text_source

@@ -81,12 +81,9 @@ ICONV = "as iconv -f latin1 -t utf-8 makes of Latin-1"
             "{0}/train.tsv --valid {0}/valid.tsv --test {0}/test.tsv",
             ICONV,
         ),
-        ("vectors {0} {0}.out --min-count 1", ICONV),
     ],
 )
 def test_all_files_of_another_encoding_are_named(command, remedy, tmp_path, capsys):
-    if command.startswith("vectors"):
-        pytest.importorskip("gensim")
     folder = tmp_path / "in"
     for split, text in (("train", UTF8), ("valid", LATIN), ("test", LATIN)):
         write(

@@ -30,7 +30,7 @@ from tests.cli.in_process import train
 from tests.cli.towns import COMMON, NAMES, TOWNS, long_text
 from tests.documents.commands import error, run, usage_error
 from tests.documents.sections import section_of
-from tests.readers.word_readers import CLOSE, make, ragged
+from xlqa.tests.word_readers import CLOSE, make, ragged
 
 FILLING = "old Otto rules. Ida rules."
 ASKED = "Who rules Bree?"

@@ -1,7 +1,6 @@
 """Which passages are read: by words and by sentence vectors, which those of transformers are."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from fairseq_clusterformer.documents.retrieval import Passages
 from fairseq_clusterformer.documents.sentences import SentenceEncoder
 from fairseq_clusterformer.errors import UserError
-from tests.documents.commands import error, run
 from tests.documents.sections import sections_of
 from tests.models.bert import folder_of
 
@@ -65,28 +63,6 @@ def test_vectors_are_means_of_states(folder):
     assert len(found[2]) > 1
     for vectors in found:
         torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors)))
-
-
-def test_similar_passages_are_found(folder, tmp_path, capsys, monkeypatch):
-    """The same text has a cosine of 1; the next run encodes nothing."""
-    (tmp_path / "a.txt").write_text("the mat sat\n\n" + "a cat on a mat " * 40)
-    (tmp_path / "b.txt").write_text("the cat sat")
-    line = ["similar", tmp_path, "the cat sat", "--encoder", folder, "--index", tmp_path / "i"]
-    found = []
-    for _ in range(2):
-        assert run(*line, "--cpu", "--top", 9) == 0
-        found.append(capsys.readouterr().out.splitlines())
-        monkeypatch.setattr(SentenceEncoder, "of_sections", None)
-    assert found[1] == found[0]
-    places, texts = found[0][::2], found[0][1::2]
-    cosines = [float(re.match(r"\d\. (\d\.\d{3}): ", place)[1]) for place in places]
-    assert cosines == sorted(cosines, reverse=True)
-    (same,) = (i for i, place in enumerate(places) if place.endswith("b.txt, paragraph 1"))
-    assert (cosines[same], texts[same]) == (1.0, "   the cat sat")
-    assert all(len(text) < 165 for text in texts)
-    assert "sentence is empty" in error(capsys, "similar", tmp_path, " ", "--encoder", folder)
-    message = "it has no config.json; allowed: a folder of BERT's form"
-    assert message in error(capsys, "similar", tmp_path, "a", "--encoder", tmp_path)
 
 
 @pytest.mark.parametrize(

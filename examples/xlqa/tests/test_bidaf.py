@@ -9,15 +9,8 @@ from torch.nn.functional import log_softmax, pad
 
 from fairseq_clusterformer.answers import TYPES, SharedLogits
 from fairseq_clusterformer.criterions.clusterformer_qa import span_nll, whole_words, with_slots
-from fairseq_clusterformer.readers.bidaf import TwoWayLSTM
-from fairseq_clusterformer.readers.word_reader import (
-    ContextQueryAttention,
-    Highway,
-    LetterConvolution,
-    WordReading,
-)
-from fairseq_clusterformer.readers.words import Words
-from tests.readers.word_readers import (
+from xlqa.bidaf import TwoWayLSTM
+from xlqa.tests.word_readers import (
     CLOSE,
     assert_all_learn,
     assert_rows_alone,
@@ -27,6 +20,13 @@ from tests.readers.word_readers import (
     ragged,
     tokens,
 )
+from xlqa.word_reader import (
+    ContextQueryAttention,
+    Highway,
+    LetterConvolution,
+    WordReading,
+)
+from xlqa.words import Words
 
 
 def some_words(spelt: Tensor, sizes: list[int]) -> Words:

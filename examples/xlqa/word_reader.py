@@ -21,7 +21,7 @@ from fairseq_clusterformer.answers import SharedLogits
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
-from fairseq_clusterformer.models.word_vectors import first_word_vectors
+from fairseq_clusterformer.models.word_vectors import read_word_vectors
 from fairseq_clusterformer.precision import ExactLinear, at_least_float32
 
 from .words import Speller, VectorTable, Words
@@ -311,5 +311,5 @@ class WordReader(ReaderModel):
         file that cannot be read or is of another width."""
         if not self.args.word_dim:
             raise ValueError(f"--word-vectors is {path}; allowed: none, for --word-dim is 0")
-        words = first_word_vectors(path, self.args.word_dim, most)
+        words = read_word_vectors(path, self.args.word_dim, "--word-dim", most=most)
         self.encoder.embedding.vectors.set(*words)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fairseq_clusterformer.attention import Batch, attention_kinds
-from fairseq_clusterformer.readers import qanet as qanet_reader
-from fairseq_clusterformer.readers.qanet import SeparableConvolution, sinusoids, stochastic_depth
-from tests.readers.word_readers import (
+from xlqa import qanet as qanet_reader
+from xlqa.qanet import SeparableConvolution, sinusoids, stochastic_depth
+from xlqa.tests.word_readers import (
     CLOSE,
     assert_all_learn,
     assert_rows_alone,

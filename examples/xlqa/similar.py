@@ -1,6 +1,6 @@
 """Find the passages of documents that are most like a sentence, by an encoder of sentences.
 
-    clusterformer similar letters report.pdf "The harbour was closed." --encoder MINILM
+    python examples/xlqa/similar.py letters report.pdf "The harbour was closed." --encoder MINILM
 
 MINILM is a folder with config.json, model.safetensors and tokenizer.json, such as that of
 all-MiniLM-L6-v2. A passage is a run of short paragraphs, or a piece of a long one, of up to 254
@@ -10,18 +10,20 @@ file, the paragraph that it begins with, and its first words.
 --index keeps the vectors: a later run reads documents that have not changed, but encodes none.
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fairseq_clusterformer.cli.common import Parser, check_encoder, encoding, harmless
+from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.errors import bad_option
 
-from .common import Parser, check_encoder, encoding, harmless
-
+NAME = "python examples/xlqa/similar.py"
 _SHOWN = 160  # characters
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(prog="clusterformer similar", description=__doc__)
+    parser = Parser(prog=NAME, description=__doc__)
     add = parser.add
     kinds = "files of text, Markdown, HTML or PDF, and folders of them"
     add("document PATH", kinds, nargs="+", type=Path)
@@ -56,3 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         print(harmless(f"{rank}. {cosine:.3f}: {section.source.name}, paragraph {paragraph}"))
         print(harmless(f"   {shown}"))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(program(NAME, main, sys.argv[1:]))

@@ -11,13 +11,14 @@ import torch
 from fairseq_clusterformer import load
 from fairseq_clusterformer.answers import ranked_answers
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.readers.words import spelling_code
 from tests.cli.expected import assert_logged
 from tests.cli.in_process import Run, assert_equal_states, load_model, load_state, train, validate
 from tests.cli.qa_data import WORDS
 from tests.cli.tasks import QANET
 from tests.cli.towns import BIDAF, NAMES, vectors
+from xlqa.words import spelling_code
 
+FOLDER = Path(__file__).parents[1]
 TASK = "--task clusterformer_qa --valid-subset valid"
 SCORES = ("em", "f1", "long_f1", "answerable_accuracy")
 LINES = {"bidaf": BIDAF, "qanet": QANET}
@@ -162,3 +163,19 @@ def test_a_bundle_may_know_other_words(towns_reader, tmp_path, capsys):
     path.write_text("Ulm 1 2\n")
     assert main([*map(str, [*command, "--force"])]) == 1
     assert "has 2 numbers; allowed: a word and 8 numbers" in capsys.readouterr().err
+
+
+def test_the_plug_in_is_named_where_it_is_missing(by_heart, qa_data, run_cli):
+    """A checkpoint never loads code by itself."""
+    checkpoint = by_heart["bidaf"][0] / "checkpoint_last.pt"
+    words = ["evaluate", "qa", "--checkpoint", checkpoint, "--data", qa_data, "--cpu"]
+    done = run_cli("python", "-m", "fairseq_clusterformer", *words, check=False)
+    assert done.returncode == 1
+    assert "its architecture bidaf_reader is that of a plug-in; allowed: it with" in done.stdout
+    words += ["--user-dir", FOLDER]
+    done = run_cli("python", "-m", "fairseq_clusterformer", *words, check=False)
+    assert "prepared.json" in done.stdout  # the model is there, and what the data are is not
+    done = run_cli("fairseq-train", qa_data, "--arch", "bidaf_reader_tiny", check=False)
+    assert done.returncode == 1
+    line = "--arch is bidaf_reader_tiny: it has moved; allowed: it with --user-dir examples/xlqa"
+    assert done.stdout.splitlines()[-1].startswith(line)

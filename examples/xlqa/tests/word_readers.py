@@ -8,9 +8,9 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from torch import Tensor
 
-from fairseq_clusterformer.readers.bidaf import BidafReader
-from fairseq_clusterformer.readers.qanet import QANetReader
-from fairseq_clusterformer.readers.word_reader import WordReader
+from xlqa.bidaf import BidafReader
+from xlqa.qanet import QANetReader
+from xlqa.word_reader import WordReader
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 #: subwords, as sentencepiece has them: a blank begins a word

@@ -1,20 +1,34 @@
-"""Vectors of words from plain text, by gensim, in GloVe's text form: a line is a word and its
-numbers, separated by blanks; frequent words come first."""
+"""Learn vectors of words from plain text, for --word-vectors of classifiers and readers.
+
+  python examples/xlqa/vectors.py texts/ more.txt.xz vectors.txt
+  python examples/xlqa/vectors.py wiki/ vectors.txt --document-separator '<|endofdoc|>' --workers 4
+
+OUT gets a line for each word, frequent words first: the word and its numbers, as GloVe's files
+have it. A word is a run of letters and digits, or one other character. gensim does the learning:
+pip install "fairseq_clusterformer[vectors]".
+"""
 
 import hashlib
+import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from fairseq_clusterformer.cli.common import Parser, number
+from fairseq_clusterformer.cli.main import program
+from fairseq_clusterformer.corpora.folder import difference
+from fairseq_clusterformer.corpora.language_modelling.text import TextReader, find_texts
+from fairseq_clusterformer.corpora.lines import naming_all
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.data.words import words_of
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import check_output, digest, whole_file, written
+from fairseq_clusterformer.ranges import Range
 
-from .folder import difference
-from .language_modelling.text import TextReader, find_texts
-from .lines import naming_all
-
+NAME = "python examples/xlqa/vectors.py"
+# gensim looks at all words of a window, and reads 10,000 words at once
+_WINDOW = number(Range(1, 10_000, whole=True))
 METHODS = ("word2vec", "fasttext")
 _AT_ONCE = 1000  # words of a document that gensim reads as one sentence; it takes 10,000
 
@@ -23,7 +37,7 @@ def learn_vectors(
     sources: Sequence[Path], out: Path, *, workers: int, force: bool, **recipe
 ) -> dict[str, int] | None:
     """Learn vectors of the words in some text, and write them; always the same if `workers` is 1.
-    The arguments are the options of ``clusterformer vectors``; all are needed. Returns how many
+    The arguments are the options of the command; all are needed. Returns how many
     ``documents`` and running ``words`` were read, and ``vectors`` written; None if the same was
     done before. Raises UserError without gensim, or if no word is frequent enough."""
     model_of = _gensim(recipe["method"])
@@ -69,9 +83,7 @@ def _gensim(method: str):
         from gensim.models import FastText, Word2Vec
     except ImportError as error:
         allowed = 'pip install "fairseq_clusterformer[vectors]"'
-        raise UserError(
-            f"clusterformer vectors needs gensim ({error}); allowed: {allowed}"
-        ) from None
+        raise UserError(f"{NAME} needs gensim ({error}); allowed: {allowed}") from None
     return dict(zip(METHODS, (Word2Vec, FastText), strict=True))[method]
 
 
@@ -92,3 +104,40 @@ def _write_words(
                 counts["words"] += len(part)
             counts["documents"] += counts["words"] > before
     return counts
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = Parser(prog=NAME, description=__doc__)
+    add = parser.add
+    about = "folders, searched recursively except for hidden files, or files; .xz, .gz and .bz2 "
+    add("sources SOURCE", f"{about}are unpacked", nargs="+")
+    add("out OUT", "the file to write")
+    add("--method", "what learns the vectors", choices=METHODS, default="word2vec")
+    add("--width N", "numbers of a vector", default=300, type=_WINDOW)
+    add("--window N", "words on either side that a word is to predict", default=5, type=_WINDOW)
+    add("--cbow", "predict a word from its window: faster, and worse for rare words")
+    add("--negative N", "words drawn against each right one", default=5, type=_WINDOW)
+    add("--epochs N", "passes over the text", default=5)
+    add("--min-count N", "rarer words have no vector", default=5)
+    add("--max-words N", "write only as many, the most frequent ones")
+    add("--lower-case", "of all words; GloVe's 6B files are so")
+    about = "the line that ends a document (default: each file is a document)"
+    add("--document-separator LINE", about)
+    about = "take files of such names only, such as '*.txt'; may be repeated"
+    add("--pattern GLOB", about, action="append")
+    about = "of the drawing; with one worker the vectors are the same each time"
+    add("--seed N", about, default=1)
+    add("--workers N", "threads", default=1)
+    add("--force", "replace OUT")
+    options, start = vars(parser.parse_args(arguments)), time.monotonic()
+    counts = learn_vectors(**options)
+    if counts is None:
+        print(f"{options['out']} is already done")
+        return 0
+    print(*(f"{number:>13,} {what}\n" for what, number in counts.items()), sep="", end="")
+    print(f"wrote {options['out']} in {time.monotonic() - start:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(program(NAME, main, sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""``clusterformer vectors``: what it learns, what it writes, and what it refuses."""
+"""``vectors.py``: what it learns, what it writes, and what it refuses."""
 
 import gzip
 import lzma
@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 from torch.nn.functional import normalize
 
-from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.corpora.language_modelling.text import TextReader
-from fairseq_clusterformer.corpora.vectors import _write_words
 from fairseq_clusterformer.data.words import words_of
 from fairseq_clusterformer.models.word_vectors import read_word_vectors
+from xlqa import vectors
 
 pytest.importorskip("gensim")
 SMALL = "--width 12 --min-count 5 --epochs 12 --window 2".split()
@@ -39,19 +38,17 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*words: object) -> int:
-    return main(["vectors", *map(str, words)])
+    return program(vectors.NAME, vectors.main, [*map(str, words)])
 
 
 @pytest.mark.parametrize("more", [[], ["--cbow"], ["--method", "fasttext"]])
 def test_words_of_like_places_come_close(text, tmp_path, more):
     out = tmp_path / "vectors.txt"
     assert run(text, out, *SMALL, "--epochs", 60, *more) == 0
-    dictionary = Dictionary()
-    for word in sum(CLASSES, []):
-        dictionary.add_symbol(word)
-    places, found = read_word_vectors(str(out), dictionary, 12)
-    assert sorted(places.tolist()) == list(range(4, 28))
-    table = normalize(torch.empty(24, 12).index_copy(0, places - 4, found), dim=-1)
+    known = sum(CLASSES, [])
+    words, found = read_word_vectors(str(out), 12, "--word-dim", known=known)
+    assert sorted(words) == sorted(known)
+    table = normalize(found[[words.index(word) for word in known]], dim=-1)
     likeness = (table @ table.t()).fill_diagonal_(-1)
     right = likeness.argmax(1) // 6 == torch.arange(24) // 6
     assert right.float().mean() > 0.9
@@ -92,7 +89,7 @@ def test_case_and_rare_words(tmp_path):
 def test_no_line_holds_words_of_two_documents(tmp_path):
     text, out = tmp_path / "text", tmp_path / "words"
     text.write_text("one two.\n\nthree\n<|end|>\nfour's\n<|end|>\n<|end|>\n" + "w " * 2500)
-    counts = _write_words(TextReader("<|end|>").documents([text]), out, lower_case=False)
+    counts = vectors._write_words(TextReader("<|end|>").documents([text]), out, lower_case=False)
     assert counts == {"documents": 3, "words": 2507}
     lines = [line.split(" ") for line in out.read_text().splitlines()]
     assert lines[:2] == [["one", "two", ".", "three"], ["four", "'", "s"]]
@@ -112,7 +109,7 @@ def test_what_is_refused(text, tmp_path, capsys, monkeypatch):
     def told(*words: object) -> str:
         assert run(*words) == 1
         (line,) = capsys.readouterr().err.splitlines()
-        return line.removeprefix("clusterformer vectors: error: ")
+        return line.removeprefix(f"{vectors.NAME}: error: ")
 
     assert told(text, out, "--min-count", 5000) == (
         "--min-count is 5000: no word is as frequent among 6,000; allowed: a smaller number"
@@ -130,5 +127,5 @@ def test_what_is_refused(text, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "gensim", None)
     monkeypatch.setitem(sys.modules, "gensim.models", None)
     line = told(text, out, "--force")
-    assert line.startswith("clusterformer vectors needs gensim (")
+    assert line.startswith(f"{vectors.NAME} needs gensim (")
     assert line.endswith('allowed: pip install "fairseq_clusterformer[vectors]"')

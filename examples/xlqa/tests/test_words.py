@@ -8,9 +8,9 @@ from fairseq.data import Dictionary
 
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.words import joins, words_of
-from fairseq_clusterformer.readers.words import Speller, VectorTable, spelling_code
 from tests.data.subword_models import LOSSLESS, TEXTS, write_gpt2, write_sentencepiece
-from tests.readers.word_readers import PIECES, make_task
+from xlqa.tests.word_readers import PIECES, make_task
+from xlqa.words import Speller, VectorTable, spelling_code
 
 
 def by_hand(row: list[int], texts: list[str], mask: list[bool]) -> list[list[int]]:

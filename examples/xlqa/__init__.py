@@ -1,0 +1,5 @@
+"""BiDAF and QANet, readers of words, as the report XLQA has them: ``--user-dir examples/xlqa``."""
+
+import fairseq_clusterformer.plugin  # noqa: F401  the task and all that the models are made of
+
+from . import bidaf, qanet  # noqa: F401

@@ -1,0 +1,32 @@
+"""What has moved to examples/ of the repository, and where it is now."""
+
+import argparse
+from collections.abc import Container, Mapping, Sequence
+
+from fairseq_clusterformer.errors import bad_option
+
+_XLQA = "examples/xlqa"
+#: commands by their words
+COMMANDS = {
+    "vectors": f"python {_XLQA}/vectors.py",
+    "similar": f"python {_XLQA}/similar.py",
+}
+#: the plug-in of architectures and tasks, by how their names begin
+_USER_DIRS = {"bidaf_reader": _XLQA, "qanet_reader": _XLQA}
+
+
+def user_dir_of(name: str) -> str | None:
+    """The plug-in of an architecture or a task that is not in this package; None: not known."""
+    return next((d for begin, d in _USER_DIRS.items() if name.startswith(begin)), None)
+
+
+def check_moved(words: Sequence[str], known: Mapping[str, Container[str]]) -> None:
+    """Raise UserError if a command line of fairseq's names an architecture or a task of a plug-in
+    that is not loaded; ``known`` are those that are, by "arch" and "task"."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--arch", "-a", default="")
+    parser.add_argument("--task", default="")
+    for option, name in vars(parser.parse_known_args(words)[0]).items():
+        if name not in known[option] and (folder := user_dir_of(name)):
+            allowed = f"it with --user-dir {folder}, in the repository"
+            raise bad_option(f"--{option}", name, allowed, "it has moved")

@@ -1,1 +1,0 @@
-"""BiDAF and QANet, readers of words, as the report XLQA has them."""
