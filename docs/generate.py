@@ -16,12 +16,12 @@ from unittest import mock
 
 DOCS = Path(__file__).resolve().parent
 #: user-dirs of examples/ with options of their own, by what they are imported as
-PLUGINS = {"xlqa": DOCS.parent / "examples" / "xlqa"}
+PLUGINS = {"xlqa": DOCS.parent / "examples/xlqa", "openkp": DOCS.parent / "examples/etc/openkp"}
 #: pages with tables of options
 OPTIONS = [
     DOCS / "options.md",
     *(DOCS.parent / "examples" / task / "OPTIONS.md" for task in ("etc", "question_answering")),
-    PLUGINS["xlqa"] / "README.md",
+    *(folder / "README.md" for folder in PLUGINS.values()),
 ]
 _LOSSES = "criterions.clustering_losses:ClusteringLossConfig"
 #: the options of ``module:Class``; a class that begins with ``-`` only takes options away
@@ -34,8 +34,8 @@ TABLES = {
     "etc": "-models.encoder_only:EncoderOptions etc.encoder:ETCOptions",
     "etc pre-training": "etc.masked_lm_task:ETCMaskedLMTaskConfig"
     " etc.masked_lm_task:ETCMaskedLMLossConfig",
-    "etc keyphrases": "-etc.encoder:ETCOptions etc.keyphrases_model:ETCKeyphrasesConfig",
-    "keyphrases": "etc.keyphrases:ETCKeyphrasesTaskConfig etc.keyphrases:ETCKeyphrasesLossConfig",
+    "etc keyphrases": "-etc.encoder:ETCOptions openkp.model:ETCKeyphrasesConfig",
+    "keyphrases": "openkp.task:ETCKeyphrasesTaskConfig openkp.task:ETCKeyphrasesLossConfig",
     "sentences": "tasks.clusterformer_sentence:ClusterformerSentenceConfig",
     "etc reader": "-etc.encoder:ETCOptions etc.reader:ETCReaderConfig",
     "reader": "-models.encoder_only:EncoderOptions -models.options:ClusteringOptions"

@@ -30,8 +30,7 @@ def load(path, *, device=None, dtype=None, data=None):
     Returns:
         An object with what the model can do. All have ``encode(texts)``. A language model has
         ``generate(prompt)`` and ``perplexity(text)``, a translation model ``translate(texts)``, a
-        reader ``answer(question, documents)``, a classifier ``classify(texts)``, a model of
-        keyphrases ``keyphrases(page)``.
+        reader ``answer(question, documents)``, a classifier ``classify(texts)``.
 
     Raises:
         UserError: a file or a folder that is missing, is something else, or does not fit.

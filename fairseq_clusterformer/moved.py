@@ -5,14 +5,16 @@ from collections.abc import Container, Mapping, Sequence
 
 from fairseq_clusterformer.errors import bad_option
 
-_XLQA = "examples/xlqa"
+_XLQA, _OPENKP = "examples/xlqa", "examples/etc/openkp"
 #: commands by their words
 COMMANDS = {
     "vectors": f"python {_XLQA}/vectors.py",
     "similar": f"python {_XLQA}/similar.py",
+    "prepare keyphrases": f"python {_OPENKP}/prepare.py",
+    "evaluate keyphrases": f"python {_OPENKP}/evaluate.py",
 }
 #: the plug-in of architectures and tasks, by how their names begin
-_USER_DIRS = {"bidaf_reader": _XLQA, "qanet_reader": _XLQA}
+_USER_DIRS = {"bidaf_reader": _XLQA, "qanet_reader": _XLQA, "etc_keyphrases": _OPENKP}
 
 
 def user_dir_of(name: str) -> str | None:

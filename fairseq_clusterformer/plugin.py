@@ -6,7 +6,7 @@ today's torch. It is the one module that knows all wings.
 
 from . import compat, criterions, models  # noqa: F401  the last two register themselves
 from .data import encoder  # noqa: F401
-from .etc import keyphrases, lamb, masked_lm_task, reader  # noqa: F401
+from .etc import lamb, masked_lm_task, reader  # noqa: F401
 from .tasks import (  # noqa: F401
     clusterformer_masked_lm,
     clusterformer_qa,
@@ -15,6 +15,5 @@ from .tasks import (  # noqa: F401
 from .use import CLASSES
 
 CLASSES["etc_masked_lm"] = "fairseq_clusterformer.etc.pretrained:DocumentModel"
-CLASSES["etc_keyphrases"] = "fairseq_clusterformer.etc.pretrained:KeyphraseModel"
 
 compat.apply()

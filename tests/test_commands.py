@@ -46,8 +46,7 @@ NOT_RUN = {
     "bash scripts/": "set-up, demo and tests themselves",
     "clusterformer prepare lm (enwik8|wikitext103)": "downloads its corpus",
     "clusterformer prepare translation (multi30k|iwslt14|wmt14)": "downloads its corpus",
-    "clusterformer (prepare keyphrases openkp|evaluate keyphrases)": "of others' files; "
-    "tests/etc/test_openkp.py, tests/cli/test_keyphrases.py",
+    "python examples/etc/openkp": "of others' files; the tests in that folder",
     "clusterformer prepare qa (quasar-t|hotpotqa|natural-questions|wikihop) ": "the same, and "
     "RoBERTa's; tests/corpora",
     "clusterformer answer .* --serve": "ends when it is stopped; tests/serve",

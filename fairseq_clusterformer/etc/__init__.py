@@ -1,1 +1,1 @@
-"""ETC (Ainslie et al. 2020): global tokens, its pre-training, readers and keyphrases."""
+"""ETC (Ainslie et al. 2020): global tokens, its pre-training and readers."""

@@ -23,7 +23,7 @@ _COUNT = Range(at_least=1, whole=True)
 #: of the numbers that several methods take
 RANGES = dict.fromkeys(("beam", "batch_size", "max_tokens", "top_k", "num_samples"), _COUNT)
 RANGES |= {"lenpen": LENGTH_PENALTY, "temperature": Range(0), "top_p": Range(above=0, at_most=1)}
-ABILITIES = ("generate", "perplexity", "translate", "answer", "classify", "keyphrases", "encode")
+ABILITIES = ("generate", "perplexity", "translate", "answer", "classify", "encode")
 
 
 class Unable(UserError, AttributeError):

@@ -319,7 +319,7 @@ class ClassificationTask(Task):
 class KeyphrasesTask(Task):
     """Precision, recall and F1 of the validation with the best F1 of three phrases."""
 
-    made_by = "clusterformer prepare keyphrases"
+    made_by = "python examples/etc/openkp/prepare.py"
 
     def unshown(self, place: Place) -> dict:
         """The best validation counts, so that each epoch has one."""

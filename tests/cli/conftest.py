@@ -23,7 +23,7 @@ from tests.cli.in_process import (
 )
 from tests.cli.qa_data import write_questions
 from tests.cli.sentence_data import write_pairs, write_texts
-from tests.cli.tasks import MASKED, pages, stories, train_task  # noqa: F401  fixtures
+from tests.cli.tasks import MASKED, stories, train_task  # noqa: F401  fixtures
 from tests.cli.topics import prepare_documents
 from tests.cli.towns import towns_data, towns_reader  # noqa: F401  fixtures
 

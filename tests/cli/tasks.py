@@ -18,7 +18,6 @@ from tests.cli.in_process import (
 from tests.cli.topics import LINE as ETC
 from tests.cli.towns import BIDAF, COMMON
 from tests.corpora.commands import run
-from tests.web_pages import HEADING, PLAIN, page, pages_with_headings, write_pages
 
 QANET = (
     f"{COMMON} --arch qanet_reader --encoder-embed-dim 32 --encoder-ffn-embed-dim 32"
@@ -30,12 +29,6 @@ ETC_READER = (
     " --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --encoder-attention-heads 4 --radius 4"
     " --max-distance 4 --encoder-normalize-before --dropout 0 --batch-size 8 --optimizer adam"
     f" --lr 0.006 --clip-norm 1 --seed 1 --max-update 2 {HERE}"
-)
-KEYPHRASES = (
-    "--task etc_keyphrases --arch etc_keyphrases --criterion etc_keyphrases --encoder-layers 1"
-    " --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --encoder-attention-heads 4 --radius 4"
-    " --max-distance 3 --encoder-normalize-before --dropout 0 --batch-size 16 --optimizer adam"
-    f" --lr 0.006 --clip-norm 1 --seed 1 --max-update 2 --no-epoch-checkpoints {HERE}"
 )
 MASKED = (
     "--task masked_lm --tokens-per-sample 32 --arch clusterformer_masked_lm --encoder-layers 2"
@@ -53,7 +46,6 @@ TASKS = {
     "qanet": ("qa_data", QANET),
     "etc": ("sentences", ETC),
     "etc_reader": ("stories", ETC_READER),
-    "keyphrases": ("pages", KEYPHRASES),
 }
 TrainTask = Callable[..., Run]
 
@@ -97,19 +89,4 @@ def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stories")
     write_stories(path := folder / "qa.txt", 16)
     assert run("prepare qa babi", folder / "data", "--train", path, "--valid", path) == 0
-    return folder / "data"
-
-
-@pytest.fixture(scope="session")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared folder whose ``valid`` is as its ``train``; the test set also has a page whose
-    keyphrase stands nowhere, and one whose keyphrases are unknown."""
-    folder = tmp_path_factory.mktemp("pages")
-    items = pages_with_headings(16)
-    path = write_pages(folder / "pages.jsonl", items)
-    nodes = [("red gold", HEADING), ("cat", PLAIN)]
-    others = [page(nodes, ["no such"], "b.com"), page(nodes, None, "c.com")]
-    test = write_pages(folder / "test.jsonl", [*items[:2], *others])
-    words = ("--train", path, "--valid", path, "--test", test)
-    assert run("prepare keyphrases openkp", folder / "data", *words) == 0
     return folder / "data"

@@ -115,14 +115,6 @@ BAD_OPTIONS = {
         "--document-stride 5 --supporting-facts": "--document-stride is 5, and --supporting-facts",
         "--max-global-positions 2": "valid.structure.idx: question 0 (id qa-1): ",
     },
-    "keyphrases": {
-        "--max-nodes 0": "--max-nodes is 0; allowed: 1 or more",
-        "--max-positions 1": ": no page has a keyphrase left (--max-positions 1,",
-        "--arch etc_reader": "--arch is etc_reader: --task etc_keyphrases does not train it",
-        "--criterion cross_entropy": "--task is etc_keyphrases, and --criterion cross_entropy",
-        "--task clusterformer_qa": "--arch is etc_keyphrases: --task clusterformer_qa does not",
-        "--clusters 3": "--clusters is 3; allowed: 0 for keyphrases",
-    },
 }
 
 
@@ -220,8 +212,6 @@ MISSING = [
     ("pairs", "label/valid.idx", "label/valid.bin, "),
     ("pairs", "group/valid.txt", "group/valid.txt: no such file; allowed: a question's id a line"),
     *(("reader", name, MADE) for name in ("dict.txt", "valid.document.bin", "train.jsonl")),
-    ("keyphrases", "dict.txt", f"it has no dict.txt; {MADE}"),
-    ("keyphrases", "train.document.bin", "document.bin: no such file; allowed"),
 ]
 
 

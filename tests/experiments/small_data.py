@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from openkp import prepare
+from openkp.tests.web_pages import pages_with_headings, write_pages
 from scripts.experiments import distance
 from tests.cli.tasks import write_stories
 from tests.corpora.commands import run, write, write_splits
-from tests.web_pages import pages_with_headings, write_pages
 
 WORDS = "the sea a boat wind rain and or big small near far red blue old new sails ends".split()
 
@@ -80,7 +81,7 @@ def pages(folder: Path, data: Path) -> None:
     folder.mkdir()
     path = write_pages(folder / "pages.jsonl", pages_with_headings(16))
     words = ("--train", path, "--valid", path)
-    assert run("prepare keyphrases openkp", data / "openkp", *words) == 0
+    assert prepare.main([str(data / "openkp"), *map(str, words)]) == 0
 
 
 def digits(folder: Path, data: Path) -> None:
@@ -104,7 +105,7 @@ CASES: dict[str, Case] = {
     "classification/table5": ("Y/Y", scitail, {}, ["scitail"]),
     "clustering/table6": ("neural", digits, {}, ["mnist-10"]),
     "etc/babi1": ("sentences", stories, {}, []),
-    "etc/openkp": (
+    "etc/openkp/openkp": (
         "default",
         pages,
         {"arch": "etc_keyphrases_tiny", "lift": None, "update-freq": 1, "cpu": True},

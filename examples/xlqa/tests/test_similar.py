@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.documents.sentences import SentenceEncoder
+from fairseq_clusterformer.errors import UserError
 from tests.models.bert import folder_of
 from xlqa import similar
 

@@ -1,5 +1,5 @@
-"""Web pages and their keyphrases: in subwords, on disk as ``clusterformer prepare keyphrases``
-writes them, and as samples of a model.
+"""Web pages and their keyphrases: in subwords, on disk as ``prepare.py`` writes them, and as
+samples of a model.
 
 A folder holds the model of its subwords, ``dict.txt`` and, for each split, these files. Each has
 one item per page, all in the same order:
@@ -34,7 +34,7 @@ from fairseq_clusterformer.data.by_size import BySize
 from fairseq_clusterformer.data.stored import RecordData, RecordWriter
 from fairseq_clusterformer.data.subwords import Subwords
 
-from .openkp import MOST_WORDS, VISUAL, PageRecord, phrase_places
+from .records import MOST_WORDS, VISUAL, PageRecord, phrase_places
 
 _PARTS = ("document", "page")
 
@@ -184,7 +184,7 @@ class PageData(RecordData):
     """The pages of a split; see :class:`RecordData`."""
 
     def __init__(self, folder: Path | str, split: str) -> None:
-        super().__init__(folder, split, _PARTS, "clusterformer prepare keyphrases")
+        super().__init__(folder, split, _PARTS, "python examples/etc/openkp/prepare.py")
 
     def __getitem__(self, index: int) -> Page:
         if not 0 <= index < len(self):

@@ -8,16 +8,16 @@ from fairseq.data import Dictionary
 from torch.nn.functional import gelu
 
 from fairseq_clusterformer.etc import encoder as etc
-from fairseq_clusterformer.etc import keyphrases_model as etc_keyphrases
-from fairseq_clusterformer.etc.keyphrases_model import (
+from openkp import model as etc_keyphrases
+from openkp.model import (
     ETCKeyphrases,
     ETCKeyphrasesConfig,
     PhraseHead,
     VisualFeatures,
 )
-from fairseq_clusterformer.etc.pages import MOST_WORDS, Page, batch_of_pages
+from openkp.pages import MOST_WORDS, Page, batch_of_pages
+from openkp.tests.web_pages import HEADING, PLAIN
 from tests.etc.models import CLOSE, assert_all_have_gradients, build, of_size
-from tests.web_pages import HEADING, PLAIN
 
 OPTIONS = [
     {},

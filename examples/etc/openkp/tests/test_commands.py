@@ -4,18 +4,25 @@ import json
 import logging
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 import fairseq_clusterformer
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.etc.pages import PageData
-from tests.cli.in_process import Run, train, validate
-from tests.cli.tasks import KEYPHRASES
+from openkp import evaluate
+from openkp.pages import PageData
+from openkp.tests.web_pages import page, pages_with_headings
+from tests.cli.in_process import HERE, Run, train, validate
 from tests.corpora.commands import run
-from tests.web_pages import page, pages_with_headings
 
+KEYPHRASES = (
+    "--task etc_keyphrases --arch etc_keyphrases --criterion etc_keyphrases --encoder-layers 1"
+    " --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --encoder-attention-heads 4 --radius 4"
+    " --max-distance 3 --encoder-normalize-before --dropout 0 --batch-size 16 --optimizer adam"
+    f" --lr 0.006 --clip-norm 1 --seed 1 --max-update 2 --no-epoch-checkpoints {HERE}"
+)
 TASK = "--task etc_keyphrases --batch-size 5"
 
 
@@ -44,10 +51,14 @@ def test_pages_count_whose_keyphrases_are_known(learned, pages):
 
 def test_predictions_of_a_split(learned, pages, tmp_path, capsys):
     """In the order of its pages, and the scores of those whose keyphrases are known."""
-    words = ("evaluate keyphrases --cpu --batch-size 3 --split test --checkpoint", learned[0])
-    assert run(*words, "--data", pages, "--out", tmp_path) == 0
-    shown = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    words = "--cpu --batch-size 3 --split test --checkpoint".split()
+    words += [learned[0], "--data", pages, "--out", tmp_path]
+    assert evaluate.main([*map(str, words)]) == 0
+    shown = dict(line.strip().split("  ") for line in capsys.readouterr().out.splitlines())
     assert float(shown["f1_at_1"]) == pytest.approx(200 / 3, rel=1e-5)
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert {name: float(value) for name, value in shown.items()} == pytest.approx(scores, rel=1e-5)
+    assert (scores["pages"], scores["pages scored"], scores["pages cut"]) == (4, 3, 0)
     lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").open()]
     assert [line["url"] for line in lines] == ["a.com/0", "a.com/1", "b.com", "c.com"]
     data = PageData(pages, "test")
@@ -92,6 +103,40 @@ def test_keyphrases_of_a_text(pages, tmp_path):
     assert found != model.keyphrases("Red gold cat sun dog")
     with pytest.raises(UserError, match=r"page is '\\n': empty text: text of the page; allowed"):
         model.keyphrases("\n")
+
+
+def test_what_is_cut_is_said(pages, tmp_path, capsys):
+    train(pages, f"{KEYPHRASES} --max-nodes 2 --disable-validation", tmp_path)
+    words = ["--checkpoint", tmp_path / "checkpoint_last.pt", "--out", tmp_path / "out", "--cpu"]
+    assert evaluate.main([*map(str, words)]) == 0
+    assert "pages cut  16\n" in capsys.readouterr().out
+    scores = json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert (scores["pages cut"], scores["nodes left out"]) == (16, 32)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--max-nodes 0", "--max-nodes is 0; allowed: 1 or more"),
+        ("--max-positions 1", r": no page has a keyphrase left \(--max-positions 1,"),
+        ("--arch etc_reader", "--arch is etc_reader: --task etc_keyphrases does not train it"),
+        ("--criterion cross_entropy", "is etc_keyphrases, and --criterion cross_entropy"),
+        ("--clusters 3", "--clusters is 3; allowed: 0 for keyphrases"),
+    ],
+)
+@pytest.mark.usefixtures("no_update")
+def test_bad_options(options, message, pages, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        train(pages, f"{KEYPHRASES} {options}", tmp_path)
+
+
+@pytest.mark.usefixtures("no_update")
+@pytest.mark.parametrize("name", ["dict.txt", "train.document.bin"])
+def test_a_missing_file(name, pages, tmp_path):
+    data = shutil.copytree(pages, tmp_path / "data")
+    (data / name).unlink()
+    with pytest.raises(FileNotFoundError, match="allowed: a folder that|no such file; allowed"):
+        train(data, KEYPHRASES, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_clusterformer.etc.openkp import PageRecord
-from fairseq_clusterformer.etc.pages import (
+from openkp.pages import (
     MOST_WORDS,
     VISUAL,
     Page,
@@ -18,6 +17,7 @@ from fairseq_clusterformer.etc.pages import (
     PageWriter,
     batch_of_pages,
 )
+from openkp.records import PageRecord
 
 NAMES = ("tokens", "starts", "folded", "nodes", "visual", "phrases")
 # a b | a b c | c a: seven words of ten tokens, of which the fourth has none

@@ -7,13 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.corpora.question_answering.records import Drops
 from fairseq_clusterformer.data.subwords import GPT2Subwords, Tokens
-from fairseq_clusterformer.etc.openkp import PageRecord, openkp, page_record, phrase_places
-from fairseq_clusterformer.etc.pages import PageData, encode_record
-from tests.corpora.commands import record_of, run
+from openkp import prepare
+from openkp.pages import PageData, encode_record
+from openkp.records import PageRecord, openkp, page_record, phrase_places
+from openkp.tests.web_pages import HEADING, PLAIN, page, pages_with_headings, write_pages
+from tests.corpora.commands import record_of
 from tests.data.subword_models import write_gpt2
-from tests.web_pages import HEADING, PLAIN, page, pages_with_headings, write_pages
+
+
+def run(*words: object) -> int:
+    """``prepare.py WORDS``; a string may be several, between blanks."""
+    given = [w for word in words for w in (word.split() if type(word) is str else [str(word)])]
+    return program(prepare.NAME, prepare.main, given)
+
 
 NODES = [("Star Trek Discovery Season 1", HEADING), ("the star  trek cast", PLAIN)]
 
@@ -141,7 +150,7 @@ def test_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     train = write_pages(tmp_path / "OpenKPTrain.jsonl", [*items, {"url": "broken"}])
     write_pages(tmp_path / "OpenKPDev.jsonl", [page(NODES, ["x"])])
     write_pages(tmp_path / "OpenKPEvalPublic.jsonl", [page(NODES, None)])
-    words = ("prepare keyphrases openkp", tmp_path / "data", "--source", tmp_path)
+    words = (tmp_path / "data", "--source", tmp_path)
     assert run(*words) == 0
     printed = capsys.readouterr().out
     assert "train: dropped 1: no text" in printed
@@ -187,7 +196,7 @@ def test_mistakes(line: str, message: str, tmp_path: Path, capsys: pytest.Captur
     good = write_pages(tmp_path / "good.jsonl", [page(NODES, ["star trek"])])
     bad = write_pages(tmp_path / "bad.jsonl", [page(NODES, ["x"])])
     line = line.replace("GOOD", str(good)).replace("BAD", str(bad))
-    assert run("prepare keyphrases openkp", tmp_path / "data", line) == 1
+    assert run(tmp_path / "data", line) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(message, error), error

@@ -21,7 +21,7 @@ from fairseq_clusterformer.errors import UserError, refused
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.tasks.own_models import DataOptions, OwnModels
 
-from .keyphrases_model import ETCKeyphrases
+from .model import ETCKeyphrases
 from .pages import PageData, PageDataset
 
 logger = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ class ETCKeyphrasesTask(OwnModels):
     """Pages, and the phrases in them that say what they are about."""
 
     name, model, criterion = "etc_keyphrases", ETCKeyphrases, ETCKeyphrasesLoss
-    made_by = "clusterformer prepare keyphrases"
+    made_by = "python examples/etc/openkp/prepare.py"
     as_text = False  # the model reads no nodes
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fairseq.logging import metrics
 
-from fairseq_clusterformer.etc.keyphrases import (
+from openkp.task import (
     ETCKeyphrasesLoss,
     best_keyphrases,
     keyphrase_scores,

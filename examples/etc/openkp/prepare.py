@@ -1,13 +1,38 @@
-"""From OpenKP's files to the folder that ``fairseq_clusterformer.etc.pages`` describes.
+"""Prepare web pages and their keyphrases for fairseq.
 
-Modules that need torch or fairseq are imported where they are used, so that mistakes are reported
-at once.
+  python examples/etc/openkp/prepare.py data-bin/openkp --source DIR
+
+DEST gets the pages in subwords, their words and nodes, what the nodes look like, and where the
+keyphrases stand. ``prepared.json`` lists the options, what is in each split, and what was dropped
+and why. Pages of train without a keyphrase in their text are dropped.
+
+A line of a file is a JSON object with "url", "text", "VDOM" and "KeyPhrases", as in OpenKP's
+files. "VDOM" is a list of nodes, or the same as JSON in a string:
+
+  {"text": "Star Trek", "start_idx": 0, "end_idx": 2, "feature": [44, 728, 78, 45, 1, ...]}
+
+Nodes cover all words of the text, which single blanks separate. The first ten features are x,
+width, y and height in pixels; block, inline, heading and leaf (1 or 0); the size of the font; bold
+(1 or 0). The other ten say the same of the parent. "KeyPhrases" is a list of lists of words.
 """
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from fairseq_clusterformer.cli.common import Parser, add_dest, prepare_folder
+from fairseq_clusterformer.cli.main import program
+from fairseq_clusterformer.cli.prepare.shared import (
+    add_files,
+    add_subwords,
+    check_folder,
+    check_train,
+    files_of_splits,
+    take_vocabulary,
+)
+from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.download import checksums
 from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.parallel import parallel
@@ -15,22 +40,28 @@ from fairseq_clusterformer.corpora.question_answering.records import Drops
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
 from fairseq_clusterformer.data.unicode import READ_FORM
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.etc.openkp import PageRecord, openkp
 
+if TYPE_CHECKING:
+    from openkp.records import PageRecord
+
+NAME = "python examples/etc/openkp/prepare.py"
+#: patterns of the names of train, valid and test in --source
+FILES = ("OpenKPTrain*.jsonl*", "OpenKPDev*.jsonl*", "OpenKPEval*.jsonl*")
 _BATCH = 5  # pages that a worker takes at a time
 COUNTS = ("pages", "nodes", "tokens", "keyphrases", "keyphrases not found", "longest")
 
 
 def prepare(
-    dest: Path,
-    *,
-    splits: dict[str, list[Path]],
-    vocabulary: Vocabulary,
-    workers: int = 1,
-    force: bool = False,
+    *, dest: Path, source: Path | None, workers: int, force: bool, **options
 ) -> dict | None:
-    """Prepare the files of `splits` in the folder `dest`; return what ``prepared.json`` says, or
-    None if `dest` was prepared before. Raises UserError for a file without a usable page."""
+    """Prepare pages in the folder `dest`; return what ``prepared.json`` says, or None if it was
+    prepared before. Raises UserError for a file without a usable page."""
+    check_folder(source)
+    pairs = zip(SPLITS, FILES, strict=True)
+    found = {split: sorted(source.glob(pattern)) for split, pattern in pairs} if source else {}
+    splits = files_of_splits(options, found, source, FILES)
+    vocabulary = take_vocabulary(options)
+    check_train(splits, vocabulary)
     recipe = {
         "corpus": "openkp",
         "files": {split: checksums(paths) for split, paths in splits.items()},
@@ -57,7 +88,9 @@ def prepare(
     return make_folder(dest, recipe, build, force)
 
 
-def _records(paths: list[Path], split: str, drops: Drops) -> Iterator[PageRecord]:
+def _records(paths: list[Path], split: str, drops: Drops) -> Iterator["PageRecord"]:
+    from openkp.records import openkp
+
     for path in paths:
         yield from openkp(path, drops, keep_unfound=split != "train")
 
@@ -79,10 +112,10 @@ def _train(paths: list[Path], vocabulary: Vocabulary, work: Path, out: Path) -> 
     vocabulary.train_model(text, out, form=READ_FORM)
 
 
-def _write(records: Iterator[PageRecord], out: Path, split: str, workers: int) -> dict[str, int]:
+def _write(records: Iterator["PageRecord"], out: Path, split: str, workers: int) -> dict[str, int]:
     from fairseq_clusterformer.data import subwords
     from fairseq_clusterformer.data.stored import load_dictionary
-    from fairseq_clusterformer.etc.pages import PageWriter, encode_record, page_of
+    from openkp.pages import PageWriter, encode_record, page_of
 
     dictionary, pieces = load_dictionary(out), subwords.load_prepared(out)
     to_index = [dictionary.index(symbol) for symbol in pieces.symbols]
@@ -101,3 +134,19 @@ def _write(records: Iterator[PageRecord], out: Path, split: str, workers: int) -
                 counts[name] += number
             counts["longest"] = max(counts["longest"], len(page.tokens))
     return counts
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = Parser(prog=NAME, description=__doc__)
+    add_dest(parser)
+    parser.add("--source DIR", f"a folder with {', '.join(FILES)}")
+    add_files(parser, "--source")
+    add_subwords(parser)
+    parser.add("--workers N", "processes", default=1)
+    parser.add("--force", "replace DEST, which must hold nothing but what this command wrote")
+    return prepare_folder({"prepare": prepare, **vars(parser.parse_args(arguments))})
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as --user-dir does
+    sys.exit(program(NAME, main, sys.argv[1:]))

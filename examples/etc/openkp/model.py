@@ -21,17 +21,17 @@ from torch.func import functional_call
 from torch.nn.functional import gelu, pad
 
 from fairseq_clusterformer.errors import refused
+from fairseq_clusterformer.etc.encoder import ETCOptions
+from fairseq_clusterformer.etc.global_local import Structure
+from fairseq_clusterformer.etc.lift import ETCModel, register_etc
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.precision import at_least_float32
 
-from .encoder import ETCOptions
-from .global_local import Structure
-from .lift import ETCModel, register_etc
-from .openkp import MOST_WORDS
+from .records import MOST_WORDS
 
 #: the largest font size of each bucket; larger ones are the last, the 24th
 FONT_SIZES = (0, *range(8, 25), 29, 34, 39, 44, 49)
-#: places among the 20 numbers of a node (see `openkp.VISUAL`)
+#: places among the 20 numbers of a node (see `records.VISUAL`)
 _CROSSED = (4, 6, 9)  # block, heading, bold
 _FONTS = (8, 18)  # of the node and of its parent
 _FLAGS = (5, 7, 16, 17, 19)  # inline, leaf; the parent's heading, leaf, bold
@@ -149,7 +149,7 @@ class ETCKeyphrases(ETCModel):
 
         Args:
             src_tokens: int64 [B, N], with padding behind, else ValueError.
-            page: see :func:`~fairseq_clusterformer.etc.pages.batch_of_pages`.
+            page: see :func:`~openkp.pages.batch_of_pages`.
 
         Returns:
             Logits, [B, 5, W], see :class:`PhraseHead`; and the layers' ``reports``: none.

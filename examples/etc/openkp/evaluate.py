@@ -1,0 +1,59 @@
+"""Find the keyphrases of a prepared split's pages, and score them where they are known.
+
+  python examples/etc/openkp/evaluate.py --checkpoint checkpoint_best.pt --data data-bin/openkp
+
+The command prints precision, recall and F1 of the best 1, 3 and 5 phrases in per cent, means over
+the pages whose keyphrases are known, and how many pages are cut to the training's lengths. --out
+writes predictions.jsonl, a line for each page of the split, as OpenKP's script reads it: its url,
+and its best five phrases as KeyPhrases; and all numbers as scores.json.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq_clusterformer.cli.common import Parser, add_force, add_model, check_files
+from fairseq_clusterformer.cli.main import program
+from fairseq_clusterformer.outputs import write_text
+
+NAME = "python examples/etc/openkp/evaluate.py"
+#: files in the folder of --out
+WRITTEN = ("predictions.jsonl", "scores.json")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = Parser(prog=NAME, description=__doc__)
+    add_model(parser, "a model's of keyphrases, or a bundle")
+    parser.add("--split SPLIT", "of the folder", default="valid")
+    parser.add("--out PATH", "the folder for the files")
+    parser.add("--batch-size N", "pages at once", default=8)
+    add_force(parser)
+    args = parser.parse_args(arguments)
+    from fairseq_clusterformer.checkpoints.load import load_checkpoint
+    from openkp.task import mean_scores, split_keyphrases
+
+    loaded = load_checkpoint(args.checkpoint, data=args.data, task="etc_keyphrases")
+    how = {"inputs": [loaded.path, loaded.folder], "force": args.force}
+    if args.out:
+        check_files(args.out, WRITTEN, **how)
+    found = split_keyphrases(loaded, args.split, batch_size=args.batch_size, cpu=args.cpu)
+    known = [(best, right) for _, best, right in found if right]
+    dataset = loaded.task.dataset(args.split)
+    scores = mean_scores(known) | {"pages": len(found), "pages scored": len(known)}
+    scores |= {"pages cut": dataset.cut, "nodes left out": dataset.nodes_left_out}
+    if args.out:
+        pages = ({"url": url, "KeyPhrases": [p.split() for p in best]} for url, best, _ in found)
+        lines = "".join(json.dumps(page, ensure_ascii=False) + "\n" for page in pages)
+        for name, text in zip(WRITTEN, (lines, json.dumps(scores) + "\n"), strict=True):
+            write_text("--out", args.out / name, text, makes_folder=True, **how)
+    for name, value in scores.items():
+        print(f"{name:>40}  {value:.6g}")
+    if not known:
+        print("no scores: the keyphrases are unknown")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as --user-dir does
+    sys.exit(program(NAME, main, sys.argv[1:]))
