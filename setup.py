@@ -64,7 +64,7 @@ setup(
         "subword-nmt",
         "tqdm",
         # bundles, folders and kernels, pages, pictures, documents
-        "filelock",
+        "filelock>=4.3",
         "jinja2",
         "matplotlib",
         "pypdf",

@@ -1,29 +1,42 @@
-"""Where every output is opened: files and folders that are written whole or not at all, and never
-over what is the user's.
+"""Where every output is opened: files and folders that are written whole or not at all, by one run
+at a time, and never over what is the user's.
 
-A hidden file ``.clusterformer`` in the folder of an output has a line for each file that was
-written there: its name, its checksum and, where it takes long to make, what it was made from. So
-a file is known as this program's own as long as nobody has changed it.
+What this program wrote has a mark, a line in a hidden file ``.clusterformer``: of a file, in its
+folder; of a folder, in itself. It has a name, a checksum and, where it takes long to make, what
+that was made from. It is signed with a secret of this user's, so that a mark that came with other
+people's files counts for nothing. What was changed since is the user's.
+
+An output is made in a working folder, which a lock keeps for one run, and takes its place in one
+step. A run that was killed leaves its working folder; the next one clears it.
 """
 
+import ctypes
 import errno
-import fcntl
-import glob
+import functools
 import hashlib
+import hmac
 import json
+import logging
 import os
+import secrets
 import shutil
+import socket
+import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from fairseq_clusterformer import __version__
+from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.errors import UserError, bad_option
 
-JOURNAL = ".clusterformer"
-_SUFFIX = ".clusterformer"  # of a working folder
-_INSIDE = {"new", "before", "scratch"}  # what a working folder can hold
+JOURNAL, _LOCK = ".clusterformer", ".lock"
+_ITSELF = "."  # the name of a folder in its own journal
+_KEPT = ("download", "parts")  # what outlasts an interruption
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+Build = Callable[[Path, Path], dict]
 
 
 def digest(path: Path, algorithm: str = "sha256") -> str:
@@ -33,17 +46,201 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
 
 
 def checksum(path: Path) -> str:
-    """Return ``sha256:hex`` of a file, of a folder's names and contents, or of an archive.
-
-    Args:
-        path: of a file or folder, or what leads into an archive.
-    """
+    """Return ``sha256:hex`` of a file, of a folder's names and contents, or of the archive that a
+    path leads into."""
     if not path.is_dir():
         return f"sha256:{digest(next(p for p in (path, *path.parents) if p.is_file()))}"
-    total = hashlib.sha256()
-    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+    total, own = hashlib.sha256(), path / JOURNAL
+    for file in sorted(file for file in path.rglob("*") if file.is_file() and file != own):
         total.update(f"{file.relative_to(path).as_posix()}\n{digest(file)}\n".encode())
     return f"sha256:{total.hexdigest()}"
+
+
+# Marks
+
+
+@functools.cache
+def _secret() -> bytes:
+    """This user's, which is made once; where it cannot be kept, it ends with this process."""
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+        file = Path(state, "fairseq_clusterformer", "secret")
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not file.exists():
+            with tempfile.NamedTemporaryFile(dir=file.parent) as new, suppress(FileExistsError):
+                new.write(secrets.token_bytes(32))
+                new.flush()
+                os.link(new.name, file)
+        return file.read_bytes()
+    except (OSError, RuntimeError):  # the latter where nobody's home is known
+        return secrets.token_bytes(32)
+
+
+def _signed(name: str, checksum: str, recipe: object) -> str:
+    text = json.dumps([name, checksum, recipe], sort_keys=True)
+    return hmac.new(_secret(), text.encode(), "sha256").hexdigest()
+
+
+def _marks(folder: Path, name: str) -> Iterator[dict]:
+    """What a journal says of a name, the latest first; only what this user's runs have signed."""
+    with suppress(OSError):
+        handle = os.open(folder / JOURNAL, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(handle, "rb") as file:
+            plain = stat.S_ISREG(os.fstat(handle).st_mode)
+            lines = file.read(1 << 24).splitlines() if plain else []
+        for line in reversed(lines):
+            with suppress(ValueError, TypeError, KeyError, RecursionError):  # half, or others'
+                mark = json.loads(line)
+                sign = _signed(name, mark["checksum"], mark["recipe"])
+                if mark["name"] == name and hmac.compare_digest(mark["sign"], sign):
+                    yield mark
+
+
+def written(path: Path) -> dict | None:
+    """What the mark says of a file or a folder of this program's own that nobody has changed:
+    ``name``, ``checksum`` and ``recipe``; None of any other."""
+    path = path.resolve()
+    marks = list(_marks(path, _ITSELF) if path.is_dir() else _marks(path.parent, path.name))
+    found = checksum(path) if marks else None
+    return next((mark for mark in marks if mark["checksum"] == found), None)
+
+
+def _mark(folder: Path, name: str, checksum: str, recipe: object = None) -> None:
+    """Add a line to the journal, in one write; a new line first, since a kill can leave half."""
+    mark = {"name": name, "checksum": checksum, "recipe": recipe}
+    mark["sign"] = _signed(**mark)
+    with suppress(OSError):  # somebody else's: what is written is not known again
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(os.open(folder / JOURNAL, flags, 0o666), "r+b", buffering=0) as journal:
+            if journal.read(1) in (b"", b"\n"):
+                journal.write(f"\n{json.dumps(mark)}".encode())
+
+
+# Working folders
+
+
+def hold(lock: Path, option: str, place: Path, patience: float = 1, what: str = "run"):
+    """Take a lock until it is released or the process ends; return it. Raises UserError: another
+    run has it for longer than `patience` seconds. The `option` named the `place`."""
+    from filelock import FileLock, Timeout  # here, since it would slow down each --help
+
+    # importing fairseq makes every logger print its debugging messages
+    logging.getLogger("filelock").setLevel(logging.WARNING)
+    try:
+        (held := FileLock(lock, timeout=patience)).acquire()
+    except Timeout:
+        with suppress(OSError, UnicodeDecodeError):
+            what += f" ({lock.read_text()[:80]})"
+        allowed = f"another {option}; or wait for that run"
+        raise bad_option(option, place, allowed, f"another {what} is at work in it") from None
+    lock.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+    return held
+
+
+@contextmanager
+def working(
+    work: Path,
+    option: str,
+    kept: Collection[str] = _KEPT,
+    patience: float = 1,
+    place: Path | None = None,
+) -> Iterator[object]:
+    """Hold the working folder beside an output; clear it before and after of what is not `kept`,
+    and remove it if nothing is left. Yields the recipe that a run which was stopped has noted.
+    Raises UserError: it is somebody else's, or another run's."""
+    if work.is_symlink():
+        raise bad_option(option, work, f"another {option}; or move it away", "it is a link")
+    work.mkdir(parents=True, exist_ok=True)
+    before = next((m for m in _marks(work, _ITSELF) if m["checksum"] == str(work)), None)
+    if before is None and {path.name for path in work.iterdir()} - {JOURNAL, _LOCK}:
+        allowed = f"another {option}; or move this folder away"
+        raise bad_option(option, work, allowed, "this working folder holds something else")
+    while True:
+        with suppress(FileNotFoundError):  # the run that had it has just removed it
+            work.mkdir(parents=True, exist_ok=True)
+            lock = hold(work / _LOCK, option, place or work, patience)
+            break
+    with ExitStack() as stack:
+        stack.callback(lock.release)
+        _mark(work, _ITSELF, str(work), before and before["recipe"])
+        _clear(work, kept)
+        stack.callback(_leave, work, kept)
+        yield before and before["recipe"]
+
+
+def _leave(work: Path, kept: Collection[str]) -> None:
+    _clear(work, kept)
+    if not any(any((work / name).glob("*")) for name in kept):
+        _clear(work)
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _clear(work: Path, kept: Collection[str] = ()) -> None:
+    for path in work.iterdir():
+        if path.is_symlink() or not path.is_dir():
+            if path.name not in (JOURNAL, _LOCK):
+                path.unlink()
+        elif path.name not in kept:
+            _drop(path)
+
+
+def _drop(folder: Path) -> None:
+    """Remove a folder in a working folder at once, so that a kill leaves no half of it."""
+    gone = folder.with_name("gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    if folder.exists():
+        os.rename(folder, gone)
+        shutil.rmtree(gone)
+
+
+@contextmanager
+def _aside(option: str, path: Path, patience: float = 1) -> Iterator[Path]:
+    """The hidden working folder of an output."""
+    tag = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]
+    work = path.with_name(f".{path.name[:50]}.{tag}{JOURNAL}")
+    with _told(option, path), working(work, option, (), patience, path):
+        yield work
+
+
+@contextmanager
+def _told(option: str, path: Path) -> Iterator[None]:
+    """Lets what hinders writing be one line. torch and safetensors have errors of their own, of
+    which only the text says so."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        problem, folder = None, path.parent
+        if isinstance(error, OSError) and error.errno not in _FULL:
+            place = Path(os.fsdecode(error.filename or folder))
+            if folder in place.parents or place in (folder, *folder.parents):
+                problem = error.strerror
+        else:
+            texts, why = "", error
+            while why:
+                texts, why = f"{texts}{why}\n", why.__context__
+            problem = next((full for full in map(os.strerror, _FULL) if full in texts), None)
+            if "inline_container" in texts:  # of torch
+                problem = problem or "the disk is full, or a file must not be as large"
+        if problem is None:
+            raise
+        raise bad_option(option, path, "a place to write to", problem) from None
+
+
+# Files and folders
+
+
+def resolved(option: str, path: Path) -> Path:
+    """Return a path without links; raises UserError if it is a link to itself."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # the latter is pathlib's
+        raise bad_option(option, path, "a file or a folder", "it is a link to itself") from None
+
+
+def _is_new(path: Path) -> bool:
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 
 
 def check_output(
@@ -54,108 +251,104 @@ def check_output(
     force: bool = False,
     keep: bool = False,
     makes_folder: bool = False,
+    folder: bool = False,
 ) -> None:
-    """Refuse a place for a file that must not be written to.
+    """Refuse a place for a file or a `folder` that must not be written to.
 
     Args:
         option: what named it.
-        inputs: files that are read, which are never replaced under whatever name; in a folder,
+        inputs: what is read, and never replaced under whatever name; in a folder of these,
             nothing is replaced but what this program wrote.
-        force: replace a file that this program did not write, or that was changed since.
+        force: replace a file that this program did not write, or that was changed since; or a
+            folder that it did write.
         keep: without `force`, replace no file at all.
         makes_folder: the folder that it stands in may be missing.
 
     Raises:
-        UserError: if the place is an input, no plain file, in no folder, or the user's file.
+        UserError: if the place is an input, in no folder, something else, or the user's.
     """
+    what = "folder" if folder else "file"
     try:
-        folder = path.resolve().parent
-        if not makes_folder and not folder.is_dir():
-            raise bad_option(
-                option, path, "a file to write in a folder that exists", "no such folder"
-            )
-        if not path.exists():
+        place = path.resolve()
+        if not (makes_folder or folder or place.parent.is_dir()):
+            allowed = "a file to write in a folder that exists"
+            raise bad_option(option, path, allowed, "no such folder")
+        if not path.exists() or (folder and _is_new(path)):
             return
-        if not path.is_file():
-            problem = "it is a folder" if path.is_dir() else "it is no plain file"
-            raise bad_option(option, path, "a file to write", problem)
-        inputs = [each for each in inputs if each.exists()]
-        ours = written(path) is not None
-        within = [each for each in inputs if each.resolve() in path.resolve().parents]
-        if any(path.samefile(each) for each in inputs) or (within and not ours):
-            raise bad_option(option, path, "another file", "it is one of the inputs")
-    except OSError as error:
-        raise bad_option(option, path, "a file to write", error.strerror) from None
-    except RuntimeError:  # of pathlib
-        raise bad_option(option, path, "a file to write", "it is a link to itself") from None
-    if not force and (keep or not ours):
-        allowed = "a new file, or --force to replace what this program did not write"
-        raise bad_option(option, path, allowed, "it exists")
-
-
-def written(path: Path) -> dict | None:
-    """What the journal says of a file of this program's own that nobody has changed.
-
-    Returns:
-        With ``name``, ``sha256`` and ``recipe``; None of any other file.
-    """
-    path, found = path.resolve(), None
-    with suppress(OSError, UnicodeDecodeError):
-        for line in (path.parent / JOURNAL).read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError, TypeError, KeyError):  # a line that was not finished
-                entry = json.loads(line)
-                if entry["name"] == path.name:
-                    found = found or digest(path)
-                    if entry["sha256"] == found:
-                        return {"recipe": None} | entry
-    return None
-
-
-def _note(path: Path, recipe: dict | None, new: Path) -> None:
-    """Add a line to the journal, in one write; a new line first, since a kill can leave half."""
-    entry = {"name": path.name, "sha256": digest(new)}
-    entry |= {} if recipe is None else {"recipe": recipe}
-    with suppress(OSError):  # somebody else's: the file is written, but not known again
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        with open(os.open(path.parent / JOURNAL, flags, 0o666), "r+b", buffering=0) as journal:
-            if journal.read(1) in (b"", b"\n"):
-                journal.write(f"\n{json.dumps(entry)}".encode())
+        if not (path.is_dir() if folder else path.is_file()):
+            problem = (
+                "it is a folder"
+                if path.is_dir()
+                else f"it is no {what.replace('file', 'plain file')}"
+            )
+            raise bad_option(option, path, f"a {what} to write", problem)
+        ours, given = written(path) is not None, [each for each in inputs if each.exists()]
+        is_input = any(path.samefile(each) or place in each.resolve().parents for each in given)
+        if is_input or (not ours and any(each.resolve() in place.parents for each in given)):
+            raise bad_option(option, path, f"another {what}", "it is one of the inputs")
+    except (OSError, RuntimeError) as error:  # the latter is pathlib's
+        problem = getattr(error, "strerror", None) or "it is a link to itself"
+        raise bad_option(option, path, f"a {what} to write", problem) from None
+    if folder and not ours:
+        allowed = f"a new or empty {option}; or move what is there away"
+        raise bad_option(option, path, allowed, "it holds what this program did not write there")
+    if not force and (keep or folder or not ours):
+        whose = "" if folder else " what this program did not write"
+        raise bad_option(
+            option, path, f"a new {what}, or --force to replace{whose or ' it'}", "it exists"
+        )
 
 
 @contextmanager
 def whole_file(
-    option: str,
-    path: Path,
-    *,
-    inputs: Collection[Path] = (),
-    force: bool = False,
-    keep: bool = False,
-    makes_folder: bool = False,
-    recipe: dict | None = None,
+    option: str, path: Path, *, recipe: dict | None = None, keep: bool = False, **how
 ) -> Iterator[Path]:
     """A path to write a file to, which becomes `path` when the context ends without an error.
 
     Args:
-        option, inputs, force, makes_folder: as of :func:`check_output`.
-        keep: replace no file, unless forced; one with the same content is left as it is.
-        recipe: what the file is made from, for :func:`written`.
+        option, how: as of :func:`check_output`. With ``folder`` the path is a new folder.
+        keep: replace nothing, unless forced; what has the same content is left as it is.
+        recipe: what it is made from, for :func:`written`.
 
     Raises:
-        UserError: as of :func:`check_output`; or the disk is full.
+        UserError: as of :func:`check_output`; or the disk is full, or another run writes there.
     """
-    how = {"inputs": inputs, "makes_folder": makes_folder}
-    check_output(option, path, force=force or keep, **how)
+    check_output(option, path, **how | {"force": how.get("force") or keep})
     path = path.resolve()  # what a link names is written, and the link stays
     with _aside(option, path) as work:
-        yield work / "new"
         new = work / "new"
-        if keep and path.is_file() and digest(new) == digest(path):
+        if how.get("folder"):
+            new.mkdir()
+        yield new
+        if keep and path.exists() and checksum(new) == checksum(path):
             return
-        # again, since writing can take hours
-        check_output(option, path, force=force, keep=keep, **how)
-        if not keep:
-            _note(path, recipe, new)
+        check_output(option, path, keep=keep, **how)  # again, since writing can take hours
+        _publish(new, path, recipe)
+
+
+#: the same of a folder, for its option OUT
+whole_folder = functools.partial(whole_file, "OUT", keep=True, folder=True)
+
+
+def _publish(new: Path, path: Path, recipe: object = None) -> None:
+    """Let a file or a folder with its mark take its place, in one step where the system can."""
+    if not new.is_dir():
+        _mark(path.parent, path.name, checksum(new), recipe)
         os.replace(new, path)
+        return
+    _mark(new, _ITSELF, checksum(new), recipe)
+    if not _is_new(path):
+        with suppress(AttributeError):  # of another system than Linux
+            both = -100, os.fsencode(new), -100, os.fsencode(path)
+            if ctypes.CDLL(None).renameat2(*both, 2) == 0:  # they have changed places
+                return
+        os.rename(path, new.with_name("before"))
+    try:
+        os.rename(new, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.rename(new.with_name("before"), path)
+        raise
 
 
 def write_text(option: str, path: Path, text: str, **how) -> None:
@@ -167,7 +360,7 @@ def write_text(option: str, path: Path, text: str, **how) -> None:
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """As :func:`whole_file`, over whatever was there: where no user gives the name."""
-    with _aside("the output", path) as work:
+    with _aside("the output", path.absolute(), patience=60) as work:
         yield work / "new"
         os.replace(work / "new", path)
 
@@ -178,153 +371,112 @@ def write_aside(path: Path, text: str) -> None:
         new.write_text(text, encoding="utf-8")
 
 
-def check_holds_only(option: str, folder: Path, own: Collection[str]) -> None:
-    """Refuse to replace a folder with files that are not ours.
+# Prepared folders
+
+
+def make_folder(
+    dest: Path, recipe: dict | Callable[[], dict], build: Build, force: bool = False
+) -> dict | None:
+    """Make the folder `dest` in one step, from what ``build(work, out)`` writes into ``out``.
+
+    The working folder is ``DEST.partial``. The run after one that was stopped goes on with its
+    ``download`` and ``parts``, see `make_part`; with another recipe it says so, and begins anew.
 
     Args:
-        option: what named `folder`.
-        own: our files, as paths inside `folder` with slashes.
+        recipe: the options, as JSON; they go into ``prepared.json``. A function that computes it
+            is called again at the end, to see whether a source has changed.
+        build: returns more for ``prepared.json``.
+        force: replace a `dest` that was prepared before, and that nobody has changed.
 
-    Raises:
-        UserError: if another file is there; it names the first.
+    Returns the content of ``prepared.json``, or None if `dest` was there, made by the same recipe;
+    raises UserError if something else is there, or a source changes.
     """
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if name not in own and (path.is_symlink() or not path.is_dir()):
-            allowed = f"another folder; or move {name} away"
-            raise bad_option(option, folder, allowed, f"holds {name}, which --force would delete")
-
-
-def check_new(
-    out: Path,
-    force: bool,
-    *,
-    ours: bool,
-    files: Callable[[], Collection[str]],
-    inputs: Iterable[Path] = (),
-    early: bool = False,
-) -> None:
-    """Refuse a folder OUT that is there already.
-
-    Args:
-        force: it may be replaced if it is ours.
-        ours: it bears the mark of what wrote it.
-        files: returns the files that a folder of ours has.
-        inputs: what is read; a folder that holds some of it is never replaced.
-        early: what is to be written may be the same as what is there.
-
-    Raises:
-        UserError: unless `out` is new or empty, or ours and may be replaced and holds nothing
-            else.
-    """
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if any(out.resolve() in each.resolve().parents for each in inputs):
-        raise bad_option("OUT", out, "another folder", "it holds one of the inputs")
-    if not ours:
-        raise bad_option("OUT", out, "a new or empty folder", "it holds something else")
-    try:
-        check_holds_only("OUT", out, files())
-        same = early
-    except UserError:
-        if force:
-            raise
-        same = False
-    if not force and not same:
-        raise bad_option("OUT", out, "a new folder, or --force to replace it", "it exists")
-
-
-@contextmanager
-def whole_folder(out: Path, check: Callable[[], None]) -> Iterator[Path]:
-    """A folder to write to, which becomes `out` when the context ends without an error; until
-    then, nothing is there but what was before. A folder with the same content is left as it is.
-
-    Args:
-        check: refuses what must not be replaced; called at the end, since writing takes a while.
-
-    Raises:
-        UserError: if there is no place for it, or the disk is full.
-    """
-    out = out.absolute()
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = f"cannot make the folder {error.filename} ({error.strerror})"
-        raise bad_option("OUT", out, "a place to write to", problem) from None
-    with _aside("OUT", out) as work:
-        new, before = work / "new", work / "before"
-        new.mkdir()
-        yield new
-        if out.is_dir() and checksum(out) == checksum(new):
-            return
-        check()
-        if out.exists():
-            os.rename(out, before)
+    dest, compute = resolved("DEST", dest), recipe if callable(recipe) else lambda: recipe
+    recipe = json.loads(json.dumps(compute()))
+    work, how = dest.with_name(dest.name + ".partial"), {"folder": True, "force": force}
+    if not _is_new(dest):
+        _check_prepared(dest, None if force else recipe)
+        if not force:
+            if (work / JOURNAL).exists():  # left by a run that was killed just before its end
+                with working(work, "DEST", kept=()):
+                    pass
+            return None
+    check_output("DEST", dest, **how)
+    with _told("DEST", dest), working(work, "DEST") as before:
+        parts, wanted, out = work / "parts", {**recipe, "version": __version__}, work / "out"
+        if parts.exists() and before == wanted:
+            print(f"going on with what is finished in {work}")
+        elif parts.exists():
+            other = difference(before or {}, wanted)
+            print(f"beginning anew: {work} was made otherwise ({other})")
+            _drop(parts)
+        _mark(work, _ITSELF, str(work), wanted)
+        out.mkdir()
         try:
-            os.rename(new, out)
-        except BaseException:
-            if before.exists():
-                os.rename(before, out)
+            record = {"recipe": recipe, **build(work, out)}
+            if json.loads(json.dumps(compute())) != recipe:
+                raise UserError("a source has changed meanwhile; allowed: run it again")
+        except UserError:  # its remedy is another recipe
+            _drop(parts)
             raise
+        files = sorted(path for path in out.rglob("*") if path.is_file())
+        record["files"] = {path.relative_to(out).as_posix(): path.stat().st_size for path in files}
+        if downloads := sorted((work / "download").glob("*")):
+            record["downloads"] = {path.name: f"sha256:{digest(path)}" for path in downloads}
+        (out / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+        check_output("DEST", dest, **how)  # again, since making the folder can take hours
+        _publish(out, dest)
+        _clear(work)
+    return record
 
 
-@contextmanager
-def _aside(option: str, path: Path) -> Iterator[Path]:
-    """A working folder next to `path`, of this run alone; those that killed runs left go."""
-    path = path.absolute()
-    prefix = f".{path.name[:50]}."
+def make_part(work: Path, name: str, build: Build) -> tuple[Path, dict]:
+    """Make the folder ``parts/NAME`` of a working folder, unless a run before has; return it, and
+    what `build` returned. It may have parts of its own, which go when it is complete."""
+    part, own = work / "parts" / name, work / "parts" / f"{name}.partial"
+    if not part.exists():
+        own.mkdir(parents=True, exist_ok=True)
+        _clear(own, _KEPT)
+        (out := own / "out").mkdir()
+        record = build(own, out)
+        (out / RECORD).write_text(json.dumps(record))
+        os.rename(out, part)
+    shutil.rmtree(own, ignore_errors=True)
+    return part, json.loads((part / RECORD).read_text())
+
+
+def copy_part(part: Path, out: Path) -> None:
+    """Copy what `make_part` made into a folder."""
+    shutil.copytree(part, out, ignore=lambda *_: [RECORD], dirs_exist_ok=True)
+
+
+def _check_prepared(dest: Path, recipe: dict | None) -> None:
+    """Refuse a folder that was prepared otherwise, or that is none; None: made in any way."""
+    allowed, problem = "another folder; or remove this one", ""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            work = Path(tempfile.mkdtemp(_SUFFIX, prefix, path.parent))
-            handle = os.open(work, os.O_RDONLY)
-            with suppress(OSError):  # a file system without locks: then nothing is cleared either
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            if work.exists():  # else another run has just taken it for left behind
-                break
-            os.close(handle)
-        try:
-            yield work
-            for left in path.parent.glob(f"{glob.escape(prefix)}????????{_SUFFIX}"):
-                _clear(left)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-            os.close(handle)
-    except UserError:
-        raise
-    except Exception as error:
-        if (problem := _of_writing(error, path.parent)) is None:
-            raise
-        raise bad_option(option, path, "a place to write to", problem) from None
+        record = json.loads((dest / RECORD).read_text())
+        files, before = dict(record["files"]), dict(record["recipe"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        allowed = "a new or empty folder, or one that this command has prepared"
+        raise bad_option("DEST", dest, allowed, "holds something else") from None
+    changed = (
+        n for n, s in files.items() if not (dest / n).is_file() or (dest / n).stat().st_size != s
+    )
+    if recipe is not None and (name := next(changed, None)):
+        problem = f"{name} is no longer as prepared"
+    elif recipe not in (None, before):
+        problem = f"was prepared otherwise ({difference(before, recipe)})"
+    if problem:
+        raise bad_option("DEST", dest, allowed, problem)
 
 
-def _clear(work: Path) -> None:
-    """Remove a working folder, unless it is in use or holds what we do not make."""
-    with suppress(OSError):
-        handle = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if {path.name for path in work.iterdir()} <= _INSIDE:
-                shutil.rmtree(work)
-        finally:
-            os.close(handle)
-
-
-def _of_writing(error: BaseException | None, folder: Path) -> str | None:
-    """What hindered writing in a folder; None: the error is about something else. torch and
-    safetensors have errors of their own, of which only the text says so."""
-    if isinstance(error, OSError) and error.errno not in _FULL:
-        place = Path(os.fsdecode(error.filename or folder))
-        return (
-            error.strerror
-            if folder in place.parents or place in (folder, *folder.parents)
-            else None
-        )
-    while error:
-        for full in map(os.strerror, _FULL):
-            if full in str(error):
-                return full
-        if "inline_container" in str(error):  # of torch
-            return "the disk is full, or a file must not be as large"
-        error = error.__context__
-    return None
+def difference(before: dict, recipe: dict) -> str:
+    """Say where two recipes differ first: the innermost key, and both values."""
+    keys = sorted(before.keys() | recipe.keys())
+    key = next(key for key in keys if before.get(key) != recipe.get(key))
+    was, wanted = before.get(key), recipe.get(key)
+    if isinstance(was, dict) and isinstance(wanted, dict):
+        return f"{key} {difference(was, wanted)}"
+    texts = ["none" if v is None else json.dumps(v) for v in (was, wanted)]
+    was, wanted = (text if len(text) <= 60 else text[:57] + "..." for text in texts)
+    return f"{key}: {was} then, {wanted} now"

@@ -17,13 +17,12 @@ from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser, number
 from fairseq_clusterformer.cli.main import program
-from fairseq_clusterformer.corpora.folder import difference
 from fairseq_clusterformer.corpora.language_modelling.text import TextReader, find_texts
 from fairseq_clusterformer.corpora.lines import naming_all
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.data.words import words_of
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.outputs import check_output, digest, whole_file, written
+from fairseq_clusterformer.outputs import check_output, difference, digest, whole_file, written
 from fairseq_clusterformer.ranges import Range
 
 NAME = "python examples/xlqa/vectors.py"

@@ -12,7 +12,7 @@ import json
 import re
 import shutil
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from importlib.metadata import version
@@ -29,7 +29,7 @@ from fairseq_clusterformer import __version__
 from fairseq_clusterformer.checkpoints import Loaded
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.errors import UserError, bad_option, reading
-from fairseq_clusterformer.outputs import check_new, whole_folder
+from fairseq_clusterformer.outputs import whole_folder
 
 FORMAT = 1
 MARK = "bundle.json"
@@ -124,7 +124,7 @@ def write_bundle(
             factor for each row. Buffers keep their own.
         card: text of the model's card, in Markdown; None: it has none.
         calibration: of a reader, in JSON; None: the one that it has.
-        force: replace a bundle that is there. It must hold no other file.
+        force: replace a bundle that this program wrote there, and that nobody has changed.
 
     Returns:
         `out`.
@@ -132,25 +132,11 @@ def write_bundle(
     out = Path(out)
     if dtype not in (*DTYPES, INT8):
         raise bad_option("--dtype", dtype, ", ".join([*DTYPES, INT8]))
-    inputs = (loaded.path, loaded.folder)
-    check_out(out, force, inputs, early=True)
-    with whole_folder(out, lambda: check_out(out, force, inputs)) as new:
+    with whole_folder(out, inputs=(loaded.path, loaded.folder), force=force) as new:
         if card is not None:
             (new / CARD).write_text(card, encoding="utf-8")
         _write(loaded, new, dtype, calibration)
     return out
-
-
-def check_out(out: Path, force: bool, inputs: Sequence[Path] = (), *, early: bool = False) -> None:
-    """Refuse what is there already; see :func:`~fairseq_clusterformer.outputs.check_new`."""
-
-    def files() -> list[str]:
-        own = _read_record(out, "OUT").get("files")
-        if not isinstance(own, list):
-            raise bad_option("OUT", out, "another folder", f"its {MARK} does not list its files")
-        return own
-
-    check_new(out, force, ours=is_bundle(out), files=files, inputs=inputs, early=early)
 
 
 def _write(loaded: Loaded, folder: Path, dtype: str, calibration: str | None) -> None:
@@ -167,7 +153,6 @@ def _write(loaded: Loaded, folder: Path, dtype: str, calibration: str | None) ->
     if calibration is not None:
         (folder / CALIBRATION).write_text(calibration, encoding="utf-8")
     sections, namespaces = plain_options(loaded)
-    written = sorted(file for file in folder.rglob("*") if file.is_file())
     record = {
         "format": FORMAT,
         "task": sections["task"]["_name"],
@@ -183,7 +168,6 @@ def _write(loaded: Loaded, folder: Path, dtype: str, calibration: str | None) ->
         "shared": shared,
         "namespaces": namespaces,
         "cfg": sections,
-        "files": [MARK, *(file.relative_to(folder).as_posix() for file in written)],
     }
     (folder / MARK).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     shutil.copymode(folder / MARK, folder / WEIGHTS)  # safetensors makes it the owner's alone

@@ -12,8 +12,9 @@ fairseq's own commands take checkpoints alone.
 from collections.abc import Sequence
 
 from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import check_output
 
-from .common import Parser, add_output, add_places, finite, megabytes, read_card
+from .common import Parser, add_output, add_places, finite, inputs_of, megabytes, read_card
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,14 +35,15 @@ def main(arguments: Sequence[str]) -> int:
     if args.max_words is not None and args.word_vectors is None:
         raise bad_option("--max-words", args.max_words, "with --word-vectors")
 
+    inputs = inputs_of(args, args.card, args.word_vectors, args.calibration)
+    check_output("OUT", args.out, folder=True, inputs=inputs, force=True)
     from omegaconf import OmegaConf
 
-    from fairseq_clusterformer.checkpoints.bundle import CARD, check_out, is_bundle, write_bundle
+    from fairseq_clusterformer.checkpoints.bundle import CARD, is_bundle, write_bundle
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.documents.found import Weights
     from fairseq_clusterformer.use import CLASSES
 
-    check_out(args.out, args.force, [args.checkpoint], early=True)
     done = is_bundle(args.out) and not args.force
     card, calibration, bias = read_card(args.card), None, args.no_answer_bias
     of_reader = bias is not None or args.calibration is not None

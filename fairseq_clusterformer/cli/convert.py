@@ -23,8 +23,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from fairseq_clusterformer import __version__
 from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.outputs import check_output, checksum, written
 from fairseq_clusterformer.ranges import Range
 
 from .common import Parser, add_places, check_file, number
@@ -92,6 +95,12 @@ def main(arguments: Sequence[str]) -> int:
             raise bad_option("--probes", args.probes, f"less than --far-window, {args.far_window}")
     for file in args.text or ():
         check_file("--text", file, "a file of text")
+    recipe, made = _recipe(args), written(args.out)
+    if made and made["recipe"] == recipe and not args.force:
+        print(f"{args.out} is already done")
+        return 0
+    inputs = [args.checkpoint, *(args.text or ())]
+    check_output("OUT", args.out, folder=True, inputs=inputs, force=args.force)
 
     from tqdm import tqdm
 
@@ -105,9 +114,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     from fairseq_clusterformer.conversion.convert import TASKS, check, convert
     from fairseq_clusterformer.conversion.reading import kept_beside
-    from fairseq_clusterformer.conversion.write import check_out, fine_tuning, write
+    from fairseq_clusterformer.conversion.write import fine_tuning, write
 
-    check_out(args.out, args.force)
     with as_checkpoint(args.checkpoint, args.data) as (checkpoint, data):
         loaded = load_checkpoint(checkpoint, data=data, task=TASKS, option="CHECKPOINT")
         if args.text is None and args.data is None and is_folder(args.checkpoint):
@@ -131,7 +139,7 @@ def main(arguments: Sequence[str]) -> int:
 
         with kept_beside(args.out, loaded.model, batches) as folder:
             converted = convert(loaded, batches, plan, folder, progress=progress)
-            write(converted, args.out, force=args.force)
+            write(converted, args.out, force=args.force, recipe=recipe)
     _print(converted)
     print(f"{converted.tokens:,} tokens were read, for measuring and fitting.")
     print(f"\n{args.out}: {', '.join(sorted(file.name for file in args.out.iterdir()))}")
@@ -143,6 +151,15 @@ def main(arguments: Sequence[str]) -> int:
             print(f"\n(prepare them with --tokenizer {tokens} {words})", end="")
     print(f":\n\n{fine_tuning(converted, args.out)}")
     return 0
+
+
+def _recipe(args: argparse.Namespace) -> dict:
+    """What OUT is made from: the options, and the contents of what they name."""
+    sources = [args.checkpoint, args.data, *(args.text or ())]
+    there = [path for source in sources if source and (path := Path(source)).exists()]
+    options = {k: v for k, v in vars(args).items() if k not in ("out", "force", "user_dir")}
+    options |= {"text": None, "data": None, "checkpoint": None}
+    return options | {"sources": [*map(checksum, there)], "version": __version__}
 
 
 def _plan(args: argparse.Namespace, loaded):

@@ -12,8 +12,9 @@ of GPT-2, BERT, RoBERTa, Marian, BART, Llama, Mistral, Qwen2 or Qwen3.
 from collections.abc import Sequence
 
 from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.outputs import check_output
 
-from .common import Parser, add_output, add_places, megabytes, read_card
+from .common import Parser, add_output, add_places, inputs_of, megabytes, read_card
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     card = read_card(args.card)
     how = {"dtype": args.dtype, "force": args.force}
     done = args.out.is_dir() and any(args.out.iterdir()) and not args.force
+    check_output("OUT", args.out, folder=True, inputs=inputs_of(args, args.card), force=True)
     if args.to == "fairseq":
         from fairseq_clusterformer.conversion import as_bundle
 
@@ -42,7 +44,6 @@ def main(arguments: Sequence[str]) -> int:
         from fairseq_clusterformer.checkpoints.load import load_checkpoint
         from fairseq_clusterformer.use import CLASSES
 
-        folder.check_out(args.out, args.force, [args.checkpoint], early=True)
         loaded = load_checkpoint(
             args.checkpoint, data=args.data, task=list(CLASSES), option="CHECKPOINT"
         )

@@ -1,10 +1,8 @@
 """What a training saves stays whole: copies, two trainings at once, and one that is finished."""
 
-import fcntl
 import logging
 import math
 import os
-import socket
 import sys
 import weakref
 from pathlib import Path
@@ -15,7 +13,8 @@ from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 
-from fairseq_clusterformer.errors import refused
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.outputs import hold
 
 from .wrapping import wraps
 
@@ -126,28 +125,14 @@ def _why_finished(trainer: Trainer, batches) -> str:
 
 def _lock(folder: Path, trainer: Trainer) -> None:
     """Hold a folder until the trainer or the process ends; ValueError: another holds it."""
-    path = folder / LOCK
-    while True:
-        file = path.open("a+")
-        try:  # of this process alone: a data worker that outlives it holds nothing
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            file.seek(0)
-            problem = f"another training saves there ({file.read().strip()})"
-            allowed = "another folder, or to wait for its end"
-            raise refused("--save-dir", folder, allowed, problem) from None
-        except OSError:  # a file system without locks
-            file.close()
-            return
-        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            break
-        file.close()  # whoever held it has just removed it
-    file.truncate(0)
-    print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
-    weakref.finalize(trainer, _let_go, path, file, os.getpid())
+    try:
+        lock = hold(folder / LOCK, "--save-dir", folder, what="training")
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    weakref.finalize(trainer, _let_go, folder / LOCK, lock, os.getpid())
 
 
-def _let_go(path: Path, file, owner: int) -> None:
+def _let_go(path: Path, lock, owner: int) -> None:
     if os.getpid() == owner:
         path.unlink(missing_ok=True)
-        file.close()
+        lock.release()

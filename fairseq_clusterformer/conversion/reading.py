@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.projections import rotated
-from fairseq_clusterformer.corpora.folder import locked
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.attention import SelfAttention
-from fairseq_clusterformer.outputs import replaced
+from fairseq_clusterformer.outputs import replaced, working
 from fairseq_clusterformer.precision import full_float32
 
 from .model import Place, attentions
@@ -143,7 +142,7 @@ def kept_beside(out: Path, model: nn.Module, batches: Sequence[Inputs]) -> Itera
             key.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
             key.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     work = out.absolute().with_name(f"{out.name}.partial")
-    with locked(work, "OUT"):
+    with working(work, "OUT"):
         parts = work / "parts"
         folder = parts / key.hexdigest()[:16]
         for other in parts.glob("*"):

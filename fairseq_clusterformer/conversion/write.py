@@ -15,12 +15,12 @@ from fairseq_clusterformer import __version__
 from fairseq_clusterformer.checkpoints.average import write_checkpoint
 from fairseq_clusterformer.checkpoints.bundle import copy_data, is_bundle
 from fairseq_clusterformer.checkpoints.load import Loaded
-from fairseq_clusterformer.outputs import check_new, whole_folder
+from fairseq_clusterformer.outputs import whole_folder
 
 from .convert import Converted
 from .model import CRITERIONS
 
-CHECKPOINT, REPORT, PICTURE = FILES = ("checkpoint.pt", "convert.json", "convert.png")
+CHECKPOINT, REPORT, PICTURE = ("checkpoint.pt", "convert.json", "convert.png")
 DATA = "data"  # what the model's text needs, where it comes from no data folder
 
 #: what a model starts from, which is the checkpoint now
@@ -28,32 +28,20 @@ _STARTS = ("word_vectors", "pretrained_checkpoint", "pretrained", "freeze_word_v
 _SHORTEST = 100  # updates of the training that follows
 
 
-def check_out(out: Path, force: bool) -> None:
-    """Refuse what is there already; see :func:`~fairseq_clusterformer.outputs.check_new`."""
-
-    def files() -> list[str]:
-        try:
-            found = json.loads((out / REPORT).read_text(encoding="utf-8")).get("data files", [])
-        except (OSError, ValueError, AttributeError):
-            found = []
-        return [*FILES, *(f"{DATA}/{name}" for name in found)]
-
-    check_new(out, force, ours=(out / REPORT).is_file(), files=files)
-
-
-def write(converted: Converted, out: Path, *, force: bool = False) -> None:
+def write(
+    converted: Converted, out: Path, *, force: bool = False, recipe: dict | None = None
+) -> None:
     """Write the checkpoint, the report and the picture into a folder that is complete or not there
-    at all; of a bundle, also the files that its text needs. Raises UserError: if ``out`` is there
-    or cannot be written."""
+    at all; of a bundle, also the files that its text needs. The `recipe` is what it is made from,
+    see :func:`~fairseq_clusterformer.outputs.written`. Raises UserError: if ``out`` is there or
+    cannot be written."""
     from fairseq_clusterformer.conversion.recall import draw_recall
     from fairseq_clusterformer.visual.figure import save
 
-    with whole_folder(out, lambda: check_out(out, force)) as new:
+    with whole_folder(out, force=force, recipe=recipe) as new:
         found = report(converted)
         if is_bundle(converted.loaded.folder):
             copy_data(converted.loaded.folder, new / DATA)
-            own = sorted(file for file in (new / DATA).rglob("*") if file.is_file())
-            found["data files"] = [file.relative_to(new / DATA).as_posix() for file in own]
             with open_dict(converted.loaded.cfg):
                 converted.loaded.cfg.task.data = str(out.absolute() / DATA)
         write_checkpoint(_state(converted.loaded), new / CHECKPOINT)

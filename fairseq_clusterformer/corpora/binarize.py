@@ -42,13 +42,14 @@ def write_dataset(
     number of tokens and items of each split. `workers` and `kept` as `parallel` takes them."""
     dictionary.save(str(out / "dict.txt"))
     dtype, counts = best_fitting_int_dtype(len(dictionary)), {}
-    code = partial(_coded, items.code, dtype)
+    code = partial(_coded, items.code)
     for split, text in texts.items():
         sizes = [np.zeros(0, np.int32)]
         with open(out / f"{split}.bin", "wb") as file:
-            for tokens, lengths in _in_blocks(code, items.blocks, text, split, workers, kept):
-                tokens.tofile(file)
-                sizes.append(lengths)
+            for numbers in _in_blocks(code, items.blocks, text, split, workers, kept):
+                end = 1 + numbers[0]
+                sizes.append(numbers[1:end].copy())
+                numbers[end:].astype(dtype).tofile(file)
         counts[split] = _write_index(out / f"{split}.idx", np.concatenate(sizes), dtype)
     return counts
 
@@ -66,10 +67,11 @@ def _in_blocks(
     yield from parallel(function, blocks(text), workers, label, kept=kept and kept / label, **how)
 
 
-def _coded(code: Callable, dtype: type, block: object) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of a block's items, joined, and the length of each item."""
+def _coded(code: Callable, block: object) -> np.ndarray:
+    """How many items a block has, the length of each, and the tokens of all, in int32."""
     items = [item.numpy() for item in code(block)]
-    return np.concatenate(items).astype(dtype), np.array([len(item) for item in items], np.int32)
+    lengths = [len(item) for item in items]
+    return np.concatenate([[len(items)], lengths, *items]).astype(np.int32)
 
 
 def _counted(block: bytes, form: str) -> tuple[Counter, int]:

@@ -1,18 +1,16 @@
 """One function over many items, in several processes, with the results in order."""
 
-import contextlib
 import itertools
+import json
 import os
-import pickle
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-
-from fairseq_clusterformer.outputs import replaced
 
 
 def parallel(
@@ -33,8 +31,9 @@ def parallel(
         workers: processes; None: one for each core. A single batch is done by this process.
         batch: the `size` of the items that a worker is handed at a time.
         unit, total: what `size` counts, and of all items, for the progress bar.
-        kept: a folder for the results of each batch. A run that was stopped goes on with those
-            that are there, if it is given the same function and items.
+        kept: a folder for the results of each batch, which are arrays, or what JSON can hold. A
+            run that was stopped goes on with those that are there, if it is given the same
+            function and items.
     """
     from concurrent.futures import ProcessPoolExecutor
 
@@ -45,7 +44,7 @@ def parallel(
     batches = _batches(items, batch, size)
     first = list(itertools.islice(batches, 2))
     how = {"unit": unit, "unit_scale": True, "disable": None, "leave": False}
-    with contextlib.ExitStack() as stack, tqdm(desc=label, total=total, **how) as bar:
+    with ExitStack() as stack, tqdm(desc=label, total=total, **how) as bar:
         begin, ahead = partial(partial, _results, function), 0
         if workers > 1 and len(first) > 1:
             pool = ProcessPoolExecutor(workers, initializer=_start, initargs=(function,))
@@ -53,16 +52,18 @@ def parallel(
             begin, ahead = lambda *given: pool.submit(_call, *given).result, 2 * workers
         begun: deque[tuple[int, Callable[[], list]]] = deque()
         start = 0
-        for each in itertools.chain(first, batches):
-            end = start + sum(map(size, each))
-            file = kept and kept / f"{start}-{end}.pickle"
-            done = (lambda: None) if file and file.exists() else begin(each, file)
-            begun.append((end - start, partial(_read, file, done) if file else done))
-            start = end
-            if len(begun) > ahead:
-                yield from _end(begun, bar)
-        while begun:
-            yield from _end(begun, bar)
+        for each in itertools.chain(first, batches, [None] * (ahead + 1)):
+            if each is not None:
+                end = start + sum(map(size, each))
+                file = kept and kept / f"{start}-{end}"
+                is_there = file is not None and file.exists()
+                begun.append((end - start, None if is_there else begin(each, file), file))
+                start = end
+            if len(begun) > ahead or (each is None and begun):
+                number, done, file = begun.popleft()
+                results = done() if done else None
+                yield from _read(file) if file else results
+                bar.update(number)
 
 
 def _batches(items: Iterable, most: int, size: Callable[[object], int]) -> Iterator[list]:
@@ -77,25 +78,31 @@ def _batches(items: Iterable, most: int, size: Callable[[object], int]) -> Itera
         yield batch
 
 
-def _end(begun: deque, bar) -> Iterator:
-    size, done = begun.popleft()
-    yield from done()
-    bar.update(size)
-
-
 def _results(function: Callable, batch: list, file: Path | None) -> list | None:
-    """What is returned, or written to the file."""
+    """What is returned, or written to the file, in a form that can run no code."""
+    import numpy as np
+
     results = [function(item) for item in batch]
     if file is None:
         return results
-    with replaced(file) as new:
-        new.write_bytes(pickle.dumps(results))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(new := file.with_suffix(".new"), "wb") as opened:
+        if isinstance(results[0], np.ndarray):
+            np.savez(opened, *results)
+        else:
+            opened.write(json.dumps(results).encode())
+    new.rename(file)
     return None
 
 
-def _read(file: Path, done: Callable[[], None]) -> list:
-    done()
-    return pickle.loads(file.read_bytes())
+def _read(file: Path) -> list:
+    import numpy as np
+
+    with open(file, "rb") as opened:
+        if opened.read(2) != b"PK":
+            return json.loads(file.read_bytes())
+        opened.seek(0)
+        return list(np.load(opened, allow_pickle=False).values())
 
 
 # A worker keeps its own copy of the function, and with it what that function has cached.
@@ -109,7 +116,7 @@ def _start(function: Callable) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End when the main process is killed, whose lock a worker would hold on to."""
+    """End when the main process is killed, whose pipes a worker would hold on to."""
     while os.getppid() == parent:
         time.sleep(0.1)
     os._exit(1)

@@ -10,7 +10,6 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -46,7 +45,7 @@ from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import TOKENIZER
 from fairseq_clusterformer.data.unicode import FORM, READ_FORM, form_of
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.outputs import check_new, whole_folder
+from fairseq_clusterformer.outputs import check_output, whole_folder
 from fairseq_clusterformer.use.perplexity import begin_of
 
 from . import renumbered
@@ -88,9 +87,6 @@ _OF_PAIR = {"cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>", "padd
 _OF_PAIR |= {"split_special_tokens": True}  # what stands in a text is text
 _OF_READER = _OF_PAIR | {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
 _OF_LABELS = (WORDS, "dict.label.txt")
-_OWN = (CONFIG, WEIGHTS, README, GENERATION, *_OF_TEXT.values(), *_OF_LABELS, TOKENIZER)
-_OWN += ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-_OWN += ("chat_template.jinja",)
 
 
 def export(
@@ -111,8 +107,8 @@ def export(
     out = Path(out)
     if dtype not in DTYPES:
         raise bad_option("--dtype", dtype, ", ".join(DTYPES))
-    inputs = (loaded.path, loaded.folder)
-    check_out(out, force, inputs, early=True)
+    how = {"inputs": (loaded.path, loaded.folder), "force": force}
+    check_output("OUT", out, folder=True, **how | {"force": True})
     config = config_of(loaded)
     other = _renumbered(loaded, config)
     model = _as_theirs(loaded, config, other)
@@ -122,7 +118,7 @@ def export(
     for name, _ in model.named_parameters(remove_duplicate=False):
         if name in tensors and tensors[name].is_floating_point():
             tensors[name] = tensors[name].to(DTYPES[dtype])
-    with whole_folder(out, lambda: check_out(out, force, inputs)) as new:
+    with whole_folder(out, **how) as new:
         for name, in_data in _names(config).items():
             wanted = name in _OF_LABELS if other is not None else name != RECORD
             if wanted and (loaded.folder / in_data).is_file():
@@ -139,14 +135,6 @@ def export(
         (new / README).write_text(_card(loaded, config, card, needs), encoding="utf-8")
         shutil.copymode(new / CONFIG, new / WEIGHTS)  # safetensors makes it the owner's alone
     return out
-
-
-def check_out(out: Path, force: bool, inputs: Sequence[Path] = (), *, early: bool = False) -> None:
-    """Refuse what is there already; see :func:`~fairseq_clusterformer.outputs.check_new`."""
-    ours = False
-    with suppress(OSError, UnicodeDecodeError):
-        ours = (out / CONFIG).is_file() and MARK in (out / README).read_text(encoding="utf-8")
-    check_new(out, force, ours=ours, files=lambda: _OWN, inputs=inputs, early=early)
 
 
 def is_exported(folder: Path) -> bool:

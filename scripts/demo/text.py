@@ -4,7 +4,7 @@ import hashlib
 import sysconfig
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.folder import make_folder
+from fairseq_clusterformer.outputs import make_folder
 
 #: folders that are no part of the library, or are tables
 _SKIPPED = {"site-packages", "test", "tests", "idle_test", "pydoc_data", "encodings"}

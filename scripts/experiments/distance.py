@@ -29,10 +29,9 @@ from itertools import accumulate, chain, repeat
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser, add_dest, prepare_folder, whole_number
-from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.lines import raw_lines
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.outputs import write_aside
+from fairseq_clusterformer.outputs import make_folder, write_aside
 
 DISTANCES = (500, 1000, 2000, 4000, 8000)
 #: documents of train, and the tokens between their facts

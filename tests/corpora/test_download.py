@@ -7,8 +7,8 @@ from hashlib import sha1, sha256
 import pytest
 
 from fairseq_clusterformer.corpora.download import Archive, download, obtain
-from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.outputs import make_folder
 from tests.corpora.commands import pack
 
 CONTENT = bytes(range(256)) * 40

@@ -34,12 +34,12 @@ from fairseq_clusterformer.cli.prepare.shared import (
 )
 from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.download import checksums
-from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.corpora.question_answering.records import Drops
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
 from fairseq_clusterformer.data.unicode import READ_FORM
 from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.outputs import make_folder
 
 if TYPE_CHECKING:
     from openkp.records import PageRecord

@@ -15,8 +15,8 @@ from itertools import chain
 from fairseq_clusterformer.corpora.classification.build import Settings, prepare
 from fairseq_clusterformer.corpora.classification.corpora import CORPORA, NO_VALID, known_corpus
 from fairseq_clusterformer.corpora.classification.own import FORMATS, FileFormat, own_corpus
-from fairseq_clusterformer.corpora.folder import resolved
 from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.outputs import resolved
 
 from ..common import Parser, add_dest, line_encoding, prepare_folder
 from .shared import add_tokenizer, take_existing

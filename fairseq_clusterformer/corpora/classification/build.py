@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.data.unicode import FORM
+from fairseq_clusterformer.outputs import make_folder
 
 from .. import SPLITS
 from ..download import checksum
-from ..folder import make_folder
 from ..lines import wrong
 from ..vocabulary import Vocabulary, load_model
 from .corpora import LabelledCorpus

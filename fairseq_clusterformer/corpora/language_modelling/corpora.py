@@ -13,10 +13,10 @@ from pathlib import Path
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import copy_part, make_folder, make_part, resolved
 
 from .. import SPLITS
 from ..download import Archive, checksum, obtain
-from ..folder import copy_part, make_folder, make_part, resolved
 from ..lines import naming_all
 from ..vocabulary import Vocabulary, copy_model
 from .text import (

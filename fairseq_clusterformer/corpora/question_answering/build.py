@@ -14,9 +14,9 @@ from pathlib import Path
 
 from fairseq_clusterformer.data.unicode import READ_FORM, composed
 from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.outputs import copy_part, make_folder, make_part
 
 from ..download import checksums
-from ..folder import copy_part, make_folder, make_part
 from ..lines import wrong
 from ..splits import SeenTexts
 from ..vocabulary import Vocabulary, copy_model

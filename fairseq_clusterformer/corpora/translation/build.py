@@ -18,10 +18,10 @@ from pathlib import Path
 
 from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.outputs import copy_part, make_folder, make_part
 
 from .. import SUBWORDS
 from ..download import checksums
-from ..folder import copy_part, make_folder, make_part
 from ..lines import aligned_lines, wrong
 from ..parallel import parallel
 from ..splits import SeenTexts
