@@ -119,18 +119,19 @@ def _mark(folder: Path, name: str, checksum: str, recipe: object = None) -> None
 # Working folders
 
 
-def hold(lock: Path, option: str, place: Path, patience: float = 1, what: str = "run"):
+def hold(lock: Path, option: str, place: Path, patience: float = 1, what: str = "run", **how):
     """Take a lock until it is released or the process ends; return it. Raises UserError: another
-    run has it for longer than `patience` seconds. The `option` named the `place`."""
+    run has it for longer than `patience` seconds. The `option` named the `place`; `how` is
+    filelock's."""
     from filelock import FileLock, Timeout  # here, since it would slow down each --help
 
     # importing fairseq makes every logger print its debugging messages
     logging.getLogger("filelock").setLevel(logging.WARNING)
     try:
-        (held := FileLock(lock, timeout=patience)).acquire()
+        (held := FileLock(lock, timeout=patience, **how)).acquire()
     except Timeout:
         with suppress(OSError, UnicodeDecodeError):
-            what += f" ({lock.read_text()[:80]})"
+            what += f" ({lock.read_text()[:80].strip()})"
         allowed = f"another {option}; or wait for that run"
         raise bad_option(option, place, allowed, f"another {what} is at work in it") from None
     lock.write_text(f"process {os.getpid()} on {socket.gethostname()}")
@@ -290,8 +291,8 @@ def check_output(
         problem = getattr(error, "strerror", None) or "it is a link to itself"
         raise bad_option(option, path, f"a {what} to write", problem) from None
     if folder and not ours:
-        allowed = f"a new or empty {option}; or move what is there away"
-        raise bad_option(option, path, allowed, "it holds what this program did not write there")
+        problem = "it holds something else, or was changed since it was written"
+        raise bad_option(option, path, "a new or empty folder", problem)
     if not force and (keep or folder or not ours):
         whose = "" if folder else " what this program did not write"
         raise bad_option(
@@ -434,13 +435,15 @@ def make_part(work: Path, name: str, build: Build) -> tuple[Path, dict]:
     """Make the folder ``parts/NAME`` of a working folder, unless a run before has; return it, and
     what `build` returned. It may have parts of its own, which go when it is complete."""
     part, own = work / "parts" / name, work / "parts" / f"{name}.partial"
-    if not part.exists():
-        own.mkdir(parents=True, exist_ok=True)
-        _clear(own, _KEPT)
-        (out := own / "out").mkdir()
-        record = build(own, out)
-        (out / RECORD).write_text(json.dumps(record))
-        os.rename(out, part)
+    with ExitStack() as stack:
+        if not part.exists():
+            own.mkdir(parents=True, exist_ok=True)
+            _clear(own, _KEPT)
+            stack.callback(_leave, own, _KEPT)
+            (out := own / "out").mkdir()
+            record = build(own, out)
+            (out / RECORD).write_text(json.dumps(record))
+            os.rename(out, part)
     shutil.rmtree(own, ignore_errors=True)
     return part, json.loads((part / RECORD).read_text())
 

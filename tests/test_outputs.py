@@ -77,7 +77,7 @@ def test_a_folder_that_is_there(tmp_path):
     plant(mine)
     (out / "thesis.txt").write_text("mine")
     for folder in (out, mine):
-        with pytest.raises(UserError, match="holds what this program did not write there"):
+        with pytest.raises(UserError, match="it holds something else, or was changed"):
             write(folder, "second", force=True)
     assert (out / "file").read_text() == "first"
     assert (mine / "file").read_text() == "mine"
@@ -367,7 +367,7 @@ def test_force_deletes_nothing_of_the_users(dest, tmp_path):
         return build(work, out)
 
     for builder in (train_meanwhile, lambda *_: pytest.fail("built")):
-        with pytest.raises(UserError, match="DEST is .*dest: it holds what this program did not"):
+        with pytest.raises(UserError, match="DEST is .*dest: it holds something else, "):
             make_folder(dest, RECIPE, builder, force=True)
         assert best.read_text() == "mine"
         assert [path.name for path in tmp_path.iterdir()] == ["dest"]

@@ -126,7 +126,9 @@ def _why_finished(trainer: Trainer, batches) -> str:
 def _lock(folder: Path, trainer: Trainer) -> None:
     """Hold a folder until the trainer or the process ends; ValueError: another holds it."""
     try:
-        lock = hold(folder / LOCK, "--save-dir", folder, what="training")
+        # a process can train there again, before its first trainer is gone
+        how = {"is_singleton": True, "thread_local": False}
+        lock = hold(folder / LOCK, "--save-dir", folder, what="training", **how)
     except UserError as error:
         raise ValueError(str(error)) from None
     weakref.finalize(trainer, _let_go, folder / LOCK, lock, os.getpid())
@@ -134,5 +136,6 @@ def _lock(folder: Path, trainer: Trainer) -> None:
 
 def _let_go(path: Path, lock, owner: int) -> None:
     if os.getpid() == owner:
-        path.unlink(missing_ok=True)
+        if lock.lock_counter == 1:
+            path.unlink(missing_ok=True)
         lock.release()

@@ -180,8 +180,8 @@ def test_command(checkpoint, tmp_path, capsys):
     assert f"{out}: ClusterformerLanguageModel" in capsys.readouterr().out
     assert [path.name for path in out.parent.iterdir()] == ["bundle"]
     (out / "README.md").write_text("mine")
-    assert "--force to replace" in error(capsys, "bundle", checkpoint, out)
-    assert "holds README.md, which" in error(capsys, "bundle", checkpoint, out, "--force")
+    for more in ([], ["--force"]):
+        assert "was changed since" in error(capsys, "bundle", checkpoint, out, *more)
     assert (out / "README.md").read_text() == "mine"
     (out / "README.md").unlink()
     assert run("bundle", checkpoint, out, "--force", "--dtype", "float16") == 0
@@ -197,26 +197,32 @@ def test_command(checkpoint, tmp_path, capsys):
     assert not (tmp_path / "y").exists()
     file = other / "thesis.txt"
     line = error(capsys, "bundle", checkpoint, file / "bundle")
-    assert f"OUT is {file / 'bundle'}: cannot make the folder {file} (" in line
-    record = json.loads((out / "bundle.json").read_text())
-    (out / "bundle.json").write_text(json.dumps(record | {"files": None}))
-    assert "does not list its files" in error(capsys, "bundle", checkpoint, out, "--force")
-    (out / "bundle.json").write_text("[]")
-    assert "damaged" in error(capsys, "bundle", checkpoint, out, "--force")
+    assert f"OUT is {file / 'bundle'}: Not a directory; allowed: a place to write to" in line
 
 
-def test_a_bundle_of_a_bundle_keeps_its_card(lm_bundle, tmp_path):
-    """Also where it takes the place of the other."""
+def test_force_deletes_nothing_that_a_planted_list_names(lm_bundle, checkpoint, tmp_path, capsys):
+    """A folder that says of itself to be a bundle, and what its files are."""
+    planted = tmp_path / "mine"
+    shutil.copytree(lm_bundle, planted)
+    record = json.loads((planted / "bundle.json").read_text())
+    (planted / "thesis.txt").write_text("mine")
+    record["files"] = [path.name for path in planted.iterdir()]
+    (planted / "bundle.json").write_text(json.dumps(record))
+    before = {path: path.read_bytes() for path in planted.iterdir()}
+    assert "holds something else" in error(capsys, "bundle", checkpoint, planted, "--force")
+    assert {path: path.read_bytes() for path in planted.iterdir()} == before
+
+
+def test_a_bundle_of_a_bundle_keeps_its_card(lm_bundle, tmp_path, capsys):
+    """It never takes the place of the other."""
     out, own = tmp_path / "out", tmp_path / "card.md"
     own.write_text("# Mine\n")
     assert run("bundle", lm_bundle, out, "--card", own) == 0
-    assert run("bundle", out, out, "--dtype", "float16", "--force") == 0
+    line = error(capsys, "bundle", out, out, "--dtype", "float16", "--force")
+    assert "it is one of the inputs" in line
     assert run("bundle", out, tmp_path / "again") == 0
     for folder in (out, tmp_path / "again"):
         assert (folder / "MODEL_CARD.md").read_text() == "# Mine\n"
-    own.write_text("# Another\n")
-    assert run("bundle", out, out, "--card", own, "--force") == 0
-    assert (out / "MODEL_CARD.md").read_text() == "# Another\n"
 
 
 @pytest.mark.parametrize(

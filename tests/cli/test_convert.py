@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fairseq_clusterformer
+from fairseq_clusterformer.checkpoints import load
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.conversion import layers, reading
@@ -371,21 +372,26 @@ class TestBadInput:
         with pytest.raises(UserError, match="its architecture is lightconv_lm; allowed: trans"):
             target_of(loaded)
 
-    def test_what_is_there(self, converted, dense_checkpoint, tmp_path, capsys):
+    def test_what_is_there(self, converted, dense_checkpoint, tmp_path, capsys, monkeypatch):
         mine, out = tmp_path / "mine", tmp_path / "out"
         mine.mkdir()
         (mine / "notes").write_text("mine")
         line = error(capsys, "convert", dense_checkpoint, mine, "--force")
-        assert "it holds something else; allowed: a new or empty folder" in line
+        assert "it holds something else, or was changed" in line
         shutil.copytree(converted, out)
         line = error(capsys, "convert", dense_checkpoint, out)
         assert "it exists; allowed: a new folder, or --force to replace it" in line
         (out / "notes").write_text("mine")
         line = error(capsys, "convert", dense_checkpoint, out, "--force")
-        assert "holds notes, which --force would delete" in line
+        assert "it holds something else, or was changed" in line
         (out / "notes").unlink()
-        words = ["--attention", "full", "--force", *FAST.split()]
-        assert convert(dense_checkpoint, out, *words) == 0
+        words = ["--attention", "full", *FAST.split()]
+        assert convert(dense_checkpoint, out, "--force", *words) == 0
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(load, "load_checkpoint", lambda *_, **__: pytest.fail("run"))
+            assert convert(dense_checkpoint, out, *words) == 0
+        assert capsys.readouterr().out == f"{out} is already done\n"
         report = json.loads((out / "convert.json").read_text())
         assert report["attention"] == {"decoder": "full"}
 

@@ -103,7 +103,7 @@ def test_a_finished_training(end, more, byte_data, tmp_path, caplog):
 
 def test_a_folder_in_which_another_training_saves(byte_data, tmp_path, monkeypatch):
     code = (
-        "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX);"
+        "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX);"
         "print('process 7 on server', file=file, flush=True); print(flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", code, tmp_path / LOCK]
@@ -111,7 +111,7 @@ def test_a_folder_in_which_another_training_saves(byte_data, tmp_path, monkeypat
     monkeypatch.setattr(Trainer, "train_step", lambda *_: pytest.fail("training began"))
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
-        expected = rf"{tmp_path}: another training saves there \(process 7 on server\); allowed: "
+        expected = rf"{tmp_path}: another training \(process 7 on server\) is at work in it; all"
         with pytest.raises(ValueError, match=expected):
             train(byte_data, CLUSTERFORMER, tmp_path)
         other.kill()
