@@ -27,13 +27,14 @@ case "${1-}" in
   --all)
     shift
     set -- -m "" "$@"
+    export KEEP_SECONDS=1 # of each file, so that later runs begin with what takes long
     ;;
   --ci)
     shift
     of_the_matrix | cmp -s - "$passed" || set -- -m "not whole" "$@"
     ;;
 esac
-python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations 10 "$@"
+python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10 "$@"
 if [[ "${1-}" == -m && -z "${2-}" && $# -eq 2 ]]; then
   of_the_matrix >"$passed"
 fi

@@ -1,17 +1,18 @@
 """What tests of every part need: one thread, a fixed seed, fairseq's command lines."""
 
-import atexit
 import importlib.util
+import json
 import logging
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 # Before torch and faiss read it: two pools of threads on few cores are slower than one thread.
@@ -20,16 +21,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 import fairseq_clusterformer.plugin  # noqa: F401  models, criterions, tasks
 from tests.composing import composed_once
-from tests.forked import Forker
+from tests.forked import Forked
 
 # Triton reads it where kernels are defined: without a GPU they run under its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 REPO_ROOT = Path(__file__).resolve().parents[1]
+SECONDS = REPO_ROOT / "tests" / "passed" / "seconds.json"
 
 RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -111,6 +114,43 @@ def _few_threads() -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that one of pytest's workers makes, and all of them read."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            try:
+                make(folder)
+            except BaseException:
+                shutil.rmtree(folder)
+                raise
+    return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first; what Triton's interpreter runs is of the matrix."""
+    kept = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+    items.sort(key=lambda item: -kept.get(item.nodeid.partition("::")[0], 1))
+    for item in items:
+        if getattr(item, "callspec", None) and item.callspec.params.get("impl") == "triton":
+            item.add_marker(pytest.mark.matrix)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Keeps the seconds of each file where ``scripts/test.sh --all`` asks for it."""
+    if "KEEP_SECONDS" not in os.environ:
+        return
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    rounded = {name: round(spent) for name, spent in sorted(seconds.items()) if spent >= 1.5}
+    SECONDS.write_text(json.dumps(rounded, indent=0) + "\n")
+
+
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
     return REPO_ROOT
@@ -167,7 +207,7 @@ def run_command(
         command += ["--user-dir", str(user_dir)]
 
     shown = shlex.join(command)
-    forked = program.startswith("fairseq-") and not fresh
+    forked = program.startswith(("fairseq-", "clusterformer")) and not fresh
     with tempfile.TemporaryDirectory() as folder:
         given, printed = Path(folder, "given"), Path(folder, "printed")
         given.write_text(stdin)
@@ -176,7 +216,7 @@ def run_command(
         try:
             if forked:
                 files = {"stdin": given, "stdout": printed, "stderr": printed}
-                status = forker().start(command, **where, **files).wait(timeout)
+                status = Forked(command, **where, **files).wait(timeout)
             else:
                 status = _run_anew(command, given, printed, timeout, **where)
         except TimeoutError:
@@ -205,11 +245,3 @@ def _run_anew(command: list[str], given: Path, printed: Path, timeout: float, **
         if process.poll() is None:  # or interrupted from the keyboard
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-@cache
-def forker() -> Forker:
-    """Of this environment, until this process ends."""
-    started = Forker(sys.executable, dict(os.environ))
-    atexit.register(started.close)
-    return started

@@ -7,16 +7,16 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
 
 from tests.conftest import RunCli
-from tests.forked import Forker
 from tests.packaging import build_wheel
 
+pytestmark = pytest.mark.whole
 Run = Callable[..., str]
 
 TRAIN = (
@@ -26,7 +26,7 @@ TRAIN = (
 
 
 @pytest.fixture(scope="module")
-def run(run_cli: RunCli, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(run_cli: RunCli, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Runs a program of an environment that holds the wheel, in a folder of its own.
 
     The environment borrows what the wheel requires from this one, but not the checkout.
@@ -46,7 +46,6 @@ def run(run_cli: RunCli, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     home.mkdir()
 
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    forker = Forker(python, environment)
 
     def program(line: str, stdin: str = "") -> str:
         program, *words = line.split()
@@ -55,20 +54,16 @@ def run(run_cli: RunCli, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
             words = ["-m", module, *words, "--user-dir", str(site / "fairseq_clusterformer")]
         else:
             words = [str(python.parent / program), *words]
-        files = {name: folder / name for name in ("stdin", "stdout", "stderr")}
-        for path in files.values():
-            path.write_text("")
-        files["stdin"].write_text(stdin)
         words = [word.replace("%20", " ") for word in words]
-        status = forker.start(words, cwd=home, env=environment, **files).wait(600)
-        printed, errors = files["stdout"].read_text(), files["stderr"].read_text()
+        how = {"cwd": home, "env": environment, "input": stdin, "text": True}
+        done = subprocess.run([python, *words], capture_output=True, **how)
+        status, printed, errors = done.returncode, done.stdout, done.stderr
         assert status == 0, f"{line}\n{printed}\n{errors}"
         assert "Traceback" not in errors
         return printed
 
     program.home, program.python = home, python
-    yield program
-    forker.close()
+    return program
 
 
 def test_text(run):

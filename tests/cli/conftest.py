@@ -9,7 +9,6 @@ from fairseq import options
 from fairseq_cli import preprocess
 
 from fairseq_clusterformer.cli.prepare import lm
-from tests.cli.expected import assert_logged
 from tests.cli.in_process import (
     CLASSIFICATION,
     CLUSTERED_TRANSLATION,
@@ -18,7 +17,6 @@ from tests.cli.in_process import (
     QUESTIONS,
     ROBERTA,
     TRANSFORMER,
-    train,
     trained,
 )
 from tests.cli.qa_data import write_questions
@@ -26,20 +24,23 @@ from tests.cli.sentence_data import write_pairs, write_texts
 from tests.cli.tasks import MASKED, stories, train_task  # noqa: F401  fixtures
 from tests.cli.topics import prepare_documents
 from tests.cli.towns import towns_data, towns_reader  # noqa: F401  fixtures
+from tests.conftest import once
 
 
 @pytest.fixture(scope="session")
 def byte_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """22.5 kB of the language reference, prepared by ``clusterformer prepare lm``."""
-    folder = tmp_path_factory.mktemp("bytes")
-    (folder / "text").mkdir()
-    text = "\n".join(topics[name] for name in sorted(topics)).encode()
-    for split, start, end in (("train", 0, 20), ("valid", 20, 22), ("test", 22, 22.5)):
-        part = text[round(1000 * start) : round(1000 * end) - 1]
-        (folder / "text" / f"{split}.txt").write_bytes(part + b"\n")
-    arguments = ["text", str(folder / "text"), str(folder / "data"), "--bytes"]
-    assert lm.main(arguments) == 0
-    return folder / "data"
+
+    def make(folder: Path) -> None:
+        (folder / "text").mkdir()
+        text = "\n".join(topics[name] for name in sorted(topics)).encode()
+        for split, start, end in (("train", 0, 20), ("valid", 20, 22), ("test", 22, 22.5)):
+            part = text[round(1000 * start) : round(1000 * end) - 1]
+            (folder / "text" / f"{split}.txt").write_bytes(part + b"\n")
+        arguments = ["text", str(folder / "text"), str(folder / "data"), "--bytes"]
+        assert lm.main(arguments) == 0
+
+    return once(tmp_path_factory, "bytes", make) / "data"
 
 
 #: of a clustered language model after 40 updates (half an epoch)
@@ -55,26 +56,27 @@ roberta = trained("byte_data", ROBERTA)
 @pytest.fixture(scope="session")
 def parallel_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sentences of 1 to 8 words, every length as often, and the same with every word mapped."""
-    folder = tmp_path_factory.mktemp("parallel")
-    words = "abcdefghijkl"
-    mapped = str.maketrans(words, words[5:] + words[:5])
-    draw = random.Random(1)
-    for split, count in (("train", 384), ("valid", 24), ("test", 24)):
-        lines = [" ".join(draw.choices(words, k=1 + i % 8)) for i in range(count)]
-        draw.shuffle(lines)
-        text = "\n".join(lines) + "\n"
-        (folder / f"{split}.src").write_text(text)
-        (folder / f"{split}.tgt").write_text(text.translate(mapped))
-    return folder
+
+    def make(folder: Path) -> None:
+        words = "abcdefghijkl"
+        mapped = str.maketrans(words, words[5:] + words[:5])
+        draw = random.Random(1)
+        for split, count in (("train", 384), ("valid", 24), ("test", 24)):
+            lines = [" ".join(draw.choices(words, k=1 + i % 8)) for i in range(count)]
+            draw.shuffle(lines)
+            text = "\n".join(lines) + "\n"
+            (folder / f"{split}.src").write_text(text)
+            (folder / f"{split}.tgt").write_text(text.translate(mapped))
+        prefixes = ("--validpref", folder / "valid", "--testpref", folder / "test")
+        binarize(folder, folder / "data", *prefixes, "--joined-dictionary")
+
+    return once(tmp_path_factory, "parallel", make)
 
 
 @pytest.fixture(scope="session")
 def parallel_data(parallel_text: Path) -> Path:
     """:func:`parallel_text` with one dictionary for both sides."""
-    folder = parallel_text / "data"
-    prefixes = ("--validpref", parallel_text / "valid", "--testpref", parallel_text / "test")
-    binarize(parallel_text, folder, *prefixes, "--joined-dictionary")
-    return folder
+    return parallel_text / "data"
 
 
 def binarize(text: Path, data: Path, *more: object) -> None:
@@ -87,19 +89,19 @@ def binarize(text: Path, data: Path, *more: object) -> None:
 @pytest.fixture(scope="session")
 def text_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Texts of three classes."""
-    return write_texts(tmp_path_factory.mktemp("texts"))
+    return once(tmp_path_factory, "texts", write_texts)
 
 
 @pytest.fixture(scope="session")
 def pair_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pairs of two classes, seven a question."""
-    return write_pairs(tmp_path_factory.mktemp("pairs"))
+    return once(tmp_path_factory, "pairs", write_pairs)
 
 
 @pytest.fixture(scope="session")
 def qa_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Questions of every type."""
-    return write_questions(tmp_path_factory.mktemp("questions"))
+    return once(tmp_path_factory, "questions", write_questions)
 
 
 #: until a translation is more often right than wrong, and no beam is sure of it
@@ -127,13 +129,7 @@ qa_reader = trained(
 )
 
 
-@pytest.fixture(scope="session")
-def masked_lm(text_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("masked_lm")
-    run = train(text_data / "input0", MASKED, folder)
-    assert run.mean_loss(-1) < run.mean_loss(0) - 0.1
-    assert_logged(run)
-    return folder / "checkpoint_last.pt"
+masked_lm = trained("text_data/input0", MASKED)
 
 
 @pytest.fixture
@@ -146,4 +142,4 @@ def no_update(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare_documents(tmp_path_factory.mktemp("documents"))
+    return once(tmp_path_factory, "documents", prepare_documents) / "data"

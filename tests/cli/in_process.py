@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import md5
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,7 +27,7 @@ from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
 from fairseq_clusterformer import compat  # importing the package is what --user-dir does
-from tests.conftest import RunCli
+from tests.conftest import RunCli, once
 
 # Two small layers. The registered architecture: a named one would set the other widths.
 SIZES = (
@@ -115,13 +116,21 @@ def train(data: Path, line: str, save_dir: Path, *more: object) -> Run:
     return train_with(_config(options.get_training_parser(), words))
 
 
+def data_of(request: pytest.FixtureRequest, name: str) -> Path:
+    """A fixture's folder, or one in it."""
+    fixture, _, inner = name.partition("/")
+    return request.getfixturevalue(fixture) / inner
+
+
 def trained(data: str, line: str, *more: object) -> Callable[..., Path]:
-    """A fixture of a session: the last checkpoint of such a training on a fixture's data."""
+    """A fixture of a session: the last checkpoint of such a training on a fixture's data, once for
+    all workers and for all fixtures that train alike."""
 
     @pytest.fixture(scope="session")
     def checkpoint(request: pytest.FixtureRequest, tmp_path_factory) -> Path:
-        folder = tmp_path_factory.mktemp("trained")
-        train(request.getfixturevalue(data), line, folder, *more)
+        given = data_of(request, data)
+        name = f"trained-{md5(repr((str(given), line, more)).encode()).hexdigest()[:9]}"
+        folder = once(tmp_path_factory, name, lambda folder: train(given, line, folder, *more))
         return folder / "checkpoint_last.pt"
 
     return checkpoint

@@ -13,10 +13,12 @@ from tests.cli.in_process import (
     HERE,
     QUESTIONS,
     Run,
+    data_of,
     train,
 )
 from tests.cli.topics import LINE as ETC
 from tests.cli.towns import BIDAF, COMMON
+from tests.conftest import once
 from tests.corpora.commands import run
 
 QANET = (
@@ -39,6 +41,7 @@ MASKED = (
 TASKS = {
     "lm": ("byte_data", CLUSTERFORMER),
     "translation": ("parallel_data", CLUSTERED_TRANSLATION),
+    "masked_lm": ("text_data/input0", MASKED),
     "classifier": ("text_data", CLASSIFICATION),
     "pairs": ("pair_data", CLASSIFICATION),
     "reader": ("qa_data", QUESTIONS),
@@ -56,7 +59,7 @@ def train_task(request: pytest.FixtureRequest, tmp_path: Path) -> TrainTask:
 
     def run(task: str, options: str, folder: Path = tmp_path, *more: object) -> Run:
         data, line = TASKS[task]
-        return train(request.getfixturevalue(data), f"{line} {options}", folder, *more)
+        return train(data_of(request, data), f"{line} {options}", folder, *more)
 
     return run
 
@@ -86,7 +89,9 @@ def write_stories(path: Path, questions: int) -> None:
 @pytest.fixture(scope="session")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared folder whose ``valid`` is as its ``train``."""
-    folder = tmp_path_factory.mktemp("stories")
-    write_stories(path := folder / "qa.txt", 16)
-    assert run("prepare qa babi", folder / "data", "--train", path, "--valid", path) == 0
-    return folder / "data"
+
+    def make(folder: Path) -> None:
+        write_stories(path := folder / "qa.txt", 16)
+        assert run("prepare qa babi", folder / "data", "--train", path, "--valid", path) == 0
+
+    return once(tmp_path_factory, "stories", make) / "data"

@@ -15,7 +15,7 @@ LINE = (
 TOPICS = ("one two three four", "red green blue black", "cat dog cow hen", "iron gold tin lead")
 
 
-def prepare_documents(folder: Path) -> Path:
+def prepare_documents(folder: Path) -> None:
     """Documents of three sentences on one topic each, prepared."""
     draw = random.Random(1)
     (folder / "text").mkdir()
@@ -28,4 +28,3 @@ def prepare_documents(folder: Path) -> Path:
         (folder / "text" / f"{split}.txt").write_text("\n".join(lines) + "\n")
     options = "--sentencepiece 300 --sentences --document-separator ##"
     assert run("prepare lm text", folder / "text", folder / "data", options) == 0
-    return folder / "data"

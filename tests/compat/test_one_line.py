@@ -19,7 +19,8 @@ from torch.multiprocessing import ProcessRaisedException
 
 from fairseq_clusterformer.compat import one_line
 from tests.cli.in_process import CLUSTERFORMER, train
-from tests.conftest import REPO_ROOT, forker
+from tests.conftest import REPO_ROOT
+from tests.forked import Forked
 
 CONFIG = REPO_ROOT / "examples/language_model/config"
 MISTAKE = "--stride is -2; allowed: 0 or more"
@@ -127,7 +128,7 @@ def test_ctrl_c_in_several_processes(byte_data, tmp_path):
     streams = {"stdout": tmp_path / "printed", "stderr": tmp_path / "printed"}
     env = {**os.environ, "PYTHONFAULTHANDLER": "1"}
     where = {"cwd": tmp_path, "env": env, "stdin": tmp_path / "given"}
-    command = forker().start(words, **where, **streams)
+    command = Forked(words, **where, **streams)
     last = tmp_path / "saved" / "checkpoint_last.pt"
     end = time.monotonic() + 120
     while not last.exists() and time.monotonic() < end:
