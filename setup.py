@@ -1,14 +1,15 @@
 """Packaging of fairseq_clusterformer; the version stands in its __init__.py.
 
 `scripts/setup.sh` installs all of this in the right order. By hand, the order matters too:
-fairseq-fixed has no wheel for Python 3.11 and compiles against the torch that is there, so torch
-and the build helpers come first:
+fairseq-fixed has no wheel for Python 3.11, so what builds it comes first:
 
-    pip install torch==2.13.0
-    pip install "setuptools>=77" wheel cython numpy ninja
-    pip install --no-build-isolation fairseq-fixed==0.12.3.1
+    pip install torch==2.13.0 "setuptools>=77" wheel cython numpy
+    PYTHONPATH=scripts/without_torch pip install --no-build-isolation fairseq-fixed==0.12.3.1
     pip install .
     pip uninstall --yes torchaudio
+
+The second line leaves out fairseq's extensions that include torch's headers, and with them BASE
+layers, Levenshtein and insertion models. Without PYTHONPATH=... they are compiled, in minutes.
 
 fairseq-fixed asks for torchaudio, and none loads with this torch: transformers' Trainer, which
 imports it if it is there, would not either. Each later `pip install` of this package brings it

@@ -253,25 +253,3 @@ for user_dir in ({str(PACKAGE)!r}, {NAME!r}):
             *("python", "-c", IMPORT_USER_DIR, NAME), cwd=empty, env={"PYTHONPATH": str(site)}
         )
         assert_registered(run, site / NAME)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="a bash script")
-def test_setup_refuses_an_unsupported_python(tmp_path):
-    """One line that names what was found and what is allowed, before anything is made."""
-    shutil.copytree(REPO_ROOT / "scripts", tmp_path / "scripts")
-    for name in ("setup.py", "pyproject.toml"):
-        shutil.copy(REPO_ROOT / name, tmp_path)
-    old_python = tmp_path / "python3"
-    old_python.write_text("#!/bin/sh\necho 3.9\n")
-    old_python.chmod(0o755)
-    run = subprocess.run(
-        ["bash", str(tmp_path / "scripts" / "setup.sh")],
-        capture_output=True,
-        text=True,
-        env={"PATH": "/usr/bin:/bin", "BASE_PYTHON": str(old_python)},
-    )
-    assert run.returncode == 1
-    (line,) = run.stderr.splitlines()
-    assert "3.11 or 3.12" in line
-    assert f"{old_python} (3.9)" in line
-    assert not (tmp_path / ".venv").exists()
