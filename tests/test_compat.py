@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import pickle
 import random
 import re
 import warnings
@@ -98,7 +97,7 @@ def _nothing_allowed() -> Iterator[None]:
 @pytest.mark.usefixtures("_nothing_allowed")
 class TestCheckpoints:
     def test_argparse_model_loads(self, argparse_checkpoint):
-        with pytest.raises(pickle.UnpicklingError):
+        with pytest.raises(ValueError, match="it needs "):
             load_checkpoint_to_cpu(str(argparse_checkpoint))
         compat.allow_checkpoint_types()
         state = load_checkpoint_to_cpu(str(argparse_checkpoint))
@@ -124,7 +123,7 @@ class TestCheckpoints:
 
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals([argparse.Namespace])
-        with pytest.raises(pickle.UnpicklingError):
+        with pytest.raises(ValueError, match="it needs "):
             load_checkpoint_to_cpu(str(tmp_path / "again.pt"))
 
     def test_state_reaches_the_other_workers(self, argparse_checkpoint, monkeypatch):
@@ -159,7 +158,7 @@ class TestCheckpoints:
 
         compat.apply()
         torch.save({"model": {}, "cfg": wrap(Malicious())}, tmp_path / "evil.pt")
-        with pytest.raises(pickle.UnpicklingError, match="system"):
+        with pytest.raises(ValueError, match="it needs posix.system, which "):
             load_checkpoint_to_cpu(str(tmp_path / "evil.pt"))
         assert not (tmp_path / "executed").exists()
 
@@ -172,7 +171,7 @@ def test_sample_break_mode_eos(monkeypatch):
     monkeypatch.delattr(np, "compat", raising=False)
     with pytest.raises(AttributeError):
         blocks()
-    compat.restore_numpy_compat()
+    compat.restore_names()
     assert [block.tolist() for block in blocks()] == [[4, 5, 2], [6, 2]]
 
 

@@ -5,7 +5,6 @@ import importlib
 import importlib.util
 import json
 import re
-import shutil
 import subprocess
 import sys
 import zipfile

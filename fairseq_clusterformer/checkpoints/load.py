@@ -25,14 +25,10 @@ from fairseq_clusterformer.checkpoints.bundle import (
     read_bundle,
 )
 from fairseq_clusterformer.compat.checks import dataclass_of
+from fairseq_clusterformer.compat.resuming import UNREADABLE, why_no_checkpoint
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models import lora
-from fairseq_clusterformer.models.checkpoints import (
-    UNREADABLE,
-    explained,
-    unfit_numbers,
-    why_no_checkpoint,
-)
+from fairseq_clusterformer.models.checkpoints import explained, unfit_numbers
 from fairseq_clusterformer.moved import user_dir_of
 from fairseq_clusterformer.ranges import strays
 

@@ -18,12 +18,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import bitarray.util
 import numpy as np
 import omegaconf
 import torch
 import torch.distributed as dist
 from fairseq import checkpoint_utils, options, utils
-from fairseq.data import Dictionary, data_utils, indexed_dataset
+from fairseq.data import Dictionary, bucket_pad_length_dataset, data_utils, indexed_dataset
 from fairseq.data.indexed_dataset import IndexedDataset, MMapIndexedDataset
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass import utils as dataclass_utils
@@ -33,18 +34,20 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.ema.ema import EMA
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin
+from fairseq.search import DiverseBeamSearch
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.trainer import Trainer
 from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
 from torch import nn
 
-from fairseq_clusterformer.errors import UserError, first_line
+from fairseq_clusterformer.errors import UserError, first_line, refused
 from fairseq_clusterformer.moved import check_moved
 
 from .checks import check_numbers
 from .one_line import report_in_one_line
 from .processes import train_in_several_processes
+from .resuming import check_what_is_loaded
 from .saving import keep_trainings_whole
 from .wrapping import wrap, wraps
 
@@ -97,11 +100,12 @@ def apply() -> None:
     for owner, name, function in _MENDED:
         wrap(owner, name, function)
     allow_checkpoint_types()
-    restore_numpy_compat()
+    restore_names()
     check_numbers()
     name_damaged_data()
     know_user_dir()
     silence_known_warnings()
+    check_what_is_loaded()
     keep_trainings_whole()
     train_in_several_processes()
     report_in_one_line()
@@ -112,14 +116,38 @@ def allow_checkpoint_types() -> None:
     torch.serialization.add_safe_globals(CHECKPOINT_TYPES)
 
 
-def restore_numpy_compat() -> None:
-    """Gives ``np.compat.long`` back, which numpy 2 dropped: data/token_block_dataset reads it for
-    ``--sample-break-mode eos`` and for generation from any language model, and
-    data/language_pair_dataset for ``--num-batch-buckets``."""
+def restore_names() -> None:
+    """Gives back what fairseq reads of other libraries and they have dropped: ``np.compat.long``
+    (``--sample-break-mode eos``, generation from language models, ``--num-batch-buckets``),
+    ``np.int`` and ``np.float`` (masks of spans, models with a CRF), and bitarray's ``rindex``
+    (``--dataset-impl huffman``)."""
     if not hasattr(np, "compat"):
         np.compat = types.ModuleType("numpy.compat", "Put back for fairseq.")
-    if not hasattr(np.compat, "long"):
-        np.compat.long = int
+    for owner, name, value in (
+        (np.compat, "long", int),
+        (np, "int", int),
+        (np, "float", float),
+        (bitarray.util, "rindex", lambda bits, value=1: bits.index(value, right=True)),
+    ):
+        if name not in vars(owner):
+            setattr(owner, name, value)
+
+
+@mends(bucket_pad_length_dataset, "get_buckets")
+def find_buckets(_, sizes, num_buckets: int) -> np.ndarray:
+    """Lets ``--num-batch-buckets`` find its lengths: numpy's percentile has other arguments."""
+    places = np.linspace(0, 100, num_buckets + 1)[1:]
+    return np.unique(np.percentile(sizes, places, method="lower"))
+
+
+@mends(DiverseBeamSearch, "step")
+def find_sentences(step_of, self, step, lprobs, scores, prev_output_tokens=None, ids=None):
+    """Lets ``--diverse-beam-groups`` find the sentences of a batch that are not finished. fairseq
+    takes their numbers in the data set for their places in the batch."""
+    if step == 0:
+        self.first_ids = ids
+    places = (ids[:, None] == self.first_ids).int().argmax(1)
+    return step_of(self, step, lprobs, scores, prev_output_tokens, places)
 
 
 @mends(dataclass_utils, "eval_str_list")
@@ -373,14 +401,22 @@ def know_user_dir() -> None:
 @mends(options, "parse_args_and_arch")
 def show_help_of_models(parse, parser, input_args=None, *args, **kwargs):
     """Makes ``--help`` of fairseq's programs list the options of the model and the task that the
-    command line names. fairseq prints it before it knows them. What has moved is named."""
+    command line names. fairseq prints it before it knows them. Without ``--arch`` fairseq raises
+    an error that says nothing. What has moved is named."""
     given = sys.argv[1:] if input_args is None else list(input_args)
     check_moved(given, {"arch": ARCH_MODEL_REGISTRY, "task": TASK_REGISTRY})
     asked = [word for word in given if word in ("-h", "--help")]
     if not asked:
-        return parse(parser, input_args, *args, **kwargs)
+        try:
+            return parse(parser, input_args, *args, **kwargs)
+        except RuntimeError as error:
+            if error.args:
+                raise
+            allowed = "a model, such as clusterformer_lm or transformer; --help lists them"
+            raise refused("--arch", "not given", allowed) from None
     rest = [word for word in given if word not in asked]
-    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+    # whatever else the line has, or lacks
+    with contextlib.suppress(Exception, SystemExit), contextlib.redirect_stderr(io.StringIO()):
         parse(parser, rest, *args, **kwargs)  # adds the options to the parser
     parser.print_help()
     raise SystemExit(0)

@@ -3,6 +3,7 @@
 import argparse
 import ast
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 
 import omegaconf
@@ -26,6 +27,8 @@ _PREPARED = {
     "clusterformer_masked_lm": "clusterformer prepare lm",
     "translation": "clusterformer prepare translation",
 }
+#: models that train with one of fairseq's extensions
+_EXTENSIONS = dict.fromkeys(("levenshtein_transformer", "insertion_transformer"), "fairseq.libnat")
 
 
 def check_numbers() -> None:
@@ -43,11 +46,29 @@ def check_numbers() -> None:
 
 def check(root, sections: tuple[str, ...]) -> None:
     """Check the options of some sections. Raises ValueError: one is outside of its range."""
+    if "model" in sections and root.get("model") is not None:
+        _check_extensions(root.get("model"))
     for name in sections:
         section = root.get(name)
         if isinstance(section, (omegaconf.DictConfig, argparse.Namespace)):
             for problem in strays(section, dataclass_of(name, section)):
                 raise ValueError(problem)
+
+
+def _check_extensions(model) -> None:
+    """Refuse what needs one of fairseq's extensions that include torch, where it was built without
+    them, and BASE layers in a model of ours, which would leave them out."""
+    name = getattr(model, "_name", None)
+    name = models.ARCH_MODEL_NAME_REGISTRY.get(name, name)
+    layers = getattr(model, "base_layers", 0)
+    ours = models.MODEL_REGISTRY.get(name, object).__module__.startswith("fairseq_clusterformer")
+    if layers and ours:
+        raise refused("--base-layers", layers, "0 with this model")
+    needed = "fairseq.libbase" if layers else _EXTENSIONS.get(name)
+    if needed is not None and find_spec(needed) is None:
+        given = ("--base-layers", layers) if layers else ("--arch", model._name)
+        allowed = "another model, or fairseq built with it, as setup.py says"
+        raise refused(*given, allowed, f"fairseq was built without {needed}")
 
 
 def check_data(task) -> None:
@@ -74,7 +95,8 @@ def check_training(cfg) -> None:
         raise refused("--batch-size", "not given", "--batch-size or --max-tokens")
     _check_optimizer(cfg)
     on_cpu = cfg.common.cpu or not torch.cuda.is_available()
-    if cfg.common.fp16 and on_cpu and not cfg.common.fp16_no_flatten_grads:
+    flat = not (cfg.common.fp16_no_flatten_grads or cfg.common.memory_efficient_fp16)
+    if cfg.common.fp16 and on_cpu and flat:
         raise refused("--fp16", "given", "float32, or --fp16-no-flatten-grads with it", "no GPU")
     if not cfg.checkpoint.no_save:
         _check_save_dir(Path(cfg.checkpoint.save_dir))

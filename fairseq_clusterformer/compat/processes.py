@@ -1,6 +1,7 @@
 """Several processes train one model, on CPUs too, and the jobs of a sweep train several."""
 
 import importlib
+import logging
 import os
 import socket
 import sys
@@ -19,8 +20,12 @@ from .checks import check_names, check_training, wrong_option
 from .saving import keep_what_is_said, what_is_saved
 from .wrapping import wrap, wraps
 
+logger = logging.getLogger(__name__)
+
 #: what torchrun says to each process
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+#: what shares gradients without GPUs
+_ON_CPUS = ("legacy_ddp", "no_c10d")
 SECONDS = 10  # that interrupted processes have to end by themselves
 #: which job of a sweep saves where
 _jobs: dict[Path, int] = {}
@@ -90,7 +95,10 @@ def _join(cfg) -> None:
         training.distributed_no_spawn = True
     if training.distributed_world_size > 1 and _on_cpus(cfg):
         training.distributed_backend = "gloo"
-        training.ddp_backend = "legacy_ddp"  # the others want GPUs
+        if training.ddp_backend not in _ON_CPUS:
+            if training.distributed_rank in (None, 0):
+                logger.info(f"--ddp-backend {training.ddp_backend} wants GPUs: legacy_ddp instead")
+            training.ddp_backend = "legacy_ddp"
         if training.distributed_init_method is not None:  # else fairseq starts one for each GPU
             training.distributed_no_spawn = True
 

@@ -5,9 +5,7 @@ of ``--restore-file`` does not exist.
 """
 
 import logging
-import pickle
 import re
-import struct
 from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.file_io import PathManager
@@ -24,16 +22,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
 from fairseq_clusterformer.attention.spec import written
+from fairseq_clusterformer.compat.resuming import UNREADABLE, WRITTEN, why_no_checkpoint
 from fairseq_clusterformer.compat.wrapping import wraps
 from fairseq_clusterformer.errors import first_line
 
 logger = logging.getLogger(__name__)
-
-
-#: what torch.load ends in where a file is something else; no code of ours runs in it
-UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
-UNREADABLE += (struct.error, pickle.UnpicklingError)
-_WRITTEN = "a checkpoint that fairseq has written"
 
 
 class CheckpointError(ValueError):
@@ -145,28 +138,12 @@ def read_checkpoint(option: str, path: str) -> dict[str, Any]:
     if not Path(path).is_file():
         raise unfit(option, path, "no such file", "a checkpoint")
     try:
-        state = load_checkpoint_to_cpu(path)
+        state = checkpoint_utils.load_checkpoint_to_cpu(path)
         state["model"]
         return state
     except UNREADABLE as error:
         problem = f"it cannot be read ({why_no_checkpoint(error)})"
-        raise unfit(option, path, problem, _WRITTEN) from error
-
-
-def why_no_checkpoint(error: BaseException) -> str:
-    """What is wrong with a file, by the error that ``torch.load`` ended in. Of a file that is no
-    checkpoint, pickle says a bare number, or what a byte of it would mean."""
-    if found := re.search(
-        r"Unsupported (?:global|class).*? ([\w.]+) was not", str(error), re.DOTALL
-    ):
-        return f"it needs {found[1]}, which fairseq does not write"
-    if isinstance(error, EOFError):
-        return "it is empty or cut off"
-    if isinstance(error, OSError):
-        return error.strerror or first_line(error)
-    if "PytorchStreamReader" in str(error):
-        return "it is cut off or damaged"
-    return "it is no checkpoint, or damaged"
+        raise unfit(option, path, problem, WRITTEN) from error
 
 
 def explain_loading() -> None:
@@ -192,21 +169,37 @@ def explain_loading() -> None:
             if reason := _why_unreadable(filename):
                 problem = f"{filename} cannot be read ({reason})"
                 if not _restore_newest(self, filename, f"{option} is {value}: {problem}"):
-                    raise unfit(option, value, problem, _WRITTEN) from error
+                    raise unfit(option, value, problem, WRITTEN) from error
                 return load(self, filename, *args, **kwargs)
-            if not explains or not isinstance(error.__context__, CheckpointError):
+            # fairseq's own says that architectures should match, in the place of what happened
+            cause = error.__context__ if type(error) is Exception else error
+            if isinstance(cause, MemoryError):
                 raise
-            problem = f"{filename} does not fit the model: {error.__context__}"
-            allowed = "a checkpoint of this architecture or of the dense one that it extends, "
-            allowed += "with the same sizes and dictionary"
-            raise unfit(option, value, problem, allowed) from None
+            if explains and isinstance(cause, CheckpointError):
+                problem = f"{filename} does not fit the model: {cause}"
+                allowed = "a checkpoint of this architecture or of the dense one that it extends, "
+                allowed += "with the same sizes and dictionary"
+                raise unfit(option, value, problem, allowed) from None
+            said = f"it has no {cause}" if isinstance(cause, KeyError) else _said(cause)
+            problem = f"{filename} does not fit this training ({said})"
+            allowed = "a checkpoint of the same model, criterion and optimizer; "
+            allowed += "--reset-optimizer, --reset-lr-scheduler, --reset-meters leave parts out"
+            raise unfit(option, value, problem, allowed) from error
+
+
+def _said(error: BaseException) -> str:
+    """What an error says; torch puts it behind a heading."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]) if lines and lines[0].endswith(":") else first_line(error)
 
 
 def _why_unreadable(filename: str) -> str:
     """What is wrong with a file; empty: nothing, or there is none."""
     try:
         if Path(filename).is_file():
-            load_checkpoint_to_cpu(filename)["extra_state"]
+            checkpoint_utils.load_checkpoint_to_cpu(filename)["extra_state"]["train_iterator"][
+                "epoch"
+            ]
     except Exception as error:
         return why_no_checkpoint(error)
     return ""
