@@ -74,9 +74,8 @@ def why_no_checkpoint(error: BaseException) -> str:
         return str(error)
     if isinstance(error.__cause__, UNREADABLE):  # said already, with the file's name
         return why_no_checkpoint(error.__cause__)
-    if found := re.search(
-        r"Unsupported (?:global|class).*? ([\w.]+) was not", str(error), re.DOTALL
-    ):
+    refusal = r"nsupported (?:global|class).*? ([\w.]+) (?:was not|whose module)"
+    if found := re.search(refusal, str(error), re.DOTALL | re.IGNORECASE):
         return f"it needs {found[1]}, which fairseq does not write"
     if isinstance(error, EOFError):
         return "it is empty or cut off"
