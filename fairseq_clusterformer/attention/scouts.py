@@ -25,10 +25,11 @@ from torch.nn.functional import pad
 
 from ..clustering.shares import KeyShares
 from ..kernels import Layout, join, ranged_attention
-from ..kernels.cpu.scouts import Looking, can_find
+from ..kernels.cpu.library import can_run
+from ..kernels.cpu.scouts import Looking
 from ..kernels.cpu.scouts import backward as backward_in_cpp
 from ..kernels.cpu.scouts import find as find_in_cpp
-from ..kernels.cpu.shares import Scoring
+from ..kernels.cpu.shares import Scores
 from ..kernels.sorting import sort_by_cluster
 from ..precision import at_least_float32, full_float32
 from .batch import Batch
@@ -152,12 +153,12 @@ def routing_gain(
     lo, hi = _ranges(layouts, places)
     given = _for_cpp(q, k, shares.detach(), layouts, scouts, lo, hi, impl)
     if given is None:
-        lands, total = _by_torch(q, k, layouts, scouts, lo, hi, impl)
+        lands, in_sight = _by_torch(q, k, layouts, scouts, lo, hi, impl)
     else:
         keys = scouts.key_shares
-        lands, total = _InCpp.apply(given, shares, keys.x, keys.vectors, keys.log_held)
+        lands, in_sight = _InCpp.apply(given, shares, keys.x, keys.vectors, keys.log_held)
     seen = (hi - lo).sum(0)
-    chance = total / seen.clamp(min=1)
+    chance = in_sight / seen.clamp(min=1)
     gain = lands.clamp(min=TINY).log() - chance.clamp(min=TINY).log()
     return Gain(gain, scouts.queries.gather(-1, places) & (seen > 0), places)
 
@@ -191,12 +192,12 @@ def _for_cpp(
     of_each = order is None or order.size(1) == 1 or keys.x.size(1) == q.size(1)
     if not one_order or not of_each or layouts[0].slots != q.size(2) or keys.x.dtype != q.dtype:
         return None
-    if (scoring := keys.scoring(impl)) is None or not can_find(scoring.x):
+    if (scores := keys.for_cpp(impl)) is None or not can_run("scouts", scores.x):
         return None
     k = k if k.stride(-1) == 1 else k.contiguous()
     held = None if keys.log_held is None else keys.log_held.detach().to(q.dtype)
     of_scouts = gather_tokens(q, scouts.places), shares.contiguous()
-    return Looking(*of_scouts, k, scoring, held, order, lo, hi)
+    return Looking(*of_scouts, k, scores, held, order, lo, hi)
 
 
 class _InCpp(torch.autograd.Function):
@@ -204,19 +205,18 @@ class _InCpp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, given, shares, x, vectors, log_held):
-        lands, total, *softmax = find_in_cpp(given)
-        scoring = given.scoring
-        ctx.save_for_backward(*given[:3], *scoring[:4], *given[4:], *softmax)
-        ctx.rest = scoring[4:]
-        return lands, total
+        lands, in_sight, *softmax = find_in_cpp(given)
+        scores = given.scores
+        ctx.save_for_backward(*given[:3], *scores[:4], *given[4:], *softmax)
+        ctx.rest = scores[4:]
+        return lands, in_sight
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, d_lands, d_total):
+    def backward(ctx, d_lands, d_in_sight):
         saved = ctx.saved_tensors
-        scoring = Scoring(*saved[3:7], *ctx.rest)
-        given = Looking(*saved[:3], scoring, *saved[7:11])
-        d_shares, *gradients = backward_in_cpp(given, *saved[11:], d_lands, d_total)
+        given = Looking(*saved[:3], Scores(*saved[3:7], *ctx.rest), *saved[7:11])
+        d_shares, *gradients = backward_in_cpp(given, *saved[11:], d_lands, d_in_sight)
         return None, d_shares, *gradients
 
 

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..precision import Float32Buffers, at_least_float32
+from ..precision import at_least_float32
 from .fuzzy import nearest_by_cosine
+from .learner import Learner
 from .report import cluster_use
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class MemoryBank:
         self.add(states)
 
 
-class KMeansClustering(Float32Buffers):
+class KMeansClustering(Learner):
     """Assigns tokens to the nearest of K centroids, which K-Means finds from time to time.
 
     Centroids are random until the first time; later ones start from those before, so that groups

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..precision import ExactLinear, full_float32
-from .average import AverageNormalizer
 from .fuzzy import FuzzyClusters, Similarity, cluster_sums, fuzzy_clusters
+from .normalizer import AverageNormalizer
 from .report import Report, State, cluster_sizes
 
 

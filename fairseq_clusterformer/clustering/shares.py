@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.cpu import shares as in_cpp
+from ..kernels.cpu.library import can_run, is_loaded
 from ..precision import full_float32
 from .fuzzy import NORM_EPS, TIE, Similarity, chunks, largest_few
 from .report import cluster_sizes
@@ -22,7 +23,7 @@ CPP_FROM = 1 << 17
 
 
 class _Scored(NamedTuple):
-    """Vectors whose scores for clusters are computed."""
+    """Vectors whose scores for clusters are computed, by C++ or by torch."""
 
     impl: str
     x: Tensor  # [B, H, N, E]
@@ -31,7 +32,7 @@ class _Scored(NamedTuple):
     similarity: Similarity
     padding_mask: Tensor | None
 
-    def scoring(self, steps: bool = False) -> in_cpp.Scoring | None:
+    def for_cpp(self, steps: bool = False) -> in_cpp.Scores | None:
         """What C++ computes scores from; None: torch does.
 
         In steps of decoding C++ also computes few scores, if its library is loaded. In training it
@@ -41,15 +42,15 @@ class _Scored(NamedTuple):
         if (few and not steps) or self.impl not in ("auto", "cpu"):
             return None
         x, mask = self.x.to(self.vectors.dtype), self.padding_mask
-        if torch.compiler.is_compiling() or (few and not in_cpp.is_loaded(x)):
+        if torch.compiler.is_compiling() or (few and not is_loaded(x.dtype, x.size(-1), "shares")):
             return None
-        if not in_cpp.can_assign(x):
+        if not can_run("shares", x):
             return None
         scale = None if self.similarity.kind == "cosine" else self.similarity.scale(x)
         x = x if x.stride(-1) == 1 else x.contiguous()
         mask = None if mask is None else mask.contiguous()
         vectors, offsets = self.vectors.contiguous(), self.offsets.squeeze(1).contiguous()
-        return in_cpp.Scoring(x, vectors, offsets, mask, scale, TIE, NORM_EPS)
+        return in_cpp.Scores(x, vectors, offsets, mask, scale, TIE, NORM_EPS)
 
     def scores(self, part: slice) -> tuple[Tensor, Tensor | float, Tensor]:
         """Of a slice of tokens (0 at padding): vectors [B, H, n, E], what these were multiplied
@@ -94,17 +95,17 @@ class KeyShares(NamedTuple):
         return shares if self.log_held is None else shares * self.log_held.exp().unsqueeze(-1)
 
     @torch.no_grad()
-    def scoring(self, impl: str) -> in_cpp.Scoring | None:
+    def for_cpp(self, impl: str) -> in_cpp.Scores | None:
         """What C++ computes them from; None: torch does."""
         none = torch.zeros_like(self.vectors[:, None, :, 0])
         scored = _Scored(impl, self.x, self.vectors, none, self.similarity, self.padding_mask)
-        if (scoring := scored.scoring()) is None or scoring.x.dtype != self.x.dtype:
+        if (scores := scored.for_cpp()) is None or scores.x.dtype != self.x.dtype:
             return None
         log_mass = self.log_mass
         if log_mass is None:
-            log_mass = in_cpp.assign(scoring, log_weights=self.log_held).log_mass
+            log_mass = in_cpp.assign(scores, log_weights=self.log_held).log_mass
         # finite, where a batch is padding alone
-        return scoring._replace(offsets=log_mass.clamp(min=torch.finfo(log_mass.dtype).min / 2))
+        return scores._replace(offsets=log_mass.clamp(min=torch.finfo(log_mass.dtype).min / 2))
 
 
 class Assigned(NamedTuple):
@@ -242,8 +243,8 @@ class _LogShares(torch.autograd.Function):
         k, vectors, offsets, padding_mask, *kept = ctx.saved_tensors
         impl, similarity = ctx.scored
         scored = _Scored(impl, k, vectors, offsets, similarity, padding_mask)
-        if (scoring := scored.scoring()) is not None:
-            d_k, d_vectors = in_cpp.backward(scoring, *kept[::-1], d_log_share)
+        if (scores := scored.for_cpp()) is not None:
+            d_k, d_vectors = in_cpp.backward(scores, *kept[::-1], d_log_share)
             return None, None, d_k.to(k.dtype), d_vectors, None, None, None
         log_total, keys = kept
         d_k, d_vectors = torch.empty_like(k), torch.zeros_like(vectors)
@@ -265,16 +266,16 @@ def _nearest(scored: _Scored, number: int) -> Sequence[Tensor]:
     """The nearest clusters of vectors, with as few operations as may be for one token."""
     if scored.x.size(2) > 1:
         return _assign(scored, probes=number, mass=False).clusters
-    if (scoring := scored.scoring(steps=True)) is not None:
-        return in_cpp.assign(scoring, probes=number, mass=False).clusters
+    if (scores := scored.for_cpp(steps=True)) is not None:
+        return in_cpp.assign(scores, probes=number, mass=False).clusters
     return largest_few(scored.scores(slice(None))[-1], number, scored.offsets)
 
 
 def _assign(scored: _Scored, *, mass: bool = True, **how: Any) -> in_cpp.Found:
     """The nearest clusters of vectors, and of each cluster the log of the sum of exp(s), times
     ``log_weights``, over real tokens; arguments as of `kernels.cpu.shares.assign`."""
-    if (scoring := scored.scoring()) is not None:
-        found = in_cpp.assign(scoring, mass=mass, **how)
+    if (scores := scored.for_cpp()) is not None:
+        found = in_cpp.assign(scores, mass=mass, **how)
     else:
         found = _in_chunks(scored, mass=mass, **how)
     if not mass:

@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..precision import Float32Buffers, at_least_float32, full_float32
+from ..precision import at_least_float32, full_float32
 from .fuzzy import lowest_argmax, nearest_by_cosine
+from .learner import Learner
 from .report import cluster_sizes
 
 
-class SphericalMeans(Float32Buffers):
+class SphericalMeans(Learner):
     """K centroids of length 1 for each head, [H, K, E], fixed while a batch runs; no gradient
     reaches them. The paper's ``momentum``, 0.999, is for hundreds of thousands of updates."""
-
-    learns = True
 
     def __init__(
         self, num_heads: int, num_clusters: int, head_dim: int, *, momentum: float = 0.99
@@ -58,21 +57,18 @@ class SphericalMeans(Float32Buffers):
 
     @torch.no_grad()
     def take(self) -> Tensor:
-        """What was observed since the last update, as one observation; it is forgotten here."""
         taken = self.pending.flatten().clone()
         self.pending.zero_()
         return taken
 
     @torch.no_grad()
     def observe(self, sums: Tensor) -> None:
-        """Remember a training batch's sums; may be repeated."""
         self.pending += sums.view_as(self.pending)
 
     @torch.no_grad()
     def commit(self) -> None:
         """Move each centroid towards the mean of what it was nearest to since the last update; one
-        that was nearest to nothing, towards the mean of all, until it is nearest to something.
-        What is not finite (an overflow that a loss scaler skips) is dropped."""
+        that was nearest to nothing, towards the mean of all, until it is nearest to something."""
         sums, count = self.pending[..., :-1], self.pending[..., -1:]
         seen = torch.where(count > 0, sums, sums.sum(1, keepdim=True))
         moved = torch.lerp(self.centroids, normalize(seen, dim=-1), 1.0 - self.momentum)

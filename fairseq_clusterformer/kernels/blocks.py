@@ -11,14 +11,14 @@ order, T slots of a tile, c tiles of a group.
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..precision import at_least_float32
-from .layout import TENSORS, Call, add_to
+from .kernel import OneByOne
+from .layout import TENSORS, Call
 
 TILE = 64  # slots, if the sequence is longer than that
 LOG2_E = math.log2(math.e)
@@ -181,9 +181,8 @@ class _Plan:
         return found.view(-1, group.num_tiles * self.tile, tiles.size(-1))
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor, _Plan]:
-    """See :mod:`.op`; what is kept is the plan."""
-    q, k, v, _, seed, _, dropout = call
+def _forward(call: Call) -> tuple[Tensor, Tensor]:
+    q, k, v, seed, dropout = *call[:3], call.seed, call.dropout
     plan, dtype = _Plan(call), _accumulator(q)
     seed = 0 if seed is None else int(seed)
     q_tiles = plan.to_slots(q, plan.queries)
@@ -205,21 +204,14 @@ def forward(call: Call) -> tuple[Tensor, Tensor, _Plan]:
         q_tiles[queries] = torch.bmm(weights, v_group).div_(total).to(q.dtype)
     del k_tiles, v_tiles
     out = plan.to_tokens(q_tiles, plan.queries)
-    return out, plan.to_tokens(lse_tiles, plan.queries).squeeze(-1).contiguous(), plan
+    return out, plan.to_tokens(lse_tiles, plan.queries).squeeze(-1).contiguous()
 
 
-def backward(
-    call: Call,
-    d_out: Tensor,
-    d_lse: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    plan: _Plan | None,
-    into: Sequence[Tensor] | None = None,
+def _backward(
+    call: Call, d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """See :mod:`.op`."""
-    q, k, v, key_bias, seed, _, dropout = call
-    plan = _Plan(call) if plan is None else plan
+    q, k, v, key_bias, seed, dropout = *call[:5], call.dropout
+    plan = _Plan(call)
     dtype, width = lse.dtype, q.size(-1)
     seed = 0 if seed is None else int(seed)
     # Softmax backward: dS = P * (dP - delta); the log-sum-exp's gradient adds P * d_lse.
@@ -265,7 +257,13 @@ def backward(
     if d_bias is not None:
         d_bias = plan.to_tokens(d_bias, plan.keys).squeeze(-1)
         d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
-    return *add_to(into, (d_q, d_k, d_v)), d_bias
+    return d_q, d_k, d_v, d_bias
+
+
+class Blocks(OneByOne):
+    """See :class:`.kernel.Kernel`."""
+
+    attend, gradients = staticmethod(_forward), staticmethod(_backward)
 
 
 def _accumulator(q: Tensor) -> torch.dtype:

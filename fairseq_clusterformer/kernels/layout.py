@@ -4,7 +4,6 @@ It is all that a kernel knows: not why an order was chosen, nor what is causal o
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -75,18 +74,6 @@ class Layout:
                 _refuse(name, found, twice, "a permutation")
 
 
-class Call(NamedTuple):
-    """What a kernel is given."""
-
-    q: Tensor  # like k and v, [B, H, N, E]
-    k: Tensor
-    v: Tensor
-    key_bias: Tensor | None  # [B, 1 or H, N]
-    seed: Tensor | None  # names the masks of dropout; None: there is none
-    layout: Layout
-    dropout: float
-
-
 class Own(NamedTuple):
     """Each query's own key, seen besides the layouts."""
 
@@ -104,15 +91,27 @@ class Own(NamedTuple):
         return self._replace(hidden=padding if self.hidden is None else self.hidden | padding)
 
 
+class Call(NamedTuple):
+    """What a kernel is given."""
+
+    q: Tensor  # like k and v, [B, H, N, E]
+    k: Tensor
+    v: Tensor
+    key_bias: Tensor | None  # [B, 1 or H, N]
+    seed: Tensor | None  # names the masks of dropout; None: there is none
+    layout: Layout
+    dropout: float
+    own: Own | None = None  # each query's own key, besides the layout
+
+
 TENSORS = ("lo", "hi", "query_order", "key_order", "num_queries", "num_keys")
 """Layout's first fields: orders and ranges, without a bias."""
 
 
-def add_to(into: Sequence[Tensor] | None, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Gradients, or those that there are after adding these to them."""
-    if into is None:
-        return gradients
-    return [whole.add_(part) for whole, part in zip(into, gradients, strict=True)]
+def new_seed(q: Tensor, dropout: float) -> Tensor | None:
+    """One number names a call's dropout masks: the backward pass and activation checkpoints draw
+    them again. It stays on the device, so that a CUDA graph draws anew."""
+    return torch.randint(1 << 62, (), device=q.device) if dropout > 0.0 else None
 
 
 def _refuse(name: str, numbers: Tensor, wrong: Tensor, allowed: str) -> None:
@@ -125,7 +124,7 @@ def validate(call: Call) -> None:
     """Check the shapes, dtypes and devices that every kernel relies on. What the layout holds is
     checked only where the environment has ``CLUSTERFORMER_CHECK_LAYOUTS=1``. Raises ValueError:
     what was given and what is allowed."""
-    q, k, v, key_bias, _, layout, dropout = call
+    q, k, v, key_bias, _, layout, dropout, _ = call
     if q.dim() != 4 or not q.is_floating_point():
         raise ValueError(
             f"q has shape {tuple(q.shape)} and dtype {q.dtype}; "

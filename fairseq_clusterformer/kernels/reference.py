@@ -1,4 +1,7 @@
-"""Ranged attention by a dense mask: the specification that the kernels are held to."""
+"""Ranged attention by a dense mask: the specification that the kernels are held to.
+
+It is plain PyTorch, which autograd and ``torch.compile`` follow.
+"""
 
 import math
 
@@ -6,12 +9,24 @@ import torch
 from torch import Tensor
 
 from ..precision import at_least_float32
+from .kernel import Carry, Kernel, attend_own, join
 from .layout import Call
 
 
-def reference_attention(call: Call) -> tuple[Tensor, Tensor]:
-    """See :func:`fairseq_clusterformer.kernels.ranged_attention`. Memory O(N * M)."""
-    _, _, _, key_bias, _, layout, dropout = call
+class Reference(Kernel):
+    """See :class:`.kernel.Kernel`. Memory O(N * M)."""
+
+    backward = None
+
+    def forward(self, call: Call, carry: Carry | None = None) -> Carry:
+        parts = [_attend(call)] if carry is None else [carry[:2], _attend(call)]
+        if call.own is not None:
+            parts.append(attend_own(*call[:3], call.own))
+        return Carry(*join(parts))
+
+
+def _attend(call: Call) -> tuple[Tensor, Tensor]:
+    key_bias, layout, dropout = call.key_bias, call.layout, call.dropout
     batch, heads, length, width = call.q.shape
     q, k, v = map(at_least_float32, call[:3])
 

@@ -30,7 +30,7 @@ def sort_by_cluster(
         impl = "triton"
     length, compiled = clusters.size(-1), torch.compiler.is_compiling()
     if impl == "triton" and num_clusters <= MOST_CLUSTERS and not compiled:
-        from .triton import counting_sort
+        from .triton.sorting import counting_sort
 
         return counting_sort(clusters, num_clusters)
     on_cpu = clusters.device.type == "cpu" and impl in ("auto", "cpu")

@@ -64,7 +64,7 @@ def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl, form, monkeypa
     queries, places = draw_scouts(7, H, q[:, 0], mask)
     layouts = scout_layouts(queries, causal=causal, gap=gap, batch=batch)
     scouts = Scouts(queries, places, gather_tokens(logits.softmax(-1), places), keys)
-    assert (keys.scoring(impl) is not None) == (impl == "cpu")
+    assert (keys.for_cpp(impl) is not None) == (impl == "cpu")
     found = routing_loss(routing_gain(q, k, layouts, scouts, impl=impl))
 
     shares = logits.softmax(-1), shares_of_keys(*keys[:5]).repeat_interleave(H // of_keys, dim=1)
@@ -155,7 +155,7 @@ def test_where_its_library_is_missing_torch_finds_the_same(monkeypatch):
     q, k = torch.randn(2, B, H, N, E)
     scouts = Scouts(queries, places, shares, keys)
     expected = routing_gain(q, k, layouts, scouts, impl="auto").nats
-    monkeypatch.setattr(scouts_module, "can_find", lambda _: False)
+    monkeypatch.setattr(scouts_module, "can_run", lambda *_: False)
     monkeypatch.setattr(scouts_module, "find_in_cpp", None)
     found = routing_gain(q, k, layouts, scouts, impl="auto").nats
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

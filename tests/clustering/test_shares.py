@@ -15,7 +15,6 @@ from fairseq_clusterformer.clustering.shares import (
 )
 from fairseq_clusterformer.kernels import chosen
 from fairseq_clusterformer.kernels.cpu import library
-from fairseq_clusterformer.kernels.cpu import shares as in_cpp
 
 from ..kinds import pads
 
@@ -59,7 +58,7 @@ def computed(request, monkeypatch):
     monkeypatch.setattr(library, "_LOADED", {})
     monkeypatch.setattr(fuzzy, "CHUNK_NUMBERS_CPU", 1 if "many" in request.param else 1 << 20)
     monkeypatch.setattr(shares, "CPP_FROM", 0 if "C++" in request.param else math.inf)
-    if "C++" in request.param and not in_cpp.can_assign(torch.zeros(1, 1, 1, WIDTH)):
+    if "C++" in request.param and not library.can_run("shares", torch.zeros(1, 1, 1, WIDTH)):
         pytest.skip("no C++ compiler")
 
 

@@ -27,7 +27,9 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 from fairseq_clusterformer.kernels.layout import Call, Layout
-from fairseq_clusterformer.kernels.triton import backward, counting_sort, forward
+from fairseq_clusterformer.kernels.triton.backward import backward
+from fairseq_clusterformer.kernels.triton.forward import forward
+from fairseq_clusterformer.kernels.triton.sorting import counting_sort
 
 LENGTH = 96
 launches = []
@@ -52,8 +54,8 @@ def record_attention(dtype: torch.dtype, width: int, everything: bool) -> None:
         options = torch.randn(2, 1, LENGTH), torch.tensor(7)
     dropout = 0.1 if everything else 0.0
     call = Call(q, k, v, *options, layout, dropout)
-    out, lse, _ = forward(call)
-    backward(call, out, lse, out, lse, None)
+    out, lse = forward(call)
+    backward(call, out, lse, out, lse)
 
 
 def compiled(kernel: JITFunction, values: dict, tile: triton.Config | None) -> dict:

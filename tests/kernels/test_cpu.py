@@ -215,9 +215,9 @@ def elsewhere(tmp_path, monkeypatch):
     """Nothing is built yet."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr(library, "_LOADED", {})
-    kernels._warn.cache_clear()
+    kernels.choose._warn.cache_clear()
     yield tmp_path
-    kernels._warn.cache_clear()
+    kernels.choose._warn.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fairseq_clusterformer.kernels import Layout, ranged_attention
+from fairseq_clusterformer.kernels.autograd import ranged_attention as operator
 from fairseq_clusterformer.kernels.layout import TENSORS
-from fairseq_clusterformer.kernels.op import ranged_attention as operator
 
 from ..kinds import pads
 from .layouts import LAYOUTS
@@ -71,11 +71,14 @@ def test_the_operator_keeps_its_promises(impl):
     """Its schema, its fake outputs, its gradient; where that is quick with dynamic shapes too."""
     layout = layout_of("chunks", 9)
     q, k, v, bias = inputs_of(9)
-    tensors = (bias, torch.tensor(5), *(getattr(layout, name) for name in TENSORS))
+    tensors = [getattr(layout, name) for name in TENSORS]
+    absent = torch.empty(0)
+    layouts = [bias, torch.tensor(5), *(absent if t is None else t for t in tensors)] * 2
+    own = torch.rand(2, 2, 9) < 0.3, torch.rand(2, 2, 9, dtype=q.dtype), 0.5
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     if impl == "blocks":
         checks += ("test_aot_dispatch_dynamic",)
-    arguments = (q, k, v, *tensors, 0.3, 7, impl)
+    arguments = (q, k, v, layouts, *own, 0.3, [7, -1], impl)
     found = torch.library.opcheck(operator, arguments, test_utils=checks)
     assert found == dict.fromkeys(checks, "SUCCESS")
 

@@ -354,7 +354,7 @@ def test_auto_is_what_can_attend(device, width, missing, expected, said, monkeyp
         monkeypatch.setitem(sys.modules, missing, None)
     elif device == "cuda":
         pytest.importorskip("triton", reason="triton is not installed")
-    kernels._warn.cache_clear()
+    kernels.choose._warn.cache_clear()
     with FakeTensorMode():
         q = torch.empty(1, 1, 4, width, device=device)
     for _ in range(2):

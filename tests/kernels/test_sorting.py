@@ -37,7 +37,7 @@ def test_by_cluster_then_by_position(impl, shape, num_clusters):
 
 @pytest.mark.parametrize("impl", ["triton"])
 def test_only_triton_counts_and_only_a_table_of_few_clusters(impl, monkeypatch):
-    from fairseq_clusterformer.kernels import triton as kernels
+    from fairseq_clusterformer.kernels.triton import sorting as kernels
 
     counted = []
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import parts
+from fairseq_clusterformer.kernels.cpu import library
+from fairseq_clusterformer.kernels.cpu import step as of_cpu
 from tests.kinds import WIDTH, build, every_causal_kind
 
 BATCH, STEPS = 3, 40
@@ -13,8 +14,8 @@ SHARED = {"kv_heads": 2, "rotary": True}
 @pytest.fixture
 def taken(monkeypatch) -> list:
     """A number for each token that the kernel took."""
-    calls, step = [], parts.step.step
-    monkeypatch.setattr(parts.step, "step", lambda *a, **b: calls.append(1) or step(*a, **b))
+    calls, step = [], of_cpu.step
+    monkeypatch.setattr(of_cpu, "step", lambda *a, **b: calls.append(1) or step(*a, **b))
     return calls
 
 
@@ -52,7 +53,7 @@ def test_in_any_precision(kind, dtype, taken):
 
 
 def test_by_several_threads(taken, monkeypatch):
-    monkeypatch.setattr("fairseq_clusterformer.kernels.cpu.step.threads", lambda: 3)
+    monkeypatch.setattr(library, "threads", lambda: 3)
     check(build("window", causal=True, window=4000, of={}), 4100)
     assert len(taken) == STEPS
 
@@ -112,6 +113,6 @@ def test_places_that_lead_elsewhere_are_refused(wrong):
 
 
 def test_without_a_compiler(taken, monkeypatch):
-    monkeypatch.setattr(parts.step, "can_step", lambda q: False)
+    monkeypatch.setattr(of_cpu, "can_step", lambda q: False)
     check(build("taught, sinks, summaries, probes", causal=True), 23)
     assert not taken

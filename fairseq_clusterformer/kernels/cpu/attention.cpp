@@ -17,7 +17,7 @@
 
 #include "simd.h"
 
-// Mirrored by _Problem in Python. Absent tensors have no data. Of a query's softmax, `peak` is the
+// Absent tensors have no data. Of a query's softmax, `peak` is the
 // maximum of the logits in units of log 2, and `total` the sum of 2^(logit - peak): rounded less
 // than the log-sum-exp, from which the backward pass would make larger errors.
 struct Problem {
@@ -644,5 +644,6 @@ void backward(const Problem& p) {
 
 }  // namespace
 
+DESCRIBE(Problem, own_bias)
 extern "C" void run_forward(const Problem* p) { forward(*p); }
 extern "C" void run_backward(const Problem* p) { backward(*p); }

@@ -17,10 +17,13 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-FOLDER = Path(__file__).parent  # of the sources, and of what they include
+from .bind import FOLDER, filled, mismatch
+
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
 # what computes and accumulates, and how q, k and v are stored
 TYPES = {
@@ -29,18 +32,35 @@ TYPES = {
     torch.float64: ("double", "double"),
 }
 
+# OpenMP threads do not survive fork(). A forked child runs on one thread, or it would deadlock.
+_PROCESS = os.getpid()
+
 _LOADED: dict[tuple[torch.dtype, int, str], ctypes.CDLL | str] = {}  # or why there is none
 
 
-def functions(dtype: torch.dtype, width: int, source: str = "attention") -> ctypes.CDLL:
-    """The functions of a source for rows of a width, where :func:`why_missing` is None."""
-    return _loaded(dtype, width, source)
+def run(source: str, function: str, dtype: torch.dtype, width: int, /, **values: Any) -> None:
+    """Call a function of a source for rows of a width, where :func:`why_missing` is None, with
+    the source's struct of these values."""
+    struct = filled(source, threads=threads(), **values)
+    getattr(_loaded(dtype, width, source), f"run_{function}")(ctypes.byref(struct))
+
+
+def threads() -> int:
+    """How many a kernel may start here."""
+    return torch.get_num_threads() if os.getpid() == _PROCESS else 1
 
 
 def why_missing(dtype: torch.dtype, width: int, source: str = "attention") -> str | None:
     """Why there is no library for rows of a width; None: there is one."""
     loaded = _loaded(dtype, width, source)
     return loaded if isinstance(loaded, str) else None
+
+
+def can_run(source: str, x: Tensor, width: int | None = None) -> bool:
+    """Whether there is a library for rows of x [..., E], in float32 or float64 on a CPU."""
+    known = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    width = x.size(-1) if width is None else width
+    return known and why_missing(x.dtype, width, source) is None
 
 
 def is_loaded(dtype: torch.dtype, width: int, source: str) -> bool:
@@ -60,7 +80,8 @@ def _load(dtype: torch.dtype, width: int, source: str) -> ctypes.CDLL | str:
     if dtype not in TYPES:
         return f"does not compute in {dtype}"
     try:
-        return ctypes.CDLL(str(build(dtype, width, source)))
+        library = ctypes.CDLL(str(build(dtype, width, source)))
+        return mismatch(source, library) or library
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines()
         reason = next((line for line in lines if "error" in line), f"status {error.returncode}")

@@ -6,7 +6,7 @@
 
 #include "simd.h"
 
-// Mirrored by _Scores in Python. Absent tensors have no data.
+// Absent tensors have no data.
 struct Scores {
   Tensor x;                         // [batch, heads, tokens, E]
   const NUMBER *vectors, *offsets;  // [heads, K, E], [heads, K]

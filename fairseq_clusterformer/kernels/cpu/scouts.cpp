@@ -1,7 +1,7 @@
 // What scouts find in their clusters, on a CPU. Scout i attends to the keys that it sees with
 // weights a_ij, and shares s_ij = sum over c of p_i(c) p_j(c) with key j: found are
 //
-//     lands_i = sum over j of a_ij s_ij        chance_i = sum over the seen j of s_ij
+//     lands_i = sum over j of a_ij s_ij        in_sight_i = sum over the seen j of s_ij
 //
 // A key's shares p_j are the softmax over clusters of its scores, less the log of each cluster's
 // mass: of the sum of exp(score) over all keys, each times how surely it is held. Gradients go to
@@ -16,17 +16,17 @@
 
 #include "scores.h"
 
-// Mirrored by _Scouting in Python. Absent tensors have no data. Heads are those of queries, but of
+// Absent tensors have no data. Heads are those of queries, but of
 // what `of` scores, `log_held` and their gradients. The masses' logs are `of.offsets`.
 struct Scouting {
   Scores of;
   Tensor q, shares;               // of scouts, [batch, heads, S, W] and [batch, heads, S, K]
   Tensor k, key_order, log_held;  // [batch, heads, tokens or slots, W or nothing]
-  Tensor lands, chance, peak, total, d_lands, d_chance;  // [batch, heads, S]; as in attention.cpp
+  Tensor lands, in_sight, peak, total, d_lands, d_in_sight;  // [batch, heads, S]; as in attention.cpp
   Tensor d_x, d_shares, d_log_held;
   const int64_t *lo, *hi;  // key slots that scouts see: `ranges` times [batch, heads, S]
   NUMBER* d_vectors;       // [heads of keys, K, E]
-  int64_t heads, scouts, width, ranges, threads;
+  int64_t query_heads, scouts, width, ranges, threads;
 };
 
 namespace {
@@ -41,7 +41,7 @@ struct Scouts : Strip {
   Buffer<T> held;                // [Q]
 
   explicit Scouts(const Scouting& p)
-      : Strip(p.of), p(p), sharing(p.heads / p.of.heads), S(p.scouts), R(sharing * S),
+      : Strip(p.of), p(p), sharing(p.query_heads / p.of.heads), S(p.scouts), R(sharing * S),
         W(p.width), padded_W(rounded_up(W, Q)), padded_K(rounded_up(K, Q)),
         padded_R(rounded_up(R, Q)), q(R * padded_W), shares(R * padded_K), keys(Q * padded_W),
         columns_of_k(padded_W * Q), held(Q) {}
@@ -63,7 +63,7 @@ struct Scouts : Strip {
   }
 
   void range(int64_t scout, int64_t number, int64_t& lo, int64_t& hi) const {
-    int64_t at = ((number * of.batch + row) * p.heads + query_head(scout)) * S + scout % S;
+    int64_t at = ((number * of.batch + row) * p.query_heads + query_head(scout)) * S + scout % S;
     lo = p.lo[at], hi = p.hi[at];
   }
   bool sees(int64_t scout, int64_t slot) const {  // any key of a strip
@@ -151,7 +151,7 @@ struct Scouts : Strip {
   void forward(int64_t task) {
     start(task);
     // lane by lane, as the mass in shares.cpp
-    Buffer<T> peak(R * L), total(R * L), lands(R * L), chance(R * L);
+    Buffer<T> peak(R * L), total(R * L), lands(R * L), in_sight(R * L);
     std::fill_n(static_cast<T*>(peak), R * L, LOWEST);
     over_strips([&](int64_t slot) {
       share(slot);
@@ -172,7 +172,7 @@ struct Scouts : Strip {
           V weights[2] = {exp2(x[0] - higher), exp2(x[1] - higher)};
           vec(total + at) = vec(total + at) * before + weights[0] + weights[1];
           vec(lands + at) = vec(lands + at) * before + weights[0] * s[0] + weights[1] * s[1];
-          vec(chance + at) += s[0] + s[1];
+          vec(in_sight + at) += s[0] + s[1];
           vec(peak + at) = higher;
         }
       });
@@ -183,10 +183,10 @@ struct Scouts : Strip {
       for (int n = 0; n < L; n++) {
         T weight = std::exp2(peak[i * L + n] - top);
         sum += total[i * L + n] * weight, land += lands[i * L + n] * weight;
-        any += chance[i * L + n];
+        any += in_sight[i * L + n];
       }
       *of_scout<T>(p.lands, i) = sum != 0 ? land / sum : 0;
-      *of_scout<T>(p.chance, i) = any;
+      *of_scout<T>(p.in_sight, i) = any;
       *of_scout<T>(p.peak, i) = top, *of_scout<T>(p.total, i) = sum;
     }
   }
@@ -215,7 +215,7 @@ struct Scouts : Strip {
           mask(i, slot, seen);
           T total = *of_scout<T>(p.total, i), top = *of_scout<T>(p.peak, i);
           T of_weight = total != 0 ? *of_scout<T>(p.d_lands, i) / total : 0;
-          T of_all = *of_scout<T>(p.d_chance, i);
+          T of_all = *of_scout<T>(p.d_in_sight, i);
           for (int c = 0; c < 2; c++) {
             V x = seen[c] ? logits[r][c] : V{} - INF;
             V d = exp2(x - top) * of_weight + (seen[c] ? V{} + of_all : V{});
@@ -323,5 +323,6 @@ void backward(const Scouting& p) {
 
 }  // namespace
 
+DESCRIBE(Scouting, threads)
 extern "C" void run_scouts(const Scouting* p) { forward(*p); }
 extern "C" void run_scouts_backward(const Scouting* p) { backward(*p); }

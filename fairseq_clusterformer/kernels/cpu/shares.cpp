@@ -5,7 +5,7 @@
 
 #include "scores.h"
 
-// Mirrored by _Shares in Python. Absent tensors have no data. Tensors are [batch, heads, tokens]
+// Absent tensors have no data. Tensors are [batch, heads, tokens]
 // and, of d_x, E; `clusters` has `probes` of these one after the other.
 struct Shares {
   Scores of;
@@ -197,5 +197,6 @@ void backward(const Shares& p) {
 
 }  // namespace
 
+DESCRIBE(Shares, tie)
 extern "C" void run_shares(const Shares* p) { forward(*p); }
 extern "C" void run_shares_backward(const Shares* p) { backward(*p); }

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -27,6 +28,13 @@ struct Tensor {
     return reinterpret_cast<X*>(data) + row * strides[0] + head * strides[1] + place * strides[2];
   }
 };
+
+// What bind.py compares when it loads a library: the size of its struct, and where a field is.
+#define DESCRIBE(Struct, last)                                 \
+  extern "C" void describe(int64_t* size_and_place) {          \
+    size_and_place[0] = sizeof(Struct);                        \
+    size_and_place[1] = offsetof(Struct, last);                \
+  }
 
 namespace {
 

@@ -8,13 +8,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
 using T = NUMBER;
 
-// Mirrored by _Step in Python; what is absent has no data, and 0 of it.
+// What is absent has no data, and 0 of it.
 struct Step {
   const T *q, *entry;        // [B, H, E], [B, J, C]
   T* out;                    // [B, H, E]
@@ -171,6 +172,11 @@ void sum(const Step& p, int64_t row) {
 }
 
 }  // namespace
+
+// See simd.h, which this file does without: it is compiled for no width.
+extern "C" void describe(int64_t* size_and_place) {
+  size_and_place[0] = sizeof(Step), size_and_place[1] = offsetof(Step, own_bias);
+}
 
 extern "C" void run_step(const Step* step) {
   const Step& p = *step;

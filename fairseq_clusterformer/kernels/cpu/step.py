@@ -6,34 +6,12 @@ rings, Q groups of queries that read the same rings, E width, L layouts, R rings
 that a query reads, W slots of a ring, C numbers of an entry.
 """
 
-import ctypes
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import threads
-from .library import functions, why_missing
-
-_DTYPES = torch.float32, torch.float64
-_ARRAYS = (
-    "q entry out kept seen read written near near_ring before sinks sums looked_into cluster "
-    "since ends"
-).split()
-_NUMBERS = (
-    "batch heads key_heads groups query_groups width entry_width layouts rings probes window room "
-    "number_of_sinks clusters chunks looks own threads"
-).split()
-
-
-class _Step(ctypes.Structure):
-    """Mirrors Step in step.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in _ARRAYS),
-        *((name, ctypes.c_int64) for name in _NUMBERS),
-        ("own_bias", ctypes.c_double),
-    ]
+from .library import can_run, run
 
 
 class InRings(NamedTuple):
@@ -78,9 +56,8 @@ class InMeans(NamedTuple):
 
 
 def can_step(q: Tensor) -> bool:
-    """Whether there is a library for such queries."""
-    known = q.device.type == "cpu" and q.dtype in _DTYPES
-    return known and why_missing(q.dtype, 0, "step") is None  # widths are no constants there
+    """Whether there is a library for such queries; widths are no constants there."""
+    return can_run("step", q, width=0)
 
 
 def step(
@@ -93,43 +70,35 @@ def step(
         sinks: [B, J, S, C], all of them seen; None: there are none.
     """
     batch, heads, _, width = q.shape
-    groups, layouts, window = rings.kept.size(1), rings.written.size(2), rings.kept.size(-2)
+    groups, window, entry_width = rings.kept.size(1), *rings.kept.shape[-2:]
     out = q.new_empty(q.shape)
-    arrays = {"q": q, "out": out, "entry": rings.entry, "kept": rings.kept, "seen": rings.seen}
-    arrays |= {"read": rings.read, "written": rings.written}
-    numbers = {
-        "batch": batch,
-        "heads": heads,
-        "key_heads": groups * rings.kept.size(3),
-        "groups": groups,
-        "query_groups": rings.read.size(1),
-        "width": width,
-        "entry_width": rings.kept.size(-1),
-        "layouts": layouts,
-        "rings": rings.rings,
-        "probes": rings.read.size(3),
-        "window": window,
-        "own": rings.own_bias is not None,
-        "threads": threads(),
-    }
-    if rings.near is not None:
-        arrays |= dict(zip(("near", "near_ring", "before"), rings.near, strict=True))
-        numbers["room"] = rings.near[0].size(-2)
+    given: dict[str, Any] = rings._asdict() | {"q": q, "out": out}
+    given["own"], given["own_bias"] = rings.own_bias is not None, rings.own_bias or 0.0
+    given |= (
+        {"near": None}
+        if rings.near is None
+        else dict(
+            zip(("near", "near_ring", "before"), rings.near, strict=True),
+            room=rings.near[0].size(-2),
+        )
+    )
     if sinks is not None:
-        arrays["sinks"], numbers["number_of_sinks"] = sinks, sinks.size(-2)
+        given |= {"sinks": sinks, "number_of_sinks": sinks.size(-2)}
     if means is not None:
-        arrays |= means._asdict()
-        numbers["chunks"], numbers["clusters"] = means.sums.shape[2:4]
-        numbers["looks"] = means.looked_into.size(2)
+        chunks, clusters = means.sums.shape[2:4]
+        given |= means._asdict() | {"chunks": chunks, "clusters": clusters}
+        given["looks"] = means.looked_into.size(2)
     for name in ("kept", "seen", "near", "near_ring", "sums"):  # which are changed
-        if name in arrays and not arrays[name].is_contiguous():
+        if given.get(name) is not None and not given[name].is_contiguous():
             raise ValueError(f"{name} is not contiguous; allowed: states as steps return them")
     for name in ("read", "written", "looked_into", "cluster"):  # which are places in memory
-        if name in arrays and (arrays[name].dtype, len(arrays[name])) != (torch.long, batch):
-            shape = f"{arrays[name].dtype} {list(arrays[name].shape)}"
+        if name in given and (given[name].dtype, len(given[name])) != (torch.long, batch):
+            shape = f"{given[name].dtype} {list(given[name].shape)}"
             raise ValueError(f"{name} is {shape}; allowed: int64 with a batch of {batch}")
-    arrays = {name: t.contiguous() for name, t in arrays.items()}  # in memory until the end
-    problem = _Step(**{name: t.data_ptr() for name, t in arrays.items()}, **numbers)
-    problem.own_bias = rings.own_bias or 0.0
-    functions(q.dtype, 0, "step").run_step(ctypes.byref(problem))
+    # In memory until the end, each as the pointer to it says.
+    given = {n: x.contiguous() if isinstance(x, Tensor) else x for n, x in given.items()}
+    sizes = {"batch": batch, "heads": heads, "width": width, "entry_width": entry_width}
+    sizes |= {"key_heads": groups * rings.kept.size(3), "groups": groups, "window": window}
+    sizes |= {"query_groups": rings.read.size(1), "probes": rings.read.size(3)}
+    run("step", "step", q.dtype, 0, layouts=rings.written.size(2), **sizes, **given)
     return out

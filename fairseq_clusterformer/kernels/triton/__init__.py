@@ -1,7 +1,42 @@
-"""Kernels in Triton: CUDA, or any machine under Triton's interpreter (``TRITON_INTERPRET=1``)."""
+"""Kernels in Triton: CUDA, or any machine under Triton's interpreter (``TRITON_INTERPRET=1``).
 
-from .backward import backward
-from .forward import forward
-from .sorting import counting_sort
+Its modules are imported by the first call, since not every machine has Triton.
+"""
 
-__all__ = ["backward", "counting_sort", "forward"]
+from torch import Tensor
+
+from ..kernel import OneByOne
+from ..layout import Call
+
+WIDEST = 256
+"""Width of the widest head that the kernels are made for."""
+
+
+class Triton(OneByOne):
+    """See :class:`..kernel.Kernel`."""
+
+    def obstacle(self, q: Tensor) -> tuple[str, str] | None:
+        try:
+            import triton
+        except ImportError:
+            problem = "the kernel is triton, which is not installed"
+            return problem, "allowed: blocks, or install triton"
+        if q.device.type != "cuda" and not triton.knobs.runtime.interpret:
+            problem = f"the kernel is triton, and q is on {q.device}"
+            return problem, "allowed: tensors on cuda; the kernel blocks takes any device"
+        if q.size(-1) > WIDEST:
+            allowed = f"allowed for the kernel triton: up to {WIDEST}"
+            return f"a head is {q.size(-1)} wide", f"{allowed}; the kernel blocks takes any width"
+        return None
+
+    def attend(self, call: Call) -> tuple[Tensor, Tensor]:
+        from .forward import forward
+
+        return forward(call)
+
+    def gradients(
+        self, call: Call, d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        from .backward import backward
+
+        return backward(call, d_out, d_lse, out, lse)

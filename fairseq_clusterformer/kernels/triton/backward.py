@@ -4,14 +4,12 @@ keys (dk, dv, the bias's gradient).
 Shape letters: B batch, H heads, N tokens, M key slots, E head width.
 """
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layout import Call, Layout, add_to
+from ..layout import Call, Layout
 from .forward import (
     LOG2_E,
     VARYING,
@@ -236,16 +234,10 @@ def _spans(
 
 
 def backward(
-    call: Call,
-    d_out: Tensor,
-    d_lse: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    _kept: None,
-    into: Sequence[Tensor] | None = None,
+    call: Call, d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """See :mod:`..op`."""
-    q, k, v, key_bias, _, layout, _ = call
+    """See :meth:`..kernel.OneByOne.gradients`."""
+    q, k, v, key_bias, layout = *call[:4], call.layout
     batch, heads, length, width = q.shape
     shared = arguments(call)
     slots = shared["slots"]
@@ -276,7 +268,7 @@ def backward(
         if not once:
             d_bias = _added_up(d_bias.unsqueeze(-1), layout.key_order, lse).squeeze(-1)
         d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
-    return *add_to(into, (d_q, d_k, d_v)), d_bias
+    return d_q, d_k, d_v, d_bias
 
 
 def _spans_of(shared: dict, layout: Layout) -> tuple[Tensor, int, dict]:

@@ -152,8 +152,8 @@ def _forward(
     tl.store(lse + row * length + token, log_sum, mask=slot < tl.where(part == 0, length, 0))
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor, None]:
-    """See :mod:`..op`; nothing is kept."""
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    """See :meth:`..kernel.OneByOne.attend`."""
     q, k, v = call[:3]
     batch, heads, length, width = q.shape
     out = q.new_empty(batch, length, heads, width).transpose(1, 2)
@@ -164,7 +164,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, None]:
             rows_of(q), rows_of(k), rows_of(v), bias_rows(call), rows_of(out), lse,
             **arguments(call),
         )  # fmt: skip
-    return out, lse, None
+    return out, lse
 
 
 def grid(q: Tensor, slots: int, block: str) -> Callable[[dict], tuple[int, int]]:

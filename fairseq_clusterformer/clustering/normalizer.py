@@ -6,14 +6,11 @@ import math
 import torch
 from torch import Tensor
 
-from ..precision import Float32Buffers
+from .learner import Learner
 
 
-class AverageNormalizer(Float32Buffers):
+class AverageNormalizer(Learner):
     """Keeps, for each cluster, the log of the average of exp(s) over the tokens seen in training.
-
-    It is fixed while a batch runs: :meth:`observe` stores what a batch holds, and :meth:`commit`
-    applies it before the next update.
 
     Args:
         shape: of what is kept, the clusters last; None: nothing is kept, or observed.
@@ -50,7 +47,6 @@ class AverageNormalizer(Float32Buffers):
 
     @torch.no_grad()
     def take(self) -> Tensor:
-        """What was observed since the last update, as one observation; it is forgotten here."""
         sums = self.pending_sums if self.others else None
         taken = self.observation(self.pending_log_mass, self.pending_tokens, sums)
         self._forget()
@@ -58,7 +54,6 @@ class AverageNormalizer(Float32Buffers):
 
     @torch.no_grad()
     def observe(self, observation: Tensor) -> None:
-        """Remember a training batch's observation; may be repeated."""
         log_mass, sums, tokens = observation.to(self.pending_log_mass).split(
             [self.pending_log_mass.numel(), self.others, 1]
         )
@@ -70,8 +65,6 @@ class AverageNormalizer(Float32Buffers):
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Move the average by what was observed since the last update, if anything was. What is
-        not finite (an overflow that a loss scaler skips) is dropped."""
         if not self.learns:
             return
         seen = self.pending_log_mass - self.pending_tokens.log()

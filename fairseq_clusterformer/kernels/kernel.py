@@ -1,0 +1,201 @@
+"""What a kernel is, and the softmax that its calls add to.
+
+Several layouts, and each query's own key, share one softmax: a call goes on from the
+:class:`Carry` that the call before it returned. The backward pass of each call takes the carry of
+all: a weight is exp(logit - log-sum-exp), and the gradient of its logit is
+weight * (d_out . v - d_out . out), of the whole softmax. So the output of one layout alone is
+needed no longer than it takes to add it.
+
+Shape letters: B batch, H heads, N tokens, E head width.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..precision import at_least_float32
+from .layout import Call, Own
+
+LOG2_E = 1.4426950408889634
+
+
+class Carry(NamedTuple):
+    """A softmax over what queries have seen so far; the precision is float32 or more."""
+
+    out: Tensor  # values that they attend to [B, H, N, E], 0 where nothing was seen
+    lse: Tensor  # log-sum-exp of the logits [B, H, N], -inf where nothing was seen
+    #: the largest logit in units of log 2, and the sum of 2^(logit - peak), both [B, H, N]. They
+    #: are rounded less than the log-sum-exp, which stands for them where they are None.
+    peak: Tensor | None = None
+    total: Tensor | None = None
+
+    def in_log2(self) -> tuple[Tensor, Tensor]:
+        """``peak`` and ``total``; of the log-sum-exp, as if one key had all the weight."""
+        if self.peak is not None:
+            return self.peak, self.total
+        some = self.lse > -torch.inf
+        lowest = torch.finfo(self.lse.dtype).min
+        return torch.where(some, self.lse * LOG2_E, lowest), some.to(self.lse.dtype)
+
+    def add(self, other: "Carry") -> "Carry":
+        """The softmax over the keys of both; it may overwrite this one's output."""
+        (peak, total), (other_peak, other_total) = self.in_log2(), other.in_log2()
+        top = torch.maximum(peak, other_peak)
+        total = (peak - top).exp2_().mul_(total)
+        more = (other_peak - top).exp2_().mul_(other_total)
+        whole = total + more
+        divisor = whole.clamp(min=torch.finfo(whole.dtype).tiny)
+        out = at_least_float32(self.out).mul_((total / divisor).unsqueeze(-1))
+        out.addcmul_(other.out, (more / divisor).unsqueeze(-1))
+        return Carry(out, (top + whole.log2()) / LOG2_E, top, whole)
+
+
+class Gradients(NamedTuple):
+    """Of a call's inputs, in their dtypes."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    key_bias: Tensor | None
+
+
+class Kernel(Protocol):
+    """How ranges are attended. Outputs and gradients of q's shape have the heads of a token next
+    to each other in memory, as projections do."""
+
+    def obstacle(self, q: Tensor) -> tuple[str, str] | None:
+        """Why it cannot attend q [B, H, N, E], and what is allowed; None: it can."""
+        return None
+
+    def forward(self, call: Call, carry: Carry | None = None) -> Carry:
+        """Attend, and add to what calls before it have seen; their carry may be overwritten."""
+        ...
+
+    #: ``backward(call, d_out, d_lse, carry, into)`` returns the gradients of a call, from those of
+    #: the carry of all calls (``d_lse`` may be None). It adds to the gradients of q, k and v that
+    #: are given as ``into``. None: autograd follows ``forward``.
+    backward: Callable[..., Gradients] | None
+
+    def step(self, q: Tensor, seen: Callable[[], dict[str, Any]]) -> Tensor | None:
+        """Values [B, H, 1, E] that one token of each row attends to, of all that decoding keeps;
+        None: the kernel does not know these, and ``seen`` was not called.
+
+        Args:
+            q: [B, H, 1, E].
+            seen: returns the other arguments of :func:`.cpu.step.step`, by name.
+        """
+        return None
+
+
+class OneByOne(Kernel):
+    """A kernel that attends one layout at a time; PyTorch adds its results up, and the own key."""
+
+    def attend(self, call: Call) -> tuple[Tensor, Tensor]:
+        """The output and the log-sum-exp of a call without its own key."""
+        raise NotImplementedError
+
+    def gradients(
+        self, call: Call, d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """What ``backward`` returns, without the own key."""
+        raise NotImplementedError
+
+    def forward(self, call: Call, carry: Carry | None = None) -> Carry:
+        found = Carry(*self.attend(call))
+        carry = found if carry is None else carry.add(found)
+        return carry if call.own is None else carry.add(Carry(*attend_own(*call[:3], call.own)))
+
+    def backward(
+        self,
+        call: Call,
+        d_out: Tensor,
+        d_lse: Tensor | None,
+        carry: Carry,
+        into: Sequence[Tensor] | None = None,
+    ) -> Gradients:
+        *found, d_bias = self.gradients(call, d_out, d_lse, carry.out, carry.lse)
+        if into is not None:
+            found = [whole.add_(part) for whole, part in zip(into, found, strict=True)]
+        if call.own is not None:
+            _add_own(found, call, d_out, d_lse, carry)
+        return Gradients(*found, d_bias)
+
+
+def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Join several attentions of the same queries into one softmax over all that they saw.
+
+    Args:
+        parts: results [..., E] and their log-sum-exp [...], as ``ranged_attention`` returns them;
+            -inf where nothing was seen.
+
+    Returns:
+        The same of all parts together, computed in at least float32, the result in the dtype of
+        the first; 0 and about -inf (the least finite number) where none saw anything.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    outs, lses = zip(*parts, strict=True)
+    lse = torch.stack(lses)
+    lse = lse.clamp(min=torch.finfo(lse.dtype).min)  # a softmax of -inf alone would be NaN
+    # Each part's share of the sum of exponentials, [parts, ..., 1].
+    shares = torch.softmax(lse, dim=0).unsqueeze(-1)
+    out = sum(o * share for o, share in zip(outs, shares, strict=True)).to(outs[0].dtype)
+    return out, torch.logsumexp(lse, dim=0)
+
+
+def attend_own(
+    q: Tensor, k: Tensor, v: Tensor, own: Own, dropout: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """What ``ranged_attention`` would return where each query sees its own key alone: its value,
+    and its logit [B, H, N]. Of ``own.drops`` and ``dropout``, the first counts if it is there."""
+    lse = _own_logits(q, k, own)
+    if own.hidden is not None:
+        v = v.masked_fill(own.hidden.unsqueeze(-1), 0.0)
+    drops = drawn(lse, dropout) if own.drops is None else own.drops
+    return v if drops is None else v * drops.unsqueeze(-1).to(v.dtype), lse
+
+
+def drawn(like: Tensor, dropout: float) -> Tensor | None:
+    """What dropout multiplies weights by; None: there is none."""
+    if dropout == 0.0:
+        return None
+    return torch.empty_like(like).bernoulli_(1 - dropout).div_(1 - dropout)
+
+
+def _own_logits(q: Tensor, k: Tensor, own: Own) -> Tensor:
+    logits = _dot(q, k) * q.size(-1) ** -0.5 + own.bias
+    return logits if own.hidden is None else logits.masked_fill(own.hidden, -torch.inf)
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    """Inner products [B, H, N] in at least float32; products of one head exist at a time."""
+    pairs = zip(x.unbind(1), y.unbind(1), strict=True)
+    return torch.stack(
+        [(at_least_float32(a) * at_least_float32(b)).sum(-1) for a, b in pairs], dim=1
+    )
+
+
+def _add_own(
+    gradients: Sequence[Tensor], call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry
+) -> None:
+    """Add the gradients of q, k and v by way of the own key."""
+    own, qkv, out = call.own, call[:3], carry.out
+    if own.hidden is not None:  # what is not seen may be NaN
+        hidden = own.hidden.unsqueeze(-1)
+        *qkv, d_out, out = (x.masked_fill(hidden, 0.0) for x in (*qkv, d_out, out))
+        d_lse = None if d_lse is None else d_lse.masked_fill(own.hidden, 0.0)
+    q, k, v, d_out, out = map(at_least_float32, (*qkv, d_out, out))
+    lse = carry.lse.clamp(min=torch.finfo(carry.lse.dtype).min)
+    weight = (_own_logits(q, k, own) - lse).exp_()
+    d_weight, dropped = _dot(d_out, v), weight
+    if own.drops is not None:
+        d_weight, dropped = d_weight * own.drops, weight * own.drops
+    d_logit = d_weight - _dot(d_out, out)  # the softmax's gradient, as of any other key
+    d_logit = d_logit if d_lse is None else d_logit + d_lse
+    d_logit = (d_logit * weight * q.size(-1) ** -0.5).unsqueeze(-1)
+    d_q, d_k, d_v = gradients
+    d_q.addcmul_(k.to(d_q.dtype), d_logit.to(d_q.dtype))
+    d_k.addcmul_(q.to(d_k.dtype), d_logit.to(d_k.dtype))
+    d_v.addcmul_(d_out.to(d_v.dtype), dropped.unsqueeze(-1).to(d_v.dtype))
