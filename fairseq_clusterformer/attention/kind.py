@@ -85,7 +85,7 @@ class Kind(nn.Module, ABC):
         self.gap = max(getattr(options, "gap", 0), self.least_gap)
         allowed = ("recent", "leaking-chunk") if self.causal else ("chunk", "recent")
         if self.rule not in allowed:
-            rules = type(options).__dataclass_fields__["rule"].metadata["choices"]
+            rules = type(options).__dataclass_fields__["rule"].metadata["range"].choices
             where = "a causal model" if self.causal else "an encoder"
             raise OptionError(
                 "rule", self.rule, f"{', '.join(r for r in rules if r in allowed)} in {where}"

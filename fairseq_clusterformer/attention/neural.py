@@ -47,7 +47,9 @@ class NeuralOptions(FuzzyOptions):
         choices=("average", "running"),
     )
     own_centroids: bool = option(
-        True, "each layer owns the centroids that it starts from", flag="own_centroids"
+        True,
+        "each layer owns its centroids, instead of those that the layer before has updated",
+        on={"encoder": False},
     )
 
 

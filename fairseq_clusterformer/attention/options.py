@@ -1,7 +1,8 @@
 """Options of the kinds of attention: each kind has a frozen dataclass.
 
-Whoever builds a model from a command line finds there what each option is called, what it means
-and what it allows; see :mod:`fairseq_clusterformer.models.options`.
+A field says all about its option, once: default, help, limits, and what it is called among the
+options of all kinds. The grammar of specs, fairseq's dataclasses (and so the command line, hydra
+and docs/options.md) and what errors say is allowed are made from it.
 """
 
 from collections.abc import Mapping
@@ -32,24 +33,23 @@ def option(
     help: str,
     *,
     flag: str | None = None,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    choices: tuple[str, ...] = (),
+    on: Mapping[str, Any] | None = None,
+    **limits: Any,
 ) -> Any:
-    """A field of a kind's options.
+    """A field of a dataclass of options.
 
     Args:
         default: its value where none is given.
         help: one line for the command line.
         flag: what the option is called where options of all kinds stand side by side, in the form
             of a Python name; None: as in the dataclass.
-        at_least, at_most, above, below: limits of a number; None as a value is not held to them.
-        choices: allowed values.
+        on: other defaults, by the side of a model that the command line builds: "encoder" or
+            "reader".
+        limits: of a number, or the allowed words, as of :class:`~fairseq_clusterformer.ranges.\
+Range`. None as a value is not held to them.
     """
-    limits = Range(at_least, at_most, above, below, choices)
-    metadata = {"help": help, "flag": flag, "choices": choices, "range": limits}
+    limit = Range(**limits) if limits else None
+    metadata = {"help": help, "flag": flag, "on": on or {}, "range": limit}
     return field(default=default, metadata=metadata)
 
 
@@ -85,8 +85,8 @@ class Options:
 
     def __post_init__(self):
         for item in fields(self):
-            value, allowed = getattr(self, item.name), item.metadata.get("range")
-            if allowed is not None and allowed.forbids(value):
+            value, allowed = getattr(self, item.name), item.metadata.get("range") or Range()
+            if allowed.forbids(value):
                 raise OptionError(item.name, value, allowed.allowed(value))
 
     @classmethod
@@ -120,7 +120,11 @@ class ClusterOptions(WindowOptions):
     """Options of kinds that see keys of a cluster."""
 
     clusters: int = option(
-        8, "K: clusters in each clustering layer", flag="num_clusters", at_least=1
+        8,
+        "K: clusters in each clustering layer",
+        flag="num_clusters",
+        on={"encoder": 3, "reader": 64},
+        at_least=1,
     )
     gap: int = option(
         0,

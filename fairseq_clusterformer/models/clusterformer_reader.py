@@ -20,7 +20,7 @@ from .encoder_only import (
     masked_mean,
 )
 from .options import (
-    ClusteringOptions,
+    ReaderClusteringOptions,
     attention_plan,
     flag,
     layer_numbers,
@@ -33,7 +33,7 @@ from .reader import ReaderEncoder, ReaderModel, Reading
 
 
 @dataclass
-class ClusterformerReaderConfig(PretrainedOptions, EncoderOptions, ClusteringOptions):
+class ClusterformerReaderConfig(PretrainedOptions, EncoderOptions, ReaderClusteringOptions):
     """Options of the encoder; by default it has RoBERTa-base's sizes."""
 
     activation_fn: ACTIVATIONS = option("gelu", "activation function")
@@ -69,7 +69,6 @@ class ClusterformerReaderConfig(PretrainedOptions, EncoderOptions, ClusteringOpt
         "tokens on either side of a token; 0: the value of --window-stride",
         at_least=0,
     )
-    num_clusters: int = option(64, "K: clusters in each of these layers", at_least=1)
     cluster_rule: str = option(
         "chunk",
         "which tokens a query sees across windows, if the kind has a choice: chunk (parts of the "

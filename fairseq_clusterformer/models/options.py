@@ -20,12 +20,12 @@ from omegaconf import OmegaConf, open_dict
 
 from fairseq_clusterformer.attention import AttentionPlan, OptionError, attention_kinds
 from fairseq_clusterformer.attention.kind import Registered, listen, registered
-from fairseq_clusterformer.attention.options import flag_of
+from fairseq_clusterformer.attention.options import flag_of, option
 from fairseq_clusterformer.attention.projections import Rotary
 from fairseq_clusterformer.attention.spec import Heads, parse_attention, written
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, WIDEST
-from fairseq_clusterformer.ranges import Range, strays
+from fairseq_clusterformer.ranges import strays
 
 _RULES = {"encoder": ("chunk", "recent"), "decoder": ("recent", "leaking-chunk")}
 # What each architecture names itself: an encoder and a decoder differ there.
@@ -33,31 +33,27 @@ _BY_SIDE = ("cluster_rule", "own_centroids")
 POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "none")
 
 
-def option(default: Any, help: str, **limits: Any) -> Any:
-    """A field of a dataclass that fairseq turns into an option; ``limits`` are those of a
-    :class:`~fairseq_clusterformer.ranges.Range`, or else of fairseq's option of this name."""
-    limit = Range(**limits) if limits else None
-    return field(default=default, metadata={"help": help, "range": limit})
-
-
-def options_of_kinds(kinds: tuple[str, ...]) -> Iterator[tuple[str, Any, Field]]:
-    """Name, type and field of each option of some kinds, once, as fairseq's dataclasses want."""
+def options_of_kinds(
+    kinds: tuple[str, ...], side: str | None = None
+) -> Iterator[tuple[str, Any, Field]]:
+    """Name, type and field of each option of some kinds, once, as fairseq's dataclasses want; of a
+    side, those alone that have another default there."""
     found = set()
     for kind in kinds:
         options = registered(kind).options
         hints = get_type_hints(options)
         for item in fields(options):
             name = flag_of(item)
-            if name in found or name in _BY_SIDE:
+            default = item.metadata["on"].get(side, item.default)
+            if name in found or (name in _BY_SIDE if side is None else default == item.default):
                 continue
             found.add(name)
             types = [t for t in get_args(hints[item.name]) if t is not type(None)]
             hint = Optional[types[0]] if types else hints[item.name]  # noqa: UP045
-            help_text, choices = item.metadata["help"], item.metadata["choices"]
-            if choices:
-                help_text += f": {', '.join(choices)}"
-            metadata = {"help": help_text, "range": item.metadata.get("range")}
-            yield name, hint, field(default=item.default, metadata=metadata)
+            help_text, limit = item.metadata["help"], item.metadata["range"]
+            if limit is not None and limit.choices:
+                help_text += f": {', '.join(limit.choices)}"
+            yield name, hint, field(default=default, metadata={"help": help_text, "range": limit})
 
 
 @dataclass
@@ -83,14 +79,18 @@ class _CommonOptions(FairseqDataclass):
     )
 
 
-ClusteringOptions = make_dataclass(
-    "ClusteringOptions",
-    options_of_kinds(attention_kinds()),
-    bases=(_CommonOptions,),
-    namespace={
-        "__doc__": "Options of every architecture whose layers cluster: those of all kinds.",
-        "__module__": __name__,
-    },
+def _options(name: str, base: type, doc: str, side: str | None = None) -> type:
+    """A dataclass of the options of all kinds, or of those with another default on a side."""
+    namespace = {"__doc__": doc, "__module__": __name__}
+    options = options_of_kinds(attention_kinds(), side)
+    return make_dataclass(name, options, bases=(base,), namespace=namespace)
+
+
+ClusteringOptions = _options(
+    "ClusteringOptions", _CommonOptions, "Options of every architecture whose layers cluster."
+)
+ReaderClusteringOptions = _options(
+    "ReaderClusteringOptions", ClusteringOptions, "The same of readers of the papers.", "reader"
 )
 
 
@@ -119,7 +119,9 @@ listen(_offer)
 
 
 @dataclass
-class EncoderClusteringOptions(ClusteringOptions):
+class EncoderClusteringOptions(
+    _options("_EncoderDefaults", ClusteringOptions, "With an encoder's defaults.", "encoder")
+):
     """Options of every architecture with a clustered encoder."""
 
     encoder_attention: str = option(
@@ -133,16 +135,10 @@ class EncoderClusteringOptions(ClusteringOptions):
         "0: as many",
         at_least=0,
     )
-    num_clusters: int = option(3, "K: clusters in each clustering layer", at_least=1)
     encoder_cluster_rule: str = option(
         "chunk",
         "which tokens of its cluster an encoder's query sees: chunk (its own chunk of the sorted "
         "sentence and the one before) or recent (the nearest of its cluster)",
-    )
-    own_centroids: bool = option(
-        False,
-        "give every encoder layer its own centroids, instead of the centroids that the layer "
-        "before has updated",
     )
 
 
