@@ -45,6 +45,7 @@ class WindowData:
         share: of the windows without an answer that are kept, drawn at random.
 
     Attributes:
+        numbers: of each window's question, int64.
         dropped, lost: windows without an answer that are not kept, and questions whose answers are
             whole in no window.
     """
@@ -63,7 +64,8 @@ class WindowData:
                     self.dropped += 1
             self.lost += not held and bool(len(example.answers) or len(example.long_answers))
         self.sizes = np.array([w.last - w.shift for w in self._windows], np.int64)
-        self.question_sizes = whole.question_sizes[[w.question for w in self._windows]]
+        self.numbers = np.array([w.question for w in self._windows], np.int64)
+        self.question_sizes = whole.question_sizes[self.numbers]
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -196,7 +198,7 @@ class WindowedQuestions(BySize):
 
     def __init__(self, windows: QuestionDataset):
         self.windows, self.data, self.split = windows, windows.data, windows.split
-        self.shuffle = windows.shuffle
+        self.shuffle, self.cuts = windows.shuffle, windows.cuts
         self._of_each = [*windows.data.of_question().values()]
         self.sizes = np.array([windows.sizes[of].sum() for of in self._of_each])
 

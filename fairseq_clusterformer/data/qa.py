@@ -136,6 +136,11 @@ class QAData(RecordData):
         """The questions themselves; see `WindowData`."""
         return self
 
+    @property
+    def numbers(self) -> np.ndarray:
+        """The number of each question, int64; see `WindowData`."""
+        return np.arange(len(self))
+
     def questions(
         self, numbers: Sequence[int], found: Sequence[Answers]
     ) -> Iterator[tuple[int, Answers]]:

@@ -46,6 +46,9 @@ class QuestionDataset(BySize):
         max_positions: tokens of a document, whose number is the sample's size.
         max_question_positions: tokens of a question, with ``<s>`` and ``</s>``.
         structure: what batches have of the documents' structure; None: nothing.
+
+    Attributes:
+        cuts: what is not read, in numbers of documents and questions by what it is.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class QuestionDataset(BySize):
         self.max_question_positions = max_question_positions
         self.shuffle = shuffle
         self.sizes = np.minimum(data.sizes, max_positions)
+        self.cuts: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self.data)
@@ -98,7 +102,8 @@ class QuestionDataset(BySize):
         }
 
     def cut(self) -> tuple[int, int, int]:
-        """How many documents are cut, how many lose their answers by it, and questions cut."""
+        """How many documents are cut, how many lose their answers by it, and questions cut; a
+        document that is read in windows is one."""
         (cut,) = np.nonzero(self.data.sizes > self.sizes)
         lost = 0
         for index in cut:
@@ -106,26 +111,31 @@ class QuestionDataset(BySize):
             length = int(self.sizes[index])
             lost += _is_lost(example, *_left(example, length, len(example.paragraph_starts)))
         questions = self.data.question_sizes + 2 > self.max_question_positions
-        return len(cut), lost, int(questions.sum())
+        numbers = self.data.numbers
+        return len({*numbers[cut]}), lost, len({*numbers[questions]})
 
-    def check_structure(self) -> tuple[int, int]:
+    def check_structure(self) -> tuple[int, int, int]:
         """Refuse documents whose structure is not one, or cannot be read. Returns how many
-        questions' supporting sentences are known, and of how many documents not all parts have a
-        global token. Raises ValueError: naming the file and the question."""
-        known = short = 0
-        for index in range(len(self)):
-            starts, length = self.data[index].paragraph_starts, int(self.sizes[index])
+        questions' supporting sentences are known, of how many documents not all parts have a
+        global token, and of how many a long answer's paragraph has none. Raises ValueError: naming
+        the file and the question."""
+        known, short, lost = 0, set(), set()
+        for index, number in enumerate(self.data.numbers):
+            example, length = self.data[index], int(self.sizes[index])
+            starts = example.paragraph_starts
             asked = min(int(self.data.question_sizes[index]) + 2, self.max_question_positions)
             try:
                 outline = self.data.outline(index)
                 outline.check(starts, int(self.data.sizes[index]))
-                outline, _, left_out = self.structure.read(outline, starts, length, asked)
+                outline, some, left_out = self.structure.read(outline, starts, length, asked)
             except ValueError as error:
                 where = f"question {index} (id {self.data.texts(index)['id']})"
                 raise ValueError(f"{self.data.prefix}.structure.idx: {where}: {error}") from None
             known += outline.supporting is not None
-            short += left_out > 0
-        return known, short
+            short |= {number} if left_out else set()
+            long = example.long_answers[example.long_answers >= some]
+            lost |= {number} if (starts[long] < length).any() else set()
+        return known, len(short), len(lost)
 
     def _types(self, index: int, example: Example) -> Tensor:
         """The types that an answer to the question may have, bool [5]; all, if that is unknown."""

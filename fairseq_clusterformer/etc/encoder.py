@@ -42,8 +42,8 @@ class ETCOptions(EncoderOptions):
     )
     projections: str = option(
         "separate",
-        "separate (keys and values for each pair of streams), shared-kv (for each stream), or "
-        "shared (one for all)",
+        "separate (keys and values for each pair of streams), shared-kv (for the queries of each "
+        "stream, as in the authors' code), or shared (one for all)",
         choices=tuple(PROJECTIONS),
     )
     hard_global: bool = option(False, "global tokens see their own part alone of the long input")

@@ -29,7 +29,7 @@ NUM_LABELS = 32  # the authors' vocabulary; with k = 12, 28 of them are used
 #: the streams that have queries and outputs of their own, and what has keys and values of its own
 PROJECTIONS = {
     "separate": ("gl", ("g2g", "g2l", "l2g", "l2l")),
-    "shared-kv": ("gl", "gl"),
+    "shared-kv": ("gl", ("g2x", "l2x")),  # by the query's stream, as the authors have it
     "shared": ("g", "g"),
 }
 _BLOCK = 16  # queries whose nearest keys are looked at together
@@ -85,7 +85,17 @@ class Structure:
     _kept: dict = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
-        """Raises ValueError for numbers that fall."""
+        """Raises ValueError for numbers that fall, and for places outside."""
+        number, links = self.spans.size(1), self.links
+        ends = [("spans", self.spans, self.length)]
+        if links is not None:
+            ends += [("links", links[..., :1] + 1, number), ("links", links[..., 1:], self.length)]
+        for name, places, most in ends:
+            if places.numel() and not 0 <= int(places.min()) <= int(places.max()) <= most:
+                what = f"{name} reach from {int(places.min())} to {int(places.max())}"
+                raise ValueError(
+                    f"{what}; allowed: within {self.length} long and {number} global tokens"
+                )
         for name in ("long_examples", "global_examples", "long_paragraphs"):
             numbers = getattr(self, name)
             if numbers is None:
@@ -145,38 +155,53 @@ class Structure:
         """Where the global tokens of each long token's example begin and end, [B, N]."""
         return _bounds(self._long, self._global)
 
-    def held(self, *, linked: bool) -> Tensor:
-        """The global tokens that stand for each long one, and with ``linked`` those that are
-        linked to it, rising, int64 [B, N, P]; where there are fewer, one past the last of its
-        example. Linear in N where spans seldom overlap."""
-        return self._once("held", linked, self._held)
-
     def _once(self, name: str, how: bool, compute: Callable) -> Any:
         if (name, how) not in self._kept:
             self._kept[name, how] = compute(how)
         return self._kept[name, how]
 
-    def _held(self, linked: bool) -> Tensor:
-        owner, _, begin, end = self._apart(self.links if linked else None)
-        rows = len(owner)
-        begin, end, owner = begin.flatten(), end.flatten(), owner.flatten()
-        # one entry for each pair of a span and a token of it, in the order of the spans
-        of = torch.repeat_interleave(end - begin)  # the span of each entry
-        behind = torch.arange(len(of), device=of.device) - (end - begin).cumsum(0)[of]
-        spans_of_row = max(len(owner) // max(rows, 1), 1)
-        token = of // spans_of_row * self.length + end[of] + behind  # row * N + place
-        # sorted by token, the rank of an entry is how many spans of its token stand before
-        token, sorted_ = token.sort(stable=True)
-        count = token.bincount(minlength=rows * self.length)
-        rank = torch.arange(len(of), device=of.device) - (count.cumsum(0) - count)[token]
+    def seen_by_long(self, *, hard: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What long tokens see of the global ones, as :meth:`seen` says it of global tokens: with
+        ``hard`` alone those whose span has the token. As many ranges as there are pairs of a part
+        and a token of it, and one or two for each token."""
+        return self._once("seen by long", hard, self._seen_by_long)
+
+    def _seen_by_long(self, hard: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        owner, _, begin, end = self._apart(None if hard else self.links)
+        rows, parts = owner.shape
+        size, of_row = (end - begin).flatten(), rows * self.length
+        of = torch.repeat_interleave(size)  # the part of each pair of a part and a token of it
+        place = (
+            torch.arange(len(of), device=of.device) - (size.cumsum(0) - size - begin.flatten())[of]
+        )
+        row = of // max(parts, 1)
+        if self.order is not None:
+            place = self.order[row, place]
+        low, high = (bound.flatten() for bound in self.global_bounds)
+        # behind the pairs of each token, one with the end of what it sees
+        token = torch.cat([row * self.length + place, torch.arange(of_row, device=of.device)])
+        mine = torch.cat([owner.flatten()[of], high])
+        order = (token * (self.spans.size(1) + 1) + mine).argsort()
+        token, mine, is_pair = token[order], mine[order], order < len(of)
+        is_first = torch.ones_like(is_pair)
+        is_first[1:] = token[1:] != token[:-1]
+        gap = torch.where(is_first, low[token], mine.roll(1) + 1)
+        ranges = [(token, mine, mine + is_pair, torch.ones_like(is_pair))]
+        if not hard:
+            ranges = [(x[is_pair] for x in ranges[0]), (token, gap, mine, ~ranges[0][3])]
+        token, begin, end, mine = (torch.cat(x) for x in zip(*ranges, strict=True))
+        # each row's ranges side by side, with empty ones behind
+        token, order = token.sort()
+        row = token // max(self.length, 1)
+        count = row.bincount(minlength=rows)
+        slot = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row]
         most = int(count.max()) if count.numel() else 0
-        found = self.global_bounds[1].reshape(-1, 1).repeat(1, most)
-        found[token, rank] = owner[of[sorted_]]
-        found = found.view(rows, self.length, most)
-        if self.order is None:
-            return found
-        places = self.order.unsqueeze(-1).expand_as(found)
-        return torch.empty_like(found).scatter_(1, places, found)
+
+        def by_row(x: Tensor) -> Tensor:
+            return x.new_zeros(rows, most).index_put_((row, slot), x)
+
+        found = (x[order] for x in (begin, end, mine))
+        return by_row(token % max(self.length, 1)), *map(by_row, found)
 
     def seen(self, *, hard: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What global tokens see of the long input, as R ranges that lie apart, [B, R] each: the
@@ -326,9 +351,9 @@ class GlobalLocalAttention(nn.Module):
         the global stream, and keys and values of the long one."""
         if self.projections == "shared":
             return f"{what}_g"
-        if what in "kv" and self.projections == "separate":
-            return f"{what}_{pair}"
-        return f"{what}_{pair[-1] if what in 'kv' else pair[0]}"
+        if what in ("q", "out"):
+            return f"{what}_{pair[0]}"
+        return f"{what}_{pair}" if self.projections == "separate" else f"{what}_{pair[0]}2x"
 
     def forward(
         self, x_global: Tensor, x_long: Tensor, structure: Structure
@@ -343,9 +368,16 @@ class GlobalLocalAttention(nn.Module):
         of_long = self._projected(1, x_long, x_global, x_long)
         if self.clusters:
             structure = structure.clustered(self._assigned(x_global, x_long, structure))
+        number = x_global.size(1)
+        of_keys = structure.order
+        if of_keys is not None:  # global tokens are the first keys
+            first = torch.arange(number, device=of_keys.device).expand(len(of_keys), -1)
+            of_keys = torch.cat([first, number + of_keys], 1)
+        seen = structure.seen(hard=self.hard)
         parts_of_global = [self._among_global(of_global, structure)]
-        parts_of_global.append(self._in_long(of_global, structure))
-        parts_of_long = []
+        parts_of_global.append(self._across(of_global, number, seen, number, of_keys))
+        seen = structure.seen_by_long(hard=self.hard_long)
+        parts_of_long = [self._across(of_long, 0, seen, structure.length)]
         for lo, hi, label in self._ranges_of_long(structure):
             out, lse = self._in_ranges(of_long, of_long.q, lo, hi, first=x_global.size(1))
             parts_of_long.append((out, lse + of_long.added[..., label]))
@@ -407,16 +439,15 @@ class GlobalLocalAttention(nn.Module):
     def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Part:
         return ranged_attention(q, k, v, layout, dropout=self._rate, impl=self.impl)
 
-    def _in_long(self, given: _Projected, structure: Structure) -> Part:
-        """What global tokens find in the long input."""
-        number, order = structure.spans.size(1), structure.order
-        if order is not None:  # global tokens are the first keys
-            first = torch.arange(number).expand(len(order), -1).to(order)
-            order = torch.cat([first, number + order], 1)
-        owner, begin, end, mine = structure.seen(hard=self.hard)
+    def _across(
+        self, given: _Projected, first: int, seen: tuple, number: int, order: Tensor | None = None
+    ) -> Part:
+        """What ``number`` queries find in the other stream, whose keys begin at ``first``, by
+        ranges of :meth:`Structure.seen`; ``order`` as of :meth:`_in_ranges`."""
+        owner, begin, end, mine = seen
         place = owner[:, None, :, None]
         q = given.q.gather(2, place.expand(*given.q.shape[:2], -1, given.q.size(-1)))
-        out, lse = self._in_ranges(given, q, number + begin, number + end, order=order)
+        out, lse = self._in_ranges(given, q, first + begin, first + end, order=order)
         added = given.added[..., [self.labels.others, self.labels.mine]]
         added = added.gather(2, place.expand(*lse.shape[:2], -1, 2))
         lse = lse + torch.where(mine.unsqueeze(1), added[..., 1], added[..., 0])
@@ -448,17 +479,8 @@ class GlobalLocalAttention(nn.Module):
         return out[:, :, first : first + asked], lse[:, :, first : first + asked]
 
     def _ranges_of_long(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """The ranges of keys [B, N] that long tokens see besides their nearest neighbours, and
-        their labels: own global tokens, those between them, and distances from k on."""
-        after, high = structure.global_bounds
-        for mine in structure.held(linked=not self.hard_long).unbind(-1):
-            if not self.hard_long:
-                yield after, mine, self.labels.others
-            after = torch.minimum(mine + 1, high)
-            yield mine, after, self.labels.mine
-        if not self.hard_long:
-            yield after, high, self.labels.others
-
+        """The ranges of long keys [B, N] that long tokens see besides their nearest neighbours,
+        and their labels: distances from k on."""
         first, most = structure.spans.size(1), self.labels.most
         begin, end = self._nearby(structure)
         place = torch.arange(structure.length, device=begin.device)

@@ -112,7 +112,10 @@ class ClusterformerQATask(OwnModels):
         if self.structure is not None:
             self._check_structure(dataset, in_training)
         documents, lost, questions = dataset.cut()
-        total = len(dataset)
+        total = len(data.whole)
+        lost += data.lost if data is not data.whole else 0
+        dataset.cuts |= {"documents cut": documents, "answers lost by that": lost}
+        dataset.cuts |= {"questions cut": questions}
         if documents:
             logger.info(
                 f"{split}: {documents} of {total} documents are cut to {most} tokens "
@@ -146,14 +149,17 @@ class ClusterformerQATask(OwnModels):
     def _check_structure(self, dataset: QuestionDataset, in_training: bool) -> None:
         """Log what has no global token; raise ValueError for a structure that is none, or no facts
         to learn."""
-        split, total = dataset.split, len(dataset)
-        known, short = dataset.check_structure()
+        split, total = dataset.split, len(dataset.data.whole)
+        known, short, lost = dataset.check_structure()
+        dataset.cuts |= {"documents with parts without a global token": short}
+        dataset.cuts |= {"long answers without a global token": lost}
         logger.info(f"{split}: supporting sentences of {known} of {total} questions")
         if short:
             logger.info(
                 f"{split}: {short} of {total} documents have more than "
                 f"{self.cfg.max_global_positions} global tokens (--max-global-positions); the "
-                "last paragraphs and sentences have none"
+                "last paragraphs and sentences have none, and so has the long answer of "
+                f"{lost} questions"
             )
         if in_training and self.structure.supporting and not known:
             limit = f"within --max-positions {self.cfg.max_positions}"

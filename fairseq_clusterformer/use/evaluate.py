@@ -60,6 +60,8 @@ class Predictions:
     #: the one listed last alone; of questions whose answers are known and in reach, and whose
     #: documents are not read in windows
     nll: dict[str, tuple[float, float]] = field(default_factory=dict)
+    #: what was not read, see `QuestionDataset.cuts`
+    cuts: dict[str, int] = field(default_factory=dict)
 
     def add(self, data: QAData, number: int, found: Answers, nll: tuple | None) -> None:
         """Add the answers to a question of the split."""
@@ -139,7 +141,7 @@ def predict(
                 target = utils.move_to_cuda(target) if cuda else target
                 losses |= zip(numbers, _nll(logits, target), strict=True)
             progress.update(len(answered) - progress.n)
-    predictions = Predictions(corpus)
+    predictions = Predictions(corpus, cuts=dataset.cuts)
     for number, answers_ in sorted(answered.items()):
         predictions.add(whole, number, answers_, losses.get(number))
     return predictions

@@ -23,7 +23,7 @@ from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, chosen
 from fairseq_clusterformer.outputs import write_aside
 from scripts.experiments.plots import Line, Panel, draw
-from scripts.experiments.provenance import provenance
+from scripts.experiments.results import provenance
 from scripts.experiments.tables import markdown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -37,7 +37,7 @@ from fairseq_clusterformer.ranges import Range
 from scripts.demo.race import Runner, race, tokens_per_second
 from scripts.demo.text import HELD_OUT, first_lines, library, prepare_library
 from scripts.experiments.plots import Line, Panel, draw
-from scripts.experiments.provenance import ROOT, provenance
+from scripts.experiments.results import ROOT, provenance
 
 TRIAL = 4  # updates that measure a model's speed
 ENOUGH = 100  # updates after which clusters were ahead of windows, at 8,192 bytes

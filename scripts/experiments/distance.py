@@ -6,7 +6,7 @@ because the name that connects them is not in the question.
 
     python -m scripts.experiments.distance make DEST --passages FILE...
     clusterformer prepare qa text DEST DATA --sentencepiece-model DEST/sentencepiece.model
-    python -m scripts.experiments.run GRID.yaml --data DATA --out RESULTS
+    python -m scripts.experiments.run GRID.yaml --data DATA --out RESULTS.jsonl
     python -m scripts.experiments.distance score CHECKPOINT --data DATA
 
 `make` writes the questions of train, valid and test, with the sentences that support their answers

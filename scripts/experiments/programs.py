@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from fairseq_clusterformer.errors import UserError
-from scripts.experiments.provenance import ROOT
+from scripts.experiments.results import ROOT
 
-PLUGIN = str(ROOT / "fairseq_clusterformer")
 #: programs as a user types them, and as this Python runs them
 PROGRAMS = {
     "fairseq-train": [sys.executable, "-m", "fairseq_cli.train"],
@@ -32,10 +31,15 @@ def options_of(options: Mapping) -> list[str]:
     return words
 
 
+def plug_in(options: Mapping) -> dict[str, Path]:
+    """The option that loads the plug-in of a grid: its own, in the repository, or the package."""
+    return {"user-dir": ROOT / options.get("user-dir", "fairseq_clusterformer")}
+
+
 def fairseq(program: str, data: Path, options: Mapping) -> list[str]:
     """Words of one of fairseq's programs."""
-    options = {"user-dir": PLUGIN, **options}
-    return [program, str(data), *options_of(options)]
+    first = plug_in(options)  # where a reader looks for it
+    return [program, str(data), *options_of(first | dict(options) | first)]
 
 
 def run_together(

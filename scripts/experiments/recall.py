@@ -1,7 +1,7 @@
 """Train one small model on recall from further away than a window reaches.
 
     python -m scripts.experiments.recall near+gated --steps 5000 --cluster-temperature 0.2
-    python -m scripts.experiments.run examples/language_model/recall.yaml --out RESULTS
+    python -m scripts.experiments.run examples/language_model/recall.yaml --out RESULTS.jsonl
 
 KIND is an attention spec as --attention takes it; `near` is a window of 8. --task is:
 

@@ -1,11 +1,11 @@
 """Train and score models that differ in one thing, and print their table.
 
-    python -m scripts.experiments.run GRID.yaml --data DATA --out RESULTS --workers 2
-    python -m scripts.experiments.run GRID.yaml --out RESULTS --table --plot curves.png
+    python -m scripts.experiments.run GRID.yaml --data DATA --out RESULTS.jsonl --workers 2
+    python -m scripts.experiments.run GRID.yaml --out RESULTS.jsonl --table --plot curves.png
 
 GRID is a file such as examples/language_model/grid_attention.yaml; scripts/experiments/grids.py
 explains its keys. DATA is a folder that a prepare command made, or holds the folders that the
-grid names. Each run is one training with one seed. Its result is one JSON file in RESULTS, with
+grid names. Each run is one training with one seed. Its result is one line of RESULTS.jsonl, with
 the commands that make it; it is written when all of it is known.
 
 A run that has a result is not made again; a result of other options is refused. With --keep,
@@ -32,12 +32,11 @@ from fairseq_clusterformer.outputs import write_aside
 from scripts.experiments.grids import FILES, Run, chosen, load_grid, runs_of
 from scripts.experiments.plots import draw_grid
 from scripts.experiments.programs import options_of, run_together
-from scripts.experiments.provenance import provenance
+from scripts.experiments.results import add, provenance, read
 from scripts.experiments.scores import TASKS, Place
 from scripts.experiments.tables import table
 
 MARK = "experiment.json"  # in KEEP/RUN
-PLACES = {"--user-dir"}  # options that say where something is, which changes no result
 
 
 def commands(place: Place) -> dict:
@@ -51,7 +50,7 @@ def difference(before: Sequence[str], now: Sequence[str]) -> str:
     """The first option of a record's commands that is not as in the grid's, or nothing."""
     for old, new in zip_longest(before, now, fillvalue=""):
         was, is_now = options_in(old), options_in(new)
-        for name in sorted((was | is_now).keys() - PLACES):
+        for name in sorted(was | is_now):
             if was.get(name) != is_now.get(name):
                 there, here = (of.get(name, "not given") for of in (was, is_now))
                 return f"{name} is {there} there, and {here} in the grid"
@@ -70,20 +69,16 @@ def options_in(command: str) -> dict[str, str]:
     return found
 
 
-def result_of(place: Place, out: Path) -> dict | None:
-    """The result of a run, if there is one; UserError if it is of other options, or none."""
-    path = out / f"{place.run.name}.json"
-    if not path.exists():
-        return None
+def check_result(place: Place, result: dict, out: Path) -> None:
+    """Raise UserError for a result of other options, or none."""
+    name = place.run.name
     try:
-        result, here = json.loads(path.read_text()), commands(place)
-        before, now = ([of["command"], *of["scored by"]] for of in (result, here))
+        before, now = ([of["command"], *of["scored by"]] for of in (result, commands(place)))
         other = difference(before, now)
-    except (OSError, ValueError, LookupError, AttributeError, TypeError):
-        raise bad_option("--out", path, "results of this grid", "not a result") from None
+    except (ValueError, LookupError, AttributeError, TypeError):
+        raise bad_option("--out", out, "results of this grid", f"{name} is no result") from None
     if other:
-        raise bad_option("--out", path, "another folder for other options", other)
-    return result
+        raise bad_option("--out", out, "another file for other options", f"{name}: {other}")
 
 
 def kept(place: Place) -> dict:
@@ -165,7 +160,7 @@ def perform(run: Run, grid: dict, args: Namespace) -> str:
                 record |= task.scores(place, test)
             made_by = commands(place)
             record |= made_by | provenance(made_by["command"], threads=args.threads)
-        write_aside(args.out / f"{run.name}.json", json.dumps(record, indent=1) + "\n")
+        add(args.out, {run.name: record})
     except (UserError, OSError, LookupError, ValueError) as error:
         return f"{run.name}: {error}"
     print(f"{run.name}: {record['seconds']} s", flush=True)
@@ -210,7 +205,6 @@ def check_there(runs: list[Run], grid: dict, args: Namespace) -> None:
 
 def perform_all(runs: list[Run], grid: dict, args: Namespace) -> list[str]:
     """Make the results that are missing; what went wrong, a line for each."""
-    args.out.mkdir(parents=True, exist_ok=True)
     failures = []
     # runs that start from another one's weights come after all others
     for wave in ([r for r in runs if not r.start], [r for r in runs if r.start]):
@@ -228,7 +222,7 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add("grid", metavar="GRID", type=Path, help="YAML file")
     add("--data", type=Path, help="folder of prepared data")
-    add("--out", type=Path, required=True, help="folder of results")
+    add("--out", type=Path, required=True, help="file of results, .jsonl")
     add("--only", nargs="+", metavar="NAME", help="rows, data sets, folds or runs; default: all")
     add("--workers", type=whole_number, default=1, help="runs at a time; default: 1")
     add("--threads", type=whole_number, default=1, help="of each run; default: 1")
@@ -255,7 +249,7 @@ def main(arguments: list[str] | None = None) -> int:
             failures = perform_all(todo, grid, args)
             done = results(runs, grid, args)
         if not done and not failures:
-            raise bad_option("--out", args.out, "a folder with results of the grid", "no result")
+            raise bad_option("--out", args.out, "a file with results of the grid", "no result")
         found = [
             (run.row, run.data.split("/")[0], done[run.name]) for run in runs if run.name in done
         ]
@@ -272,11 +266,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def results(runs: list[Run], grid: dict, args: Namespace) -> dict[str, dict]:
     """The results that are there, by the names of their runs."""
-    places = [
-        Place(run, grid, args.data or Path("DATA"), Path(f"KEEP/{run.name}")) for run in runs
-    ]
-    found = {place.run.name: result_of(place, args.out) for place in places}
-    return {name: result for name, result in found.items() if result is not None}
+    found = read(args.out)
+    for run in (run for run in runs if run.name in found):
+        place = Place(run, grid, args.data or Path("DATA"), Path(f"KEEP/{run.name}"))
+        check_result(place, found[run.name], args.out)
+    return {run.name: found[run.name] for run in runs if run.name in found}
 
 
 if __name__ == "__main__":

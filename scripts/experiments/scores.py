@@ -9,7 +9,8 @@ from pathlib import Path
 
 from fairseq_clusterformer.errors import UserError
 from scripts.experiments.grids import Run
-from scripts.experiments.programs import PLUGIN, fairseq, options_of
+from scripts.experiments.programs import fairseq, options_of, plug_in
+from scripts.experiments.results import ROOT
 
 BITS = "bits per symbol"
 BESIDES = ("cluster_effective", "cluster_largest", "parts_loss", "parts_accuracy")
@@ -44,9 +45,10 @@ class Place:
     def shown(self, words: list[str]) -> str:
         """A command as a reader types it, with DATA and KEEP for the folders."""
         folders = {str(self.folder): f"KEEP/{self.run.name}", str(self.data): "DATA"}
-        folders |= {PLUGIN: "fairseq_clusterformer", str(self.keep): "KEEP"}
+        folders[str(self.keep)] = "KEEP"
         shown = []
         for word in words:
+            word = word.removeprefix(f"{ROOT}/")
             found = (f for f in folders if word == f or word.startswith(f + "/"))
             folder = next(found, "")
             shown.append(folders.get(folder, "") + word[len(folder) :])
@@ -255,7 +257,7 @@ class AnswersTask(Task):
             checkpoint = place.checkpoint("average")
             found[AVERAGE] = [*words, "--output", checkpoint]
         words = ["clusterformer", "evaluate", "qa", "--cpu", "--checkpoint", checkpoint]
-        words += options_of({"user-dir": place.run.options.get("user-dir")})
+        words += options_of(plug_in(place.run.options) if "user-dir" in place.run.options else {})
         for test, folder in place.grid["tests"].items():
             places = {"data": place.data / folder, "out": place.folder / test}
             places["split"] = place.grid.get("split")

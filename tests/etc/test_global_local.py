@@ -152,7 +152,39 @@ def test_links_besides_a_span(hard: tuple[bool, bool]) -> None:
     exempt = torch.tensor([[True, False, False, True, False]])
     given = Structure(structure().spans[:1], LONG, links=LINKS, exempt=exempt)
     assert_written_out(attention(hard=hard[0], hard_long=hard[1]), inputs(1), given)
-    assert [given.held(linked=linked).size(-1) for linked in (True, False)] == [3, 2]
+
+
+@torch.no_grad()
+def test_candidates_at_one_place_cost_what_their_places_do() -> None:
+    """Fifty are linked to one token: one range each, and none for the other tokens."""
+    spans = torch.zeros(1, 50, 2, dtype=torch.long)
+    links = torch.tensor([[[i, 7, 8] for i in range(50)]])
+    given = Structure(spans, 4000, links=links)
+    assert given.seen_by_long(hard=False)[0].numel() == 4000 + 2 * 50
+    assert given.seen_by_long(hard=True)[0].numel() == 4000
+    small = Structure(spans, LONG, links=links)
+    assert_written_out(attention(), inputs(1, 50), small)
+
+
+def test_keys_are_shared_by_the_stream_of_the_query() -> None:
+    """As the authors' share_kv_projections: g2g with g2l, l2l with l2g."""
+    named = attention(projections="shared-kv").named
+    assert named("k", "g2g") == named("k", "g2l") != named("k", "l2l") == named("k", "l2g")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spans": torch.tensor([[[0, LONG + 1]] * GLOBAL])},
+        {"spans": torch.tensor([[[-1, 2]] * GLOBAL])},
+        {"links": torch.tensor([[[GLOBAL, 1, 2]]])},
+        {"links": torch.tensor([[[0, 1, LONG + 1]]])},
+    ],
+)
+def test_places_outside_are_refused(changes: dict) -> None:
+    given = {"spans": structure().spans[:1], "length": LONG, **changes}
+    with pytest.raises(ValueError, match=f"allowed: within {LONG} long and {GLOBAL} global"):
+        Structure(**given)
 
 
 @pytest.mark.parametrize("name", ["long_examples", "global_examples", "long_paragraphs"])

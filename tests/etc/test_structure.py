@@ -124,7 +124,7 @@ def test_a_bad_structure_is_named_with_file_and_question(
 def test_sentences_may_share_a_token(tmp_path: Path) -> None:
     """A subword may begin with the blank that the sentence before ends with."""
     write(tmp_path, "train", changed(sentences=torch.tensor([[1, 4], [3, 5], [7, 10]])))
-    assert dataset(tmp_path).check_structure() == (1, 0)
+    assert dataset(tmp_path).check_structure() == (1, 0, 0)
 
 
 def test_candidates_without_words_are_of_an_earlier_version() -> None:
@@ -138,7 +138,7 @@ def test_a_candidate_without_a_mention_can_be_right(tmp_path: Path) -> None:
     """Its words stand behind the question."""
     write(tmp_path, "train", changed(right=0, mentions=torch.tensor([[1, 1, 2]])))
     data = dataset(tmp_path)
-    assert data.check_structure() == (1, 0)
+    assert data.check_structure() == (1, 0, 0)
     batch = data.collater([data[0]])
     assert batch["net_input"]["question_tokens"].tolist() == [[0, 70_000, 5, 2, 0, 7, 0, 8, 9]]
     assert batch["target"]["candidate"].tolist() == [0]
@@ -148,17 +148,17 @@ def test_parts_beyond_the_global_tokens_have_none_and_are_counted(tmp_path: Path
     """The example has 2 candidates, 2 tokens of the question, 2 paragraphs and 3 sentences; its
     long answer is the second paragraph."""
     write(tmp_path, "train", Outline(), OUTLINE)
-    assert dataset(tmp_path, most=9).check_structure() == (1, 0)
-    assert dataset(tmp_path, most=9, max_positions=5).check_structure() == (0, 0)
+    assert dataset(tmp_path, most=9).check_structure() == (1, 0, 0)
+    assert dataset(tmp_path, most=9, max_positions=5).check_structure() == (0, 0, 0)
     data = dataset(tmp_path, most=8)
-    assert data.check_structure() == (0, 1)
+    assert data.check_structure() == (0, 1, 0)
     sample = data[1]
     kept = [CANDIDATE, CANDIDATE, ASKED, ASKED, PARAGRAPH, SENTENCE, SENTENCE, PARAGRAPH]
     assert sample["globals"].types.tolist() == kept
     assert (len(sample["outline"].sentences), sample["paragraphs"].tolist()) == (2, [5])
     assert sample["outline"].supporting is None
     data = dataset(tmp_path, most=7)
-    assert data.check_structure() == (0, 1)
+    assert data.check_structure() == (0, 1, 1)
     assert data[1]["globals"].types.tolist() == kept[:7]
     assert (data[1]["paragraphs"].tolist(), data[1]["types"].tolist()) == ([], [True] * 5)
     assert len(data[0]["globals"].types) == 5

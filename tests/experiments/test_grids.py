@@ -3,7 +3,6 @@ to its scores, from data in the official formats."""
 
 import contextlib
 import importlib
-import json
 import logging
 import re
 from argparse import Namespace
@@ -23,6 +22,7 @@ from fairseq.logging import metrics
 from scripts.experiments import recall, run
 from scripts.experiments.grids import FILES, load_grid, runs_of
 from scripts.experiments.programs import options_of
+from scripts.experiments.results import read
 from scripts.experiments.scores import TASKS, Place
 from scripts.experiments.tables import lookup
 from tests.cli.in_process import quiet
@@ -96,13 +96,14 @@ def test_what_is_missing_is_said_before_any_work(path, tmp_path, capsys, monkeyp
     files: dict[str, dict] = {}
     for each in runs:
         for option, value in each.options.items():
-            if isinstance(value, str) and re.search(r"/|\.(pt|txt|json|model)$", value):
+            is_path = isinstance(value, str) and re.search(r"/|\.(pt|txt|json|model)$", value)
+            if is_path and option != "user-dir":
                 assert option in FILES
                 files.setdefault(f"--{option} is {value}: no such file or folder; for", {})[
                     each.row
                 ] = None
     args = Namespace(data=tmp_path / "data", keep=None)
-    given = [path, "--quick", "--data", args.data, "--out", "out", "--keep", "keep"]
+    given = [path, "--quick", "--data", args.data, "--out", "out.jsonl", "--keep", "keep"]
     if task.needs:
         assert run.main([*map(str, given)]) == 1
         said = capsys.readouterr().err
@@ -159,9 +160,9 @@ def test_a_grid_of_each_kind_is_trained(name, tmp_path, monkeypatch, capsys):
     make(tmp_path / "source", tmp_path / "data")
     monkeypatch.setattr(run, "run_together", run_here)
     words = [tmp_path / "grid.yaml", "--quick", "--data", tmp_path / "data"]
-    words += ["--out", tmp_path / "out", *(["--only", *only] if only else [])]
+    words += ["--out", tmp_path / "out.jsonl", *(["--only", *only] if only else [])]
     assert run.main([*map(str, words)]) == 0, capsys.readouterr().err
-    (result,) = (json.loads(path.read_text()) for path in (tmp_path / "out").iterdir())
+    (result,) = read(tmp_path / "out.jsonl").values()
     for head, column in load_grid(tmp_path / "grid.yaml")["columns"].items():
         told = column if isinstance(column, dict) else {}
         longer = re.fullmatch(r"EM at \d{4}", head)  # than the documents that are asked about

@@ -12,7 +12,7 @@ import yaml
 
 from fairseq_clusterformer.cli.prepare import lm as prepare_lm
 from fairseq_clusterformer.errors import UserError
-from scripts.experiments import programs, run, scores
+from scripts.experiments import programs, results, run, scores
 from scripts.experiments.grids import Run, load_grid, runs_of
 from tests.cli.in_process import SIZES
 
@@ -51,7 +51,7 @@ class Case:
     """A grid, its data, and the runner's command line."""
 
     def __init__(self, folder: Path):
-        self.out, self.keep, self.data = folder / "out", folder / "keep", folder / "data"
+        self.out, self.keep, self.data = folder / "out.jsonl", folder / "keep", folder / "data"
         self.data.mkdir()
         (self.data / "dict.txt").write_text("a 1\n")
         (self.data / "test.idx").touch()
@@ -66,7 +66,7 @@ class Case:
         return run.main([str(word) for word in words])
 
     def result(self, name: str) -> dict:
-        return json.loads((self.out / f"{name}.json").read_text())
+        return results.read(self.out)[name]
 
 
 @pytest.fixture
@@ -80,7 +80,8 @@ def case(tmp_path: Path, monkeypatch) -> Case:
 
 
 def everything(folder: Path) -> dict[str, bytes]:
-    return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    files = [folder] if folder.is_file() else folder.rglob("*")
+    return {str(p): p.read_bytes() for p in files if p.is_file()}
 
 
 def test_a_grid_becomes_results_and_a_table(case, capsys):
@@ -111,7 +112,7 @@ def test_a_training_that_was_stopped_goes_on(case, capsys):
     assert case("--keep", case.keep) == 1
     said = capsys.readouterr()
     assert "window@1: fairseq-train ended with status -9" in said.err
-    assert {p.stem for p in case.out.iterdir()} == {"dense@1", "dense@2"}
+    assert set(results.read(case.out)) == {"dense@1", "dense@2"}
     (case.data / "b").unlink()
     assert case("--keep", case.keep) == 0
     result = case.result("window@1")
@@ -125,7 +126,7 @@ def test_a_new_out_keeps_the_checkpoints(case, tmp_path):
     assert case("--keep", case.keep, "--only", "dense@1") == 0
     checkpoint = case.keep / "dense@1" / "checkpoint_last.pt"
     checkpoint.write_text("7.5")  # trained again, it would be 5
-    case.out = tmp_path / "other"
+    case.out = tmp_path / "other.jsonl"
     assert case("--keep", case.keep, "--only", "dense@1") == 0
     assert checkpoint.read_text() == "7.5"
     assert case.result("dense@1")["test bits per symbol"] == 7.5
@@ -136,7 +137,7 @@ def test_two_commands_do_not_share_a_folder(case, capsys):
     with run.locked(case.keep / "dense@1"):
         assert case("--keep", case.keep, "--only", "dense") == 1
     assert "dense@1: another command is at work there" in capsys.readouterr().err
-    assert {p.stem for p in case.out.iterdir()} == {"dense@2"}
+    assert set(results.read(case.out)) == {"dense@2"}
     assert case("--keep", case.keep, "--only", "dense") == 0
 
 
@@ -176,7 +177,7 @@ def test_results_of_other_options_are_refused(case, capsys, option, change, said
     assert case(*option) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
-    assert "allowed: another folder for other options" in line
+    assert "allowed: another file for other options" in line
     assert everything(case.out) == before
 
 
@@ -212,7 +213,7 @@ def test_all_that_is_missing_is_named_before_any_work(case, capsys):
     [
         (["--only", "lstm"], "--only is lstm; allowed: dense, window"),
         (["--data", "/nowhere"], "--data is /nowhere; allowed: a folder with"),
-        (["--table"], "no result; allowed: a folder with results of the grid"),
+        (["--table"], "no result; allowed: a file with results of the grid"),
     ],
 )
 def test_bad_input_is_one_line(case, capsys, words, said):
@@ -225,16 +226,27 @@ def test_bad_input_is_one_line(case, capsys, words, said):
         assert "GRID is" in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_result_is_kept(case, capsys):
-    case.out.mkdir()
-    (case.out / "dense@1.json").write_text("[1]")
+@pytest.mark.parametrize("content", ["[1]", "{}", '{"name": "dense@1"}', "\0"])
+def test_a_file_that_is_no_result_is_kept(content, case, capsys):
+    case.out.write_text(content)
     assert case() == 1
-    assert "dense@1.json: not a result" in capsys.readouterr().err
-    assert (case.out / "dense@1.json").read_text() == "[1]"
-    (case.out / "dense@1.json").unlink()
-    (case.out / "dense@1.json").mkdir()
+    assert "allowed: results of " in capsys.readouterr().err
+    assert case.out.read_text() == content
+    case.out = case.out.with_suffix("")
     assert case("--table") == 1
-    assert "dense@1.json: not a result" in capsys.readouterr().err
+    assert "out; allowed: a file that ends in .jsonl" in capsys.readouterr().err
+
+
+def test_older_results_are_joined(case, tmp_path):
+    assert case() == 0
+    (tmp_path / "old").mkdir()
+    for name, record in results.read(case.out).items():
+        (tmp_path / "old" / f"{name}.json").write_text(json.dumps(record))
+    words = ["--join", str(tmp_path / "old"), str(tmp_path / "new.jsonl")]
+    assert results.main(words) == 0
+    assert results.read(tmp_path / "new.jsonl") == results.read(case.out)
+    with pytest.raises(SystemExit):
+        results.main(words)  # it exists
 
 
 def test_what_there_is_is_drawn(case, tmp_path):
@@ -245,12 +257,13 @@ def test_what_there_is_is_drawn(case, tmp_path):
 
 def test_a_task_that_draws_its_own_data_takes_none(tmp_path):
     grid = Path(run.__file__).parents[2] / "examples/language_model/recall.yaml"
-    words = [grid, "--quick", "--only", "window", "--out", tmp_path, "--keep", tmp_path / "keep"]
+    out = tmp_path / "out.jsonl"
+    words = [grid, "--quick", "--only", "window", "--out", out, "--keep", tmp_path / "keep"]
     assert run.main([str(word) for word in words]) == 0
-    result = json.loads((tmp_path / "window@1.json").read_text())
+    result = results.read(out)["window@1"]
     assert [step for step, _ in result["curve"]] == [3]
     assert "data" not in result["command"]
-    (tmp_path / "window@1.json").unlink()
+    out.unlink()
     assert run.main([str(word) for word in words]) == 0  # what is kept is its own
 
 

@@ -5,7 +5,7 @@
 The command prints the corpus's scores, and these: nll, the mean of - log of the probability of all
 accepted answers together, in nats; nll_one, that of the answer listed last alone; where some
 questions have no answer, AvNA: how often the reader is right about whether there is one, in per
-cent. --out writes predictions.json and scores.json, for SQuAD 2.0 and for own questions without
+cent. And how many documents and questions are cut, and lose answers by that. --out writes predictions.json and scores.json, for SQuAD 2.0 and for own questions without
 answers also no_answer.json (--na-prob-file of SQuAD's script; a question whose probability of no
 answer is above --no-answer-threshold has none). Natural Questions is scored with the labels in its
 own files (--gold): all answers are written, with scores that can be compared with a threshold. For
@@ -80,10 +80,11 @@ def main(arguments: Sequence[str]) -> int:
     found = predict(loaded, args.split, corpus, others=others, **how_many)
     threshold = args.no_answer_threshold
     scores = score(found, gold=args.gold, no_answer_threshold=threshold)
+    cuts = {"documents": len(found.texts), **found.cuts}
     wanted = args.breakdown and found.gold  # which may be secret
     tables = breakdown(found, no_answer_threshold=threshold) if wanted else {}
     if args.out:
-        for name, content in {**found.files(), "scores.json": scores | tables}.items():
+        for name, content in {**found.files(), "scores.json": scores | cuts | tables}.items():
             text = json.dumps(content, ensure_ascii=False) + "\n"
             write_text("--out", args.out / name, text, makes_folder=True, **how)
         if tables:
@@ -91,13 +92,13 @@ def main(arguments: Sequence[str]) -> int:
 
             with whole_file("--out", args.out / "breakdown.png", **how) as path:
                 save(draw_breakdown(tables), path)
-    for name, value in scores.items():
-        print(f"{name:>40}  {value:.6g}")
+    for name, value in (scores | cuts).items():
+        print(f"{name:>43}  {value:.6g}")
     for title, rows in tables.items():
-        print(f"{title:>40}  {'questions':>9}  exact match     F1")
+        print(f"{title:>43}  {'questions':>9}  exact match     F1")
         for row, of in rows.items():
             shown = f"{of['questions']:9,}  {of['exact match']:11.1f}  {of['f1']:5.1f}"
-            print(f"{row:>40}  {shown}")
+            print(f"{row:>43}  {shown}")
     if not scores:
         print("no scores: " + ("no --gold" if found.gold else "the answers are secret"))
     return 0
