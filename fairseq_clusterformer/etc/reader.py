@@ -8,6 +8,7 @@ Shape letters: B batch, Q question tokens, N document tokens, G global tokens, S
 C candidates, D width.
 """
 
+import logging
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,6 +38,8 @@ from .global_tokens import (
     DocumentStructure,
 )
 from .lift import ETCModel, register_etc
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -227,6 +230,9 @@ class StructureHeads(nn.Module):
             nn.init.zeros_(head.bias)
         # all types are equally likely, and stay so if the data has no types
         nn.init.zeros_(self.answer_type.weight)
+        #: whether some question of the training had candidates
+        self.register_buffer("had_candidates", torch.tensor(False))
+        self.told = False  # that there were none
 
     def forward(self, reading: ETCReading, text_mask: Tensor) -> StructureLogits:
         """Logits of B documents; bool [B, N] is True where a short answer can begin and end."""
@@ -244,6 +250,11 @@ class StructureHeads(nn.Module):
         if self.supporting is not None:
             sentences = _chosen(self.supporting(of_global), types.eq(OF_SENTENCE))
         candidates = _chosen(self.candidate(of_global), types.eq(OF_CANDIDATE))
+        if candidates.size(1) and self.training:
+            self.had_candidates.fill_(True)
+        elif candidates.size(1) and not (self.told or self.had_candidates):
+            logger.warning("this reader was never trained on candidates: its choices are random")
+            self.told = True
         if not candidates.size(1):
             # workers of a distributed training expect a gradient, of 0, for each parameter
             of_types, candidates = of_types + candidates.sum(), None
@@ -255,6 +266,10 @@ class StructureHeads(nn.Module):
             sentences=sentences,
             candidates=candidates,
         )
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Called before a checkpoint is loaded: older ones do not say whether there were any."""
+        state_dict.setdefault(f"{name}.had_candidates", torch.tensor(True))
 
 
 def _chosen(logits: Tensor, chosen: Tensor) -> Tensor:

@@ -280,3 +280,20 @@ def test_padding_before_a_token_is_refused(part: str) -> None:
     inputs[f"{part}_tokens"][0, 1] = PAD
     with pytest.raises(ValueError, match=f"{part}_tokens: padding before a token"):
         model()(**inputs)
+
+
+@torch.no_grad()
+def test_a_reader_that_saw_no_candidates_says_so_once(caplog) -> None:
+    reader = model()
+    for _ in range(2):
+        reader(**given(2))
+    assert caplog.text.count("never trained on candidates") == 1
+    learned = model()
+    learned.train()(**given(2))
+    state, older = learned.state_dict(), reader.state_dict()
+    del older["heads.had_candidates"]
+    for tensors in (state, older):  # an older checkpoint does not know
+        reader = model()
+        reader.load_state_dict(tensors)
+        reader(**given(2))
+    assert caplog.text.count("never trained on candidates") == 1

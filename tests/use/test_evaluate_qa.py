@@ -69,6 +69,7 @@ def test_answers(corpus, answered, tmp_path, capsys):
     assert 5 < expected["f1"] < 95
     nll, nll_one = scores.pop("nll"), scores.pop("nll_one")
     assert nll_one > nll > 0
+    assert scores.pop("read")["documents cut"] == 0
     if corpus in ("2wiki",):  # from 0 to 1
         assert 100 * scores["em"] == pytest.approx(expected["exact_match"])
     else:
@@ -82,6 +83,18 @@ def test_answers(corpus, answered, tmp_path, capsys):
         printed["span_loss"] * ANSWERED.count("short") + printed["type_loss"] * len(data)
     ) / len(data)
     assert nll == pytest.approx(bits * math.log(2), abs=2e-3)
+
+
+def test_what_is_cut_is_said(answered, tmp_path, capsys):
+    """With the scores, on the screen and in the file; a document in windows is one, and whole."""
+    data = QAData(answered[0], "valid")
+    for more, cut in ((["--max-positions-inference", 30], sum(data.sizes > 30)), ([], 0)):
+        more = more or ["--max-positions-inference", 30, "--document-stride", 15]
+        out = tmp_path / str(cut)
+        assert run(answered, "text", "--out", out, *more) == 0
+        read_ = read(out, "scores.json")["read"]
+        assert (read_["documents"], read_["documents cut"]) == (len(data), cut)
+        assert f"documents cut  {cut}\n" in capsys.readouterr().out
 
 
 def test_breakdown(trained, tmp_path, capsys):
@@ -103,7 +116,7 @@ def test_breakdown(trained, tmp_path, capsys):
         assert lengths[name] == pytest.approx(
             {"questions": len(ids), "exact match": expected["exact"], "f1": expected["f1"]}
         )
-        assert f"{name:>40}  {len(ids):9,}" in printed
+        assert f"{name:>43}  {len(ids):9,}" in printed
     assert scores["by words of the question"].keys() == {"1 to 5"}
     assert scores["by question word"].keys() == {"other"}
     assert (tmp_path / "breakdown.png").read_bytes().startswith(b"\x89PNG")
@@ -191,7 +204,7 @@ def test_natural_questions(annotators, trained, tmp_path, capsys, caplog):
     capsys.readouterr()
     assert run(trained, "natural-questions", "--out", tmp_path) == 0
     assert "no scores: no --gold" in capsys.readouterr().out
-    assert read(tmp_path, "scores.json") == {}
+    assert read(tmp_path, "scores.json").keys() == {"read"}
 
 
 def test_answers_that_are_kept_secret(trained, tmp_path, capsys):

@@ -5,13 +5,14 @@
 The command prints the corpus's scores, and these: nll, the mean of - log of the probability of all
 accepted answers together, in nats; nll_one, that of the answer listed last alone; where some
 questions have no answer, AvNA: how often the reader is right about whether there is one, in per
-cent. And how many documents and questions are cut, and lose answers by that. --out writes predictions.json and scores.json, for SQuAD 2.0 and for own questions without
-answers also no_answer.json (--na-prob-file of SQuAD's script; a question whose probability of no
-answer is above --no-answer-threshold has none). Natural Questions is scored with the labels in its
-own files (--gold): all answers are written, with scores that can be compared with a threshold. For
-HotpotQA, 2WikiMultihopQA and bAbI, a reader with --supporting-facts (etc_reader) is also scored by
-the sentences that it says support its answers. Several readers answer as one, by the mean of
-their probabilities.
+cent; and how many documents and questions are cut, or lose answers by that. --out writes
+predictions.json and scores.json, for SQuAD 2.0 and for own questions without answers also
+no_answer.json (--na-prob-file of SQuAD's script; a question whose probability of no answer is
+above --no-answer-threshold has none). Natural Questions is scored with the labels in its own files
+(--gold): all answers are written, with scores that can be compared with a threshold. For HotpotQA,
+2WikiMultihopQA and bAbI, a reader with --supporting-facts (etc_reader) is also scored by the
+sentences that it says support its answers. Several readers answer as one, by the mean of their
+probabilities.
 """
 
 import json
@@ -80,11 +81,14 @@ def main(arguments: Sequence[str]) -> int:
     found = predict(loaded, args.split, corpus, others=others, **how_many)
     threshold = args.no_answer_threshold
     scores = score(found, gold=args.gold, no_answer_threshold=threshold)
-    cuts = {"documents": len(found.texts), **found.cuts}
+    read = {"documents": len(found.texts), **found.cuts}
     wanted = args.breakdown and found.gold  # which may be secret
     tables = breakdown(found, no_answer_threshold=threshold) if wanted else {}
     if args.out:
-        for name, content in {**found.files(), "scores.json": scores | cuts | tables}.items():
+        for name, content in {
+            **found.files(),
+            "scores.json": scores | {"read": read} | tables,
+        }.items():
             text = json.dumps(content, ensure_ascii=False) + "\n"
             write_text("--out", args.out / name, text, makes_folder=True, **how)
         if tables:
@@ -92,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
 
             with whole_file("--out", args.out / "breakdown.png", **how) as path:
                 save(draw_breakdown(tables), path)
-    for name, value in (scores | cuts).items():
+    for name, value in (scores | read).items():
         print(f"{name:>43}  {value:.6g}")
     for title, rows in tables.items():
         print(f"{title:>43}  {'questions':>9}  exact match     F1")
