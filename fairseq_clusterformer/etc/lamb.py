@@ -3,46 +3,34 @@
 fairseq's own ``lamb`` needs apex and a GPU.
 """
 
-from collections.abc import Callable
+from ast import literal_eval
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer, register_optimizer
-from omegaconf import II, OmegaConf
+from omegaconf import II
 
 from fairseq_clusterformer.models.options import option
 
 
 class Lamb(torch.optim.Optimizer):
     """Adam's update of each tensor x plus ``weight_decay * x``, scaled to the norm of x times the
-    learning rate; not scaled where one of both norms is 0. State is float32 or more.
-
-    Args:
-        params: parameters, or groups of them.
-        lr: learning rate.
-        betas: of the means of gradients and of their squares.
-        eps: added to the root of the mean square.
-        weight_decay: lambda.
-    """
+    learning rate; not scaled where one of both norms is 0. State is float32 or more."""
 
     def __init__(self, params: Any, lr: float, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0):
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable | None = None) -> Any:
-        """Update all parameters that have a gradient; returns what ``closure`` does."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:
+        """Update all parameters that have a gradient."""
         for group in self.param_groups:
             for x in group["params"]:
                 if x.grad is not None:
                     self._update(x, group)
-        return loss
 
     def _update(self, x: torch.Tensor, group: dict) -> None:
         state, gradient, (beta, beta_of_squares) = self.state[x], x.grad.float(), group["betas"]
@@ -54,8 +42,7 @@ class Lamb(torch.optim.Optimizer):
         mean.lerp_(gradient, 1 - beta)
         square.lerp_(gradient.square(), 1 - beta_of_squares)
         root = (square / (1 - beta_of_squares ** state["step"])).sqrt() + group["eps"]
-        update = mean / (1 - beta ** state["step"]) / root
-        update = update + group["weight_decay"] * x.float()
+        update = mean / (1 - beta ** state["step"]) / root + group["weight_decay"] * x.float()
         of_x, of_update = x.float().norm(), update.norm()
         trust = torch.where((of_x > 0) & (of_update > 0), of_x / of_update, 1.0)
         x.sub_((group["lr"] * trust * update).to(x.dtype))
@@ -83,7 +70,6 @@ class FairseqLamb(FairseqOptimizer):
     def optimizer_config(self) -> dict[str, Any]:
         """What overrides the options in a checkpoint."""
         cfg = self.cfg
-        rate = cfg.lr[0] if OmegaConf.is_list(cfg.lr) or isinstance(cfg.lr, list) else cfg.lr
-        betas = tuple(float(beta) for beta in cfg.lamb_betas.strip("()[] ").split(","))
-        known = {"lr": rate, "betas": betas, "eps": cfg.lamb_eps}
-        return known | {"weight_decay": cfg.weight_decay}
+        rate = cfg.lr[0] if isinstance(cfg.lr, Collection) else cfg.lr
+        how = {"betas": literal_eval(cfg.lamb_betas), "eps": cfg.lamb_eps}
+        return {"lr": rate, "weight_decay": cfg.weight_decay, **how}

@@ -7,7 +7,7 @@ import torch
 
 from fairseq_clusterformer.etc.lamb import Lamb
 from tests.cli.in_process import train
-from tests.cli.tasks import KEYPHRASES
+from tests.cli.topics import LINE
 
 
 def test_its_equations_by_loops():
@@ -42,7 +42,7 @@ def test_its_equations_by_loops():
 
 
 @pytest.mark.parametrize("more", ["", "--lamb-betas (0.8,0.9) --weight-decay 0.01"])
-def test_a_training(pages, tmp_path, more):
-    line = KEYPHRASES.replace("--optimizer adam", "--optimizer clusterformer_lamb")
-    run = train(pages, f"{line} {more} --max-update 12 --disable-validation", tmp_path)
+def test_a_training(sentences, tmp_path, more):
+    line = LINE.replace("--optimizer adam", "--optimizer clusterformer_lamb")
+    run = train(sentences, f"{line} {more} --max-update 12 --disable-validation", tmp_path)
     assert run.mean_loss(-1) < run.mean_loss(0)
