@@ -26,10 +26,17 @@ def test_a_library_of_another_struct_is_refused(wrong, monkeypatch):
     assert not library.can_run("shares", torch.zeros(1, 8))
 
 
-def test_a_field_of_another_type_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "step.cpp").write_text("struct Step {\n  int64_t a, b;\n  float c;\n};\n")
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("float c;", "c is of type float; allowed: pointers"),
+        ("double *a;", "a field of Step twice"),
+    ],
+)
+def test_a_field_that_cannot_be_filled_is_refused(fields, message, tmp_path, monkeypatch):
+    (tmp_path / "step.cpp").write_text(f"struct Step {{\n  int64_t a, b;\n  {fields}\n}};\n")
     monkeypatch.setattr(bind, "FOLDER", tmp_path)
-    with pytest.raises(ValueError, match="step.cpp: c is of type float; allowed: pointers"):
+    with pytest.raises(ValueError, match=f"step.cpp.*{message}"):
         bind._fields("step.cpp")
 
 

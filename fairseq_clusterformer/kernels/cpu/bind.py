@@ -58,6 +58,8 @@ def _fields(file: str, name: str | None = None) -> list[tuple[str, type]]:
                     f"{file}: {field} is of type {kind}; allowed: pointers, {', '.join(_TYPES)}"
                 )
             fields.append((field.lstrip("* "), of))
+    if len(dict(fields)) < len(fields):
+        raise ValueError(f"{file} has a field of {name} twice; allowed: once, scores.h included")
     return fields
 
 

@@ -11,7 +11,7 @@ struct Scores {
   Tensor x;                         // [batch, heads, tokens, E]
   const NUMBER *vectors, *offsets;  // [heads, K, E], [heads, K]
   const uint8_t* padding;           // [batch, length]
-  int64_t batch, heads, length, clusters, unit;
+  int64_t batch, heads, length, num_clusters, unit;
   double scale, smallest;  // of x that is not scaled to length 1; least norm that is divided by
 };
 
@@ -30,7 +30,7 @@ struct Strip {
   bool real[Q];
 
   explicit Strip(const Scores& of)
-      : of(of), K(of.clusters), vectors(K * P), offsets(K), scores(K * Q), unit(Q * P),
+      : of(of), K(of.num_clusters), vectors(K * P), offsets(K), scores(K * Q), unit(Q * P),
         columns(P * Q), d_unit(Q * P) {}
 
   void begin(int64_t new_row, int64_t new_head) {

@@ -302,7 +302,7 @@ void forward(const Scouting& p) {
 }
 
 void backward(const Scouting& p) {
-  const int64_t tasks = p.of.batch * p.of.heads, K = p.of.clusters;
+  const int64_t tasks = p.of.batch * p.of.heads, K = p.of.num_clusters;
   std::vector<Buffer<T>> parts;
   std::vector<T> d_mass(tasks * K), d_masses(p.of.heads * K, 0);
   for (int64_t task = 0; task < tasks; task++) parts.emplace_back(K * P);

@@ -154,7 +154,7 @@ void over_strips(const Shares& p, const Tasks& tasks, F f) {
 
 void forward(const Shares& p) {
   Tasks tasks(p.of);
-  const int64_t K = p.of.clusters;
+  const int64_t K = p.of.num_clusters;
   std::vector<Mass> masses;
   for (int64_t task = 0; task < tasks.count; task++) masses.emplace_back(K);
   over_strips(p, tasks, [&](Strips& strips, int64_t task, int64_t slot) {
@@ -182,7 +182,7 @@ void forward(const Shares& p) {
 
 void backward(const Shares& p) {
   Tasks tasks(p.of);
-  const int64_t K = p.of.clusters;
+  const int64_t K = p.of.num_clusters;
   std::vector<Buffer<T>> parts;
   for (int64_t task = 0; task < tasks.count; task++) parts.emplace_back(K * P);
   over_strips(p, tasks, [&](Strips& strips, int64_t task, int64_t slot) {

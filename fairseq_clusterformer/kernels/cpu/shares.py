@@ -43,7 +43,7 @@ class Scores(NamedTuple):
             "batch": batch,
             "heads": heads,
             "length": length,
-            "clusters": self.vectors.size(1),
+            "num_clusters": self.vectors.size(1),
             "unit": self.scale is None,
             "scale": 1.0 if self.scale is None else self.scale,
             "smallest": self.smallest,
