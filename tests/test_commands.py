@@ -50,8 +50,8 @@ NOT_RUN = {
     "clusterformer prepare qa (quasar-t|hotpotqa|natural-questions|wikihop) ": "the same, and "
     "RoBERTa's; tests/corpora",
     "clusterformer answer .* --serve": "ends when it is stopped; tests/serve",
-    "python -m scripts.(experiments.(run|distance|converted)|benchmarks)": "takes hours; "
-    "tests/experiments",
+    "python -m scripts.(experiments.run|benchmarks)": "takes hours; tests/experiments",
+    "python -m examples.(question_answering|language_model|efficiency)": "the same",
     "clusterformer prepare qa text raw/distance": "of what the line before makes",
     "torchrun .*--config-name hotpotqa": "asks for supporting sentences; test_etc_reader.py",
     "fairseq-train data-bin/quasar-t": "starts from RoBERTa's weights; tests/cli/test_roberta.py",

@@ -63,7 +63,7 @@ def test_paths_in_commands_exist():
     seen = 0
     for words in (words for page in PAGES for words in commands(page)):
         for word in words:
-            if word.startswith("scripts/") or re.fullmatch(r"examples/.*\.yaml", word):
+            if word.startswith("scripts/") or re.fullmatch(r"examples/.*\.(yaml|py)", word):
                 assert (ROOT / word).is_file(), words
                 seen += 1
         if "--config-name" in words:

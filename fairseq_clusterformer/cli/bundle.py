@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--max-words N", "so many words of it, the first ones (default: 50000)")
     about = 'a reader adds this to the score of "no answer" (default: as in training, 0)'
     add("--no-answer-bias B", about, type=finite)
-    about = "how often a reader is right, a file that scripts/experiments/folders.py wrote"
+    about = "how often a reader is right, a file that examples/question_answering/folders.py wrote"
     add("--calibration FILE", about)
     args = parser.parse_args(arguments)
     if args.max_words is not None and args.word_vectors is None:

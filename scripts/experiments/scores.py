@@ -283,7 +283,13 @@ class DistanceTask(AnswersTask):
     """Exact match for each distance between the two facts of a question."""
 
     def tests(self, place: Place) -> dict[str, list[str]]:
-        words = ["python", "-m", "scripts.experiments.distance", "score", place.checkpoint()]
+        words = [
+            "python",
+            "-m",
+            "examples.question_answering.distance",
+            "score",
+            place.checkpoint(),
+        ]
         options = {"data": place.trained_on, "json": place.folder / "distance.json"}
         return {"distance": [*words, *options_of(options)]}
 
@@ -341,7 +347,7 @@ class RecallTask(Task):
 
     def train(self, place: Place) -> list[str]:
         options = dict(place.run.options)
-        words = ["python", "-m", "scripts.experiments.recall", options.pop("kind")]
+        words = ["python", "-m", "examples.language_model.recall", options.pop("kind")]
         return words + options_of(options)
 
     def unshown(self, place: Place) -> dict:

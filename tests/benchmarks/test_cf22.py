@@ -5,7 +5,7 @@ from argparse import Namespace
 
 import pytest
 
-from scripts.benchmarks import cf22 as reproduce_efficiency
+from examples.efficiency import cf22 as reproduce_efficiency
 from scripts.benchmarks import common
 from scripts.benchmarks.contestants import CONTESTANTS, Clustered, Setting
 

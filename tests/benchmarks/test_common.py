@@ -2,7 +2,8 @@
 
 import pytest
 
-from scripts.benchmarks import attention, cf22, common, reader, training
+from examples.efficiency import cf22
+from scripts.benchmarks import attention, common, reader, training
 from scripts.benchmarks.common import CheckFailed, Unavailable
 
 XLQA = "--user-dir examples/xlqa"

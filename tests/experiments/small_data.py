@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from examples.question_answering import distance
 from openkp import prepare
 from openkp.tests.web_pages import pages_with_headings, write_pages
-from scripts.experiments import distance
 from tests.cli.tasks import write_stories
 from tests.corpora.commands import run, write, write_splits
 

@@ -8,11 +8,11 @@ import torch
 
 pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
+from examples.language_model import converted  # noqa: E402
+from examples.language_model.rivals import RIVALS  # noqa: E402
 from fairseq_clusterformer.attention.inspect import tokens_seen  # noqa: E402
 from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
 from fairseq_clusterformer.use.language_model import LanguageModel  # noqa: E402
-from scripts.experiments import converted  # noqa: E402
-from scripts.experiments.rivals import RIVALS  # noqa: E402
 from tests.conversion.dense import TEXT, llama  # noqa: E402
 from tests.documents.commands import run  # noqa: E402
 

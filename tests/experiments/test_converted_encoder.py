@@ -11,9 +11,9 @@ pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
 from transformers import BertForMaskedLM  # noqa: E402
 
+from examples.question_answering import converted_encoder  # noqa: E402
 from fairseq_clusterformer.attention.inspect import tokens_seen  # noqa: E402
 from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
-from scripts.experiments import converted_encoder  # noqa: E402
 from tests.documents.commands import run  # noqa: E402
 from tests.models.bert import folder_of  # noqa: E402
 

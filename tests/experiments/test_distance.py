@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from examples.question_answering import distance
 from fairseq_clusterformer.cli.prepare import qa as prepare_qa
 from fairseq_clusterformer.data.qa import QAData
-from scripts.experiments import distance
 
 TOLD = re.compile(r"(\w+) (?:(won)\.|went to (\w+)\.)")
 

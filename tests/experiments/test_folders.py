@@ -8,10 +8,10 @@ import re
 import numpy as np
 import pytest
 
+from examples.question_answering import folders
+from examples.question_answering.reader_data import DIVIDED, part_of
 from fairseq_clusterformer.documents.found import FEATURES, Weights
 from fairseq_clusterformer.documents.read import Reader
-from scripts.experiments import folders
-from scripts.experiments.reader_data import DIVIDED, part_of
 from tests.cli.towns import towns_data, towns_reader  # noqa: F401  fixtures
 
 

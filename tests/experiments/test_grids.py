@@ -19,7 +19,8 @@ from fairseq import checkpoint_utils, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 
-from scripts.experiments import recall, run
+from examples.language_model import recall
+from scripts.experiments import run
 from scripts.experiments.grids import FILES, load_grid, runs_of
 from scripts.experiments.programs import options_of
 from scripts.experiments.results import read

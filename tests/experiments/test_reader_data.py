@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.experiments import reader_data
+from examples.question_answering import reader_data
 
 WIKIPEDIA = {"train-v1.1", "new_wiki_v1.0"}
 WRITERS = {".gz": gzip.open, ".xz": lzma.open}

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
+from examples.language_model import recall as task
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.inspect import seen_keys
 from fairseq_clusterformer.attention.layout import recent_layouts
-from scripts.experiments import recall as task
 
 PAIRS, PAIRS_END, SYMBOLS, LENGTH = 8, 40, 16, 96  # the defaults
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from examples.language_model.rivals import BLOCK, RIVALS, Sight, few_keys
 from fairseq_clusterformer.clustering.kmeans import kmeans
-from scripts.experiments.rivals import BLOCK, RIVALS, Sight, few_keys
 
 SIGHT = Sight(near=8, sinks=2, clusters=5, probes=2, window=3)
 H, N, E = 2, BLOCK + 40, 4

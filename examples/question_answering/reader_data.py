@@ -1,7 +1,7 @@
 """The questions that ``reader-en`` learns from and is tested on, from files in SQuAD's format.
 
-    python -m scripts.experiments.reader_data DIR data/reader-en
-    python -m scripts.experiments.reader_data DIR data/reader-en-long --long
+    python -m examples.question_answering.reader_data DIR data/reader-en
+    python -m examples.question_answering.reader_data DIR data/reader-en-long --long
     clusterformer prepare qa text data/reader-en data-bin/reader-en \\
         --tokenizer MINILM/tokenizer.json
 
@@ -210,7 +210,7 @@ def short_splits(
 
 def main(argv: list[str] | None = None) -> int:
     """Write train.jsonl, valid.jsonl and test.jsonl, and say how many questions each has."""
-    parser = Parser(prog="python -m scripts.experiments.reader_data", description=__doc__)
+    parser = Parser(prog="python -m examples.question_answering.reader_data", description=__doc__)
     parser.add("dir DIR", "of the files")
     parser.add("out OUT", "the folder to make")
     parser.add("--long", "many paragraphs a document")

@@ -1,6 +1,6 @@
 """Folders of 30 articles with questions: what a reader finds in them, and its calibration.
 
-    F="python -m scripts.experiments.folders"; MORE="--encoder MINILM --index index"
+    F="python -m examples.question_answering.folders"; MORE="--encoder MINILM --index index"
     $F make DATA folders
     $F ask CHECKPOINT folders/valid-*.json --out valid.jsonl --passage 384 $MORE
     $F fit valid.jsonl --out calibration.json
@@ -34,10 +34,10 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import binom
 
+from examples.question_answering.reader_data import DIVIDED, part_of, read
 from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.documents.found import FEATURES, Weights
 from fairseq_clusterformer.metrics.answers import exact_match, f1
-from scripts.experiments.reader_data import DIVIDED, part_of, read
 
 FILES, QUESTIONS, NONE, FOLDERS, KEPT = 30, 60, 15, 4, 10
 
@@ -282,7 +282,7 @@ def _weights(path: Path | None) -> Weights:
 
 def main(argv: list[str] | None = None) -> int:
     """Make folders of many articles or of one, ask, fit or score."""
-    parser = Parser(prog="python -m scripts.experiments.folders", description=__doc__)
+    parser = Parser(prog="python -m examples.question_answering.folders", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     names = ("make", "whole", "runs", "ask", "fit", "score")
     made, alone, run, asked, fitted, scored = map(commands.add_parser, names)

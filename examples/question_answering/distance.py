@@ -4,10 +4,10 @@ A document says where several people went ("Sullivan went to Denmark.") and, man
 after, "Sullivan won." The question is where the winner went. A reader must find both facts,
 because the name that connects them is not in the question.
 
-    python -m scripts.experiments.distance make DEST --passages FILE...
+    python -m examples.question_answering.distance make DEST --passages FILE...
     clusterformer prepare qa text DEST DATA --sentencepiece-model DEST/sentencepiece.model
     python -m scripts.experiments.run GRID.yaml --data DATA --out RESULTS.jsonl
-    python -m scripts.experiments.distance score CHECKPOINT --data DATA
+    python -m examples.question_answering.distance score CHECKPOINT --data DATA
 
 `make` writes the questions of train, valid and test, with the sentences that support their answers
 (for etc_reader), and the model of the subwords that tokens are counted in. A question's id is the
@@ -192,7 +192,7 @@ def exact_match(checkpoint: Path, data: Path) -> dict[str, float]:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="python -m scripts.experiments.distance", description=__doc__)
+    parser = Parser(prog="python -m examples.question_answering.distance", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     scoring = commands.add_parser("score", help="exact match of a reader by distance")
     scoring.add_argument("checkpoint", metavar="CHECKPOINT", type=Path)

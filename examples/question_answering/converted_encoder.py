@@ -1,8 +1,8 @@
 """What a converted encoder loses: the states and the sentence vectors of long texts.
 
     clusterformer convert FOLDER clustered --text books.txt --max-positions 2048
-    python -m scripts.experiments.converted_encoder clustered/checkpoint.pt --dense FOLDER \\
-        --text more.txt --lengths 512 2048
+    python -m examples.question_answering.converted_encoder clustered/checkpoint.pt \\
+        --dense FOLDER --text more.txt --lengths 512 2048
 
 The dense model reads as long texts: its learned positions are repeated as those of the converted
 one are. Two others have its weights, too: windows, which show each query as many keys as the
@@ -114,7 +114,9 @@ def lines(results: dict[int, dict[str, dict[str, float]]]) -> Iterator[str]:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="python -m scripts.experiments.converted_encoder", description=__doc__)
+    parser = Parser(
+        prog="python -m examples.question_answering.converted_encoder", description=__doc__
+    )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="that convert wrote")
     add = parser.add_argument
     add("--dense", metavar="PATH", type=Path, required=True, help="what it was converted from")

@@ -1,6 +1,6 @@
 """Train one small model on recall from further away than a window reaches.
 
-    python -m scripts.experiments.recall near+gated --steps 5000 --cluster-temperature 0.2
+    python -m examples.language_model.recall near+gated --steps 5000 --cluster-temperature 0.2
     python -m scripts.experiments.run examples/language_model/recall.yaml --out RESULTS.jsonl
 
 KIND is an attention spec as --attention takes it; `near` is a window of 8. --task is:
@@ -378,7 +378,7 @@ def pairs_seen(seen_by_heads: list[Tensor], rows: Rows) -> tuple[float, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; a user's mistake is one line on stderr and status 1."""
-    parser = Parser(prog="python -m scripts.experiments.recall", description=__doc__)
+    parser = Parser(prog="python -m examples.language_model.recall", description=__doc__)
     parser.add_argument("kind", metavar="KIND")
     for field in fields(Setting)[1:]:
         types = {int: whole_number, type(None): float}

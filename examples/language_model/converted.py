@@ -1,7 +1,7 @@
 """What a converted language model loses: against its dense model, and against windows with sinks.
 
-    python -m scripts.experiments.converted clustered/checkpoint.pt --dense FOLDER --text FILE...
-    python -m scripts.experiments.converted CHECKPOINT --dense FOLDER --passkey 1000 4000
+    python -m examples.language_model.converted CHECKPOINT --dense FOLDER --text FILE...
+    python -m examples.language_model.converted CHECKPOINT --dense FOLDER --passkey 1000 4000
 
 The windows have the dense model's weights, and show each query as many keys as the converted model
 shows the head that sees most; `--windows` is a checkpoint in their place, such as one that was
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from torch import nn
 
+from examples.language_model.rivals import RIVALS, Sight, rival
 from fairseq_clusterformer.checkpoints.load import Loaded, load_checkpoint
 from fairseq_clusterformer.cli.common import Parser, check_file, whole_number
 from fairseq_clusterformer.conversion import as_checkpoint
@@ -33,7 +34,6 @@ from fairseq_clusterformer.outputs import write_aside
 from fairseq_clusterformer.use.breakdown import POSITION, REPEATS, Breakdown
 from fairseq_clusterformer.use.language_model import LanguageModel
 from fairseq_clusterformer.use.perplexity import compare, text_blocks
-from scripts.experiments.rivals import RIVALS, Sight, rival
 
 FILLER = (
     " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -155,7 +155,7 @@ def _table(title: str, rows: dict[str, dict]) -> Iterator[str]:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="python -m scripts.experiments.converted", description=__doc__)
+    parser = Parser(prog="python -m examples.language_model.converted", description=__doc__)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="that convert wrote")
     add, whole = parser.add_argument, {"metavar": "N", "type": whole_number}
     add("--dense", metavar="PATH", type=Path, required=True, help="what it was converted from")

@@ -1,7 +1,7 @@
 """ClusterFormer's measurements of time and memory (Wang et al., ACL 2022), run again.
 
-    python -m scripts.benchmarks.cf22 figures --json RESULT.json --plot RESULT.png
-    python -m scripts.benchmarks.cf22 table7 --max-length 5000
+    python -m examples.efficiency.cf22 figures --json RESULT.json --plot RESULT.png
+    python -m examples.efficiency.cf22 table7 --max-length 5000
 
 figures    training, inference and memory, N up to 2,000, batch 20   (section 4.6, figures 3 and 4)
 table4     training and memory for k = 5 to 500 clusters, N = 1,500, batch 64         (section 4.4)
@@ -235,7 +235,7 @@ def main(argv: list[str] | None = None) -> int:
         "--max-length": (None, "leave out longer texts"),
         "--batch": (None, "default: the paper's"),
     }
-    parser = common.make_parser("scripts.benchmarks.cf22", __doc__, numbers)
+    parser = common.make_parser("examples.efficiency.cf22", __doc__, numbers)
     parser.add_argument("experiment", choices=list(PICTURES), metavar="EXPERIMENT")
     parser.add_argument("--plot", type=Path, help="also draw time and memory here, as PNG")
     args = parser.parse_args(argv)
