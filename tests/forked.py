@@ -51,6 +51,7 @@ def _become(words: list[str], cwd: Path, env: dict[str, str], **files: Path) -> 
     status: object = 0
     try:
         os.setsid()
+        multiprocessing.set_start_method("fork", force=True)  # as Python begins with
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_APPEND | os.O_CREAT
