@@ -11,7 +11,10 @@ from .plain import documents
 
 @pytest.mark.parametrize(
     ("spec", "causal"),
-    [("neural(clusters=3)+gated(clusters=3,gap=4)", True), ("lsh+routing", False)],
+    [
+        ("neural(clusters=3)+gated(clusters=3,gap=4)", True),
+        pytest.param("lsh+routing", False, marks=pytest.mark.whole),
+    ],
 )
 def test_a_layer_is_one_graph(spec, causal):
     module = MultiheadAttention(
@@ -29,6 +32,7 @@ def test_a_layer_is_one_graph(spec, causal):
     torch._dynamo.reset()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("kind", "causal"), [("gated, sinks, gap", True), ("kmeans", True), ("kmeans, chunk", False)]
 )

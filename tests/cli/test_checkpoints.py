@@ -24,14 +24,16 @@ NEW = {
     *("centroids", "w_c.weight", "log_normalizer"),
     *("pending_log_mass", "pending_tokens", "updates"),
 }
+WHOLE = pytest.mark.whole
 RESUMED = [
-    ("lm", "--decoder-layers 4 --attention window*3,neural"),
-    ("lm", "--attention lsh+routing,window+gated --checkpoint-activations"),
+    ("lm", "--attention lsh+routing,window+gated,window,neural --decoder-layers 4"),
     (
         "lm",
         "--attention kmeans --kmeans-interval 2 --kmeans-bank-size 300 --checkpoint-activations",
     ),
-    ("lm", "--attention window+kmeans --kmeans-bank-size 300 --batch-size 80"),  # 4 an epoch
+    pytest.param(  # 4 an epoch
+        *("lm", "--attention window+kmeans --kmeans-bank-size 300 --batch-size 80"), marks=WHOLE
+    ),
     ("translation", ""),
     ("classifier", ""),
     (
@@ -40,7 +42,10 @@ RESUMED = [
         " --maximize-best-checkpoint-metric",
     ),
     ("bidaf", "--max-update 8"),
-    ("qanet", "--attention window+taught,kmeans --stochastic-depth 0.3 --max-update 8"),
+    pytest.param(
+        *("qanet", "--attention window+taught,kmeans --stochastic-depth 0.3 --max-update 8"),
+        marks=WHOLE,
+    ),
     ("etc", "--max-update 4"),
 ]
 

@@ -31,6 +31,7 @@ def line_of(task: str) -> str:
 
 LM = f"{line_of('lm')} --attention window+neural{LOSSES}"
 LINES = {"lm": LM, "translation": f"{line_of('translation')}{LOSSES} --lr 0.005"}
+WHOLE = pytest.mark.whole
 CLOSE = {"lm": {"rtol": 1e-5, "atol": 2e-6}, "translation": {"rtol": 1e-4, "atol": 5e-6}}
 
 
@@ -76,8 +77,7 @@ def in_two(run_cli: RunCli, data: Path, line: str, folder: Path, **how: bool) ->
 
 
 @pytest.mark.parametrize(
-    ("task", "torchrun"),
-    [("lm", True), ("lm", False), pytest.param("translation", True, marks=pytest.mark.whole)],
+    ("task", "torchrun"), [("lm", True), pytest.param("translation", False, marks=WHOLE)]
 )
 def test_two_processes(task, torchrun, double_batch, tmp_path, run_cli):
     """The checkpoint is read by the first and sent to the second."""
@@ -113,7 +113,7 @@ def test_two_processes_that_stop_go_on_with_the_banks_of_both(byte_data, tmp_pat
     [
         ("lm", f"--attention routing --max-update 3{LOSSES}"),
         # hidden parts are told from those of one worker, so none is hidden
-        ("etc", "--hide-parts 0 --max-update 6 --max-epoch 1"),
+        pytest.param("etc", "--hide-parts 0 --max-update 6 --max-epoch 1", marks=WHOLE),
     ],
 )
 def test_two_processes_from_scratch(task, options, request, tmp_path, run_cli):
@@ -129,7 +129,7 @@ def test_two_processes_from_scratch(task, options, request, tmp_path, run_cli):
     assert_equal_states(both, one, **CLOSE["lm"])
 
 
-@pytest.mark.parametrize("hidden", ["0.1", "0"])
+@pytest.mark.parametrize("hidden", ["0.1", pytest.param("0", marks=WHOLE)])
 def test_two_processes_pre_train_etc(hidden, sentences, tmp_path, run_cli):
     """Also where only one of them has a hidden part to tell."""
     line = TASKS["etc"][1].replace("--cpu --distributed-world-size 1", "--cpu")

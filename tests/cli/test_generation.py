@@ -22,12 +22,9 @@ PROMPTS = [b"The for stat", b"x", b"assert expr", b"class C:\n    def "]
 
 
 class TestGenerate:
-    def test_command_line(self, byte_data, checkpoint, run_cli):
-        run = run_cli(
-            *("fairseq-generate", byte_data, "--task", "language_modeling", "--cpu"),
-            *("--path", checkpoint, *BEAM.split(), "--batch-size", 4, "--nbest", 3),
-        )
-        lines = run.stdout.splitlines()
+    def test_every_hypothesis(self, byte_data, checkpoint, tmp_path):
+        line = f"{BEAM} --batch-size 4 --nbest 3"
+        lines = generate(byte_data, checkpoint, line, tmp_path)
         results, prompts = parse(lines), targets(lines)
         assert results.keys() == prompts.keys() == set(range(10))
         for number, hypotheses in results.items():
@@ -70,14 +67,10 @@ class TestInteractive:
 
     OPTIONS = f"--max-len-a 0 --max-len-b {LENGTH} --beam 3"
 
-    def test_command_line(self, byte_data, checkpoint, run_cli, prompts, capsys):
-        """Prompts on standard input, one by one; they go on as in a batch, though ragged there."""
-        run = run_cli(
-            *("fairseq-interactive", byte_data, "--task", "language_modeling", "--cpu"),
-            *("--path", checkpoint, *self.OPTIONS.split()),
-            stdin=prompts.read_text(),
-        )
-        alone = parse(run.stdout.splitlines())
+    def test_prompts(self, byte_data, checkpoint, prompts, capsys):
+        """One by one, they go on as in a batch, though ragged there."""
+        interactive(byte_data, checkpoint, self.OPTIONS, prompts)
+        alone = parse(capsys.readouterr().out.splitlines())
         for number, prompt in enumerate(PROMPTS):
             [(_, text, _)] = alone[number]
             assert text.split()[: len(prompt)] == encode(prompt)

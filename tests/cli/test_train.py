@@ -72,7 +72,7 @@ OPTIONS = {
         "--encoder-layerdrop 0.3 --decoder-layerdrop 0.3 --encoder-layers 4 --own-centroids"
         " --encoder-cluster-rule recent --encoder-normalize-before --decoder-normalize-before"
         " --checkpoint-activations",
-        "--encoder-attention lsh+routing,strided --decoder-attention neural,routing+lsh"
+        "--encoder-attention lsh+routing,strided --decoder-attention neural"
         " --decoder-cluster-rule leaking-chunk",
     ),
     "masked_lm": ("",),
