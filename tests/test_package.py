@@ -18,6 +18,8 @@ from setuptools import find_packages
 from fairseq_clusterformer.cli.main import COMMANDS
 from tests.conftest import REPO_ROOT
 from tests.packaging import build_wheel
+from tests.sizes import FILE as SIZES
+from tests.sizes import lines
 
 NAME = "fairseq_clusterformer"
 PACKAGE = REPO_ROOT / NAME
@@ -175,6 +177,14 @@ def test_files_name_no_place_of_their_own(repo_root):
             if forbidden.search(line):
                 found.append(f"{name}:{number}: {line.strip()[:120]}")
     assert found == []
+
+
+def test_what_is_over_its_agreed_size_does_not_grow():
+    if not (REPO_ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    for part, sizes in json.loads(SIZES.read_text()).items():
+        allowed = max(sizes["agreed"], sizes["was"])
+        assert lines(part) <= allowed, f"{part} has {lines(part)} lines; allowed: {allowed}"
 
 
 # What fairseq's command lines do with --user-dir, and what it found
