@@ -128,12 +128,6 @@ def every_causal_kind(**others):
     return _by(("kind",), [(kind,) for kind in CAUSAL], others)
 
 
-def every_causal_kind_once():
-    """By ``kind``: the first form of each."""
-    firsts = {family(name): name for name in reversed(CAUSAL)}
-    return pytest.mark.parametrize("kind", list(firsts.values()))
-
-
 def every_kind(**others):
     """By ``kind`` and ``causal``."""
     cases = [(kind, True) for kind in CAUSAL] + [(kind, False) for kind in BIDIRECTIONAL]
@@ -143,12 +137,6 @@ def every_kind(**others):
 def every_causal_kind_and_kernel(**others):
     """By ``impl`` and ``kind``."""
     return _by(("impl", "kind"), _and_kernel(CAUSAL, CAUSAL_BY_TRITON), others)
-
-
-def every_bidirectional_kind_and_kernel(**others):
-    """By ``impl`` and ``kind``."""
-    cases = _and_kernel(BIDIRECTIONAL, BIDIRECTIONAL_BY_TRITON)
-    return _by(("impl", "kind"), cases, others, causal=False)
 
 
 def every_kind_and_kernel(**others):
@@ -162,8 +150,8 @@ def _and_kernel(kinds, by_triton) -> list[tuple[str, str]]:
     return [("blocks", kind) for kind in kinds] + [("triton", kind) for kind in by_triton]
 
 
-def _by(names: tuple[str, ...], cases: list[tuple], others: dict[str, list], causal: bool = True):
-    rest = [_is_of_the_matrix(case, causal) for case in cases]
+def _by(names: tuple[str, ...], cases: list[tuple], others: dict[str, list]):
+    rest = [_is_of_the_matrix(case) for case in cases]
     for name, values in others.items():
         names, cases = (*names, name), spread(cases, rest, values)
     marks = [[pytest.mark.matrix] if of_matrix else [] for of_matrix in rest]
@@ -171,9 +159,9 @@ def _by(names: tuple[str, ...], cases: list[tuple], others: dict[str, list], cau
     return pytest.mark.parametrize(names, cases, ids=_id)
 
 
-def _is_of_the_matrix(case: tuple, causal: bool) -> bool:
+def _is_of_the_matrix(case: tuple) -> bool:
     """Whether a case is left out by default."""
-    name, forms = _name(case), CAUSAL if causal and False not in case else BIDIRECTIONAL
+    name, forms = _name(case), BIDIRECTIONAL if False in case else CAUSAL
     return "triton" in case or name != [form for form in forms if family(form) == family(name)][-1]
 
 

@@ -102,7 +102,7 @@ def drawn(number: int, seed: int) -> list[tuple[Path, int]]:
 
 
 def tests_of(path: Path) -> list[list[str]]:
-    """Files of tests: first those that name the module, then those of its folder."""
+    """Files of tests, run in turn: first those that name the module, then its folder's."""
     inner = path.relative_to(ROOT / PACKAGE).with_suffix("")
     dotted = ".".join([PACKAGE, *inner.parts]).removesuffix(".__init__")
     parent, _, name = dotted.rpartition(".")
@@ -112,11 +112,12 @@ def tests_of(path: Path) -> list[list[str]]:
         names = dotted in text or f"from {parent} import" in text and name in text
         mirrored = test.stem == f"test_{name}" or test.parent.name == name
         if names or mirrored:
-            first.append(place)
+            first.append((not mirrored, len(text), place))
         elif inner.parts[0] in test.parts or test.name in TOGETHER.get(inner.parts[0], ()):
             rest.append(place)
+    named = [place for *_, place in sorted(first)]
     cli = [str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("tests/cli/test_*.py"))]
-    return [first, rest, [place for place in cli if place not in first + rest]]
+    return [*([place] for place in named), rest, [p for p in cli if p not in named + rest]]
 
 
 class Broken(SourceFileLoader):

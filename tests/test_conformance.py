@@ -9,17 +9,14 @@ from fairseq_clusterformer.attention import Batch, MultiheadAttention, parse_lay
 from fairseq_clusterformer.attention.inspect import tokens_seen
 
 from .kinds import (
-    BIDIRECTIONAL,
     CLUSTERS,
     HEADS,
     OWN_KEY_LAST,
     WIDTH,
     WINDOW,
     build,
-    every_bidirectional_kind_and_kernel,
     every_causal_kind,
     every_causal_kind_and_kernel,
-    every_causal_kind_once,
     every_kind,
     every_kind_and_kernel,
     family,
@@ -43,36 +40,37 @@ def cuts(impl: str, first: int) -> tuple[list[int], torch.Tensor]:
 
 
 @every_causal_kind_and_kernel()
-def test_the_future_changes_nothing(impl, kind):
-    module = build(kind, impl=impl, causal=True)
-    places, later = cuts(impl, 0)
-    x = inputs(batch=len(places))
-    edited = torch.where(later.unsqueeze(-1), torch.randn_like(x), x)
-    before, after = module(x)[0], module(edited)[0]
-    torch.testing.assert_close(after[~later], before[~later], rtol=0, atol=1e-12)
-    for row, t in enumerate(places):
-        assert not torch.allclose(after[row, t:], before[row, t:])
-
-
-@every_causal_kind_and_kernel()
-def test_no_gradient_flows_from_the_past_to_the_future(impl, kind):
+def test_no_token_sees_a_later_one(impl, kind):
+    """By its outputs, its gradients and in training: what is drawn is drawn by position."""
     module = build(kind, impl=impl, causal=True)
     places, later = cuts(impl, 1)
     x = inputs(batch=len(places)).requires_grad_()
-    (gradient,) = torch.autograd.grad(module(x)[0][~later].square().sum(), x)
+    edited = torch.where(later.unsqueeze(-1), torch.randn_like(x), x)
+    before, after = module(x)[0], module(edited)[0]
+    torch.testing.assert_close(after[~later], before[~later], rtol=0, atol=1e-12)
+    (gradient,) = torch.autograd.grad(before[~later].square().sum(), x)
     assert gradient[later].abs().max() == 0
     for row, t in enumerate(places):
+        assert not torch.allclose(after[row, t:], before[row, t:])
         assert gradient[row, :t].abs().max() > 0
+    outputs, half = [], LENGTH // 2
+    edited = torch.cat([x[:2, :half], torch.randn_like(x[:2, half:])], dim=1)
+    for text in (x[:2], edited):
+        torch.manual_seed(3)
+        outputs.append(module.train()(text)[0][:, :half])
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-12)
 
 
-@every_causal_kind_and_kernel()
-def test_a_change_of_the_past_is_seen(impl, kind):
-    """Guards the tests above: an attention that sees nothing would pass them."""
-    module = build(kind, impl=impl, causal=True, clusters=1, window=whole(kind, LENGTH))
+@every_kind_and_kernel()
+def test_what_may_be_seen_is_seen(impl, kind, causal):
+    """Guards the test above: an attention that sees nothing would pass it."""
+    module = build(kind, impl=impl, causal=causal, clusters=1, window=whole(kind, LENGTH))
     x = inputs()
-    edited = x.clone()
-    edited[:, 0] += 1
-    assert not torch.allclose(module(x)[0][:, -1], module(edited)[0][:, -1], atol=1e-8)
+    for changed, seeing in ((0, -1), (-1, 0)):
+        edited = x.clone()
+        edited[:, changed] += 1
+        same = torch.allclose(module(x)[0][:, seeing], module(edited)[0][:, seeing], atol=1e-8)
+        assert same == (causal and changed == -1)
 
 
 @every_causal_kind()
@@ -119,35 +117,21 @@ def test_padding_is_never_seen(impl, kind, causal, extra):
 
 @every_kind_and_kernel()
 def test_a_row_is_the_same_alone_and_in_a_batch(impl, kind, causal):
+    """One that is padding alone is finite, and a lone token attends to itself."""
     module = build(kind, impl=impl, causal=causal)
     lengths = [LENGTH, 11, 1, 0, 4]
-    x = inputs(batch=len(lengths))
-    mask = pads(lengths, LENGTH, "right")
-    together, _ = module(x, mask)
+    x = inputs(batch=len(lengths)).requires_grad_()
+    together, reports = module(x, pads(lengths, LENGTH, "right"))
     for row, length in enumerate(lengths):
         if length:
             alone, _ = module(x[row : row + 1, :length])
             torch.testing.assert_close(together[row, :length], alone[0], rtol=0, atol=1e-12)
-
-
-@every_kind_and_kernel()
-def test_a_batch_of_padding_alone_is_finite(impl, kind, causal):
-    module = build(kind, impl=impl, causal=causal)
-    x = inputs().requires_grad_()
-    out, reports = module(x, torch.ones(3, LENGTH, dtype=torch.bool))
-    sum(losses_of(reports), out.square().sum()).backward()
-    assert torch.isfinite(x.grad).all()
-    for parameter in module.parameters():
-        assert parameter.grad is None or torch.isfinite(parameter.grad).all()
-
-
-@every_kind_and_kernel()
-def test_one_token(impl, kind, causal):
-    module = build(kind, impl=impl, causal=causal)
-    x = inputs(length=1)
-    out, _ = module(x)
-    expected = module.out_proj(module.v_proj(x))  # a lone token attends to itself
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+    lone = module.out_proj(module.v_proj(x[2, :1]))
+    torch.testing.assert_close(together[2, :1], lone, rtol=0, atol=1e-12)
+    nothing, of_nothing = module(x, torch.ones(5, LENGTH, dtype=torch.bool))
+    sum(losses_of([*reports, *of_nothing]), (together + nothing).square().sum()).backward()
+    for tensor in (x, *module.parameters()):
+        assert tensor.grad is None or torch.isfinite(tensor.grad).all()
 
 
 @every_kind_and_kernel()
@@ -175,10 +159,14 @@ def test_wide_windows_and_one_cluster_are_dense_attention(impl, kind, causal):
 
 
 @every_kind_and_kernel(dtype=HALF)
-def test_large_logits_stay_finite_in_half_precision(impl, kind, causal, dtype):
-    module = build(kind, impl=impl, causal=causal, dtype=torch.float32).to(dtype)
+def test_half_precision(impl, kind, causal, dtype):
+    """Logits near +-1e4 are finite; moving averages keep their bits."""
+    module = build(kind, impl=impl, causal=causal, dtype=torch.float32)
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    for name, buffer in module.to(dtype).named_buffers():
+        assert torch.equal(buffer, before[name]), name
     x = inputs(dtype=dtype)
-    with torch.no_grad():  # logits near +-1e4
+    with torch.no_grad():
         module.q_proj.weight.mul_(100.0)
         module.k_proj.weight.mul_(100.0)
     x.requires_grad_()
@@ -193,42 +181,29 @@ def test_large_logits_stay_finite_in_half_precision(impl, kind, causal, dtype):
             assert field is None or field.dtype == expected
 
 
-@every_causal_kind()
-def test_training_is_causal(kind):
-    """Exploration and drawn rotations included: what is drawn is drawn by position."""
-    module = build(kind, causal=True).train()
-    x = inputs()
-    edited = x.clone()
-    edited[:, LENGTH // 2 :] = torch.randn_like(edited[:, LENGTH // 2 :])
-    outputs = []
-    for text in (x, edited):
-        torch.manual_seed(3)
-        outputs.append(module(text)[0][:, : LENGTH // 2])
-    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-12)
-
-
-@every_kind()
-def test_training_observes_and_learns(kind, causal):
-    """In training mode, dropout included, everything that is learned by gradient has one, and
-    what a batch shows changes nothing before it is committed."""
-    module = build(kind, causal=causal, of={"dropout": 0.3}).train()
+@every_kind(precision=[None, torch.bfloat16, torch.float16])
+def test_training_observes_and_learns(kind, causal, precision):
+    """With dropout, hooks of modules, and inside autocast, where some call the backward pass as
+    well: all that is learned by gradient has one, and what a batch shows changes nothing before it
+    is committed."""
+    dtype = torch.float64 if precision is None else torch.float32
+    module = build(kind, causal=causal, dtype=dtype, of={"dropout": 0.3})
+    x = inputs(dtype=dtype).requires_grad_()
+    assert torch.equal(module(x)[0], module(x)[0])
+    module.train()
+    assert not torch.equal(module(x)[0], module(x)[0])
+    for part in module.modules():  # as fairseq's search for the module whose output is NaN does
+        part.register_backward_hook(lambda *_: None)
     buffers = {name: b.clone() for name, b in module.named_buffers()}
-    out, reports = module(inputs())
-    sum(losses_of(reports), out.square().sum()).backward()
+    with torch.autocast("cpu", dtype=precision, enabled=precision is not None):
+        out, reports = module(x)
+        sum(losses_of(reports), out.double().square().mean()).backward()
+    assert torch.isfinite(x.grad).all()
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
     for name, buffer in module.named_buffers():
         torch.testing.assert_close(buffer, buffers[name], rtol=0, atol=0, msg=name)
-
-
-@every_causal_kind_once()
-@torch.no_grad()
-def test_dropout_is_of_training_alone(kind):
-    module, x = build(kind, causal=True, of={"dropout": 0.5}), inputs()
-    assert torch.equal(module(x)[0], module(x)[0])
-    module.train()
-    assert not torch.allclose(module(x)[0], module(x)[0])
 
 
 @every_causal_kind()
@@ -257,27 +232,6 @@ def test_a_window_is_of_as_many_keys_in_every_kind(kind):
         most = router.window + max(router.gap, 1) - 1 + router.sinks
         # One that counts only where nothing else is seen is seen by the first token alone.
         assert of_kind.sum(-1).max() == most - (router.self_key == "fallback")
-
-
-@every_kind(dtype=HALF)
-def test_trains_inside_autocast(kind, causal, dtype):
-    """Losses and the backward pass included, where some call it inside as well."""
-    module = build(kind, causal=causal, dtype=torch.float32).train()
-    x = inputs(dtype=torch.float32).requires_grad_()
-    with torch.autocast("cpu", dtype=dtype):
-        out, reports = module(x)
-        (out.float().square().mean() + sum(losses_of(reports))).backward()
-    assert torch.isfinite(x.grad).all()
-    for name, parameter in module.named_parameters():
-        assert parameter.grad is None or torch.isfinite(parameter.grad).all(), name
-
-
-@every_causal_kind(dtype=HALF)
-def test_moving_averages_keep_their_bits_in_half_precision(kind, dtype):
-    module = build(kind, causal=True, dtype=torch.float32)
-    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    for name, buffer in module.to(dtype).named_buffers():
-        assert torch.equal(buffer, before[name]), name
 
 
 @every_kind()
@@ -319,25 +273,6 @@ def test_heads_of_several_kinds_compute_what_they_would_alone():
     torch.testing.assert_close(mixed(x)[0], alone + mixed.out_proj.bias, rtol=0, atol=1e-12)
 
 
-@every_bidirectional_kind_and_kernel()
-def test_an_encoder_sees_both_sides(impl, kind):
-    module = build(kind, impl=impl, causal=False, window=whole(kind, LENGTH), clusters=1)
-    x = inputs()
-    edited = x.clone()
-    edited[:, -1] += 1
-    assert not torch.allclose(module(x)[0][:, 0], module(edited)[0][:, 0], atol=1e-8)
-
-
-@every_kind()
-def test_hooks_of_modules_run(kind, causal):
-    """As fairseq's search for the module whose output is NaN adds them."""
-    module = build(kind, causal=causal).train()
-    for part in module.modules():
-        part.register_backward_hook(lambda *_: None)
-    out, _ = module(inputs())
-    out.sum().backward()
-
-
 def test_the_leaking_rule_leaks_and_cannot_generate():
     kinds = parse_layer("neural(rule=leaking-chunk)", window=WINDOW, clusters=CLUSTERS)
     module = MultiheadAttention(WIDTH, HEADS, kinds=kinds, causal=True)
@@ -368,10 +303,3 @@ def test_the_leaking_rule_leaks_and_cannot_generate():
 def test_what_does_not_belong_is_refused(causal, spec, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         MultiheadAttention(WIDTH, HEADS, kinds=spec, causal=causal)
-
-
-@pytest.mark.parametrize("kind", BIDIRECTIONAL)
-def test_what_sees_later_tokens_cannot_step(kind):
-    module = build(kind, causal=False)
-    with pytest.raises(ValueError, match="cannot decode step by step, for it sees later tokens"):
-        module.step(inputs(length=1), {})

@@ -51,17 +51,6 @@ def test_against_every_pair(longest: int, length: int, top: int, in_words: bool)
         assert found == expected[:top]
 
 
-def test_other_shapes() -> None:
-    start, end, paragraph = draw(2, 3, 11)
-    together = best_spans(start, end, paragraph, max_length=4, top=3)
-    for i, j in itertools.product(range(2), range(3)):
-        alone = best_spans(start[i, j], end[i, j], paragraph[i, j], max_length=4, top=3)
-        for mine, theirs in zip(together, alone, strict=True):
-            assert torch.equal(mine[i, j], theirs)
-    nothing = best_spans(*draw(2, 0), max_length=4)
-    assert [x.shape for x in nothing] == [(2, 0)] * 3
-
-
 def test_no_span_at_all() -> None:
     start, end, paragraph = draw(1, 9)
     for barred in (torch.full_like(end, -torch.inf), torch.full_like(end, torch.nan)):

@@ -78,14 +78,6 @@ def test_a_title_above_a_supporting_sentence_may_be_the_answer() -> None:
         )
 
 
-def test_what_a_sentence_is() -> None:
-    assert DOCUMENT.sentence_of(8).tolist() == [-1, 0, 0, 1, 1, -1, 2, 2]
-    assert [DOCUMENT.sentence(number) for number in range(3)] == [(0, 0), (0, 1), (1, 0)]
-    assert [DOCUMENT.sentence_text(number) for number in range(3)] == ["A.", "B.", "C."]
-    empty = Document(["A."], torch.tensor([0]), torch.zeros(2, 3), torch.tensor([[1, 1]]))
-    assert empty.sentence_text(0) == ""
-
-
 def test_candidates() -> None:
     """Their text is the answer, wherever they stand; one of them stands nowhere."""
     mentions = torch.tensor([[0, 6, 7], [2, 3, 4], [2, 1, 2]])

@@ -9,8 +9,7 @@ from fairseq_clusterformer.attention import attention_kinds
 from tests.cli.expected import last_line
 from tests.cli.in_process import CLUSTERFORMER, HERE, RESET, train, validate
 from tests.cli.sentence_data import binarize
-from tests.cli.tasks import TASKS, last
-from tests.cli.towns import vectors
+from tests.cli.tasks import TASKS
 from tests.conftest import RunCli
 
 #: of each task; tests/attention/test_spec.py has more of --attention and its options
@@ -223,12 +222,6 @@ class TestData:
         with pytest.raises(ValueError, match="line 17 is '<unk>'; allowed: one label of .*: "):
             train(data, TASKS["classifier"][1], tmp_path)
 
-    def test_supporting_facts_that_the_data_has_not(self, qa_data, tmp_path):
-        message = "--supporting-facts is given: train of .* has none within --max-positions 5000; "
-        line = f"{TASKS['etc_reader'][1]} --supporting-facts --max-question-positions 16"
-        with pytest.raises(ValueError, match=message):
-            train(qa_data, line, tmp_path)
-
     @pytest.mark.parametrize(
         ("line", "message"),
         [
@@ -275,15 +268,6 @@ def test_word_vectors(content, message, train_task, tmp_path):
     assert f"--word-vectors is {path}: {message}" in last_line(caught.value)
 
 
-@pytest.mark.usefixtures("no_update")
-def test_word_vectors_of_another_width(train_task, tmp_path):
-    path = vectors(tmp_path, ["b"], 9)
-    message = f"--word-vectors is {path}: line 1 has 9 numbers; allowed: a word and 8 numbers"
-    with pytest.raises(ValueError, match="allowed") as caught:
-        train_task("bidaf", f"--word-vectors {path}")
-    assert message in last_line(caught.value)
-
-
 class TestCommandLine:
     """The promise itself: the last line that is printed, and the exit status."""
 
@@ -300,12 +284,3 @@ class TestCommandLine:
             "ValueError: --attention is nueral: unknown kind 'nueral'; "
             f"allowed: {', '.join(attention_kinds())}"
         )
-
-    def test_what_leaks_in_interactive(self, run_cli, byte_data, train_task, tmp_path):
-        train_task("lm", "--max-update 1 --attention neural --cluster-rule leaking-chunk")
-        (tmp_path / "prompt").write_text("116 104 101\n")
-        words = ["--path", last(tmp_path), "--task", "language_modeling", "--cpu"]
-        words += ["--input", tmp_path / "prompt"]
-        line = self.run(run_cli, "fairseq-interactive", byte_data, *words)
-        assert "the cluster rule is 'leaking-chunk'" in line
-        assert "allowed: " in line

@@ -22,7 +22,6 @@ from tests.cli.in_process import (
 from tests.cli.tasks import MASKED, last
 
 LEARNED = "--max-update 45 --validate-interval 3 --lr 0.005 --no-epoch-checkpoints"
-BEST = "--best-checkpoint-metric map --maximize-best-checkpoint-metric"
 TASK = "--task clusterformer_sentence --valid-subset test"
 
 
@@ -49,11 +48,6 @@ class TestTrain:
         line = f"{CLASSIFICATION} {LEARNED} --pair-form {form} --pooling {pooling}"
         run = train(pair_data, line, tmp_path)
         assert valid_accuracy(run, 3) > 0.85
-
-    def test_truncated(self, text_data, tmp_path):
-        run = train(text_data, f"{CLASSIFICATION} --max-positions 6 --truncate-sequence", tmp_path)
-        assert len(run.updates) == 6
-        assert max(update["ntokens"] for update in run.updates) <= 16 * 6
 
 
 class TestValidate:
@@ -96,12 +90,6 @@ class TestValidate:
         assert printed["map"] == pytest.approx(np.mean(precisions), abs=0.000051)
         assert printed["mrr"] == pytest.approx(np.mean(reciprocals), abs=0.000051)
 
-    def test_best_checkpoint(self, pair_data, ranker):
-        """What training compares checkpoints by is what fairseq-validate prints."""
-        best = load_state(ranker)["extra_state"]["best"]
-        line = TASK.replace("test", "valid")
-        assert validate(pair_data, ranker, line, "--batch-size", 5)["map"] == best
-
     def test_meters_do_not_pile_up(self, pair_data, tmp_path):
         train(pair_data, f"{CLASSIFICATION} --validate-interval-updates 2", tmp_path)
         meters = dict((entry[1], entry[3]) for entry in _meters(last(tmp_path))["valid"])
@@ -137,15 +125,6 @@ class TestWordVectors:
         model, _ = load_model(last(tmp_path), text_data)
         torch.testing.assert_close(model.encoder.embed_tokens.weight[places], trained)
 
-    def test_trained(self, text_data, tmp_path):
-        vectors = self.write(tmp_path / "vectors.txt")
-        runs = [
-            train(text_data, self.LINE, tmp_path / str(lr), "--word-vectors", vectors, "--lr", lr)
-            for lr in (0, 0.01)
-        ]
-        still, moved = (run.model.encoder.embed_tokens.weight for run in runs)
-        assert (still - moved).abs().max() > 0.005
-
 
 class TestPretrained:
     LINE = f"{CLASSIFICATION} --max-update 1 --lr 0 --optimizer sgd"
@@ -164,24 +143,6 @@ class TestPretrained:
             "4 tensors starting anew",
         ]
         assert len(run.updates) == 1
-
-    def test_clusters_start_anew_from_a_dense_checkpoint(self, text_data, tmp_path):
-        line = f"{MASKED} --encoder-attention full --max-update 1"
-        train(text_data / "input0", line, tmp_path / "dense")
-        path = last(tmp_path / "dense")
-        train(text_data, self.LINE, tmp_path, "--pretrained-checkpoint", path)
-        given, now = load_state(path)["model"], load_state(last(tmp_path))["model"]
-        assert {n.split(".")[-3] for n in now if "routers" in n and n not in given} == {
-            "clustering"
-        }
-        name = "encoder.layers.1.fc1.weight"
-        assert torch.equal(given[name], now[name])
-
-    def test_of_another_classifier(self, text_data, classifier, tmp_path):
-        train(text_data, self.LINE, tmp_path, "--pretrained-checkpoint", classifier)
-        given, now = load_state(classifier)["model"], load_state(last(tmp_path))["model"]
-        same = {name.split(".")[0] for name in now if torch.equal(given[name], now[name])}
-        assert same == {"encoder", "vocabulary"}
 
 
 def test_etc_lifts_a_dense_model(text_data, tmp_path):

@@ -18,7 +18,7 @@ from fairseq_clusterformer.checkpoints import load
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.conversion import layers, reading
-from fairseq_clusterformer.conversion.fit import calibrate, fit
+from fairseq_clusterformer.conversion.fit import fit
 from fairseq_clusterformer.conversion.model import target_of
 from fairseq_clusterformer.errors import UserError
 from tests.cli.in_process import (
@@ -153,10 +153,11 @@ class TestWhatTakesIt:
         assert main(["perplexity", *map(str, words)]) == 0
         assert "stepwise perplexity" in capsys.readouterr().out
 
-    @pytest.mark.parametrize("option", ["--finetune-from-model", "--restore-file"])
-    def test_training_goes_on(self, option, converted, byte_data, tmp_path):
+    def test_training_goes_on(self, converted, byte_data, tmp_path):
         spec = json.loads((converted / "convert.json").read_text())["attention"]["decoder"]
-        line = f"{CLUSTERFORMER} --lr 0 {option} {converted / 'checkpoint.pt'} --max-update 2"
+        line = (
+            f"{CLUSTERFORMER} --lr 0 --restore-file {converted / 'checkpoint.pt'} --max-update 2"
+        )
         run = train(byte_data, line, tmp_path, "--attention", spec)
         assert len(run.updates) == 2
         assert run.updates[0]["routing_loss"] != 0
@@ -197,25 +198,6 @@ class TestWhatTakesIt:
         assert (found - load_checkpoint(checkpoint).model(tokens)[0]).abs().max() > 0.01
         again = train(byte_data, f"{line} --max-update 5", tmp_path, *words)
         assert len(again.updates) == 2
-
-
-def test_normalizers_are_of_the_routers_as_they_are_fitted(
-    dense_checkpoint, tmp_path, monkeypatch
-):
-    given = []
-
-    def listen(dense: nn.Module, routers: list, batches: list[Path]) -> None:
-        calibrate(dense, routers, batches)
-        given.append((dense, routers, [Path(shutil.copy(file, tmp_path)) for file in batches]))
-
-    monkeypatch.setattr(layers, "calibrate", listen)
-    assert convert(dense_checkpoint, tmp_path / "out", "--attention", TAUGHT, *FAST.split()) == 0
-    _, routers, _ = given[-1]
-    found = [pupil.router.normalizer.log_normalizer.clone() for pupil in routers]
-    calibrate(*given[-1])
-    assert found
-    for before, pupil in zip(found, routers, strict=True):
-        torch.testing.assert_close(before, pupil.router.normalizer.log_normalizer)
 
 
 def test_a_run_that_was_stopped_goes_on(converted, dense_checkpoint, tmp_path, monkeypatch):
@@ -293,20 +275,6 @@ def words_of(capsys: pytest.CaptureFixture) -> list[str]:
     return [*words[:at], *words[at + 2 :], *HERE.split()]
 
 
-def test_a_translator(dense_translator, parallel_data, tmp_path, capsys):
-    """One side as asked for, the other by what its heads do."""
-    words = f"{FAST} --near-window 2 --far-window 2 --clusters 2 --window-below 0"
-    words += " --gen-subset valid --encoder-attention window(3)+neural(clusters=3)"
-    assert convert(dense_translator, tmp_path / "out", *words.split()) == 0
-    heads = json.loads((tmp_path / "out" / "convert.json").read_text())["heads"]
-    kinds = {(head["side"], head["kind"]) for head in heads}
-    assert kinds == {("encoder", "window"), ("encoder", "neural"), ("decoder", "taught")}
-    loaded = load_checkpoint(tmp_path / "out" / "checkpoint.pt")
-    assert loaded.cfg.model._name == "clusterformer"
-    run = train(parallel_data, "", tmp_path / "on", *words_of(capsys), "--max-update", 1)
-    assert len(run.updates) == 1
-
-
 def test_a_classifier(text_data, tmp_path, capsys):
     train(text_data, f"{CLASSIFICATION} --encoder-attention full --max-update 1", tmp_path)
     words = f"{FAST} --near-window 2 --far-window 2 --clusters 2 --max-positions 600 --updates 1"
@@ -328,9 +296,6 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            ("--attention neurall", "--attention is neurall: unknown kind 'neurall'; allowed: "),
-            ("--attention window+full+lsh", "4 heads do not divide among the 3 kinds"),
-            ("--attention gated(1)", "--attention-window is 1; allowed: 2 or more"),
             (
                 "--attention taught(routes_by=heads)",
                 "--routes-by is heads: such a router cannot be fitted; allowed: input",
@@ -342,13 +307,10 @@ class TestBadInput:
             ("--encoder-attention full", "--encoder-attention is full: there is no encoder; "),
             ("--max-positions 8", "--max-positions is 8; allowed: 64 or more"),
             ("--tokens-per-sample 99", "--tokens-per-sample is 99; allowed: 3 to 64"),
-            ("--tokens-per-sample 2", "--tokens-per-sample is 2; allowed: 3 to 64"),
             ("--near-window 64", "--near-window is 64: no text that the decoder reads goes"),
-            ("--far-window 1", "--far-window is 1; allowed: 2 or more, the query's own included"),
             ("--probes 5 --clusters 4", "--probes is 5; allowed: up to --clusters, 4"),
             ("--probes 64", "--probes is 64; allowed: less than --far-window, 64"),
             ("--attention full --probes 3", "--probes is 3; allowed: none with --attention"),
-            ("--attention full --scouts 3", "--scouts is 3; allowed: none with --attention"),
             ("--decoder-attention full --window-below 1", "--window-below is 1.0; allowed: none"),
             ("--text no/such", "--text is no/such: no such file; allowed: a file of text"),
             ("--gen-subset tests", "it has no split tests"),
@@ -359,10 +321,6 @@ class TestBadInput:
         line = error(capsys, "convert", dense_checkpoint, tmp_path / "out", *words.split())
         assert message in line
         assert not (tmp_path / "out").exists()
-
-    def test_options_of_decoders(self, roberta, tmp_path, capsys):
-        line = error(capsys, "convert", roberta, tmp_path / "out", "--summaries", 8)
-        assert "--summaries is 8: there is no spec of a decoder to make" in line
 
     def test_another_model(self, checkpoint, dense_checkpoint, tmp_path, capsys):
         line = error(capsys, "convert", checkpoint, tmp_path / "out")

@@ -82,14 +82,6 @@ def test_another_epoch_has_other_words_to_guess(sentences, workers):
     assert any(not torch.equal(found[0][key], found[1][key]) for key in found[0])
 
 
-@pytest.mark.parametrize("parts", ["blocks --part-tokens 8", "none"])
-def test_other_parts(parts, sentences, tmp_path):
-    log = train(sentences, f"{LINE} --max-update 2 --parts {parts}", tmp_path)
-    assert ("parts_loss" in log.updates[0]) == (parts != "none")
-    model = load_state(tmp_path / "checkpoint_last.pt")["model"]
-    assert any(name.startswith("contrast.") for name in model) == (parts != "none")
-
-
 def test_a_reader_starts_from_it(sentences, trained, tmp_path):
     """A reader of the same subwords, which has no <mask>."""
     (path := tmp_path / "qa1.txt").write_text("1 One two.\n2 What two?\tone\t1\n")

@@ -13,8 +13,6 @@ from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.documents.documents import text_source
 from fairseq_clusterformer.documents.read import Reader
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.etc.global_tokens import OF_PARAGRAPH, OF_SENTENCE
-from fairseq_clusterformer.etc.reader import ETCReaderEncoder
 from fairseq_clusterformer.metrics import hotpotqa
 from tests.cli.in_process import Run, train, validate
 from tests.cli.tasks import ETC_READER
@@ -30,31 +28,6 @@ def learned(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     line = f"{ETC_READER} --supporting-facts --max-update 130 --disable-validation"
     run = train(stories, line, folder)
     return folder / "checkpoint_last.pt", run
-
-
-def test_sentences_without_global_tokens(stories, tmp_path, monkeypatch):
-    """As in Natural Questions: of the question, for all, and of the one paragraph; also in
-    inference. With those of sentences there would be two more."""
-    seen = []
-    forward = ETCReaderEncoder.forward
-
-    def spy(self, question_tokens, document_tokens, text_mask, structure):
-        seen.append((question_tokens.ne(1).sum(1), structure))
-        return forward(self, question_tokens, document_tokens, text_mask, structure)
-
-    monkeypatch.setattr(ETCReaderEncoder, "forward", spy)
-    line = f"{ETC_READER} --structure text --paragraphs-alone --max-global-positions 8"
-    train(stories, line, tmp_path)
-    checkpoint = tmp_path / "checkpoint_last.pt"
-    reader = Reader(load_checkpoint(checkpoint, data=stories, task="clusterformer_qa"))
-    text = "Ada is in the hall. Bob is in the park."
-    (section,) = reader.sections(text_source(text, "a story"))
-    reader.read(reader.question("Where is Ada?"), section, 1)
-    for asked, structure in seen:
-        types = structure["types"].masked_fill(structure["words"].eq(1), -1)
-        assert (types.ne(-1).sum(1) == asked - 2 + 2).all()
-        assert types.eq(OF_PARAGRAPH).sum(1).eq(1).all()
-        assert not types.eq(OF_SENTENCE).any()
 
 
 def test_it_learns_answers_and_what_supports_them(learned, stories):
@@ -104,24 +77,7 @@ def test_answers_from_a_text_show_what_supports_them(learned, stories, tmp_path,
     assert f": {fact.rstrip('.')}.\n" in shown.split("supported by (")[1]
 
 
-def test_sentences_of_a_text_are_those_of_its_tokens(learned, stories):
-    """Whole, and in pieces that cut them."""
-    reader = Reader(load_checkpoint(learned[0], data=stories, task="clusterformer_qa"))
-    source = text_source("Ada is in the hall. Bob is in the park.\n\nEve is in the shop.", "text")
-    whole = ["Ada is in the hall.", "Bob is in the park.", "Eve is in the shop."]
-    (section,) = reader.sections(source)
-    document = section.document
-    assert [document.sentence_text(number) for number in range(3)] == whole
-    parts = reader.sections(source, 5)
-    assert len(parts) > 4
-    for part in parts:
-        found = part.document
-        texts = [found.sentence_text(number) for number in range(len(found.sentences))]
-        assert texts
-        assert all(any(text in sentence for sentence in whole) for text in texts)
-        assert (found.sentences[:, 1] <= len(part.tokens)).all()
-
-
+@pytest.mark.whole
 def test_a_long_page_is_read_in_windows(tmp_path, capsys, caplog):
     """Pages of 20 sentences, about 7 windows: answers are found in the last tenth as well, by
     training and scoring in windows; pages that are cut do not have them."""

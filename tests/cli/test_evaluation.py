@@ -37,16 +37,6 @@ def bits_per_token(
     return total / count / math.log(2)
 
 
-def test_symbols_stand_in_the_order_of_bytes(byte_data, checkpoint):
-    """What ``tokens_of`` relies on."""
-    _, task = load_model(checkpoint, byte_data)
-    task.load_dataset("test")
-    blocks = [task.dataset("test")[i] for i in range(len(task.dataset("test")))]
-    assert torch.equal(
-        torch.cat([block["target"] for block in blocks]), tokens_of(byte_data, "test", task)[1:]
-    )
-
-
 class TestEvalLm:
     def test_blocks_and_batches(self, byte_data, checkpoint):
         model, task = load_model(checkpoint, byte_data)
@@ -67,16 +57,6 @@ class TestEvalLm:
         for batch_size in (1, 7):
             line = f"--tokens-per-sample 64 --context-window 40 --batch-size {batch_size}"
             assert math.isclose(eval_lm(byte_data, checkpoint, line)["loss"], bits, rel_tol=1e-6)
-
-    def test_model_overrides(self, byte_data, checkpoint):
-        """A window that sees everything makes windowed heads dense; nothing is trained anew."""
-        line = "--tokens-per-sample 64 --model-overrides"
-        losses = [
-            eval_lm(byte_data, checkpoint, f"{line} {{'attention_window':{window}}}")["loss"]
-            for window in (8, 64, 1_000)
-        ]
-        assert losses[0] == eval_lm(byte_data, checkpoint, "--tokens-per-sample 64")["loss"]
-        assert losses[0] != losses[1] == losses[2]
 
 
 def test_logged_losses_are_the_tasks_alone(byte_data, tmp_path):

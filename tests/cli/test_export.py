@@ -198,26 +198,6 @@ def test_a_fine_tuned_classifier_has_its_labels(labels, classifier, tmp_path):
     assert again.classify(("a b", "e")).probability == pytest.approx(float(wanted.max()), abs=1e-6)
 
 
-def test_a_classifier_from_a_masked_model_makes_no_bundle(pair_data, tmp_path, capsys):
-    line, out = CLASSIFICATION, tmp_path / "out"
-    for old, new in (
-        ("clusterformer_sentence_prediction", "clusterformer_masked_lm"),
-        ("clusterformer_sentence ", "masked_lm "),
-        ("clusterformer_classifier", "clusterformer_masked_lm"),
-    ):
-        line = line.replace(old, new)
-    words = ("--max-update", 1, "--tokens-per-sample", 64)
-    train(pair_data / "input0", line, tmp_path, *words)
-    last = tmp_path / "checkpoint_last.pt"
-    assert run("export", last, out, "--to", "transformers") == 0
-    model = AutoModelForSequenceClassification.from_pretrained(out, num_labels=3)
-    model.save_pretrained(tmp_path / "tuned")
-    AutoTokenizer.from_pretrained(out).save_pretrained(tmp_path / "tuned")
-    there = ("export", tmp_path / "tuned", tmp_path / "bundle", "--to", "fairseq")
-    assert "it began as a masked language model" in error(capsys, *there)
-    assert not (tmp_path / "bundle").exists()
-
-
 @pytest.mark.parametrize("titles", [False, True])
 def test_a_reader_reads_as_ours(titles, tmp_path):
     """The tokens of the preparation, also where the title, a document's first line, stands before

@@ -1,14 +1,13 @@
 """Pre-training on pairs of texts by fairseq's commands, and a classifier that starts from it."""
 
 import random
-import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from fairseq_clusterformer import load
-from tests.cli.in_process import CLASSIFICATION, Run, load_state, train, validate
+from tests.cli.in_process import CLASSIFICATION, Run, load_model, load_state, train, validate
 from tests.cli.sentence_data import binarize
 from tests.cli.tasks import MASKED, last
 from tests.corpora.commands import run
@@ -38,18 +37,24 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def learned(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     folder = tmp_path_factory.mktemp("learned")
-    return folder, train(data, f"{PAIRS} --max-update 450 --lr 0.01 --dropout 0", folder)
+    return folder, train(data, f"{PAIRS} --max-update 60 --lr 0.01 --dropout 0", folder)
 
 
-def test_it_learns_what_follows(data, learned):
-    """Another document has the same topic a quarter of the time."""
+@torch.no_grad()
+def test_it_learns_and_counts_what_follows(data, learned):
+    """What is printed is what the model says of each pair."""
     folder, told = learned
     assert told.updates[0]["pairs"] == 16
-    task = "--task clusterformer_masked_lm --valid-subset valid --batch-size 16"
-    printed = validate(data, last(folder), task)
-    assert printed["next_sentence_accuracy"] > 0.8
-    assert 0 < printed["next_sentence_loss"] < 0.7
-    assert printed["loss"] < 2.4  # bits; the four words of a topic, or a special symbol
+    assert told.mean_loss(-1) < told.mean_loss(0) - 0.3
+    printed = validate(data, last(folder), "--task clusterformer_masked_lm --batch-size 16")
+    model, task = load_model(last(folder), data)
+    dataset, right, pairs = task.load_dataset("valid"), 0, 0
+    for index in range(len(dataset)):
+        sample = dataset.collater([dataset[index]])
+        likelier = model(**sample["net_input"])[1]["next_sentence"].argmax(-1)
+        right += int((likelier == sample["follows"]).sum())
+        pairs += len(likelier)
+    assert printed["next_sentence_accuracy"] == pytest.approx(right / pairs, abs=6e-4)
 
 
 def classifier_from(learned: Path, words: Path, sides: tuple[str, ...], folder: Path) -> tuple:
@@ -110,10 +115,3 @@ def test_states_are_of_the_first_text(data, learned):
 def test_refused_options(more, error, data, tmp_path, no_update):
     with pytest.raises(ValueError, match=error):
         train(data, f"{PAIRS} {more}", tmp_path)
-
-
-def test_another_architecture_is_refused(data, tmp_path, no_update):
-    line = re.sub(" --attention-window \\d+", "", PAIRS)
-    line = line.replace("--arch clusterformer_masked_lm", "--arch etc_masked_lm --radius 4")
-    with pytest.raises(ValueError, match="--arch is etc_masked_lm; allowed: clusterformer_masked"):
-        train(data, line, tmp_path)

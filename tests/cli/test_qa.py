@@ -13,13 +13,11 @@ from tests.cli.expected import assert_logged
 from tests.cli.in_process import (
     QUESTIONS,
     Run,
-    assert_equal_states,
     load_model,
     load_state,
     train,
     validate,
 )
-from tests.cli.tasks import last
 
 BY_HEART = "--max-update 120 --lr 0.006 --dropout 0 --attention-dropout 0 --validate-interval 20"
 BEST = "--best-checkpoint-metric f1 --maximize-best-checkpoint-metric"
@@ -45,28 +43,6 @@ class TestTrain:
             parts = sum(update[f"{part}_loss"] for part in ("span", "long", "type"))
             assert update["loss"] == pytest.approx(parts)
         assert run.mean_loss(-1) < 0.1 < 3 < run.mean_loss(0)
-
-    def test_gradient_accumulation_is_a_larger_batch(self, qa_data, tmp_path):
-        """All of the questions in one update, or in five batches."""
-        line = f"{QUESTIONS} --dropout 0 --attention-dropout 0 --adam-eps 1e-3 --max-update 2"
-        for name, more in (("one", "--batch-size 20"), ("five", "--update-freq 5")):
-            train(qa_data, f"{line} --kmeans-interval 9 {more}", tmp_path / name)
-        one, five = (load_state(last(tmp_path / name))["model"] for name in ("one", "five"))
-        names = [name for name in one if not name.endswith("_extra_state")]  # other order
-        state, expected = ({n: of[n] for n in names} for of in (five, one))
-        assert_equal_states(state, expected, rtol=1e-4, atol=2e-6)
-
-    def test_centroids_are_found_every_so_many_updates(self, qa_data, tmp_path, caplog):
-        """And move by nothing else: with a step of 0, the states are always the same."""
-        line = f"{QUESTIONS} --lr 0 --dropout 0 --attention-dropout 0 --save-interval-updates 1"
-        with caplog.at_level("INFO", "fairseq_clusterformer"):
-            train(qa_data, f"{line} --kmeans-interval 4 --batch-size 2", tmp_path)
-        states = [load_state(tmp_path / f"checkpoint_1_{n}.pt") for n in range(1, 7)]
-        (name,) = (n for n in states[0]["model"] if n.endswith("clustering.centroids"))
-        centroids = [state["model"][name] for state in states]
-        moved = [not torch.equal(a, b) for a, b in zip(centroids, centroids[1:], strict=False)]
-        assert moved == [False, False, False, True, False]
-        assert sum("K-Means of" in record.getMessage() for record in caplog.records) == 1
 
     def test_what_is_cut_is_told(self, qa_data, tmp_path, caplog):
         data = QAData(qa_data, "train")
@@ -154,16 +130,3 @@ class TestValidate:
     def test_answers_that_are_kept_secret(self, qa_data, qa_reader):
         printed = validate(qa_data, qa_reader, f"{TASK} --valid-subset test", "--batch-size", 6)
         assert not printed.keys() & {*SCORES, "span_loss", "type_loss"}
-
-    def test_documents_that_are_cut(self, qa_data, learned):
-        """By a reader that holds some questions for unanswerable."""
-        expected = self.scores(learned[0], qa_data, max_positions_inference=20)
-        assert all(5 < expected[name] < 95 for name in ("em", "f1", "long_f1"))
-        line = f"{TASK} --max-positions-inference 20"
-        printed = validate(qa_data, learned[0], line, "--batch-size", 6)
-        found = {name: printed[name] for name in SCORES}
-        assert found == pytest.approx(expected, abs=0.0051)
-
-    def test_half_precision(self, qa_data, learned):
-        printed = validate(qa_data, learned[0], f"{TASK} --fp16", "--batch-size", 6)
-        assert printed["f1"] > 90

@@ -13,7 +13,6 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_clusterformer.models.checkpoints import CheckpointError
-from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
 from tests.cli.in_process import ROBERTA_SIZES, load_model, load_state
 
@@ -95,27 +94,6 @@ def test_an_older_roberta(roberta, byte_data, tmp_path):
         for path in (roberta, tmp_path / "old.pt")
     )
     assert torch.equal(new.document, old.document)
-
-
-@torch.no_grad()
-def test_masked_words_by_roberta(roberta, byte_data):
-    """--pretrained takes the checkpoint, too, and its head."""
-    theirs, task = load_model(roberta, byte_data)
-    options = {"encoder_learned_pos": True, "layernorm_embedding": True}
-    options |= {"encoder_attention": "full", "activation_fn": "gelu", "pretrained": str(roberta)}
-    of_task = SimpleNamespace(source_dictionary=task.source_dictionary, max_positions=lambda: 64)
-
-    def model(**more) -> ClusterformerMaskedLM:
-        args = Namespace(**ROBERTA_SIZES, **options, **more)
-        built = ClusterformerMaskedLM.build_model(args, of_task)
-        built.load_initial_weights()
-        return built.eval()
-
-    tokens = letters(byte_data, 2, 30)
-    found, expected = model(no_scale_embedding=True)(tokens)[0], theirs(tokens)[0]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    with pytest.raises(CheckpointError, match="words are scaled by .* allowed: --no-scale-emb"):
-        model()
 
 
 @pytest.mark.parametrize(

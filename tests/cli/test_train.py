@@ -121,26 +121,13 @@ def test_option(task, options, train_task):
         assert scored == (16 if "--supporting-facts" in options else 0)
 
 
-def test_llama_can_be_dense(train_task):
-    """It names sinks, which the kind full has no use for."""
-    run = train_task("lm", "--arch clusterformer_lm_llama --attention full --max-update 1")
-    assert math.isfinite(run.updates[0]["loss"])
-
-
-def test_an_average_has_the_last_layer_norm(byte_data, tmp_path):
-    """fairseq takes it from the averages of decoders that normalise first."""
-    run = train(byte_data, f"{CLUSTERFORMER} --store-ema --ema-decay 0.5", tmp_path)
-    average = run.trainer.ema.get_model().state_dict()
-    assert average.keys() == run.model.state_dict().keys()
-    assert "decoder.layer_norm.weight" in average
-
-
 @pytest.mark.parametrize("options", ["neural", "taught+kmeans --kmeans-bank-size 300 --ema-fp32"])
 def test_an_average_that_starts_late(options, byte_data, tmp_path):
     """It is the newest model until then, whose observations may be the logarithm of 0."""
     line = f"{CLUSTERFORMER} --attention {options} --store-ema --ema-start-update 99"
     run = train(byte_data, line, tmp_path)
     average, newest = run.trainer.ema.get_model().state_dict(), run.model.state_dict()
+    assert "decoder.layer_norm.weight" in average  # of decoders that normalise first
     for name, tensor in newest.items():
         if torch.is_tensor(tensor):
             torch.testing.assert_close(average[name], tensor, rtol=0, atol=0)
@@ -246,6 +233,7 @@ def test_an_option_of_ones_own_is_in_the_help(plugin, run_cli):
     assert text.count("--signs SIGNS coordinates whose signs make the cluster") == 3
 
 
+@pytest.mark.whole
 def test_a_kind_of_ones_own_keeps_what_every_kind_promises(plugin, run_cli):
     """The conformance suite runs on it as on those of the package."""
     (plugin / "as_every_kind.py").write_text(

@@ -1,15 +1,11 @@
 """Translation by fairseq's commands: trained, resumed, warm-started, generated from."""
 
-import re
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from torch import Tensor
 
-from fairseq_clusterformer.models.encoder import ClusterformerEncoder
-from tests.cli.expected import STATISTICS, Results, assert_same, assert_trains, parse, targets
+from tests.cli.expected import STATISTICS, Results, assert_same, parse, targets
 from tests.cli.in_process import (
     CLUSTERED_TRANSLATION,
     TRANSLATION,
@@ -20,7 +16,6 @@ from tests.cli.in_process import (
     train,
 )
 from tests.cli.tasks import last
-from tests.conftest import REPO_ROOT
 
 TASK = "--task translation --source-lang src --target-lang tgt --max-len-a 1 --max-len-b 5"
 
@@ -53,11 +48,6 @@ class TestTrain:
         run = run_cli("fairseq-generate", parallel_data, *words)
         assert parse(run.stdout.splitlines()).keys() == set(range(24))
 
-    def test_loss_falls(self, parallel_data, tmp_path):
-        run = train(parallel_data, CLUSTERED_TRANSLATION, tmp_path, "--max-update", 12)
-        assert_trains(run)
-        assert run.updates[0]["cluster_effective"] > 1.5 * run.updates[0]["sample_size"]
-
     def test_best_checkpoint_by_bleu(self, parallel_data, translator, tmp_path):
         """Large steps ruin the model after its first update, whose step is 0."""
         line = (
@@ -80,21 +70,6 @@ class TestTrain:
         )
         assert f" = {bleu:.2f} " in lines[-1]
 
-    def test_separate_embeddings(self, parallel_data, tmp_path):
-        """Without --share-all-embeddings, which all the others have."""
-        shared = train(parallel_data, CLUSTERED_TRANSLATION, tmp_path / "shared")
-        line = CLUSTERED_TRANSLATION.replace("--share-all-embeddings", "")
-        run = train(parallel_data, line, tmp_path / "separate")
-        for model, same in ((shared.model, True), (run.model, False)):
-            tables = {
-                model.encoder.embed_tokens.weight,
-                model.decoder.embed_tokens.weight,
-                model.decoder.output_projection.weight,
-            }
-            assert len(tables) == (1 if same else 3)
-        assert_trains(run)
-        translate(parallel_data, last(tmp_path / "separate"), "--batch-size 24", tmp_path)
-
 
 class TestGenerate:
     @pytest.mark.parametrize("options", ["--beam 5 --nbest 5", "--beam 3 --prefix-size 2"])
@@ -114,25 +89,6 @@ class TestGenerate:
         wanted = targets(lines)
         right = [found[0][1].split() == wanted[number] for number, found in parse(lines).items()]
         assert 0 < sum(right) < 24, sum(right)
-
-    def test_side_of_the_padding(self, parallel_data, translator, tmp_path, monkeypatch):
-        """By fairseq's default a source is padded on the left; the flag turns that off."""
-        seen: list[Tensor] = []
-        forward = ClusterformerEncoder.forward_scriptable
-
-        def spy(self, src_tokens, *args, **kwargs):
-            seen.append(src_tokens)
-            return forward(self, src_tokens, *args, **kwargs)
-
-        monkeypatch.setattr(ClusterformerEncoder, "forward_scriptable", spy)
-        line = "--beam 3 --nbest 3 --batch-size 24"
-        left = translate(parallel_data, translator, line, tmp_path / "left")
-        right = translate(
-            parallel_data, translator, f"{line} --left-pad-source", tmp_path / "right"
-        )
-        padding = [(tokens[:, 0] == 1).any().item() for tokens in seen]
-        assert padding == [True, False]
-        assert_same(right, left)
 
     @pytest.mark.parametrize("ensemble", [False, True])
     @torch.no_grad()
@@ -174,43 +130,3 @@ class TestGenerate:
                 *("--buffer-size", buffer),
             )
             assert_same(parse(capsys.readouterr().out.splitlines()), expected)
-
-
-def test_a_dense_criterion_is_fine(parallel_data, tmp_path):
-    """Then nothing teaches the clusters."""
-    line = CLUSTERED_TRANSLATION.replace("clusterformer_label", "label")
-    run = train(parallel_data, line, tmp_path, "--max-update", 2)
-    assert "clustering_loss" not in run.updates[0]
-
-
-CONFIG = REPO_ROOT / "examples" / "translation" / "config"
-
-
-class TestHydra:
-    def test_recipe_is_the_grids(self):
-        """Of the runs whose results the repository shows."""
-        grid = yaml.safe_load((CONFIG.parent / "grid_multi30k.yaml").read_text())
-        groups = yaml.safe_load((CONFIG / "multi30k.yaml").read_text())
-        groups.pop("hydra")
-        given = {key: value for group in groups.values() for key, value in group.items()}
-        names = {name: groups[name]["_name"] for name in ("optimizer", "lr_scheduler")}
-        names |= {"arch": "clusterformer_tiny"}
-        names |= {group: groups[group]["_name"] for group in ("task", "criterion")}
-        for option, value in (grid["shared"] | grid["rows"]["clustered en-de"]).items():
-            key = option.replace("-", "_")
-            if key == "keep_interval_updates":  # the recipe keeps more
-                continue
-            there = names.get(key, given.get(key))
-            there = there[0] if isinstance(there, list) else there
-            if key == "eval_bleu_remove_bpe":  # what the flag alone stands for
-                value = "@@ "
-            assert str(there) == str(value), option
-
-    def test_a_size_that_would_not_be_applied(self, parallel_data, tmp_path, run_cli):
-        words = ["--config-dir", CONFIG, "--config-name", "multi30k", f"task.data={parallel_data}"]
-        words += [f"checkpoint.save_dir={tmp_path}", "model._name=clusterformer_tiny"]
-        words += ["task.source_lang=src", "task.target_lang=tgt"]
-        run = run_cli("fairseq-hydra-train", *words, user_dir=None, cwd=REPO_ROOT, check=False)
-        assert run.returncode != 0
-        message = "model._name is clusterformer_tiny: .*; allowed: clusterformer, with each size"
-        assert re.search(message, run.stdout), run.stdout[-2000:]

@@ -87,22 +87,6 @@ def test_precision_recall_and_best_threshold():
     assert scores["short-answer-f1"] == scores["short-best-threshold-f1"] == 0
 
 
-def test_equal_scores_are_counted_together():
-    gold = {1: answers(SHORT, SHORT), 2: answers()}
-    scores = evaluate(gold, {1: Label(LONG, long_score=1), 2: Label(LONG, long_score=1)})
-    assert scores["long-best-threshold-precision"] == 1 / 2
-
-
-def test_of_equal_thresholds_the_highest_is_the_best():
-    """At 9, 1 of 1 is right of 2; at 6, 2 of 4 of 2: an F1 of 2/3 each."""
-    gold = {9: answers(SHORT, SHORT), 8: answers(), 7: answers(), 6: answers(SHORT, SHORT)}
-    scores = evaluate(gold, {score: Label(LONG, long_score=score) for score in gold})
-    assert scores["long-best-threshold"] == 9
-    # a precision of just what is asked for is enough
-    assert scores["long-recall-at-precision>=0.5"] == 1
-    assert scores["long-precision-at-precision>=0.5"] == 1 / 2
-
-
 def test_bytes_or_tokens():
     both = Span(100, 200, 10, 50)
     assert both.matches(tokens(10, 50))

@@ -192,11 +192,6 @@ class TestDataset:
         assert row.tolist() == [0, *a[: kept[0]], 2, *b[: kept[1]], 2]
         assert dataset.sizes[0] == len(row)
 
-    def test_a_text_is_cut(self):
-        dataset = self.make([[10, 11, 12, 13]], form="joined", longest=5)
-        assert dataset[0]["sequences"][0].tolist() == [0, 10, 11, 12, 2]
-        assert (dataset.full_sizes[0], dataset.sizes[0]) == (6, 5)
-
     def test_batches_hold_texts_of_one_length(self):
         texts = [[10] * n for n in (5, 1, 3, 1, 5)]
         dataset = self.make(texts, form="joined", longest=20)

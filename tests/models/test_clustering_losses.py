@@ -56,21 +56,6 @@ def test_the_task_teaches_no_cluster():
     assert heard(learning) == heard(everything - routing)
 
 
-def test_layers_without_clusters_do_not_count():
-    """The losses are means over the layers that cluster: the same at any depth."""
-    model = make_model("neural,window,full")
-    criterion = make_criterion(mu=1.0, nu=1.0, task_weight=0.0)
-    learning = gradients(model, criterion, lm_sample((12,))).keys()
-    assert learning >= clustering_parameters([0])
-    assert not any(name.startswith("decoder.layers.1") for name in learning)
-    seen = {}
-    router = model.decoder.layers[0].self_attn.routers[0]
-    router.register_forward_hook(lambda _, __, out: seen.update(report=out.report))
-    _, extra = model(lm_sample((12,))["net_input"]["src_tokens"])
-    loss = summary(extra["reports"])["clustering_loss"]
-    assert torch.equal(loss, seen["report"].clustering_loss)
-
-
 def join(*batches: dict) -> dict:
     """One batch of several of one width."""
     names = ("src_tokens", "src_lengths")
@@ -125,8 +110,3 @@ def test_a_dense_model_is_refused_by_name():
     model.get_targets = lambda sample, out: sample["target"]
     with pytest.raises(ValueError, match="--criterion is ClusterformerCrossEntropy.*allowed"):
         make_criterion()(model, lm_sample())
-
-
-def test_a_negative_weight_is_refused():
-    with pytest.raises(ValueError, match="--clustering-loss-weight is -1.0; allowed: 0 or more"):
-        make_criterion(mu=-1.0)

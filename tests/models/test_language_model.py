@@ -22,30 +22,6 @@ from tests.models.small import (
 )
 
 
-@torch.enable_grad()
-def trained(spec: str, **options) -> ClusterformerLanguageModel:
-    """In float64 and evaluation, after a few updates."""
-    model, criterion = make_lm(attention=spec, **options).train(), make_criterion()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for update in range(25):
-        model.set_num_updates(update)
-        loss, size, _ = criterion(model, lm_sample())
-        optimizer.zero_grad()
-        (loss / size).backward()
-        optimizer.step()
-    return model.eval().double()
-
-
-@pytest.mark.parametrize("spec", ["full", "window,window+neural"])
-@torch.no_grad()
-def test_no_later_token_changes_an_earlier_logit(spec):
-    model, tokens = trained(spec), letters(2, 40)
-    before, _ = model(tokens)
-    for t in range(1, 40):
-        after, _ = model(torch.cat([tokens[:, :t], letters(2, 40 - t)], dim=1))
-        torch.testing.assert_close(after[:, :t], before[:, :t], rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_decoder_of_llamas_form(dtype):
     """It learns in half precision too, without a bias, and each kernel computes the same."""

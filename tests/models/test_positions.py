@@ -94,20 +94,6 @@ def test_what_stands_for_positions():
         assert same != knows
 
 
-@torch.no_grad()
-def test_fewer_heads_of_keys_and_values():
-    model = make_model(decoder_kv_heads=2, attention="window+neural")
-    for layer in model.decoder.layers:
-        assert layer.self_attn.k_proj.weight.shape == (8, 16)
-        assert layer.self_attn.v_proj.weight.shape == (8, 16)
-    dense = make_model(attention="full")
-    model.load_state_dict(dense.state_dict())
-    tokens = letters(2, 12)
-    state: dict = {}
-    steps = [model.decoder(tokens[:, : t + 1], incremental_state=state)[0] for t in range(12)]
-    torch.testing.assert_close(torch.cat(steps, dim=1), model(tokens)[0], rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -128,11 +114,6 @@ def test_refuses(options, message):
     small = {"width": 325, "decoder_attention_heads": 5, "attention": "window"}
     with pytest.raises(ValueError, match=message):
         make_model(**{**small, **options})
-
-
-def test_wide_heads_leave_the_kernel_to_the_device():
-    layer = make_model(positions="relative", width=256).decoder.layers[0].self_attn
-    assert layer.impl == "auto"
 
 
 def test_a_stream_of_four_times_the_trained_length():

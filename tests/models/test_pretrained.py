@@ -192,32 +192,6 @@ def test_what_does_not_fit_is_one_line(changes, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"num_hidden_layers": "2"},
-            "it does not fit: its num_hidden_layers is '2'; allowed: a whole number",
-        ),
-        ({"is_decoder": True}, "its is_decoder is True; allowed: False"),
-    ],
-)
-def test_sizes_that_are_none_are_one_line(changes, message, tmp_path):
-    folder = folder_of("bert", tmp_path / "bert", **changes)
-    with pytest.raises(CheckpointError) as caught:
-        ARCH_CONFIG_REGISTRY["clusterformer_masked_lm_pretrained"](Namespace(pretrained=folder))
-    assert str(caught.value) == f"--pretrained is {folder}: {message}"
-
-
-@pytest.mark.parametrize("content", [["a"], {"model": {}}])
-def test_weights_that_are_no_tensors_are_one_line(content, tmp_path):
-    folder = folder_of("bert", tmp_path / "bert")
-    (folder / "model.safetensors").unlink()
-    torch.save(content, folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="no weights that can be read .*; allowed: model.s"):
-        reader_from(folder)
-
-
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 @pytest.mark.parametrize("content", [None, b"", b"{"])
 def test_damaged_files(name, content, tmp_path):

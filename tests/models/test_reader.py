@@ -223,14 +223,6 @@ def test_the_bank_holds_what_enters_a_cluster_layer():
         assert not torch.equal(clustering.centroids, centroids)
 
 
-def test_words_are_scaled_before_positions_are_added():
-    encoder = make_reader(embedding_scale=3.0).encoder
-    tokens = letters(2, 9)
-    words = encoder.embed_tokens.weight[tokens]
-    normalised = nn.functional.layer_norm(3.0 * words + encoder.embed_positions(tokens), (16,))
-    torch.testing.assert_close(encoder.forward_embedding(tokens)[0], normalised)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("rule", ["chunk", "recent"])
 def test_the_rule_recent_keeps_to_the_cluster(rule):

@@ -30,13 +30,6 @@ def updated(task, model, sample) -> tuple:
     return loss.item(), *others, {n: p.grad for n, p in model.named_parameters()}
 
 
-def test_rows_of_one_segment_are_plain_training(task, sample):
-    model = make_lm(attention=SPEC)
-    plain = updated(task, model, sample)
-    model.truncated_bptt = 40
-    torch.testing.assert_close(updated(task, model, sample), plain, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(("size", "sizes"), [(13, [13, 13, 14]), (16, [16, 16, 8]), (38, [38, 2])])
 def test_segments(task, sample, size, sizes):
     """The loss, all counts and the gradients of the loss are sums; no segment has one token."""

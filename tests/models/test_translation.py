@@ -6,8 +6,7 @@ from argparse import Namespace
 
 import pytest
 import torch
-from fairseq.models.transformer import TransformerModel, base_architecture
-from omegaconf import OmegaConf, open_dict
+from fairseq.models.transformer import TransformerModel
 
 from fairseq_clusterformer.attention.inspect import token_clusters
 from fairseq_clusterformer.criterions.fairseq_losses import (
@@ -186,17 +185,6 @@ def test_pruned_layers_keep_their_attention(architecture):
     again = ClusterformerModel.build_model(args, task)  # as a checkpoint of the pruned model does
     of_again = [layer.self_attn.kinds for layer in again.encoder.layers]
     assert of_again == [layer.self_attn.kinds for layer in model.encoder.layers]
-
-
-def test_options_of_a_closed_configuration():
-    """A checkpoint of fairseq-hydra-train that is older than an option of ours."""
-    values = vars(options())
-    del values["attention_window"]
-    args = OmegaConf.create(values)
-    OmegaConf.set_struct(args, True)
-    with open_dict(args):  # as fairseq does
-        base_architecture(args)
-    assert ClusterformerModel.build_model(args, make_task())
 
 
 @torch.no_grad()

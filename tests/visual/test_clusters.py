@@ -66,13 +66,6 @@ def test_token_clusters_are_those_of_each_router_in_the_order_they_ran(kind, gro
     assert token_clusters(_Two("full", "window(4)"), x) == {}
 
 
-def test_hooks_are_removed_when_the_model_fails():
-    model = _Two("neural", "neural")
-    with pytest.raises(RuntimeError):
-        token_clusters(model, torch.randn(2, 3, 4))
-    assert not model.sooner.routers[0]._forward_hooks
-
-
 def test_oldest_key_in_sight():
     clusters = torch.tensor([0, 1, 0, 0, 1, 0, 2])
     assert oldest_key_in_sight(clusters, 2).tolist() == [0, 1, 0, 2, 1, 3, 6]
@@ -270,12 +263,6 @@ def test_heads_that_cluster_apart_are_shown_apart(kind, loaded, texts):
     assert pages.cluster_page(reading, reading.layers[0])
 
 
-def test_keys_that_no_cluster_holds_are_no_cluster(loaded, texts):
-    spec = "window+taught(clusters=3,drop_keys=0.5)"
-    reading = read_clusters(untrained(loaded, texts / "byte", attention=spec), texts / "passage")
-    assert {len(layer.clusters) for layer in reading.layers} == {3}
-
-
 @pytest.mark.parametrize("unit", ["piece", "word"])
 def test_pieces_and_words(unit, loaded, texts):
     reading = read_clusters(untrained(loaded, texts / unit), texts / "passage")
@@ -334,24 +321,6 @@ def test_mistakes_are_one_line(name, value, message, checkpoint, texts, tmp_path
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"clusterformer draw: error: --{name} is ")
     assert message in last
-
-
-def test_a_model_that_does_not_cluster(loaded, texts):
-    dense = untrained(loaded, texts / "byte", attention="full")
-    with pytest.raises(UserError, match="no layer of this ClusterformerLanguageModel clusters"):
-        read_clusters(dense, texts / "passage")
-
-
-def test_options_that_do_not_go_together(checkpoint, tmp_path, capsys):
-    for line, message in (
-        (["--out", tmp_path], "--checkpoint is missing; allowed: a path"),
-        (["--checkpoint", checkpoint, "--out", tmp_path], "--text is missing; allowed: "),
-    ):
-        with pytest.raises(SystemExit):
-            main.run(["draw"], list(map(str, line)))
-        assert message in capsys.readouterr().err
-    assert main.run(["draw"], ["--centroids", "c.npz", "--out", str(tmp_path)]) == 1
-    assert "it has moved; allowed: python -m examples.clustering draw" in capsys.readouterr().err
 
 
 def test_a_passage_cannot_end_the_script(loaded, tmp_path):
