@@ -2,6 +2,7 @@
 
 import io
 import json
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from tests.cli.conftest import (  # noqa: F401  fixtures
     towns_data,
     towns_reader,
 )
-from tests.cli.in_process import CLASSIFICATION, CLUSTERFORMER, HERE, train
+from tests.cli.in_process import CLASSIFICATION, CLUSTERFORMER, HERE, train, trained
+from tests.conftest import once
 
 SUBJECTS = {"Der Hund": "The dog", "Die Katze": "The cat", "Ein Kind": "A child", "Er": "He"}
 VERBS = {
@@ -51,36 +53,40 @@ TRAINING = (
 @pytest.fixture(scope="session")
 def translation_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """German to English, lower-cased, in a few subwords; test holds the pairs backwards."""
-    folder = tmp_path_factory.mktemp("toy")
-    data = folder / "data"
-    (data / "raw").mkdir(parents=True)
-    codes = data / "bpe.codes"
-    pipeline = TextPipeline(languages=("de", "en"), lowercase=True, model=codes)
-    with open(codes, "w") as file:
-        lines = (pipeline.tokens(pair[i], "de en".split()[i]) for pair in PAIRS for i in (0, 1))
-        learn_bpe(io.StringIO("\n".join(lines)), file, 40)
-    for split, pairs in (("train", PAIRS), ("test", PAIRS[::-1])):
-        for side, lang in enumerate(("de", "en")):
-            lines = [pair[side] for pair in pairs]
-            (data / "raw" / f"{split}.{lang}").write_text("\n".join(lines) + "\n")
-            subwords = [pipeline.encode(line, lang) for line in lines]
-            (folder / f"{split}.{lang}").write_text("\n".join(subwords) + "\n")
-    (data / "prepared.json").write_text(json.dumps({"recipe": pipeline.recipe()}))
-    words = ["-s", "de", "-t", "en", "--destdir", data, "--joined-dictionary"]
-    for split, name in (("train", "train"), ("valid", "test"), ("test", "test")):
-        words += [f"--{split}pref", folder / name]
-    preprocess.main(options.get_preprocessing_parser().parse_args([str(word) for word in words]))
-    return data
+
+    def make(folder: Path) -> None:
+        data = folder / "data"
+        (data / "raw").mkdir(parents=True)
+        codes = data / "bpe.codes"
+        pipeline = TextPipeline(languages=("de", "en"), lowercase=True, model=codes)
+        with open(codes, "w") as file:
+            lines = (
+                pipeline.tokens(pair[i], "de en".split()[i]) for pair in PAIRS for i in (0, 1)
+            )
+            learn_bpe(io.StringIO("\n".join(lines)), file, 40)
+        for split, pairs in (("train", PAIRS), ("test", PAIRS[::-1])):
+            for side, lang in enumerate(("de", "en")):
+                lines = [pair[side] for pair in pairs]
+                (data / "raw" / f"{split}.{lang}").write_text("\n".join(lines) + "\n")
+                subwords = [pipeline.encode(line, lang) for line in lines]
+                (folder / f"{split}.{lang}").write_text("\n".join(subwords) + "\n")
+        (data / "prepared.json").write_text(json.dumps({"recipe": pipeline.recipe()}))
+        words = ["-s", "de", "-t", "en", "--destdir", data, "--joined-dictionary"]
+        for split, name in (("train", "train"), ("valid", "test"), ("test", "test")):
+            words += [f"--{split}pref", folder / name]
+        preprocess.main(
+            options.get_preprocessing_parser().parse_args([str(word) for word in words])
+        )
+
+    return once(tmp_path_factory, "toy", make) / "data"
 
 
 @pytest.fixture(scope="session")
 def translation_models(translation_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of fairseq's translation model after 60 and 75 epochs of one update."""
-    folder = tmp_path_factory.mktemp("transformer")
     line = f"{TRAINING} --arch transformer --max-update 75 --save-interval 15"
     line += " --keep-last-epochs 2 --disable-validation"
-    train(translation_data, line, folder)
-    return folder
+    return once(tmp_path_factory, "toy-dense", partial(train, translation_data, line))
 
 
 @pytest.fixture(scope="session")
@@ -89,40 +95,38 @@ def translation_model(translation_models: Path) -> Path:
     return translation_models / "checkpoint_last.pt"
 
 
-@pytest.fixture(scope="session")
-def clustered_translator(translation_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of our translation model, after two updates."""
-    folder = tmp_path_factory.mktemp("clustered")
-    train(translation_data, f"{TRAINING} --arch clusterformer_tiny --max-update 2", folder)
-    return folder / "checkpoint_last.pt"
+#: of our translation model, after two updates
+clustered_translator = trained(
+    "translation_data", f"{TRAINING} --arch clusterformer_tiny --max-update 2"
+)
 
 
 @pytest.fixture(scope="session")
 def word_data(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
     """The text of ``byte_data`` in words."""
-    folder = tmp_path_factory.mktemp("words") / "data"
-    words = ["prepare", "lm", "text", byte_data.parent / "text", folder, "--words"]
-    assert main([str(word) for word in words]) == 0
-    return folder
+
+    def make(folder: Path) -> None:
+        words = ["prepare", "lm", "text", byte_data.parent / "text", folder / "data", "--words"]
+        assert main([str(word) for word in words]) == 0
+
+    return once(tmp_path_factory, "words", make) / "data"
 
 
 @pytest.fixture(scope="session")
 def word_checkpoint(word_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clustered language model with adaptive embeddings and softmax, all tied."""
-    folder = tmp_path_factory.mktemp("adaptive")
     line = CLUSTERFORMER.replace("cross_entropy", "adaptive_loss")
     line = line.replace("--share-decoder-input-output-embed", "--ddp-backend legacy_ddp")
     for side in ("softmax", "input"):
         line += f" --adaptive-{side}-cutoff 100,200 --adaptive-{side}-factor 4"
     options = "--adaptive-input --tie-adaptive-weights --tie-adaptive-proj --max-update 12"
-    train(word_data, f"{line} {options}", folder)
-    return folder / "checkpoint_last.pt"
+    make = partial(train, word_data, f"{line} {options}")
+    return once(tmp_path_factory, "adaptive", make) / "checkpoint_last.pt"
 
 
 @pytest.fixture(scope="session")
 def masked_checkpoint(word_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A masked language model."""
-    folder = tmp_path_factory.mktemp("masked")
     line = CLASSIFICATION
     for old, new in (
         ("clusterformer_sentence_prediction", "clusterformer_masked_lm"),
@@ -130,8 +134,8 @@ def masked_checkpoint(word_data: Path, tmp_path_factory: pytest.TempPathFactory)
         ("clusterformer_classifier", "clusterformer_masked_lm"),
     ):
         line = line.replace(old, new)
-    train(word_data, f"{line} --tokens-per-sample 64 --max-update 3", folder)
-    return folder / "checkpoint_last.pt"
+    make = partial(train, word_data, f"{line} --tokens-per-sample 64 --max-update 3")
+    return once(tmp_path_factory, "masked", make) / "checkpoint_last.pt"
 
 
 @pytest.fixture(scope="session")
