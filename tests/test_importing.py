@@ -48,7 +48,7 @@ def test_scores_come_when_they_are_asked_for(run_cli):
     run_cli("python", "-c", QUIET + ABSENT + SCORES, cwd=REPO_ROOT)
 
 
-@pytest.mark.parametrize("name", ["sklearn", "scipy.stats"])
+@pytest.mark.parametrize("name", ["sklearn", pytest.param("scipy.stats", marks=pytest.mark.whole)])
 def test_what_is_imported_before_stays(run_cli, name):
     before = f"import sys, {name}\nbefore = sys.modules[{name!r}]\n"
     after = f"assert sys.modules[{name!r}] is before"

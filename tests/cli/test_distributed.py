@@ -86,6 +86,7 @@ def test_two_processes(task, torchrun, double_batch, tmp_path, run_cli):
     assert_close_to(double_batch, task, in_two(run_cli, data, line, tmp_path, torchrun=torchrun))
 
 
+@WHOLE
 def test_two_processes_that_fairseq_starts(double_batch, tmp_path, run_cli):
     data, begun, _ = double_batch["lm"]
     words = f"{LM} {RESET} --batch-size 2 --distributed-world-size 2".split()
@@ -129,7 +130,8 @@ def test_two_processes_from_scratch(task, options, request, tmp_path, run_cli):
     assert_equal_states(both, one, **CLOSE["lm"])
 
 
-@pytest.mark.parametrize("hidden", ["0.1", pytest.param("0", marks=WHOLE)])
+@WHOLE
+@pytest.mark.parametrize("hidden", ["0.1", "0"])
 def test_two_processes_pre_train_etc(hidden, sentences, tmp_path, run_cli):
     """Also where only one of them has a hidden part to tell."""
     line = TASKS["etc"][1].replace("--cpu --distributed-world-size 1", "--cpu")
@@ -139,6 +141,7 @@ def test_two_processes_pre_train_etc(hidden, sentences, tmp_path, run_cli):
     assert any(name.startswith("contrast.") for name in found) == (hidden != "0")
 
 
+@WHOLE
 def test_two_processes_rank_as_one(pair_data, ranker, tmp_path, run_cli):
     """A question's candidates lie on both."""
     line = CLASSIFICATION.replace("--distributed-world-size 1", "")

@@ -153,6 +153,7 @@ def test_a_sweep(byte_data, tmp_path, run_cli):
     assert not [*tmp_path.glob("*.pt")]
 
 
+@pytest.mark.whole
 def test_two_processes_of_hydra(byte_data, tmp_path, run_cli):
     options = [f"task.data={byte_data}", f"checkpoint.save_dir={tmp_path}", *SMALLER]
     options = [option for option in options if "world_size" not in option]
