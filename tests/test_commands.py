@@ -341,6 +341,7 @@ def test_overrides_are_options_of_their_configuration(config: Path) -> None:
             compose(config.stem, [re.sub("='.*", "=any", line).rstrip(".")])
 
 
+@pytest.mark.whole
 def test_a_classifier_starts_from_the_page_s_masked_language_model(world: Path) -> None:
     """With the options that stand in the sentence behind the command."""
     page = ROOT / "examples" / "classification" / "MASKED_LM.md"

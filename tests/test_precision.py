@@ -60,14 +60,6 @@ def test_full_inside_and_as_it_was_afterwards(allow, precision):
     assert settings() == before
 
 
-def test_one_of_the_two_devices_is_reduced():
-    torch.backends.cuda.matmul.allow_tf32 = True  # of CUDA alone
-    before = settings()
-    with full_float32():
-        assert settings()[1:] == ("ieee", "ieee")
-    assert settings() == before
-
-
 def test_autocast_is_off_inside():
     x = torch.randn(4, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -123,13 +115,6 @@ def test_a_compiled_caller_is_one_graph(square):
     torch._dynamo.reset()
     x = torch.randn(4, 4)
     assert torch.equal(torch.compile(square, backend="eager", fullgraph=True)(x), square(x))
-
-
-def test_where_products_are_reduced_a_decorated_function_is_one_break_of_the_graph():
-    older("high")
-    torch._dynamo.reset()
-    found = torch._dynamo.explain(lambda x: decorated(x + 1) + 1)(torch.randn(4, 4))
-    assert found.graph_count == 2
 
 
 def test_the_compiler_is_not_imported():
