@@ -48,7 +48,8 @@ def test_it_learns_and_counts_what_follows(data, learned):
     assert told.mean_loss(-1) < told.mean_loss(0) - 0.3
     printed = validate(data, last(folder), "--task clusterformer_masked_lm --batch-size 16")
     model, task = load_model(last(folder), data)
-    dataset, right, pairs = task.load_dataset("valid"), 0, 0
+    task.load_dataset("valid")
+    dataset, right, pairs = task.dataset("valid"), 0, 0
     for index in range(len(dataset)):
         sample = dataset.collater([dataset[index]])
         likelier = model(**sample["net_input"])[1]["next_sentence"].argmax(-1)
