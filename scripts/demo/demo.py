@@ -1,6 +1,6 @@
 """Train three small language models of long contexts for the same time, and compare them.
 
-    bash scripts/demo.sh [--minutes N] [--out FOLDER]
+    bash scripts/demo.sh [--minutes N] [--layers N] [--out FOLDER]
 
 dense     dense attention: each byte sees all bytes before it
 windows   windows alone: each byte sees the 256 latest bytes per layer
@@ -9,15 +9,17 @@ clusters  each byte sees the 128 latest bytes, and before these the 63 latest of
 
 All three have about as many parameters, and read contexts of 8,192 bytes of the source files of
 Python's library, which every Python carries. ``fairseq-train`` trains them at the same time, with
-one thread each. A short trial measures their speeds; then each makes as many updates as fit into
-the minutes. All are tested on files that were held out.
-FOLDER gets ``comparison.png``, ``clusters.html``, ``clusters.png``, ``generated.txt``,
-``results.json``, and for each model a folder with its checkpoint and logs. They appear when all is
-done; the folder ``unfinished`` has what an interrupted run has left.
+one thread each. A short trial measures their speeds, by which their learning rates fall; then the
+clock stops all three. All are tested on files that were held out.
+FOLDER gets ``comparison.png``, ``results.json``, and for each model a folder with its checkpoint
+and logs; and ``clusters.html``, ``clusters.png`` and ``generated.txt``, if the model has learned
+enough for them. They appear when all is done; the folder ``unfinished`` has what an interrupted
+run has left.
 """
 
 import json
 import logging
+import math
 import os
 import shutil
 import signal
@@ -34,18 +36,21 @@ import filelock
 from fairseq_clusterformer.cli.common import Parser, number, whole_number
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.ranges import Range
-from scripts.demo.race import Runner, race, tokens_per_second
+from scripts.demo.race import Runner, alive, race, tokens_per_second
 from scripts.demo.text import HELD_OUT, first_lines, library, prepare_library
 from scripts.experiments.plots import Line, Panel, draw
 from scripts.experiments.results import ROOT, provenance
 
-TRIAL = 4  # updates that measure a model's speed
+TRIAL = 20  # seconds that measure the models' speeds, at most; a sixth of a shorter race
 ENOUGH = 100  # updates after which clusters were ahead of windows, at 8,192 bytes
 BLOCKS = 8  # contexts that each model is tested on
 GIVEN, TOLD = 3000, 150  # bytes that the model goes on from, and the last ones, which are printed
 LENGTH = 300  # bytes to write
 TEMPERATURE = 0.7
 SHOWN = 2000  # bytes of the passage in the pictures, at most
+MANY = 1_000_000  # updates; the clock stops a race
+LAYERS = 3  # of each model
+READABLE = 3.0  # bits per byte, above which nothing that a model writes can be read
 MARK = ".demo"  # in a folder that the demo made
 ALLOWED = "a new or empty folder, or one that the demo has made"
 
@@ -60,12 +65,13 @@ MODELS = {
 }
 
 
-def shared_options(context: int) -> dict:
+def shared_options(context: int, layers: int) -> dict:
     """Options of ``fairseq-train`` for all models; each sees `context` bytes at once."""
     chosen = {"task": "language_modeling", "arch": "clusterformer_lm_bytes", "dropout": 0.0}
     chosen |= {"criterion": "clusterformer_cross_entropy", "decoder-embed-dim": 128, "seed": 1}
     chosen |= {"tokens-per-sample": context, "sample-break-mode": "none"}
     chosen |= {"batch-size": 1, "required-batch-size-multiple": 1, "num-workers": 0}
+    chosen |= {"decoder-layers": layers, "max-update": MANY}
     chosen |= {"optimizer": "adam", "adam-betas": "(0.9, 0.98)", "clip-norm": 1.0}
     chosen |= {"lr": 4e-3, "lr-scheduler": "polynomial_decay"}
     chosen |= {"validate-interval": 1_000_000, "max-valid-steps": BLOCKS}  # once, at the end
@@ -75,16 +81,11 @@ def shared_options(context: int) -> dict:
 
 
 def of_updates(updates: int) -> dict:
-    """Options of a training of so many updates."""
-    return {
-        "max-update": updates,
-        "total-num-update": updates,
-        "warmup-updates": min(20, updates // 3),
-        "log-interval": max(1, updates // 50),
-    }
+    """Options of a training in which about so many updates are expected."""
+    return {"total-num-update": updates, "warmup-updates": min(20, updates // 3)}
 
 
-def run_demo(out: Path, minutes: float, context: int) -> None:
+def run_demo(out: Path, minutes: float, context: int, layers: int) -> None:
     """The whole demo; see the module's docstring."""
     began = time.monotonic()
     with workspace(out) as work:
@@ -93,41 +94,50 @@ def run_demo(out: Path, minutes: float, context: int) -> None:
             f"text: Python's library, {train:,} bytes to train on, {valid:,} bytes of {HELD_OUT} "
             "files held out"
         )
-        data, shared = prepare_library(out), shared_options(context)
-        say(f"a trial of {TRIAL} updates of each model measures how fast they are")
-        trial = [Runner(name, {**of_updates(TRIAL), **o}) for name, o in MODELS.items()]
+        with alive(lambda: "preparing the text"):
+            data = prepare_library(out)
+        shared, seconds = shared_options(context, layers), minutes * 60
         (work / "trial").mkdir()
-        race(trial, shared, data=data, work=work / "trial", threads=1)
+        say("a short trial measures how fast the models are")
+        trial = [Runner(name, {**of_updates(MANY), **o}) for name, o in MODELS.items()]
+        where = {"data": data, "threads": 1}
+        given = {**shared, "no-save": True, "disable-validation": True}
+        race(trial, given, seconds=min(TRIAL, seconds / 6), work=work / "trial", **where)
         updates = [
-            max(TRIAL, round(minutes * 60 * speed / context))
-            for speed in tokens_per_second(trial, context)
+            max(3, round(seconds * speed / context)) for speed in tokens_per_second(trial, context)
         ]
+        if (offer := offered(updates[-1], minutes, layers)) is not None:
+            say(offer)
         say(
-            f"fairseq-train, {len(MODELS)} models at the same time for about {minutes:g} minutes, "
+            f"fairseq-train, {len(MODELS)} models at the same time for {minutes:g} minutes, "
             f"one thread each, contexts of {context:,} bytes"
         )
         runners = [
             Runner(name, {**of_updates(number), **options})
             for (name, options), number in zip(MODELS.items(), updates, strict=True)
         ]
-        race(runners, shared, data=data, work=work, threads=1)
+        race(runners, shared, seconds=seconds, work=work, **where)
         speeds = tokens_per_second(runners, context)
-        far = [far_names(work / runner.name, data, context) for runner in runners]
+        with alive(lambda: "measuring names that stood last far back"):
+            far = [far_names(work / runner.name, data, context) for runner in runners]
         verdict = compare(runners, far)
         print(f"\n{table(runners, far, speeds)}\n\n{verdict}\n")
         picture(runners, work / "comparison.png", verdict)
         (work / "passage.txt").write_bytes(first_lines(library()["valid"], SHOWN))
         checkpoint = Path("clusters", "checkpoint_last.pt")
-        write_and_draw(work / checkpoint, data, work, verdict)
+        if too_early := unlearned(runners[-1]):
+            say(f"no text and no picture of clusters: {too_early}")
+        else:
+            write_and_draw(work / checkpoint, data, work, verdict)
         shutil.rmtree(work / "trial")
         seconds = round(time.monotonic() - began)
         record = {
             **provenance("bash scripts/demo.sh", threads=1),
-            "options": {"minutes": minutes, "context": context},
+            "options": {"minutes": minutes, "context": context, "layers": layers},
             "models": [
                 {
                     "name": runner.name,
-                    "updates": runner.options["max-update"],
+                    "updates": runner.updates,
                     "bits per byte": runner.bits_per_byte,
                     "bits on far names": bits,
                     "tokens per second": round(speed),
@@ -143,7 +153,8 @@ def run_demo(out: Path, minutes: float, context: int) -> None:
         (work / "results.json").write_text(json.dumps(record, indent=1) + "\n")
         publish(work, out)
     say(f"{out}/comparison.png: how the three models learned")
-    say(f"{out}/clusters.html and clusters.png: what clusters together")
+    if not too_early:
+        say(f"{out}/clusters.html and clusters.png: what clusters together")
     say(
         f"for your own text: clusterformer draw --checkpoint {out / checkpoint} --data {data} "
         "--text FILE --out FOLDER"
@@ -182,7 +193,7 @@ def table(runners: Sequence[Runner], far: Sequence[float | None], speeds: Sequen
     lines = [row("held out:", *heads)]
     for runner, bits, speed in zip(runners, far, speeds, strict=True):
         score, shown = f"{runner.bits_per_byte:.3f}", "-" if bits is None else f"{bits:.2f}"
-        numbers = (runner.options["max-update"], round(speed), runner.parameters)
+        numbers = (runner.updates, round(speed), runner.parameters)
         lines.append(row(runner.name, score, shown, *(f"{number:,}" for number in numbers)))
     return "\n".join(lines)
 
@@ -200,12 +211,31 @@ def compare(runners: Sequence[Runner], far: Sequence[float | None]) -> str:
             f" On names that stood last far back: {far[2]:.2f}, dense {far[0]:.2f}, windows "
             f"{far[1]:.2f}."
         )
-    updates = runners[-1].options["max-update"]
+    updates = runners[-1].updates
     if updates < ENOUGH and clusters > windows:
-        said += (
-            f" That is after {updates} updates; clusters need about {ENOUGH}: give more --minutes."
-        )
+        said += f" That is after {updates} updates; clusters need about {ENOUGH}: give more "
+        said += "--minutes or fewer --layers."
     return f"{said} One seed, after minutes of training: differences of 0.03 mean nothing."
+
+
+def offered(updates: int, minutes: float, layers: int) -> str | None:
+    """What to do where too few updates are in reach; None: enough are."""
+    if updates >= ENOUGH:
+        return None
+    more = math.ceil(minutes * ENOUGH / max(updates, 1))
+    said = f"this machine makes about {updates} updates of clusters in {minutes:g} minutes, and "
+    said += f"clusters need about {ENOUGH} to learn: --minutes {more}"
+    fewer = layers * updates // ENOUGH
+    return f"{said}, or --layers {fewer}" if fewer else said
+
+
+def unlearned(runner: Runner) -> str:
+    """Why what a model writes and draws is not worth a look; empty: it is."""
+    if runner.updates < ENOUGH:
+        return f"{runner.updates} updates are too few, about {ENOUGH} are needed"
+    if runner.bits_per_byte > READABLE:
+        return f"{runner.bits_per_byte:.2f} bits per byte cannot be read"
+    return ""
 
 
 def picture(runners: Sequence[Runner], path: Path, verdict: str) -> None:
@@ -245,7 +275,8 @@ def write_and_draw(checkpoint: Path, data: Path, work: Path, verdict: str) -> No
         print(shown, end="", flush=True)
     print("\n", flush=True)
     (work / "generated.txt").write_text(text + "\n", encoding="utf-8")
-    clusters = read_clusters(model.loaded, work / "passage.txt")
+    with alive(lambda: "drawing clusters"):
+        clusters = read_clusters(model.loaded, work / "passage.txt")
     clusters = replace(clusters, note=f"{clusters.note} {verdict}".strip())
     layer = clusters.most_spread()
     save(draw_passage(clusters, layer), work / "clusters.png")
@@ -293,6 +324,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=minutes, default=4.0, metavar="N", help=about)
     about = "bytes that a model sees at once (default: 8192)"
     parser.add_argument("--context", type=whole_number, default=8192, metavar="N", help=about)
+    about = f"of each model (default: {LAYERS})"
+    parser.add_argument("--layers", type=whole_number, default=LAYERS, metavar="N", help=about)
     text = "folder for the results (default: demo/ in the repository)"
     parser.add_argument("--out", type=Path, default=ROOT / "demo", metavar="FOLDER", help=text)
     options = parser.parse_args(arguments)

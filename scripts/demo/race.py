@@ -1,13 +1,18 @@
 """Trains language models at the same time with fairseq's own programs, and measures each."""
 
 import json
+import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 
 from scripts.experiments.programs import fairseq, run_together
 
 SHORTEST = 0.1  # seconds, of a race of a few updates
+EVERY = 8  # seconds after which something is printed
 
 
 @dataclass
@@ -15,44 +20,73 @@ class Runner:
     """One of the models that race."""
 
     name: str  # of the model, and of its folder
-    options: dict  # of ``fairseq-train``, in addition to the shared ones; with max-update
+    options: dict  # of ``fairseq-train``, in addition to the shared ones
     #: for each log line its time, the updates done by then, and bits per byte
     progress: list[tuple[float, int, float]] = field(default_factory=list)
     parameters: int = 0
     peak_memory: float = 0.0  # MiB of the training
     bits_per_byte: float = 0.0  # on the held-out text
 
+    @property
+    def updates(self) -> int:
+        """How many it has made."""
+        return self.progress[-1][1] if self.progress else 0
+
     def listen(self, line: str) -> None:
-        """Take the numbers from a line of a log; prints ten lines in all its updates."""
-        updates = self.options["max-update"]
+        """Take the numbers from a line of a log."""
         if "| train_inner | {" in line:
             record = json.loads(line[line.index("{") :])
-            done, loss, speed = (float(record[key]) for key in ("num_updates", "loss", "wps"))
-            tenths = self.progress[-1][1] * 10 // updates if self.progress else 0
-            self.progress.append((time.monotonic(), int(done), loss))
-            if done * 10 // updates > tenths:
-                shown = f"update {done:.0f} of {updates}, {loss:.2f} bits per byte"
-                print(f"  {self.name:8} {shown}, {speed:,.0f} tokens/s", flush=True)
+            self.progress.append(
+                (time.monotonic(), int(record["num_updates"]), float(record["loss"]))
+            )
         elif "num. shared model params: " in line:
             count = line.split("num. shared model params: ")[1].split()[0]
             self.parameters = int(count.replace(",", ""))
         elif "| valid | {" in line:
             self.bits_per_byte = float(json.loads(line[line.index("{") :])["valid_loss"])
 
+    def __str__(self) -> str:
+        bits = f" ({self.progress[-1][2]:.2f} bits per byte)" if self.progress else ""
+        return f"{self.name} {self.updates}{bits}"
 
-def race(runners: list[Runner], shared: dict, *, data: Path, work: Path, threads: int) -> None:
-    """Train all models at the same time, each with its own threads, in a folder of ``work``; fills
-    in the runners. Raises UserError: if one fails; the others are then stopped."""
+
+def race(
+    runners: list[Runner], shared: dict, *, seconds: float, data: Path, work: Path, threads: int
+) -> None:
+    """Train all models at the same time and for the same time, each with its own threads, in a
+    folder of ``work``; fills in the runners. Raises UserError: if one fails; the others are then
+    stopped."""
     programs = {}
     for runner in runners:
         folder = work / runner.name
         folder.mkdir()
-        options = {**shared, **runner.options, "save-dir": folder}
+        options = {"stop-time-hours": seconds / 3600, "log-interval": 1}
+        options = {**shared, **options, **runner.options, "save-dir": folder}
         programs[runner.name] = fairseq("fairseq-train", data, options), folder / "train.log"
     by_name = {runner.name: runner for runner in runners}
-    done = run_together(programs, threads, lambda name, line: by_name[name].listen(line))
+    with alive(lambda: f"updates: {', '.join(map(str, runners))}"):
+        done = run_together(programs, threads, lambda name, line: by_name[name].listen(line))
     for runner in runners:
         _, runner.peak_memory = done[runner.name]
+
+
+@contextmanager
+def alive(status: Callable[[], str]) -> Iterator[None]:
+    """Print every few seconds how long this has lasted, and where it is."""
+    began, ended = time.monotonic(), Event()
+
+    def tell() -> None:
+        while not ended.wait(EVERY):
+            print(f"  {time.monotonic() - began:3.0f} s; {status()}", flush=True)
+
+    thread = Thread(target=tell)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        sys.stdout.flush()
 
 
 def tokens_per_second(runners: list[Runner], tokens: int) -> list[float]:

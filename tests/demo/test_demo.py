@@ -2,12 +2,15 @@
 
 import json
 import os
+import time
+from itertools import pairwise
 
 import filelock
 import pytest
 
 from fairseq_clusterformer.errors import UserError
 from scripts.demo import demo
+from scripts.demo import race as race_module
 from scripts.demo import text as demo_text
 from scripts.demo.race import Runner, tokens_per_second
 from scripts.experiments.programs import run_together
@@ -24,6 +27,7 @@ def test_whole_demo(tmp_path, capfd, monkeypatch):
     texts = {"train": b"def f(value):\n    return value\n" * 200, "valid": b"value = f(3)\n" * 50}
     for module in (demo, demo_text):
         monkeypatch.setattr(module, "library", lambda: texts)
+    monkeypatch.setattr(demo, "unlearned", lambda runner: "")
     out = tmp_path / "new" / "out"
     assert demo.main([*TINY, "--out", str(out)]) == 0
     printed = capfd.readouterr().out
@@ -161,8 +165,8 @@ def test_numbers_out_of_range_are_refused(words, tmp_path, capsys):
 
 
 def test_verdict_says_what_clusters_add():
-    options = {"max-update": demo.ENOUGH}
-    runners = [Runner("", options, bits_per_byte=bits) for bits in (3.2, 2.5, 2.45)]
+    made = [(0.0, demo.ENOUGH, 3.0)]
+    runners = [Runner("", {}, made, bits_per_byte=bits) for bits in (3.2, 2.5, 2.45)]
     said = demo.compare(runners, [3.5, 3.9, 2.6])
     assert "--minutes" not in said
     assert "clusters need 2.45 bits per byte: 0.75 fewer than dense attention, 0.05 fewer" in said
@@ -170,10 +174,55 @@ def test_verdict_says_what_clusters_add():
     said = demo.compare(runners[::-1], [None, 3.9, 2.6])
     assert "0.75 more than dense attention, 0.70 more than windows alone." in said
     assert "far back" not in said
-    options["max-update"] = 37
+    made[-1] = (0.0, 37, 3.0)
     assert "--minutes" not in demo.compare(runners, [None])
     said = demo.compare(runners[::-1], [None])
-    assert "after 37 updates; clusters need about 100: give more --minutes." in said
+    assert "after 37 updates; clusters need about 100: give more --minutes or fewer" in said
+
+
+def test_the_clock_stops_all_models(tmp_path, monkeypatch):
+    """None is stopped by its updates; their learning rates fall by their own speeds."""
+    seen = {}
+
+    def run_together(programs, threads, listen):
+        seen.update({name: dict(pairwise(words)) for name, (words, _) in programs.items()})
+        return dict.fromkeys(programs, (1.0, 1.0))
+
+    monkeypatch.setattr(race_module, "run_together", run_together)
+    runners = [Runner(name, demo.of_updates(n)) for name, n in (("slow", 70), ("fast", 700))]
+    where = {"data": tmp_path, "work": tmp_path, "threads": 1}
+    race_module.race(runners, demo.shared_options(64, 2), seconds=90, **where)
+    for name, updates in (("slow", "70"), ("fast", "700")):
+        assert seen[name]["--stop-time-hours"] == "0.025"
+        assert seen[name]["--max-update"] == str(demo.MANY)
+        assert seen[name]["--total-num-update"] == updates
+        assert seen[name]["--decoder-layers"] == "2"
+
+
+def test_something_is_printed_while_nothing_happens(monkeypatch, capsys):
+    assert race_module.EVERY < 10
+    monkeypatch.setattr(race_module, "EVERY", 0.01)
+    with race_module.alive(lambda: str(Runner("dense", {}, [(0.0, 7, 3.21)]))):
+        time.sleep(0.1)
+    assert "s; dense 7 (3.21 bits per byte)" in capsys.readouterr().out
+
+
+def test_fewer_layers_are_offered_where_too_few_updates_are_in_reach():
+    assert demo.offered(demo.ENOUGH, 4, 3) is None
+    said = demo.offered(40, 4, 3)
+    assert "makes about 40 updates of clusters in 4 minutes" in said
+    assert said.endswith("to learn: --minutes 10, or --layers 1")
+    assert demo.offered(20, 4, 3).endswith("--minutes 20")
+
+
+@pytest.mark.parametrize(
+    ("updates", "bits", "said"),
+    [(100, 2.4, ""), (37, 2.4, "37 updates are too few"), (100, 4.0, "4.00 bits per byte cannot")],
+)
+def test_what_was_not_learned_is_not_shown(updates, bits, said):
+    runner = Runner("clusters", {}, [(0.0, updates, bits)], bits_per_byte=bits)
+    assert demo.unlearned(runner).startswith(said)
+    assert bool(demo.unlearned(runner)) == bool(said)
 
 
 def test_held_out_files_are_whole_and_tests_are_left_out(tmp_path, monkeypatch):
