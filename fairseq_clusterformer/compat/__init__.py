@@ -25,7 +25,11 @@ import torch
 import torch.distributed as dist
 from fairseq import checkpoint_utils, options, utils
 from fairseq.data import Dictionary, bucket_pad_length_dataset, data_utils, indexed_dataset
-from fairseq.data.indexed_dataset import IndexedDataset, MMapIndexedDataset
+from fairseq.data.indexed_dataset import (
+    IndexedCachedDataset,
+    IndexedDataset,
+    MMapIndexedDataset,
+)
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass import utils as dataclass_utils
 from fairseq.distributed import utils as distributed_utils
@@ -34,7 +38,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.ema.ema import EMA
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin
-from fairseq.search import DiverseBeamSearch
+from fairseq.search import DiverseBeamSearch, LexicallyConstrainedBeamSearch
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.trainer import Trainer
 from numpy._core import multiarray
@@ -138,6 +142,23 @@ def find_buckets(_, sizes, num_buckets: int) -> np.ndarray:
     """Lets ``--num-batch-buckets`` find its lengths: numpy's percentile has other arguments."""
     places = np.linspace(0, 100, num_buckets + 1)[1:]
     return np.unique(np.percentile(sizes, places, method="lower"))
+
+
+@mends(IndexedCachedDataset, "__getitem__")
+def read_what_is_not_kept(item_of, self, index):
+    """Lets data of ``--dataset-impl lazy`` and ``cached`` be read where nothing was kept of it in
+    memory: fairseq has stopped to do so, and takes lazy data for cached."""
+    kept = index in self.cache_index
+    return item_of(self, index) if kept else IndexedDataset.__getitem__(self, index)
+
+
+@mends(LexicallyConstrainedBeamSearch, "init_constraints")
+def name_missing_constraints(begin, self, batch_constraints, beam_size: int):
+    """Only ``fairseq-interactive`` reads constraints."""
+    if batch_constraints is None:
+        allowed = "fairseq-interactive, with constraints behind each line, separated by tabs"
+        raise refused("--constraints", "given", allowed, "prepared data has none")
+    begin(self, batch_constraints, beam_size)
 
 
 @mends(DiverseBeamSearch, "step")

@@ -1,6 +1,7 @@
 """Mistakes and Ctrl-C end a command of fairseq in one line, without a traceback."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -21,8 +22,12 @@ def one_line(error: BaseException) -> str | None:
     # these quote the traceback of their process
     if isinstance(error, ProcessRaisedException) or "Original Traceback" in text:
         text = str(error).strip().splitlines()[-1]
-    # a file or folder that is missing, or a full disk, is no fault of the program's either
+    # a file or folder that is missing, or a full disk, is no fault of the program's either; what
+    # fairseq refuses names an option, or a package to install
     known = "allowed: " in text or isinstance(error, OSError)
+    refuses = type(error) in (AssertionError, Exception, ImportError, NotImplementedError)
+    refuses = refuses or isinstance(error, ValueError)
+    known = known or (refuses and re.search(r"(^|[\s`(])--[a-z]|Please install ", str(error)))
     return " ".join(text.split()) if known else None
 
 

@@ -50,6 +50,15 @@ def hook(monkeypatch: pytest.MonkeyPatch):
             FileNotFoundError(2, "No such file", "x/dict.txt"),
             "FileNotFoundError: [Errno 2] No such file: 'x/dict.txt'",
         ),
+        *(
+            (kind(text), f"{kind.__name__}: {text}")
+            for kind, text in (
+                (AssertionError, "--sampling requires --nbest to be equal to --beam"),
+                (Exception, "AdaptiveLoss is not compatible. Use `--ddp-backend=legacy_ddp`"),
+                (ImportError, "Please install editdistance to use WER scorer"),
+            )
+        ),
+        (AssertionError(), "Traceback|AssertionError"),
         (ValueError("too many values"), "Traceback|ValueError: too many values"),
     ],
 )

@@ -1,0 +1,134 @@
+"""Options of fairseq's that work as they do in fairseq, or again."""
+
+import argparse
+import contextlib
+import io
+import re
+
+import pytest
+import torch
+from bitarray import bitarray
+from fairseq import options
+from fairseq.data.huffman.huffman_coder import HuffmanCodeBuilder
+
+from fairseq_clusterformer.compat import checks, processes
+from tests.cli.conftest import binarize
+from tests.cli.in_process import (
+    CLUSTERED_TRANSLATION,
+    CLUSTERFORMER,
+    DENSE_TRANSLATION,
+    TRANSFORMER,
+    generate,
+    train,
+    trained,
+)
+
+SHORT = "--disable-validation --no-epoch-checkpoints --max-update 1"
+translator = trained("parallel_data", DENSE_TRANSLATION, *SHORT.split())
+
+
+@pytest.mark.parametrize("impl", ["lazy", "cached"])
+def test_data_of_older_forms(impl, parallel_text, tmp_path):
+    """Without ``--dataset-impl``: the same as today's form."""
+    runs = []
+    for form in (impl, "mmap"):
+        more = ("--joined-dictionary", "--dataset-impl", form)
+        binarize(parallel_text, tmp_path / form, *more)
+        runs.append(train(tmp_path / form, f"{DENSE_TRANSLATION} {SHORT}", tmp_path / f"{form}-s"))
+    assert runs[0].mean_loss(0) == runs[1].mean_loss(0)
+
+
+@pytest.mark.parametrize("line", [CLUSTERED_TRANSLATION, DENSE_TRANSLATION])
+def test_buckets_of_lengths(line, parallel_data, tmp_path):
+    """Padding changes no loss."""
+    line = f"{line} {SHORT} --dropout 0 --max-tokens 100000"
+    found = [
+        train(parallel_data, f"{line} {more}", tmp_path / str(len(more))).mean_loss(0)
+        for more in ("", "--num-batch-buckets 3")
+    ]
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("line", [CLUSTERFORMER, TRANSFORMER])
+def test_half_precision_that_saves_memory(line, byte_data, tmp_path):
+    args = [str(byte_data), *line.split(), "--memory-efficient-fp16"]
+    given = options.parse_args_and_arch(options.get_training_parser(), args)
+    checks.check_training(options_of(given))
+    run = train(byte_data, f"{line} {SHORT} --memory-efficient-fp16", tmp_path)
+    assert {p.dtype for p in run.model.parameters()} == {torch.float16}
+
+
+def options_of(args: argparse.Namespace):
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    return convert_namespace_to_omegaconf(args)
+
+
+def test_groups_of_a_beam(parallel_data, translator, tmp_path):
+    """A sentence's number in the data is no place in its batch: any batch gives the same."""
+    line = "--task translation --gen-subset test --beam 4 --diverse-beam-groups 2 --batch-size"
+    found = []
+    for size in (1, 5):
+        printed = generate(parallel_data, translator, f"{line} {size}", tmp_path)
+        rows = [row.split("\t") for row in printed if row.startswith("H-")]
+        found.append({name: text for name, _, text in rows})
+    assert len(found[0]) == 24
+    assert found[0] == found[1]
+
+
+def test_constraints_that_no_data_has(parallel_data, translator, tmp_path):
+    line = "--task translation --gen-subset test --constraints"
+    with pytest.raises(ValueError, match="--constraints is given: prepared data has none; allow"):
+        generate(parallel_data, translator, line, tmp_path)
+
+
+def test_names_that_libraries_have_dropped():
+    builder = HuffmanCodeBuilder()
+    builder.add_symbols(*"aab")
+    coder = builder.build_code()
+    assert [node.symbol for node in coder.decode(coder.encode(list("aba")))] == list("aba")
+    assert coder._unpad(bitarray("0101000")) == bitarray("010")
+
+
+@pytest.mark.parametrize("words", ["--help", "--help --task translation", "-h --arch nope"])
+def test_help(words):
+    """What fairseq lists is listed, whatever else the line has."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
+        options.parse_args_and_arch(options.get_training_parser(), words.split())
+    assert ended.value.code == 0
+    assert "--max-epoch" in out.getvalue()
+
+
+def test_no_model():
+    with pytest.raises(ValueError, match="--arch is not given; allowed: a model, such as"):
+        options.parse_args_and_arch(options.get_training_parser(), ["d", "--task", "translation"])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--arch clusterformer_lm --base-layers 1", "--base-layers is 1; allowed: 0 with this"),
+        ("--arch transformer_lm --base-layers 1", "fairseq was built without fairseq.libbase"),
+        ("--arch levenshtein_transformer --task translation_lev", "without fairseq.libnat; allow"),
+    ],
+)
+def test_extensions_that_are_left_out(line, said, monkeypatch):
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    args = ["d", "--task", "language_modeling", *line.split()]
+    given = options.parse_args_and_arch(options.get_training_parser(), args)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        checks.check(options_of(given), ("model",))
+
+
+@pytest.mark.parametrize("backend", ["fully_sharded", "slowmo", "c10d", "legacy_ddp"])
+def test_what_shares_gradients_on_cpus_is_said(backend, caplog):
+    line = f"d --arch clusterformer_lm --task language_modeling --cpu --ddp-backend {backend}"
+    line += " --distributed-world-size 2"
+    given = options.parse_args_and_arch(options.get_training_parser(), line.split())
+    cfg = options_of(given)
+    with caplog.at_level("INFO"):
+        processes._join(cfg)
+    assert cfg.distributed_training.ddp_backend == "legacy_ddp"
+    said = f"--ddp-backend {backend} wants GPUs: legacy_ddp instead"
+    assert (said in caplog.text) == (backend != "legacy_ddp")
