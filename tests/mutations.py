@@ -3,7 +3,7 @@
     python -m tests.mutations --number 20 --seed 1
 
 No file is changed: a fork of this process imports the broken module and runs the tests that name
-the module, those of its folder, and then those of its neighbours.
+the module, with ``--wide`` also those of its folder and of the commands.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def drawn(number: int, seed: int) -> list[tuple[Path, int]]:
     return random.Random(seed).sample(places, number)
 
 
-def tests_of(path: Path) -> list[list[str]]:
+def tests_of(path: Path, wide: bool) -> list[list[str]]:
     """Files of tests, run in turn: first those that name the module, then its folder's."""
     inner = path.relative_to(ROOT / PACKAGE).with_suffix("")
     dotted = ".".join([PACKAGE, *inner.parts]).removesuffix(".__init__")
@@ -117,7 +117,8 @@ def tests_of(path: Path) -> list[list[str]]:
             rest.append(place)
     named = [place for *_, place in sorted(first)]
     cli = [str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("tests/cli/test_*.py"))]
-    return [*([place] for place in named), rest, [p for p in cli if p not in named + rest]]
+    further = [rest, [place for place in cli if place not in named + rest]]
+    return [*([place] for place in named), *(further if wide or not named else [])]
 
 
 class Broken(SourceFileLoader):
@@ -129,7 +130,7 @@ class Broken(SourceFileLoader):
         return compile(self.tree, self.path, "exec")
 
 
-def survives(path: Path, number: int, seconds: float) -> bool:
+def survives(path: Path, number: int, seconds: float, wide: bool) -> bool:
     """Whether all tests pass on the broken module, in a fork."""
     tree, _ = broken(path, number)
     inner = path.relative_to(ROOT).with_suffix("")
@@ -151,7 +152,7 @@ def survives(path: Path, number: int, seconds: float) -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(1, 2)
         status = 0
-        for files in tests_of(path):
+        for files in tests_of(path, wide):
             if files and not status:
                 status = pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *files])
         os._exit(int(status))
@@ -172,6 +173,7 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1200, help="for one of them")
+    parser.add_argument("--wide", action="store_true", help="tests of the folder and of commands")
     args = parser.parse_args()
     for name in HEAVY:
         importlib.import_module(name)
@@ -179,7 +181,7 @@ def main() -> int:
     left = 0
     for path, number in drawn(args.number, args.seed):
         begun = time.monotonic()
-        alive = survives(path, number, args.seconds)
+        alive = survives(path, number, args.seconds, args.wide)
         left += alive
         said = f"{path.relative_to(ROOT)}, {broken(path, number)[1]}"
         print(

@@ -1,7 +1,6 @@
 """Generation with our bounded cache: the same tokens as without it, and as fairseq writes."""
 
 import copy
-import itertools
 import shutil
 
 import pytest
@@ -40,7 +39,7 @@ def written(model, ids: Tensor, **how: object) -> Tensor:
     return model.generate(ids, max_new_tokens=12, eos_token_id=None, **how)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "gated", "routing(gap=2)", "xl", "llama"])
+@pytest.mark.parametrize("kind", ["gated", "xl", "llama"])
 def test_a_prompt_is_read_at_once(kind):
     """Each layer runs once for a portion; what follows is as in the parallel pass, or as if the
     tokens had come one by one. Rows are ragged, padded on the left."""
@@ -106,11 +105,16 @@ def test_with_a_cache_as_without(make, how):
     assert torch.equal(found, written(model, ids, **HOW[how]))  # the same for the same seed
 
 
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("how", [*itertools.product(["greedy", "beams"], ["left", "right"])])
-@pytest.mark.parametrize("make", [language_model, translator])
-def test_padding_changes_nothing(make, how, masked):
-    search, side = how
+@pytest.mark.parametrize(
+    ("make", "search", "side", "masked"),
+    [
+        (language_model, "greedy", "left", True),
+        (language_model, "beams", "right", False),
+        (translator, "beams", "left", False),
+        (translator, "greedy", "right", True),
+    ],
+)
+def test_padding_changes_nothing(make, search, side, masked):
     model = make(decoder_learned_pos=True)
     rows = [tokens(1, length)[0] for length in (9, 4, 1)]
     ids, mask = padded(rows, side)
@@ -129,7 +133,7 @@ def test_an_encoders_padding_is_the_decoders():
     torch.testing.assert_close(found[1:], alone, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "gated", "routing", "xl"])
+@pytest.mark.parametrize("kind", ["window+neural", "gated", "xl"])
 def test_packed_rows_are_rows_alone(kind):
     """As DataCollatorWithFlattening packs them."""
     model = language_model(attention=kind)

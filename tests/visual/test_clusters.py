@@ -281,6 +281,8 @@ def test_many_clusters_are_told_apart_and_the_largest_listed(loaded, texts):
     assert page.count("<article>") == len(reading.layers) * pages.MOST_ROWS
     assert "16 smaller clusters are not listed" in page
     written = [t.get_text() for t in draw_passage(reading, reading.layers[0]).axes[0].texts]
+    shown = "".join(text for text in written if len(text) == 1)
+    assert shown.startswith(PASSAGE[:15].replace(" ", "\u00b7"))
     (below,) = [text for text in written if text.endswith("bytes of validation text.")]
     assert below.startswith("28 smaller clusters have the other ")
     assert len({css(i) for i in range(36)}) == 36
