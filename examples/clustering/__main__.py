@@ -9,24 +9,24 @@ python -m examples.clustering draw clusters.npz --out centroids.png
 import argparse
 import json
 import logging
-import os
-import platform
 import shlex
-import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_clusterformer.cli.common import Parser, add_force
+from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.clustering import cluster_use
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import check_output, whole_file, write_text
 from fairseq_clusterformer.ranges import strays
+from scripts.experiments.results import provenance
+from scripts.experiments.tables import cell, markdown
 
 from .clusters import draw_centroids, load_clusters
 from .fit import METHODS, Options, check, fit
@@ -35,47 +35,38 @@ from .matrices import FORMATS, read_labels, read_matrix
 PROGRAM = "python -m examples.clustering"
 
 
-def parser() -> argparse.ArgumentParser:
-    """Of both commands; a method's options are those of its dataclass."""
-    described = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    main_parser = argparse.ArgumentParser(prog=PROGRAM, allow_abbrev=False, **described)
-    commands = main_parser.add_subparsers(dest="command", required=True)
-    fitting = commands.add_parser("fit", allow_abbrev=False, help="fit centroids to a matrix")
-    add = fitting.add_argument
-    add("input", type=Path, metavar="INPUT", help=f"vectors, one per row: {FORMATS}")
-    add("--num-clusters", type=int, nargs="+", required=True, metavar="K", help="one or several")
-    methods = [*METHODS, "all"]
-    add("--method", "--methods", nargs="+", choices=methods, default=["neural"], dest="methods")
-    add("--seed", type=int, nargs="+", default=[1], help="one or several (default: 1)")
-    add("--labels", type=Path, metavar="FILE", help="of INPUT: report the accuracy of clusters")
-    add("--test", type=Path, metavar="FILE", help="vectors to measure the accuracy on")
-    add("--test-labels", type=Path, metavar="FILE", help="of --test")
-    add("--out", type=Path, metavar="NPZ", help="the centroids and all else that assigning needs")
-    add("--json", type=Path, metavar="FILE", help="every run, written after each")
+def parser() -> Parser:
+    """Of all commands; a method's options are those of its dataclass."""
+    main_parser = Parser(prog=PROGRAM, description=__doc__)
+    commands = main_parser.add_subparsers(dest="command", required=True, parser_class=Parser)
+    fitting = commands.add_parser("fit", help="fit centroids to a matrix")
+    add = fitting.add
+    add("input FILE", f"vectors, one per row: {FORMATS}")
+    add("--num-clusters K", "one or several", type=int, nargs="+", required=True)
+    how = {"nargs": "+", "choices": [*METHODS, "all"], "default": ["neural"], "dest": "methods"}
+    fitting.add_argument("--method", "--methods", **how)
+    add("--seed N", "one or several", type=int, nargs="+", default=[1])
+    add("--labels FILE", "of the input: report the accuracy of clusters")
+    add("--test FILE", "vectors to measure the accuracy on")
+    add("--test-labels FILE", "of --test")
+    add("--out PATH", "an .npz file: the centroids and all else that assigning needs")
+    add("--json FILE", "every run, written after each")
     for method in ("neural", "kmeans", "som"):
         for item in fields(METHODS[method][0]):
             limits, text = item.metadata["range"], item.metadata["help"]
-            add(
-                f"--{method}-{item.name.replace('_', '-')}",
-                type=type(item.default),
-                choices=limits.choices or None,
-                metavar=None if limits.choices else "N" if limits.whole else "X",
-                default=item.default,
-                help=f"{text} (default: {item.default})",
-            )
-
-    assigning = commands.add_parser(
-        "assign", allow_abbrev=False, help="assign with what fit wrote"
-    )
-    assigning.add_argument("clusters", type=Path, metavar="NPZ", help="what fit --out wrote")
-    assigning.add_argument("input", type=Path, metavar="INPUT", help="as of fit")
-    assigning.add_argument("--out", type=Path, required=True, metavar="NPY", help="int64 [N]")
-    drawing = commands.add_parser("draw", allow_abbrev=False, help="draw centroids of images")
-    drawing.add_argument("clusters", type=Path, metavar="NPZ", help="what fit --out wrote")
-    drawing.add_argument("--out", type=Path, required=True, metavar="PNG", help="the picture")
+            option = f"--{method}-{item.name.replace('_', '-')}"
+            how = {"type": type(item.default), "default": item.default}
+            how |= {"choices": limits.choices} if limits.choices else {"metavar": "X"}
+            add(option, text, **{"choices": None} | how)
+    assigning = commands.add_parser("assign", help="assign with what fit wrote")
+    assigning.add("clusters PATH", "what fit --out wrote")
+    assigning.add("input FILE", "as of fit")
+    assigning.add("--out PATH", "an .npy file, int64 [N]", required=True)
+    drawing = commands.add_parser("draw", help="draw centroids of images")
+    drawing.add("clusters PATH", "what fit --out wrote")
+    drawing.add("--out PATH", "the picture, a .png file", required=True)
     for command in (fitting, assigning, drawing):
-        about = "replace files that this program did not write, but no input"
-        command.add_argument("--force", action="store_true", help=about)
+        add_force(command)
     return main_parser
 
 
@@ -117,8 +108,10 @@ def run_fit(args: argparse.Namespace) -> None:
             with whole_file("--out", args.out, **_how(args)) as new, open(new, "wb") as file:
                 clusters.save(file)
         if args.json is not None:
-            record = json.dumps(_record(args, x, rows), indent=1) + "\n"
-            write_text("--json", args.json, record, **_how(args))
+            command = f"{PROGRAM} {shlex.join(args.words)}"
+            record = provenance(command, threads=torch.get_num_threads())
+            text = json.dumps(record | {"shape": list(x.shape), "rows": rows}, indent=1) + "\n"
+            write_text("--json", args.json, text, **_how(args))
     print(table(rows))
 
 
@@ -162,35 +155,17 @@ def _options(args: argparse.Namespace, method: str) -> Options:
     return kind(**{f.name: getattr(args, f"{prefix}_{f.name}") for f in fields(kind)})
 
 
-def _record(args: argparse.Namespace, x: np.ndarray, rows: list[dict]) -> dict:
-    threads = os.environ.get("OMP_NUM_THREADS", "all")
-    return {
-        "command": f"{PROGRAM} {shlex.join(args.words)}",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {threads} threads, "
-        f"torch {torch.__version__}",
-        "date": time.strftime("%Y-%m-%d"),
-        "shape": list(x.shape),
-        "rows": rows,
-    }
-
-
 def table(rows: list[dict]) -> str:
-    """One line per method and K: means over seeds, and ± their standard deviation."""
+    """One line per method and K, over its seeds."""
     known = [name for name in ("accuracy", "train accuracy") if name in rows[0]]
-    head = ["method", "k", *(f"{name} (%)" for name in known)]
-    head += ["effective clusters", "empty", "seconds"]
-    lines = [head, ["---"] * len(head)]
-    for key in dict.fromkeys((row["method"], row["k"]) for row in rows):
-        of_key = [row for row in rows if (row["method"], row["k"]) == key]
-        cells = [key[0], str(key[1])]
-        for name in known:
-            values = [100 * row[name] for row in of_key]
-            spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.mean(values):.2f}{spread}")
-        for name in ("effective", "empty", "seconds"):
-            cells.append(f"{statistics.mean(row[name] for row in of_key):.1f}")
-        lines.append(cells)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    lines = []
+    for method, k in dict.fromkeys((row["method"], row["k"]) for row in rows):
+        of_key = [row for row in rows if (row["method"], row["k"]) == (method, k)]
+        shares = (cell([100 * row[name] for row in of_key], 2) for name in known)
+        others = (cell([row[n] for row in of_key]) for n in ("effective", "empty", "seconds"))
+        lines.append([method, k, *shares, *others])
+    shares = (f"{name} (%)" for name in known)
+    return markdown(["method", "k", *shares, "effective clusters", "empty", "seconds"], lines)
 
 
 def _how(args: argparse.Namespace) -> dict:
@@ -222,14 +197,14 @@ def run_draw(args: argparse.Namespace) -> None:
 
 def main(words: Sequence[str]) -> int:
     """Run the command; a user's mistake is one line on stderr and status 1."""
-    args = parser().parse_args(words)
-    args.words = list(words)
-    try:
+
+    def run(words: Sequence[str]) -> int:
+        args = parser().parse_args(words)
+        args.words = list(words)
         {"fit": run_fit, "assign": run_assign, "draw": run_draw}[args.command](args)
-    except UserError as error:
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+        return 0
+
+    return program(PROGRAM, run, words)
 
 
 if __name__ == "__main__":
