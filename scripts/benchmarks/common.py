@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -103,15 +104,21 @@ def own_seconds(run: Callable[[], object], device: str) -> float:
     return seconds_of(run, device, time.perf_counter if device == "cuda" else time.process_time)
 
 
+def in_turns(runs: Mapping[Any, Callable[[], Any]], repeats: int) -> dict[Any, list]:
+    """What each run returns. The runs take turns, so a change of the machine's speed hits all."""
+    found: dict[Any, list] = {name: [] for name in runs}
+    for name in [name for _ in range(repeats) for name in runs]:
+        found[name].append(runs[name]())
+    return found
+
+
 def interleaved(
     runs: dict[Any, Callable[[], object]], repeats: int, device: str
 ) -> dict[Any, list[float]]:
-    """Seconds of each run. The runs take turns, so a change of the machine's speed hits all."""
-    seconds: dict[Any, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
-        for name, run in runs.items():
-            seconds[name].append(seconds_of(run, device))
-    return seconds
+    """Seconds of each run, in turns."""
+    return in_turns(
+        {name: partial(seconds_of, run, device) for name, run in runs.items()}, repeats
+    )
 
 
 def spread(values: Sequence[float]) -> float:

@@ -92,11 +92,11 @@ def measure(name: str, length: int, args: Namespace) -> dict:
 def rows(args: Namespace) -> Iterator[dict]:
     """A row for each length and model."""
     for length in args.lengths:
-        found: dict[str, list[dict]] = {name: [] for name in MODELS}
-        for _ in range(args.repeats):
-            for name in MODELS:
-                of_process = common.in_own_process(measure, name=name, length=length, args=args)
-                found[name].append(of_process)
+        runs = {
+            name: partial(common.in_own_process, measure, name=name, length=length, args=args)
+            for name in MODELS
+        }
+        found = common.in_turns(runs, args.repeats)
         for name, repeats in found.items():
             row = {"tokens": length, "model": name}
             row |= {key: statistics.median(of[key] for of in repeats) for key in repeats[0]}

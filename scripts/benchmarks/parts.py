@@ -148,13 +148,8 @@ def rows_of(data: Path, args: Namespace) -> Iterator[dict]:
     for length in args.lengths:
         models = training.DENSE, *args.attention
         runs = {model: make_run(model, data, length, args) for model in models}
-        found: dict[str, list[Counter]] = {model: [] for model in models}
-        for turn in range(args.repeats + 1):
-            for model, run in runs.items():
-                seconds = run()
-                if turn > 0:
-                    found[model].append(seconds)
-        for model, turns in found.items():
+        for model, turns in common.in_turns(runs, args.repeats + 1).items():
+            turns = turns[1:]
             total = statistics.median(turn.total() for turn in turns)
             for part in ORDER:
                 row = {"model": model, "N": length, "part": part}

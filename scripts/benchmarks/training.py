@@ -150,15 +150,18 @@ def check(model: str, data: Path, args: Namespace) -> None:
 def compare(data: Path, length: int, args: Namespace) -> list[dict]:
     """Rows of the table for one N; a model that cannot be trained says why."""
     rows = {model: {"model": model, "N": length} for model in (DENSE, *args.attention)}
-    runs: dict[str, list[dict]] = {model: [] for model in rows}
-    for _ in range(args.repeats):
-        for model, row in rows.items():
-            with common.reason_in(row):
-                request = {"model": model, "data": data, "length": length, "args": args}
-                runs[model].append(common.in_own_process(train, **request))
-    dense = runs[DENSE]
+
+    def run(model: str) -> dict | None:
+        with common.reason_in(rows[model]):
+            request = {"model": model, "data": data, "length": length, "args": args}
+            return common.in_own_process(train, **request)
+        return None
+
+    runs = common.in_turns({model: partial(run, model) for model in rows}, args.repeats)
+    dense = [of_run for of_run in runs[DENSE] if of_run]
     for model, row in rows.items():
-        if len(found := runs[model]) < args.repeats:
+        found = [of_run for of_run in runs[model] if of_run]
+        if len(found) < args.repeats:
             continue
         row |= {name: statistics.median(run[name] for run in found) for name in found[0]}
         row["spread"] = common.spread([run["tokens per second"] for run in found])
