@@ -195,15 +195,25 @@ def copy_data(source: Path, folder: Path) -> None:
     """Copy what a model reads from a data folder: dictionaries, subwords and their recipe."""
     for pattern in (*_FILES, *CHAT_FILES):
         for file in source.glob(pattern):
+            check_inside(file, source)
             copy = folder / file.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
     copy_recipe(source, folder)
 
 
+def check_inside(file: Path, folder: Path, option: str = "--data") -> None:
+    """Raise UserError if a file of a folder is a link that leads out of it: what it names would be
+    read, and copied, though nobody asked for that."""
+    if not file.resolve().is_relative_to(folder.resolve()):
+        problem = f"{file.relative_to(folder)} is a link that leads out of it"
+        raise bad_option(option, folder, "a folder with all its files", problem)
+
+
 def copy_recipe(source: Path, folder: Path) -> None:
     """Copy the recipe of a data folder, if it has one."""
     if (source / RECORD).is_file():
+        check_inside(source / RECORD, source)
         with reading(source / RECORD, "what a prepare command wrote"):
             recipe = json.loads((source / RECORD).read_text(encoding="utf-8"))["recipe"]
         text = json.dumps({"recipe": recipe}, indent=1) + "\n"
@@ -249,11 +259,8 @@ def read_bundle(folder: Path, option: str) -> dict:
     files that are missing, damaged or newer than this version."""
     record = _read_record(folder, option)
     # A stranger's bundle might lead to files of this computer, or to what it has in its memory.
-    inside = folder.resolve()
-    for file in folder.rglob("*"):
-        if file.is_symlink() and not file.resolve().is_relative_to(inside):
-            problem = f"{file.relative_to(folder)} is a link that leads out of it"
-            raise bad_option(option, folder, "a bundle with all its files", problem)
+    for file in filter(Path.is_symlink, folder.rglob("*")):
+        check_inside(file, folder, option)
     if found := re.search(r"\$\{.*?[}\"]", json.dumps(record["cfg"])):
         problem = f"its options hold {found[0][:60]}, which stands for something else"
         raise bad_option(option, folder, _ALLOWED, problem)

@@ -2,7 +2,8 @@
 
 import re
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,11 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_ar
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from fairseq_clusterformer.checkpoints import Loaded
 from fairseq_clusterformer.checkpoints.bundle import (
@@ -35,6 +40,9 @@ from fairseq_clusterformer.ranges import strays
 import_module("fairseq_clusterformer.plugin")  # all that a checkpoint may name
 
 PLUGIN = "and the plug-in (--user-dir)"
+#: options of what a training read or ran, which a stranger may have chosen
+_PATHS = re.compile(r".*_(path|dir|file|script|checkpoint)|pretrained|lift|word_vectors")
+_SPARE = 1 << 26  # numbers that a model may have beside twice those in its file
 
 
 def load_checkpoint(
@@ -62,7 +70,7 @@ def load_checkpoint(
     cfg = state["cfg"]
     _check_names(cfg, path, option, [task] if isinstance(task, str) else task)
     given = str(data) if data is not None else getattr(cfg.task, "data", None) or ""
-    folder = Path(utils.split_paths(given)[0])
+    folder = path if is_bundle(path) and data is None else Path(utils.split_paths(given)[0])
     if getattr(cfg.model, "attention_kernel", "") == "flex":  # which is gone
         overwrite_args_by_name(cfg, {"attention_kernel": "auto"})
     if getattr(cfg.model, "lora", 0):
@@ -75,6 +83,8 @@ def load_checkpoint(
         raise bad_option("--data", given, allowed, "no such folder")
     try:
         _check_types(cfg)
+        _check_sizes(cfg, state["model"])
+        _forget_paths(cfg)
     except ValueError as error:
         problem = f"its options are damaged ({reason_of(error)})"
         raise bad_option(option, path, ALLOWED, problem) from None
@@ -88,7 +98,8 @@ def load_checkpoint(
         raise bad_option("--data", folder, allowed, reason_of(error)) from None
     updates = state["optimizer_history"][-1]["num_updates"]
     try:
-        model = loaded_task.build_model(cfg.model, from_checkpoint=True)
+        with _as_large_as(state["model"]):
+            model = loaded_task.build_model(cfg.model, from_checkpoint=True)
         model.set_num_updates(updates)  # before loading: a model commits to what it has seen
         # what serves training alone, such as a memory bank, is no tensor and in no bundle
         banks = {n: v for n, v in model.state_dict().items() if not isinstance(v, Tensor)}
@@ -111,14 +122,61 @@ def _check_types(cfg: DictConfig) -> None:
     """Raises ValueError: an option whose type or range is not what its dataclass declares."""
     for name in ("task", "model"):
         section, kind = cfg[name], dataclass_of(name, cfg[name])
-        if kind is not None and isinstance(section, DictConfig):
-            known = {item.name: item for item in fields(kind) if item.name in section}
+        plain = isinstance(section, Namespace)  # as models of argparse have them
+        values = vars(section) if plain else section
+        if kind is not None:
+            known = {item.name: item for item in fields(kind) if item.name in values}
             for key, item in known.items():  # omegaconf takes any number for text
-                if item.type in (str, Optional[str]) and isinstance(section[key], (int, float)):  # noqa: UP045
-                    raise ValueError(f"{key} is {section[key]}; allowed: text")
-            OmegaConf.merge(kind(), {key: section._get_node(key) for key in known})
+                if item.type in (str, Optional[str]) and isinstance(values[key], (int, float)):  # noqa: UP045
+                    raise ValueError(f"{key} is {values[key]}; allowed: text")
+            given = {key: values[key] if plain else section._get_node(key) for key in known}
+            OmegaConf.merge(kind(), {k: v for k, v in given.items() if v is not None or not plain})
         for problem in strays(section, kind):
             raise ValueError(problem)
+        for key in ("source_lang", "target_lang"):
+            if "/" in str(values.get(key)):
+                raise ValueError(f"{key} is {values[key]}; allowed: a language")
+
+
+def _forget_paths(cfg: DictConfig) -> None:
+    """What a model was trained from is in its tensors: no file that its options name is read."""
+    for name in ("task", "model"):
+        values = vars(cfg[name]) if isinstance(cfg[name], Namespace) else cfg[name]
+        for key in [key for key, value in values.items() if value and _PATHS.fullmatch(str(key))]:
+            overwrite_args_by_name(cfg, {key: "" if isinstance(values[key], str) else None})
+
+
+def _check_sizes(cfg: DictConfig, tensors: dict) -> None:
+    """Raises ValueError: options that ask for more layers or positions than the tensors have, as
+    far as a model makes these without tensors of its own."""
+    numbers = sum(tensor.numel() for tensor in tensors.values() if isinstance(tensor, Tensor))
+    values = vars(cfg.model) if isinstance(cfg.model, Namespace) else cfg.model
+    widths = [v for k, v in values.items() if str(k).endswith("embed_dim") and type(v) is int]
+    for key, value in values.items():
+        most = len(tensors) if str(key).endswith("layers") else 0
+        if str(key).endswith("positions"):
+            most = (2 * numbers + _SPARE) // max([1, *widths])
+        if most and type(value) is int and value > most:
+            raise ValueError(f"{key} is {value}; allowed: at most {most}, by the tensors")
+
+
+@contextmanager
+def _as_large_as(tensors: dict) -> Iterator[None]:
+    """Stops the building of a model before it sets far more numbers than a file has. Raises
+    ValueError: its options ask for them."""
+    left = 2 * sum(t.numel() for t in tensors.values() if isinstance(t, Tensor)) + _SPARE
+
+    def count(_module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal left
+        left -= 0 if tensor is None else tensor.numel()
+        if left < 0:
+            sizes = list(tensor.shape)
+            raise ValueError(f"its options ask for a {name} of {sizes}, more than the file holds")
+
+    with ExitStack() as hooks:
+        hooks.callback(register_module_parameter_registration_hook(count).remove)
+        hooks.callback(register_module_buffer_registration_hook(count).remove)
+        yield
 
 
 def read_tensors(path: Path, option: str) -> dict:

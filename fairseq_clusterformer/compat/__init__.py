@@ -6,10 +6,12 @@ as well, for dense models too: see `keep_last_batches`.
 """
 
 import argparse
+import ast
 import collections
 import contextlib
 import functools
 import io
+import math
 import os
 import sys
 import types
@@ -104,6 +106,7 @@ def apply() -> None:
     for owner, name, function in _MENDED:
         wrap(owner, name, function)
     allow_checkpoint_types()
+    read_options_as_values()
     restore_names()
     check_numbers()
     name_damaged_data()
@@ -179,6 +182,40 @@ def refuse_lists(read, x, x_type=float):
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         allowed = f"one {x_type.__name__} or several, separated by commas"
         raise argparse.ArgumentTypeError(f"is {x}; allowed: {allowed}") from None
+
+
+_VALUES = (ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Load)
+_VALUES += (ast.BinOp, ast.Add, ast.Mult, ast.UnaryOp, ast.USub)
+_MOST = 1000  # times that a list can be repeated in all
+
+
+def value_of(text: str) -> object:
+    """The value of an option such as ``[(512, 3)] * 20``. Raises ValueError: it is no number,
+    list or dictionary, but a program, which fairseq would run."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        nodes = [*ast.walk(tree)]
+        products = [node for node in nodes if isinstance(node, ast.BinOp)]
+        numbers = [n.value for p in products for n in (p.left, p.right) if hasattr(n, "value")]
+        if all(isinstance(n, _VALUES) for n in nodes) and math.prod(numbers) <= _MOST:
+            return eval(compile(tree, "option", "eval"))  # of values alone
+    except (SyntaxError, TypeError, RecursionError, MemoryError):
+        pass
+    raise refused("an option", text[:60], "a number, a list or a dictionary")
+
+
+def read_options_as_values() -> None:
+    """Lets the options of a checkpoint, or of a stranger's bundle, run no code: fairseq evaluates
+    some of them."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fairseq."):
+            module.eval = value_of
+
+
+@mends(utils, "split_paths")
+def keep_colons(split, paths: str, separator: str = os.pathsep) -> list[str]:
+    """A folder whose name has a colon is one folder."""
+    return [paths] if os.path.isdir(paths) else split(paths, separator)
 
 
 @mends(NGramRepeatBlock, "_no_repeat_ngram")

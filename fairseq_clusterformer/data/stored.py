@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
-from fairseq.utils import split_paths
 
 from fairseq_clusterformer.errors import refused
 
@@ -91,13 +91,13 @@ class RecordData(Sequence):
 def shard_of(data: str, epoch: int = 1) -> Path:
     """The folder of an epoch, of folders that are joined by ``:``; they take turns. fairseq
     validates on the first one, where also the dictionaries are."""
-    shards = split_paths(data)
+    shards = utils.split_paths(data)
     return Path(shards[(epoch - 1) % len(shards)])
 
 
 def check_shards(data: str, dictionary: str = "dict.txt") -> None:
     """Raise ValueError for a folder, of some joined by ``:``, with another ``dictionary``."""
-    first, *others = (Path(shard, dictionary) for shard in split_paths(data))
+    first, *others = (Path(shard, dictionary) for shard in utils.split_paths(data))
     for other in others:
         if not other.is_file() or other.read_bytes() != first.read_bytes():
             problem = "differs from" if other.is_file() else "is missing; it must equal"

@@ -66,7 +66,7 @@ class TextPipeline:
             for name, value in values.items():
                 if type(value) is not type(getattr(cls, name)):
                     raise ValueError(f"{name} is {value!r}")
-            return cls(languages=tuple(languages), model=folder / model, **values)
+            return cls(languages=tuple(languages), model=folder / Path(model).name, **values)
         except (OSError, ValueError, KeyError, UserError) as error:
             allowed = "a folder that `clusterformer prepare translation` made"
             problem = f"no text pipeline in its {RECORD} ({type(error).__name__}: {error})"

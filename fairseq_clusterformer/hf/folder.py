@@ -34,6 +34,7 @@ from fairseq_clusterformer.checkpoints.bundle import (
     DTYPES,
     RECORD,
     WEIGHTS,
+    check_inside,
     copy_recipe,
     distinct,
     plain_options,
@@ -122,6 +123,7 @@ def export(
         for name, in_data in _names(config).items():
             wanted = name in _OF_LABELS if other is not None else name != RECORD
             if wanted and (loaded.folder / in_data).is_file():
+                check_inside(loaded.folder / in_data, loaded.folder)
                 shutil.copyfile(loaded.folder / in_data, new / name)
         if other is None or KINDS[config.family].form != "text":
             copy_recipe(loaded.folder, new)

@@ -5,6 +5,7 @@ import json
 import math
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,11 @@ def test_parts_of_other_types(name, value, checkpoint, tmp_path):
         *[("task._name", value) for value in (3, {"a": 1}, "x")],
         *[("shared", value) for value in ([], {"a": []}, {"a": "b"})],
         *[("namespaces", value) for value in ([[]], [None], 3)],
+        *[("model.decoder_layers", value) for value in (10**6, 20_000)],
+        *[("model.decoder_embed_dim", value) for value in (2**20, 2**30)],
+        ("model.num_clusters", 2**30),
+        ("model.max_target_positions", 2**31 - 1),
+        ("task.source_lang", "../../etc"),
         *[("cfg", value) for value in ({}, [], None)],
         *[("updates", value) for value in ("x", None)],
     ],
@@ -161,6 +167,54 @@ def test_a_bundle_edited(where, value, bundle):
         assert says.get(where, {}).get(str(value), "") in refused(bundle)
     finally:
         file.write_text(text)
+
+
+def test_options_that_are_no_options(bundle):
+    """Those of a model that argparse configures are checked as others are."""
+    file = bundle / "bundle.json"
+    text = file.read_text()
+    record = json.loads(text) | {"namespaces": ["model", "task"]}
+    record["cfg"]["model"]["decoder_layers"] = "x"
+    file.write_text(json.dumps(record))
+    try:
+        assert "its options are damaged (" in refused(bundle)
+    finally:
+        file.write_text(text)
+
+
+@pytest.mark.parametrize("task", ["language_model", "translation_model"])
+def test_no_file_that_an_option_names_is_opened(task, request, tmp_path):
+    """Whatever its name: all options that are text, or nothing, name a file. fairseq evaluates
+    some of them; they may be a program."""
+    state = request.getfixturevalue("checkpoint" if task == "language_model" else task)
+    path = write_bundle(load_checkpoint(state), tmp_path / "bundle")
+    file, secret, opened = path / "bundle.json", tmp_path / "secret.txt", []
+    secret.write_text("a 1\n")
+
+    def watch(event: str, details: tuple) -> None:
+        if event == "open" and str(secret.resolve()) in str(details[0]):
+            opened.append(details)
+
+    sys.addaudithook(watch)
+    for section in ("model", "task"):
+        record = json.loads(text := file.read_text())
+        for key, value in record["cfg"][section].items():
+            if key == "_name" or not (value is None or isinstance(value, str)):
+                continue
+            for planted in (str(secret), f"[*open({str(secret)!r})]"):
+                record["cfg"][section][key] = planted
+                file.write_text(json.dumps(record))
+                with contextlib.suppress(UserError):
+                    load_checkpoint(path)
+                assert not opened, key
+            record["cfg"][section][key] = value
+        file.write_text(text)
+
+
+def test_a_name_with_a_colon(checkpoint, tmp_path):
+    path = write_bundle(load_checkpoint(checkpoint), tmp_path / "a:b")
+    assert load_checkpoint(path).folder == path
+    assert load_checkpoint(checkpoint, data=path).folder == path
 
 
 @pytest.fixture(scope="module")
