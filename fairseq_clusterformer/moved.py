@@ -13,6 +13,14 @@ COMMANDS = {
     "prepare keyphrases": f"python {_OPENKP}/prepare.py",
     "evaluate keyphrases": f"python {_OPENKP}/evaluate.py",
 }
+#: corpora, by the command that prepared them
+_CORPORA = {
+    "qa": (
+        *("quasar-t", "searchqa", "triviaqa-wikipedia", "triviaqa-web", "natural-questions"),
+        *("qed", "hotpotqa", "2wiki", "wikihop"),
+    ),
+}
+_FOLDERS = {"qa": "question_answering"}
 #: the plug-in of architectures and tasks, by how their names begin
 _USER_DIRS = {"bidaf_reader": _XLQA, "qanet_reader": _XLQA, "etc_keyphrases": _OPENKP}
 
@@ -32,3 +40,11 @@ def check_moved(words: Sequence[str], known: Mapping[str, Container[str]]) -> No
         if name not in known[option] and (folder := user_dir_of(name)):
             allowed = f"it with --user-dir {folder}, in the repository"
             raise bad_option(f"--{option}", name, allowed, "it has moved")
+
+
+def check_corpus(command: str, words: Sequence[str]) -> None:
+    """Raise UserError if `clusterformer prepare COMMAND` is given a corpus that an example
+    prepares now."""
+    if words and words[0] in _CORPORA[command]:
+        allowed = f"python examples/{_FOLDERS[command]}/prepare.py {words[0]}, in the repository"
+        raise bad_option("CORPUS", words[0], allowed, "it has moved")

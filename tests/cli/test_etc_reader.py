@@ -14,6 +14,7 @@ from fairseq_clusterformer.documents.documents import text_source
 from fairseq_clusterformer.documents.read import Reader
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.metrics import hotpotqa
+from question_answering import prepare
 from tests.cli.in_process import Run, train, validate
 from tests.cli.tasks import ETC_READER
 
@@ -146,9 +147,9 @@ def test_wikihop_from_its_file_to_an_accuracy(tmp_path, capsys):
     for name, part in (("train", items[:252]), ("valid", items[252:])):
         (tmp_path / f"{name}.json").write_text(json.dumps(part))
     folder = tmp_path / "data"
-    words = ["prepare", "qa", "wikihop", folder]
+    words = ["wikihop", folder]
     words += ["--train", tmp_path / "train.json", "--valid", tmp_path / "valid.json"]
-    assert main(list(map(str, words))) == 0
+    assert prepare.main(list(map(str, words))) == 0
     line = f"{ETC_READER} --max-update 60 --disable-validation --batch-size 12"
     run = train(folder, line, tmp_path / "out")
     for update in run.updates:

@@ -12,6 +12,7 @@ from fairseq_clusterformer.corpora.question_answering import encode
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.data.stored import load_dictionary
+from question_answering import prepare
 from tests.corpora.commands import SPLITS, one_line, record_of, write
 from tests.corpora.commands import run as run_command
 from tests.data.subword_models import LOSSLESS, TEXTS, write_gpt2, write_sentencepiece
@@ -149,7 +150,8 @@ def test_titles_and_several_paragraphs(model, tmp_path):
     for flags in ((), ("--titles",)):
         dest = tmp_path / f"dest{len(flags)}"
         files = [w for s in SPLITS for w in (f"--{s}", tmp_path / f"{s}.json")]
-        assert run("hotpotqa", dest, *files, "--gpt2-bpe", model, *flags) == 0
+        words = ["hotpotqa", dest, *files, "--gpt2-bpe", model, *flags]
+        assert prepare.main(list(map(str, words))) == 0
         data = QAData(dest, "train")
         assert len(data) == 1  # what is not found is not trained on, but is scored
         assert_answers(dest, "train")
@@ -224,6 +226,12 @@ def test_a_dictionary_that_is_there(source, model, tmp_path, capsys):
     path.write_text("".join(f"{symbol} 1\n" for symbol in symbols[2:]))
     assert run("squad2", tmp_path / "other", *arguments[2:], "--dict", path) == 1
     assert "lacks 2 of its" in capsys.readouterr().err
+
+
+def test_a_corpus_that_has_moved(tmp_path, capsys):
+    assert run("searchqa", tmp_path / "dest", "--source", tmp_path) == 1
+    said = "CORPUS is searchqa: it has moved; allowed: python examples/question_answering/prepare."
+    assert said in one_line(capsys)
 
 
 def test_nothing_left_is_an_error(model, tmp_path, capsys):

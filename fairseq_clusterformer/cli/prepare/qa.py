@@ -6,17 +6,24 @@ sentences, the characters of every token and the texts of train, valid and test.
 interruption it goes on with the first unfinished file; DEST.partial holds the finished ones.
 """
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
 from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.question_answering.build import CORPORA, QuestionCorpus, prepare
+from fairseq_clusterformer.corpora.question_answering.build import (
+    CORPORA,
+    PARAGRAPHS,
+    QuestionCorpus,
+    prepare,
+)
 from fairseq_clusterformer.corpora.question_answering.squad import draw_documents, own_questions
 from fairseq_clusterformer.corpora.splits import split_of
 from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.moved import check_corpus
 
 from ..common import Parser, add_dest, prepare_folder
 from .shared import (
@@ -53,39 +60,33 @@ two splits. If one of them is given, only valid is drawn.
 """
 
 
-#: options of some corpora
-_OPTIONS = {
-    "paragraphs N": "paragraphs of a document: the question's own and others of its article (qed: "
-    "of other questions)",
-    "contexts": "the passages (default: short)",
-    "corpus PATH": "a JSON list of {title, text}, for questions without paragraphs",
-    "distractors N": "paragraphs drawn from --corpus per question (default: 8)",
-}
-_HOW = {"contexts": {"choices": ("short", "long")}, "corpus PATH": {"dest": "pool"}}
+def _parser(prog: str, about: str) -> tuple[Parser, argparse._SubParsersAction]:
+    parser = Parser(prog=prog, description=about)
+    return parser, parser.corpora()
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="clusterformer prepare qa", description=__doc__)
-    corpora = parser.corpora()
+def _add_own(corpora: argparse._SubParsersAction) -> None:
     own = corpora.add_parser("text", description=_OWN, help="your own questions")
     own.add("source SOURCE", "a file or a folder; see above")
     add_dest(own)
-    _add_options(own, ("paragraphs",), "SOURCE")
+    _add_options(own, PARAGRAPHS, "SOURCE")
     about = "make questions from plain text: mask a name or number that stands twice in a passage"
     own.add("--cloze", about)
     about = "with --cloze: the line that ends a document (default: each file is a document)"
     own.add("--document-separator LINE", about)
-    for name, corpus in CORPORA.items():
+
+
+def _add_known(corpora: argparse._SubParsersAction, known: Mapping[str, QuestionCorpus]) -> None:
+    for name, corpus in known.items():
         files = ", ".join(corpus.patterns)
-        known = corpora.add_parser(name, description=__doc__, help=files)
-        add_dest(known)
-        packed = "or its .tar.gz" if name.startswith("triviaqa") else "packed or not"
-        known.add("--source DIR", f"a folder with {files}, {packed}")
-        _add_options(known, corpus.options, "--source")
-    return parser
+        parser = corpora.add_parser(name, description=__doc__, help=files)
+        add_dest(parser)
+        packed = "or its .tar.gz" if corpus.archive else "packed or not"
+        parser.add("--source DIR", f"a folder with {files}, {packed}")
+        _add_options(parser, corpus.options, "--source")
 
 
-def _add_options(parser: Parser, own: Sequence[str], source: str) -> None:
+def _add_options(parser: Parser, own: Mapping[str, str | tuple], source: str) -> None:
     add_files(parser, source)
     about = "draw documents with this share of train's questions for {}"
     about += "" if source == "SOURCE" else "; valid of --source becomes test"
@@ -97,9 +98,9 @@ def _add_options(parser: Parser, own: Sequence[str], source: str) -> None:
     parser.add("--titles", "put each paragraph's title before its text")
     parser.add("--workers N", "processes", default=1)
     parser.add("--force", "replace DEST, which must hold nothing but what this command wrote")
-    for name, about in _OPTIONS.items():
-        if name.split()[0] in own:
-            parser.add(f"--{name}", about, **_HOW.get(name, {}))
+    for name, of_reader in own.items():
+        about, how = (of_reader, {}) if isinstance(of_reader, str) else of_reader
+        parser.add(f"--{name}", about, **how)
 
 
 def _splits(
@@ -130,13 +131,18 @@ def _splits(
     return splits, {s: share for s, share in shares.items() if share and s not in splits}
 
 
-def prepare_corpus(
-    *, corpus: str, dest: Path, source: Path | None, seed: int, **options
+def _prepare(
+    known: Mapping[str, QuestionCorpus],
+    *,
+    corpus: str,
+    dest: Path,
+    source: Path | None,
+    seed: int,
+    **options,
 ) -> dict | None:
     """Prepare a corpus; see `question_answering.build.prepare`."""
     how = {name: options.pop(name) for name in ("titles", "workers", "force")}
-    known = CORPORA.get(corpus) or QuestionCorpus(own_questions)
-    made = {}
+    known, made = known.get(corpus) or QuestionCorpus(own_questions), {}
     if options.pop("cloze", False):
         if options.pop("paragraphs") is not None:
             raise bad_option("--paragraphs", "given", "without --cloze, whose passages are alone")
@@ -152,9 +158,7 @@ def prepare_corpus(
     splits, shares = _splits(known, source, options)
     check_train(splits, vocabulary, shares)
     chosen = {key: value for key, value in options.items() if value is not None}
-    if "pool" in chosen:
-        chosen["corpus"] = chosen.pop("pool")
-    if how["titles"] and known.reader is CORPORA["hotpotqa"].reader:
+    if how["titles"] and known.titled:
         chosen["titled"] = True
     reader = partial(known.reader, **chosen)
     readers = dict.fromkeys(splits, reader)
@@ -162,7 +166,7 @@ def prepare_corpus(
         readers |= draw_documents(reader, splits["train"], shares, seed)
         splits = {s: splits.get(s, splits["train"]) for s in SPLITS if s in readers}
     named = dict(chosen)
-    if pool := chosen.get("corpus"):
+    if pool := named.pop("pool", None):
         size = f", {pool.stat().st_size:,} bytes" if pool.is_file() else ""
         named["corpus"] = f"{pool.name}{size}"
     drawn = {f"{split} fraction": share for split, share in shares.items()}
@@ -177,5 +181,23 @@ def prepare_corpus(
     )
 
 
+def prepare_known(
+    prog: str, about: str, known: Mapping[str, QuestionCorpus], arguments: Sequence[str]
+) -> int:
+    """Run a command that prepares corpora of a table; returns the exit status."""
+    parser, corpora = _parser(prog, about)
+    _add_known(corpora, known)
+    return _run(parser, known, arguments)
+
+
+def _run(parser: Parser, known: Mapping[str, QuestionCorpus], arguments: Sequence[str]) -> int:
+    options = vars(parser.parse_args(arguments))
+    return prepare_folder({"prepare": partial(_prepare, known), **options})
+
+
 def main(arguments: Sequence[str]) -> int:
-    return prepare_folder({"prepare": prepare_corpus, **vars(_parser().parse_args(arguments))})
+    check_corpus("qa", arguments)
+    parser, corpora = _parser("clusterformer prepare qa", __doc__)
+    _add_own(corpora)
+    _add_known(corpora, CORPORA)
+    return _run(parser, CORPORA, arguments)

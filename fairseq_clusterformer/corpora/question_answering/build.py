@@ -7,8 +7,8 @@ goes on with those that are complete.
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
@@ -20,56 +20,42 @@ from ..download import checksums
 from ..lines import wrong
 from ..splits import SeenTexts
 from ..vocabulary import Vocabulary, copy_model
-from .hops import babi, several_hops, wikihop
-from .natural_questions import natural_questions
-from .open_domain import quasar_t, searchqa, triviaqa
+from .babi import babi
 from .records import Drops, Reader, Record
-from .squad import qed, squad
+from .squad import squad
+
+#: an option of a reader, and its help
+PARAGRAPHS = {"paragraphs N": "paragraphs of a document: the question's own and others near it"}
 
 
 @dataclass(frozen=True)
 class QuestionCorpus:
-    """A corpus that the command knows: which reader reads which files."""
+    """A corpus that a command knows: which reader reads which files."""
 
     reader: Callable[..., Iterator[Record]]  # of one of its files
     files: str = ""  # patterns of train, valid and test in --source, between blanks
-    options: tuple[str, ...] = ()  # of its reader, by the names of the command's options
+    #: of its reader: each as the command's parser takes it, and its help or, with choices, both
+    options: Mapping[str, str | tuple[str, dict]] = field(default_factory=dict)
     few_words: bool = False  # so few that each is a piece of the sentencepiece model
+    archive: str = ""  # a pattern of the archive that the files may be in
+    titled: bool = False  # with --titles, the reader makes sentences of them
 
     @property
     def patterns(self) -> list[str]:
         return self.files.split()
 
     def find(self, source: Path, pattern: str) -> list[Path]:
-        """Return the files of a pattern in `source`, a folder in it, or TriviaQA's archive."""
+        """Return the files of a pattern in `source`, a folder in it, or the corpus's archive."""
         if found := sorted(source.glob(pattern)) or sorted(source.glob(f"*/{pattern}")):
             return found
-        archives = sorted(source.glob("triviaqa-rc*.tar*")) if self.reader is triviaqa else []
+        archives = sorted(source.glob(self.archive)) if self.archive else []
         return [path / pattern for path in archives[:1]]
 
 
 CORPORA = {
-    "squad1": QuestionCorpus(squad, "train-v1.1*.json* dev-v1.1*.json*", ("paragraphs",)),
-    "squad2": QuestionCorpus(squad, "train-v2.0*.json* dev-v2.0*.json*", ("paragraphs",)),
-    "quasar-t": QuestionCorpus(
-        quasar_t,
-        "questions/train_questions.json* questions/dev_questions.json* "
-        "questions/test_questions.json*",
-        ("contexts",),
-    ),
-    "searchqa": QuestionCorpus(searchqa, "train* val* test*"),
-    "triviaqa-wikipedia": QuestionCorpus(
-        triviaqa, "qa/wikipedia-train.json qa/wikipedia-dev.json"
-    ),
-    "triviaqa-web": QuestionCorpus(triviaqa, "qa/web-train.json qa/web-dev.json"),
-    "natural-questions": QuestionCorpus(natural_questions, "*train*.jsonl* *dev*.jsonl*"),
-    "qed": QuestionCorpus(qed, "qed-train*.jsonlines* qed-dev*.jsonlines*", ("paragraphs",)),
-    "hotpotqa": QuestionCorpus(
-        several_hops, "hotpot_train_v1*.json* hotpot_dev_distractor_v1*.json*"
-    ),
-    "2wiki": QuestionCorpus(several_hops, "train.json* dev.json*", ("corpus", "distractors")),
+    "squad1": QuestionCorpus(squad, "train-v1.1*.json* dev-v1.1*.json*", PARAGRAPHS),
+    "squad2": QuestionCorpus(squad, "train-v2.0*.json* dev-v2.0*.json*", PARAGRAPHS),
     "babi": QuestionCorpus(babi, "qa*_train.txt qa*_test.txt", few_words=True),
-    "wikihop": QuestionCorpus(wikihop, "train.json* dev.json*"),
 }
 
 

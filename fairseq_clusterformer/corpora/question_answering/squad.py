@@ -1,7 +1,7 @@
-"""SQuAD and QED, a user's own questions, and splits that are drawn by document.
+"""SQuAD, a user's own questions, and splits that are drawn by document.
 
-The files hold SQuAD's JSON, other lists of JSON, or one question per line as JSON. In SQuAD and
-QED other paragraphs can be put around the one of a question, to make a long document.
+The files hold SQuAD's JSON, other lists of JSON, or one question per line as JSON. In SQuAD other
+paragraphs can be put around the one of a question, to make a long document.
 """
 
 import random
@@ -17,7 +17,6 @@ from ..splits import draw, key_of
 from .distant_supervision import distant_record, mentions_of
 from .records import (
     Drops,
-    GoldAnswer,
     Items,
     Paragraph,
     Reader,
@@ -103,43 +102,6 @@ def _squad_record(
         long_answers=(own,) if answers and len(contexts) > 1 else (),
         document=document,
     )
-
-
-def qed(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
-    """Yield the records of QED's jsonlines, questions of Natural Questions. Of the `paragraphs`
-    of a document, others are of other questions, in an order drawn by the question's id."""
-    records = convert(json_lines(path, drops), _qed_record, drops)
-    if paragraphs == 1:
-        yield from records
-        return
-    records = list(records)
-    pool = list(dict.fromkeys(record.paragraphs[0] for record in records))
-    for record in records:
-        draw = random.Random(record.id)
-        (own,) = record.paragraphs
-        chosen = draw.sample(pool, min(paragraphs, len(pool)))
-        chosen = [own, *(other for other in chosen if other != own)][:paragraphs]
-        draw.shuffle(chosen)
-        place = chosen.index(own)
-        yield replace(
-            record,
-            paragraphs=tuple(chosen),
-            answers=tuple(answer._replace(paragraph=place) for answer in record.answers),
-            long_answers=(place,),
-        )
-
-
-def _qed_record(item: Mapping) -> Record:
-    answers = [
-        GoldAnswer(0, get(span, "start", int), get(span, "end", int), get(span, "string"))
-        for annotator in get(item, "original_nq_answers", list)
-        for span in annotator
-    ]
-    if not answers:
-        raise Unusable("no answer")
-    paragraph = Paragraph(get(item, "title_text"), get(item, "paragraph_text"))
-    id_ = str(get(item, "example_id", (int, str)))
-    return spans_record(id_, get(item, "question_text"), [paragraph], answers)
 
 
 def own_questions(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:

@@ -1,6 +1,6 @@
-"""HotpotQA, 2WikiMultihopQA, bAbI and WikiHop: answers by way of several paragraphs or sentences.
+"""HotpotQA, 2WikiMultihopQA and WikiHop: answers by way of several paragraphs.
 
-The first three give the answer's text, which is searched where the supporting facts are first, and
+The first two give the answer's text, which is searched where the supporting facts are first, and
 the sentences that support it.
 """
 
@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..lines import raw_lines
-from .distant_supervision import distant_record, find_answers, in_sentences, mentions_of
-from .records import (
+from fairseq_clusterformer.corpora.question_answering.distant_supervision import (
+    distant_record,
+    in_sentences,
+    mentions_of,
+)
+from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
-    Items,
     Paragraph,
     Record,
     Sentence,
@@ -33,26 +35,26 @@ def several_hops(
     path: Path,
     drops: Drops,
     *,
-    corpus: Path | None = None,
+    pool: Path | None = None,
     distractors: int = 8,
     titled: bool = False,
 ) -> Iterator[Record]:
     """Yield the records of HotpotQA or 2WikiMultihopQA, a JSON list of questions.
 
     Args:
-        corpus: a JSON list of ``{title, text}``, where questions without a ``context`` find
+        pool: a JSON list of ``{title, text}``, where questions without a ``context`` find
             their supporting paragraphs.
-        distractors: others of the corpus among these, in an order drawn by the question's id.
+        distractors: others of the pool among these, in an order drawn by the question's id.
         titled: each paragraph's title stands in front of its text, as a sentence that may be the
             answer (Ainslie et al. 2020, appendix B).
     """
     items = json_list(path, "HotpotQA's JSON, a list of questions")
-    pool = None
-    if corpus:
+    passages = None
+    if pool:
         try:
-            pool = {passage["title"]: passage["text"] for passage in json_file(corpus)}
+            passages = {passage["title"]: passage["text"] for passage in json_file(pool)}
         except (TypeError, KeyError):
-            raise foreign(corpus, "a JSON list of {title, text}") from None
+            raise foreign(pool, "a JSON list of {title, text}") from None
 
     def to_record(item: Mapping) -> Record:
         id_ = get(item, "_id")
@@ -66,8 +68,8 @@ def several_hops(
         if "context" in item:
             paragraphs, sentences = _contexts(get(item, "context", list))
             supporting = _supporting(facts, paragraphs, sentences) if facts else None
-        elif pool is not None:
-            paragraphs = _look_up(id_, list(dict.fromkeys(titles)), pool, distractors)
+        elif passages is not None:
+            paragraphs = _look_up(id_, list(dict.fromkeys(titles)), passages, distractors)
             sentences = list(sentences_of(paragraphs))
         else:
             raise Unusable("no context", "look it up in a corpus")
@@ -154,59 +156,6 @@ def _look_up(
     titles += [title for title in chosen if title not in titles][:distractors]
     draw.shuffle(titles)
     return [Paragraph(title, pool[title]) for title in titles]
-
-
-def babi(path: Path, drops: Drops) -> Iterator[Record]:
-    """Yield the records of a task's file (Weston et al. 2015): each question with what its story
-    said before it. An answer other than yes and no is searched in the sentences that support it,
-    then in the whole story."""
-
-    def to_record(item: Mapping) -> Record:
-        text, sentences, numbers = "", [], {}
-        for number, sentence in item["told"].items():
-            text += " " if text else ""
-            numbers[number] = len(sentences)
-            sentences.append(Sentence(0, len(text), len(text) + len(sentence)))
-            text += sentence
-        if missing := [number for number in item["facts"] if number not in numbers]:
-            raise Unusable("no such line", f"supporting line {missing[0]}")
-        supporting = sorted({numbers[number] for number in item["facts"]})
-        paragraphs, answer = (Paragraph("", text),), item["answer"]
-        found = () if answer in _YES_NO else find_answers([answer], paragraphs)
-        return Record(
-            item["id"],
-            item["question"],
-            paragraphs,
-            in_sentences(found, [sentences[number] for number in supporting]),
-            (answer,),
-            yes_no=answer if answer in _YES_NO else None,
-            document=item["story"],
-            sentences=tuple(sentences),
-            supporting=tuple(supporting),
-        )
-
-    return convert(_babi_questions(path), to_record, drops)
-
-
-def _babi_questions(path: Path) -> Items:
-    """A line is a number and a sentence, or a number, a question, its answer and the numbers of
-    the supporting lines, between tabs; number 1 begins a story."""
-    name, story, told, questions = path.name.partition(".")[0], 0, {}, 0
-    for line_number, line in enumerate(raw_lines(path), 1):
-        number, _, text = line.decode().rstrip().partition(" ")
-        if not (number.isdecimal() and text):
-            raise foreign(path, "lines of bAbI, a number and a sentence")
-        text, *rest = text.split("\t")
-        if number == "1":
-            story, told = story + 1, {}
-        if not rest:
-            told[number] = text.strip()
-            continue
-        questions += 1
-        item = {"id": f"{name}-{questions}", "story": f"{name} story {story}"}
-        item |= {"question": text.strip(), "answer": rest[0].strip(), "told": dict(told)}
-        item["facts"] = rest[1].split() if rest[1:] else []
-        yield f"{path}: line {line_number:,}", item
 
 
 def wikihop(path: Path, drops: Drops) -> Iterator[Record]:

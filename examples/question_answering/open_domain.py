@@ -8,9 +8,9 @@ from contextlib import nullcontext, suppress
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
-from ..lines import members
-from .distant_supervision import distant_record
-from .records import (
+from fairseq_clusterformer.corpora.lines import members
+from fairseq_clusterformer.corpora.question_answering.distant_supervision import distant_record
+from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
     Items,
     Paragraph,

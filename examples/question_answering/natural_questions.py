@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from .records import (
+from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
     GoldAnswer,
     Paragraph,

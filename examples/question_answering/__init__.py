@@ -1,0 +1,1 @@
+"""Corpora of questions that the papers' tables need, and their readers."""
