@@ -1,12 +1,19 @@
 """One form for a user's mistake."""
 
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+_LONGEST = 800  # characters of an error: a file, or what a library says of it, may be in it
 
 
 class UserError(Exception):
     """A mistake of the user's, reported in one line without a traceback."""
+
+    def __init__(self, message: str):
+        middle = len(message) > _LONGEST
+        super().__init__(f"{message[:500]} ... {message[-250:]}" if middle else message)
 
 
 def bad_option(option: str, value: object, allowed: str, problem: str = "") -> UserError:
@@ -19,6 +26,15 @@ def bad_option(option: str, value: object, allowed: str, problem: str = "") -> U
         problem: what is wrong with it, where the value alone does not show it.
     """
     return UserError(f"{option} is {value}{problem and f': {problem}'}; allowed: {allowed}")
+
+
+def check_no_device(option: str, path: Path, allowed: str) -> None:
+    """Raise UserError if a path is that of a device, which may never end; a terminal does."""
+    with suppress(OSError):  # it is not there: whoever opens it says so
+        if stat.S_ISCHR(path.stat().st_mode) or stat.S_ISBLK(path.stat().st_mode):
+            with open(path, "rb", buffering=0) as file:
+                if not file.isatty():
+                    raise bad_option(option, path, allowed, "it is a device")
 
 
 def refused(option: str, value: object, allowed: str, problem: str = "") -> ValueError:

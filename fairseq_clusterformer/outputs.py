@@ -47,9 +47,12 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
 
 def checksum(path: Path) -> str:
     """Return ``sha256:hex`` of a file, of a folder's names and contents, or of the archive that a
-    path leads into."""
+    path leads into. Raises UserError for a device or a pipe, which cannot be read twice."""
     if not path.is_dir():
-        return f"sha256:{digest(next(p for p in (path, *path.parents) if p.is_file()))}"
+        if (file := next((p for p in (path, *path.parents) if p.is_file()), None)) is None:
+            problem = "it is no plain file" if path.exists() else "no such file"
+            raise bad_option("the file", path, "a plain file or a folder", problem)
+        return f"sha256:{digest(file)}"
     total, own = hashlib.sha256(), path / JOURNAL
     for file in sorted(file for file in path.rglob("*") if file.is_file() and file != own):
         total.update(f"{file.relative_to(path).as_posix()}\n{digest(file)}\n".encode())

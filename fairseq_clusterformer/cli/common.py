@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
 
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, check_no_device
 from fairseq_clusterformer.outputs import check_output
 from fairseq_clusterformer.ranges import Range
 
@@ -161,6 +161,8 @@ def read_lines(path: Path | None, option: str) -> Iterator[str]:
     """Yield the lines of a file, or of stdin as they come, without a byte order mark. A newline
     alone ends a line. Raises UserError for a file that is not there, or not UTF-8."""
     name, count = path or "stdin", 0
+    if path:
+        check_no_device(option, path, "a file of UTF-8 text")
     try:
         with open(path, "rb") if path else nullcontext(sys.stdin.buffer) as lines:
             for line in lines:
@@ -264,7 +266,10 @@ def add_output(parser: Parser, replaced: str) -> None:
 def read_card(path: Path | None) -> str | None:
     """The text of --card, or None where none was given."""
     try:
-        return None if path is None else path.read_text(encoding="utf-8")
+        if path is None:
+            return None
+        check_no_device("--card", path, "a file of UTF-8 text")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise bad_option("--card", path, "a file of UTF-8 text", str(error)) from None
 

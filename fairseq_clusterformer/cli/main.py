@@ -90,6 +90,14 @@ def run(words: Sequence[str], arguments: Sequence[str]) -> int:
     return program(f"clusterformer {' '.join(words)}", command, arguments)
 
 
+def _out_of_memory(error: BaseException) -> bool:
+    """torch's error of a GPU is a class of its own, that of the CPU is not."""
+    text = str(error)
+    known = "can't allocate memory" in text or type(error).__name__ == "OutOfMemoryError"
+    known = known or "bad_alloc" in text or getattr(error, "errno", None) == errno.ENOMEM
+    return isinstance(error, MemoryError) or known
+
+
 def program(name: str, command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     """Run a command, whose errors are one line that begins with its name. Returns the exit status;
     see `main`."""
@@ -104,7 +112,9 @@ def program(name: str, command: Callable[[Sequence[str]], int], arguments: Seque
         status = command(arguments)
         sys.stdout.flush()  # here, where a full disk is one line
         return status
-    except (UserError, OSError, RuntimeError) as error:
+    except (UserError, OSError, RuntimeError, MemoryError) as error:
+        if _out_of_memory(error):
+            error = UserError("out of memory; allowed: less text at once, or a smaller model")
         if isinstance(error, RuntimeError) and not str(error).startswith("Symlink loop"):
             raise  # of Path.resolve, which is no OSError before Python 3.13
         piped = isinstance(error, BrokenPipeError)  # whose reader has seen enough

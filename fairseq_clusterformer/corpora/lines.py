@@ -57,6 +57,8 @@ def raw_lines(
     is given the bytes of the file that were read since it was called before."""
     number = place = 0
     try:
+        if path.exists() and not path.is_file():
+            raise wrong(path, "it is no plain file", "a file that can be read more than once")
         longest = max(LONGEST, TIMES * path.stat().st_size)
         unpacked = OPENERS.get(path.suffix, lambda file, _mode: nullcontext(file))
         with open(path, "rb") as packed, unpacked(packed, "rb") as file:

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_clusterformer.cli.common import Parser, add_places, check_files, harmless, read_lines
-from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.cli.common import (
+    Parser,
+    add_places,
+    check_files,
+    harmless,
+    read_card,
+    read_lines,
+)
+from fairseq_clusterformer.cli.main import main, program
 from fairseq_clusterformer.errors import UserError
 
 
@@ -195,3 +202,33 @@ def test_what_has_moved_is_named(command, place, capsys):
     assert main(command.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(f"it has moved to the repository's examples; allowed: python {place}")
+
+
+def test_a_device_is_no_input(capsys):
+    """It may never end."""
+    with pytest.raises(UserError, match="--input is /dev/zero: it is a device; allowed: a file"):
+        next(read_lines(Path("/dev/zero"), "--input"))
+    with pytest.raises(UserError, match="--card is /dev/zero: it is a device; allowed: a file"):
+        read_card(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+        OSError(12, "x"),
+    ],
+)
+def test_memory_that_runs_out_is_one_line(error, capsys):
+    def command(_):
+        raise error
+
+    assert program("clusterformer x", command, []) == 1
+    assert capsys.readouterr().err.startswith("clusterformer x: error: out of memory; allowed: ")
+
+
+def test_an_error_has_a_bound():
+    said = str(UserError("a" * 61_000 + "; allowed: less"))
+    assert len(said) < 1000
+    assert said.endswith("; allowed: less")

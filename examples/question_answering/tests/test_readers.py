@@ -319,7 +319,7 @@ def test_wiki2_looks_up_its_paragraphs(tmp_path):
     items = [{k: v for k, v in hop(id_, "Paris").items() if k != "context"} for id_ in "12"]
     items.append(items[0] | {"_id": "3", "supporting_facts": [["Z", 0]]})
     path = write(tmp_path / "dev.json", items)
-    records, drops = read(several_hops, path, corpus=corpus, distractors=3)
+    records, drops = read(several_hops, path, pool=corpus, distractors=3)
     assert list(records) == ["1", "2"]
     for record in records.values():
         titles = [part.title for part in record.paragraphs]
@@ -329,15 +329,14 @@ def test_wiki2_looks_up_its_paragraphs(tmp_path):
     orders = [[part.title for part in record.paragraphs] for record in records.values()]
     assert orders[0] != orders[1]
     assert drops.counts == {"supporting paragraph missing": 1}
-    assert read(several_hops, path, corpus=corpus, distractors=3)[0] == records
+    assert read(several_hops, path, pool=corpus, distractors=3)[0] == records
     (few,) = {
-        len(r.paragraphs)
-        for r in read(several_hops, path, corpus=corpus, distractors=0)[0].values()
+        len(r.paragraphs) for r in read(several_hops, path, pool=corpus, distractors=0)[0].values()
     }
     assert few == 2
     assert read(several_hops, path)[1].counts == {"no context": 3}
     with pytest.raises(UserError, match="allowed: a JSON list of {title, text}"):
-        read(several_hops, path, corpus=path)
+        read(several_hops, path, pool=path)
 
 
 # Natural Questions

@@ -64,19 +64,22 @@ def prepare(
     are for the record. A `vocabulary` has a ``tokenizer.json``. Raises UserError for files that
     are damaged, or too small to be split."""
     model = load_model(vocabulary.model) if vocabulary else None
-    recipe = {
-        "name": corpus.name,
-        "unicode": FORM,
-        "settings": vars(settings) | options | corpus.settings,
-        "sources": {  # a path may lead into an archive
-            f"{part} {n} {(path if path.exists() else path.parent).name}": checksum(path)
-            for part, paths in corpus.files.items()
-            for n, path in enumerate(paths, 1)
-        },
-        **(vocabulary.recipe() if vocabulary else {}),
-    }
+
+    def recipe() -> dict:
+        return {
+            "name": corpus.name,
+            "unicode": FORM,
+            "settings": vars(settings) | options | corpus.settings,
+            "sources": {  # a path may lead into an archive
+                f"{part} {n} {(path if path.exists() else path.parent).name}": checksum(path)
+                for part, paths in corpus.files.items()
+                for n, path in enumerate(paths, 1)
+            },
+            **(vocabulary.recipe() if vocabulary else {}),
+        }
 
     def build(work: Path, out: Path) -> dict:
+        options_and_sources = recipe()
         parts = {
             part: tokenise(corpus, part, settings.max_length, work, model) for part in corpus.files
         }
@@ -97,7 +100,7 @@ def prepare(
                 "splits": facts,
                 "parts": {part: dict(each.counts) for part, each in parts.items()},
                 "published": corpus.published,
-                **recipe,
+                **options_and_sources,
             }
             (out / folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
             if vocabulary:

@@ -173,9 +173,13 @@ def prepare_text(
         "split": split,
         "fractions": None if split == "files" else fractions,
         "train_bytes": None,  # an option that was; so folders made then are known
-        "files": {path.relative_to(source.parent).as_posix(): checksum(path) for path in texts},
     }
-    return make_folder(dest, recipe, build)
+
+    def whole_recipe() -> dict:
+        sums = {path.relative_to(source.parent).as_posix(): checksum(path) for path in texts}
+        return {**recipe, "files": sums}
+
+    return make_folder(dest, whole_recipe, build)
 
 
 def _way(

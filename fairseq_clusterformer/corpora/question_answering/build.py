@@ -74,14 +74,16 @@ def prepare(
     """Prepare the files of `splits`, each with its reader, in the folder `dest`, as `make_folder`
     does. With `titles`, each paragraph's title stands before its text; `options` are of the
     corpus, for ``prepared.json``. Raises UserError for a file without a question of use."""
-    recipe = {
-        "corpus": corpus,
-        "files": {split: checksums(paths) for split, paths in splits.items()},
-        **vocabulary.recipe(),
-        "titles": titles,
-        "unicode": READ_FORM,
-        "options": options,
-    }
+
+    def recipe() -> dict:
+        return {
+            "corpus": corpus,
+            "files": {split: checksums(paths) for split, paths in splits.items()},
+            **vocabulary.recipe(),
+            "titles": titles,
+            "unicode": READ_FORM,
+            "options": options,
+        }
 
     def build_model(work: Path, out: Path) -> dict:
         if vocabulary.train:

@@ -63,7 +63,7 @@ def prepare(
             problem = f"Moses' tokeniser does not know {' and '.join(unknown)}"
             raise bad_option("--vocabulary", "subword-nmt", "sentencepiece", problem)
     extra = [pair_files(path, pipeline.languages, "--extra-train") for path in extra_train]
-    recipe = {
+    options = {
         "corpus": corpus.name,
         **pipeline.recipe(),
         "bpe_operations": bpe_operations,
@@ -71,9 +71,11 @@ def prepare(
         "detokenised": not corpus.tokenised,
         "hold_out": corpus.hold_out,
         "cleaning": asdict(corpus.cleaning),
-        "extra_train": checksums(itertools.chain.from_iterable(extra)),
-        **corpus.facts,
     }
+
+    def recipe() -> dict:
+        more = {"extra_train": checksums(itertools.chain.from_iterable(extra))}
+        return options | more | corpus.facts()
 
     def build(work: Path, out: Path) -> dict:
         from importlib.metadata import version
@@ -82,14 +84,14 @@ def prepare(
         tokens, made = make_part(work, "tokens", functools.partial(job.tokenise, extra))
 
         def learn(work: Path, folder: Path) -> dict:
-            known = replace(pipeline, model=folder / recipe["bpe_model"])
+            known = replace(pipeline, model=folder / options["bpe_model"])
             how = {"workers": workers, "kept": work / "parts"}
             learn_subwords(job.files(tokens, "train"), bpe_operations, known, **how)
             return {}
 
         model, _ = make_part(work, "model", learn)
         copy_part(model, out)
-        job.pipeline = replace(pipeline, model=model / recipe["bpe_model"])
+        job.pipeline = replace(pipeline, model=model / options["bpe_model"])
         job.counts = made["splits"]
         subwords, made = make_part(work, "subwords", functools.partial(job.segment, tokens))
         job.counts = made["splits"]

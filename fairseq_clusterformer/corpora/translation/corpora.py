@@ -57,7 +57,7 @@ class ParallelCorpus:
     cleaning: Cleaning = field(default_factory=Cleaning)  # of train
     #: how many pairs `read` yields for a split, for downloads without a checksum
     expected: dict[str, int] = field(default_factory=dict)
-    facts: dict = field(default_factory=dict)  # more for ``prepared.json``
+    facts: Callable[[], dict] = dict  # more for ``prepared.json``, computed anew at each call
     #: about how many pairs a split has, for progress; None: that is not known
     about: Callable[[str], int | None] = lambda _: None
 
@@ -93,7 +93,10 @@ def own_pairs(
         given = {split: pairs(split) for split in (*fractions, "train")}
         return given | (draw_pairs(partial(pairs, "train"), drawn) if drawn else {})
 
-    sources = {split: checksums(chain.from_iterable(parts)) for split, parts in found.items()}
+    def facts() -> dict:
+        files = {part: checksums(chain.from_iterable(parts)) for part, parts in found.items()}
+        return {"files": files, "fractions": drawn}
+
     return ParallelCorpus(
         "text",
         TextPipeline(languages, lowercase=lowercase),
@@ -102,7 +105,7 @@ def own_pairs(
         drawn=tuple(drawn),
         disjoint=True,
         cleaning=Cleaning("subwords", 250, 9),
-        facts={"files": sources, "fractions": drawn},
+        facts=facts,
         about=lambda split: sum(count_lines(part[0]) for part in found.get(split, ())) or None,
     )
 

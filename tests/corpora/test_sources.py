@@ -1,0 +1,72 @@
+"""What is no plain file is refused by all that prepare, and so is what changes meanwhile."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fairseq_clusterformer.corpora import binarize
+from fairseq_clusterformer.corpora.question_answering import encode
+from tests.corpora.commands import one_line, run
+
+QUESTION = '{"question": "Who?", "context": "Ada sang. Bob %d ran.", "answers": ["Ada"]}\n'
+#: of a task: its options, and what a file of it holds
+TASKS = {
+    "lm": ("text {source} {dest}", "".join(f"a b c {i}\n" for i in range(40))),
+    "translation": (
+        "text {dest} --source-lang de --target-lang en --train {source}",
+        "".join(f"a b {i}\tc d {i}\n" for i in range(60)),
+    ),
+    "classification": (
+        "text {source} {dest}",
+        "".join(f"{'xy'[i % 2]}\ta b {i}\n" for i in range(60)),
+    ),
+    "qa": ("text {source} {dest}", "".join(QUESTION % i for i in range(30))),
+}
+SUFFIX = {"qa": "jsonl"}
+
+
+def prepare(task: str, source: object, folder: Path, *more: object) -> int:
+    words = TASKS[task][0].format(source=source, dest=folder / "dest")
+    return run("prepare", task, words, *more)
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    os.mkfifo(path := tmp_path / "pipe")
+    return path
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+def test_no_plain_file(task, kind, pipe, tmp_path, capsys):
+    source = "/dev/null" if kind == "device" else pipe
+    assert prepare(task, source, tmp_path) == 1
+    assert f"{source}" in (line := one_line(capsys))
+    assert "plain file" in line or "found nothing" in line
+    assert not (tmp_path / "dest").exists()
+
+
+@pytest.mark.parametrize("task", ["translation", "classification", "qa"])
+def test_no_plain_file_of_a_split(task, tmp_path, capsys):
+    (source := tmp_path / f"train.{SUFFIX.get(task, 'tsv')}").write_text(TASKS[task][1])
+    assert prepare(task, source, tmp_path, "--valid", "/dev/null") == 1
+    assert "/dev/null" in one_line(capsys)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_source_that_changes_while_it_is_prepared(task, tmp_path, monkeypatch, capsys):
+    (source := tmp_path / f"train.{SUFFIX.get(task, 'tsv')}").write_text(TASKS[task][1])
+    module, name = (encode, "write_file") if task == "qa" else (binarize, "write_dataset")
+    work = getattr(module, name)
+
+    def changing(*given, **how):
+        with source.open("a") as file:
+            file.write("x\n")
+        return work(*given, **how)
+
+    monkeypatch.setattr(module, name, changing)
+    assert prepare(task, source, tmp_path) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "a source has changed meanwhile; allowed: run it again" in said
+    assert not (tmp_path / "dest").exists()
