@@ -243,6 +243,14 @@ def resolved(option: str, path: Path) -> Path:
         raise bad_option(option, path, "a file or a folder", "it is a link to itself") from None
 
 
+def check_utf8(option: str, path: Path) -> None:
+    """Raise UserError for a name that some libraries cannot write to."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise bad_option(option, path, "a name in UTF-8", "its name is not in UTF-8") from None
+
+
 def _is_new(path: Path) -> bool:
     return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 

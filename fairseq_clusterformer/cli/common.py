@@ -15,8 +15,8 @@ from fairseq_clusterformer.errors import UserError, bad_option, check_no_device
 from fairseq_clusterformer.outputs import check_output
 from fairseq_clusterformer.ranges import Range
 
-# What commands a terminal, or turns the direction of writing.
-_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# What commands a terminal, turns the direction of writing, or is half a letter.
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _CHOICE = re.compile(r"^(\S+): invalid choice: (.+?) \(choose from (.*)\)$")
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from fairseq_clusterformer import __version__
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.outputs import check_output, checksum, written
+from fairseq_clusterformer.outputs import check_output, check_utf8, checksum, written
 from fairseq_clusterformer.ranges import Range
 
 from .common import Parser, add_places, check_file, number
@@ -95,6 +95,7 @@ def main(arguments: Sequence[str]) -> int:
             raise bad_option("--probes", args.probes, f"less than --far-window, {args.far_window}")
     for file in args.text or ():
         check_file("--text", file, "a file of text")
+    check_utf8("OUT", args.out)
     recipe, made = _recipe(args), written(args.out)
     if made and made["recipe"] == recipe and not args.force:
         print(f"{args.out} is already done")

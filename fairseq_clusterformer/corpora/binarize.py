@@ -222,7 +222,7 @@ def train_sentencepiece(
 
 def piece_dictionary(model: Path) -> Dictionary:
     """Return the dictionary of a sentencepiece model's pieces, in its order."""
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model.read_bytes())
     ids = range(pieces.get_piece_size())
     return symbol_dictionary(
         pieces.id_to_piece(i) for i in ids if not pieces.is_control(i) and not pieces.is_unknown(i)

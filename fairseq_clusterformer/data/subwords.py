@@ -76,7 +76,8 @@ def load_sentencepiece(path: Path):
     from sentencepiece import SentencePieceProcessor
 
     with reading(path, "a sentencepiece model"):
-        return SentencePieceProcessor(model_file=str(path))
+        (model := SentencePieceProcessor()).LoadFromSerializedProto(path.read_bytes())
+        return model
 
 
 class Subwords(ABC):

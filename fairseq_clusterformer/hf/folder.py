@@ -46,7 +46,7 @@ from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import TOKENIZER
 from fairseq_clusterformer.data.unicode import FORM, READ_FORM, form_of
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.outputs import check_output, whole_folder
+from fairseq_clusterformer.outputs import check_output, check_utf8, whole_folder
 from fairseq_clusterformer.use.perplexity import begin_of
 
 from . import renumbered
@@ -109,6 +109,7 @@ def export(
     if dtype not in DTYPES:
         raise bad_option("--dtype", dtype, ", ".join(DTYPES))
     how = {"inputs": (loaded.path, loaded.folder), "force": force}
+    check_utf8("OUT", out)
     check_output("OUT", out, folder=True, **how | {"force": True})
     config = config_of(loaded)
     other = _renumbered(loaded, config)

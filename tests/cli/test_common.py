@@ -232,3 +232,15 @@ def test_an_error_has_a_bound():
     said = str(UserError("a" * 61_000 + "; allowed: less"))
     assert len(said) < 1000
     assert said.endswith("; allowed: less")
+
+
+def test_a_name_that_is_not_utf8(tmp_path, capsys):
+    """Some libraries take no such name: that is one line, before any work, or works."""
+    out = tmp_path / os.fsdecode(b"caf\xe9")
+    for words in (["export", "python-code", out, "--to", "transformers"], ["convert", "x", out]):
+        assert main(list(map(str, words))) == 1
+        assert "its name is not in UTF-8; allowed: " in capsys.readouterr().err
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("".join(f"a b {i}\n" for i in range(300)))
+    words = ["prepare", "lm", "text", tmp_path, out.parent.parent / out.name, "--sentencepiece"]
+    assert main([*map(str, words), "290"]) == 0
