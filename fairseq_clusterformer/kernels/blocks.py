@@ -93,10 +93,12 @@ class _Plan:
         sees = self.hi > self.lo
         far = self.keys.tiles * self.tile
         lowest = torch.where(sees, self.lo, far).amin(-1)
+        # From the first key tile that any query of the tile sees, up to the last.
         first = torch.div(lowest, self.tile, rounding_mode="floor")
         last = torch.div(self.hi.amax(-1) + self.tile - 1, self.tile, rounding_mode="floor")
         first = torch.where(sees.any(-1), first, 0)
         counts, tiles = (last - first).clamp(min=1).sort(descending=True, stable=True)
+        # The group's size is that of its first tile, which sees the most.
         groups, sizes, begin = [], counts.tolist(), 0
         while begin < len(sizes):
             numbers = self.heads * self.tile * self.tile * sizes[begin]  # weights of a query tile
@@ -133,7 +135,7 @@ class _Plan:
             x = x.contiguous()
             strides = (*x.stride()[:3], x.storage_offset())
         size = x.untyped_storage().nbytes() // x.element_size() // width
-        flat = x.as_strided((size, width), (width, 1), 0)
+        flat = x.as_strided((size, width), (width, 1), 0)  # all of x's memory, row by row
         row_stride, head_stride, token_stride, offset = (stride // width for stride in strides)
         row = torch.arange(batch, device=x.device).view(-1, 1, 1, 1)
         head = torch.arange(heads, device=x.device).view(1, self.groups, -1, 1)
@@ -153,7 +155,7 @@ class _Plan:
         """Back from tiles to token order [B, H, N, E]; a token in several slots gets their sum."""
         batch, heads, length, _ = self.shape
         once = side.slots == length  # each token stands in one slot
-        create = tiles.new_empty if once else tiles.new_zeros
+        create = tiles.new_empty if once else tiles.new_zeros  # sums begin at 0
         out = create(batch, length, heads, tiles.size(-1)).transpose(1, 2)
         flat, index = self._token_rows(out, side.token)
         index = index[..., : side.slots].flatten()
@@ -168,6 +170,7 @@ class _Plan:
             # The biases of a query tile's key tiles side by side, the same for each query.
             logits += self.bias.index_select(0, self.key_tiles(group)).view(len(q), 1, -1)
         span = group.num_tiles * self.tile
+        # Ranges are those of a row's order; the heads that share it have one mask.
         slot = (group.first * self.tile).unsqueeze(-1) + torch.arange(span, device=q.device)
         hidden = slot.unsqueeze(1) < self.lo[group.tiles].unsqueeze(-1)  # [c, T, span]
         hidden |= slot.unsqueeze(1) >= self.hi[group.tiles].unsqueeze(-1)
@@ -193,7 +196,7 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
         k_group, v_group = (plan.select_keys(group, x, dtype) for x in (k_tiles, v_tiles))
         weights = plan.logits(group, _scaled(q_tiles.index_select(0, queries), dtype), k_group)
         peak = weights.amax(-1, keepdim=True).clamp_(min=torch.finfo(dtype).min)
-        weights.sub_(peak).exp2_()
+        weights.sub_(peak).exp2_()  # a tile sees all its keys at once: no online softmax
         total = weights.sum(-1, keepdim=True)
         lse_tiles[queries] = (peak + total.log2()) / LOG2_E
         if dropout > 0.0:

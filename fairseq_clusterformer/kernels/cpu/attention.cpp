@@ -162,8 +162,8 @@ struct Attention {
 
   // Keys [begin, end) are copied afterwards; they are CHUNK or fewer.
   void reach(int64_t begin, int64_t end) {
-    if (begin < first || begin > last) first = last = begin;
-    if (end - first > KEPT) {
+    if (begin < first || begin > last) first = last = begin;  // a jump: nothing copied is of use
+    if (end - first > KEPT) {  // make room: what stands before `begin` is needed no more
       int64_t moved = begin - first, left = last - begin;
       std::memmove(keys, keys + moved * P, left * P * sizeof(T));
       std::memmove(values, values + moved * P, left * P * sizeof(T));
@@ -189,7 +189,7 @@ struct Attention {
   void load(Strip& s, int64_t slot, bool backward) {
     const int64_t used = count(p.num_queries, p.length), begins = slot;
     s.begin = s.all_begin = 0, s.end = s.all_end = 0;
-    bool any = false, all = true;
+    bool any = false, all = true;  // whether any query sees a key by its range, and whether all do
     alignas(64) T out[P] = {};
     for (int i = 0; i < Q; i++, slot++) {
       bool there = slot < p.length;
@@ -204,16 +204,17 @@ struct Attention {
         T total = *p.total.at<T>(row, head, from);
         s.peak[i] = *p.peak.at<T>(row, head, from);
         s.total[i] = backward && total != 0 ? 1 / total : total;  // weights are multiplied by it
-        if (backward && total == 0) sees = own = asks = false;
+        if (backward && total == 0) sees = own = asks = false;  // all its keys had logits of -inf
       }
       s.asks[i] = asks, s.own[i] = own;
       s.lo[i] = sees ? lo : 0, s.hi[i] = sees ? hi : 0;
-      if (sees) {
+      if (sees) {  // the union and the intersection of the strip's ranges
         s.begin = any ? std::min(s.begin, lo) : lo, s.end = any ? std::max(s.end, hi) : hi;
         s.all_begin = any ? std::max(s.all_begin, lo) : lo;
         s.all_end = any ? std::min(s.all_end, hi) : hi;
       }
       any |= sees, all &= sees;
+      // a slot without a token asks with 0, so that its logits stay finite
       if ((sees && slot < used) || own) copy_row(s.q + i * P, p.q.at<S>(row, head, from), scale);
       else std::memset(s.q + i * P, 0, E * sizeof(T));
       if (backward) {
@@ -229,7 +230,7 @@ struct Attention {
           std::memset(s.d_out + i * P, 0, E * sizeof(T));
         }
       }
-      if (p.dropout > 0) {
+      if (p.dropout > 0) {  // two numbers of the query, from which `keeps` draws for each key
         uint64_t x = p.seed + ((row * p.heads + head) * p.length + slot + 1) * 0x9e3779b97f4a7c15u;
         x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;  // splitmix64
         x = (x ^ x >> 27) * 0x94d049bb133111ebu;
@@ -240,6 +241,7 @@ struct Attention {
     if (!all) s.all_begin = s.all_end = 0;  // some query sees nothing: mask every key
     transpose(s.q, s.q_columns);
     if (backward) transpose(s.d_out, s.d_out_columns);
+    // The softmax goes on from an output that was divided by its total: multiply it again.
     std::memset(s.sum, 0, Q * P * sizeof(T));
     if (!backward && p.adds)
       for (int i = 0; i < Q; i++)
@@ -273,6 +275,8 @@ struct Attention {
     return (I)(x >> 1) < kept_below ? V{} + kept_scale : V{};
   }
 
+  // Keys [begin, end), CHUNK or fewer: logits and their maximum, then weights and their sum, then
+  // what the weights add to the output.
   void attend(Strip& s, int64_t begin, int64_t end) {
     V tops[2] = {V{} + LOWEST, V{} + LOWEST};
     in_groups<ROWS>(begin, end, [&](auto size, int64_t slot) {
@@ -308,7 +312,7 @@ struct Attention {
       V& total = vec(s.total + c * L);
       total = total * vec(corrections + c * L) + sums[c];
     }
-    if (begin > s.begin || p.adds)
+    if (begin > s.begin || p.adds)  // else nothing was summed before
       for (int i = 0; i < Q; i++)
         for (int e = 0; e < P; e += L) vec(s.sum + i * P + e) *= corrections[i];
     // out += P v, over the chunk's keys.
@@ -318,7 +322,8 @@ struct Attention {
     });
   }
 
-  // d_keys and d_values are those of the key slot `begin`.
+  // Weights are computed again from the softmax's maximum and total. With dP = d_out . v, the
+  // gradient of a logit is dS = P (dP - delta). d_keys and d_values are those of the slot `begin`.
   void attend_backward(Strip& s, int64_t begin, int64_t end, T* d_keys, T* d_values, T* d_bias) {
     in_groups<ROWS>(begin, end, [&](auto size, int64_t slot) {
       constexpr int R = size;
@@ -384,6 +389,7 @@ struct Attention {
       ahead.add(p.k.at<S>(row, head, from));
       ahead.add(p.v.at<S>(row, head, from));
     }
+    // As many at once as spread them over all groups of keys that the strips will compute.
     int64_t groups = 1;
     for (int i = 0; i < TILE / Q; i++) groups += (strips[i].end - strips[i].begin) / ROWS;
     ahead.at_once = rounded_up(ahead.count, groups) / groups;
@@ -400,6 +406,7 @@ struct Attention {
       if (strips[i].begin < strips[i].end) begin = std::min(begin, strips[i].begin);
     }
     fetch_ahead(slot, end, backward);
+    // Chunk by chunk, for all strips: they share the copied keys.
     for (; begin < end; begin += CHUNK) {
       int64_t until = std::min(begin + CHUNK, end);
       reach(begin, until);
@@ -477,12 +484,12 @@ struct Attention {
     });
     int64_t used = count(p.num_queries, p.length);
     over_queries(slot, [&](Strip& s, int i, int64_t at) {
-      if (p.own && !p.adds) {
+      if (p.own && !p.adds) {  // `see_own_backward` adds, and so will `store`
         std::memset(p.d_k.at<S>(row, head, at), 0, E * sizeof(S));
         std::memset(p.d_v.at<S>(row, head, at), 0, E * sizeof(S));
       }
       if (s.own[i]) see_own_backward(s, i, at);
-      bool there = slot + (&s - strips.get()) * Q + i < used;
+      bool there = slot + (&s - strips.get()) * Q + i < used;  // whether the slot holds a token
       T factor = there || s.own[i] ? scale * T(LN_2) : 0;
       S* d_q = p.d_q.at<S>(row, head, at);
       for (int e = 0; e < E; e++) d_q[e] = (p.adds ? T(d_q[e]) : 0) + s.sum[i * P + e] * factor;
@@ -560,7 +567,7 @@ void store(const Problem& p, int64_t row, int64_t head, const Part& sum) {
         for (int e = 0; e < E; e += 64 / sizeof(S))
           __builtin_prefetch(t->at<S>(row, head, next) + e, 1);
     }
-    bool seen = slot < used && slot >= sum.begin && slot < sum.end;
+    bool seen = slot < used && slot >= sum.begin && slot < sum.end;  // else its gradients are 0
     int64_t at = slot - sum.begin;
     const T* keys = seen ? sum.keys() + at * P : nothing;
     const T* values = seen ? sum.values() + at * P : nothing;
@@ -588,6 +595,7 @@ void backward(const Problem& p) {
   {
     Attention attention(p, true);
 #pragma omp for
+    // Which key slots each segment sees: its part covers these alone.
     for (int64_t task = 0; task < tasks.count; task++) {
       int64_t both = task / tasks.segments, row = both / p.heads, head = both % p.heads;
       int64_t begin = p.slots, end = 0;
@@ -600,6 +608,7 @@ void backward(const Problem& p) {
       Part& part = sums[both].parts[task % tasks.segments];
       part.begin = part.clean = std::min(begin, end), part.end = end;
     }
+    // The largest part and the largest total are what a piece of memory must hold.
 #pragma omp single
     for (auto& sum : sums) {
       int64_t begin = p.slots, end = 0;
@@ -622,11 +631,12 @@ void backward(const Problem& p) {
         attention.backward_tile(slot, part);
       });
       part.clear(part.end);
+      // Add up, in their order, all parts that are done and have none missing before them.
       std::lock_guard<std::mutex> lock(sum.mutex);
       part.done = true;
       for (; sum.next < sum.parts.size() && sum.parts[sum.next].done; sum.next++) {
         Part& first = sum.parts[sum.next];
-        if (sum.parts.size() == 1) {
+        if (sum.parts.size() == 1) {  // the only part is the sum
           store(p, row, head, first);
         } else {
           if (sum.next == 0) sum.total.memory = of_totals.take();

@@ -36,7 +36,7 @@ struct Scouts : Strip {
   const int64_t sharing, S, R;  // heads of queries for one of keys; scouts of a head, and of all
   const int W;
   const int64_t padded_W, padded_K, padded_R;
-  Buffer<T> q, shares;          // [R][padded W], [R][padded K]
+  Buffer<T> q, shares;           // [R][padded W], [R][padded K]
   Buffer<T> keys, columns_of_k;  // [Q][padded W], [padded W][Q]
   Buffer<T> held;                // [Q]
 
@@ -52,6 +52,7 @@ struct Scouts : Strip {
     return t.at<X>(row, query_head(scout), scout % S);
   }
 
+  // Queries, in units of log 2, and shares of all scouts of a row and a head of keys.
   void start(int64_t task) {
     begin(task / of.heads, task % of.heads);
     const T scale = LOG2_E / std::sqrt(double(W));
@@ -97,7 +98,7 @@ struct Scouts : Strip {
           return p.key_order.data ? *p.key_order.at<int64_t>(row, head, slot + i) : slot + i;
         },
         tops, lows);
-    V sums[2] = {};
+    V sums[2] = {};  // a softmax over clusters, for each key of the strip
     for (int64_t k = 0; k < K; k++)
       for (int c = 0; c < 2; c++) {
         V& x = vec(scores + k * Q + c * L);
@@ -157,7 +158,7 @@ struct Scouts : Strip {
       share(slot);
       over_scouts(slot, [&](auto size, int64_t scout, auto& logits) {
         constexpr int N = size;
-        V common[N][2];
+        V common[N][2];  // s_ij but for how surely the key is held
         dot<N>(shares + scout * padded_K, scores, common, K, padded_K);
         for (int r = 0; r < N; r++) {
           I seen[2];
@@ -167,6 +168,7 @@ struct Scouts : Strip {
             x[c] = seen[c] ? logits[r][c] : V{} - INF;
             s[c] = seen[c] ? common[r][c] * vec(held + c * L) : V{};
           }
+          // Online softmax, lane by lane; `lands` is its sum of values s_ij.
           const int64_t at = (scout + r) * L;
           V higher = max(max(x[0], x[1]), vec(peak + at)), before = exp2(vec(peak + at) - higher);
           V weights[2] = {exp2(x[0] - higher), exp2(x[1] - higher)};
@@ -177,7 +179,7 @@ struct Scouts : Strip {
         }
       });
     });
-    for (int64_t i = 0; i < R; i++) {
+    for (int64_t i = 0; i < R; i++) {  // the lanes of each scout under one maximum
       T top = LOWEST, sum = 0, land = 0, any = 0;
       for (int n = 0; n < L; n++) top = std::max(top, peak[i * L + n]);
       for (int n = 0; n < L; n++) {
@@ -203,7 +205,7 @@ struct Scouts : Strip {
       share(slot);
       std::memset(d_common, 0, R * Q * sizeof(T));
       alignas(64) T d_held[Q] = {};
-      for (int64_t k = 0; k < K; k++)
+      for (int64_t k = 0; k < K; k++)  // shares of keys, a row for each key
         for (int i = 0; i < Q; i++) p_rows[i * padded_K + k] = scores[k * Q + i];
       over_scouts(slot, [&](auto size, int64_t scout, auto& logits) {
         constexpr int N = size;
@@ -216,6 +218,7 @@ struct Scouts : Strip {
           T total = *of_scout<T>(p.total, i), top = *of_scout<T>(p.peak, i);
           T of_weight = total != 0 ? *of_scout<T>(p.d_lands, i) / total : 0;
           T of_all = *of_scout<T>(p.d_in_sight, i);
+          // d s_ij = a_ij d_lands_i + d_in_sight_i: attention itself gets no gradient.
           for (int c = 0; c < 2; c++) {
             V x = seen[c] ? logits[r][c] : V{} - INF;
             V d = exp2(x - top) * of_weight + (seen[c] ? V{} + of_all : V{});
@@ -242,7 +245,7 @@ struct Scouts : Strip {
         for (int64_t k = 0; k < K; k++) {
           V& x = vec(scores + k * Q + c * L);
           x *= vec(d_p + k * Q + c * L) - delta;
-          vec(lanes + k * L) += x;
+          vec(lanes + k * L) += x;  // scores have the log of the mass taken off
         }
       }
       Strip::backward(d_vectors, [&](int64_t token, const T* gradient) {
@@ -270,10 +273,11 @@ struct Scouts : Strip {
       for (int64_t k = 0; k < K; k++)
         for (int c = 0; c < 2; c++) {
           V& x = vec(scores + k * Q + c * L);
+          // d log_mass_k / d score_kj = held_j exp(score_kj) / mass_k; scores are less log_mass
           x = exp2((x + vec(held + c * L)) * T(LOG2_E)) * d_mass[k];
           sums[c] += x;
         }
-      for (int i = 0; i < Q; i++)
+      for (int i = 0; i < Q; i++)  // padding has no part in the mass
         if (!real[i])
           for (int64_t k = 0; k < K; k++) scores[k * Q + i] = 0;
       Strip::backward(d_vectors, [&](int64_t token, const T* gradient) {

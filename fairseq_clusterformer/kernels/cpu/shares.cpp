@@ -64,6 +64,7 @@ struct Strips : Strip {
     }
     if (p.log_share.data) share(slot, there, tops, chosen);
     if (p.log_mass) add_mass(slot, mass);
+    // Further clusters: the one that was chosen before is taken out.
     for (int64_t probe = 1; probe < p.probes; probe++) {
       for (int i = 0; i < Q; i++) scores[chosen[i] * Q + i] = -INF;
       for (int c = 0; c < 2; c++) {
@@ -104,7 +105,7 @@ struct Strips : Strip {
       for (int c = 0; c < 2; c++)
         x[c] = vec(scores + k * Q + c * L) * T(LOG2_E) + vec(weights + c * L);
       V &peak = vec(mass.peak + k * L), &total = vec(mass.total + k * L);
-      V higher = max(max(x[0], x[1]), peak);
+      V higher = max(max(x[0], x[1]), peak);  // online log-sum-exp over tokens
       total = total * exp2(peak - higher) + exp2(x[0] - higher) + exp2(x[1] - higher);
       peak = higher;
     }
@@ -160,6 +161,7 @@ void forward(const Shares& p) {
   over_strips(p, tasks, [&](Strips& strips, int64_t task, int64_t slot) {
     strips.assign(slot, masses[task]);
   });
+  // Masses of all tasks and lanes of a head under one maximum, in the order of tasks.
   std::vector<T> total(p.of.heads * K, 0), peak(p.of.heads * K, LOWEST);
   std::fill_n(p.sizes, p.of.heads * K, T(0));
   for (int64_t task = 0; task < tasks.count; task++) {
