@@ -73,8 +73,8 @@ class KMeansClustering(Learner):
         self.register_buffer("centroids", centroids[nearest_neighbour_order(centroids)])
         self.bank = MemoryBank(bank_size)
         self.interval = interval
-        self.age = -1  # updates since the last clustering; none has begun
-        self.epoch = 0  # none has begun
+        self.age = -1  # updates since the last clustering; -1 before the first update
+        self.epoch = 0  # 0 before the first one
         self.found = False  # whether centroids are K-Means's, and not random
         self._banks: list[Tensor] | None = None  # of all workers, until the next batch
 

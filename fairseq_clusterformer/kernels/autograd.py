@@ -103,7 +103,7 @@ _INPUTS = (
 
 
 def _flat(calls: Sequence[Call]) -> tuple:
-    """The operator's inputs but for the kernel's name."""
+    """The operator's inputs, except for the kernel's name."""
     q, k, v = calls[0][:3]
     of_layouts = [
         tensor

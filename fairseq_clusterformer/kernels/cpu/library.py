@@ -154,7 +154,7 @@ def _own_folder() -> Path:
 
 
 def _files(command: list[str]) -> bytes:
-    """What tells one compiler, or version of it, from another, without a call of it."""
+    """Paths, sizes and times of a compiler's files: another version of it has others."""
     found = []
     for word in command:
         path = os.path.realpath(shutil.which(word) or word)

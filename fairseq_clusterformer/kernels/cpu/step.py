@@ -1,9 +1,9 @@
 """One token of each row in C++: what it attends to, and what is kept behind it; ``step.cpp`` has
 the method. States are changed in place.
 
-Shape letters as in ``step.cpp``: B batch, H heads, J heads of keys, G groups of these that share
-rings, Q groups of queries that read the same rings, E width, L layouts, R rings of each, P of them
-that a query reads, W slots of a ring, C numbers of an entry.
+Shape letters as in ``step.cpp``: B batch, H heads, J heads of keys, E width, C numbers of an entry.
+G groups of heads of keys share rings, and Q groups of queries read the same ones. L layouts, R
+rings of each, P of them that a query reads, W slots of a ring.
 """
 
 from typing import Any, NamedTuple

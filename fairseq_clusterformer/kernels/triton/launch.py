@@ -70,8 +70,8 @@ def tuned(tiles: dict[tuple[int, int], list[tuple[int, int, int, int]]]) -> Call
     ``torch.use_deterministic_algorithms(True)``.
 
     Args:
-        tiles: query slots, key slots, warps and stages to choose from, by the bytes of a number
-            and by the width of a head (64, 128), or twice that of a part where it has several.
+        tiles: choices of query slots, key slots, warps and stages. The key is the bytes of a
+            number and the width of a head (64, 128); a head in several parts has twice a part's.
     """
     choices = {
         tile: triton.Config({"BLOCK_M": tile[0], "BLOCK_N": tile[1]}, *tile[2:])
