@@ -1,7 +1,8 @@
 """One token of each row in C++: what it attends to, and what is kept behind it; ``step.cpp`` has
 the method. States are changed in place.
 
-Shape letters as in ``step.cpp``: B batch, H heads, J heads of keys, E width, C numbers of an entry.
+Shape letters as in ``step.cpp``: B batch, H heads, J heads of keys, E width, C numbers of an
+entry.
 G groups of heads of keys share rings, and Q groups of queries read the same ones. L layouts, R
 rings of each, P of them that a query reads, W slots of a ring.
 """
