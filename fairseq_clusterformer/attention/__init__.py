@@ -1,11 +1,13 @@
 """Which tokens see which: a file for each kind of attention, registered by name."""
 
-from . import gated, kmeans, lsh, neural, routing, strided, taught, window, xl  # noqa: F401 (they register)
+from . import kinds  # noqa: F401 (they register)
 from .batch import Batch, any_padding
-from .kind import Assignment, Kind, Shape, Tokens, attention_kinds, register_attention
+from .kind import Kind, Traits, attention_kinds, register_attention
 from .multihead import MultiheadAttention
 from .options import ClusterOptions, OptionError, Options, WindowOptions, option
+from .past import Past
 from .spec import AttentionPlan, Heads, parse_attention, parse_layer
+from .tokens import Assignment, Round, Shape, Tokens
 
 __all__ = [
     "Assignment",
@@ -17,8 +19,11 @@ __all__ = [
     "MultiheadAttention",
     "OptionError",
     "Options",
+    "Past",
+    "Round",
     "Shape",
     "Tokens",
+    "Traits",
     "WindowOptions",
     "any_padding",
     "attention_kinds",

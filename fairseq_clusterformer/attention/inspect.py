@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import Layout
-from .kind import Kind, Routing
-from .rules import LAST_RESORT
+from .attend import Seen
+from .kind import Kind
+from .sight import LAST_RESORT
 
 T = TypeVar("T")
 
@@ -34,8 +35,8 @@ def token_clusters(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tenso
         ValueError: a router ran more than once (a model that reads two texts, one by one).
     """
 
-    def clusters_of(routing: Routing) -> Tensor | None:
-        clusters = routing.report.clusters
+    def clusters_of(seen: Seen) -> Tensor | None:
+        clusters = seen.assignment.report.clusters
         return None if clusters is None else clusters.cpu()
 
     found = _of_routers(clusters_of, model, *inputs, **named_inputs)
@@ -78,32 +79,32 @@ def seen_keys(layout: Layout) -> Tensor:
     return seen.tril() if layout.earlier_only else seen
 
 
-def _seen_by_any(routing: Routing) -> Tensor:
+def _seen_by_any(found: Seen) -> Tensor:
     """What a query sees by the layouts and as its own key."""
-    layouts = [layout for part in routing.parts for layout in part.layouts]
-    seen = torch.stack(torch.broadcast_tensors(*map(seen_keys, layouts))).any(0)
-    for own in (part.own for part in routing.parts if part.own is not None):
-        itself = torch.eye(seen.size(-1), dtype=torch.bool, device=seen.device)
-        if own.hidden is not None:
-            itself = itself & ~own.hidden.unsqueeze(-1)
-        if own.bias <= LAST_RESORT:
-            itself = itself & ~seen.any(-1, keepdim=True)
-        seen = seen | itself
-    return seen
+    sight = found.sight
+    seen = torch.stack(torch.broadcast_tensors(*map(seen_keys, sight.layouts))).any(0)
+    if (own := sight.own) is None:
+        return seen
+    itself = torch.eye(seen.size(-1), dtype=torch.bool, device=seen.device)
+    if own.hidden is not None:
+        itself = itself & ~own.hidden.unsqueeze(-1)
+    if own.bias <= LAST_RESORT:
+        itself = itself & ~seen.any(-1, keepdim=True)
+    return seen | itself
 
 
 def _of_routers(
-    of: Callable[[Routing], T], model: nn.Module, *inputs, **named_inputs
+    of: Callable[[Seen], T], model: nn.Module, *inputs, **named_inputs
 ) -> dict[str, T]:
     """Run a model; what ``of`` makes of each router's decision, by its name."""
     found: dict[str, T] = {}
 
-    def keep(name: str, module: nn.Module, args: tuple, routing: Routing) -> None:
+    def keep(name: str, module: nn.Module, args: tuple, seen: Seen) -> None:
         if found.get(name) is not None:
             raise ValueError(
                 f"{name} ran more than once; allowed: a model that reads one text at a time"
             )
-        found[name] = of(routing)
+        found[name] = of(seen)
 
     hooks = [
         module.register_forward_hook(partial(keep, name))

@@ -1,7 +1,7 @@
 """What a kind of attention is: one function that assigns tokens to clusters, and its options.
 
-A kind never touches softmax. From what it assigns follow the parts that a query sees
-(:mod:`~fairseq_clusterformer.attention.parts`), in training and in decoding.
+A kind never touches softmax. From what it assigns follows what a query sees
+(:mod:`~fairseq_clusterformer.attention.sight`), in training and in decoding.
 
 Shape letters: B batch, N tokens, D model width, H heads of this kind, E head width, K clusters,
 G groups of heads that are assigned apart (1, H, or of keys J), W window.
@@ -9,36 +9,48 @@ G groups of heads that are assigned apart (1, H, or of keys J), W window.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import fields
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..clustering.report import Report, State
-from .assignment import Assignment, Shape, Tokens
+from ..kernels import Own
+from .attend import QKV, Other, Seen
+from .layout import chunk_layout, without_own
 from .options import OptionError, Options, flag_of
-from .parts import Part
-from .ranged import RangedKeys
-from .scouts import Scouts
-from .sinks import Sinks
-from .summaries import ClusterMeans
+from .past import Stores
+from .sight import LAST_RESORT, Rule, Sight, Text, completed, recent, text_of
+from .tokens import Assignment, Shape, Tokens
 
 
-class Routing(NamedTuple):
-    """Who sees whom in a batch.
+@dataclass(frozen=True)
+class Traits:
+    """What a kind declares of itself; of fields that :class:`Rule` has, that says what they mean.
 
     Attributes:
-        x: input of the layer; torch's backward hooks look for a tensor in front.
-        parts: what a query sees.
-        report: for the losses, the log and the layer above.
-        scouts: queries that teach, and see every key by layouts of the first part.
+        own: how a query sees its own key.
+        least_gap: 1 where it is not seen as one of its cluster, in what is not causal, too.
+        drops_keys: a key may be in no cluster.
+        clusters, window: K and W; None: as the options have them.
+        last_place: where a query stands behind sinks, at most.
+        per_token: a token is assigned without regard to other tokens of its row.
+        per_token_with: options with which it would be, for the error message.
+        reads_qk: it reads ``tokens.q`` or ``tokens.k``.
+        needs_centroids: it must be given the centroids of the layer before.
     """
 
-    x: Tensor
-    parts: list[Part]
-    report: Report
-    scouts: Scouts | None = None
+    own: str = "in_cluster"
+    least_gap: int = 0
+    drops_keys: bool = False
+    clusters: int | None = None
+    window: int | None = None
+    last_place: int | None = None
+    per_token: bool = True
+    per_token_with: str = "a kind that does not"
+    reads_qk: bool = True
+    needs_centroids: bool = False
 
 
 class Kind(nn.Module, ABC):
@@ -47,114 +59,72 @@ class Kind(nn.Module, ABC):
     Subclasses define ``assign``. What a kind learns from data other than by gradient must not
     change while a batch runs, or activation checkpointing would compute the batch twice in
     different ways: ``assign`` reports an observation, ``observe`` stores it once the forward pass
-    is over, and ``commit`` applies it before the next update. The attribute that ``learner`` names
-    does all three.
+    is over, and ``commit`` applies it before the next update. The ``learner`` does all three.
 
     Args:
         options: of the dataclass that the kind was registered with.
         shape: what it is built for.
     """
 
-    self_key = "in_cluster"
-    """How a query sees its own key: "in_cluster" (like any other of its cluster), "always", or
-    "fallback" (only where it sees nothing else: for kinds whose query and key are one vector)."""
-    chunk_rule = "two_chunks"
-    """What a query sees by the rule "chunk": "two_chunks" (CF22: its own and the one before),
-    "own_chunk" (CF20) or "top_keys" of its cluster (Routing Transformer)."""
-    learner = ""
-    """Name of the attribute that learns from observations; "": none."""
-    local_observations = False
-    """Whether each worker's observations stay with it; else all workers' are exchanged."""
-    needs_centroids = False
-    """Whether it must be given the centroids of the layer before."""
-    per_token = True
-    """Whether a token is assigned without regard to other tokens of its row."""
-    per_token_with = "a kind that does not"
-    """Options with which it would be, for the error message."""
-    reads_qk = True
-    """Whether it reads ``tokens.q`` or ``tokens.k``."""
-    drops_keys = False
-    """Whether the last cluster is of keys that no query sees and decoding does not keep."""
-
     def __init__(self, options: Options, shape: Shape):
         super().__init__()
-        self.counts_own = True
         self.options, self.shape = options, shape
-        self.causal = shape.causal
-        self.rule = getattr(options, "rule", "recent")
-        self.gap = max(getattr(options, "gap", 0), self.least_gap)
-        allowed = ("recent", "leaking-chunk") if self.causal else ("chunk", "recent")
-        if self.rule not in allowed:
+        self.traits = traits = self.declare(options, shape)
+        apart = shape.causal and traits.own != "in_cluster"
+        least_gap = max(traits.least_gap, int(apart))
+        self.rule = rule = Rule(
+            causal=shape.causal,
+            name=options.rule,
+            clusters=traits.clusters or options.clusters,
+            window=traits.window or options.window,
+            gap=max(options.gap, least_gap),
+            own=traits.own,
+            sinks=options.sinks,
+            drops_keys=traits.drops_keys,
+            last_place=traits.last_place,
+        )
+        allowed = ("recent", "leaking-chunk") if shape.causal else ("chunk", "recent")
+        if rule.name not in allowed:
             rules = type(options).__dataclass_fields__["rule"].metadata["range"].choices
-            where = "a causal model" if self.causal else "an encoder"
+            where = "a causal model" if shape.causal else "an encoder"
             raise OptionError(
-                "rule", self.rule, f"{', '.join(r for r in rules if r in allowed)} in {where}"
+                "rule", rule.name, f"{', '.join(r for r in rules if r in allowed)} in {where}"
             )
-        if self.gap > self.least_gap and self.rule != "recent":
-            raise OptionError("gap", self.gap, f"{self.least_gap} with the rule {self.rule}")
-        if self.sinks and not self.can_step:
-            raise OptionError("sinks", self.sinks, "0 but in a causal model with the rule recent")
-        if self.cluster_window == 0:
-            raise OptionError("window", self.window, "2 or more, the query's own included")
-        # Checkpoints from before W counted the query's own key do not have this number.
-        if self.causal and self.least_gap:
-            self.register_buffer("own_in_window", torch.ones(()))
+        if rule.gap > least_gap and rule.name != "recent":
+            raise OptionError("gap", rule.gap, f"{least_gap} with the rule {rule.name}")
+        if rule.sinks and not rule.can_step:
+            raise OptionError("sinks", rule.sinks, "0 but in a causal model with the rule recent")
+        if rule.by_cluster == 0:
+            raise OptionError("window", rule.window, "2 or more, the query's own included")
+
+    @staticmethod
+    def declare(options: Options, shape: Shape) -> Traits:
+        """What the kind is, with these options."""
+        return Traits()
 
     @property
-    def least_gap(self) -> int:
-        """1 where a query's own key is not seen as one of its cluster."""
-        return int(self.causal and self.self_key != "in_cluster")
-
-    @property
-    def window(self) -> int | None:
-        """W, keys that a query sees, its own included, and besides them ``gap - 1`` near ones;
-        None: all. Not causal: on either side. By the rule "chunk" of CF20, tokens of a chunk."""
-        return self.options.window
-
-    @property
-    def cluster_window(self) -> int | None:
-        """Keys that a query sees by its cluster: all of W, or without its own."""
-        apart = self.causal and self.gap > 0 and self.window is not None and self.counts_own
-        return self.window - 1 if apart else self.window
-
-    @property
-    def num_clusters(self) -> int:
-        """K."""
-        return getattr(self.options, "clusters", 1)
-
-    @property
-    def sinks(self) -> int:
-        """First tokens of a document that each of its queries sees, besides W others."""
-        return getattr(self.options, "sinks", 0)
-
-    @property
-    def last_place(self) -> int | None:
-        """Where a query stands behind sinks, at most, by rotary positions; None: where it is."""
+    def learner(self) -> Any:
+        """The part that learns from observations; None: none does."""
         return None
-
-    @property
-    def num_rings(self) -> int:
-        """Clusters whose latest keys decoding keeps."""
-        return self.num_clusters - self.drops_keys
 
     @property
     def by_tokens(self) -> bool:
         """Whether it looks at tokens, and not at whole rows."""
-        return self.rule == "recent" and self.per_token
+        return self.rule.name == "recent" and self.traits.per_token
 
     @property
     def can_step(self) -> bool:
-        """Whether it can decode step by step: no output depends on a later token."""
-        return self.causal and self.rule == "recent"
+        """Whether it can decode step by step."""
+        return self.rule.can_step
 
     @property
     def why_no_steps(self) -> str:
         """The error for a user who asks for steps although ``can_step`` is false."""
-        if self.causal:
+        if self.rule.causal:
             return (
-                f"the cluster rule is {self.rule!r}: it lets later tokens change earlier outputs, "
-                "so text cannot be generated with it; allowed: a model that you train with the "
-                "rule recent"
+                f"the cluster rule is {self.rule.name!r}: it lets later tokens change earlier "
+                "outputs, so text cannot be generated with it; allowed: a model that you train "
+                "with the rule recent"
             )
         return (
             f"attention of kind {type(self).__name__} cannot decode step by step, for it sees "
@@ -166,7 +136,7 @@ class Kind(nn.Module, ABC):
         """The error for rows of several documents where tokens are not assigned ``per_token``."""
         return (
             f"attention of kind {type(self).__name__} carries what it saw from token to token; "
-            f"allowed in rows of several documents: {self.per_token_with}"
+            f"allowed in rows of several documents: {self.traits.per_token_with}"
         )
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,55 +156,82 @@ class Kind(nn.Module, ABC):
             The assignment, and the state for the next tokens: tensors with the batch first.
         """
 
-    def seen(
-        self, tokens: Tokens, assignment: Assignment, state: State | None = None
-    ) -> list[Part]:
-        """What a query sees; ``state``: of the parts, for the tokens before; None: a batch."""
-        if not self.sinks:
-            return self.parts(tokens, assignment, state)
-        others = self.parts(tokens.behind(self.sinks), assignment, state)
-        return [*others, Sinks(self, tokens, assignment, state)]
+    def sight(self, text: Text, assignment: Assignment) -> Sight:
+        """What each query of a text sees, sinks apart."""
+        if self.rule.name == "recent":
+            return recent(self.rule, text)
+        return self.chunks(text, assignment)
 
-    def parts(
-        self, tokens: Tokens, assignment: Assignment, state: State | None = None
-    ) -> list[Part]:
-        """What a query sees besides sinks; arguments as of ``seen``."""
-        parts: list[Part] = [RangedKeys(self, tokens, assignment, state)]
-        if getattr(self.options, "summaries", 0):
-            parts.append(ClusterMeans.of(self, tokens, assignment, state))
-        return parts
-
-    def forward(self, tokens: Tokens) -> Routing:
-        """Who sees whom in a batch. Raises ValueError: a cluster that the kind does not have, or a
-        state of an assignment that is said to be ``per_token``."""
-        assignment, state = self.assign(tokens, {})
-        if state and self.per_token:
-            raise ValueError(
-                f"{type(self).__name__}.per_token is True, and assign returned a state; allowed: "
-                "False"
+    def chunks(self, text: Text, assignment: Assignment) -> Sight:
+        """By the rule "chunk": a chunk of the tokens sorted by cluster, and the one before (CF22).
+        Not causal, for where it begins depends on all."""
+        how = {"padding_mask": text.batch.padding_mask, "impl": text.tokens.impl}
+        layouts = [
+            chunk_layout(
+                found.queries[0], self.rule.clusters, earlier_only=self.rule.causal, **how
             )
-        return Routing(
-            tokens.x, self.seen(tokens, assignment), assignment.report, assignment.scouts
-        )
+            for found in text.rounds
+        ]
+        if self.rule.own != "fallback":
+            return Sight(tuple(layouts))
+        sides = (side for layout in layouts for side in without_own(layout))
+        return Sight(tuple(sides), own=Own(LAST_RESORT))
+
+    def others(self, tokens: Tokens, assignment: Assignment) -> tuple[Other, ...]:
+        """What queries see besides single keys, of tokens without sinks."""
+        return ()
+
+    def forward(self, tokens: Tokens, stores: Stores | None = None) -> Seen:
+        """What tokens see, behind those of the stores. Raises ValueError: a cluster that the kind
+        does not have, or a state of an assignment that is said to be ``per_token``."""
+        assignment, state = self.assign(tokens, {} if stores is None else stores.assigned)
+        if state and self.traits.per_token:
+            raise ValueError(
+                f"{type(self).__name__} is declared per_token=True, and assign returned a state; "
+                "allowed: False"
+            )
+        behind = tokens.behind(self.rule.sinks) if self.rule.sinks else tokens
+        seen = Seen(tokens.x, tokens, assignment, state, self.others(behind, assignment))
+        if stores is not None and tokens.x.size(1) == 1:
+            return seen
+        self._check(tokens, assignment)
+        text = text_of(self.rule, tokens, assignment, stores)
+        sight = completed(self.rule, text, self.sight(text, assignment))
+        return seen._replace(text=text, sight=sight)
+
+    def attended(self, out: Tensor, heads: QKV, seen: Seen) -> tuple[Tensor, Report]:
+        """The values that several tokens attended to [B, H, N, E], and the report: where a kind
+        teaches by them."""
+        return out, seen.assignment.report
+
+    def _check(self, tokens: Tokens, assignment: Assignment) -> None:
+        """Clusters that the kind does not have would show keys of others, or memory that is no
+        key. On CUDA, which is not waited for, and in a graph of ``torch.compile`` the error is
+        torch's assertion."""
+        for found in assignment.rounds:
+            for clusters in (*found.queries, found.keys):
+                if clusters is None:
+                    continue
+                count = self.rule.clusters + (self.rule.drops_keys and clusters is found.keys)
+                wrong = (clusters < 0) | (clusters >= count)
+                if tokens.padding_mask is not None:
+                    wrong = wrong & ~tokens.padding_mask.unsqueeze(1)
+                who, allowed = type(self).__name__, f"allowed: 0 to {count - 1}"
+                if torch.compiler.is_compiling() or clusters.device.type != "cpu":
+                    problem = f"{who} assigned clusters that it does not have"
+                    torch._assert_async(~wrong.any(), f"{problem}; {allowed}")
+                elif wrong.any():
+                    raise ValueError(f"{who} assigned cluster {clusters[wrong][0]}; {allowed}")
 
     def observe(self, observation: Tensor) -> None:
         """Store a training batch's observation; called outside of any activation checkpoint."""
-        if self.learner:
-            getattr(self, self.learner).observe(observation)
+        if self.learner is not None:
+            self.learner.observe(observation)
 
     def commit(self) -> None:
         """Apply what was observed since the last call; called before each update."""
-        if self.learner:
-            getattr(self, self.learner).commit()
-
-    def _load_from_state_dict(self, state_dict, prefix, *args):
-        """Also take a checkpoint from before W counted the query's own key."""
-        name = prefix + "own_in_window"
-        if "own_in_window" in self._buffers and name not in state_dict:
-            state_dict[name] = torch.zeros(())
-        if name in state_dict:
-            self.counts_own = bool(state_dict[name])
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        if self.learner is not None:
+            self.learner.commit()
 
 
 def shared_vector(q: Tensor, k: Tensor) -> Tensor:

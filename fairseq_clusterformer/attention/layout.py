@@ -4,6 +4,7 @@ Shape letters: B batch, G groups of heads that share an order (1, or the number 
 in a row, M key slots, K clusters, W window, C chunk.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -15,23 +16,23 @@ from .batch import Batch
 
 
 def window_layouts(
-    x: Tensor, window: int | None, *, causal: bool, batch: Batch
+    length: int, window: int | None, *, causal: bool, batch: Batch, device: torch.device
 ) -> tuple[Layout, ...]:
     """Identity order: each query sees its neighbours.
 
     Args:
-        x: [B, N, ...], for its length and device.
+        length: N.
         window: W. Causal: the last W tokens, the query's own included. Otherwise W tokens on
             either side and the query's own. None: all (full attention).
         batch: distances count real tokens, and no document sees another.
     """
 
     def make() -> tuple[Layout, ...]:
-        length = x.size(1)
         if not batch.is_plain:
-            alike = torch.zeros(x.size(0), 1, length, dtype=torch.long, device=x.device)
+            told = batch.documents if batch.padding_mask is None else batch.padding_mask
+            alike = torch.zeros_like(told, dtype=torch.long).unsqueeze(1)
             return recent_layouts(alike, 1, window, causal=causal, batch=batch)
-        slot = torch.arange(length, device=x.device).view(1, 1, length)
+        slot = torch.arange(length, device=device).view(1, 1, length)
         reach = length if window is None else window
         if causal:
             return (Layout(lo=(slot - reach + 1).clamp(min=0), hi=slot + 1, reach=reach),)
@@ -136,6 +137,18 @@ def sink_layout(positions: Tensor, number: int, *, itself: bool, batch: Batch) -
     lo = (slot - positions).unsqueeze(1)  # where the document begins
     hi = (lo + number).minimum(slot + itself)
     return replace(_without_padding(lo, hi, order, order, batch.padding_mask), reach=number)
+
+
+def blinded(layouts: Iterable[Layout], queries: Tensor) -> list[Layout]:
+    """The layouts, in which some queries see nothing, bool [B or 1, 1 or H, N]."""
+    found = []
+    for layout in layouts:
+        hidden, order = queries, layout.query_order
+        if order is not None:
+            shape = torch.broadcast_shapes(queries.shape, order.shape)
+            hidden = queries.expand(shape).gather(-1, order.expand(shape))
+        found.append(replace(layout, hi=torch.where(hidden, layout.lo, layout.hi)))
+    return found
 
 
 def without_own(layout: Layout) -> tuple[Layout, Layout]:

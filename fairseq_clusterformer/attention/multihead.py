@@ -5,20 +5,21 @@ Shape letters: B batch, N tokens, D model width, H heads, J heads of keys and va
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..clustering import Report, State
-from ..kernels import Layout
+from ..clustering import Report
+from .attend import QKV, attend
 from .batch import Batch
 from .heads import Projected, ProjectedHeads, check_divides
-from .kind import Kind, Routing, Shape, Tokens, registered
+from .kind import Kind, registered
 from .options import OptionError
-from .parts import QKV, attend, attend_behind
-from .scouts import Scouts, routing_gain, routing_loss, scout_layouts, weighed
+from .past import Past, Stores
 from .spec import Heads, parse_layer
+from .tokens import Shape, Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +67,12 @@ class MultiheadAttention(ProjectedHeads):
         for heads in kinds:
             try:
                 self.routers.append(registered(heads.kind).kind(heads.options, shape))
-                if self.routers[-1].last_place is not None and self.rotary is None:
+                if self.routers[-1].rule.last_place is not None and self.rotary is None:
                     raise OptionError("cache_positions", True, "with rotary positions")
             except OptionError as error:
                 error.written = heads.written
                 raise
-        readers = [i for i, router in enumerate(self.routers) if router.reads_qk]
+        readers = [i for i, router in enumerate(self.routers) if router.traits.reads_qk]
         # Heads that share keys, and those that are convolved, are computed as a whole.
         if readers and (self.kv_heads < num_heads or self.convolutions):
             readers = [0, len(kinds) - 1]
@@ -92,45 +93,8 @@ class MultiheadAttention(ProjectedHeads):
         Returns:
             The output [B, N, D], and a report for each kind.
         """
-        batch = Batch.of(batch)
-        if batch.documents is not None and not all(router.by_tokens for router in self.routers):
-            batch.take_apart()  # here, where a compiled graph breaks once
-        heads, _ = self.project(x, batch, exactly=self.exactly)
-        results = [self._attend(i, heads, batch, centroids) for i in range(len(self.routers))]
-        outputs, reports = zip(*results, strict=True)
-        return self.merge(outputs), list(reports)
-
-    def _attend(
-        self, i: int, heads: Projected, batch: Batch, centroids: Tensor | None
-    ) -> tuple[Tensor, Report]:
-        """Values that the heads of a kind attend to [B, H, N, E], and its report."""
-        router = self.routers[i]
-        if batch.documents is not None and not router.by_tokens:  # each document as a row
-            if centroids is not None and router.needs_centroids:
-                raise ValueError(
-                    "centroids that are handed on from layer to layer, in rows of several "
-                    "documents; allowed: each layer owns its centroids"
-                )
-            place, documents = batch.apart
-            out, report = self._attend(i, heads.apart(place), documents, None)
-            if report.clusters is not None:
-                report = report._replace(clusters=batch.together(report.clusters))
-            return batch.together(out), report
-        tokens, qkv = self._of_kind(i, heads, batch, centroids=centroids)
-        qkv = qkv.repeated()
-        routing: Routing = router(tokens)
-        out = attend(routing.parts, qkv)[..., : self.head_dim]
-        if routing.scouts is None:
-            return out, routing.report
-        return self._taught(out, qkv, routing.parts[0].of_scouts, routing.scouts, routing.report)
-
-    def _taught(
-        self, out: Tensor, qkv: QKV, layouts: Sequence[Layout], scouts: Scouts, report: Report
-    ) -> tuple[Tensor, Report]:
-        """The same output, whose gradient weighs what scouts teach, and a report of it."""
-        gain = routing_gain(qkv.q, qkv.k, layouts, scouts, impl=self.impl)
-        out, gain = weighed(out, gain)
-        return out, report._replace(routing_loss=routing_loss(gain))
+        out, _, reports = self.following(x, None, batch, centroids, reported=True)
+        return out, reports
 
     @property
     def can_step(self) -> bool:
@@ -139,76 +103,102 @@ class MultiheadAttention(ProjectedHeads):
 
     @torch.no_grad()
     def step(
-        self, x: Tensor, state: State, batch: Batch | Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Attend from the next tokens, without gradients or reports: see :meth:`following`."""
-        return self.following(x, state, batch)[:2]
+        self, x: Tensor, past: Past | None = None, batch: Batch | Tensor | None = None
+    ) -> tuple[Tensor, Past]:
+        """Attend from the next tokens, without gradients or reports: see :meth:`following`; an
+        empty past if there is none."""
+        return self.following(x, Past() if past is None else past, batch)[:2]
 
     def following(
         self,
         x: Tensor,
-        state: State,
+        past: Past | None,
         batch: Batch | Tensor | None = None,
+        centroids: Tensor | None = None,
         reported: bool = False,
-    ) -> tuple[Tensor, State, list[Report]]:
-        """Attend from the next tokens of a causal sequence, one or several.
+    ) -> tuple[Tensor, Past | None, list[Report]]:
+        """Attend from the next tokens of a text, one or several.
 
         Args:
             x: [B, N, D].
-            state: what the last call returned, which is used up; empty at first.
-            batch: the padding mask, bool [B, N]; of single tokens also to which document of its
-                row each belongs, [B, 1]: another than the last call's begins. A `Batch` is of
-                these tokens alone: layers that have had the same tokens may share it.
+            past: what the last call returned, which is used up; ``Past()`` at first. None: there
+                are no tokens before these, and none will follow, as in training.
+            batch: as of :meth:`forward`. With a past, of these tokens alone: layers that have had
+                the same tokens may share it. Documents are those of single tokens then, [B, 1]:
+                another than the last call's begins.
+            centroids: as of :meth:`forward`; without a past.
             reported: in training: kinds report and teach, of two tokens or more.
 
         Returns:
-            The output [B, N, D], equal to the last positions of ``forward``, the state, and a
-            report for each kind.
+            The output [B, N, D], the past of the tokens that follow, and a report for each kind.
 
         Raises:
-            ValueError: a kind that cannot step; several tokens at once of several documents.
+            ValueError: with a past, a kind that cannot step; several tokens at once of several
+                documents.
         """
+        batch = Batch.of(batch)
+        given: dict[str, Any] = {"reported": reported, "centroids": centroids}
+        convolved, begins, kinds = None, None, [None] * len(self.routers)
+        if past is not None:
+            self._check(x, past, batch)
+            if not x.size(1):
+                return x, past, []
+            before, begins, after = _place(x, past, batch)
+            # Documents are told apart by the past, so layers see the padding alone.
+            batch = batch if batch.documents is None else Batch(batch.padding_mask)
+            positions = before if x.size(1) == 1 else before + batch.positions(x)
+            given |= {"before": before, "begins": begins, "positions": positions}
+            convolved, kinds = past.convolved, past.kinds or [Stores() for _ in self.routers]
+        elif batch.documents is not None and not all(router.by_tokens for router in self.routers):
+            batch.take_apart()  # here, where a compiled graph breaks once
+        heads, convolved = self.project(x, batch, convolved, begins, exactly=self.exactly)
+        results = [self._attend(i, heads, batch, stores, given) for i, stores in enumerate(kinds)]
+        outputs, kinds, reports = zip(*results, strict=True)
+        if past is not None:
+            past = replace(after, convolved=convolved, kinds=kinds)
+        return self.merge(outputs), past, list(reports)
+
+    def _check(self, x: Tensor, past: Past, batch: Batch) -> None:
+        """Refuse what cannot follow."""
         for router in self.routers:
             if not router.can_step:
                 raise ValueError(router.why_no_steps)
-        batch = Batch.of(batch)
-        if x.size(1) != 1 and (batch.documents is not None or "document" in state):
-            raise ValueError("documents in a prompt; allowed: one document, or step by step")
-        if not x.size(1):
-            return x, state, []
-        before, begins, after = _place(x, state, batch)
-        # Documents are told apart by the state, so layers see the padding alone.
-        real = batch if batch.documents is None else Batch(batch.padding_mask)
-        outputs, reports = [], []
-        heads, convolved = self.project(x, real, state, begins, exactly=self.exactly)
-        decoding = {"before": before, "begins": begins, "reported": reported}
-        decoding["positions"] = before if x.size(1) == 1 else before + real.positions(x)
-        for i, router in enumerate(self.routers):
-            if begins is not None and not router.per_token:
+            if batch.documents is not None and not router.traits.per_token:
                 raise ValueError(router.why_apart)
-            tokens, qkv = self._of_kind(i, heads, real, **decoding)
-            assignment, routing = router.assign(tokens, _under(state, f"{i}.routing."))
-            if qkv.k.size(1) < assignment.groups:
-                qkv = qkv.repeated()  # heads whose queries share keys have clusters of their own
-            parts = router.seen(tokens, assignment, _under(state, f"{i}.kept."))
-            out, kept = attend_behind(parts, qkv)
-            out, report = out[..., : self.head_dim], assignment.report
-            if assignment.scouts is not None:  # who teach of these tokens alone
-                scouts, of_tokens = assignment.scouts, parts[0].tokens.batch
-                layouts = scout_layouts(
-                    scouts.queries, causal=True, gap=router.gap, batch=of_tokens
+        documents = batch.documents is not None or past.document is not None
+        if x.size(1) != 1 and documents:
+            raise ValueError("documents in a prompt; allowed: one document, or step by step")
+
+    def _attend(
+        self, i: int, heads: Projected, batch: Batch, stores: Stores | None, given: dict[str, Any]
+    ) -> tuple[Tensor, Stores | None, Report]:
+        """Values that the heads of a kind attend to [B, H, N, E], its stores and its report;
+        ``given``: of :class:`Tokens`."""
+        router = self.routers[i]
+        if batch.documents is not None and not router.by_tokens:  # each document as a row
+            if given["centroids"] is not None and router.traits.needs_centroids:
+                raise ValueError(
+                    "centroids that are handed on from layer to layer, in rows of several "
+                    "documents; allowed: each layer owns its centroids"
                 )
-                out, report = self._taught(out, qkv.repeated(), layouts, scouts, report)
-            outputs.append(out)
-            reports.append(report)
-            after |= {f"{i}.routing.{name}": t for name, t in routing.items()}
-            after |= {f"{i}.kept.{name}": t for name, t in kept.items()}
-        return self.merge(outputs), after | convolved, reports
+            place, documents = batch.apart
+            alone = given | {"centroids": None}
+            out, _, report = self._attend(i, heads.apart(place), documents, None, alone)
+            if report.clusters is not None:
+                report = report._replace(clusters=batch.together(report.clusters))
+            return batch.together(out), None, report
+        tokens, qkv = self._of_kind(i, heads, batch, given)
+        seen = router(tokens, stores)
+        if stores is None or qkv.k.size(1) < seen.assignment.groups:
+            qkv = qkv.repeated()  # heads whose queries share keys have clusters of their own
+        out, stores = attend(qkv, seen, router.rule, stores)
+        out, report = router.attended(out[..., : self.head_dim], qkv, seen)
+        return out, stores, report
 
     def _of_kind(
-        self, i: int, heads: Projected, batch: Batch, **others: Any
+        self, i: int, heads: Projected, batch: Batch, given: dict[str, Any]
     ) -> tuple[Tokens, QKV]:
-        """What a kind may read, and what its heads attend with; ``others``: of ``Tokens``."""
+        """What a kind may read, and what its heads attend with."""
         router, count = self.routers[i], self.num_heads // len(self.kinds)
         whole = slice(0, self.num_heads)
         # Heads of keys stay shared where a kind takes them as they are.
@@ -233,7 +223,7 @@ class MultiheadAttention(ProjectedHeads):
                 both = router.project(*both)
             return QKV(*both, both[1]).repeated()[:2]
 
-        tokens = Tokens(heads.x, exact, batch, impl=self.impl, **others)
+        tokens = Tokens(heads.x, exact, batch, impl=self.impl, **given)
 
         def placed(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             of_kind = slice(i * count, (i + 1) * count)
@@ -268,22 +258,17 @@ class MultiheadAttention(ProjectedHeads):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _place(x: Tensor, state: State, batch: Batch) -> tuple[Tensor, Tensor | None, State]:
+def _place(x: Tensor, past: Past, batch: Batch) -> tuple[Tensor, Tensor | None, Past]:
     """How many real tokens of its document each row has had, int64 [B, 1], in which rows a
-    document begins, and the state for the next tokens."""
-    before, begins, after = state.get("position"), None, {}
+    document begins, and the past for the next tokens, of these numbers alone."""
+    before, begins = past.position, None
     if before is None:
         before = torch.zeros(len(x), 1, dtype=torch.long, device=x.device)
     if batch.documents is not None:
-        begins = batch.documents != state.get("document", batch.documents)
-        after["document"] = batch.documents
+        latest = batch.documents if past.document is None else past.document
+        begins = batch.documents != latest
         before = before.masked_fill(begins, 0)
     real = x.size(1)
     if batch.padding_mask is not None:
         real = (~batch.padding_mask).sum(1, keepdim=True)
-    return before, begins, {"position": before + real, **after}
-
-
-def _under(state: State, prefix: str) -> State:
-    """What of a state begins with a prefix, without it."""
-    return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+    return before, begins, Past(before + real, batch.documents)

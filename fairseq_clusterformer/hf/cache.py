@@ -5,6 +5,9 @@ from collections.abc import Callable
 from torch import Tensor
 from transformers import Cache
 
+from fairseq_clusterformer.attention.past import each, tensors
+from fairseq_clusterformer.models.attention import State
+
 
 class ClusterformerCache(Cache):
     """What a decoder keeps from token to token: rings of W keys and values for each cluster. Its
@@ -15,24 +18,20 @@ class ClusterformerCache(Cache):
         self.reset()
 
     def reset(self) -> None:
-        #: of fairseq's modules, by their names; the batch comes first in each tensor
-        self.state: dict[str, dict[str, Tensor | None]] = {}
+        #: a past, or what fairseq's modules keep, by their names
+        self.state: State = {}
         self.tokens = 0  # how many were seen, padding included
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(t.nbytes for t in self._tensors())
-
-    def _tensors(self) -> list[Tensor]:
-        kept = (t for module in self.state.values() for t in module.values())
-        return [t for t in kept if t is not None]
+        return sum(t.nbytes for t in tensors(self.state))
 
     @property
     def batch_size(self) -> int:
         """B; -1 before the first token."""
-        tensors = self._tensors()
-        return len(tensors[0]) if tensors else -1
+        found = tensors(self.state)
+        return len(found[0]) if found else -1
 
     @property
     def real(self) -> Tensor | int:
@@ -57,10 +56,7 @@ class ClusterformerCache(Cache):
         self._each(lambda t: t.repeat_interleave(repeats, dim=0))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> None:
-        self.state = {
-            module: {name: None if t is None else change(t) for name, t in kept.items()}
-            for module, kept in self.state.items()
-        }
+        self.state = each(self.state, change)
 
     @property
     def is_linear(self) -> list[bool]:

@@ -6,11 +6,10 @@ import fairseq.modules
 from fairseq.incremental_decoding_utils import with_incremental_state
 from torch import Tensor, nn
 
-from fairseq_clusterformer import clustering
-from fairseq_clusterformer.attention import Batch, MultiheadAttention
+from fairseq_clusterformer.attention import Batch, MultiheadAttention, Past
 from fairseq_clusterformer.clustering import Report
 
-State = dict[str, dict[str, Tensor | None]]  # of fairseq's modules, by their names
+State = dict[str, Past | dict[str, Tensor | None]]  # of our modules and fairseq's, by their names
 
 
 @dataclass
@@ -18,7 +17,7 @@ class SegmentState:
     """What layers keep of the segments of a text before, in training: constants, whose size does
     not grow with the text. No dictionary: workers would be given copies."""
 
-    layers: dict[nn.Module, clustering.State] = field(default_factory=dict)
+    layers: dict[nn.Module, Past] = field(default_factory=dict)
     tokens: int = 0  # of each row, padding included
 
 
@@ -48,13 +47,13 @@ class SelfAttention(MultiheadAttention):
             out, reports = super().forward(x, batch, centroids)
             return out.transpose(0, 1), reports
         if isinstance(incremental_state, SegmentState):
-            kept = incremental_state.layers.get(self, {})
-            out, kept, reports = self.following(x, kept, batch, reported=True)
-            incremental_state.layers[self] = {name: t.detach() for name, t in kept.items()}
+            past = incremental_state.layers.get(self, Past())
+            out, past, reports = self.following(x, past, batch, reported=True)
+            incremental_state.layers[self] = past.each(Tensor.detach)
             return out.transpose(0, 1), reports
-        state = self.get_incremental_state(incremental_state, "attention") or {}
-        out, state = self.step(x, state, batch)
-        self.set_incremental_state(incremental_state, "attention", state)
+        past = self.get_incremental_state(incremental_state, "attention")
+        out, past = self.step(x, past, batch)
+        self.set_incremental_state(incremental_state, "attention", past)
         return out.transpose(0, 1), []
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
@@ -64,7 +63,7 @@ class SelfAttention(MultiheadAttention):
 
     def reorder_incremental_state(self, incremental_state: State, new_order: Tensor) -> None:
         """Follow a beam search's choice of hypotheses, int64 [new batch * beam]."""
-        state = self.get_incremental_state(incremental_state, "attention")
-        if state is not None:
-            state = {name: t.index_select(0, new_order) for name, t in state.items()}
-            self.set_incremental_state(incremental_state, "attention", state)
+        past = self.get_incremental_state(incremental_state, "attention")
+        if past is not None:
+            past = past.reorder(new_order)
+            self.set_incremental_state(incremental_state, "attention", past)

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from ..clustering import State
-from .kind import Assignment, Kind, Tokens, register_attention
-from .options import Options, WindowOptions, option
+from ...clustering import State
+from ..kind import Kind, Traits, register_attention
+from ..options import Options, WindowOptions, option
+from ..tokens import Assignment, Shape, Tokens
 
 
 @dataclass(frozen=True)
@@ -22,19 +23,22 @@ class SlidingOptions(WindowOptions):
 class Window(Kind):
     """A query sees the last W tokens with its own; not causal: W on either side and its own."""
 
-    reads_qk = False
-
-    @property
-    def last_place(self) -> int | None:
-        in_cache = getattr(self.options, "cache_positions", False)
-        return self.sinks + self.window - 1 if in_cache else None
+    @staticmethod
+    def declare(options: SlidingOptions, shape: Shape) -> Traits:
+        last_place = options.sinks + options.window - 1 if options.cache_positions else None
+        return Traits(reads_qk=False, last_place=last_place)
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         return Assignment(), state
 
 
 @register_attention("full", Options)
-class Full(Window):
+class Full(Kind):
     """Every query sees every key; causal: every key up to itself."""
 
-    window = None
+    @staticmethod
+    def declare(options: Options, shape: Shape) -> Traits:
+        return Traits(reads_qk=False)
+
+    def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
+        return Assignment(), state

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..clustering import Report, State, cluster_sizes
-from ..clustering.fuzzy import lowest_argmax
-from ..precision import Float32Buffers, at_least_float32, full_float32
-from .kind import Assignment, Kind, Shape, Tokens, register_attention, shared_vector
-from .options import ClusterOptions, option, rule_option
+from ...clustering import Report, State, cluster_sizes
+from ...clustering.fuzzy import lowest_argmax
+from ...precision import Float32Buffers, at_least_float32, full_float32
+from ..kind import Kind, Traits, register_attention, shared_vector
+from ..options import ClusterOptions, option, rule_option
+from ..tokens import Assignment, Round, Shape, Tokens
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Lsh(Float32Buffers, Kind):
     checkpoints replay; evaluation and decoding use those of the checkpoint.
     """
 
-    self_key = "fallback"
+    @staticmethod
+    def declare(options: LshOptions, shape: Shape) -> Traits:
+        return Traits(own="fallback", least_gap=int(options.rule == "recent"))
 
     def __init__(self, options: LshOptions, shape: Shape):
         super().__init__(options, shape)
@@ -49,20 +52,19 @@ class Lsh(Float32Buffers, Kind):
             "rotations", torch.randn(options.rounds, shape.num_heads, shape.head_dim, directions)
         )
 
-    @property
-    def least_gap(self) -> int:
-        return int(self.options.rule == "recent")
-
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         shared = shared_vector(q, k)
         return shared, nn.functional.normalize(at_least_float32(shared), dim=-1).to(shared.dtype)
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
-        rounds = self._buckets(tokens.k)
+        buckets = self._buckets(tokens.k)
+        rounds = tuple(Round((of_round,)) for of_round in buckets)
         if tokens.decoding:
             return Assignment(rounds), state
-        sizes = cluster_sizes(torch.cat(rounds, dim=1), self.num_clusters, tokens.padding_mask)
-        report = Report(cluster_sizes=sizes, clusters=rounds[0])
+        sizes = cluster_sizes(
+            torch.cat(buckets, dim=1), self.options.clusters, tokens.padding_mask
+        )
+        report = Report(cluster_sizes=sizes, clusters=buckets[0])
         return Assignment(rounds, report=report), state
 
     @torch.no_grad()
@@ -73,5 +75,6 @@ class Lsh(Float32Buffers, Kind):
             rounds = [k @ rotation for rotation in rotations.to(k.dtype)]
             # Of an odd number of buckets, the last direction has one.
             return tuple(
-                lowest_argmax(torch.cat([r, -r], dim=-1)[..., : self.num_clusters]) for r in rounds
+                lowest_argmax(torch.cat([r, -r], dim=-1)[..., : self.options.clusters])
+                for r in rounds
             )

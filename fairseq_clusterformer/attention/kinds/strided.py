@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..clustering import State
-from .kind import Assignment, Kind, Tokens, register_attention
-from .options import ClusterOptions, option
+from ...clustering import State
+from ..kind import Kind, Traits, register_attention
+from ..options import ClusterOptions, option
+from ..tokens import Assignment, Shape, Tokens
 
 
 @dataclass(frozen=True)
@@ -36,24 +37,16 @@ class Strided(Kind):
     What is near is for another head, ``window+strided`` is the paper's pair, or for a gap.
     """
 
-    reads_qk = False
-
-    @property
-    def fixed(self) -> bool:
-        return self.options.pattern == "fixed"
-
-    @property
-    def self_key(self) -> str:
-        return "always" if self.fixed else "in_cluster"
-
-    @property
-    def num_clusters(self) -> int:
-        return 2 if self.fixed else self.options.stride or self.options.clusters
+    @staticmethod
+    def declare(options: StridedOptions, shape: Shape) -> Traits:
+        if options.pattern == "fixed":  # cluster 0 is of keys that end a block
+            return Traits(own="always", clusters=2, reads_qk=False)
+        return Traits(clusters=options.stride or options.clusters, reads_qk=False)
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         stride = self.options.stride or self.options.clusters
         place = (tokens.positions % stride).unsqueeze(1).expand(len(tokens.x), -1, -1)
-        if not self.fixed:
-            return Assignment(place), state
+        if self.options.pattern == "strided":
+            return Assignment.once(place), state
         ends = (place != stride - 1).long()
-        return Assignment(torch.zeros_like(place), ends), state
+        return Assignment.once(torch.zeros_like(place), ends), state

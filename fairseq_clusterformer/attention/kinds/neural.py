@@ -5,10 +5,11 @@ The paper's eq. 2 is similarity dot at temperature 1, which may diverge; the def
 
 from dataclasses import dataclass
 
-from ..clustering import NeuralClustering, State
-from ..clustering.fuzzy import SIMILARITIES
-from .kind import Assignment, Kind, Shape, Tokens, register_attention
-from .options import ClusterOptions, OptionError, option, rule_option
+from ...clustering import NeuralClustering, State
+from ...clustering.fuzzy import SIMILARITIES
+from ..kind import Kind, Traits, register_attention
+from ..options import ClusterOptions, OptionError, option, rule_option
+from ..tokens import Assignment, Shape, Tokens
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,14 @@ class NeuralOptions(FuzzyOptions):
 class Neural(Kind):
     """One clustering of the layer's input, shared by the heads; queries and keys alike."""
 
-    learner, reads_qk = "clustering", False
-    per_token_with = "normalizer=average"
+    @staticmethod
+    def declare(options: NeuralOptions, shape: Shape) -> Traits:
+        return Traits(
+            per_token=_normalizer(options, shape) == "average",
+            per_token_with="normalizer=average",
+            reads_qk=False,
+            needs_centroids=not options.own_centroids,
+        )
 
     def __init__(self, options: NeuralOptions, shape: Shape):
         super().__init__(options, shape)
@@ -68,28 +75,34 @@ class Neural(Kind):
                 False,
                 "True in a causal model, for centroids that are handed on sum over later tokens",
             )
-        self.needs_centroids = not options.own_centroids
-        # What depends on later tokens anyway uses the normaliser of the paper.
-        normalizer = options.normalizer if self.can_step else "sentence"
-        self.per_token = normalizer == "average"
         self.clustering = NeuralClustering(
             shape.embed_dim,
             options.clusters,
             similarity=options.similarity,
             temperature=options.temperature_or(0.1),
-            normalizer=normalizer,
+            normalizer=_normalizer(options, shape),
             own_centroids=options.own_centroids,
         )
+
+    @property
+    def learner(self) -> NeuralClustering:
+        return self.clustering
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         clusters, report, state = self.clustering.assign(
             tokens.x,
             tokens.padding_mask,
-            tokens.centroids if self.needs_centroids else None,
+            tokens.centroids if self.traits.needs_centroids else None,
             state,
             reports=not tokens.decoding,
         )
         clusters = clusters.unsqueeze(1)
-        updated = report.centroids if self.needs_centroids else None
+        updated = report.centroids if self.traits.needs_centroids else None
         report = report._replace(clusters=clusters, centroids=updated)
-        return Assignment(clusters, report=report), state
+        return Assignment.once(clusters, report=report), state
+
+
+def _normalizer(options: NeuralOptions, shape: Shape) -> str:
+    """What depends on later tokens anyway uses the normaliser of the paper."""
+    by_tokens = shape.causal and options.rule == "recent"
+    return options.normalizer if by_tokens else "sentence"

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
-from ..clustering import KMeansClustering, Report, State, cluster_sizes
-from .kind import Assignment, Kind, Shape, Tokens, register_attention
-from .options import ClusterOptions, OptionError, option, rule_option
+from ...clustering import KMeansClustering, Report, State, cluster_sizes
+from ..kind import Kind, Traits, register_attention
+from ..layout import own_chunk_layout
+from ..options import ClusterOptions, OptionError, option, rule_option
+from ..sight import Sight, Text
+from ..tokens import Assignment, Shape, Tokens
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ class KMeans(Kind):
     the W nearest on either side.
     """
 
-    chunk_rule, learner, local_observations, reads_qk = "own_chunk", "clustering", True, False
+    @staticmethod
+    def declare(options: KMeansOptions, shape: Shape) -> Traits:
+        return Traits(reads_qk=False)
 
     def __init__(self, options: KMeansOptions, shape: Shape):
         super().__init__(options, shape)
@@ -50,14 +55,23 @@ class KMeans(Kind):
             interval=options.interval,
         )
 
+    @property
+    def learner(self) -> KMeansClustering:
+        return self.clustering
+
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         x, mask = tokens.x, tokens.padding_mask
         clusters = self.clustering(x).unsqueeze(1)
         if tokens.decoding:
-            return Assignment(clusters), state
+            return Assignment.once(clusters), state
         report = Report(
-            cluster_sizes=cluster_sizes(clusters, self.num_clusters, mask)[0],
+            cluster_sizes=cluster_sizes(clusters, self.options.clusters, mask)[0],
             clusters=clusters,
             observation=self.clustering.observation(x, mask) if self.training else None,
         )
-        return Assignment(clusters, report=report), state
+        return Assignment.once(clusters, report=report), state
+
+    def chunks(self, text: Text, assignment: Assignment) -> Sight:
+        ((clusters,), _), batch = text.rounds[0], text.batch
+        how = {"padding_mask": batch.padding_mask, "impl": text.tokens.impl}
+        return Sight((own_chunk_layout(clusters, self.rule.clusters, self.rule.window, **how),))

@@ -23,17 +23,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..clustering.shares import KeyShares
-from ..kernels import Layout, join, ranged_attention
-from ..kernels.cpu.library import can_run
-from ..kernels.cpu.scouts import Looking
-from ..kernels.cpu.scouts import backward as backward_in_cpp
-from ..kernels.cpu.scouts import find as find_in_cpp
-from ..kernels.cpu.shares import Scores
-from ..kernels.sorting import sort_by_cluster
-from ..precision import at_least_float32, full_float32
-from .batch import Batch
-from .layout import recent_layouts
+from ....clustering.shares import KeyShares
+from ....kernels import Layout, join, ranged_attention
+from ....kernels.cpu.library import can_run
+from ....kernels.cpu.scouts import Looking
+from ....kernels.cpu.scouts import backward as backward_in_cpp
+from ....kernels.cpu.scouts import find as find_in_cpp
+from ....kernels.cpu.shares import Scores
+from ....kernels.sorting import sort_by_cluster
+from ....precision import at_least_float32, full_float32
+from ...batch import Batch
+from ...layout import recent_layouts
 
 TINY = 1e-6  # a share of attention below it is none
 
@@ -126,15 +126,6 @@ def _of_queries(layout: Layout, queries: Tensor) -> Layout:
     return replace(
         layout, lo=lo, hi=hi, query_order=order.gather(-1, slots), num_queries=queries.sum(-1)
     )
-
-
-def hidden_from(queries: Tensor, layouts: Sequence[Layout]) -> list[Layout]:
-    """The layouts, in which those queries see nothing."""
-    found = []
-    for layout in layouts:
-        hidden = queries.gather(-1, layout.query_order.expand_as(queries))
-        found.append(replace(layout, hi=torch.where(hidden, layout.lo, layout.hi)))
-    return found
 
 
 @full_float32()

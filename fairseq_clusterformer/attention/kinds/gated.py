@@ -20,12 +20,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..clustering import AverageNormalizer, Report, State
-from ..clustering.fuzzy import Similarity
-from ..clustering.shares import assign_with_shares
-from .kind import Assignment, Kind, Shape, Tokens, register_attention
+from ...clustering import AverageNormalizer, Report, State
+from ...clustering.fuzzy import Similarity
+from ...clustering.shares import assign_with_shares
+from ..kind import Kind, Traits, register_attention
+from ..options import option
+from ..tokens import Assignment, Shape, Tokens
 from .neural import FuzzyOptions
-from .options import option
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ class Gated(Kind):
     Parameters learn from the task alone: the losses of CF22 (eq. 6 and 11) are not for this kind.
     """
 
-    self_key, learner = "always", "normalizer"
+    @staticmethod
+    def declare(options: GatedOptions, shape: Shape) -> Traits:
+        return Traits(own="always")
 
     def __init__(self, options: GatedOptions, shape: Shape):
         super().__init__(options, shape)
@@ -61,6 +64,10 @@ class Gated(Kind):
             torch.randn(*clusters, shape.head_dim) * shape.head_dim**-0.5
         )
         self.normalizer = AverageNormalizer((2, *clusters))  # of queries, and of keys
+
+    @property
+    def learner(self) -> AverageNormalizer:
+        return self.normalizer
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         found = assign_with_shares(
@@ -79,4 +86,5 @@ class Gated(Kind):
             clusters=found.queries,
             observation=self.normalizer.observation(found.log_mass, found.tokens),
         )
-        return Assignment(found.queries, found.keys, found.log_share, report=report), state
+        how = {"key_bias": found.log_share, "report": report}
+        return Assignment.once(found.queries, found.keys, **how), state

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from ..clustering import Report, State, cluster_sizes
-from ..clustering.spherical import SphericalMeans
-from ..precision import at_least_float32
-from .kind import Assignment, Kind, Shape, Tokens, register_attention, shared_vector
-from .options import ClusterOptions, rule_option
+from ...clustering import Report, State, cluster_sizes
+from ...clustering.spherical import SphericalMeans
+from ...precision import at_least_float32
+from ..kind import Kind, Traits, register_attention, shared_vector
+from ..layout import top_layout
+from ..options import ClusterOptions, rule_option
+from ..sight import Sight, Text
+from ..tokens import Assignment, Shape, Tokens
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,13 @@ class RoutingOptions(ClusterOptions):
     """Options of routing heads."""
 
     rule: str = rule_option("recent", "chunk")
+
+
+@dataclass(frozen=True)
+class Ranked(Assignment):
+    """Also says how similar keys and centroids are, [B, G, N, K]."""
+
+    similarity: Tensor | None = None
 
 
 @register_attention("routing", RoutingOptions)
@@ -35,18 +45,20 @@ class RoutingAttention(Kind):
     see :func:`~fairseq_clusterformer.attention.layout.top_layout`.
     """
 
-    chunk_rule, learner = "top_keys", "means"
+    @staticmethod
+    def declare(options: RoutingOptions, shape: Shape) -> Traits:
+        return Traits(own="fallback" if shape.causal or not options.gap else "always")
 
     def __init__(self, options: RoutingOptions, shape: Shape):
         super().__init__(options, shape)
         self.means = SphericalMeans(shape.num_heads, options.clusters, shape.head_dim)
 
     @property
-    def self_key(self) -> str:
-        return "fallback" if self.causal or not self.options.gap else "always"
+    def learner(self) -> SphericalMeans:
+        return self.means
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.causal:
+        if not self.rule.causal:
             return _on_sphere(q), _on_sphere(k)
         shared = _on_sphere(shared_vector(q, k))
         return shared, shared
@@ -55,19 +67,24 @@ class RoutingAttention(Kind):
         mask, keys, similarity = tokens.padding_mask, None, None
         clusters = self.means.nearest(tokens.q)
         if tokens.decoding:
-            return Assignment(clusters), state
+            return Assignment.once(clusters), state
         assigned = [(tokens.q, clusters)]
-        if not self.causal:
+        if not self.rule.causal:
             keys, similarity = self.means(tokens.k)
             assigned.append((tokens.k, keys))
-        sizes = sum(cluster_sizes(c, self.num_clusters, mask) for _, c in assigned)
+        sizes = sum(cluster_sizes(c, self.options.clusters, mask) for _, c in assigned)
         observation = None
         if self.training:
             observation = sum(
                 self.means.sums(vectors, c, mask) for vectors, c in assigned
             ).flatten()
         report = Report(cluster_sizes=sizes, clusters=clusters, observation=observation)
-        return Assignment(clusters, keys, similarity=similarity, report=report), state
+        return Ranked.once(clusters, keys, similarity=similarity, report=report), state
+
+    def chunks(self, text: Text, assignment: "Ranked") -> Sight:
+        ((clusters,), _), batch = text.rounds[0], text.batch
+        how = {"padding_mask": batch.padding_mask, "impl": text.tokens.impl}
+        return Sight((top_layout(clusters, assignment.similarity, **how),))
 
 
 def _on_sphere(x: Tensor) -> Tensor:

@@ -5,14 +5,14 @@ G groups of heads that are assigned apart (1, H, or of keys J), W window.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..clustering.report import Report
 from .batch import Batch, any_padding
-from .scouts import Scouts
 
 
 class Shape(NamedTuple):
@@ -117,71 +117,53 @@ class Tokens:
         return self._q_and_k
 
 
-class Assignment(NamedTuple):
+class Round(NamedTuple):
+    """Clusters by one clustering."""
+
+    #: whose keys each query sees, int64 [B, G, N] in [0, K), anything at padding; several differ
+    #: from each other at every token
+    queries: tuple[Tensor, ...]
+    #: of each key, likewise; K: in none, for a kind that ``drops_keys``. Fewer groups [B, J, N]
+    #: are those of heads whose queries share keys. None: as the queries
+    keys: Tensor | None = None
+
+    @property
+    def of_keys(self) -> Tensor:
+        """The clusters of keys."""
+        return self.queries[0] if self.keys is None else self.keys
+
+    def for_each_head(self) -> "Round":
+        """With clusters of keys for each group of queries."""
+        if self.keys is None or self.keys.size(1) == self.queries[0].size(1):
+            return self
+        times = self.queries[0].size(1) // self.keys.size(1)
+        return self._replace(keys=self.keys.repeat_interleave(times, dim=1))
+
+
+@dataclass(frozen=True)
+class Assignment:
     """To which cluster each token belongs, as a query and as a key.
 
     Attributes:
-        query: int64 [B, G, N] in [0, K), anything at padding; several of them, in a tuple, where
-            tokens are assigned several times; None: all tokens are in one cluster.
-        key: the same of the keys; None: as the queries. [B, J, N]: as many groups of heads whose
-            queries share keys also share these keys' clusters.
+        rounds: one for each time that tokens are assigned; none: all tokens are in one cluster.
         key_bias: added to the logits of a key that is seen by its cluster, floating point
             [B, G, N].
-        similarity: of keys and clusters [B, G, N, K], for the rule by which a query sees the
-            nearest keys of its cluster.
-        scouts: queries that see every key, for training.
-        latest: how many of the latest keys a query sees, if fewer than W, int64 [1 or B, N]; read
-            in decoding, by a kind that has layouts of its own.
-        probes: further clusters whose keys each query sees, like ``query`` and different from it
-            and from each other at every token; for kinds that assign tokens once.
+        latest: how many of the latest keys a query sees, if fewer than W, int64 [1 or B, N].
         report: for the losses, the log and the layer above.
     """
 
-    query: Tensor | tuple[Tensor, ...] | None = None
-    key: Tensor | None = None
+    rounds: tuple[Round, ...] = ()
     key_bias: Tensor | None = None
-    similarity: Tensor | None = None
-    scouts: Scouts | None = None
     latest: Tensor | None = None
-    probes: tuple[Tensor, ...] = ()
     report: Report = Report()
 
-    def rounds(self) -> tuple[tuple[tuple[Tensor | None, ...], Tensor | None], ...]:
-        """For each time that tokens are assigned: the clusters whose keys a query sees, and the
-        cluster of each key, for each head; None: the query's."""
-        if isinstance(self.query, tuple):
-            return tuple(((clusters,), None) for clusters in self.query)
-        key = self.key
-        if key is not None and key.size(1) < self.query.size(1):
-            key = key.repeat_interleave(self.query.size(1) // key.size(1), dim=1)
-        return (((self.query, *self.probes), key),)
+    @classmethod
+    def once(cls, queries: Tensor, keys: Tensor | None = None, **others: Any) -> "Assignment":
+        """By one clustering, each query to one cluster, int64 [B, G, N]; ``keys``: None, as the
+        queries."""
+        return cls((Round((queries,), keys),), **others)
 
     @property
     def groups(self) -> int:
         """Groups of heads whose keys are assigned apart."""
-        keys = self.keys()[0]
-        return 1 if keys is None else keys.size(1)
-
-    def keys(self) -> list[Tensor | None]:
-        """The cluster of each key, for each time; None: all are in one."""
-        queries = self.query if isinstance(self.query, tuple) else (self.query,)
-        return [clusters if self.key is None else self.key for clusters in queries]
-
-
-class Seeing(Protocol):
-    """What of a kind says who sees whom; :class:`~fairseq_clusterformer.attention.kind.Kind` says
-    what each means."""
-
-    causal: bool
-    rule: str
-    gap: int
-    self_key: str
-    chunk_rule: str
-    drops_keys: bool
-    window: int | None
-    cluster_window: int | None
-    num_clusters: int
-    num_rings: int
-    sinks: int
-    last_place: int | None
-    options: Any
+        return self.rounds[0].of_keys.size(1) if self.rounds else 1

@@ -13,20 +13,37 @@ Shape letters: B batch, H heads, J heads of keys that have clusters of their own
 queries, N tokens, D width, R width of what routes, K clusters.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from ..clustering import AverageNormalizer, Report, State
-from ..clustering.fuzzy import TIE, Similarity
-from ..clustering.shares import KeyShares, assign_both
-from ..precision import ExactLinear, at_least_float32, full_float32
-from .kind import Assignment, Kind, Shape, Tokens, register_attention
-from .neural import FuzzyOptions
-from .options import OptionError, option
-from .projections import ShortConvolution
-from .scouts import Scouts, draw_scouts, gather_tokens
+from ....clustering import AverageNormalizer, Report, State
+from ....clustering.fuzzy import TIE, Similarity
+from ....clustering.shares import KeyShares, assign_both
+from ....kernels import Layout
+from ....precision import ExactLinear, at_least_float32, full_float32
+from ...attend import QKV, Other, Seen
+from ...batch import Batch
+from ...kind import Kind, Traits, register_attention
+from ...layout import blinded
+from ...options import OptionError, option
+from ...past import for_each
+from ...projections import ShortConvolution
+from ...sight import Sight, Text
+from ...tokens import Assignment, Round, Shape, Tokens
+from ..neural import FuzzyOptions
+from .means import MeansOfOthers, MeansSoFar
+from .scouts import (
+    Scouts,
+    draw_scouts,
+    gather_tokens,
+    routing_gain,
+    routing_loss,
+    scout_layouts,
+    weighed,
+)
 
 
 @dataclass(frozen=True)
@@ -88,27 +105,48 @@ class TaughtOptions(FuzzyOptions):
     )
 
 
+@dataclass(frozen=True)
+class Teaching(Assignment):
+    """Also names the queries that see every key, in training."""
+
+    scouts: Scouts | None = None
+
+
+def _scouts_of(assignment: Assignment) -> Scouts | None:
+    return assignment.scouts if isinstance(assignment, Teaching) else None
+
+
 @register_attention("taught", TaughtOptions)
 class Taught(Kind):
     """Each head clusters its queries and its keys, apart, around the same centroids."""
 
-    self_key, learner = "always", "normalizer"
-    per_token_with = "routing_convolution=0 and summaries=0"
+    @staticmethod
+    def declare(options: TaughtOptions, shape: Shape) -> Traits:
+        reads_qk, drops_keys = options.routes_by == "heads", options.drop_keys > 0
+        convolved = options.routing_convolution > 0 and (drops_keys or not reads_qk)
+        return Traits(
+            own="always",
+            least_gap=1,  # it is seen besides those of its cluster, in an encoder, too
+            drops_keys=drops_keys,
+            per_token=not convolved and options.summaries == 0,
+            per_token_with="routing_convolution=0 and summaries=0",
+            reads_qk=reads_qk,
+        )
 
     def __init__(self, options: TaughtOptions, shape: Shape):
         super().__init__(options, shape)
         if options.probes > options.clusters:
             allowed = f"up to the number of clusters, {options.clusters}"
             raise OptionError("probes", options.probes, allowed)
-        if options.summaries and not shape.causal and self.gap > 1:
+        if options.summaries and not shape.causal and self.rule.gap > 1:
             raise OptionError("summaries", options.summaries, "0 in an encoder with a gap")
         self.similarity = Similarity(options.similarity)
         self.temperature = options.temperature_or(0.2)
         queries, width = shape.num_heads, options.routing_width
         heads = queries if options.clusters_per == "head" else shape.kv_heads or queries
         self.sharing = queries // heads  # queries that look into the same clusters
-        self.reads_qk, self.drops_keys = options.routes_by == "heads", options.drop_keys > 0
-        if self.reads_qk:
+        self.by_heads, drops_keys = options.routes_by == "heads", options.drop_keys > 0
+        if self.by_heads:
             # The same for both: a query and a key that match begin in the same cluster.
             weight = torch.randn(heads, width, shape.head_dim) * shape.head_dim**-0.5
             self.query_proj = _PerHead(weight.repeat_interleave(self.sharing, dim=0))
@@ -116,19 +154,15 @@ class Taught(Kind):
         else:
             self.query_proj = ExactLinear(shape.embed_dim, queries * width, bias=False)
             self.key_proj = ExactLinear(shape.embed_dim, heads * width, bias=False)
-        self.gate = _Gate(shape.embed_dim, heads) if self.drops_keys else None
+        self.gate = _Gate(shape.embed_dim, heads) if drops_keys else None
         self.centroids = nn.Parameter(torch.randn(heads, options.clusters, width) * width**-0.5)
         self.convolution = None
-        reads_input = self.drops_keys or not self.reads_qk
-        if options.routing_convolution and reads_input:
+        if options.routing_convolution and (drops_keys or not self.by_heads):
             self.convolution = ShortConvolution(
                 shape.embed_dim, options.routing_convolution, causal=shape.causal
             )
-        self.per_token = self.convolution is None and options.summaries == 0
         # Of keys: the mass of each cluster, and the least gate of one that is held.
-        self.normalizer = AverageNormalizer(
-            (heads, options.clusters), others=heads * self.drops_keys
-        )
+        self.normalizer = AverageNormalizer((heads, options.clusters), others=heads * drops_keys)
         self.begins, self.teaches = options.dense_updates > 0, True
 
     def commit(self) -> None:
@@ -140,14 +174,8 @@ class Taught(Kind):
             self.teaches = self.begins or updates % every == 0
 
     @property
-    def num_clusters(self) -> int:
-        """K, and the one of dropped keys, into which no query looks; summaries show its mean."""
-        return self.options.clusters + self.drops_keys
-
-    @property
-    def least_gap(self) -> int:
-        """A query's own key is seen besides those of its cluster, in an encoder, too."""
-        return 1
+    def learner(self) -> AverageNormalizer:
+        return self.normalizer
 
     @full_float32()
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
@@ -180,8 +208,9 @@ class Taught(Kind):
             # Keys that are alike may be at the least gate: then rounding must not decide.
             drop = gates.detach() < (held_from - TIE / self.temperature).unsqueeze(-1)
             keys = keys.masked_fill(drop, self.options.clusters)
+        rounds = (Round((found.queries, *found.probes), keys),)
         if tokens.decoding:
-            return Assignment(found.queries, keys, probes=found.probes), state
+            return Assignment(rounds), state
         if gates is not None:
             least = held_from if least is None else least
             least = torch.where(found.tokens > 0, least * found.tokens, 0.0)
@@ -190,15 +219,52 @@ class Taught(Kind):
         scouts = None
         if self.training:
             scouts = self._scouts(tokens, x, q, k, log_held, found.log_mass)
-        assignment = Assignment(
-            found.queries, keys, scouts=scouts, probes=found.probes, report=report
-        )
-        return assignment, state
+        return Teaching(rounds, report=report, scouts=scouts), state
+
+    def others(self, tokens: Tokens, assignment: Assignment) -> tuple[Other, ...]:
+        if not self.options.summaries:
+            return ()
+        ((looked_into, keys),), scouts = assignment.rounds, _scouts_of(assignment)
+        blind = None if scouts is None else scouts.queries
+        count = self.rule.clusters + self.rule.drops_keys  # dropped keys have a mean, too
+        given = looked_into, keys, count, tokens, blind
+        if not self.rule.causal:
+            return (MeansOfOthers(*given),)
+        return (MeansSoFar(*given, self.options.summaries, self.rule.gap),)
+
+    def sight(self, text: Text, assignment: Assignment) -> Sight:
+        sight, scouts = super().sight(text, assignment), _scouts_of(assignment)
+        if scouts is None:
+            return sight
+        queries, empty = pad(scouts.queries, (text.past, 0)), None
+        if text.past:  # they see all that is kept
+            kept = text.rings[:, :, 0, : text.past] == self.rule.clusters
+            empty = pad(for_each(queries, kept), (0, scouts.queries.size(-1)))
+        everything = self._layouts_of(queries, text.batch, empty)
+        ranges = *blinded(sight.ranges, queries), *everything
+        return replace(sight, ranges=tuple(ranges))
+
+    def attended(self, out: Tensor, heads: QKV, seen: Seen) -> tuple[Tensor, Report]:
+        """The same values, whose gradient weighs what scouts teach, of these tokens alone."""
+        report, scouts = seen.assignment.report, _scouts_of(seen.assignment)
+        if scouts is None or seen.text is None:
+            return out, report
+        heads, text = heads.repeated(), seen.text
+        layouts = self._layouts_of(scouts.queries, text.tokens.batch, None)
+        gain = routing_gain(heads.q, heads.k, layouts, scouts, impl=seen.tokens.impl)
+        out, gain = weighed(out, gain)
+        return out, report._replace(routing_loss=routing_loss(gain))
+
+    def _layouts_of(
+        self, scouts: Tensor, batch: Batch, hidden: Tensor | None
+    ) -> tuple[Layout, ...]:
+        how = {"causal": self.rule.causal, "gap": self.rule.gap, "batch": batch}
+        return scout_layouts(scouts, hidden=hidden, **how)
 
     def routing(self, x: Tensor, tokens: Tokens | None) -> tuple[Tensor, Tensor]:
         """What routes queries [B, H, N, R] and keys [B, J, N, R], of the layer's input as routing
-        reads it; ``tokens`` are read if ``reads_qk``."""
-        if self.reads_qk:
+        reads it; ``tokens`` are read by what routes by heads."""
+        if self.by_heads:
             keys = tokens.k[:, :: self.sharing]
             return self.query_proj(tokens.q.detach()), self.key_proj(keys.detach())
         width = self.options.routing_width
@@ -242,7 +308,7 @@ class Taught(Kind):
     def _of_scouts(self, x: Tensor, q: Tensor, places: Tensor) -> Tensor:
         """What routes scouts, [B, H, S, R]. Of few it is computed again: its gradient then is that
         of few queries, not of all."""
-        if self.reads_qk or places[0].numel() > x.size(1):
+        if self.by_heads or places[0].numel() > x.size(1):
             return gather_tokens(q, places)
         of_heads = places.flatten(1).unsqueeze(-1).expand(-1, -1, x.size(-1))
         x = at_least_float32(x.gather(1, of_heads)).unflatten(1, places.shape[1:])

@@ -1,0 +1,379 @@
+"""The one door to the kernels: what queries attend to, and what is kept behind them.
+
+Several tokens are attended by layouts of a text (:mod:`~fairseq_clusterformer.attention.sight`),
+kept keys in front of them. One more token of each row is attended from the stores as they stand:
+sorting a text for it would take longer than all else.
+
+Shape letters: B batch, H heads of a kind, J heads of keys and values, G groups of heads that are
+assigned apart, E head width, N new tokens, M kept keys, C numbers of an entry.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..kernels import Layout, Own, attend_own, chosen, join, joint_attention, ranged_attention
+from ..kernels.cpu import step
+from ..precision import at_least_float32
+from .layout import blinded
+from .past import (
+    Entries,
+    History,
+    Kept,
+    Keys,
+    Near,
+    Sinks,
+    Stores,
+    entries_of,
+    filled,
+    opened,
+)
+from .projections import Rotary, rotated
+from .sight import Rule, Sight, Text
+from .tokens import Assignment, Tokens
+
+Result = tuple[Tensor, Tensor]  # values [B, H, N, E], and their log-sum-exp [B, H, N]
+
+
+class QKV(NamedTuple):
+    """Queries, keys and values of a kind's heads, with their positions."""
+
+    q: Tensor  # [B, H, N, E]
+    k: Tensor  # like v [B, J, N, E], each for H / J queries
+    v: Tensor
+    dropout: float = 0.0  # of the attention weights
+    rotary: Rotary | None = None  # how queries and keys are turned
+    # Makes keys and values of the same tokens whose states get no gradient.
+    detached: Callable[[], tuple[Tensor, Tensor]] | None = None
+
+    def repeated(self) -> "QKV":
+        """With keys and values for each query."""
+        times = self.q.size(1) // self.k.size(1)
+        if times == 1:
+            return self
+        k, v = (t.repeat_interleave(times, dim=1) for t in (self.k, self.v))
+        return self._replace(k=k, v=v)
+
+
+class Other(Protocol):
+    """What a kind shows besides single keys, with a store of its own."""
+
+    def attend(self, heads: QKV, kept: Kept | None) -> tuple[Result, Kept]:
+        """What new tokens, one or several, see of it and of those before them, under a softmax of
+        its own, and what is kept behind them.
+
+        Args:
+            heads: of the new tokens.
+            kept: the second result for the tokens before; None: there are none.
+        """
+
+    def in_cpu_step(self, heads: QKV, kept: Kept | None) -> tuple[dict[str, Any], Kept] | None:
+        """Arguments of :func:`~fairseq_clusterformer.kernels.cpu.step.step` by which that function
+        attends to it and changes what is kept; None: it does not know how."""
+
+
+class Seen(NamedTuple):
+    """What a kind decides about its tokens."""
+
+    x: Tensor  # input of the layer; torch's backward hooks look for a tensor in front
+    tokens: Tokens
+    assignment: Assignment
+    assigned: dict[str, Tensor]  # for the assignment of the next tokens
+    others: tuple[Other, ...]
+    #: None: of one token, which the stores show more
+    text: Text | None = None
+    sight: Sight | None = None
+
+
+def attend(
+    heads: QKV, seen: Seen, rule: Rule, stores: Stores | None
+) -> tuple[Tensor, Stores | None]:
+    """Values [B, H, N, E] that new tokens attend to, and what is kept behind them.
+
+    Args:
+        heads: of the new tokens.
+        seen: what they see.
+        rule: of their kind.
+        stores: what was kept of the tokens before, which is used up; None: nothing was, and
+            nothing will be.
+    """
+    attend_tokens = _several if seen.sight is not None else _one
+    return attend_tokens(heads, seen, rule, stores)
+
+
+def _several(
+    heads: QKV, seen: Seen, rule: Rule, stores: Stores | None
+) -> tuple[Tensor, Stores | None]:
+    text, sight, tokens, past = seen.text, seen.sight, seen.tokens, seen.text.past
+    layouts, beyond = [*sight.ranges, *sight.near], rule.beyond(tokens)
+    if seen.text.key_bias is not None:
+        bias = _bias(heads, text)
+        layouts[: len(sight.ranges)] = [replace(one, key_bias=bias) for one in sight.ranges]
+    whole = over(text, heads)
+    calls = [(whole, layouts, sight.own)]
+    if sight.sinks is not None and beyond is None:
+        layouts.append(sight.sinks)
+    elif sight.sinks is not None:
+        turned = rotated(whole.q, -pad(beyond, (past, 0)), heads.rotary)
+        calls.append((whole._replace(q=turned), [sight.sinks], None))
+    if sight.constant:
+        k, v = heads.detached()
+        calls.append((over(text, heads._replace(k=k, v=v)), list(sight.constant), None))
+    if past:  # kept tokens ask for nothing
+        asks_not = (torch.arange(text.length, device=whole.q.device) < past).view(1, 1, -1)
+        calls = [(qkv, blinded(some, asks_not), own) for qkv, some, own in calls]
+    joined = len(calls) + len(seen.others) > 1
+    results = [
+        (values[:, :, past:], lse[..., past:])
+        for qkv, some, own in calls
+        for values, lse in attend_layouts(qkv, some, own, tokens.impl, joined)
+    ]
+    of_others, others = _of_others(heads, seen, stores)
+    out = join([*results, *of_others])[0].to(heads.q.dtype)
+    if stores is None:
+        return out, None
+    return out, _behind(heads, seen, rule, stores, others)
+
+
+def attend_layouts(
+    qkv: QKV, layouts: Sequence[Layout], own: Own | None, impl: str, joined: bool
+) -> list[Result]:
+    """A result for each layout and one for the own key, or one of all; ``joined``: there are
+    others besides."""
+    (q, k, v), dtype = qkv.repeated()[:3], qkv.k.dtype
+    several = len(layouts) + (own is not None) > 1
+    # rounded once, as in a step; CPUs compute in float32 anyway
+    wide = (joined or several) and not q.is_cuda
+    layouts = [
+        # decoding keeps a bias with its key, rounded like it
+        one if one.key_bias is None else replace(one, key_bias=one.key_bias.to(dtype))
+        for one in layouts
+    ]
+    how = {"dropout": qkv.dropout, "impl": impl}
+    plain = impl == "reference" or torch.compiler.is_compiling()
+    if several and not plain and not any(one.earlier_only for one in layouts):
+        return [joint_attention(q, k, v, layouts, own, wide=wide, **how)]
+    if wide:
+        q, k, v = map(at_least_float32, (q, k, v))
+    results = [ranged_attention(q, k, v, one, **how) for one in layouts]
+    return results if own is None else [*results, attend_own(q, k, v, own, qkv.dropout)]
+
+
+def over(text: Text, heads: QKV) -> QKV:
+    """Queries, keys and values of a whole text; kept tokens ask with 0."""
+    if not text.past:
+        return heads
+    width = heads.k.size(-1)
+    k = torch.cat([text.kept[..., :width], heads.k], dim=2)
+    v = torch.cat([text.kept[..., -width:], heads.v], dim=2)
+    return heads._replace(q=pad(heads.q, (0, 0, text.past, 0)), k=k, v=v)
+
+
+def _bias(heads: QKV, text: Text) -> Tensor:
+    """Biases of a text's keys [B, 1 or H, T]."""
+    bias, width, many = text.key_bias, heads.k.size(-1), heads.q.size(1)
+    if text.past:
+        kept = text.kept[..., width]  # of each head of keys
+        bias = torch.cat([kept, bias.to(kept.dtype).expand(len(kept), kept.size(1), -1)], dim=-1)
+    return bias if bias.size(1) in (1, many) else bias.repeat_interleave(many // bias.size(1), 1)
+
+
+def _entries(heads: QKV, seen: Seen) -> tuple[Tensor, Tensor]:
+    """Entries of new tokens [B, J, N, C], and the same of sinks, which have no bias."""
+    k, v, bias = heads.k, heads.v, seen.assignment.key_bias
+    if bias is None:
+        entries = entries_of(k, v, None)
+        return entries, entries
+    return entries_of(k, v, bias, seen.assignment.groups), entries_of(k, v, k.new_zeros(1, 1, 1))
+
+
+def _sinks(entries: Tensor, seen: Seen, rule: Rule, stores: Stores) -> Sinks | None:
+    """Those behind new tokens of these entries."""
+    if not rule.sinks:
+        return None
+    tokens = seen.tokens
+    return Sinks.behind(stores.sinks, entries, rule.sinks, tokens.positions, tokens.padding_mask)
+
+
+def _behind(
+    heads: QKV, seen: Seen, rule: Rule, stores: Stores, others: tuple[Kept, ...]
+) -> Stores:
+    """The stores behind several tokens."""
+    text, near, (entries, of_sinks) = seen.text, None, _entries(heads, seen)
+    if text.past:
+        entries = torch.cat([text.kept, entries], dim=2)
+    rings = text.rings
+    if rings is None:
+        rings = torch.zeros(len(entries), 1, 1, text.length, dtype=torch.long)
+        rings = rings.to(entries.device)
+    keys = Keys(entries, rings, text.batch.padding_mask)
+    if rule.gap > 1:
+        near = Near.empty(entries, *rings.shape[1:3], rule.gap - 1)
+        waiting = near.fill(keys)
+        hidden = waiting if keys.hidden is None else keys.hidden | waiting
+        keys = keys._replace(hidden=hidden)
+    how = {"clusters": rule.clusters, "window": rule.by_cluster, "drops_keys": rule.drops_keys}
+    sinks = _sinks(of_sinks, seen, rule, stores)
+    return Stores(seen.assigned, filled(keys, **how), near, sinks, others)
+
+
+def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, Stores]:
+    """Of one token of each row: it is stored in its ring, or in the window from which it will
+    enter its ring, and one softmax is taken over all entries that it sees."""
+    tokens, assignment, gap = seen.tokens, seen.assignment, rule.gap
+    behind, rounds = tokens.behind(rule.sinks) if rule.sinks else tokens, assignment.rounds
+    groups, (entries, of_sinks) = assignment.groups, _entries(heads, seen)
+    entry = entries.unflatten(1, (groups, -1)).unsqueeze(2)  # [B, G, 1, J / G, 1, C]
+    if rounds:
+        written = torch.stack([found.of_keys for found in rounds], dim=2)
+        read = torch.stack([torch.cat(found.queries, dim=-1) for found in rounds], dim=2)
+    else:
+        written = read = torch.zeros(len(entry), 1, 1, 1, dtype=torch.long, device=entry.device)
+    written, mask = written.squeeze(-1), behind.padding_mask
+    in_cpp = _others_in_cpp(heads, seen, behind, rule, stores)
+    near = stores.near
+    if gap > 1 and near is None:
+        near = Near.empty(entries, groups, written.size(2), gap - 1)
+    rings = opened(
+        stores.rings,
+        entry,
+        written.size(2),
+        clusters=rule.clusters,
+        window=rule.by_cluster,
+        ragged=rule.drops_keys or mask is not None or tokens.begins is not None or gap > 1,
+        drops_keys=rule.drops_keys,
+    )
+    if in_cpp is not None:
+        given, others = in_cpp
+        where = None if near is None else (near.kept, near.ring, behind.before)
+        own = rule.own_bias if gap > 0 else None
+        given["rings"] = step.InRings(
+            entry, *rings.in_cpu_step(), read, written, rule.clusters, own, where
+        )
+        return step.step(heads.q, **given), replace(
+            stores, assigned=seen.assigned, rings=rings, near=near, others=others
+        )
+
+    def store() -> None:
+        new = entry.squeeze(-2).expand(-1, -1, written.size(2), -1, -1)
+        leaving = new, written, mask
+        if near is not None:
+            leaving = near.push(new, written, behind.before, mask)
+        rings.store(*leaving)
+
+    if tokens.begins is not None:
+        rings.forget(tokens.begins)
+    if gap == 0:  # the query sees its own key in its ring
+        store()
+    biased = assignment.key_bias is not None
+    some = gap == 0 and not any(found.keys is not None for found in rounds)
+    visible = [rings.look(read, assignment.latest)._replace(some=some, biased=biased)]
+    if gap > 0:
+        visible.append(_own(entries, groups, tokens.padding_mask, rule.own_bias))
+    if near is not None:
+        visible.append(near.look(behind.before))
+    sinks = _sinks(of_sinks, seen, rule, stores)
+    if sinks is not None:
+        visible.append(_sinks_in_sight(sinks, heads, seen, rule))
+    out = _softmax(heads.q, visible)
+    if gap > 0:
+        store()
+    results, others = _of_others(heads, seen, stores)
+    out = join([out, *results])[0].to(heads.q.dtype)
+    return out, Stores(seen.assigned, rings, near, sinks, others)
+
+
+def _others_in_cpp(
+    heads: QKV, seen: Seen, behind: Tokens, rule: Rule, stores: Stores
+) -> tuple[dict[str, Any], tuple[Kept, ...]] | None:
+    """What the step in C++ is given of sinks and others, and what is kept of the others; None:
+    that step does not know all that the token sees."""
+    q, rings = heads.q, stores.rings
+    if q.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    special = behind.padding_mask, seen.tokens.begins, seen.assignment.latest, rule.beyond(behind)
+    if any(t is not None for t in special) or (rule.sinks and stores.sinks is None):
+        return None
+    if isinstance(rings, History):
+        if rings.ring is not None or rule.clusters > 1 or rule.gap > 1 or rule.drops_keys:
+            return None
+    elif rings is None:
+        return None
+    kept = (store.kept for store in (rings, stores.near, stores.sinks) if store is not None)
+    if any(t.dtype != q.dtype for t in kept):
+        return None
+    if chosen(seen.tokens.impl, q) != "cpu" or not step.can_step(q):
+        return None
+    given = {} if stores.sinks is None else {"sinks": stores.sinks.kept}
+    others = []
+    for other, kept in zip(seen.others, stores.others or [None] * len(seen.others), strict=True):
+        if (found := other.in_cpu_step(heads, kept)) is None:
+            return None
+        given |= found[0]
+        others.append(found[1])
+    return given, tuple(others)
+
+
+def _of_others(
+    heads: QKV, seen: Seen, stores: Stores | None
+) -> tuple[list[Result], tuple[Kept, ...]]:
+    """What new tokens see of what a kind shows besides keys, and what is kept behind them."""
+    kept = [None] * len(seen.others)
+    if stores is not None and stores.others:
+        kept = stores.others
+    found = [other.attend(heads, store) for other, store in zip(seen.others, kept, strict=True)]
+    return [result for result, _ in found], tuple(store for _, store in found)
+
+
+def _own(entries: Tensor, groups: int, padding: Tensor | None, bias: float) -> Entries:
+    """A token's own entry [B, J, 1, C]."""
+    if padding is not None:
+        padding = padding.view(-1, 1, 1, 1).expand(-1, groups, -1, -1)
+    return Entries(entries.flatten(0, 1), padding, some=padding is None, bias=bias)
+
+
+def _sinks_in_sight(sinks: Sinks, heads: QKV, seen: Seen, rule: Rule) -> Entries:
+    """Sinks before one token, and itself if nothing else shows it."""
+    entries, place, width = sinks.kept, seen.tokens.positions, heads.q.size(-1)
+    if (beyond := rule.beyond(seen.tokens)) is not None:
+        # the query is one for all that it sees: keys come nearer instead
+        entries = entries.clone()
+        entries[..., :width] = rotated(entries[..., :width], beyond, heads.rotary)
+    slot = torch.arange(entries.size(2), device=place.device)
+    hidden = slot >= place if rule.gap > 0 else slot > place
+    hidden = hidden[:, None, None].expand(-1, seen.assignment.groups, -1, -1)
+    return Entries(entries.flatten(0, 1), hidden, some=rule.gap == 0)
+
+
+def _softmax(q: Tensor, seen: Sequence[Entries]) -> Result:
+    """Values [B, H, 1, E] that queries attend to, by one softmax over all that they see."""
+    batch, heads, _, width = q.shape
+    q = at_least_float32(q) / math.sqrt(width)
+    each, logits = [at_least_float32(part.entries) for part in seen], []
+    for part, entries in zip(seen, each, strict=True):
+        asks = pad(q, (0, 1), value=1.0) if part.biased else q  # the bias is one more number
+        # Heads that share keys stand side by side, as queries of one product.
+        rows = asks.reshape(len(entries), -1, asks.size(-1))
+        found = torch.bmm(rows, entries[..., : asks.size(-1)].mT)
+        if part.bias:
+            found = found + part.bias
+        if part.hidden is not None:
+            groups = part.hidden.size(1)
+            by_group = found.view(batch, groups, heads // groups, found.size(-1))
+            by_group.masked_fill_(part.hidden, torch.finfo(found.dtype).min)
+        logits.append(found.view(batch, heads, found.size(-1)))
+    sizes, logits = [found.size(-1) for found in logits], torch.cat(logits, dim=-1)
+    weights = torch.softmax(logits, dim=-1).split(sizes, dim=-1)
+    some, out = any(part.some or part.hidden is None for part in seen), 0.0
+    for part, entries, weight in zip(seen, each, weights, strict=True):
+        if not some:  # where nothing is seen, all weights are alike
+            hidden = part.hidden.expand(-1, -1, heads // part.hidden.size(1), -1)
+            weight = weight.masked_fill(hidden.reshape(weight.shape), 0.0)
+        rows = weight.reshape(len(entries), batch * heads // len(entries), weight.size(-1))
+        out = out + torch.bmm(rows, entries[..., -width:]).view(batch, heads, 1, width)
+    return out, logits.logsumexp(-1, keepdim=True)

@@ -1,0 +1,3 @@
+"""Clusters that attention teaches."""
+
+from .kind import Taught, TaughtOptions  # noqa: F401

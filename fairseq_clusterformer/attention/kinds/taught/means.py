@@ -1,0 +1,280 @@
+"""Means: each cluster that a query does not look into, as one key.
+
+Of the n keys of a cluster, a query sees their mean with the logit ``q . mean_k / sqrt(E) + log n``
+and the value ``mean_v``: what dense attention would give if the keys were alike. Every key
+contributes to some mean, at linear cost. Keys that a full ring has dropped stay visible this way,
+except to queries of their own cluster. (NSA, Yuan et al. 2025, and RetroInfer, Chen et al. 2025,
+attend to blocks and clusters alike.)
+
+Shape letters: B batch, H heads, J those of keys, N tokens, E head width, K clusters, that of
+dropped keys among them, M chunks, S tokens of a chunk, C = 2 E + 1 numbers of a sum: of keys, of
+values, and how many there are.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout as dropped
+from torch.nn.functional import pad
+
+from ....kernels.cpu.step import InMeans
+from ....precision import at_least_float32, full_float32
+from ...attend import QKV, Result
+from ...past import Kept, for_each
+from ...tokens import Tokens
+from .scouts import gather_tokens
+
+
+@dataclass
+class MeansOfOthers:
+    """Not causal: means of all keys of a row but the query's own, which it sees besides."""
+
+    #: clusters of which a query sees keys, and no mean, int64 [B, H, N] each
+    looked_into: tuple[Tensor, ...]
+    keys: Tensor  # the cluster of each key, int64 [B, G, N]
+    clusters: int  # K
+    tokens: Tokens  # without sinks
+    blind: Tensor | None = None  # queries that see no mean, bool [B, H, N]; None: none
+
+    @full_float32()
+    def attend(self, heads: QKV, kept: None) -> tuple[Result, None]:
+        heads, mask = heads.repeated(), self.tokens.padding_mask
+        q, k, v = map(at_least_float32, heads[:3])
+        cluster = for_each(q, self.keys).expand(q.shape[:3]).unsqueeze(-1)
+        if mask is not None:  # padding may be anything
+            hidden = mask[:, None, :, None]
+            q, k, v = (t.masked_fill(hidden, 0.0) for t in (q, k, v))
+        entries = _entries(k, v)
+        if mask is not None:
+            entries = entries.masked_fill(hidden, 0.0)
+            cluster = cluster.masked_fill(hidden, 0)
+        sums = entries.new_zeros(*q.shape[:2], self.clusters, entries.size(-1))
+        sums = sums.scatter_add(2, cluster.expand_as(entries), entries)
+        mean_k, mean_v, bias, none = _means(sums)
+        scale, width = q.size(-1) ** -0.5, q.size(-1)
+        logits = q @ (mean_k.mT * scale) + bias.unsqueeze(-2)
+        none = none.unsqueeze(-2).expand_as(logits)
+        # Take each query's own key out of the mean of its cluster.
+        of_own = gather_tokens(sums, cluster.squeeze(-1))
+        number = of_own[..., -1:] - 1  # of the others
+        rest = number.clamp(min=1)
+        without = (q * (of_own[..., :width] - k)).sum(-1, keepdim=True)
+        logits = logits.scatter(-1, cluster, without * scale / rest + rest.log())
+        none = none.scatter(-1, cluster, number < 1)
+        for clusters in self.looked_into:
+            none = none.scatter(-1, clusters.expand(q.shape[:3]).unsqueeze(-1), True)
+        weights, lse = _softmax(logits, none)
+        weights = dropped(weights, heads.dropout)
+        own_mean = gather_tokens(mean_v, cluster.squeeze(-1))
+        out = weights @ mean_v + weights.gather(-1, cluster) * (own_mean - v) / rest
+        return (out.to(heads.q.dtype), _hidden(lse, mask, self.blind)), None
+
+    def in_cpu_step(self, heads: QKV, kept: None) -> None:
+        """There are no steps."""
+
+
+class Places(NamedTuple):
+    """Where tokens stand in the chunks of their text; a row may begin within one, its first."""
+
+    slot: Tensor  # of each token, counted from the begin of the first chunk, int64 [B, N]
+    #: from which chunk on its key is in the means, counted from the first, int64 [B, N]
+    since: Tensor
+    end: Tensor  # the chunk of the token that will follow, counted likewise, int64 [B]
+    chunks: int  # M, of the longest row
+    later: int  # the most chunks from that of a token to that which sees its key
+
+
+@dataclass
+class Sums(Kept):
+    """What the chunk of the next token sees, and what comes to it in each chunk behind."""
+
+    sums: Tensor  # at least float32 [B, J, 1 + later, K, C]
+
+
+@dataclass
+class MeansSoFar:
+    """Causal: a text is cut into chunks of S tokens. The queries of a chunk see means of
+    the keys that are ``gap`` tokens or more before its begin: no key counts both here and in a
+    near window. What decoding keeps are sums, of a fixed size."""
+
+    #: clusters of which a query sees keys, and no mean, int64 [B, H, N] each
+    looked_into: tuple[Tensor, ...]
+    keys: Tensor  # the cluster of each key, int64 [B, G, N]
+    clusters: int  # K
+    tokens: Tokens  # a batch, or those behind what is kept; without sinks
+    blind: Tensor | None  # queries that see no mean, bool [B, H, N]; None: none
+    every: int  # S
+    gap: int  # tokens between a chunk and the keys that it sees means of, and one more
+
+    @full_float32()
+    def attend(self, heads: QKV, kept: Sums | None) -> tuple[Result, Sums]:
+        if heads.q.size(2) == 1:
+            return self._attend_one(heads, self._kept(heads, kept))
+        q, at, mask = heads.q, self.places(), self.tokens.padding_mask
+        sums, behind = self.sums(heads, at, kept)
+        slot, slots = at.slot.unsqueeze(1), at.chunks * self.every
+        in_order = mask is None and kept is None  # slots are places
+
+        def by_chunk(x: Tensor) -> Tensor:  # [B, H, N, ...] to [B, H, M, S, ...]
+            if in_order:
+                x = pad(x, (*(0, 0) * (x.dim() - 3), 0, slots - x.size(2)))
+                return x.unflatten(2, (at.chunks, self.every))
+            into = slot.view(*slot.shape, *(1,) * (x.dim() - 3)).expand_as(x)
+            filled = x.new_zeros(*x.shape[:2], slots + 1, *x.shape[3:]).scatter(2, into, x)
+            return filled[:, :, :-1].unflatten(2, (at.chunks, self.every))
+
+        k, v, bias, none = (for_each(q, t) for t in _means(sums))
+        logits = by_chunk(at_least_float32(q)) @ (k.mT * q.size(-1) ** -0.5) + bias.unsqueeze(-2)
+        hidden = none.unsqueeze(-2).expand_as(logits)
+        for clusters in self.looked_into:
+            looked = by_chunk(clusters.expand(q.shape[:3])).unsqueeze(-1)
+            hidden = hidden.scatter(-1, looked, True)
+        weights, lse = _softmax(logits, hidden)
+        out, lse = (dropped(weights, heads.dropout) @ v).flatten(2, 3), lse.flatten(2, 3)
+        if in_order:  # back from slots to tokens
+            out, lse = out[:, :, : q.size(2)], lse[:, :, : q.size(2)]
+        else:
+            slot = slot.clamp(max=slots - 1).expand(q.shape[:3])
+            out, lse = gather_tokens(out, slot), lse.gather(2, slot)
+        return (out.to(q.dtype), _hidden(lse, mask, self.blind)), Sums(behind)
+
+    def in_cpu_step(self, heads: QKV, kept: Sums | None) -> tuple[dict[str, Any], Sums] | None:
+        if kept is None or kept.sums.dtype != heads.q.dtype:
+            return None
+        at, shape = self.places(), (len(kept.sums), heads.q.size(1), 1)
+        looked_into = torch.cat([c.expand(shape) for c in self.looked_into], dim=-1)
+        cluster = self.keys.expand(*kept.sums.shape[:2], 1)
+        return {"means": InMeans(kept.sums, looked_into, cluster, at.since, at.end)}, kept
+
+    def _attend_one(self, heads: QKV, kept: Tensor) -> tuple[Result, Sums]:
+        """The same of one token, whose chunk sees the first of the sums."""
+        q = at_least_float32(heads.q)
+        k, v, bias, none = (for_each(q, t) for t in _means(kept[:, :, 0]))
+        logits = q @ (k.mT * q.size(-1) ** -0.5) + bias.unsqueeze(-2)
+        hidden = none.unsqueeze(-2)
+        for clusters in self.looked_into:
+            hidden = hidden.scatter(-1, clusters.expand(*q.shape[:3]).unsqueeze(-1), True)
+        weights, lse = _softmax(logits, hidden)
+        lse = _hidden(lse, self.tokens.padding_mask, self.blind)
+        return (weights @ v, lse), Sums(self._kept_with(heads, kept))
+
+    def _kept(self, heads: QKV, kept: Sums | None) -> Tensor:
+        """Sums that the chunk of one token sees, and what comes to them in each chunk behind it,
+        [B, J, 1 + later, K, C]."""
+        if kept is not None:
+            return kept.sums
+        chunks, wide = 1 + self.places().later, at_least_float32(heads.k)
+        sizes = chunks, self.clusters, 2 * heads.k.size(-1) + 1
+        return wide.new_zeros(*heads.k.shape[:2], *sizes)
+
+    def _kept_with(self, heads: QKV, kept: Tensor) -> Tensor:
+        """The same behind the token, which no query of its chunk sees."""
+        at, mask, entry = self.places(), self.tokens.padding_mask, _entries(heads.k, heads.v)
+        since = at.since
+        if mask is not None:
+            entry = entry.masked_fill(mask[:, None, :, None], 0.0)
+            since = since.masked_fill(mask, 0)
+        place = since.unsqueeze(1) * self.clusters + for_each(heads.k, self.keys)
+        flat, place = kept.flatten(2, 3), place.unsqueeze(-1).expand_as(entry)
+        if torch.is_grad_enabled():
+            flat = flat.scatter_add(2, place, entry)
+        else:
+            flat.scatter_add_(2, place, entry)
+        kept = flat.view_as(kept)
+        ends = at.end > 0  # the next token begins a chunk
+        waits = ends.is_cuda or torch.compiler.is_compiling()
+        if not waits and not ends.any():
+            return kept
+        now, coming = kept[:, :, :2].sum(2, keepdim=True), kept[:, :, 2:]
+        later = torch.cat([now, coming, torch.zeros_like(now)], dim=2)
+        return torch.where(ends.view(-1, 1, 1, 1, 1), later, kept)
+
+    def places(self) -> Places:
+        """Where the tokens stand; padding gets a slot and a chunk behind all others."""
+        return self.tokens.batch.cached(("means", self.every, self.gap), self._places)
+
+    def _places(self) -> Places:
+        mask, (batch, length), every = (
+            self.tokens.padding_mask,
+            self.tokens.x.shape[:2],
+            self.every,
+        )
+        positions = self.tokens.positions.expand(batch, -1)
+        first, number = positions[:, :1], length
+        if mask is not None:
+            number = (~mask).sum(1, keepdim=True)
+            far = torch.iinfo(positions.dtype).max
+            first = positions.masked_fill(mask, far).amin(1, keepdim=True)
+            first = first.masked_fill(number == 0, 0)
+        chunk = first // every
+        found = Places(
+            slot=positions - chunk * every,
+            since=(positions + self.gap + every - 1) // every - chunk,
+            end=((first + number) // every - chunk).squeeze(1),
+            chunks=(length + every - 2) // every + 1,
+            later=(2 * every - 2 + self.gap) // every,
+        )
+        if mask is None:
+            return found
+        return found._replace(
+            slot=found.slot.masked_fill(mask, found.chunks * every),
+            since=found.since.masked_fill(mask, found.chunks + found.later + 1),
+        )
+
+    @full_float32()
+    def sums(self, heads: QKV, at: Places, kept: Sums | None) -> tuple[Tensor, Tensor]:
+        """Sums of keys and values by cluster, as the queries of each chunk see them.
+
+        Returns:
+            Sums of each chunk, at least float32 [B, J, M, K, C]; and, for the next tokens, those
+            that their chunk sees, and what comes to them in each of the chunks behind it.
+        """
+        k, number = heads.k, at.chunks + at.later + 1
+        entries = _entries(k, heads.v)
+        place = at.since.unsqueeze(1) * self.clusters + for_each(k, self.keys)
+        place = place.clamp(max=number * self.clusters).unsqueeze(-1).expand_as(entries)
+        sums = entries.new_zeros(*k.shape[:2], number * self.clusters + 1, entries.size(-1))
+        sums = sums.scatter_add(2, place, entries)[:, :, :-1]
+        sums = sums.unflatten(2, (number, self.clusters))
+        if kept is not None:
+            sums = sums + pad(kept.sums, (0, 0, 0, 0, 0, number - kept.sums.size(2)))
+        seen = sums.cumsum(2)
+        end = at.end.view(-1, 1, 1, 1, 1)
+        behind = end + torch.arange(1, at.later + 1, device=k.device).view(-1, 1, 1)
+        now, coming = (
+            x.gather(2, index.expand(-1, k.size(1), -1, *sums.shape[3:]))
+            for x, index in ((seen, end), (sums, behind))
+        )
+        return seen[:, :, : at.chunks], torch.cat([now, coming], dim=2)
+
+
+def _entries(k: Tensor, v: Tensor) -> Tensor:
+    """What each key adds to a sum, at least float32 [B, J, N, C]."""
+    return at_least_float32(torch.cat([k, v, torch.ones_like(k[..., :1])], dim=-1))
+
+
+def _means(sums: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean keys and values [..., K, E], the log of how many keys there are, and where there are
+    none [..., K]."""
+    number = sums[..., -1]
+    k, v = (sums[..., :-1] / number.clamp(min=1).unsqueeze(-1)).chunk(2, dim=-1)
+    return k, v, number.clamp(min=1).log(), number == 0
+
+
+def _softmax(logits: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of what is not hidden, and their log-sum-exp."""
+    # of -inf alone, a gradient would be NaN
+    logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min / 2)
+    weights = logits.softmax(-1)
+    largest, at_largest = logits.max(-1, keepdim=True)
+    # without another exponential
+    return weights, (largest - weights.gather(-1, at_largest).log()).squeeze(-1)
+
+
+def _hidden(lse: Tensor, mask: Tensor | None, blind: Tensor | None) -> Tensor:
+    """A log-sum-exp [B, H, N], where padding and some queries see nothing."""
+    if mask is not None:
+        lse = lse.masked_fill(mask.unsqueeze(1), -torch.inf)
+    return lse if blind is None else lse.masked_fill(blind, -torch.inf)

@@ -1,0 +1,78 @@
+"""Transformer-XL's attention (Dai et al. 2019): segments, each with a memory before it.
+
+A layer reads the memory from the states that the layer below made of the tokens before a segment,
+and teaches those states nothing. They do not depend on the later segment, so all segments of a row
+are attended at once: their own tokens, and, as a second set of keys, the tokens before.
+"""
+
+from dataclasses import dataclass, replace
+
+from torch.nn.functional import pad
+
+from ...clustering import State
+from ..kind import Kind, Traits, register_attention
+from ..layout import recent_layouts
+from ..options import OptionError, WindowOptions, option
+from ..sight import Sight, Text
+from ..tokens import Assignment, Shape, Tokens
+
+
+@dataclass(frozen=True)
+class XLOptions(WindowOptions):
+    """Options of ``xl``: by default segments of W / 2 tokens, and a memory as long."""
+
+    segment: int | None = option(
+        None, "tokens of an xl segment (default: W / 2)", flag="xl_segment", at_least=1
+    )
+    memory: int | None = option(
+        None, "tokens before it that it sees (default: a segment)", flag="xl_memory", at_least=1
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.segment is None and self.window < 2:
+            raise OptionError("window", self.window, "2 or more, half of it a segment")
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """S and M."""
+        segment = self.segment or self.window // 2
+        return segment, self.memory or segment
+
+
+@register_attention("xl", XLOptions)
+class XL(Kind):
+    """A query sees its segment of S tokens (causal: up to its own), and the M tokens before the
+    segment, whose states get no gradient. Each layer reaches M tokens further back."""
+
+    @staticmethod
+    def declare(options: XLOptions, shape: Shape) -> Traits:
+        return Traits(window=sum(options.sizes), reads_qk=False)
+
+    def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
+        segment, memory = self.options.sizes
+        return Assignment(latest=memory + 1 + tokens.positions % segment), state
+
+    def sight(self, text: Text, assignment: Assignment) -> Sight:
+        key = "segments", *self.options.sizes, self.rule.causal
+        return text.batch.cached(key, lambda: self._sight(text))
+
+    def _sight(self, text: Text) -> Sight:
+        (size, memory), batch = self.options.sizes, text.batch
+        (before,) = text.window(None, causal=True)  # up to each query
+        positions = text.tokens.positions + self.rule.sinks  # which are seen apart
+        positions = pad(positions.clamp(min=0), (text.past, 0)).unsqueeze(1)
+        into = positions % size + 1  # tokens of its segment, up to it
+        if before.query_order is not None:
+            into = into.expand_as(before.query_order).gather(-1, before.query_order)
+        begin = (before.hi - into).maximum(before.lo)  # padding has an empty range
+        constant = replace(before, lo=before.lo.maximum(begin - memory), hi=begin, reach=memory)
+        if self.rule.causal:
+            own = replace(before, lo=begin, reach=size)
+        elif batch.is_plain:
+            end = (begin + size).clamp(max=text.length)
+            own = replace(before, lo=begin, hi=end, reach=size)
+        else:
+            count = text.length // size + 1
+            (own,) = recent_layouts(positions // size, count, size, causal=False, batch=batch)
+        return Sight((own,), constant=(constant,))

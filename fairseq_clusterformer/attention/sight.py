@@ -1,0 +1,228 @@
+"""What queries see: a kind's numbers, a text of keys, and the ranges of it that each query sees.
+
+A batch and a portion of a text are one thing: kept keys stand in front of the new tokens as if
+they were a short text, of which the new tokens alone ask. In training nothing is kept.
+
+The rule "recent" is the one that is causal, and that decoding follows token by token.
+
+Shape letters: B batch, H heads, J heads of keys, G groups of heads that are assigned apart, L
+rounds of clustering, M kept keys, N new tokens, T = M + N.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..kernels import Layout, Own
+from .batch import Batch, any_padding
+from .layout import recent_layouts, sink_layout, window_layouts, without_own
+from .past import Stores
+from .tokens import Assignment, Round, Tokens
+
+# Bias of a key that counts only where a query sees nothing else: next to any other its weight is
+# 0, and float16 still holds the logit.
+LAST_RESORT = -5e4
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which keys a query of a kind sees.
+
+    W is said here, for all kinds: a query sees W keys by its cluster, its own included; besides
+    them sinks, and with a gap of G the G - 1 keys that are nearer. What is not causal sees W on
+    either side, and its own.
+
+    Attributes:
+        causal: a query sees no later token.
+        name: "recent", "chunk", or "leaking-chunk" (CF22's Appendix B).
+        clusters: K.
+        window: W; None: all keys.
+        gap: G; keys that are nearer than G tokens are seen by position, and not by cluster.
+        own: how a query sees its own key: "in_cluster" (like any other of its cluster), "always",
+            or "fallback" (only where it sees nothing else: for kinds whose query and key are one
+            vector). Of the last two and causal, G is 1 at least.
+        sinks: first tokens of a document that each of its queries sees.
+        drops_keys: a key may be in no cluster, which is then number K.
+        last_place: where a query stands behind sinks, at most, by rotary positions; None: where
+            it is.
+    """
+
+    causal: bool
+    name: str = "recent"
+    clusters: int = 1
+    window: int | None = None
+    gap: int = 0
+    own: str = "in_cluster"
+    sinks: int = 0
+    drops_keys: bool = False
+    last_place: int | None = None
+
+    @property
+    def by_cluster(self) -> int | None:
+        """Keys that a query sees by its cluster: W, or without its own where that is apart."""
+        apart = self.causal and self.gap > 0 and self.window is not None
+        return self.window - 1 if apart else self.window
+
+    @property
+    def own_bias(self) -> float:
+        """Bias of the query's own key where it is seen besides others."""
+        return LAST_RESORT if self.own == "fallback" else 0.0
+
+    @property
+    def can_step(self) -> bool:
+        """Whether it can decode step by step: no output depends on a later token."""
+        return self.causal and self.name == "recent"
+
+    def beyond(self, tokens: Tokens) -> Tensor | None:
+        """How far queries stand behind the last place, int64 [1 or B, N]."""
+        if self.last_place is None:
+            return None
+        return (tokens.positions - self.last_place).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Keys that may be seen: M that are kept, and those of the new tokens, which alone ask.
+
+    Attributes:
+        tokens: the new ones; sinks among them count as padding.
+        rounds: clusters of T tokens, for each head.
+        rings: the clusters of keys as they are kept, K for none, int64 [B, G, L, T]; None: nothing
+            is kept, and all are in one.
+        batch: what stands in ranges: no padding, empty slot, or sink.
+        sinks: what sinks are counted among: no padding, or kept key but a sink.
+        kept: [B, J, M, C]; None: M is 0.
+        key_bias: of the new tokens, as of :class:`Assignment`.
+    """
+
+    tokens: Tokens
+    rounds: tuple[Round, ...]
+    rings: Tensor | None
+    batch: Batch
+    sinks: Batch
+    kept: Tensor | None = None
+    key_bias: Tensor | None = None
+
+    @property
+    def past(self) -> int:
+        """M."""
+        return 0 if self.kept is None else self.kept.size(2)
+
+    @property
+    def length(self) -> int:
+        """T."""
+        return self.past + self.tokens.x.size(1)
+
+    def window(self, window: int | None, causal: bool) -> tuple[Layout, ...]:
+        """Keys by position: see :func:`~fairseq_clusterformer.attention.layout.window_layouts`."""
+        device = self.tokens.x.device
+        return window_layouts(self.length, window, causal=causal, batch=self.batch, device=device)
+
+
+def text_of(rule: Rule, tokens: Tokens, assignment: Assignment, stores: Stores | None) -> Text:
+    """The text that new tokens see."""
+    behind = tokens.behind(rule.sinks) if rule.sinks else tokens
+    new, bias = assignment.rounds, assignment.key_bias
+    rings = torch.stack([found.of_keys for found in new], dim=2) if new else None
+    kept = None if stores is None else stores.keys(tokens.before, behind.before)
+    if kept is None:
+        rounds = tuple(found.for_each_head() for found in new)
+        return Text(behind, rounds, rings, behind.batch, tokens.batch, key_bias=bias)
+    (entries, old, hidden), no_sink = kept
+    past, length = entries.size(2), tokens.x.size(1)
+    if rings is None:
+        rings = old.new_zeros(*old.shape[:3], length)
+    rings = torch.cat([old, rings], dim=-1)
+    rounds = []
+    for found, keys in zip(new, rings.unbind(2), strict=False):
+        queries = tuple(
+            pad(clusters, (past, 0), value=rule.clusters) for clusters in found.queries
+        )
+        rounds.append(Round(queries, keys).for_each_head())
+
+    def whole(hidden: Tensor, mask: Tensor | None) -> Batch:
+        mask = hidden.new_zeros(len(hidden), length) if mask is None else mask
+        return Batch(any_padding(torch.cat([hidden, mask], dim=-1)))
+
+    batch, sinks = whole(hidden, behind.padding_mask), whole(no_sink, tokens.padding_mask)
+    return Text(behind, tuple(rounds), rings, batch, sinks, entries, bias)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What each query of a text sees, under one softmax; what two layouts show counts twice.
+
+    Attributes:
+        ranges: keys by cluster.
+        near: keys by position.
+        sinks: the first tokens of its document.
+        constant: keys whose states get no gradient.
+        own: its own key, where no layout shows it.
+    """
+
+    ranges: tuple[Layout, ...] = ()
+    near: tuple[Layout, ...] = ()
+    sinks: Layout | None = None
+    constant: tuple[Layout, ...] = ()
+    own: Own | None = None
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """All of them."""
+        sinks = () if self.sinks is None else (self.sinks,)
+        return (*self.ranges, *self.near, *sinks, *self.constant)
+
+
+def recent(rule: Rule, text: Text) -> Sight:
+    """The latest keys of its cluster that are ``gap`` tokens back or more, and those that are
+    nearer by position; not causal: on either side."""
+    causal, gap = rule.causal, rule.gap
+    if not text.rounds:
+        return Sight(text.window(rule.by_cluster, causal))
+    count = rule.clusters + (rule.drops_keys or text.past > 0)  # the last: of keys in none
+    how = {"causal": causal, "gap": gap, "batch": text.batch, "impl": text.tokens.impl}
+    ranges = tuple(
+        layout
+        for found in text.rounds
+        for queries in found.queries
+        for layout in recent_layouts(
+            queries, count, rule.by_cluster, key_clusters=found.keys, **how
+        )
+    )
+    if gap == 0:
+        return Sight(ranges, own=_own_by_cluster(rule, text))
+    if gap == 1:
+        return Sight(ranges, own=Own(rule.own_bias))
+    near = text.window(gap if causal else gap - 1, causal)
+    if rule.own != "fallback":
+        return Sight(ranges, near)
+    sides = without_own(near[0])
+    return Sight(ranges, sides[:1] if causal else sides, own=Own(LAST_RESORT))
+
+
+def _own_by_cluster(rule: Rule, text: Text) -> Own | None:
+    """The own key without a gap."""
+    if rule.own == "fallback":
+        return Own(LAST_RESORT)
+    if rule.own == "in_cluster" or text.rounds[0].keys is None:
+        return None  # its cluster shows it
+    ((probed, keys),) = text.rounds
+    return Own(hidden=torch.stack([queries == keys for queries in probed]).any(0))
+
+
+def completed(rule: Rule, text: Text, sight: Sight) -> Sight:
+    """What is seen, with sinks; a query's own key is seen once, and not by padding."""
+    own = sight.own
+    if own is not None:
+        own = own.within((text.sinks if rule.gap > 0 else text.batch).padding_mask)
+    if not rule.sinks:
+        return replace(sight, own=own)
+    batch, itself = text.sinks, own is None or rule.gap == 0
+    like = text.rings[:, 0, 0] if text.past else text.tokens.x
+    layout = batch.cached(
+        ("sinks", rule.sinks, itself),
+        lambda: sink_layout(batch.positions(like), rule.sinks, itself=itself, batch=batch),
+    )
+    return replace(sight, own=own, sinks=layout)
