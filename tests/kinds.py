@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import Batch, MultiheadAttention, parse_attention
+from fairseq_clusterformer.attention import Batch, MultiheadAttention, Past, parse_attention
 from fairseq_clusterformer.clustering import LOSSES
 
 WINDOW = 5
@@ -203,7 +203,7 @@ class HandedOn(MultiheadAttention):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        centroids = torch.randn(1, self.routers[0].num_clusters, WIDTH)
+        centroids = torch.randn(1, self.routers[0].rule.clusters, WIDTH)
         self.register_buffer("given", centroids, persistent=False)
 
     def forward(self, x, batch=None, centroids=None):
@@ -254,18 +254,18 @@ def pads(lengths: list[int], total: int, side: str) -> torch.Tensor:
 
 def by_steps(
     module, x, mask=None, documents=None, order_at=None, portions=()
-) -> tuple[torch.Tensor, dict]:
+) -> tuple[torch.Tensor, Past]:
     """Outputs [B, N, D] of portions of these sizes and of single steps behind them, and what they
     keep; the rows may get another order, (number of the first token, new order of the batch)."""
-    state, outputs, t = {}, [], 0
+    past, outputs, t = Past(), [], 0
     sizes = iter(portions or ())
     while t < x.size(1):
         if order_at is not None and t == order_at[0]:
             rows, order_at = order_at[1], None
             x, mask, *outputs = (None if o is None else o[rows] for o in (x, mask, *outputs))
-            state = {name: kept.index_select(0, rows) for name, kept in state.items()}
+            past = past.reorder(rows)
         part = slice(t, t := min(t + next(sizes, 1), x.size(1)))
         hidden, numbers = (None if o is None else o[:, part] for o in (mask, documents))
-        out, state = module.step(x[:, part], state, Batch(hidden, numbers))
+        out, past = module.step(x[:, part], past, Batch(hidden, numbers))
         outputs.append(out)
-    return torch.cat(outputs, dim=1), state
+    return torch.cat(outputs, dim=1), past

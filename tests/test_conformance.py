@@ -7,6 +7,7 @@ import torch
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, parse_layer
 from fairseq_clusterformer.attention.inspect import tokens_seen
+from fairseq_clusterformer.attention.past import tensors
 
 from .kinds import (
     CLUSTERS,
@@ -80,10 +81,10 @@ def test_the_state_stops_growing(kind):
         pytest.skip("full attention keeps every key: that is what it is")
     module = build(kind, causal=True)
     sizes = []
-    state = {}
+    past = None
     for _ in range(60):
-        _, state = module.step(inputs(batch=2, length=1), state)
-        sizes.append(sum(tensor.numel() for tensor in state.values()))
+        _, past = module.step(inputs(batch=2, length=1), past)
+        sizes.append(sum(tensor.numel() for tensor in tensors(past)))
     assert len(set(sizes[2 * WINDOW :])) == 1  # no gap is wider than W
 
 
@@ -228,10 +229,11 @@ def test_a_window_is_of_as_many_keys_in_every_kind(kind):
     module = build(kind, causal=True, clusters=1, rounds=1, stride=1, window=8)
     seen = tokens_seen(module, inputs(batch=1, length=60))
     for router, of_kind in zip(module.routers, seen.values(), strict=True):
-        assert router.window == 8 or "memory" in kind
-        most = router.window + max(router.gap, 1) - 1 + router.sinks
+        rule = router.rule
+        assert rule.window == 8 or "memory" in kind
+        most = rule.window + max(rule.gap, 1) - 1 + rule.sinks
         # One that counts only where nothing else is seen is seen by the first token alone.
-        assert of_kind.sum(-1).max() == most - (router.self_key == "fallback")
+        assert of_kind.sum(-1).max() == most - (rule.own == "fallback")
 
 
 @every_kind()
@@ -284,7 +286,7 @@ def test_the_leaking_rule_leaks_and_cannot_generate():
     changed = (module(x)[0][:, past] - module(edited)[0][:, past]).abs().amax(-1) > 1e-6
     assert changed.any()
     with pytest.raises(ValueError, match="cluster rule is 'leaking-chunk'"):
-        module.step(x[:, :1], {})
+        module.step(x[:, :1])
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,13 @@ def sight_of(model: nn.Module) -> Sight:
     """What the kind that sees most keys of a causal model shows a query; UserError for a model
     that sees all."""
     kinds = [router for layer in attentions(model).values() for router in layer.routers]
-    if any(kind.window is None for kind in kinds):
+    if any(kind.rule.window is None for kind in kinds):
         raise UserError("CHECKPOINT has heads of the kind full; allowed: kinds with a window")
     sights = []
     for kind in kinds:
         clusters, probes = (getattr(kind.options, name, 1) for name in ("clusters", "probes"))
-        sights.append(Sight(kind.gap, kind.sinks, clusters, probes, kind.cluster_window))
+        rule = kind.rule
+        sights.append(Sight(rule.gap, rule.sinks, clusters, probes, rule.by_cluster))
     most = max(sights, key=lambda sight: sight.near + sight.far)
     return most._replace(sinks=max(sight.sinks for sight in sights))
 

@@ -40,6 +40,7 @@ from tqdm import tqdm
 
 from fairseq_clusterformer.attention import Heads, MultiheadAttention, parse_attention
 from fairseq_clusterformer.attention.inspect import tokens_seen
+from fairseq_clusterformer.attention.past import tensors
 from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.clustering import cluster_use, summary
 from fairseq_clusterformer.errors import UserError, bad_option
@@ -288,8 +289,8 @@ class Model(nn.Module):
     def state_size(self) -> int:
         """Numbers that decoding keeps of a row of ``length``."""
         x = torch.zeros(1, self.setting.length, self.setting.width)
-        states = [layer.attention.step(x, {})[1] for layer in self.layers]
-        kept = (t for state in states for t in state.values() if t.is_floating_point())
+        pasts = [layer.attention.step(x)[1] for layer in self.layers]
+        kept = (t for past in pasts for t in tensors(past) if t.is_floating_point())
         return sum(t.numel() for t in kept)
 
 

@@ -10,7 +10,7 @@ Shape letters: H heads, N tokens, n of a block of queries, E head width, K clust
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,11 +104,12 @@ def _attend(
     i: int,
     heads: Projected,
     batch: Batch,
-    centroids: Tensor | None,
-) -> tuple[Tensor, Report]:
-    qkv = attention._of_kind(i, heads, batch)[1].repeated()
+    stores: None,
+    given: dict[str, Any],
+) -> tuple[Tensor, None, Report]:
+    qkv = attention._of_kind(i, heads, batch, given)[1].repeated()
     rows = [few_keys(*of_row, rule, sight) for of_row in zip(qkv.q, qkv.k, qkv.v, strict=True)]
-    return torch.stack(rows), Report()
+    return torch.stack(rows), None, Report()
 
 
 def few_keys(q: Tensor, k: Tensor, v: Tensor, rule: Callable, sight: Sight) -> Tensor:

@@ -39,10 +39,11 @@ Encode = Callable[[Tensor], Tensor]
 def keys_of(model: nn.Module) -> int:
     """Keys on either side of a query, by the kind of a clustered encoder that shows most."""
     kinds = [router for layer in attentions(model).values() for router in layer.routers]
-    if any(kind.window is None for kind in kinds):
+    if any(kind.rule.window is None for kind in kinds):
         raise UserError("CHECKPOINT has heads of the kind full; allowed: kinds with a window")
     probes = (getattr(kind.options, "probes", 1) for kind in kinds)
-    return max(k.gap - 1 + n * k.cluster_window for k, n in zip(kinds, probes, strict=True))
+    rules = [kind.rule for kind in kinds]
+    return max(r.gap - 1 + n * r.by_cluster for r, n in zip(rules, probes, strict=True))
 
 
 def texts_of(

@@ -39,6 +39,7 @@ class Traits:
         per_token_with: options with which it would be, for the error message.
         reads_qk: it reads ``tokens.q`` or ``tokens.k``.
         needs_centroids: it must be given the centroids of the layer before.
+        learns_locally: each worker's observations stay with it; else all workers' are exchanged.
     """
 
     own: str = "in_cluster"
@@ -51,6 +52,7 @@ class Traits:
     per_token_with: str = "a kind that does not"
     reads_qk: bool = True
     needs_centroids: bool = False
+    learns_locally: bool = False
 
 
 class Kind(nn.Module, ABC):
@@ -68,7 +70,13 @@ class Kind(nn.Module, ABC):
 
     def __init__(self, options: Options, shape: Shape):
         super().__init__()
-        self.options, self.shape = options, shape
+        self.shape = shape
+        self.take(options)
+
+    def take(self, options: Options) -> None:
+        """Have these options from now on; of a kind that is built, none that shapes parameters.
+        Raises OptionError: one that does not go with the others."""
+        shape, self.options = self.shape, options
         self.traits = traits = self.declare(options, shape)
         apart = shape.causal and traits.own != "in_cluster"
         least_gap = max(traits.least_gap, int(apart))

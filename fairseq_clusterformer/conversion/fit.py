@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fairseq_clusterformer.attention.kind import Tokens
-from fairseq_clusterformer.attention.projections import rotated
-from fairseq_clusterformer.attention.scouts import (
+from fairseq_clusterformer.attention import Tokens
+from fairseq_clusterformer.attention.kinds.taught import Taught
+from fairseq_clusterformer.attention.kinds.taught.scouts import (
     Scouts,
     draw_scouts,
     gather_tokens,
@@ -27,7 +27,7 @@ from fairseq_clusterformer.attention.scouts import (
     routing_loss,
     scout_layouts,
 )
-from fairseq_clusterformer.attention.taught import Taught
+from fairseq_clusterformer.attention.projections import rotated
 from fairseq_clusterformer.clustering.kmeans import kmeans
 from fairseq_clusterformer.models.attention import SelfAttention
 from fairseq_clusterformer.precision import full_float32
@@ -103,8 +103,8 @@ def _begin(pupil: Pupil, readings: Sequence[Read], seed: int) -> None:
             noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
             projections[name].append(weight + 1e-3 * x.size(1) ** -0.5 * noise)
         keys = normalize(x @ projections["k"][-1].t(), dim=-1).float()
-        if len(keys) >= router.num_clusters:
-            router.centroids[at] = kmeans(keys, router.num_clusters, seed=seed)
+        if len(keys) >= router.rule.clusters:
+            router.centroids[at] = kmeans(keys, router.rule.clusters, seed=seed)
     for name, projection in (("q", router.query_proj), ("k", router.key_proj)):
         projection.weight.copy_(torch.cat(projections[name]))
 
@@ -127,9 +127,9 @@ def _far_rotation(pupil: Pupil, length: int) -> Tensor:
     rotary = pupil.attention.rotary
     if rotary is None:
         return identity
-    first = min(pupil.router.gap, length - 1)
+    first = min(pupil.router.rule.gap, length - 1)
     distances = torch.linspace(first, length - 1, DISTANCES).round().long()
-    if not pupil.router.causal:
+    if not pupil.router.rule.causal:
         distances = torch.cat([distances, -distances])
     positions = -distances.unsqueeze(-1).expand(-1, width)
     turned = rotated(identity.expand(len(distances), 1, -1, -1), positions, rotary)
@@ -174,8 +174,8 @@ def calibrate(
     for inputs in batches:
         readings = read(dense, inputs)
         for pupil in routers:
-            routing = pupil.router(_tokens(pupil, readings[pupil.place]))
-            pupil.router.observe(routing.report.observation)
+            tokens = _tokens(pupil, readings[pupil.place])
+            pupil.router.observe(pupil.router(tokens).assignment.report.observation)
     for pupil in routers:
         pupil.router.normalizer.updates.zero_()  # the first observation is taken as it is
         pupil.router.commit()
@@ -229,8 +229,10 @@ def _loss(pupil: Pupil, reading: Read) -> Tensor:
     drawn = draw_scouts(TEACHERS, len(pupil.heads), x, batch.padding_mask)
     of_scouts = gather_tokens(of_queries, drawn[1])
     scouts = Scouts(*drawn, *router.shares(of_scouts, of_keys, batch.padding_mask))
-    if router.sinks:  # which are seen in any cluster: finding them is no gain
-        batch = _tokens(pupil, reading).behind(router.sinks).batch
-    layouts = scout_layouts(scouts.queries, causal=router.causal, gap=router.gap, batch=batch)
+    if router.rule.sinks:  # which are seen in any cluster: finding them is no gain
+        batch = _tokens(pupil, reading).behind(router.rule.sinks).batch
+    layouts = scout_layouts(
+        scouts.queries, causal=router.rule.causal, gap=router.rule.gap, batch=batch
+    )
     q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))
     return routing_loss(routing_gain(q, k, layouts, scouts, impl=pupil.attention.impl))

@@ -138,7 +138,7 @@ def _means(
     for inputs in batches:
         readings = read(model, inputs)
         for place in layers if only is None else only:
-            reading, causal = readings[place], layers[place].routers[0].causal
+            reading, causal = readings[place], layers[place].routers[0].rule.causal
             seen, distance = _in_sight(reading, causal)
             beyond = seen & (distance >= window if causal else distance > window)
             beyond[..., : sinks * causal] = False

@@ -16,7 +16,7 @@ from fairseq.data import MonolingualDataset
 from fairseq.dataclass.utils import overwrite_args_by_name
 from torch import Tensor, nn
 
-from fairseq_clusterformer.attention.xl import XL
+from fairseq_clusterformer.attention.kinds.xl import XL
 from fairseq_clusterformer.corpora.binarize import write_dataset
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import UserError, bad_option
@@ -45,7 +45,7 @@ def remember(model: nn.Module, memory: int) -> None:
     if not heads:
         raise bad_option("--memory", memory, "for a model with heads of kind xl", "it has none")
     for module in heads:
-        module.options = replace(module.options, memory=memory)
+        module.take(replace(module.options, memory=memory))
 
 
 def begin_of(task: Mapping[str, object], coding: TextCoding, *, empty: bool = False) -> Tensor:

@@ -39,8 +39,9 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
     layers = []
     for (name, head), clusters in of_counted.items():
         router = model.get_submodule(name)
-        window = router.window if router.can_step and router.gap == 0 else None
-        described = describe(rows, clusters, router.num_rings, window=window, endings=endings)
+        rule = router.rule
+        window = rule.window if rule.can_step and rule.gap == 0 else None
+        described = describe(rows, clusters, rule.clusters, window=window, endings=endings)
         of_layer = sum(of_passage[name, head], [])
         layers.append(DrawnLayer(*_label(model, name, head), window, of_layer, described))
     notes = []

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from fairseq_clusterformer.attention import Batch, Shape, Tokens, parse_attention
-from fairseq_clusterformer.attention.kind import Routing, registered
-from fairseq_clusterformer.attention.parts import QKV, attend
-from fairseq_clusterformer.attention.scouts import routing_gain, routing_loss, weighed
+from fairseq_clusterformer.attention.attend import QKV, Seen, attend
+from fairseq_clusterformer.attention.kind import registered
+from fairseq_clusterformer.clustering import LOSSES, Report
 from fairseq_clusterformer.kernels import Layout
 from scripts.benchmarks.common import DTYPES, Unavailable, require_memory
 
@@ -138,31 +138,33 @@ class Clustered(Attention):
         shape = Shape(setting.heads * setting.width, setting.heads, setting.width, setting.causal)
         self.router = registered(heads.kind).kind(heads.options, shape)
 
-    def route(self, x: Tensor, q: Tensor, k: Tensor) -> Routing:
+    def route(self, x: Tensor, q: Tensor, k: Tensor) -> Seen:
         """Who sees whom."""
         return self.router(Tokens(x, lambda: (q, k), Batch(), impl=self.setting.impl))
 
     def forward(self, x, q, k, v):
-        routing = self.route(x, q, k)
-        return attend(routing.parts, QKV(q, k, v)), self.losses_of(routing)
+        seen, qkv = self.route(x, q, k), QKV(q, k, v)
+        out, _ = attend(qkv, seen, self.router.rule, None)
+        out, report = self.router.attended(out, qkv, seen)
+        return out, self.losses_of(report)
 
-    def losses_of(self, routing: Routing) -> list[Tensor]:
+    def losses_of(self, report: Report) -> list[Tensor]:
         """What teaches the clusters; nothing does in evaluation."""
-        both = routing.report.clustering_loss, routing.report.sorting_loss
-        return [loss for loss in both if loss is not None] if self.losses else []
+        losses = [getattr(report, name) for name in LOSSES] if self.losses else []
+        return [loss for loss in losses if loss is not None]
 
     def visible(self, x, q, k, queries):
-        (part,) = self.route(x, q, k).parts
-        alone = len(part.layouts) == 1 and part.own is None
-        layout = part.layouts[0]
-        return visible_tokens(layout, queries) if alone and layout.key_bias is None else None
+        sight = self.route(x, q, k).sight
+        alone = len(sight.layouts) == 1 and sight.own is None
+        layout = sight.layouts[0]
+        return visible_tokens(layout, queries) if alone else None
 
     def pairs(self, x, q, k):
-        (part,) = self.route(x, q, k).parts
-        seen = [(layout.hi - layout.lo).clamp(min=0) for layout in part.layouts]
+        sight = self.route(x, q, k).sight
+        seen = [(layout.hi - layout.lo).clamp(min=0) for layout in sight.layouts]
         shape = (self.setting.batch, self.setting.heads, -1)
         pairs = sum(int(count.expand(*shape).sum()) for count in seen)
-        return pairs + (0 if part.own is None else q[..., 0].numel())
+        return pairs + (0 if sight.own is None else q[..., 0].numel())
 
 
 class Taught(Clustered):
@@ -172,17 +174,6 @@ class Taught(Clustered):
         window = max(2, setting.window // 2 + setting.causal)  # of each, the own key among them
         spec = f"taught(window={window},probes=2,scouts={SCOUTS if losses else 0})"
         super().__init__(setting, spec, losses)
-
-    def forward(self, x, q, k, v):
-        routing = self.route(x, q, k)
-        out = attend(routing.parts, QKV(q, k, v))
-        if routing.scouts is None:
-            return out, []
-        gain = routing_gain(
-            q, k, routing.parts[0].of_scouts, routing.scouts, impl=self.setting.impl
-        )
-        out, gain = weighed(out, gain)
-        return out, [routing_loss(gain)]
 
 
 def visible_tokens(layout: Layout, queries: Tensor) -> Tensor:

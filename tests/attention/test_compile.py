@@ -67,7 +67,7 @@ def test_a_step_is_one_graph():
     x = torch.randn(2, 10, WIDTH)
     found = []
     for step in (module.step, torch.compile(module.step, backend="eager", fullgraph=True)):
-        _, state = module.step(x[:, :7], {})
+        _, state = module.step(x[:, :7])
         outputs = []
         for token in x[:, 7:].split(1, dim=1):
             out, state = step(token, state)

@@ -60,12 +60,13 @@ def test_of_gated_heads_whose_near_keys_have_no_bias():
     x = inputs()
     q, k, v = projected(module, x)
     assignment, _ = module.routers[0].assign(Tokens(x, lambda: (q, k), Batch()), {})
+    (((queries,), keys),) = assignment.rounds
     out = torch.zeros_like(v)
     for b in range(BATCH):
         for h in range(v.size(1)):
             for i in range(LENGTH):
-                cluster = assignment.query[b, h, i]
-                far = [j for j in range(i - 3) if assignment.key[b, h, j] == cluster]
+                cluster = queries[b, h, i]
+                far = [j for j in range(i - 3) if keys[b, h, j] == cluster]
                 logits = {
                     j: q[b, h, i] @ k[b, h, j] / 2 + assignment.key_bias[b, h, j]
                     for j in far[-(WINDOW - 1) :]

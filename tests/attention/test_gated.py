@@ -197,7 +197,7 @@ def test_steps_round_what_the_parallel_pass_rounds(spec):
         torch.nn.init.zeros_(projection.bias)
     x = torch.randn(2, 64, 32).bfloat16()
     steps, _ = by_steps(module, x)
-    for parallel in (module(x)[0], module.step(x, {})[0]):
+    for parallel in (module(x)[0], module.step(x, None)[0]):
         share = (steps != parallel).double().mean()
         assert share < 0.02
 

@@ -7,21 +7,29 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import Assignment, Batch, MultiheadAttention, Tokens, rules
-from fairseq_clusterformer.attention.parts import QKV, attend_behind
-from fairseq_clusterformer.attention.ranged import RangedKeys
+from fairseq_clusterformer.attention import (
+    Assignment,
+    Batch,
+    MultiheadAttention,
+    Round,
+    Tokens,
+    sight,
+)
+from fairseq_clusterformer.attention.attend import QKV, Seen, attend
+from fairseq_clusterformer.attention.past import Stores
+from fairseq_clusterformer.attention.sight import Rule
 
 OWN_BIAS = -0.75
 BATCH, HEADS, WIDTH, RINGS, WINDOW, LENGTH = 3, 2, 5, 3, 9, 16
 
-R = {"num_rings": RINGS}
+R = {"clusters": RINGS}
 ALL = {**R, "groups": HEADS, "biased": True, "padding": "anywhere"}
 NEAR_AND_ALL = {**ALL, "window": 3, "gap": 3, "apart": True}
 SKIPPING = {"gap": 1, "apart": True, "skips": True}
 SHARED = {**R, "heads": 4, "kv_heads": 2, "groups": 2}
 CASES = {
     "one ring": {},
-    "one ring, first padding when it has come round": {"num_rings": 1, "padding": "late"},
+    "one ring, first padding when it has come round": {"clusters": 1, "padding": "late"},
     "one ring that grows": {"window": None},
     "one ring that grows, left padding": {"window": None, "padding": "left"},
     "rings": R,
@@ -77,7 +85,7 @@ every_case = pytest.mark.parametrize(
 
 
 def text(
-    num_rings=1,
+    clusters=1,
     window=WINDOW,
     heads=HEADS,
     kv_heads=None,
@@ -105,10 +113,10 @@ def text(
         restart[WINDOW + 4, 0] = True
     elif documents:
         restart = torch.rand(restart.shape) < 0.2
-    keys = torch.randint(num_rings + bool(skips), (LENGTH, layouts, BATCH, groups))
+    keys = torch.randint(clusters + bool(skips), (LENGTH, layouts, BATCH, groups))
     queries = keys.unsqueeze(2)
     if apart:  # several rings, none twice
-        order = torch.rand(LENGTH, layouts, BATCH, groups, num_rings).argsort(-1)
+        order = torch.rand(LENGTH, layouts, BATCH, groups, clusters).argsort(-1)
         queries = order[..., :probes].movedim(-1, 2)
     return SimpleNamespace(
         q=q,
@@ -121,29 +129,30 @@ def text(
         # as cut out of a batch's: a sentence's tokens side by side
         padding=mask.transpose(0, 2).contiguous().transpose(0, 2) if padding else None,
         restart=restart if documents else None,
-        kind=SimpleNamespace(
-            num_rings=num_rings,
-            cluster_window=window,
+        window=window,
+        rule=Rule(
+            causal=True,
+            clusters=clusters,
+            window=None if window is None else window + (gap > 0),  # the own key besides
             gap=gap,
+            own="fallback" if biased and gap else "always",
             drops_keys=bool(skips),
-            self_key="fallback" if biased and gap else "always",
         ),
     )
 
 
 def by_steps(given: SimpleNamespace, impl: str, reorder_at: int | None = None) -> torch.Tensor:
     """Outputs [N, B, H, 1, E]; a reordering swaps the last two rows and swaps them back."""
-    state, outputs = {}, []
+    stores, outputs = Stores(), []
     swapped = torch.tensor([0, 2, 1])
     before = torch.zeros(BATCH, 1, dtype=torch.long)
     for t, qkv in enumerate(zip(given.q, given.k, given.v, strict=True)):
-        keys = tuple(key.unsqueeze(-1) for key in given.keys[t])
-        assignment = Assignment(keys if len(keys) > 1 else keys[0])
+        keys = [key.unsqueeze(-1) for key in given.keys[t]]
+        rounds = tuple(Round((key,)) for key in keys)
         if given.apart:
-            query, *probes = (query.unsqueeze(-1) for query in given.queries[t, 0])
-            assignment = Assignment(query, keys[0], probes=tuple(probes))
-        if given.biases is not None:
-            assignment = assignment._replace(key_bias=given.biases[t].unsqueeze(-1))
+            rounds = (Round(tuple(given.queries[t, 0].unsqueeze(-1)), keys[0]),)
+        bias = None if given.biases is None else given.biases[t].unsqueeze(-1)
+        assignment = Assignment(rounds, bias)
         mask, begins = (
             None if rows is None or not rows[t].any() else rows[t]
             for rows in (given.padding, given.restart)
@@ -151,20 +160,20 @@ def by_steps(given: SimpleNamespace, impl: str, reorder_at: int | None = None) -
         if begins is not None:
             before = before.masked_fill(begins, 0)
         tokens = Tokens(qkv[0][:, 0], None, Batch(mask), before=before, begins=begins, impl=impl)
-        part = RangedKeys(given.kind, tokens, assignment, state)
-        out, state = attend_behind([part], QKV(*qkv))
+        seen = Seen(tokens.x, tokens, assignment, {}, ())
+        out, stores = attend(QKV(*qkv), seen, given.rule, stores)
         before = before + (1 if mask is None else (~mask).long())
         outputs.append(out)
         if t == reorder_at:
             for _ in range(2):
-                state = {name: tensor.index_select(0, swapped) for name, tensor in state.items()}
+                stores = stores.reorder(swapped)
     return torch.stack(outputs)
 
 
 def by_lists(given: SimpleNamespace) -> torch.Tensor:
     """The same, of one list of the tokens so far: their keys, values, biases and rings."""
     layouts, _, groups = given.keys.shape[1:]
-    window, gap = given.kind.cluster_window or LENGTH, given.kind.gap
+    window, gap = given.window or LENGTH, given.rule.gap
     out = torch.zeros_like(given.q)
     heads, kv_heads = given.q.size(2), given.k.size(2)
     for b, h in itertools.product(range(BATCH), range(heads)):
@@ -182,7 +191,7 @@ def by_lists(given: SimpleNamespace) -> torch.Tensor:
             far = past[: max(0, len(past) - max(0, gap - 1))]
             seen = [(k, v, 0.0) for k, v, _, _ in past[len(far) :]]
             if gap > 0:
-                seen.append((k, v, OWN_BIAS if given.kind.self_key == "fallback" else 0.0))
+                seen.append((k, v, given.rule.own_bias))
             for layout in range(layouts):
                 for ring in given.queries[t, layout, :, b, g].tolist():
                     members = [token for token in far if token[3][layout] == ring][-window:]
@@ -218,7 +227,7 @@ def test_steps_see_what_the_rings_hold(impl, name, dtype):
 @pytest.mark.parametrize("impl", ["blocks", "triton"])
 @torch.no_grad()
 def test_padding_may_be_anything(impl):
-    given = text(num_rings=RINGS, padding="anywhere")
+    given = text(clusters=RINGS, padding="anywhere")
     expected = real(given, by_steps(given, impl))
     for x in (given.q, given.k, given.v):
         x[given.padding.squeeze(-1)] = float("nan")
@@ -229,10 +238,10 @@ def test_a_head_that_is_too_wide_for_the_kernel():
     pytest.importorskip("triton", reason="triton is not installed")
     module = MultiheadAttention(257, 1, kinds="window", causal=True, kernel="triton")
     with pytest.raises(ValueError, match="head is 257 wide; allowed for the kernel triton"):
-        module.step(torch.randn(1, 1, 257), {})
+        module(torch.randn(1, 1, 257))
 
 
 @pytest.fixture(autouse=True)
 def _a_bias_that_is_seen(monkeypatch):
     """Of the own key: the last resort's would hide it."""
-    monkeypatch.setattr(rules, "LAST_RESORT", OWN_BIAS)
+    monkeypatch.setattr(sight, "LAST_RESORT", OWN_BIAS)

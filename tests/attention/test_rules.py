@@ -5,10 +5,17 @@ import math
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import Assignment, Batch, ClusterOptions, Kind
-from fairseq_clusterformer.attention.kind import Shape, Tokens
-from fairseq_clusterformer.attention.parts import QKV, attend
-from fairseq_clusterformer.attention.rules import route
+from fairseq_clusterformer.attention import (
+    Assignment,
+    Batch,
+    ClusterOptions,
+    Kind,
+    Round,
+    Shape,
+    Tokens,
+    Traits,
+)
+from fairseq_clusterformer.attention.attend import QKV, attend
 
 LENGTH, CLUSTERS = 12, 4
 
@@ -20,9 +27,10 @@ class Given(Kind):
         return self.given, state
 
 
-def kind_of(given: Assignment, *, self_key: str = "in_cluster", causal: bool = False) -> Given:
-    kind = Given(ClusterOptions(window=3, clusters=CLUSTERS), Shape(8, 2, 4, causal))
-    kind.self_key, kind.given = self_key, given
+def kind_of(given: Assignment, *, own: str = "in_cluster", causal: bool = False) -> Given:
+    made = type("Given", (Given,), {"declare": lambda self, *_: Traits(own=own)})
+    kind = made(ClusterOptions(window=3, clusters=CLUSTERS), Shape(8, 2, 4, causal))
+    kind.given = given
     return kind
 
 
@@ -33,7 +41,7 @@ def tokens_of(padding_mask=None) -> Tokens:
 
 def attended(kind: Kind) -> torch.Tensor:
     q, k, v = torch.linspace(-9, 9, 3 * 2 * 2 * LENGTH * 4).cos().view(3, 2, 2, LENGTH, 4)
-    return attend(kind(tokens_of()).parts, QKV(q, k, v))
+    return attend(QKV(q, k, v), kind(tokens_of()), kind.rule, None)[0]
 
 
 def ids() -> torch.Tensor:
@@ -41,11 +49,16 @@ def ids() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"probes": ((ids() + 1) % CLUSTERS,)}, {"query": (ids(), ids().flip(-1))}]
+    "rounds",
+    [
+        (Round((ids(),)),),
+        (Round((ids(), (ids() + 1) % CLUSTERS)),),
+        (Round((ids(),)), Round((ids().flip(-1),))),
+    ],
 )
-def test_a_query_whose_cluster_shows_its_own_key_sees_it_so_alone(more):
-    given = Assignment(**{"query": ids(), **more})
-    found = attended(kind_of(given, self_key="always"))
+def test_a_query_whose_cluster_shows_its_own_key_sees_it_so_alone(rounds):
+    given = Assignment(rounds)
+    found = attended(kind_of(given, own="always"))
     torch.testing.assert_close(found, attended(kind_of(given)))
     assert found.isfinite().all()
 
@@ -56,13 +69,13 @@ def test_a_query_whose_cluster_shows_its_own_key_sees_it_so_alone(more):
 def test_a_cluster_that_the_kind_does_not_have_is_named(field, wrong, causal):
     bad = ids()
     bad[1, 0, 5] = wrong
-    fields = {
-        "query": {"query": bad},
-        "round": {"query": (ids(), bad)},
-        "key": {"query": ids(), "key": bad},
-        "probes": {"query": ids(), "probes": (bad,)},
+    rounds = {
+        "query": (Round((bad,)),),
+        "round": (Round((ids(),)), Round((bad,))),
+        "key": (Round((ids(),), bad),),
+        "probes": (Round((ids(), bad)),),
     }
-    kind = kind_of(Assignment(**fields[field]), causal=causal)
+    kind = kind_of(Assignment(rounds[field]), causal=causal)
     with pytest.raises(ValueError, match=f"Given assigned cluster {wrong}; allowed: 0 to 3$"):
         kind(tokens_of())
     padding = torch.zeros(2, LENGTH, dtype=torch.bool)
@@ -74,8 +87,8 @@ def test_so_it_is_in_a_graph():
     """Of one piece, and without a look at what is in the tensors."""
 
     def run(clusters):
-        layout = route(kind, tokens_of(), Assignment(clusters)).layouts[0]
-        return layout.lo + 0
+        kind.given = Assignment.once(clusters)
+        return kind(tokens_of()).sight.ranges[0].lo + 0
 
     kind = kind_of(Assignment(), causal=True)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")

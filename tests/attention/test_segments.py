@@ -1,10 +1,12 @@
 """A text read in segments: each sees what is kept of those before, and gradients end there."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
+from fairseq_clusterformer.attention import Past
 from tests.kinds import WIDTH, build, every_causal_kind, losses_of, pads
 
 BOUNDS = (0, 9, 13, 15, 31)
@@ -13,11 +15,11 @@ LAYER = {"rotary": True, "short_convolution": 3}
 
 def in_segments(module, x, mask=None, bounds=BOUNDS):
     """Outputs of each segment, as training reads them, and all reports."""
-    state, outputs, reports = {}, [], []
+    past, outputs, reports = Past(), [], []
     for first, end in pairwise(bounds):
         hidden = None if mask is None else mask[:, first:end]
-        out, state, report = module.following(x[:, first:end], state, hidden, reported=True)
-        state = {name: t.detach() for name, t in state.items()}
+        out, past, report = module.following(x[:, first:end], past, hidden, reported=True)
+        past = past.each(torch.Tensor.detach)
         outputs.append(out)
         reports += report
     return torch.cat(outputs, dim=1), reports
@@ -43,7 +45,7 @@ def written_out(module, x, monkeypatch):
                 def assign(*args, of=router.assign, cut=cut):
                     found, state = of(*args)
                     bias = found.key_bias
-                    return found._replace(key_bias=None if bias is None else cut(bias, 2)), state
+                    return replace(found, key_bias=None if bias is None else cut(bias, 2)), state
 
                 patch.setattr(router, "assign", assign)
             outputs.append(module(x[:, :end])[0][:, first:])

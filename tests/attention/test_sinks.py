@@ -53,7 +53,7 @@ def test_a_prompt_of_sinks_alone():
         layer("window(window=4,sinks=3)", causal=True),
         torch.randn(2, TOTAL, WIDTH).double(),
     )
-    out, state = module.step(x[:, :3], {})
+    out, state = module.step(x[:, :3], None)
     outputs = [out]
     for t in range(3, TOTAL):
         out, state = module.step(x[:, t : t + 1], state)

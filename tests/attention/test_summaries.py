@@ -6,29 +6,31 @@ import pytest
 import torch
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, Tokens
-from fairseq_clusterformer.attention.parts import QKV
-from fairseq_clusterformer.attention.summaries import ClusterMeans
+from fairseq_clusterformer.attention.attend import QKV
+from fairseq_clusterformer.attention.kinds.taught.means import MeansOfOthers, MeansSoFar, Sums
+from fairseq_clusterformer.attention.past import tensors
 
 B, H, N, E, K = 2, 2, 23, 4, 5
 
 
-def by_loops(q, k, v, s: ClusterMeans, real: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def by_loops(q, k, v, s, real: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """One softmax over the means that each query sees; 0 and -inf where it sees none."""
+    every = getattr(s, "every", None)
     out, lse = torch.zeros_like(q), torch.full(q.shape[:3], -math.inf, dtype=q.dtype)
     for b in range(B):
         for h in range(H):
             for place, i in enumerate(real[b]):
                 last = N
-                if s.every is not None:
-                    last = place // s.every * s.every - s.gap  # the latest key that is seen
+                if every is not None:
+                    last = place // every * every - s.gap  # the latest key that is seen
                 logits, values = [], []
-                for c in range(s.num_clusters):
+                for c in range(s.clusters):
                     members = [
                         j
                         for before, j in enumerate(real[b])
                         if before <= last
-                        and s.clusters_of_keys[b, h, j] == c
-                        and (s.every is not None or j != i)
+                        and s.keys[b, h, j] == c
+                        and (every is not None or j != i)
                     ]
                     if any(clusters[b, h, i] == c for clusters in s.looked_into) or not members:
                         continue
@@ -56,8 +58,10 @@ def test_means_are_those_of_plain_loops(every, gap, looks, padded):
         q[0, :, :6] = k[1, :, -4:] = v[1, :, -4:] = math.nan
     real = [[i for i in range(N) if not mask[b, i]] for b in range(B)]
     tokens = Tokens(q[:, 0], None, Batch(mask if padded else None))
-    s = ClusterMeans(looked_into, keys, K, every, gap, tokens)
-    ((out, lse),) = s.attend(QKV(q, k, v), True)
+    s = MeansOfOthers(looked_into, keys, K, tokens)
+    if every is not None:
+        s = MeansSoFar(looked_into, keys, K, tokens, None, every, gap)
+    (out, lse), _ = s.attend(QKV(q, k, v), None)
     expected, expected_lse = by_loops(q, k, v, s, real)
     shown = (~mask).unsqueeze(1).expand(B, H, N)
     sees = shown & expected_lse.isfinite()
@@ -98,24 +102,23 @@ def test_a_text_in_portions_gives_the_same_sums():
     mask[0, :6] = mask[1, 9:12] = True
     positions = Batch(mask).positions(k[:, 0])
 
-    def sums(part: slice, state: dict) -> dict:
+    def sums(part: slice, kept: Sums | None) -> Sums:
         tokens = Tokens(k[:, 0, part], None, Batch(mask[:, part]), positions=positions[:, part])
-        s = ClusterMeans((), keys[..., part], K, 4, 6, tokens, state)
-        _, behind = s.sums(QKV(k[:, :, part], k[:, :, part], v[:, :, part]), s.places())
-        return {"summaries": behind}
+        s = MeansSoFar((), keys[..., part], K, tokens, None, 4, 6)
+        return s.attend(QKV(k[:, :, part], k[:, :, part], v[:, :, part]), kept)[1]
 
-    state: dict = {}
+    kept = None
     for part in (slice(0, 7), slice(7, 8), slice(8, N)):
-        state = sums(part, state)
-    torch.testing.assert_close(state, sums(slice(0, N), {}))
+        kept = sums(part, kept)
+    torch.testing.assert_close(kept.sums, sums(slice(0, N), None).sums)
 
 
 def test_what_decoding_keeps_is_of_one_size():
     layer = MultiheadAttention(16, 2, kinds="taught(window=4,clusters=3,summaries=5)", causal=True)
     sizes = set()
     for length in (40, 400):
-        _, state = layer.eval().step(torch.randn(1, length, 16), {})
-        sizes.add(sum(t.numel() for name, t in state.items() if "summaries" in name))
+        _, past = layer.eval().step(torch.randn(1, length, 16))
+        sizes.add(sum(t.numel() for t in tensors(past.kinds[0].others)))
     assert len(sizes) == 1
 
 
@@ -124,8 +127,8 @@ def test_the_task_teaches_keys_that_only_a_mean_shows():
     k, v = (torch.randn(1, 1, 9, E, requires_grad=True) for _ in "kv")
     keys = torch.tensor([1, 2, 1, 2, 1, 2, 1, 2, 1]).view(1, 1, 9)
     tokens = Tokens(k[:, 0], None, Batch())
-    s = ClusterMeans((torch.zeros_like(keys),), keys, 3, 4, 1, tokens)
-    ((out, _),) = s.attend(QKV(torch.randn(1, 1, 9, E), k, v), True)
+    s = MeansSoFar((torch.zeros_like(keys),), keys, 3, tokens, None, 4, 1)
+    (out, _), _ = s.attend(QKV(torch.randn(1, 1, 9, E), k, v), None)
     of_keys, of_values = torch.autograd.grad(out.square().sum(), (k, v))
     assert of_values[0, 0, :8].any(-1).all()
     assert of_keys[0, 0, :8].any(-1).all()

@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import Batch, MultiheadAttention, multihead
-from fairseq_clusterformer.attention import scouts as scouts_module
+from fairseq_clusterformer.attention import Batch, MultiheadAttention, Tokens
 from fairseq_clusterformer.attention.inspect import tokens_seen
-from fairseq_clusterformer.attention.kind import Tokens
-from fairseq_clusterformer.attention.scouts import (
+from fairseq_clusterformer.attention.kinds.taught import kind as taught_module
+from fairseq_clusterformer.attention.kinds.taught import scouts as scouts_module
+from fairseq_clusterformer.attention.kinds.taught.scouts import (
     Scouts,
     draw_scouts,
     gather_tokens,
@@ -236,8 +236,8 @@ def test_queries_that_share_keys_share_their_clusters(routes_by, more):
         torch.manual_seed(2)
         out, (report,) = module.train()(x, batches()["padded"])
         report.routing_loss.backward()
-        by_step, kept = by_steps(module.eval(), x)
-        outputs.append((out, report.routing_loss, by_step, kept["0.kept.kept"]))
+        by_step, past = by_steps(module.eval(), x)
+        outputs.append((out, report.routing_loss, by_step, past.kinds[0].rings.kept))
     (*wanted, all_rings), (*found, half) = outputs
     torch.testing.assert_close(found, wanted)
     assert half.shape == (B, 2, *all_rings.shape[2:])
@@ -328,12 +328,12 @@ def test_scouts_teach_as_much_as_the_task_needs_them():
         """Of the mean over those tokens."""
         module.zero_grad()
         gains = []
-        original = multihead.routing_loss
+        original = taught_module.routing_loss
         try:
-            multihead.routing_loss = lambda gain: gains.append(gain) or original(gain)
+            taught_module.routing_loss = lambda gain: gains.append(gain) or original(gain)
             module(x)
         finally:
-            multihead.routing_loss = original
+            taught_module.routing_loss = original
         of = of.unsqueeze(1) & gains[0].of
         (-(gains[0].nats * of).sum() / of.sum()).backward()
         return [p.grad.clone() for p in router]
@@ -425,8 +425,9 @@ def test_queries_and_keys_that_match_begin_in_one_cluster():
     assign = router.assign
     router.assign = lambda *args: found.append(assign(*args)[0]) or assign(*args)
     module(torch.randn(B, N, D).double())
-    assert torch.equal(found[0].query, found[0].key)
-    assert len(found[0].query.unique()) > 1
+    (((queries,), keys),) = found[0].rounds
+    assert torch.equal(queries, keys)
+    assert len(queries.unique()) > 1
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -75,7 +75,7 @@ def test_plugin_of_a_users_own(tmp_path, capsys):
     folder = tmp_path / "plugin_of_a_test"
     folder.mkdir()
     code = "from fairseq_clusterformer.attention import register_attention\n"
-    code += "from fairseq_clusterformer.attention.window import Window\n"
+    code += "from fairseq_clusterformer.attention.kinds.window import Window\n"
     code += "@register_attention('windows_of_a_test')\nclass Mine(Window):\n    pass\n"
     (folder / "__init__.py").write_text(code)
     try:

@@ -11,7 +11,9 @@ BATCH, HEADS, WIDTH = 3, 2, 8
 
 
 def _window(ids, mask, window, causal) -> Layout:
-    return window_layouts(ids[:, 0], window, causal=causal, batch=Batch(mask))[0]
+    return window_layouts(
+        ids.size(-1), window, causal=causal, batch=Batch(mask), device=ids.device
+    )[0]
 
 
 def _clusters(ids, mask, window, **options) -> Layout:

@@ -1,8 +1,12 @@
 """One token in C++ is one token by torch: what it attends to, and what is kept behind it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from fairseq_clusterformer.attention import Round
+from fairseq_clusterformer.attention.past import tensors
 from fairseq_clusterformer.kernels.cpu import library
 from fairseq_clusterformer.kernels.cpu import step as of_cpu
 from tests.kinds import WIDTH, build, every_causal_kind
@@ -22,18 +26,16 @@ def taken(monkeypatch) -> list:
 def check(module, prompt: int, padded: int = -1, dtype=torch.float64, close: float = 1e-12):
     """By both, token by token behind a prompt; at one of the steps a row has padding."""
     x = torch.randn(BATCH, prompt + STEPS, WIDTH, dtype=dtype)
-    states = [module.step(x[:, :prompt], {})[1] if prompt else {} for _ in range(2)]
+    pasts = [module.step(x[:, :prompt])[1] if prompt else None for _ in range(2)]
     for i, token in enumerate(x[:, prompt:].split(1, dim=1)):
         mask = torch.tensor([[True], [False], [False]]) if i == padded else None
         results = []
-        for module.impl, state in zip(("blocks", "cpu"), states, strict=True):
-            results.append(module.step(token, state, mask))
-        (wanted, found), states = zip(*results, strict=True)
+        for module.impl, past in zip(("blocks", "cpu"), pasts, strict=True):
+            results.append(module.step(token, past, mask))
+        (wanted, found), pasts = zip(*results, strict=True)
         real = slice(1 if mask is not None else 0, None)
         torch.testing.assert_close(found[real], wanted[real], rtol=close, atol=close)
-        assert states[0].keys() == states[1].keys()
-        for name, kept in states[0].items():
-            torch.testing.assert_close(states[1][name], kept, rtol=close, atol=close)
+        torch.testing.assert_close(*map(tensors, pasts), rtol=close, atol=close)
 
 
 @every_causal_kind(keys=["own", "shared"], prompt=[0, 23, 1], padded=[-1, 30, 20])
@@ -61,21 +63,21 @@ def test_by_several_threads(taken, monkeypatch):
 def test_states_that_it_would_change_elsewhere_are_refused():
     """A state that is no memory of its own would go on as it was."""
     module = build("gated, gap", causal=True, impl="cpu")
-    state = module.step(torch.randn(1, 30, WIDTH, dtype=torch.float64), {})[1]
-    (name,) = (name for name in state if name.endswith(".kept"))
-    wrong = {name: state[name].transpose(-1, -2).contiguous().transpose(-1, -2)}
+    past = module.step(torch.randn(1, 30, WIDTH, dtype=torch.float64))[1]
+    rings = past.kinds[0].rings
+    rings.kept = rings.kept.mT.contiguous().mT
     with pytest.raises(ValueError, match="kept is not contiguous"):
-        module.step(torch.randn(1, 1, WIDTH, dtype=torch.float64), state | wrong)
+        module.step(torch.randn(1, 1, WIDTH, dtype=torch.float64), past)
 
 
 def test_a_token_that_learns_goes_another_way(taken):
     """Gradients are torch's, of values alone as well."""
     module = build("window", causal=True, impl="cpu")
     x = torch.randn(1, 30, WIDTH, dtype=torch.float64)
-    state = module.step(x, {})[1]
+    past = module.step(x)[1]
     module.requires_grad_(False)
     module.v_proj.requires_grad_(True)
-    out, *_ = module.following(x[:, :1], state)
+    out, *_ = module.following(x[:, :1], past)
     assert not taken
     assert torch.autograd.grad(out.sum(), module.v_proj.weight)[0].any()
 
@@ -88,9 +90,9 @@ def test_a_state_of_another_precision(kind, taken):
         torch.manual_seed(0)
         module = build(kind, causal=True, impl=impl, dtype=torch.float32)
         x = torch.randn(1, 31, WIDTH)
-        state = module.step(x[:, :30], {})[1]
-        state = {name: t.bfloat16() if name.endswith(".kept") else t for name, t in state.items()}
-        found.append(module.step(x[:, 30:], state)[0])
+        past = module.step(x[:, :30])[1]
+        past = past.each(lambda t: t.bfloat16() if t.is_floating_point() else t)
+        found.append(module.step(x[:, 30:], past)[0])
     assert not taken
     torch.testing.assert_close(*found)
 
@@ -100,16 +102,17 @@ def test_places_that_lead_elsewhere_are_refused(wrong):
     """Of a kind of somebody else."""
     module = build("gated, gap", causal=True, impl="cpu")
     x = torch.randn(2, 31, WIDTH, dtype=torch.float64)
-    state, assign = module.step(x[:, :30], {})[1], module.routers[0].assign
+    past, assign = module.step(x[:, :30])[1], module.routers[0].assign
 
     def elsewhere(tokens, state):
         found, state = assign(tokens, state)
-        other = found.query.int() if wrong == "int32" else found.query[:1]
-        return found._replace(query=other, key=None), state
+        ((clusters,), _), *_ = found.rounds
+        other = clusters.int() if wrong == "int32" else clusters[:1]
+        return replace(found, rounds=(Round((other,)),)), state
 
     module.routers[0].assign = elsewhere
     with pytest.raises(ValueError, match="allowed: int64 with a batch of 2"):
-        module.step(x[:, 30:], state)
+        module.step(x[:, 30:], past)
 
 
 def test_without_a_compiler(taken, monkeypatch):

@@ -1,7 +1,6 @@
-"""Checkpoints from before each kind had options of its own, and before W counted the query's own
-key: they load, and say what they said then.
+"""A checkpoint from before each kind had options of its own loads, and says what it said then.
 
-``tests/checkpoints`` has them and what that version made of some tokens: ``NAME.pt.xz``, and in
+``tests/checkpoints`` has it and what that version made of some tokens: ``NAME.pt.xz``, and in
 ``expected.npz`` tokens [B, N] and the first 40 logits of each [B, N, 40].
 """
 
@@ -18,7 +17,6 @@ from tests.conftest import REPO_ROOT
 
 STORED = REPO_ROOT / "tests" / "checkpoints"
 KINDS = {
-    "language_model": "Window Gated Neural Lsh RoutingAttention KMeans Strided Full",
     "masked_language_model": "Neural Window Lsh RoutingAttention KMeans Gated Strided",
 }
 
@@ -39,6 +37,3 @@ def test_logits_are_those_of_then(name, tmp_path):
     torch.testing.assert_close(found[real], logits[real], rtol=0, atol=1e-5)
     routers = [module for module in model.modules() if isinstance(module, Kind)]
     assert {type(router).__name__ for router in routers} == set(KINDS[name].split())
-    before = [router for router in routers if "own_in_window" in dict(router.named_buffers())]
-    assert all(router.cluster_window == router.window for router in before)
-    assert bool(before) == (name == "language_model")

@@ -44,7 +44,7 @@ class KMeans(Kind):
 
     @staticmethod
     def declare(options: KMeansOptions, shape: Shape) -> Traits:
-        return Traits(reads_qk=False)
+        return Traits(reads_qk=False, learns_locally=True)
 
     def __init__(self, options: KMeansOptions, shape: Shape):
         super().__init__(options, shape)
