@@ -17,7 +17,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_
 import fairseq_clusterformer.plugin  # noqa: F401
 from docs import generate as docs
 from fairseq_clusterformer.attention import MultiheadAttention, attention_kinds, parse_layer
-from fairseq_clusterformer.attention import kind as kinds
+from fairseq_clusterformer.attention import registry as kinds
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.cli.main import COMMANDS
 from tests.pages import PAGES, PARSERS, ROOT, blocks, commands, parse_fairseq, recipe

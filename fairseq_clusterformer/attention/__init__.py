@@ -1,11 +1,13 @@
 """Which tokens see which: a file for each kind of attention, registered by name."""
 
-from . import kinds  # noqa: F401 (they register)
 from .batch import Batch, any_padding
-from .kind import Kind, Traits, attention_kinds, register_attention
+from .kind import Kind, Traits
+from .kinds import gated, kmeans, lsh, neural, routing, strided, window, xl  # noqa: F401
+from .kinds.taught import kind as taught  # noqa: F401 (all register)
 from .multihead import MultiheadAttention
 from .options import ClusterOptions, OptionError, Options, WindowOptions, option
 from .past import Past
+from .registry import attention_kinds, register_attention
 from .spec import AttentionPlan, Heads, parse_attention, parse_layer
 from .tokens import Assignment, Round, Shape, Tokens
 

@@ -9,9 +9,9 @@ assigned apart, E head width, N new tokens, M kept keys, C numbers of an entry.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,71 +23,17 @@ from ..precision import at_least_float32
 from .layout import blinded
 from .past import (
     Entries,
-    History,
     Kept,
     Keys,
     Near,
+    Rings,
     Sinks,
     Stores,
     entries_of,
-    filled,
-    opened,
 )
-from .projections import Rotary, rotated
-from .sight import Rule, Sight, Text
-from .tokens import Assignment, Tokens
-
-Result = tuple[Tensor, Tensor]  # values [B, H, N, E], and their log-sum-exp [B, H, N]
-
-
-class QKV(NamedTuple):
-    """Queries, keys and values of a kind's heads, with their positions."""
-
-    q: Tensor  # [B, H, N, E]
-    k: Tensor  # like v [B, J, N, E], each for H / J queries
-    v: Tensor
-    dropout: float = 0.0  # of the attention weights
-    rotary: Rotary | None = None  # how queries and keys are turned
-    # Makes keys and values of the same tokens whose states get no gradient.
-    detached: Callable[[], tuple[Tensor, Tensor]] | None = None
-
-    def repeated(self) -> "QKV":
-        """With keys and values for each query."""
-        times = self.q.size(1) // self.k.size(1)
-        if times == 1:
-            return self
-        k, v = (t.repeat_interleave(times, dim=1) for t in (self.k, self.v))
-        return self._replace(k=k, v=v)
-
-
-class Other(Protocol):
-    """What a kind shows besides single keys, with a store of its own."""
-
-    def attend(self, heads: QKV, kept: Kept | None) -> tuple[Result, Kept]:
-        """What new tokens, one or several, see of it and of those before them, under a softmax of
-        its own, and what is kept behind them.
-
-        Args:
-            heads: of the new tokens.
-            kept: the second result for the tokens before; None: there are none.
-        """
-
-    def in_cpu_step(self, heads: QKV, kept: Kept | None) -> tuple[dict[str, Any], Kept] | None:
-        """Arguments of :func:`~fairseq_clusterformer.kernels.cpu.step.step` by which that function
-        attends to it and changes what is kept; None: it does not know how."""
-
-
-class Seen(NamedTuple):
-    """What a kind decides about its tokens."""
-
-    x: Tensor  # input of the layer; torch's backward hooks look for a tensor in front
-    tokens: Tokens
-    assignment: Assignment
-    assigned: dict[str, Tensor]  # for the assignment of the next tokens
-    others: tuple[Other, ...]
-    #: None: of one token, which the stores show more
-    text: Text | None = None
-    sight: Sight | None = None
+from .projections import QKV, rotated
+from .sight import Result, Rule, Seen, Text
+from .tokens import Tokens
 
 
 def attend(
@@ -217,9 +163,9 @@ def _behind(
         waiting = near.fill(keys)
         hidden = waiting if keys.hidden is None else keys.hidden | waiting
         keys = keys._replace(hidden=hidden)
-    how = {"clusters": rule.clusters, "window": rule.by_cluster, "drops_keys": rule.drops_keys}
+    how = {"clusters": rule.clusters, "window": rule.by_cluster, "counted": rule.drops_keys}
     sinks = _sinks(of_sinks, seen, rule, stores)
-    return Stores(seen.assigned, filled(keys, **how), near, sinks, others)
+    return Stores(seen.assigned, Rings.of(keys, **how), near, sinks, others)
 
 
 def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, Stores]:
@@ -228,43 +174,50 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     tokens, assignment, gap = seen.tokens, seen.assignment, rule.gap
     behind, rounds = tokens.behind(rule.sinks) if rule.sinks else tokens, assignment.rounds
     groups, (entries, of_sinks) = assignment.groups, _entries(heads, seen)
-    entry = entries.unflatten(1, (groups, -1)).unsqueeze(2)  # [B, G, 1, J / G, 1, C]
     if rounds:
         written = torch.stack([found.of_keys for found in rounds], dim=2)
         read = torch.stack([torch.cat(found.queries, dim=-1) for found in rounds], dim=2)
     else:
-        written = read = torch.zeros(len(entry), 1, 1, 1, dtype=torch.long, device=entry.device)
+        written = read = torch.zeros(
+            len(entries), 1, 1, 1, dtype=torch.long, device=entries.device
+        )
     written, mask = written.squeeze(-1), behind.padding_mask
-    in_cpp = _others_in_cpp(heads, seen, behind, rule, stores)
-    near = stores.near
+    near, rings = stores.near, stores.rings
     if gap > 1 and near is None:
         near = Near.empty(entries, groups, written.size(2), gap - 1)
-    rings = opened(
-        stores.rings,
-        entry,
-        written.size(2),
-        clusters=rule.clusters,
-        window=rule.by_cluster,
-        ragged=rule.drops_keys or mask is not None or tokens.begins is not None or gap > 1,
-        drops_keys=rule.drops_keys,
-    )
+    if rings is None:
+        rings = Rings.empty(entries, groups, written.size(2), rule.clusters)
+    rings.open(rule.by_cluster)
+    if rule.drops_keys or gap > 1 or mask is not None or tokens.begins is not None:
+        rings.count()
+    stores = replace(stores, rings=rings, near=near)
+    in_cpp = _in_cpp(heads, seen, behind, rule, stores)
     if in_cpp is not None:
         given, others = in_cpp
         where = None if near is None else (near.kept, near.ring, behind.before)
-        own = rule.own_bias if gap > 0 else None
         given["rings"] = step.InRings(
-            entry, *rings.in_cpu_step(), read, written, rule.clusters, own, where
+            entries.unflatten(1, (groups, -1)).unsqueeze(2),
+            *rings.in_cpu_step(),
+            read,
+            written,
+            rule.clusters,
+            rule.own_bias if gap > 0 else None,
+            where,
         )
-        return step.step(heads.q, **given), replace(
-            stores, assigned=seen.assigned, rings=rings, near=near, others=others
-        )
+        out = step.step(heads.q, **given)
+        return out, replace(stores, assigned=seen.assigned, others=others)
 
     def store() -> None:
-        new = entry.squeeze(-2).expand(-1, -1, written.size(2), -1, -1)
-        leaving = new, written, mask
+        new = entries.unflatten(1, (groups, -1)).transpose(2, 3)  # [B, G, 1, J / G, C]
+        new, where = new.expand(-1, -1, written.size(2), -1, -1), written
+        skipped = mask
         if near is not None:
-            leaving = near.push(new, written, behind.before, mask)
-        rings.store(*leaving)
+            new, where, skipped = near.push(new, written, behind.before, mask)
+        skipped = None if skipped is None else skipped.unsqueeze(-1)
+        if rule.drops_keys:
+            nowhere = where == rule.clusters
+            skipped = nowhere if skipped is None else nowhere | skipped
+        rings.store(new, where, skipped)
 
     if tokens.begins is not None:
         rings.forget(tokens.begins)
@@ -288,23 +241,18 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     return out, Stores(seen.assigned, rings, near, sinks, others)
 
 
-def _others_in_cpp(
+def _in_cpp(
     heads: QKV, seen: Seen, behind: Tokens, rule: Rule, stores: Stores
 ) -> tuple[dict[str, Any], tuple[Kept, ...]] | None:
     """What the step in C++ is given of sinks and others, and what is kept of the others; None:
     that step does not know all that the token sees."""
-    q, rings = heads.q, stores.rings
+    q = heads.q
     if q.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
     special = behind.padding_mask, seen.tokens.begins, seen.assignment.latest, rule.beyond(behind)
     if any(t is not None for t in special) or (rule.sinks and stores.sinks is None):
         return None
-    if isinstance(rings, History):
-        if rings.ring is not None or rule.clusters > 1 or rule.gap > 1 or rule.drops_keys:
-            return None
-    elif rings is None:
-        return None
-    kept = (store.kept for store in (rings, stores.near, stores.sinks) if store is not None)
+    kept = [store.kept for store in (stores.rings, stores.near, stores.sinks) if store is not None]
     if any(t.dtype != q.dtype for t in kept):
         return None
     if chosen(seen.tokens.impl, q) != "cpu" or not step.can_step(q):

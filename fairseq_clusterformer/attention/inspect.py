@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import Layout
-from .attend import Seen
 from .kind import Kind
-from .sight import LAST_RESORT
+from .sight import LAST_RESORT, Seen
 
 T = TypeVar("T")
 

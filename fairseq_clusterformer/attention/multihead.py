@@ -15,9 +15,10 @@ from ..clustering import Report
 from .attend import QKV, attend
 from .batch import Batch
 from .heads import Projected, ProjectedHeads, check_divides
-from .kind import Kind, registered
+from .kind import Kind
 from .options import OptionError
 from .past import Past, Stores
+from .registry import registered
 from .spec import Heads, parse_layer
 from .tokens import Shape, Tokens
 

@@ -1,9 +1,8 @@
 """What decoding keeps of the tokens before: a :class:`Past` for each layer, made of stores.
 
 A kind keeps the latest keys and values of each cluster, in rings: K * W keys however long the
-text, of which a step reads W. In the first W steps no ring can drop a key. Until then all stand in
-one history, which takes fewer operations and less memory than rings that are half empty. With a
-gap, a key waits in a window until it enters its ring. Sinks stand apart.
+text, of which a step reads W. With a gap, a key waits in a window until it enters its ring. Sinks
+stand apart.
 
 Shape letters: B batch, J heads of keys and values, G groups of heads that share rings (1 or J), Q
 groups of queries that read the same of them, a multiple of G, E head width, L rounds (of hashing),
@@ -98,90 +97,56 @@ def for_each(read: Tensor, x: Tensor) -> Tensor:
 
 
 @dataclass
-class History(Kept):
-    """All keys, until a ring may be full; without a window, for ever."""
+class Rings(Kept):
+    """The W latest keys of each ring; of fewer tokens, all of them."""
 
-    kept: Tensor  # [B, G, L, J / G, room, C], whose room doubles up to W and then comes round
-    ring: (
-        Tensor | None
-    )  # of each, K for none, int64 [B, G, L, room]; None: all are in the only one
-    steps: int  # tokens that were stored
+    kept: Tensor  # [B, G, L * K, J / G, room, C], whose room doubles up to W
+    #: tokens that each ring was given, int64 [B, G, L * K]; None: the only ring of each round was
+    #: given all
+    seen: Tensor | None
+    steps: int  # tokens that were given, or more
     clusters: int  # K
+
+    @classmethod
+    def empty(cls, entries: Tensor, groups: int, rounds: int, clusters: int) -> "Rings":
+        """With no key, for entries like these [B, J, N, C]."""
+        batch, heads, _, width = entries.shape
+        sizes = batch, groups, rounds * clusters, heads // groups, 0, width
+        found = cls(entries.new_zeros(sizes), None, 0, clusters)
+        if clusters > 1:
+            found.count()
+        return found
+
+    def count(self) -> None:
+        """From now on, not all rings are given the same tokens."""
+        if self.seen is None:
+            shape = self.kept.shape[:3]
+            self.seen = torch.full(shape, self.steps, device=self.kept.device)
+
+    def open(self, window: int | None) -> None:
+        """Make room for one more token, in rings of W."""
+        room = self.kept.size(-2)
+        if self.steps >= room != window:
+            more = max(room, FIRST_ROOM)
+            self.kept = pad(
+                self.kept, (0, 0, 0, more if window is None else min(more, window - room))
+            )
 
     def forget(self, rows: Tensor) -> None:
         """Drop all keys of some rows, bool [B, 1]."""
-        self.ring.masked_fill_(rows.view(-1, 1, 1, 1), self.clusters)
+        self.seen = self.seen.masked_fill(rows.unsqueeze(-1), 0)
 
     def store(self, new: Tensor, written: Tensor, skipped: Tensor | None) -> None:
-        """Keep one more token [B, G, L, J / G, C] in rings int64 [B, G, L], but for rows that are
-        skipped, bool [B, 1]."""
-        if skipped is not None:  # it takes a slot, in no ring
-            new = new.masked_fill(skipped.view(-1, 1, 1, 1, 1), 0.0)
-            written = written.masked_fill(skipped.unsqueeze(-1), self.clusters)
+        """Keep one more token [B, G, L, J / G, C] in rings int64 [B, G, L], but where it is
+        skipped, bool [B, G or 1, L or 1]; there is room."""
         slot = self.steps % self.kept.size(-2)
-        self.kept.select(-2, slot).copy_(new)
-        if self.ring is not None:
-            self.ring.select(-1, slot).copy_(written)
         self.steps += 1
-
-    def look(self, read: Tensor, latest: Tensor | None) -> Entries:
-        """What a query sees of rings int64 [B, Q, L, P]: all, or so many of the latest keys, int64
-        [1 or B, 1]."""
-        room, hidden = self.kept.size(-2), None
-        slots = min(self.steps, room)
-        if self.ring is not None:
-            ring = for_each(read, self.ring.narrow(-1, 0, slots))
-            hidden = (ring.unsqueeze(3) != read.unsqueeze(-1)).all(3)
-        if latest is not None:
-            if hidden is None:  # all are in one ring, which may have come round
-                slot = torch.arange(slots, device=latest.device)
-                after = ((self.steps - 1 - slot) % room).expand(*self.kept.shape[:3], slots)
-            else:  # keys of the ring that stand behind
-                after = (~hidden).flip(-1).cumsum(-1).flip(-1) - 1
-            old = after >= latest.view(-1, 1, 1, 1)
-            hidden = old if hidden is None else hidden | old
-        return _side_by_side(self.kept.narrow(-2, 0, slots), hidden)
-
-    def in_cpu_step(self) -> tuple[Tensor, Tensor]:
-        """For the step in C++: what is kept of the only ring, and how many tokens it was given,
-        before one more, which that step stores."""
-        seen = self.kept.new_full(self.kept.shape[:3], self.steps, dtype=torch.long)
-        self.steps += 1
-        return self.kept, seen
-
-    def keys(self) -> Keys:
-        """All that is kept."""
-        kept, room = self.kept[:, :, 0], self.kept.size(-2)  # the same in each round
-        slots = min(self.steps, room)
-        if self.steps > room:  # the only ring has come round
-            kept = kept.roll(-(self.steps % room), -2)
-        kept = kept[..., :slots, :]
-        rings = torch.zeros(*self.kept.shape[:3], slots, dtype=torch.long, device=kept.device)
-        if self.ring is not None:
-            rings = self.ring[..., :slots]
-        return Keys(kept.flatten(1, 2), rings, rings.eq(self.clusters).flatten(1, 2).all(1))
-
-
-@dataclass
-class Rings(Kept):
-    """The W latest keys of each ring; methods as of :class:`History`."""
-
-    kept: Tensor  # [B, G, L * K, J / G, W, C]
-    seen: Tensor  # tokens that each ring was given, int64 [B, G, L * K]
-    clusters: int  # K
-    drops_keys: bool  # whether a token may be in no ring
-
-    def forget(self, rows: Tensor) -> None:
-        self.seen.masked_fill_(rows.unsqueeze(-1), 0)
-
-    def store(self, new: Tensor, written: Tensor, skipped: Tensor | None) -> None:
+        if self.seen is None:
+            self.kept.select(-2, slot).copy_(new)
+            return
         rings, seen = self.kept.view(-1, *self.kept.shape[3:]), self.seen.view(-1)
         if skipped is not None:
-            skipped = skipped.unsqueeze(-1)  # [B, G, L]
-        if self.drops_keys:
-            nowhere = written == self.clusters
-            skipped = nowhere if skipped is None else nowhere | skipped
-            written = written.masked_fill(nowhere, 0)
+            written = written.masked_fill(skipped, 0)
         written = self._place(written)
         rank = seen[written]  # of this token in its ring
         slot = rank % rings.size(-2)
@@ -191,26 +156,48 @@ class Rings(Kept):
         seen[written] = rank + 1 if skipped is None else rank + ~skipped
 
     def look(self, read: Tensor, latest: Tensor | None) -> Entries:
-        rings, seen = self.kept.view(-1, *self.kept.shape[3:]), self.seen.view(-1)
-        read = self._place(read).flatten(2)
-        entries = rings.index_select(0, read.flatten()).view(*read.shape, *rings.shape[1:])
-        slot, stored = torch.arange(rings.size(-2), device=rings.device), seen[read].unsqueeze(-1)
-        hidden = slot >= stored
+        """What a query sees of rings int64 [B, Q, L, P]: all, or so many of the latest keys, int64
+        [1 or B, 1]."""
+        kept, seen, hidden = self.kept, self.seen, None
+        slots = min(self.steps, kept.size(-2))
+        slot = torch.arange(slots, device=kept.device)
+        if seen is None:
+            kept, stored = kept.narrow(-2, 0, slots), self.steps
+        else:
+            rings, seen = kept.narrow(-2, 0, slots).flatten(0, 2), seen.view(-1)
+            read = self._place(read).flatten(2)
+            kept = rings.index_select(0, read.flatten()).view(*read.shape, *rings.shape[1:])
+            stored = seen[read].unsqueeze(-1)
+            hidden = slot >= stored
         if latest is not None:
-            hidden = hidden | ((stored - 1 - slot) % len(slot) >= latest.view(-1, 1, 1, 1))
-        return _side_by_side(entries, hidden)
+            old = (stored - 1 - slot) % kept.size(-2) >= latest.view(-1, 1, 1, 1)
+            hidden = old.expand(*kept.shape[:3], -1) if hidden is None else hidden | old
+        if kept.size(2) > 1:  # what is read of several rings stands side by side
+            kept = kept.transpose(2, 3).flatten(3, 4).unsqueeze(2)
+        hidden = None if hidden is None else hidden.flatten(2).unsqueeze(2)
+        return Entries(kept.flatten(0, 3), hidden)
 
     def in_cpu_step(self) -> tuple[Tensor, Tensor]:
-        return self.kept, self.seen
+        """For the step in C++, which stores the token: keys, and how many tokens each ring was
+        given before it."""
+        seen = self.seen
+        if seen is None:
+            seen = torch.full(self.kept.shape[:3], self.steps, device=self.kept.device)
+        self.steps += 1
+        return self.kept, seen
 
     def keys(self) -> Keys:
-        seen = self.seen.unflatten(-1, (-1, self.clusters))  # [B, G, L, K]
-        kept = self.kept.unflatten(2, seen.shape[2:])  # [B, G, L, K, J / G, W, C]
-        window, rounds = kept.size(-2), seen.size(2)
-        place = torch.arange(window, device=kept.device)
+        """All that is kept."""
+        seen = self.seen
+        if seen is None:
+            seen = torch.full(self.kept.shape[:3], self.steps, device=self.kept.device)
+        seen = seen.unflatten(-1, (-1, self.clusters))  # [B, G, L, K]
+        kept = self.kept.unflatten(2, seen.shape[2:])  # [B, G, L, K, J / G, room, C]
+        room, rounds = kept.size(-2), seen.size(2)
+        place = torch.arange(room, device=kept.device)
         # The slot of the oldest key is where the next one would go, once a ring is full.
-        oldest = torch.where(seen >= window, seen % window, 0).unsqueeze(-1)
-        turned = ((oldest + place) % window)[..., None, :, None].expand_as(kept)
+        oldest = torch.where(seen >= room, seen % max(room, 1), 0).unsqueeze(-1)
+        turned = ((oldest + place) % max(room, 1))[..., None, :, None].expand_as(kept)
         entries = kept.gather(-2, turned).movedim(4, 2).flatten(3, 5).flatten(1, 2)
         rings = torch.arange(self.clusters, device=kept.device).unsqueeze(-1)
         rings = torch.where(place < seen.unsqueeze(-1), rings, self.clusters).flatten(3)
@@ -224,6 +211,47 @@ class Rings(Kept):
         first = torch.arange(0, self.seen.numel(), self.clusters, device=ring.device)
         first = for_each(ring, first.view(*self.seen.shape[:2], -1))
         return ring + first.view(*ring.shape[:3], *(1,) * (ring.dim() - 3))
+
+    @classmethod
+    def of(cls, text: Keys, *, clusters: int, window: int | None, counted: bool) -> "Rings":
+        """The rings of all tokens of a text.
+
+        Args:
+            text: what is in no ring, or hidden, is not kept.
+            clusters, window: K and W.
+            counted: a key may be in no ring.
+        """
+        entries, rings, hidden = text
+        if hidden is not None:
+            some = ~hidden.all(0)  # what no row keeps takes no slot
+            entries, rings = entries[..., some, :], rings[..., some]
+            hidden = any_padding(hidden[:, some])
+        if hidden is not None:
+            entries = entries.masked_fill(hidden[:, None, :, None], 0.0)
+            rings = rings.masked_fill(hidden[:, None, None], clusters)
+        (groups, rounds, length), width = rings.shape[1:], entries.size(-1)
+        if not length:
+            return cls.empty(entries, groups, rounds, clusters)
+        room = length if window is None else min(window, length)
+        entries = entries.unflatten(1, (groups, -1)).unsqueeze(2)  # [B, G, 1, J / G, N, C]
+        if clusters == 1 and not counted and hidden is None:
+            kept = entries[..., -room:, :].expand(-1, -1, rounds, -1, -1, -1)
+            return cls(kept.roll(length % room, -2), None, length, 1)
+        entries = entries.expand(-1, -1, rounds, -1, -1, -1)
+        *sizes, heads = entries.shape[:4]
+        entries, rings = entries.flatten(0, 2).transpose(1, 2), rings.flatten(0, 2)
+        order, codes = sort_by_cluster(rings, clusters + 1)
+        ring = codes // length  # of each slot of the order
+        seen = ring.new_zeros(len(ring), clusters + 1).scatter_add(1, ring, torch.ones_like(ring))
+        rank = torch.arange(length, device=ring.device) - (seen.cumsum(1) - seen).gather(1, ring)
+        ring = ring.masked_fill(rank < seen.gather(1, ring) - room, clusters)  # too old
+        row = torch.arange(len(ring), device=ring.device).unsqueeze(1)
+        # One ring more, which is dropped, takes what is in none.
+        kept = entries.new_zeros(len(ring), clusters + 1, room, heads, width)
+        kept[row, ring, rank % room] = entries[row, order]
+        kept = kept[:, :clusters].transpose(2, 3).contiguous()
+        seen = seen[:, :clusters].contiguous().view(*sizes[:2], -1)
+        return cls(kept.view(*sizes[:2], -1, heads, room, width), seen, length, clusters)
 
 
 @dataclass
@@ -256,7 +284,7 @@ class Near(Kept):
     def push(
         self, new: Tensor, written: Tensor, before: Tensor, padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Keep a token; the one that leaves for it, as :meth:`History.store` takes it."""
+        """Keep a token; the one that leaves for it, as :meth:`Rings.store` takes it."""
         kept, ring = self.kept, self.ring
         skipped = before < kept.size(-2)
         if padding_mask is not None:
@@ -332,7 +360,7 @@ class Stores(Kept):
     """What a kind keeps."""
 
     assigned: State = field(default_factory=dict)  # what ``Kind.assign`` returned
-    rings: History | Rings | None = None
+    rings: Rings | None = None
     near: Near | None = None
     sinks: Sinks | None = None
     others: tuple[Kept | None, ...] = ()  # of what else the kind shows, in its order
@@ -372,103 +400,3 @@ class Past(Kept):
     document: Tensor | None = None  # the number of the latest one, int64 [B, 1]
     convolved: State = field(default_factory=dict)  # what the convolutions of projections read
     kinds: tuple[Stores, ...] = ()
-
-
-def opened(
-    store: History | Rings | None,
-    entry: Tensor,
-    rounds: int,
-    *,
-    clusters: int,
-    window: int | None,
-    ragged: bool,
-    drops_keys: bool,
-) -> History | Rings:
-    """The store with room for one more token.
-
-    Args:
-        store: of the tokens before.
-        entry: of the token, [B, G, 1, J / G, 1, C].
-        rounds, clusters, window: L, K and W.
-        ragged: the token is not kept in all rows, or one was not: each key has a number then.
-        drops_keys: whether a token may be in no ring.
-    """
-    if isinstance(store, Rings):
-        return store
-    if store is None:
-        kept = entry[..., :0, :].expand(-1, -1, rounds, -1, -1, -1)
-        store = History(kept, None, 0, clusters)
-    kept, ring, steps = store.kept, store.ring, store.steps
-    room = kept.size(-2)
-    if ring is None and (clusters > 1 or ragged):
-        if steps > room:  # the only ring, which has come round
-            seen = kept.new_full(kept.shape[:3], steps, dtype=torch.long)
-            return Rings(kept, seen, clusters, drops_keys)
-        ring = torch.zeros(*kept.shape[:3], room, dtype=torch.long, device=kept.device)
-    if steps == room != window:
-        more = max(room, FIRST_ROOM)  # a prompt of sinks alone has kept none
-        more = more if window is None else min(more, window - room)
-        kept = pad(kept, (0, 0, 0, more))
-        ring = None if ring is None else pad(ring, (0, more))
-    if ring is not None and steps == window:
-        return _in_rings(kept, ring, clusters, window, drops_keys)
-    return History(kept, ring, steps, clusters)
-
-
-def filled(text: Keys, *, clusters: int, window: int | None, drops_keys: bool) -> History | Rings:
-    """The store of all tokens of a text.
-
-    Args:
-        text: what is in no ring, or hidden, is not kept.
-        clusters, window: K and W.
-        drops_keys: whether a token may be in no ring.
-    """
-    entries, rings, hidden = text
-    if hidden is not None:
-        some = ~hidden.all(0)  # what no row keeps takes no slot
-        entries, rings = entries[..., some, :], rings[..., some]
-        hidden = any_padding(hidden[:, some])
-    ragged = hidden is not None
-    if ragged:
-        entries = entries.masked_fill(hidden[:, None, :, None], 0.0)
-        rings = rings.masked_fill(hidden[:, None, None], clusters)
-    groups, rounds, length = rings.shape[1:]
-    entries = entries.unflatten(1, (groups, -1)).unsqueeze(2).expand(-1, -1, rounds, -1, -1, -1)
-    if clusters > 1 or ragged or drops_keys:
-        if window is not None and length >= window:
-            return _in_rings(entries, rings, clusters, window, drops_keys)
-        return History(entries.contiguous(), rings.contiguous(), length, clusters)
-    if window is not None and length > window:  # the only ring comes round
-        entries = entries[..., -window:, :].roll(length % window, -2)
-    return History(entries.contiguous(), None, length, clusters)
-
-
-def _in_rings(
-    entries: Tensor, numbers: Tensor, clusters: int, window: int, drops_keys: bool
-) -> Rings:
-    """Rings that are given N tokens, of entries [B, G, L, J / G, N, C], each in the ring of that
-    number, K for none, int64 [B, G, L, N]."""
-    *_, heads, length, width = entries.shape
-    groups = numbers.shape[:2]
-    entries, numbers = entries.flatten(0, 2).transpose(1, 2), numbers.flatten(0, 2)
-    order, codes = sort_by_cluster(numbers, clusters + 1)
-    ring = codes // length  # of each slot of the order
-    seen = ring.new_zeros(len(ring), clusters + 1).scatter_add(1, ring, torch.ones_like(ring))
-    rank = torch.arange(length, device=ring.device) - (seen.cumsum(1) - seen).gather(1, ring)
-    ring = ring.masked_fill(rank < seen.gather(1, ring) - window, clusters)  # too old
-    row = torch.arange(len(ring), device=ring.device).unsqueeze(1)
-    # One ring more, which is dropped, takes what is in none.
-    rings = entries.new_zeros(len(ring), clusters + 1, window, heads, width)
-    rings[row, ring, rank % window] = entries[row, order]
-    kept = rings[:, :clusters].transpose(2, 3).contiguous()
-    kept = kept.view(*groups, -1, heads, window, width)
-    seen = seen[:, :clusters].contiguous().view(*groups, -1)
-    return Rings(kept, seen, clusters, drops_keys)
-
-
-def _side_by_side(entries: Tensor, hidden: Tensor | None) -> Entries:
-    """Entries [B, G, L, J / G, slots, C] as [B * J, L * slots, C]; bool [B, Q, L, slots]."""
-    if entries.size(2) > 1:
-        entries = entries.transpose(2, 3).flatten(3, 4).unsqueeze(2)
-    hidden = None if hidden is None else hidden.flatten(2).unsqueeze(2)
-    return Entries(entries.flatten(0, 3), hidden)

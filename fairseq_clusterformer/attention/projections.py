@@ -4,7 +4,7 @@ Shape letters: B batch, N tokens, C channels, H heads, E head width.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,47 @@ from torch.nn.functional import conv1d, pad, rms_norm
 
 from ..precision import HALF, at_least_float32
 from .batch import Batch
+
+
+class Rotary(NamedTuple):
+    """How fast rotary positions turn."""
+
+    #: a pair of channels (i, i + E / 2) is turned by ``base ** (-2 i / E)`` a token
+    base: float = 10_000.0
+    #: for texts longer than the first ones of a training, as in Llama 3: factor, low and high, and
+    #: tokens of those first texts. A pair that turns less than ``low`` times in them turns slower
+    #: by the factor, one that turns more than ``high`` times as before, and those between in
+    #: proportion. None: all as before
+    scaling: tuple[float, float, float, float] | None = None
+
+    def turns(self, positions: Tensor, half: int) -> tuple[Tensor, Tensor]:
+        """Sines and cosines of ``half`` angles of each position, [1 or B, 1, N, half]."""
+        rate = _rates(half, positions.device, self.base)
+        if self.scaling is not None:
+            factor, low, high, length = self.scaling
+            kept = ((length * rate / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+            rate = rate * (kept + (1 - kept) / factor)
+        return _turns(positions, rate)
+
+
+class QKV(NamedTuple):
+    """Queries, keys and values of a kind's heads, with their positions."""
+
+    q: Tensor  # [B, H, N, E]
+    k: Tensor  # like v [B, J, N, E], each for H / J queries
+    v: Tensor
+    dropout: float = 0.0  # of the attention weights
+    rotary: Rotary | None = None  # how queries and keys are turned
+    # Makes keys and values of the same tokens whose states get no gradient.
+    detached: Callable[[], tuple[Tensor, Tensor]] | None = None
+
+    def repeated(self) -> "QKV":
+        """With keys and values for each query."""
+        times = self.q.size(1) // self.k.size(1)
+        if times == 1:
+            return self
+        k, v = (t.repeat_interleave(times, dim=1) for t in (self.k, self.v))
+        return self._replace(k=k, v=v)
 
 
 class ShortConvolution(nn.Module):
@@ -232,27 +273,6 @@ class RMSNorm(nn.RMSNorm):
         weight = at_least_float32(self.weight)
         out = rms_norm(at_least_float32(x), self.normalized_shape, weight, self.eps)
         return out.to(x.dtype)
-
-
-class Rotary(NamedTuple):
-    """How fast rotary positions turn."""
-
-    #: a pair of channels (i, i + E / 2) is turned by ``base ** (-2 i / E)`` a token
-    base: float = 10_000.0
-    #: for texts longer than the first ones of a training, as in Llama 3: factor, low and high, and
-    #: tokens of those first texts. A pair that turns less than ``low`` times in them turns slower
-    #: by the factor, one that turns more than ``high`` times as before, and those between in
-    #: proportion. None: all as before
-    scaling: tuple[float, float, float, float] | None = None
-
-    def turns(self, positions: Tensor, half: int) -> tuple[Tensor, Tensor]:
-        """Sines and cosines of ``half`` angles of each position, [1 or B, 1, N, half]."""
-        rate = _rates(half, positions.device, self.base)
-        if self.scaling is not None:
-            factor, low, high, length = self.scaling
-            kept = ((length * rate / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
-            rate = rate * (kept + (1 - kept) / factor)
-        return _turns(positions, rate)
 
 
 def rotated(x: Tensor, positions: Tensor, rotary: Rotary | None = None) -> Tensor:

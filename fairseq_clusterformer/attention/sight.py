@@ -10,6 +10,7 @@ rounds of clustering, M kept keys, N new tokens, T = M + N.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ from torch.nn.functional import pad
 from ..kernels import Layout, Own
 from .batch import Batch, any_padding
 from .layout import recent_layouts, sink_layout, window_layouts, without_own
-from .past import Stores
+from .past import Kept, Stores
+from .projections import QKV
 from .tokens import Assignment, Round, Tokens
 
 # Bias of a key that counts only where a query sees nothing else: next to any other its weight is
@@ -226,3 +228,36 @@ def completed(rule: Rule, text: Text, sight: Sight) -> Sight:
         lambda: sink_layout(batch.positions(like), rule.sinks, itself=itself, batch=batch),
     )
     return replace(sight, own=own, sinks=layout)
+
+
+Result = tuple[Tensor, Tensor]  # values [B, H, N, E], and their log-sum-exp [B, H, N]
+
+
+class Other(Protocol):
+    """What a kind shows besides single keys, with a store of its own."""
+
+    def attend(self, heads: QKV, kept: Kept | None) -> tuple[Result, Kept]:
+        """What new tokens, one or several, see of it and of those before them, under a softmax of
+        its own, and what is kept behind them.
+
+        Args:
+            heads: of the new tokens.
+            kept: the second result for the tokens before; None: there are none.
+        """
+
+    def in_cpu_step(self, heads: QKV, kept: Kept | None) -> tuple[dict[str, Any], Kept] | None:
+        """Arguments of :func:`~fairseq_clusterformer.kernels.cpu.step.step` by which that function
+        attends to it and changes what is kept; None: it does not know how."""
+
+
+class Seen(NamedTuple):
+    """What a kind decides about its tokens."""
+
+    x: Tensor  # input of the layer; torch's backward hooks look for a tensor in front
+    tokens: Tokens
+    assignment: Assignment
+    assigned: dict[str, Tensor]  # for the assignment of the next tokens
+    others: tuple[Other, ...]
+    #: None: of one token, which the stores show more
+    text: Text | None = None
+    sight: Sight | None = None

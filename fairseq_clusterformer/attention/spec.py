@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from .kind import attention_kinds, registered
 from .options import OptionError, Options, flag_of, parse
 from .projections import Rotary
+from .registry import attention_kinds, registered
 
 _LAYER = re.compile(r"(?P<kinds>(?:[^*()]|\([^()]*\))+?)(?:\*(?P<times>\d+))?")
 _KIND = re.compile(r"(?P<name>[^()=*+,]+)(?:\((?P<options>[^()]*)\))?")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from fairseq import tasks
 
-from fairseq_clusterformer.attention.kinds.taught import Taught
+from fairseq_clusterformer.attention.kinds.taught.kind import Taught
 from fairseq_clusterformer.attention.spec import parse_attention
 from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
 from fairseq_clusterformer.errors import UserError, bad_option

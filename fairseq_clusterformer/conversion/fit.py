@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fairseq_clusterformer.attention import Tokens
-from fairseq_clusterformer.attention.kinds.taught import Taught
+from fairseq_clusterformer.attention.kinds.taught.kind import Taught
 from fairseq_clusterformer.attention.kinds.taught.scouts import (
     Scouts,
     draw_scouts,

@@ -15,9 +15,10 @@ from fairseq_clusterformer.attention import (
     Tokens,
     sight,
 )
-from fairseq_clusterformer.attention.attend import QKV, Seen, attend
+from fairseq_clusterformer.attention.attend import attend
 from fairseq_clusterformer.attention.past import Stores
-from fairseq_clusterformer.attention.sight import Rule
+from fairseq_clusterformer.attention.projections import QKV
+from fairseq_clusterformer.attention.sight import Rule, Seen
 
 OWN_BIAS = -0.75
 BATCH, HEADS, WIDTH, RINGS, WINDOW, LENGTH = 3, 2, 5, 3, 9, 16

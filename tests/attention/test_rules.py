@@ -15,7 +15,8 @@ from fairseq_clusterformer.attention import (
     Tokens,
     Traits,
 )
-from fairseq_clusterformer.attention.attend import QKV, attend
+from fairseq_clusterformer.attention.attend import attend
+from fairseq_clusterformer.attention.projections import QKV
 
 LENGTH, CLUSTERS = 12, 4
 

@@ -16,8 +16,8 @@ from fairseq_clusterformer.attention import (
     parse_layer,
     register_attention,
 )
-from fairseq_clusterformer.attention.kind import registered
 from fairseq_clusterformer.attention.options import flag_of
+from fairseq_clusterformer.attention.registry import registered
 from fairseq_clusterformer.attention.spec import written
 
 

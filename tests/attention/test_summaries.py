@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, Tokens
-from fairseq_clusterformer.attention.attend import QKV
 from fairseq_clusterformer.attention.kinds.taught.means import MeansOfOthers, MeansSoFar, Sums
 from fairseq_clusterformer.attention.past import tensors
+from fairseq_clusterformer.attention.projections import QKV
 
 B, H, N, E, K = 2, 2, 23, 4, 5
 

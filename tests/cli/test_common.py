@@ -68,7 +68,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
 
 def test_plugin_of_a_users_own(tmp_path, capsys):
     """A kind of attention in it is known afterwards; what is no package is one line."""
-    from fairseq_clusterformer.attention import attention_kinds, kind
+    from fairseq_clusterformer.attention import attention_kinds, registry
 
     parser = Parser(prog="test")
     add_places(parser)
@@ -82,7 +82,7 @@ def test_plugin_of_a_users_own(tmp_path, capsys):
         parser.parse_args(["--user-dir", str(folder)])
         assert "windows_of_a_test" in attention_kinds()
     finally:
-        kind._KINDS.pop("windows_of_a_test", None)
+        registry._KINDS.pop("windows_of_a_test", None)
     with pytest.raises(SystemExit):
         parser.parse_args(["--user-dir", str(tmp_path / "no")])
     assert capsys.readouterr().err.startswith("test: error: --user-dir is ")

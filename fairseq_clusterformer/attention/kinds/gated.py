@@ -23,10 +23,11 @@ from torch import nn
 from ...clustering import AverageNormalizer, Report, State
 from ...clustering.fuzzy import Similarity
 from ...clustering.shares import assign_with_shares
-from ..kind import Kind, Traits, register_attention
+from ..kind import Kind, Traits
 from ..options import option
+from ..registry import register_attention
 from ..tokens import Assignment, Shape, Tokens
-from .neural import FuzzyOptions
+from .fuzzy import FuzzyOptions
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from ...clustering import KMeansClustering, Report, State, cluster_sizes
-from ..kind import Kind, Traits, register_attention
+from ..kind import Kind, Traits
 from ..layout import own_chunk_layout
 from ..options import ClusterOptions, OptionError, option, rule_option
+from ..registry import register_attention
 from ..sight import Sight, Text
 from ..tokens import Assignment, Shape, Tokens
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from ...clustering import Report, State, cluster_sizes
 from ...clustering.fuzzy import lowest_argmax
 from ...precision import Float32Buffers, at_least_float32, full_float32
-from ..kind import Kind, Traits, register_attention, shared_vector
+from ..kind import Kind, Traits, shared_vector
 from ..options import ClusterOptions, option, rule_option
+from ..registry import register_attention
 from ..tokens import Assignment, Round, Shape, Tokens
 
 

@@ -6,33 +6,11 @@ The paper's eq. 2 is similarity dot at temperature 1, which may diverge; the def
 from dataclasses import dataclass
 
 from ...clustering import NeuralClustering, State
-from ...clustering.fuzzy import SIMILARITIES
-from ..kind import Kind, Traits, register_attention
-from ..options import ClusterOptions, OptionError, option, rule_option
+from ..kind import Kind, Traits
+from ..options import OptionError, option, rule_option
+from ..registry import register_attention
 from ..tokens import Assignment, Shape, Tokens
-
-
-@dataclass(frozen=True)
-class FuzzyOptions(ClusterOptions):
-    """Options of kinds that assign by a similarity over a temperature (CF22 eq. 2)."""
-
-    similarity: str = option(
-        "cosine",
-        "similarity of tokens and centroids",
-        flag="cluster_similarity",
-        choices=SIMILARITIES,
-    )
-    temperature: float | None = option(
-        None,
-        "number that divides the similarity before the softmax (default: 0.2 for gated heads, 0.1 "
-        "for the others)",
-        flag="cluster_temperature",
-        above=0,
-    )
-
-    def temperature_or(self, suits: float) -> float:
-        """The temperature, or what suits the kind."""
-        return suits if self.temperature is None else self.temperature
+from .fuzzy import FuzzyOptions
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from ...clustering import State
-from ..kind import Kind, Traits, register_attention
+from ..kind import Kind, Traits
 from ..options import ClusterOptions, option
+from ..registry import register_attention
 from ..tokens import Assignment, Shape, Tokens
 
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from ...clustering import State
-from ..kind import Kind, Traits, register_attention
+from ..kind import Kind, Traits
 from ..options import Options, WindowOptions, option
+from ..registry import register_attention
 from ..tokens import Assignment, Shape, Tokens
 
 

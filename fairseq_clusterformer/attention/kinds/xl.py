@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from torch.nn.functional import pad
 
 from ...clustering import State
-from ..kind import Kind, Traits, register_attention
+from ..kind import Kind, Traits
 from ..layout import recent_layouts
 from ..options import OptionError, WindowOptions, option
+from ..registry import register_attention
 from ..sight import Sight, Text
 from ..tokens import Assignment, Shape, Tokens
 

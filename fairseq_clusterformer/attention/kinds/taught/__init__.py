@@ -1,3 +1,1 @@
 """Clusters that attention teaches."""
-
-from .kind import Taught, TaughtOptions  # noqa: F401

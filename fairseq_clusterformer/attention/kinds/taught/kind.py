@@ -24,16 +24,16 @@ from ....clustering.fuzzy import TIE, Similarity
 from ....clustering.shares import KeyShares, assign_both
 from ....kernels import Layout
 from ....precision import ExactLinear, at_least_float32, full_float32
-from ...attend import QKV, Other, Seen
 from ...batch import Batch
-from ...kind import Kind, Traits, register_attention
+from ...kind import Kind, Traits
 from ...layout import blinded
 from ...options import OptionError, option
 from ...past import for_each
-from ...projections import ShortConvolution
-from ...sight import Sight, Text
+from ...projections import QKV, ShortConvolution
+from ...registry import register_attention
+from ...sight import Other, Seen, Sight, Text
 from ...tokens import Assignment, Round, Shape, Tokens
-from ..neural import FuzzyOptions
+from ..fuzzy import FuzzyOptions
 from .means import MeansOfOthers, MeansSoFar
 from .scouts import (
     Scouts,

@@ -21,8 +21,9 @@ from torch.nn.functional import pad
 
 from ....kernels.cpu.step import InMeans
 from ....precision import at_least_float32, full_float32
-from ...attend import QKV, Result
 from ...past import Kept, for_each
+from ...projections import QKV
+from ...sight import Result
 from ...tokens import Tokens
 from .scouts import gather_tokens
 
