@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -16,10 +17,16 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_
 
 import fairseq_clusterformer.plugin  # noqa: F401
 from docs import generate as docs
-from fairseq_clusterformer.attention import MultiheadAttention, attention_kinds, parse_layer
+from fairseq_clusterformer.attention import (
+    Batch,
+    MultiheadAttention,
+    attention_kinds,
+    parse_layer,
+)
 from fairseq_clusterformer.attention import registry as kinds
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.cli.main import COMMANDS
+from tests.kinds import by_steps, pads
 from tests.pages import PAGES, PARSERS, ROOT, blocks, commands, parse_fairseq, recipe
 
 EXTENDING = ROOT / "docs" / "extending.md"
@@ -169,10 +176,10 @@ def plain(value: object) -> object:
         return str(getattr(value, "value", value)).replace(" ", "")
 
 
-@pytest.fixture
-def signs():
-    """The function of docs/extending.md, whose kind is registered for one test."""
-    block = next(b for b in blocks(EXTENDING, "python") if "register_attention" in b)
+@contextlib.contextmanager
+def plugin(text: str) -> Iterator[ModuleType]:
+    """The block of docs/extending.md with this text, whose kind is registered meanwhile."""
+    block = next(b for b in blocks(EXTENDING, "python") if text in b)
     module = ModuleType("my_plugin")  # where a dataclass looks for what its fields' types mean
     with (
         mock.patch.dict(kinds._KINDS),
@@ -180,22 +187,50 @@ def signs():
         mock.patch.dict("sys.modules", my_plugin=module),
     ):
         exec(compile(block, "extending.md", "exec"), vars(module))
-        yield module.signs
+        yield module
 
 
 @torch.no_grad()
-def test_a_kind_in_one_file(signs):
+def test_a_kind_in_one_file():
     """What it sees; tests/cli/test_train.py holds it to what every kind promises."""
-    assert "signs" in attention_kinds()
-    heads = parse_layer("signs(2,clusters=100)", signs=3)
-    layer = MultiheadAttention(8, 2, kinds=heads, causal=True).eval()
+    with plugin("def signs") as module:
+        assert "signs" in attention_kinds()
+        heads = parse_layer("signs(2,clusters=100)", signs=3)
+        layer = MultiheadAttention(8, 2, kinds=heads, causal=True).eval()
     x = torch.randn(1, 40, 8)
-    codes = signs(layer.k_proj(x).unflatten(-1, (2, 4)).transpose(1, 2), 3)[0]
+    codes = module.signs(layer.k_proj(x).unflatten(-1, (2, 4)).transpose(1, 2), 3)[0]
     assert codes.unique().tolist() == list(range(8))
     (seen,) = tokens_seen(layer, x).values()
     for head, query in torch.cartesian_prod(torch.arange(2), torch.arange(40)).tolist():
         same = (codes[head, : query + 1] == codes[head, query]).nonzero().flatten()
         assert torch.equal(seen[0, head, query].nonzero().flatten(), same[-2:])
+
+
+@torch.no_grad()
+def test_a_kind_with_a_store_of_its_own():
+    """Step by step, in portions, reordered and padded; and against a list of keys a row."""
+    with plugin("class Heavy(Kind)"):
+        layer = MultiheadAttention(8, 2, kinds="heavy(3)", causal=True).double().eval()
+    x, rows = torch.randn(3, 20, 8, dtype=torch.float64), torch.tensor([2, 0, 0])
+    steps, past = by_steps(layer, x, order_at=(12, rows), portions=(4, 1, 7))
+    torch.testing.assert_close(steps, layer(x[rows])[0], rtol=0, atol=1e-10)
+    assert past.kinds[0].others[0].keys.shape == (3, 2, 3, 4)
+    mask = pads([20, 13, 1], 20, "left")
+    found = layer(x, mask)[0]
+    torch.testing.assert_close(by_steps(layer, x, mask)[0][~mask], found[~mask])
+    torch.testing.assert_close(found[1, 7:], layer(x[1:2, 7:])[0][0])
+    heads, _ = layer.project(x, Batch())
+    out = torch.zeros_like(heads.q)
+    for b, h in torch.cartesian_prod(torch.arange(3), torch.arange(2)).tolist():
+        held: list = []  # (key, value, attention so far)
+        for i in range(20):
+            q, k, v = (t[b, h, i] for t in heads[1:4])
+            seen = [*held, (k, v, 0.0)]
+            weights = torch.stack([key @ q / 2 for key, *_ in seen]).softmax(0)
+            out[b, h, i] = sum(w * value for w, (_, value, _) in zip(weights, seen, strict=True))
+            seen = [(*kv, s + w) for w, (*kv, s) in zip(weights, seen, strict=True)]
+            held = sorted(seen, key=lambda entry: -entry[2])[:3]
+    torch.testing.assert_close(layer(x)[0], layer.merge([out]), rtol=0, atol=1e-10)
 
 
 def test_attention_without_fairseq():

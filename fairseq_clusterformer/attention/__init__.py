@@ -6,8 +6,9 @@ from .kinds import gated, kmeans, lsh, neural, routing, strided, window, xl  # n
 from .kinds.taught import kind as taught  # noqa: F401 (all register)
 from .multihead import MultiheadAttention
 from .options import ClusterOptions, OptionError, Options, WindowOptions, option
-from .past import Past
+from .past import Kept, Past
 from .registry import attention_kinds, register_attention
+from .sight import Other
 from .spec import AttentionPlan, Heads, parse_attention, parse_layer
 from .tokens import Assignment, Round, Shape, Tokens
 
@@ -17,10 +18,12 @@ __all__ = [
     "Batch",
     "ClusterOptions",
     "Heads",
+    "Kept",
     "Kind",
     "MultiheadAttention",
     "OptionError",
     "Options",
+    "Other",
     "Past",
     "Round",
     "Shape",

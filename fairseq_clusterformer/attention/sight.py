@@ -9,8 +9,9 @@ Shape letters: B batch, H heads, J heads of keys, G groups of heads that are ass
 rounds of clustering, M kept keys, N new tokens, T = M + N.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch.nn.functional import pad
 from ..kernels import Layout, Own
 from .batch import Batch, any_padding
 from .layout import recent_layouts, sink_layout, window_layouts, without_own
-from .past import Kept, Stores
+from .past import Stores
 from .projections import QKV
 from .tokens import Assignment, Round, Tokens
 
@@ -233,21 +234,23 @@ def completed(rule: Rule, text: Text, sight: Sight) -> Sight:
 Result = tuple[Tensor, Tensor]  # values [B, H, N, E], and their log-sum-exp [B, H, N]
 
 
-class Other(Protocol):
-    """What a kind shows besides single keys, with a store of its own."""
+class Other(ABC):
+    """What a kind shows besides single keys, or a selection of keys, with a store of its own."""
 
-    def attend(self, heads: QKV, kept: Kept | None) -> tuple[Result, Kept]:
+    @abstractmethod
+    def attend(self, heads: QKV, kept: Any) -> tuple[Result, Any]:
         """What new tokens, one or several, see of it and of those before them, under a softmax of
         its own, and what is kept behind them.
 
         Args:
             heads: of the new tokens.
-            kept: the second result for the tokens before; None: there are none.
+            kept: the second result for the tokens before, a :class:`Kept`; None: there are none.
         """
 
-    def in_cpu_step(self, heads: QKV, kept: Kept | None) -> tuple[dict[str, Any], Kept] | None:
+    def in_cpu_step(self, heads: QKV, kept: Any) -> tuple[dict[str, Any], Any] | None:
         """Arguments of :func:`~fairseq_clusterformer.kernels.cpu.step.step` by which that function
         attends to it and changes what is kept; None: it does not know how."""
+        return None
 
 
 class Seen(NamedTuple):

@@ -23,13 +23,13 @@ from ....kernels.cpu.step import InMeans
 from ....precision import at_least_float32, full_float32
 from ...past import Kept, for_each
 from ...projections import QKV
-from ...sight import Result
+from ...sight import Other, Result
 from ...tokens import Tokens
 from .scouts import gather_tokens
 
 
 @dataclass
-class MeansOfOthers:
+class MeansOfOthers(Other):
     """Not causal: means of all keys of a row but the query's own, which it sees besides."""
 
     #: clusters of which a query sees keys, and no mean, int64 [B, H, N] each
@@ -72,9 +72,6 @@ class MeansOfOthers:
         out = weights @ mean_v + weights.gather(-1, cluster) * (own_mean - v) / rest
         return (out.to(heads.q.dtype), _hidden(lse, mask, self.blind)), None
 
-    def in_cpu_step(self, heads: QKV, kept: None) -> None:
-        """There are no steps."""
-
 
 class Places(NamedTuple):
     """Where tokens stand in the chunks of their text; a row may begin within one, its first."""
@@ -95,7 +92,7 @@ class Sums(Kept):
 
 
 @dataclass
-class MeansSoFar:
+class MeansSoFar(Other):
     """Causal: a text is cut into chunks of S tokens. The queries of a chunk see means of
     the keys that are ``gap`` tokens or more before its begin: no key counts both here and in a
     near window. What decoding keeps are sums, of a fixed size."""
