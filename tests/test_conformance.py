@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, parse_layer
+from fairseq_clusterformer.attention.heads import Convolved
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.past import tensors
 
@@ -145,7 +146,7 @@ def test_wide_windows_and_one_cluster_are_dense_attention(impl, kind, causal):
     module = build(kind, impl=impl, causal=causal, **options)
     x = inputs()
     outputs = []
-    heads, _ = module.project(x, Batch())
+    heads = module.project(x, Convolved(Batch()))
     for i, (name, router) in enumerate(zip(module.kinds, module.routers, strict=True)):
         q, k, v = (t.chunk(len(module.kinds), dim=1)[i] for t in heads[1:4])
         q, k = router.project(q, k)

@@ -24,6 +24,7 @@ from fairseq_clusterformer.attention import (
     parse_layer,
 )
 from fairseq_clusterformer.attention import registry as kinds
+from fairseq_clusterformer.attention.heads import Convolved
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.cli.main import COMMANDS
 from tests.kinds import by_steps, pads
@@ -219,7 +220,7 @@ def test_a_kind_with_a_store_of_its_own():
     found = layer(x, mask)[0]
     torch.testing.assert_close(by_steps(layer, x, mask)[0][~mask], found[~mask])
     torch.testing.assert_close(found[1, 7:], layer(x[1:2, 7:])[0][0])
-    heads, _ = layer.project(x, Batch())
+    heads = layer.project(x, Convolved(Batch()))
     out = torch.zeros_like(heads.q)
     for b, h in torch.cartesian_prod(torch.arange(3), torch.arange(2)).tolist():
         held: list = []  # (key, value, attention so far)

@@ -68,7 +68,7 @@ def _several(
         turned = rotated(whole.q, -pad(beyond, (past, 0)), heads.rotary)
         calls.append((whole._replace(q=turned), [sight.sinks], None))
     if sight.constant:
-        k, v = heads.detached()
+        k, v = heads.constant
         calls.append((over(text, heads._replace(k=k, v=v)), list(sight.constant), None))
     if past:  # kept tokens ask for nothing
         asks_not = (torch.arange(text.length, device=whole.q.device) < past).view(1, 1, -1)

@@ -3,7 +3,8 @@
 Shape letters: B batch, N tokens, D model width, H heads, J heads of keys and values, E head width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -26,15 +27,15 @@ class Projected(NamedTuple):
         q: [B, H, N, E].
         k, v: [B, J, N, E], J divides H.
         exact: queries and keys in full float32, of ``exactly``'s heads; None: the others are.
-        detached: makes keys and values of x without its gradient.
+        constant: keys and values of x without its gradient; None: nobody asked.
     """
 
     x: Tensor
     q: Tensor
     k: Tensor
     v: Tensor
-    exact: tuple[Tensor, Tensor] | None
-    detached: Callable[[], tuple[Tensor, Tensor]]
+    exact: tuple[Tensor, Tensor] | None = None
+    constant: tuple[Tensor, Tensor] | None = None
 
     def apart(self, place: Tensor) -> "Projected":
         """Of other rows, whose tokens stand at these places of the B * N, int64 [rows, M]."""
@@ -42,12 +43,25 @@ class Projected(NamedTuple):
         def moved(t: Tensor) -> Tensor:  # [B, H, N, E]
             return t.transpose(1, 2).flatten(0, 1)[place].transpose(1, 2)
 
-        return Projected(
-            self.x.flatten(0, 1)[place],
-            *map(moved, (self.q, self.k, self.v)),
-            None if self.exact is None else tuple(map(moved, self.exact)),
-            lambda: tuple(map(moved, self.detached())),
-        )
+        both = (None if pair is None else tuple(map(moved, pair)) for pair in self[4:])
+        return Projected(self.x.flatten(0, 1)[place], *map(moved, self[1:4]), *both)
+
+
+@dataclass
+class Convolved:
+    """What the convolutions of a layer read around its tokens, and keep for the next ones."""
+
+    batch: Batch  # of the tokens
+    before: State | None = None  # what was kept of those before; None: nothing is
+    begins: Tensor | None = None  # rows in which a document begins, bool [B, 1]
+    after: State = field(default_factory=dict)
+
+    def __call__(self, convolution: ShortConvolution, name: str, x: Tensor) -> Tensor:
+        if self.before is None:
+            return convolution(x, self.batch)
+        given = x, self.before.get(name), self.batch, self.begins
+        x, self.after[name] = convolution.following(*given)
+        return x
 
 
 def check_divides(number: int, of: str, whole: int, what: str) -> None:
@@ -138,59 +152,45 @@ class ProjectedHeads(nn.Module):
         return self.norms[name](x) if name in self.norms else x
 
     def project(
-        self,
-        x: Tensor,
-        batch: Batch,
-        state: State | None = None,
-        begins: Tensor | None = None,
-        exactly: slice | None = None,
-    ) -> tuple[Projected, State]:
+        self, x: Tensor, around: Convolved, exactly: slice | None = None, constant: bool = False
+    ) -> Projected:
         """Queries, keys and values of all heads, without positions.
 
         Args:
             x: [B, N, D].
-            batch: of x.
-            state: in decoding, of the tokens before.
-            begins: rows in which a document begins, bool [B, 1].
+            around: of x.
             exactly: heads whose queries and keys are also needed in full float32.
-
-        Returns:
-            The heads, and the state that convolutions keep.
+            constant: whether keys and values are also needed of x without its gradient.
         """
-        after: State = {}
-
-        def heads(name: str, x: Tensor, key: str = "") -> Tensor:
-            projection = getattr(self, f"{name}_proj")
-            if key:  # in full float32
-                rows = slice(exactly.start * self.head_dim, exactly.stop * self.head_dim)
-                bias = None if projection.bias is None else projection.bias[rows]
-                x = exact_linear(x, projection.weight[rows], bias)
-            else:
-                x = projection(x)
-            if name in self.convolutions and state is None:
-                x = self.convolutions[name](x, batch)
-            elif name in self.convolutions:
-                key = f"{name}.{key}before"
-                x, after[key] = self.convolutions[name].following(x, state.get(key), batch, begins)
-            return self.split(name, x)
-
-        q, k, v = (heads(name, x) for name in "qkv")
-
-        @full_float32()
-        def in_float32() -> tuple[Tensor, Tensor]:
-            return heads("q", x, "exact."), heads("k", x, "exact.")
-
-        exact = None
+        q, k, v = (self._heads(name, x, around) for name in "qkv")
+        exact = kept = None
         if exactly is not None and not is_exact(q):
-            exact = in_float32()
+            exact = self._exact(x, around, exactly)
+        if constant:
+            kept = tuple(self._heads(name, x.detach(), around) for name in "kv")
+        return Projected(x, q, k, v, exact, kept)
 
-        def detached() -> tuple[Tensor, Tensor]:
-            return heads("k", x.detach()), heads("v", x.detach())
+    def _heads(self, name: str, x: Tensor, around: Convolved) -> Tensor:
+        x = getattr(self, f"{name}_proj")(x)
+        if name in self.convolutions:
+            x = around(self.convolutions[name], f"{name}.before", x)
+        return self.split(name, x)
 
-        return Projected(x, q, k, v, exact, detached), after
+    @full_float32()
+    def _exact(self, x: Tensor, around: Convolved, heads: slice) -> tuple[Tensor, Tensor]:
+        """Queries and keys of some heads in full float32."""
+        rows, found = slice(heads.start * self.head_dim, heads.stop * self.head_dim), []
+        for name in "qk":
+            projection = getattr(self, f"{name}_proj")
+            bias = None if projection.bias is None else projection.bias[rows]
+            made = exact_linear(x, projection.weight[rows], bias)
+            if name in self.convolutions:
+                made = around(self.convolutions[name], f"{name}.exact.before", made)
+            found.append(self.split(name, made))
+        return tuple(found)
 
-    def _add_positions(
-        self, heads: slice, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, batch: Batch
+    def _placed(
+        self, q: Tensor, k: Tensor, v: Tensor, heads: slice, positions: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys of some heads with their positions, and values as wide."""
         if self.rotary is not None:

@@ -37,6 +37,7 @@ class Traits:
         per_token: a token is assigned without regard to other tokens of its row.
         per_token_with: options with which it would be, for the error message.
         reads_qk: it reads ``tokens.q`` or ``tokens.k``.
+        reads_constants: its sight has ``constant`` layouts.
         needs_centroids: it must be given the centroids of the layer before.
         learns_locally: each worker's observations stay with it; else all workers' are exchanged.
     """
@@ -50,6 +51,7 @@ class Traits:
     per_token: bool = True
     per_token_with: str = "a kind that does not"
     reads_qk: bool = True
+    reads_constants: bool = False
     needs_centroids: bool = False
     learns_locally: bool = False
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..clustering import Report
 from .attend import QKV, attend
 from .batch import Batch
-from .heads import Projected, ProjectedHeads, check_divides
+from .heads import Convolved, Projected, ProjectedHeads, check_divides
 from .kind import Kind
 from .options import OptionError
 from .past import Past, Stores
@@ -139,7 +139,7 @@ class MultiheadAttention(ProjectedHeads):
         """
         batch = Batch.of(batch)
         given: dict[str, Any] = {"reported": reported, "centroids": centroids}
-        convolved, begins, kinds = None, None, [None] * len(self.routers)
+        convolved, begins, kinds = None, None, (None,) * len(self.routers)
         if past is not None:
             self._check(x, past, batch)
             if not x.size(1):
@@ -149,14 +149,16 @@ class MultiheadAttention(ProjectedHeads):
             batch = batch if batch.documents is None else Batch(batch.padding_mask)
             positions = before if x.size(1) == 1 else before + batch.positions(x)
             given |= {"before": before, "begins": begins, "positions": positions}
-            convolved, kinds = past.convolved, past.kinds or [Stores() for _ in self.routers]
+            convolved, kinds = past.convolved, past.kinds or [Stores() for _ in kinds]
         elif batch.documents is not None and not all(router.by_tokens for router in self.routers):
             batch.take_apart()  # here, where a compiled graph breaks once
-        heads, convolved = self.project(x, batch, convolved, begins, exactly=self.exactly)
+        around = Convolved(batch, convolved, begins)
+        constant = any(router.traits.reads_constants for router in self.routers)
+        heads = self.project(x, around, self.exactly, constant)
         results = [self._attend(i, heads, batch, stores, given) for i, stores in enumerate(kinds)]
         outputs, kinds, reports = zip(*results, strict=True)
         if past is not None:
-            past = replace(after, convolved=convolved, kinds=kinds)
+            past = replace(after, convolved=around.after, kinds=kinds)
         return self.merge(outputs), past, list(reports)
 
     def _check(self, x: Tensor, past: Past, batch: Batch) -> None:
@@ -200,43 +202,35 @@ class MultiheadAttention(ProjectedHeads):
         self, i: int, heads: Projected, batch: Batch, given: dict[str, Any]
     ) -> tuple[Tokens, QKV]:
         """What a kind may read, and what its heads attend with."""
-        router, count = self.routers[i], self.num_heads // len(self.kinds)
-        whole = slice(0, self.num_heads)
-        # Heads of keys stay shared where a kind takes them as they are.
-        shared = type(router).project is Kind.project and self.kv_heads % len(self.kinds) == 0
-
-        def share(x: Tensor) -> Tensor:
-            if not shared and x.size(1) < self.num_heads:
-                x = x.repeat_interleave(self.num_heads // x.size(1), dim=1)
-            return x if len(self.kinds) == 1 else x.chunk(len(self.kinds), dim=1)[i]
-
-        def projected(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-            return router.project(share(q), share(k))
-
-        q, k = projected(heads.q, heads.k)
-
-        def exact() -> tuple[Tensor, Tensor]:
-            both = q, k
+        router, size = self.routers[i], self.num_heads // len(self.kinds)
+        q, k, v = (self._share(i, t) for t in heads[1:4])
+        q, k = router.project(q, k)
+        read = None
+        if router.traits.reads_qk:
+            read = q, k
             if heads.exact is not None:
-                first = i * count - self.exactly.start  # of those that are exact
-                some = slice(first, first + count)
-                both = (share(t) if self.exactly == whole else t[:, some] for t in heads.exact)
-                both = router.project(*both)
-            return QKV(*both, both[1]).repeated()[:2]
-
-        tokens = Tokens(heads.x, exact, batch, impl=self.impl, **given)
-
-        def placed(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            of_kind = slice(i * count, (i + 1) * count)
-            return self._add_positions(of_kind, q, k, share(v), tokens.positions, batch)
-
-        def detached() -> tuple[Tensor, Tensor]:
-            k, v = heads.detached()
-            return placed(projected(heads.q, k)[1], v)[1:]
-
+                first = i * size - self.exactly.start  # of those that are exact
+                some = slice(first, first + size)
+                whole = self.exactly == slice(0, self.num_heads)
+                exact = (self._share(i, t) if whole else t[:, some] for t in heads.exact)
+                read = router.project(*exact)
+            read = QKV(*read, read[1]).repeated()[:2]
+        tokens = Tokens(heads.x, read, batch, impl=self.impl, **given)
+        where = slice(i * size, (i + 1) * size), tokens.positions, batch
+        constant = None
+        if router.traits.reads_constants:
+            of_k, of_v = (self._share(i, t) for t in heads.constant)
+            constant = self._placed(q, router.project(q, of_k)[1], of_v, *where)[1:]
         dropout = self.dropout if self.training else 0.0
-        how = {"dropout": dropout, "rotary": self.rotary, "detached": detached}
-        return tokens, QKV(*placed(k, heads.v), **how)
+        return tokens, QKV(*self._placed(q, k, v, *where), dropout, self.rotary, constant)
+
+    def _share(self, i: int, x: Tensor) -> Tensor:
+        """A kind's share of the heads [B, H, N, E]. Heads of keys stay shared where the kind takes
+        them as they are."""
+        as_they_are = type(self.routers[i]).project is Kind.project
+        if x.size(1) < self.num_heads and (not as_they_are or self.kv_heads % len(self.kinds)):
+            x = x.repeat_interleave(self.num_heads // x.size(1), dim=1)
+        return x if len(self.kinds) == 1 else x.chunk(len(self.kinds), dim=1)[i]
 
     def observe(self, reports: list[Report]) -> None:
         """Let the kinds remember a training batch; called once its forward pass is over."""

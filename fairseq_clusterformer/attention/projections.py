@@ -4,7 +4,7 @@ Shape letters: B batch, N tokens, C channels, H heads, E head width.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -44,8 +44,8 @@ class QKV(NamedTuple):
     v: Tensor
     dropout: float = 0.0  # of the attention weights
     rotary: Rotary | None = None  # how queries and keys are turned
-    # Makes keys and values of the same tokens whose states get no gradient.
-    detached: Callable[[], tuple[Tensor, Tensor]] | None = None
+    #: keys and values of the same tokens, whose states get no gradient; None: nobody asked
+    constant: tuple[Tensor, Tensor] | None = None
 
     def repeated(self) -> "QKV":
         """With keys and values for each query."""

@@ -4,7 +4,6 @@ Shape letters: B batch, N tokens, D model width, H heads of this kind, E head wi
 G groups of heads that are assigned apart (1, H, or of keys J), W window.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,6 +37,9 @@ class Tokens:
 
     Attributes:
         x: input of the attention layer [B, N, D].
+        q, k: queries and keys [B, H, N, E] as ``Kind.project`` returned them, without positions,
+            in full float32 or float64: what is assigned must not depend on how a product was
+            rounded. For a kind that ``reads_qk``.
         batch: which tokens are real, and of which document; in decoding, padding alone.
         positions: of each token among the real ones of its document, int64 [1 or B, N].
         centroids: handed on by the layer before, [B, K, D], or None.
@@ -51,7 +53,7 @@ class Tokens:
     def __init__(
         self,
         x: Tensor,
-        heads: Callable[[], tuple[Tensor, Tensor]] | None,
+        heads: tuple[Tensor, Tensor] | None,
         batch: Batch,
         *,
         positions: Tensor | None = None,
@@ -63,8 +65,8 @@ class Tokens:
     ):
         self.x, self.batch, self.centroids, self.impl = x, batch, centroids, impl
         self.decoding, self.before, self.begins = not reported, before, begins
-        self._heads, self._positions = heads, positions
-        self._q_and_k: tuple[Tensor, Tensor] | None = None
+        self.q, self.k = (None, None) if heads is None else heads
+        self._positions = positions
 
     @property
     def padding_mask(self) -> Tensor | None:
@@ -74,17 +76,6 @@ class Tokens:
     @property
     def positions(self) -> Tensor:
         return self.batch.positions(self.x) if self._positions is None else self._positions
-
-    @property
-    def q(self) -> Tensor:
-        """Queries [B, H, N, E] as ``Kind.project`` returned them, without positions, in full
-        float32 or float64: what is assigned must not depend on how a product was rounded."""
-        return self._both()[0]
-
-    @property
-    def k(self) -> Tensor:
-        """Keys, likewise."""
-        return self._both()[1]
 
     def behind(self, number: int) -> "Tokens":
         """The same for parts that do not see the first ``number`` real tokens of each document:
@@ -110,11 +101,6 @@ class Tokens:
             begins=self.begins,
             reported=not self.decoding,
         )
-
-    def _both(self) -> tuple[Tensor, Tensor]:
-        if self._q_and_k is None:
-            self._q_and_k = self._heads()
-        return self._q_and_k
 
 
 class Round(NamedTuple):

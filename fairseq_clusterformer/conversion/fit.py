@@ -184,7 +184,7 @@ def calibrate(
 def _tokens(pupil: Pupil, reading: Read) -> Tokens:
     q, k = (t[:, pupil.heads] for t in (reading.q, reading.k))
     x, batch, impl = reading.x, reading.batch, pupil.attention.impl
-    return Tokens(x, lambda: (q, k), batch, impl=impl)
+    return Tokens(x, (q, k), batch, impl=impl)
 
 
 def fit(

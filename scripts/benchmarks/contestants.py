@@ -142,7 +142,7 @@ class Clustered(Attention):
 
     def route(self, x: Tensor, q: Tensor, k: Tensor) -> Seen:
         """Who sees whom."""
-        return self.router(Tokens(x, lambda: (q, k), Batch(), impl=self.setting.impl))
+        return self.router(Tokens(x, (q, k), Batch(), impl=self.setting.impl))
 
     def forward(self, x, q, k, v):
         seen, qkv = self.route(x, q, k), QKV(q, k, v)

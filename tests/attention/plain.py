@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, parse_layer
+from fairseq_clusterformer.attention.heads import Convolved
 
 BATCH, HEADS, WIDTH = 2, 2, 8  # each head is 4 wide
 LENGTHS = [[9, 1, 7], [4, 13], [17]]  # of the documents of each row
@@ -29,7 +30,7 @@ def layer(kind: str, *, causal: bool, **options) -> MultiheadAttention:
 
 def projected(module: MultiheadAttention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [B, H, N, E] that the layer's only kind attends."""
-    heads, _ = module.project(x, Batch())
+    heads = module.project(x, Convolved(Batch()))
     return *module.routers[0].project(heads.q, heads.k), heads.v
 
 

@@ -59,7 +59,7 @@ def test_of_gated_heads_whose_near_keys_have_no_bias():
     module = layer("gated", causal=True, clusters=3, window=WINDOW, gap=4)
     x = inputs()
     q, k, v = projected(module, x)
-    assignment, _ = module.routers[0].assign(Tokens(x, lambda: (q, k), Batch()), {})
+    assignment, _ = module.routers[0].assign(Tokens(x, (q, k), Batch()), {})
     (((queries,), keys),) = assignment.rounds
     out = torch.zeros_like(v)
     for b in range(BATCH):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, Tokens, parse_layer
+from fairseq_clusterformer.attention.heads import Convolved
 from fairseq_clusterformer.clustering import cluster_use
 
 from ..kinds import by_steps, pads
@@ -25,11 +26,11 @@ def make(causal=True, **options) -> MultiheadAttention:
 
 def projected(module: MultiheadAttention, x: torch.Tensor) -> list[torch.Tensor]:
     """Queries, keys and values [B, H, N, E]."""
-    return [t.detach() for t in module.project(x, Batch())[0][1:4]]
+    return [t.detach() for t in module.project(x, Convolved(Batch()))[1:4]]
 
 
 def route(router, x, q, k, mask=None):
-    return router(Tokens(x, lambda: (q, k), Batch(mask)))
+    return router(Tokens(x, (q, k), Batch(mask))).assignment
 
 
 def inputs() -> torch.Tensor:
@@ -94,9 +95,9 @@ def test_the_task_teaches_keys_and_centroids(causal):
     x = q.new_zeros(1, 7, HEADS * WIDTH)
 
     def bias(k, centroids):
-        tokens = Tokens(x, lambda: (q, k), Batch())
-        routing = torch.func.functional_call(router, {"centroids": centroids}, (tokens,))
-        return routing.parts[0].layouts[0].key_bias
+        tokens = Tokens(x, (q, k), Batch())
+        seen = torch.func.functional_call(router, {"centroids": centroids}, (tokens,))
+        return seen.text.key_bias
 
     k, centroids = (t.detach().requires_grad_() for t in (k, router.centroids))
     assert torch.autograd.gradcheck(bias, (k, centroids), eps=1e-7, atol=1e-6)
@@ -210,8 +211,8 @@ def test_half_precision_routes_by_float32_of_its_own_heads():
     router.register_forward_pre_hook(lambda _, given: seen.update(tokens=given[0]))
 
     def noted(*args, **kwargs):
-        heads, state = project(*args, **kwargs)
-        return seen.update(heads=heads) or heads, state
+        heads = project(*args, **kwargs)
+        return seen.update(heads=heads) or heads
 
     attention.project = noted
     attention(x)

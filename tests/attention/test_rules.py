@@ -37,7 +37,7 @@ def kind_of(given: Assignment, *, own: str = "in_cluster", causal: bool = False)
 
 def tokens_of(padding_mask=None) -> Tokens:
     x = torch.zeros(2, LENGTH, 8)
-    return Tokens(x, lambda: (x, x), Batch(padding_mask), impl="reference")
+    return Tokens(x, (x, x), Batch(padding_mask), impl="reference")
 
 
 def attended(kind: Kind) -> torch.Tensor:

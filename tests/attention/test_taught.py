@@ -483,7 +483,7 @@ def test_micro_batches_drop_as_one_batch_would():
 def test_what_scouts_teach_of_a_key_counts_by_how_surely_it_is_held():
     module = layer(f"taught(clusters={K},routing_convolution=0,drop_keys=0.4)").train()
     router, x = module.routers[0], torch.randn(B, N, D).double()
-    shares = router(Tokens(x, lambda: None, Batch())).scouts.key_shares.computed()
+    shares = router(Tokens(x, None, Batch())).assignment.scouts.key_shares.computed()
     gates = router.gate(x) / 0.2
     ordered = gates.transpose(0, 1).flatten(1).sort(-1).values
     least = ordered[:, int(0.4 * B * N)].view(1, H, 1)

@@ -48,7 +48,7 @@ class XL(Kind):
 
     @staticmethod
     def declare(options: XLOptions, shape: Shape) -> Traits:
-        return Traits(window=sum(options.sizes), reads_qk=False)
+        return Traits(window=sum(options.sizes), reads_qk=False, reads_constants=True)
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         segment, memory = self.options.sizes
