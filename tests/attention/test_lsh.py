@@ -24,7 +24,7 @@ def buckets_of(module: MultiheadAttention, x: Tensor) -> list:
 
     def bucket(vector: Tensor, rotation: Tensor) -> int:
         up = [float(vector @ direction) for direction in rotation.T]
-        numbers = [*up, *(-number for number in up)][: router.num_clusters]
+        numbers = [*up, *(-number for number in up)][: router.rule.clusters]
         return numbers.index(max(numbers))
 
     return [
