@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..kernels import Layout, Own, attend_own, chosen, join, joint_attention, ranged_attention
+from ..kernels import Layout, Own, chosen, join, joint_attention
 from ..kernels.cpu import step
 from ..precision import at_least_float32
 from .layout import blinded
@@ -74,11 +74,8 @@ def _several(
         asks_not = (torch.arange(text.length, device=whole.q.device) < past).view(1, 1, -1)
         calls = [(qkv, blinded(some, asks_not), own) for qkv, some, own in calls]
     joined = len(calls) + len(seen.others) > 1
-    results = [
-        (values[:, :, past:], lse[..., past:])
-        for qkv, some, own in calls
-        for values, lse in attend_layouts(qkv, some, own, tokens.impl, joined)
-    ]
+    results = [_attend_layouts(*call, tokens.impl, joined) for call in calls]
+    results = [(values[:, :, past:], lse[..., past:]) for values, lse in results]
     of_others, others = _of_others(heads, seen, stores)
     out = join([*results, *of_others])[0].to(heads.q.dtype)
     if stores is None:
@@ -86,28 +83,15 @@ def _several(
     return out, _behind(heads, seen, rule, stores, others)
 
 
-def attend_layouts(
+def _attend_layouts(
     qkv: QKV, layouts: Sequence[Layout], own: Own | None, impl: str, joined: bool
-) -> list[Result]:
-    """A result for each layout and one for the own key, or one of all; ``joined``: there are
-    others besides."""
-    (q, k, v), dtype = qkv.repeated()[:3], qkv.k.dtype
-    several = len(layouts) + (own is not None) > 1
+) -> Result:
+    """Keys in ranges and the own key, under one softmax; ``joined``: of results that are joined
+    with others."""
+    q, k, v = qkv.repeated()[:3]
     # rounded once, as in a step; CPUs compute in float32 anyway
-    wide = (joined or several) and not q.is_cuda
-    layouts = [
-        # decoding keeps a bias with its key, rounded like it
-        one if one.key_bias is None else replace(one, key_bias=one.key_bias.to(dtype))
-        for one in layouts
-    ]
-    how = {"dropout": qkv.dropout, "impl": impl}
-    plain = impl == "reference" or torch.compiler.is_compiling()
-    if several and not plain and not any(one.earlier_only for one in layouts):
-        return [joint_attention(q, k, v, layouts, own, wide=wide, **how)]
-    if wide:
-        q, k, v = map(at_least_float32, (q, k, v))
-    results = [ranged_attention(q, k, v, one, **how) for one in layouts]
-    return results if own is None else [*results, attend_own(q, k, v, own, qkv.dropout)]
+    wide = (joined or len(layouts) + (own is not None) > 1) and not q.is_cuda
+    return joint_attention(q, k, v, layouts, own, dropout=qkv.dropout, impl=impl, wide=wide)
 
 
 def over(text: Text, heads: QKV) -> QKV:
@@ -122,10 +106,11 @@ def over(text: Text, heads: QKV) -> QKV:
 
 def _bias(heads: QKV, text: Text) -> Tensor:
     """Biases of a text's keys [B, 1 or H, T]."""
-    bias, width, many = text.key_bias, heads.k.size(-1), heads.q.size(1)
+    width, many = heads.k.size(-1), heads.q.size(1)
+    bias = text.key_bias.to(heads.k.dtype)  # decoding keeps it with its key, rounded like it
     if text.past:
         kept = text.kept[..., width]  # of each head of keys
-        bias = torch.cat([kept, bias.to(kept.dtype).expand(len(kept), kept.size(1), -1)], dim=-1)
+        bias = torch.cat([kept, bias.expand(len(kept), kept.size(1), -1)], dim=-1)
     return bias if bias.size(1) in (1, many) else bias.repeat_interleave(many // bias.size(1), 1)
 
 

@@ -9,11 +9,11 @@ G groups of heads that are assigned apart (1, H, or of keys J), W window.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..clustering.learner import Learner
 from ..clustering.report import Report, State
 from ..kernels import Own
 from .layout import chunk_layout, without_own
@@ -59,10 +59,8 @@ class Traits:
 class Kind(nn.Module, ABC):
     """A kind of attention for some heads of a layer.
 
-    Subclasses define ``assign``. What a kind learns from data other than by gradient must not
-    change while a batch runs, or activation checkpointing would compute the batch twice in
-    different ways: ``assign`` reports an observation, ``observe`` stores it once the forward pass
-    is over, and ``commit`` applies it before the next update. The ``learner`` does all three.
+    Subclasses define ``assign``. What a kind learns from data other than by gradient is its
+    ``learner``'s, of which ``assign`` reports an observation.
 
     Args:
         options: of the dataclass that the kind was registered with.
@@ -112,7 +110,7 @@ class Kind(nn.Module, ABC):
         return Traits()
 
     @property
-    def learner(self) -> Any:
+    def learner(self) -> Learner | None:
         """The part that learns from observations; None: none does."""
         return None
 

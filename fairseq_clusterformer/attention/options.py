@@ -7,7 +7,7 @@ and docs/options.md) and what errors say is allowed are made from it.
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from fairseq_clusterformer.ranges import Range
 
@@ -81,13 +81,10 @@ def parse(option: Field, kind: type, text: str) -> Any:
 @dataclass(frozen=True)
 class Options:
     """What all options have in common: they are checked. Raises OptionError: a value outside of
-    what its field allows. Those that a kind has not are constants here."""
+    what its field allows."""
 
-    window: ClassVar[int | None] = None
-    clusters: ClassVar[int] = 1
-    gap: ClassVar[int] = 0
-    sinks: ClassVar[int] = 0
-    rule: ClassVar[str] = "recent"
+    # Of a kind that has no such option; without a type, these are no fields.
+    window, clusters, gap, sinks, rule = None, 1, 0, 0, "recent"
 
     def __post_init__(self):
         for item in fields(self):

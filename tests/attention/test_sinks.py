@@ -81,9 +81,9 @@ def test_positions_in_the_cache_are_those_of_streaming_llm():
         expected[:, :, i : i + 1] = weights @ v[:, :, kept]
     expected = module.merge([expected])
     torch.testing.assert_close(module(x)[0], expected, rtol=0, atol=1e-12)
-    state, outputs = {}, []
+    past, outputs = None, []
     for part in x.split([5, 17, *[1] * 18], dim=1):
-        out, state = module.step(part, state)
+        out, past = module.step(part, past)
         outputs.append(out)
     torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=0, atol=1e-12)
 
