@@ -34,7 +34,7 @@ def tf32():
 
 
 def stepwise(module: MultiheadAttention, x: torch.Tensor) -> torch.Tensor:
-    state, outputs = {}, []
+    state, outputs = None, []
     for t in range(x.size(1)):
         out, state = module.step(x[:, t : t + 1], state)
         outputs.append(out)
@@ -57,7 +57,7 @@ def test_a_step_does_not_wait_for_the_device(kind):
     module = module.to(torch.bfloat16)
     stepwise(module, x)  # kernels are compiled and tuned
     mask = torch.zeros(2, 1, dtype=torch.bool, device=DEVICE)
-    state = {}
+    state = None
     torch.cuda.set_sync_debug_mode("error")
     try:
         for t in range(x.size(1)):

@@ -111,8 +111,8 @@ def _modules(name: str, path: Path) -> set[str]:
 
 def test_imported_modules_are_seen(tmp_path):
     path = tmp_path / "window.py"
-    path.write_text("def f():\n    import fairseq.utils\n    from ..models import decoder\n")
-    seen = imported_modules(f"{NAME}.attention.window", path)
+    path.write_text("def f():\n    import fairseq.utils\n    from ...models import decoder\n")
+    seen = imported_modules(f"{NAME}.attention.kinds.window", path)
     assert seen == {"fairseq.utils", f"{NAME}.models.decoder"}
 
 

@@ -132,7 +132,7 @@ def test_the_architecture_for_bytes_begins_as_what_copies():
         attention = layer.self_attn
         assert torch.equal(attention.q_proj.weight, attention.k_proj.weight)
         (kind,) = attention.routers
-        assert (kind.options.window, kind.options.clusters, kind.gap) == (32, 16, 32)
+        assert (kind.options.window, kind.options.clusters, kind.rule.gap) == (32, 16, 32)
         assert kind.reads_qk
 
 

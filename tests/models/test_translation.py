@@ -309,5 +309,5 @@ def test_what_one_side_has_alone():
     encoder, decoder = (side.layers[0].self_attn for side in (model.encoder, model.decoder))
     for attention, begins in ((encoder, False), (decoder, True)):
         assert torch.equal(attention.q_proj.weight, attention.k_proj.weight) == begins
-    assert [attention.routers[0].gap for attention in (encoder, decoder)] == [0, 2]
-    assert [attention.routers[0].sinks for attention in (encoder, decoder)] == [0, 2]
+    assert [attention.routers[0].rule.gap for attention in (encoder, decoder)] == [0, 2]
+    assert [attention.routers[0].rule.sinks for attention in (encoder, decoder)] == [0, 2]
