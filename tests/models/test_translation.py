@@ -144,21 +144,6 @@ def test_damaged_tensors_are_refused(value, problem):
         model.load_state_dict(state)
 
 
-def test_a_checkpoint_of_old_fairseq_fits():
-    """Its q, k and v are one in_proj_weight."""
-    task = make_task()
-    dense = TransformerModel.build_model(options(), task)
-    state = dense.state_dict()
-    for name in list(state):
-        if name.endswith(("_attn.q_proj.weight", "_attn.q_proj.bias")):
-            parts = [state.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
-            state[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
-    model = make_model(task)
-    model.load_state_dict(state)
-    for name, tensor in dense.state_dict().items():
-        assert torch.equal(model.state_dict()[name], tensor), name
-
-
 @pytest.mark.parametrize("architecture", [TransformerModel, ClusterformerModel])
 def test_pruned_layers_keep_their_attention(architecture):
     task = make_task()
@@ -243,26 +228,6 @@ def test_losses_are_means_over_the_layers_of_both_sides():
     sides = [logged[f"{side}_cluster_effective"] for side in ("encoder", "decoder")]
     torch.testing.assert_close(sum(sides) / 2, logged["cluster_effective"])
     assert all(side > size for side in sides)  # more than one cluster of three
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.1])
-def test_activation_checkpointing_changes_no_number(rate):
-    results = []
-    for checkpoint in (False, True):
-        torch.manual_seed(1)
-        task = make_task()
-        model = make_model(
-            task, checkpoint_activations=checkpoint, dropout=rate, attention_dropout=rate
-        ).train()
-        sample = make_sample(task)
-        torch.manual_seed(2)
-        learners(model, make_criterion(task), sample)
-        results.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
-    assert "encoder.centroids" in results[0]
-    assert results[0].keys() == results[1].keys()
-    for name, gradient in results[0].items():
-        # to rounding: gradients of the encoder's output are added up in another order
-        torch.testing.assert_close(results[1][name], gradient, rtol=1e-4, atol=1e-7)
 
 
 def test_layer_drop_hands_centroids_past_the_dropped_layer():
