@@ -2,6 +2,10 @@
 
 Beyond its inputs and outputs it takes the keys' gradients in float32 for the rows and heads at
 work. Results do not depend on the number of threads.
+
+This folder has all C++ of the project, since it shares registers, scores and the build.
+``attention`` attends and ``step`` decodes; ``shares`` assigns tokens to clusters, for
+``clustering/``, and ``scouts`` computes what the loss of the kind ``taught`` needs.
 """
 
 import math
