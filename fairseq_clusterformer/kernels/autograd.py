@@ -40,10 +40,11 @@ def _widened(calls: Sequence[Call], wide: bool) -> Sequence[Call]:
 
 
 def _run(kernel: Kernel, calls: Sequence[Call]) -> Carry:
+    """The carry of all calls, its output in the precision of their q."""
     carry = None
     for call in calls:
         carry = kernel.forward(call, carry)
-    return carry
+    return carry._replace(out=carry.out.to(calls[0].q.dtype))
 
 
 def _run_backward(
@@ -139,7 +140,7 @@ def ranged_attention(*inputs):
     *flat, impl = inputs
     with autocast_off(flat[0]):
         carry = _run(kernel_of(impl, flat[0]), _calls(*flat))
-    return carry.out.to(flat[0].dtype), carry.lse
+    return carry.out, carry.lse
 
 
 @ranged_attention.register_fake
