@@ -67,9 +67,11 @@ setup(
         # bundles, folders and kernels, pages, pictures, documents
         "filelock>=4.3",
         "jinja2",
+        "markdown-it-py>=3",
         "matplotlib",
         "pypdf",
         "safetensors",
+        "selectolax>=0.4,<2",
         "tokenizers",
         # without it, each command of fairseq asks for it
         "tensorboardX",
@@ -87,9 +89,10 @@ setup(
     extras_require={
         "gpu": ["faiss-gpu", "triton"],
         # clustering: the self-organising map that neural clustering is compared with
-        # documents: the text of web pages without their menus
+        # documents: Word, Excel and RTF, and web pages without their menus
         # serve: the page to ask in; httpx: its test client
         # nbclient, ipykernel: a test runs the notebook
+        # webencodings: what the labels of encodings are compared with
         # setuptools, wheel: a test installs the package;
         # triton: its kernels are tested under its interpreter, which takes today's numpy from 3.9
         "dev": [
@@ -105,14 +108,18 @@ setup(
             "ruff>=0.17,<0.18",
             "setuptools>=77",
             "lxml_html_clean",
+            "mammoth",
+            "openpyxl",
+            "striprtf",
             "trafilatura",
             "transformers>=5.24,<5.25",
             "triton>=3.9",
             "uvicorn",
+            "webencodings",
             "wheel",
         ],
         "clustering": ["minisom"],
-        "documents": ["trafilatura", "lxml_html_clean"],
+        "documents": ["lxml_html_clean", "mammoth", "openpyxl", "striprtf", "trafilatura"],
         "serve": ["fastapi", "uvicorn"],
         "vectors": ["gensim>=4.3.3"],
         # its Trainer needs accelerate

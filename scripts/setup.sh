@@ -52,7 +52,7 @@ is_complete() {
   [[ -f $stamp && $(<"$stamp") == "$(fingerprint)" ]] && "$python" -I - <<'PY' 2>/dev/null
 import importlib.util, sys
 names = "torch fairseq fairseq_cli fairseq_clusterformer faiss sacrebleu sacremoses sentencepiece subword_nmt hydra"
-names += " nbclient ipykernel matplotlib jinja2 safetensors tokenizers filelock pypdf trafilatura pytest xdist ruff"
+names += " nbclient ipykernel matplotlib jinja2 safetensors tokenizers filelock pypdf selectolax markdown_it mammoth openpyxl trafilatura pytest xdist ruff"
 sys.exit(not all(importlib.util.find_spec(name) for name in names.split()))
 PY
 }

@@ -25,6 +25,7 @@ An answer is right if it is from the right file, and F1 with one of the gold ans
 """
 
 import json
+import math
 import random
 import sys
 import time
@@ -129,7 +130,8 @@ def ask(args: Namespace) -> None:
             rows = spread(record["questions"], args.limit)
             for row in rows:
                 begun = time.perf_counter()
-                found = reader.ask(row["question"], passages, KEPT, windows=args.windows)
+                how = {"windows": args.windows, "least": -math.inf}  # weak answers, too
+                found = reader.ask(row["question"], passages, KEPT, **how)
                 row["passage"] = args.passage
                 row["seconds"] = time.perf_counter() - begun
                 row["found"] = [
@@ -139,7 +141,7 @@ def ask(args: Namespace) -> None:
                         **each.features,
                         **scores(each.text, row["answers"]),
                     }
-                    for each in found.answers
+                    for each in found
                     if each.type == "short"
                 ]
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -38,10 +38,10 @@ def main(arguments: Sequence[str]) -> int:
     if not args.sentence.strip():
         raise bad_option("sentence", "empty", "a text")
     check_encoder(args.encoder)
-    from fairseq_clusterformer.documents.documents import read_sources
     from fairseq_clusterformer.documents.index import Encodings
-    from fairseq_clusterformer.documents.retrieval import Passages
+    from fairseq_clusterformer.documents.passages import Passages
     from fairseq_clusterformer.documents.sentences import SentenceEncoder
+    from fairseq_clusterformer.documents.sources import read_sources
     from fairseq_clusterformer.use.base import device_of
 
     sources = read_sources(args.document, args.encoding, report=parser.say)

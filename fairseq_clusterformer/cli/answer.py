@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         check_installed()
 
     from fairseq_clusterformer.checkpoints.bundle import is_bundle, located, no_file, shipped_for
-    from fairseq_clusterformer.documents.documents import read_sources
+    from fairseq_clusterformer.documents.sources import read_sources
 
     path = args.checkpoint or shipped_for("clusterformer_qa", "reader")
     if not is_bundle(there := located(path)) and not there.is_file():
@@ -178,13 +178,15 @@ def _show(question: str, ranking: "Ranking", page: Callable[[str], None] | None)
     from fairseq_clusterformer.documents.found import confidence
 
     if ranking.verdict:
-        _print(ranking.verdict, "The best guesses are:" if ranking.answers else "")
-    for place, found in enumerate(ranking.answers, 1):
+        _print(ranking.verdict, "The best guesses are:" if ranking else "")
+    for rank, found in enumerate(ranking, 1):
         before, text, behind = found.around()
-        _print(f"{place}. {found.text}\n   {confidence(found.probability)}: {found.file}", end="")
+        _print(f"{rank}. {found.text}\n   {confidence(found.probability)}: {found.file}", end="")
         if found.paragraph is not None:
-            first, last = found.characters
-            _print(f", paragraph {found.paragraph + 1}, characters [{first}, {last})", end="")
+            _print(f", {found.place}", end="")
+            if found.place.startswith("paragraph"):
+                first, last = found.characters
+                _print(f", characters [{first}, {last})", end="")
         _print(f"\n   {before}[{text}]{behind}" if before or behind else "")
         for sentence, probability in found.supporting:
             _print(f"   supported by ({probability:.3f}): {sentence}")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import regex
 import torch
@@ -15,20 +14,17 @@ from torch import Tensor
 from fairseq_clusterformer.errors import reading
 
 from ..answers import TYPES, Answer, Answers, text_mask
-from .parsing import SENTENCE_END
+from .passages import WORD
 from .sections import Section
+from .texts import ABBREVIATION, SENTENCE_END
 
-# Numbers with their points, and words with apostrophes except for an 's. In scripts that put no
-# blanks between words, no words can be found.
-WORD = regex.compile(
-    r"(?V1)\d+(?:[.,]\d+)+"
-    r"|[\w--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]+"
-    r"(?:['\u2019](?!s\b)\p{L}+)*"
-)
 _SIGN = regex.compile(r"(?:^|[\s(])(\p{Sc}?[-+\u2212\u00b1]?\p{Sc}?\.?)$")  # not a hyphen
 _NUMBER = regex.compile(r"\p{Sc}?\.?\d")
 _MARKS = regex.compile(r"[\p{P}|\s]*")  # what alone is no answer
+_SHORTENED = regex.compile(rf"(?<={ABBREVIATION})\.")
 _PAIRS = dict(zip('([{\u201c\u00ab\u201e"', ')]}\u201d\u00bb\u201c"', strict=True))
+GUESSES = 3  # at most, where no answer is found
+_AROUND = 160  # characters on either side of an answer
 
 
 @dataclass(eq=False)
@@ -54,18 +50,19 @@ class FoundAnswer:
 
     text: str  # whole words of the document, unchanged; or "yes", "no"
     type: str  # "short" for a span, "long" for a paragraph as a whole, "yes" or "no"
-    score: float  # the logarithm of its probability
+    #: of all answers and "no answer", or of this one and "no answer", or to be right; see `ranked`
+    probability: float
     margin: float  # by how much likelier than "no answer", in nats; if calibrated, than wrong
     file: str  # the name of the document
     paragraph: int | None  # its number in the document, from 0; None of yes and no
     characters: tuple[int, int] | None  # [start, end) of the paragraph; None of yes and no
     read: SectionRead = field(repr=False)  # the section that it is from
+    found: bool = False  # whether it is likely enough to be an answer; else it is a guess
 
     @property
-    def probability(self) -> float:
-        """Of all answers and "no answer", or of this one and "no answer", or to be right; see
-        :func:`ranked`."""
-        return math.exp(self.score)
+    def score(self) -> float:
+        """The logarithm of its probability."""
+        return math.log(max(self.probability, 1e-300))
 
     @property
     def features(self) -> dict[str, float]:
@@ -75,38 +72,43 @@ class FoundAnswer:
         return dict(zip(FEATURES, values, strict=True))
 
     @property
+    def place(self) -> str:
+        """Where a person finds it in its document: a page, a heading above it, or the number of
+        its paragraph from 1; "" of yes and no."""
+        return "" if self.paragraph is None else self.read.section.source.place(self.paragraph)
+
+    @property
     def context(self) -> str:
         """The sentence around the answer."""
         return "".join(self.around())
 
-    def around(self, most: int = 160) -> tuple[str, str, str]:
+    def around(self, most: int = _AROUND) -> tuple[str, str, str]:
         """What stands before the answer in its sentence, the answer, and what stands behind it; up
         to `most` characters on either side."""
-        before, text, behind = self._near(most)
-        ends = [match.end() for match in SENTENCE_END.finditer(before)]
-        before = before[ends[-1] :] if ends else before
-        if end := SENTENCE_END.search(text[-1:] + behind):  # the answer may end the sentence
-            behind = behind[: max(0, end.end() - 1)]
+        if self.characters is None:
+            return "", self.text, ""
+        text, (start, end) = self._paragraph, self.characters
+        first, last = sentence_around(text, start, end)
+        before = text[first:start]
         before = before if len(before) <= most else "\u2026" + before[-most:]
-        behind = behind if len(behind) <= most else behind[:most] + "\u2026"
-        return before, text, behind.rstrip()
+        behind = text[end:last].rstrip()
+        return before, self.text, behind if len(behind) <= most else behind[:most] + "\u2026"
 
     def passage(self, most: int) -> tuple[str, str, str]:
         """As :meth:`around`, of the whole paragraph, cut between words."""
-        before, text, behind = self._near(most)
+        if self.characters is None:
+            return "", self.text, ""
+        text, (start, end) = self._paragraph, self.characters
+        before, behind = text[:start], text[end:]
         if len(before) > most:
             before = "\u2026 " + before[-most:].partition(" ")[2]
         if len(behind) > most:
             behind = behind[:most].rpartition(" ")[0] + " \u2026"
-        return before, text, behind
+        return before, self.text, behind
 
-    def _near(self, most: int) -> tuple[str, str, str]:
-        """The answer, and up to one character more than `most` on either side."""
-        if self.characters is None:
-            return "", self.text, ""
-        text = self.read.section.source.paragraphs[self.paragraph]
-        start, end = self.characters
-        return text[max(0, start - most - 1) : start], text[start:end], text[end : end + most + 1]
+    @property
+    def _paragraph(self) -> str:
+        return self.read.section.source.paragraphs[self.paragraph]
 
     @property
     def supporting(self) -> list[tuple[str, float]]:
@@ -126,6 +128,14 @@ class FoundAnswer:
             and self.characters[0] < other.characters[1]
             and other.characters[0] < self.characters[1]
         )
+
+
+def sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
+    """Characters [first, last) of the sentence or sentences that hold [start, end)."""
+    near = max(0, start - 1000)  # no sentence is longer
+    ends = [match.end() for match in SENTENCE_END.finditer(text, near, start)]
+    behind = SENTENCE_END.search(text, max(start, end - 1))  # the answer may end the sentence
+    return ends[-1] if ends else near, behind.end() if behind else len(text)
 
 
 #: what ranks answers
@@ -165,40 +175,73 @@ class Weights:
         return Weights(*numbers, passage)
 
 
-class Ranking(NamedTuple):
-    """The answers of all documents."""
+class Ranking(list[FoundAnswer]):
+    """The answers of all documents, best first; where none is found, up to `GUESSES` guesses.
 
-    answers: list[FoundAnswer]  # best first
-    #: the probability that there is none in any of the documents; of a calibrated reader, that the
-    #: best one is wrong
-    no_answer: float
-    least: float = 0.0  # the margin that the best answer must have, in nats
-    by_margin: bool = False  # the probabilities are no shares of 1; see `ranked`
-    calibrated: bool = False  # they are shares of right answers
+    Attributes:
+        no_answer: the probability that there is none in any of the documents; of a calibrated
+            reader, that the best one is wrong.
+        least: the margin that the best answer must have, in nats.
+        by_margin: the probabilities are no shares of 1; see `ranked`.
+        calibrated: they are shares of right answers.
+        unknown_words: no word of the question is in the documents.
+    """
 
-    @property
-    def is_answered(self) -> bool:
-        """Whether some answer is likely enough; with a margin of 0, likelier than none."""
-        return self.no_answer < _sigmoid(-self.least) and bool(self.answers)
+    def __init__(
+        self,
+        answers: Sequence[FoundAnswer],
+        no_answer: float,
+        least: float = 0.0,
+        *,
+        by_margin: bool = False,
+        calibrated: bool = False,
+    ) -> None:
+        self.no_answer, self.least = no_answer, least
+        self.by_margin, self.calibrated = by_margin, calibrated
+        self.unknown_words = False
+        self.found = bool(answers) and no_answer < _sigmoid(-least)
+        kept = answers if self.found else _guesses(answers)
+        super().__init__(replace(x, found=self.found and x.margin > least) for x in kept)
 
     @property
     def verdict(self) -> str:
         """One sentence that says that there is no answer, and why; "" if there is one."""
-        if self.is_answered:
+        if self.found:
             return ""
-        if self.calibrated and self.answers:
+        if self.calibrated and self:
             right = f"{1 - self.no_answer:.0%} are right."
             return f"No answer found: of guesses as weak as these, {right}"
-        if self.no_answer >= 0.5 or not self.answers:
+        if self.no_answer >= 0.5 or not self:
             return f"Most likely, no answer here ({confidence(self.no_answer)})."
-        best = self.answers[0].margin
+        best = self[0].margin
         return f"No answer here: the best margin is {best:.2f}, and above {self.least:g} counts."
 
     @property
     def note(self) -> str:
-        """One sentence about probabilities that may all be near 1; "" if they are shares."""
-        several = self.by_margin and not self.calibrated and len(self.answers) > 1
-        return 'Each probability is against "no answer" alone.' if several else ""
+        """Sentences about the words of the question, and about probabilities that may all be near
+        1; "" if there is nothing to say."""
+        notes = ["No word of the question is in the documents."] if self.unknown_words else []
+        if self.by_margin and not self.calibrated and len(self) > 1:
+            notes.append('Each probability is against "no answer" alone.')
+        return " ".join(notes)
+
+
+def _guesses(answers: Sequence[FoundAnswer]) -> list[FoundAnswer]:
+    """A few that are a sentence or less, each sentence and each text once."""
+    kept: list[FoundAnswer] = []
+    seen: set[object] = set()
+    for each in sorted(answers, key=lambda each: each.type == "long"):
+        own = {each.text.casefold()}
+        if each.characters is not None:
+            text, (start, end) = each._paragraph, each.characters
+            first, last = sentence_around(text, start, start)
+            end = min(end, max(last, start + 1), start + 2 * _AROUND)
+            own = {(each.file, each.paragraph, first), text[start:end].strip().casefold()}
+            each = replace(each, text=text[start:end].rstrip(), characters=(start, end))
+        if own.isdisjoint(seen):
+            kept.append(each)
+        seen |= own
+    return kept[:GUESSES]
 
 
 def confidence(probability: float) -> str:
@@ -239,27 +282,36 @@ def ranked(
     """
     weights = weights or Weights()
     by_margin = all(read.answers.none is not None for read in reads)
-    found, likeliest, none = (_by_margin if by_margin else _by_share)(reads)
+    shares = torch.tensor([read.answers.evidence for read in reads], dtype=torch.float64)
+    shares = shares.clamp(min=-1e30).log_softmax(0).tolist()  # no text: no evidence
+    of_reads = [(math.exp(share), x.answers.types) for share, x in zip(shares, reads, strict=True)]
+    types = {name: sum(share * own[name] for share, own in of_reads) for name in TYPES}
+    likeliest, none = max(TYPES[:-1], key=types.get), types["none"]
+    found = []
+    for read, share in zip(reads, shares, strict=True):
+        for type_, answer in _candidates(read):
+            margin = share + answer.score - math.log(max(none, 1e-300))
+            probability = math.exp(share + answer.score)
+            if by_margin:
+                margin = read.answers.margin(type_, answer.score)
+                probability = _sigmoid(margin)
+            found.append(_found(probability, margin, answer, type_, read))
     found = [each for each in found if not _MARKS.fullmatch(each.text)]
-    found.sort(key=lambda each: (likeliest not in (None, each.type), -weights.of(each)))
+    found.sort(key=lambda each: (not by_margin and each.type != likeliest, -weights.of(each)))
     kept: list[FoundAnswer] = []
     for answer in found:
         if by_margin and kept and answer.type in ("yes", "no"):  # no guess beside a span
             continue
         if len(kept) < top and not any(map(answer.overlaps, kept)):
             kept.append(answer)
-    if weights.threshold is None:
-        if by_margin and kept:
-            none = _sigmoid(-kept[0].margin)
-        return Ranking(kept, none, least, by_margin)
-    least += math.log(weights.threshold / (1 - weights.threshold))
-    sums = [weights.of(each) for each in kept]
-    kept = [
-        replace(each, margin=margin, score=math.log(max(_sigmoid(margin), 1e-300)))
-        for each, margin in zip(kept, sums, strict=True)
-    ]
-    none = 1 - kept[0].probability if kept else 1.0
-    return Ranking(kept, none, least, by_margin, calibrated=True)
+    if weights.threshold is not None:
+        least += math.log(weights.threshold / (1 - weights.threshold))
+        sums = [(each, weights.of(each)) for each in kept]
+        kept = [replace(each, margin=x, probability=_sigmoid(x)) for each, x in sums]
+    if by_margin or weights.threshold is not None:
+        none = _sigmoid(-kept[0].margin) if kept else 1.0
+    calibrated = weights.threshold is not None
+    return Ranking(kept, none, least, by_margin=by_margin, calibrated=calibrated)
 
 
 def ranked_candidates(reads: Sequence[SectionRead], top: int) -> Ranking:
@@ -272,41 +324,13 @@ def ranked_candidates(reads: Sequence[SectionRead], top: int) -> Ranking:
             sums[answer.text] = sums.get(answer.text, 0.0) + answer.score / len(reads)
             shown = (answer.paragraph is not None, answer.score, answer, read)
             best[answer.text] = max(best.get(answer.text, shown), shown, key=lambda each: each[:2])
-    scores = torch.tensor([*sums.values()], dtype=torch.float64).log_softmax(0).tolist()
+    shares = torch.tensor([*sums.values()], dtype=torch.float64).softmax(0).tolist()
     found = []
-    for (text, (has_place, *_, answer, read)), score in zip(best.items(), scores, strict=True):
+    for (text, (has_place, *_, answer, read)), share in zip(best.items(), shares, strict=True):
         number = read.section.pieces[answer.paragraph].number if has_place else None
         place = read.section.source.name, number, answer.characters
-        found.append(FoundAnswer(text, "short", score, math.inf, *place, read))
-    return Ranking(sorted(found, key=lambda each: -each.score)[:top], 0.0)
-
-
-def _by_margin(reads: Sequence[SectionRead]) -> tuple[list[FoundAnswer], None, float]:
-    """Answers, no type that comes first, and the probability of none if there is no answer."""
-    found = []
-    for read in reads:
-        for type_, answer in _candidates(read):
-            margin = read.answers.margin(type_, answer.score)
-            score = math.log(max(_sigmoid(margin), 1e-300))
-            found.append(_found(score, margin, answer, type_, read))
-    return found, None, 1.0
-
-
-def _by_share(reads: Sequence[SectionRead]) -> tuple[list[FoundAnswer], str, float]:
-    """Answers, the type that comes first, and the probability of none."""
-    shares = torch.tensor([read.answers.evidence for read in reads], dtype=torch.float64)
-    shares = shares.clamp(min=-1e30).log_softmax(0).tolist()  # no text: no evidence
-    types = dict.fromkeys(TYPES, 0.0)
-    for read, share in zip(reads, shares, strict=True):
-        for name, probability in read.answers.types.items():
-            types[name] += math.exp(share) * probability
-    log_none = math.log(max(types["none"], 1e-300))
-    found = []
-    for read, share in zip(reads, shares, strict=True):
-        for type_, answer in _candidates(read):
-            score = share + answer.score
-            found.append(_found(score, score - log_none, answer, type_, read))
-    return found, max(TYPES[:-1], key=types.get), types["none"]
+        found.append(FoundAnswer(text, "short", share, math.inf, *place, read))
+    return Ranking(sorted(found, key=lambda each: -each.probability)[:top], 0.0)
 
 
 def _candidates(read: SectionRead) -> Iterator[tuple[str, Answer]]:
@@ -320,16 +344,16 @@ def _candidates(read: SectionRead) -> Iterator[tuple[str, Answer]]:
 
 
 def _found(
-    score: float, margin: float, answer: Answer, type_: str, read: SectionRead
+    probability: float, margin: float, answer: Answer, type_: str, read: SectionRead
 ) -> FoundAnswer:
     """An answer among all, in whole words."""
-    file = read.section.source.name
+    how, file = (type_, probability, margin), read.section.source.name
     if answer.paragraph is None:
-        return FoundAnswer(answer.text, type_, score, margin, file, None, None, read)
+        return FoundAnswer(answer.text, *how, file, None, None, read)
     number = read.section.pieces[answer.paragraph].number
     text = read.section.source.paragraphs[number]
     place = whole_words(text, *answer.characters) if type_ == "short" else answer.characters
-    return FoundAnswer(text[slice(*place)], type_, score, margin, file, number, place, read)
+    return FoundAnswer(text[slice(*place)], *how, file, number, place, read)
 
 
 def _sigmoid(x: float) -> float:
@@ -338,8 +362,8 @@ def _sigmoid(x: float) -> float:
 
 def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
     """Characters [start, end) and the rest of the words that they begin or end within, with the
-    sign and currency of a number, and without a bracket or a quotation mark that has no partner
-    in them.
+    sign and currency of a number, the point of an abbreviation, and without a bracket or a
+    quotation mark that has no partner in them.
 
     This is for people: a corpus is scored by the tokens that the model chose.
     """
@@ -348,6 +372,8 @@ def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
             start = match.start()
         if match.start() < end < match.end():
             end = match.end()
+    if _SHORTENED.match(text, end) and text[start:end].strip():
+        end += 1
     if _NUMBER.match(text, start) and (sign := _SIGN.search(text[max(0, start - 5) : start])):
         start -= len(sign[1])
     for mark, partner in [*_PAIRS.items()] * 2:  # one may lie in another

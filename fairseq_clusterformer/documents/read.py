@@ -28,12 +28,13 @@ from ..answers import Logits, ranked_answers, ranking_options, text_mask
 from ..checkpoints.bundle import CALIBRATION
 from ..checkpoints.load import Loaded
 from ..use.base import Pretrained
-from .documents import Source, read_sources, state_of, text_source
-from .found import FoundAnswer, Ranking, SectionRead, Weights, ranked, ranked_candidates
+from .found import Ranking, SectionRead, Weights, ranked, ranked_candidates
 from .index import Encodings, claim
-from .retrieval import Passages
+from .passages import Passages
 from .sections import Section, Splitter, together
 from .sentences import SentenceEncoder
+from .sources import Source, read_sources, state_of, text_source
+from .texts import clean
 
 logger = logging.getLogger(__name__)
 
@@ -161,11 +162,11 @@ class Reader(Pretrained):
         *,
         top: int = 3,
         candidates: Sequence[str] = (),
-    ) -> list[FoundAnswer]:
-        """Answer a question from documents. Returns the best answers first. Their probabilities
-        may all be small: then most likely there is no answer. Raises UserError: for a question
-        that cannot be asked, or a file that cannot be read; candidates, and a reader that does not
-        take them.
+    ) -> Ranking:
+        """Answer a question from documents. Returns a list of answers, the best first. Its
+        ``found`` says whether there is an answer; if not, it holds a few guesses. Raises
+        UserError: for a question that cannot be asked, or a file that cannot be read; candidates,
+        and a reader that does not take them.
 
         Args:
             documents: one or several; a string is a text itself, a `Path` is a file or a folder;
@@ -173,7 +174,7 @@ class Reader(Pretrained):
             top: answers to return.
             candidates: of which one is the answer; none: any piece of the documents may be.
         """
-        return self.ask(question, self.index(documents), top, candidates=candidates).answers
+        return self.ask(question, self.index(documents), top, candidates=candidates)
 
     def ask(
         self,
@@ -207,7 +208,9 @@ class Reader(Pretrained):
         reads = self._read_all(tokens, sections, top)
         for read, (_, words, likeness) in zip(reads, chosen, strict=True):
             read.words, read.likeness = words, likeness
-        return ranked(reads, top, least, self.weights)
+        ranking = ranked(reads, top, least, self.weights)
+        ranking.unknown_words = not any(words for _, words, _ in chosen) and bool(chosen)
+        return ranking
 
     def passages(self, sections: Sequence[Section]) -> Passages:
         """Sections to ask, those of one document together and in their order; encoded unless they
@@ -227,7 +230,7 @@ class Reader(Pretrained):
 
     def question(self, text: str) -> Tensor:
         """Tokens, int64 [Q]. Raises UserError: if there is nothing to ask, or too much."""
-        text = text.strip()
+        text = clean(text)
         shown = text if len(text) <= 60 else f"{text[:60]}..."
         if not text:
             raise bad_option("--question", "empty", "a question")

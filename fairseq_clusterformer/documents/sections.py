@@ -20,18 +20,16 @@ from fairseq_clusterformer.corpora.question_answering.records import Paragraph, 
 from fairseq_clusterformer.data.subwords import Subwords, Tokens
 
 from ..answers import Document
-from .documents import Source
+from .sources import Source
 
-STRETCH = 100_000  # characters of a paragraph that become tokens together
-_KEPT = 32  # sections, and stretches, whose tokens stay in memory
+_KEPT = 32  # sections, and paragraphs, whose tokens stay in memory
 
 
 class Piece(NamedTuple):
     """A paragraph of a section, or as much of a long one as fits."""
 
     number: int  # of the paragraph, from 0
-    stretch: tuple[int, int]  # its characters [start, end) that become tokens together
-    first: int  # tokens [first, last) of the stretch
+    first: int  # tokens [first, last) of its paragraph
     last: int
     start: int  # characters [start, end) of the paragraph that these tokens show
     end: int
@@ -150,26 +148,20 @@ class Splitter:
         step = room - room // 4 if self._overlap else room
         spoken = [n for n in range(len(source.paragraphs)) if n not in source.silent]
         for number in spoken or range(len(source.paragraphs)):
-            text = source.paragraphs[number]
-            for stretch in _stretches(text):
-                tokens = self._tokens(text[slice(*stretch)])
-                length = len(tokens)
-                for first in range(0, max(1, length - (room - step)), step):
-                    last = min(first + room, length)
-                    begin, end = (
-                        (0, 0) if first == last else (tokens.starts[first], tokens.ends[last - 1])
-                    )
-                    place = stretch[0] + int(begin), stretch[0] + int(end)
-                    yield Piece(number, stretch, first, last, *place), head + last - first
+            tokens = self._tokens(source.paragraphs[number])
+            length = len(tokens)
+            for first in range(0, max(1, length - (room - step)), step):
+                last = min(first + room, length)
+                shown = (tokens.starts[first], tokens.ends[last - 1]) if last > first else (0, 0)
+                yield Piece(number, first, last, *map(int, shown)), head + last - first
 
     def _encode(self, section: Section) -> tuple[Tensor, Document]:
         title = self._title(section.source)
         texts = [section.source.paragraphs[piece.number] for piece in section.pieces]
         ids, characters = [], []
         for text, piece in zip(texts, section.pieces, strict=True):
-            start, end = piece.stretch
-            tokens, own = self._tokens(text[start:end]), slice(piece.first, piece.last)
-            tokens = Tokens(tokens.ids[own], tokens.starts[own] + start, tokens.ends[own] + start)
+            tokens, own = self._tokens(text), slice(piece.first, piece.last)
+            tokens = Tokens(tokens.ids[own], tokens.starts[own], tokens.ends[own])
             for found, part in zip((ids, characters), led_by_start(tokens, title), strict=True):
                 found.append(part)
         starts = np.cumsum([0, *map(len, ids[:-1])])
@@ -198,17 +190,6 @@ def together(
     for batch in batches:
         found |= zip(batch, read([items[place] for place in batch]), strict=True)
     return [found[place] for place in range(len(items))]
-
-
-def _stretches(text: str) -> Iterator[tuple[int, int]]:
-    """A text's characters in stretches [start, end) that end with a sentence, or else a word."""
-    start = 0
-    while len(text) - start > STRETCH:
-        ends = [text.rfind(mark, start, start + STRETCH) + len(mark) for mark in (". ", " ", "")]
-        end = next(end for end in ends if end > start + 1)  # -1 + 2: there is no such mark
-        yield start, end
-        start = end
-    yield start, len(text)
 
 
 def _sentences(texts: Sequence[str], starts: np.ndarray, characters: Sequence) -> Tensor:

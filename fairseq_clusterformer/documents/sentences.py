@@ -20,8 +20,8 @@ from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMa
 from fairseq_clusterformer.models.encoder_only import masked_mean
 from fairseq_clusterformer.models.pretrained import load_folder, sizes_of
 
-from .documents import Source
 from .sections import Section, Splitter, together
+from .sources import Source
 
 LONGEST = 254  # tokens of a part, as all-MiniLM-L6-v2 was trained
 _IN_A_BATCH = 4096  # tokens

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from fairseq_clusterformer.errors import bad_option
 
-from ..documents.documents import Source, uploaded_source
 from ..documents.found import FoundAnswer, Ranking, confidence
+from ..documents.passages import Passages
 from ..documents.read import Reader
-from ..documents.retrieval import Passages
 from ..documents.sections import Section
+from ..documents.sources import Source, uploaded_source
 
 AROUND = 250  # characters of a passage on either side of an answer
 MOST_CHARACTERS = 50_000_000  # of all documents
@@ -93,7 +93,7 @@ class Desk:
         return {
             "verdict": ranking.verdict,
             "note": ranking.note,
-            "answers": [_shown(found, ranking) for found in ranking.answers],
+            "answers": [_shown(found, ranking) for found in ranking],
             "read": min(len(passages), self.windows or len(passages)),
             "of": len(passages),
         }
@@ -109,7 +109,7 @@ def _shown(found: FoundAnswer, ranking: Ranking) -> dict[str, Any]:
         "file": found.file,
         "confidence": confidence(found.probability),
         "paragraph": None if found.paragraph is None else found.paragraph + 1,
-        "counts": ranking.is_answered and found.margin > ranking.least,
+        "counts": ranking.found and found.margin > ranking.least,
         "before": before,
         "behind": behind,
     }

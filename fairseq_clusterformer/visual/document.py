@@ -12,8 +12,8 @@ import regex
 from matplotlib.figure import Figure
 
 from fairseq_clusterformer.checkpoints.load import Loaded
-from fairseq_clusterformer.documents.documents import read_source
 from fairseq_clusterformer.documents.read import Reader, Section
+from fairseq_clusterformer.documents.sources import read_source
 from fairseq_clusterformer.errors import bad_option
 
 from .figure import INK, MARGIN, ROW, SOFT, WIDTH, Drawing

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import jinja2
 
-from ..documents.found import WORD, FoundAnswer, Ranking, SectionRead, confidence
+from ..documents.found import FoundAnswer, Ranking, SectionRead, confidence
+from ..documents.passages import WORD
 from .words import ClusteredText, DrawnLayer, css, visible
 
 MOST_ROWS = 24  # clusters in a table; the largest, if there are more
@@ -76,13 +77,11 @@ def answer_page(question: str, ranking: Ranking) -> str:
     """The answers to a question in their documents, and what shares a cluster with one token. It
     opens with the best answer and the cluster of its head word, and shows the sections that the
     answers are from."""
-    reads = list(dict.fromkeys(each.read for each in ranking.answers))
+    reads = list(dict.fromkeys(each.read for each in ranking))
     layers = list(dict.fromkeys(name for read in reads for _, name in read.clusters))
-    spans = [_tokens_of(each) for each in ranking.answers]
+    spans = [_tokens_of(each) for each in ranking]
     marked = {
-        (each.read, token)
-        for each, span in zip(ranking.answers, spans, strict=True)
-        for token in span
+        (each.read, token) for each, span in zip(ranking, spans, strict=True) for token in span
     }
     return _ENVIRONMENT.get_template("answer_page.html").render(
         title=question,
@@ -94,7 +93,7 @@ def answer_page(question: str, ranking: Ranking) -> str:
         data={
             "answers": [
                 [reads.index(each.read), _head_token(each, span)] if span else None
-                for each, span in zip(ranking.answers, spans, strict=True)
+                for each, span in zip(ranking, spans, strict=True)
             ],
             "sections": [[of.tolist() for of in read.clusters.values()] for read in reads],
         },

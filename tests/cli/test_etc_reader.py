@@ -10,8 +10,8 @@ import pytest
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.data.qa import QAData
-from fairseq_clusterformer.documents.documents import text_source
 from fairseq_clusterformer.documents.read import Reader
+from fairseq_clusterformer.documents.sources import text_source
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.metrics import hotpotqa
 from question_answering import prepare
@@ -178,7 +178,7 @@ def test_wikihop_from_its_file_to_an_accuracy(tmp_path, capsys):
     for most in range(2, 9):  # passages may end within a mention
         text = text_source(f"It is {item['answer']} here.", "a")
         index = reader.passages(list(reader.sections(text, most)))
-        for place in reader.ask("seat", index, 3, candidates=item["candidates"]).answers:
+        for place in reader.ask("seat", index, 3, candidates=item["candidates"]):
             assert place.paragraph is None or place.around()[1] == place.text
     (tmp_path / "a.txt").write_text(f"It is old.\n\nIt is {item['answer'].upper()} here.")
     words = ["answer", "--checkpoint", checkpoint, "--data", folder, "--cpu", "--question", "seat"]

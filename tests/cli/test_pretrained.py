@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fairseq_clusterformer
-from fairseq_clusterformer.documents.documents import text_source
+from fairseq_clusterformer.documents.sources import text_source
 from fairseq_clusterformer.models.pretrained import load_pretrained
 from tests.cli.in_process import train
 from tests.documents.commands import run

@@ -19,7 +19,7 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from fairseq_clusterformer import serve as serving
-from fairseq_clusterformer.documents.documents import Source, text_source
+from fairseq_clusterformer.documents.sources import Source, text_source
 from fairseq_clusterformer.serve import Desk
 from fairseq_clusterformer.serve import desk as desks
 from fairseq_clusterformer.serve.app import PAGE, build_app, is_loopback

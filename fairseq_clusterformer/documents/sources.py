@@ -1,0 +1,233 @@
+"""Documents that people have, as paragraphs of text: files of many forms, and folders of them.
+
+Within a paragraph, blanks and line ends are single blanks, and letters of no width are gone.
+"""
+
+import importlib.util
+import io
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fairseq_clusterformer.errors import UserError, bad_option
+
+from .forms import ENDINGS, Unreadable, form_of
+from .parsing import parse_elsewhere
+from .pdf import DATE
+from .texts import of_plain, paragraphs
+
+KINDS = (
+    "a file of text, Markdown (.md), HTML (.html), PDF, Word (.docx), Excel (.xlsx), EPUB, RTF, "
+    "e-mail (.eml, .mhtml) or notebook (.ipynb)"
+)
+ALLOWED = f"{KINDS}, or a folder of them"
+_DATED = re.compile(  # with each date as <date>: dates or a page number, and no more
+    r"(?i)(?=.*<date>)(?:(?:last|posted|published|updated|modified|on|at|[^\W\d_]+day)\b|<date>|[\W\d_])*+"
+    r"|page\s\d+(?:\s(?:of|/)\s\d+)?"
+)
+_HEAD = 4096  # bytes that say what a file is
+_NAMED = 5  # files in a line about those that are skipped
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The text of a document."""
+
+    name: str  # the file as it was given, or what the caller calls a text
+    title: str  # of a page, a book or a PDF; else the file's name without its ending
+    paragraphs: tuple[str, ...]  # none of them is empty
+    #: the numbers of those that answer nothing: dates without a heading, page numbers, and what
+    #: half of the files in a folder have, such as menus
+    silent: frozenset[int] = frozenset()
+    #: where each paragraph stands: a heading above it, or "page 3"; empty: nobody knows
+    places: tuple[str, ...] = ()
+
+    def place(self, number: int) -> str:
+        """Where a person finds a paragraph."""
+        place = self.places[number] if self.places else ""
+        if place and not place.startswith("page "):
+            place = f"below \u201c{place}\u201d"
+        return place or f"paragraph {number + 1}"
+
+
+def text_source(text: str, name: str) -> Source:
+    """A text that is no file; blank lines divide its paragraphs. Raises UserError: if there is no
+    text in it."""
+    found = paragraphs((each, "") for each in of_plain(text))
+    if not found:
+        raise bad_option("documents", name, "text", "is empty")
+    return Source(name, "", tuple(text for text, _ in found))
+
+
+def read_source(path: Path, encoding: str | None = None, *, main_text: bool = False) -> Source:
+    """Read a file of any form; see `forms`. Raises UserError: naming the file and what is wrong
+    with it.
+
+    Args:
+        encoding: of text and HTML; None: what a byte order mark or the HTML page itself says,
+            else UTF-8.
+        main_text: of HTML, keep the main text alone, without menus. This needs trafilatura.
+    """
+    try:
+        return _read(path, encoding, main_text)
+    except Unreadable as error:
+        raise bad_option("--document", path, ALLOWED, str(error)) from None
+
+
+def uploaded_source(
+    data: bytes, name: str, encoding: str | None = None, *, main_text: bool = False
+) -> Source:
+    """A file whose content came by itself; otherwise as :func:`read_source`."""
+    try:
+        return _silenced([_of_bytes(data, Path(name), encoding, main_text)])[0]
+    except Unreadable as error:
+        raise bad_option("document", name, KINDS, str(error)) from None
+
+
+def read_sources(
+    paths: Sequence[Path],
+    encoding: str | None = None,
+    *,
+    main_text: bool = False,
+    report: Callable[[str], None],
+) -> list[Source]:
+    """Read files, and the files of folders and all folders below; each file once. Raises
+    UserError: a named file that cannot be read, or a folder without a document.
+
+    In a folder, hidden files and files of unknown forms are skipped, and so is what cannot be
+    read. A file that is named itself must be readable.
+
+    Args:
+        encoding, main_text: as of :func:`read_source`.
+        report: takes one line for each folder, and one for each reason to skip some of its files.
+    """
+    sources: dict[Path, Source] = {}
+    for path in paths:
+        if not path.is_dir():
+            source = read_source(path, encoding, main_text=main_text)
+            sources.setdefault(path.resolve(), source)
+            continue
+        files, others, unread = _files(path)
+        for file in files:
+            try:
+                sources.setdefault(file.resolve(), _read(file, encoding, main_text))
+            except Unreadable as error:
+                unread.setdefault(str(error), []).append(file)
+        for reason, own in unread.items():
+            more = f" and {len(own) - _NAMED:,} more" if len(own) > _NAMED else ""
+            report(f"skipped {', '.join(map(str, own[:_NAMED]))}{more}: {reason}")
+        bad = sum(map(len, unread.values()))
+        good = sum(file.resolve() in sources for file in files)
+        what = f"{good} read, {bad} unreadable, {others} skipped (hidden or of other kinds)"
+        if not good:
+            raise bad_option("--document", path, ALLOWED, f"no document in this folder: {what}")
+        report(f"{path}: {what}")
+    return _silenced(list(sources.values()))
+
+
+def _silenced(sources: list[Source]) -> list[Source]:
+    """Sources that know what of them answers nothing."""
+    files = Counter(text for source in sources for text in {*source.paragraphs})
+    many = max(3, len(sources) / 2)
+
+    def silent(texts: tuple[str, ...]) -> Iterator[int]:
+        shared = [files[text] >= many for text in texts]
+        size = sum(len(text) for text, is_shared in zip(texts, shared, strict=True) if is_shared)
+        is_copy = size > 0.75 * sum(map(len, texts))  # or another version of a document
+        for i, text in enumerate(texts):
+            if (shared[i] and not is_copy) or (_is_dated(text) and not _is_heading(texts, i - 1)):
+                yield i
+
+    return [replace(source, silent=frozenset(silent(source.paragraphs))) for source in sources]
+
+
+def _is_dated(text: str) -> bool:
+    """Whether a text says when it was written, or on which page it is, and no more."""
+    is_row = len(text) > 200 or "|" in text
+    return not is_row and bool(_DATED.fullmatch(DATE.sub("<date>", text)))
+
+
+def _is_heading(texts: Sequence[str], place: int) -> bool:
+    """Whether a paragraph is a heading within a document, by its looks."""
+    if place < 1 or len(text := texts[place]) > 60 or _is_dated(text):
+        return False
+    return text[-1].isalnum() or text[-1] == ":"
+
+
+def state_of(path: Path) -> list[tuple[str, int, int]]:
+    """What changes when a file, or one that is read of a folder, changes: names, times, sizes."""
+    files = _files(path)[0] if path.is_dir() else [path] if path.exists() else []
+    found = ((file, file.stat()) for file in files)
+    return [(str(file), state.st_mtime_ns, state.st_size) for file, state in found]
+
+
+def _files(folder: Path) -> tuple[list[Path], int, dict[str, list[Path]]]:
+    """The documents below a folder in order, how many other files there are, and those that are
+    no files or of a form that nothing reads, by the reason."""
+    found, others, closed = [], 0, {}
+    for place, folders, names in os.walk(folder):
+        links = [name for name in folders if Path(place, name).is_symlink()]
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted([*names, *links]):
+            file, form = Path(place, name), None
+            if name.startswith("."):
+                others += 1
+                continue
+            try:
+                _check_file(file)
+                with file.open("rb") as opened:
+                    form = form_of(name, opened.read(_HEAD))
+            except Unreadable as error:
+                closed.setdefault(str(error), []).append(file)
+                continue
+            except OSError:  # reading says why
+                form = "text" if file.suffix.lower() in ENDINGS else None
+            found += [file] if form else []
+            others += not form
+    return found, others, closed
+
+
+def _check_file(path: Path) -> None:
+    """Raises Unreadable: what is no file, such as a pipe or a device, which never end."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise Unreadable(error.strerror) from None
+    if stat.S_ISDIR(mode):
+        raise Unreadable("is a link to a folder" if path.is_symlink() else "is a folder")
+    if not stat.S_ISREG(mode):
+        raise Unreadable("is a pipe, a device or a socket, and no file")
+
+
+def _read(path: Path, encoding: str | None, main_text: bool) -> Source:
+    _check_file(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise Unreadable(error.strerror) from None
+    return _of_bytes(data, path, encoding, main_text)
+
+
+def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) -> Source:
+    if main_text and importlib.util.find_spec("trafilatura") is None:
+        allowed = 'pip install "fairseq_clusterformer[documents]", or no --main-text'
+        problem = "--main-text needs trafilatura, which is not installed"
+        raise UserError(f"{problem}; allowed: {allowed}")
+    try:
+        io.TextIOWrapper(io.BytesIO(), encoding=encoding or "utf-8")
+    except (LookupError, ValueError):  # unknown, or no name at all
+        shown = encoding if encoding.isprintable() else ascii(encoding)
+        raise bad_option("--encoding", shown, "utf-8, latin-1, cp1252 ...") from None
+    name = _printable(str(path))
+    title, found = parse_elsewhere(_printable(path.name), data, encoding, main_text)
+    texts, places = zip(*found, strict=True)
+    return Source(name, " ".join(title.split()) or _printable(path.stem), texts, places=places)
+
+
+def _printable(name: str) -> str:
+    """The name of a file, where bytes that are no UTF-8 are spelt out."""
+    return name.encode(errors="backslashreplace").decode()

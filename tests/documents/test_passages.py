@@ -1,0 +1,180 @@
+"""Which passages are read: by words and by sentence vectors, which those of transformers are."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_clusterformer.documents import passages as ranking
+from fairseq_clusterformer.documents.passages import FOLDER, Passages, stems
+from fairseq_clusterformer.documents.sentences import SentenceEncoder
+from fairseq_clusterformer.errors import UserError
+from tests.documents.sections import sections_of
+from tests.models.bert import folder_of
+
+transformers = pytest.importorskip("transformers")
+
+
+def test_both_ranks_count(caplog):
+    """The first by one of them is read, though the other puts it last; of a section with several
+    parts, the most similar one counts."""
+    parts = sections_of("Otto rules Ulm.", "All is well.", "A monarch is there.", "Ulm, Ulm, Ulm.")
+    vectors = [torch.eye(3)[rows].half() for rows in ([0], [0], [0, 1], [0])]
+    passages = Passages(parts, vectors, lambda _: torch.tensor([0.1, 0.9, 0.0]))
+    _, words, likeness = zip(*passages.likeliest("Who rules Ulm?", 9), strict=True)
+    assert max(words) == words[0] > words[3] > words[1] == 0
+    assert likeness == pytest.approx([0.1, 0.1, 0.9, 0.1], abs=1e-3)
+    assert [place for place, *_ in passages.likeliest("Who rules Ulm?", 2)] == [0, 2]
+    assert [place for place, *_ in Passages(parts).likeliest("Who rules Ulm?", 2)] == [0, 3]
+    # in their order, not by relevance
+    places, words, _ = zip(*Passages(parts).likeliest("Ulm?", 2), strict=True)
+    assert places == (0, 3)
+    assert words[0] < words[1]
+    assert not caplog.records  # the library is quiet
+
+
+def by_hand(texts: list[str], question: str) -> list[float]:
+    """Robertson and Zaragoza 2009, with the inverse document frequency that is never below 0."""
+    words = [[*stems(text)] for text in texts]
+    mean, found = sum(map(len, words)) / len(words), [0.0] * len(words)
+    for stem in stems(question):
+        holders = sum(stem in own for own in words)
+        rarity = math.log(1 + (len(words) - holders + 0.5) / (holders + 0.5))
+        for place, own in enumerate(words):
+            count = own.count(stem)
+            found[place] += rarity * count / (count + 1.2 * (0.25 + 0.75 * len(own) / mean))
+    return found
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many sections each index of words is made of that is made from now on."""
+    make, made = Passages._made, []
+    monkeypatch.setattr(
+        Passages, "_made", lambda self, content: made.append(len(self)) or make(self, content)
+    )
+    return made
+
+
+class TestWords:
+    TEXTS = ("Otto rules Ulm. Otto is old.", "All is well in Ulm.", "Ulm, Ulm: rulers rule.", "")
+    ASKED = "Who is ruling Ulm, Ulm or Bree?"
+
+    def test_scores_are_those_of_bm25(self):
+        found = Passages(sections_of(*self.TEXTS)).by_words(self.ASKED)
+        assert found == pytest.approx(by_hand([*self.TEXTS], self.ASKED), rel=1e-5)
+        assert min(found[:3]) > found[3] == 0
+        assert not Passages(sections_of("...", "\u4eac\u90fd")).by_words(self.ASKED).any()
+        assert len(Passages([]).by_words(self.ASKED)) == 0
+
+    def test_letters_are_words_where_no_blanks_part_them(self):
+        parts = sections_of("\u6771\u4eac\u306f", "\u5927\u962a\u3067", "\u4eac\u90fd\u306b")
+        (first, *_) = Passages(parts).likeliest("\u5927\u962a?", 1)
+        assert first[0] == 1
+
+    def test_a_question_without_a_known_word_keeps_the_bound(self):
+        parts = sections_of(*["All is well."] * 40)
+        assert [place for place, *_ in Passages(parts).likeliest("Quid?", 10)] == [*range(10)]
+        long = Passages(sections_of("Order 10048712 is here.", "Order 10048713 is there.", "No."))
+        assert [place for place, *_ in long.likeliest("Where is order 10048713?", 1)] == [1]
+
+    @pytest.mark.parametrize("texts", [TEXTS, ("...", ""), ()])
+    def test_what_is_kept_is_what_was_made(self, texts, tmp_path, monkeypatch):
+        made, sections = counted(monkeypatch), sections_of(*texts)
+        expected = Passages(sections).by_words(self.ASKED)
+        for _ in range(3):
+            found = Passages(sections, folder=tmp_path).by_words(self.ASKED)
+            np.testing.assert_array_equal(found, expected)
+        assert made == [len(texts)] * 2 if texts else not made
+
+    @pytest.mark.parametrize("change", ["a text", "order", "parts", "weighing"])
+    def test_what_changed_is_made_anew(self, change, tmp_path, monkeypatch):
+        Passages(sections_of(*self.TEXTS), folder=tmp_path).index_words()
+        changed = {
+            "a text": ["Ada rules Ulm. Otto is old.", *self.TEXTS[1:]],
+            "order": self.TEXTS[::-1],
+            "parts": ["Otto rules Ulm. Otto is old", ".All is well in Ulm.", *self.TEXTS[2:]],
+        }.get(change, self.TEXTS)
+        if change == "weighing":
+            monkeypatch.setattr(ranking, "_WEIGHING", {"k1": 2.0, "b": 0.5})
+        made, sections = counted(monkeypatch), sections_of(*changed)
+        for _ in range(2):
+            found = Passages(sections, folder=tmp_path).by_words(self.ASKED)
+        assert made == [len(changed)]
+        np.testing.assert_array_equal(found, Passages(sections).by_words(self.ASKED))
+
+    @pytest.mark.parametrize("damage", ["cut", "empty", "edited", "gone", "no record"])
+    def test_what_is_damaged_is_made_anew(self, damage, tmp_path, monkeypatch, caplog):
+        sections, file = sections_of(*self.TEXTS), tmp_path / FOLDER / "data.csc.index.npy"
+        expected = Passages(sections, folder=tmp_path).by_words(self.ASKED)
+        content = file.read_bytes()
+        if damage == "gone":
+            file.unlink()
+        elif damage == "no record":
+            (tmp_path / FOLDER / "about").write_text("[]")
+        else:
+            damaged = {"cut": content[:-5], "empty": b"", "edited": content[:-1] + b"x"}
+            file.write_bytes(damaged[damage])
+        made = counted(monkeypatch)
+        for _ in range(2):
+            found = Passages(sections, folder=tmp_path).by_words(self.ASKED)
+            np.testing.assert_array_equal(found, expected)
+        assert made == [len(self.TEXTS)]
+        assert f"{tmp_path / FOLDER} is damaged" in caplog.text
+
+    def test_where_nobody_may_write(self, tmp_path, caplog):
+        """The answer does without."""
+        (tmp_path / FOLDER).touch()
+        found = Passages(sections_of(*self.TEXTS), folder=tmp_path).by_words(self.ASKED)
+        np.testing.assert_array_equal(
+            found, Passages(sections_of(*self.TEXTS)).by_words(self.ASKED)
+        )
+        assert f"{tmp_path / FOLDER} cannot be written" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of("bert", tmp_path_factory.mktemp("encoder") / "bert")
+
+
+def test_vectors_are_means_of_states(folder):
+    """Alone as with others, of which some are longer; a long text has several."""
+    encoder = SentenceEncoder(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    texts = ["the cat sat", "a", "the cat sat on the mat " * 12]
+    with torch.no_grad():
+        ids = torch.tensor([[2, *tokenizer(texts[0], add_special_tokens=False).input_ids, 3]])
+        ids[0, 0], ids[0, -1] = tokenizer.convert_tokens_to_ids(["[CLS]", "[SEP]"])
+        expected = model(ids).last_hidden_state[0].mean(0)
+    found = encoder.of_sections(sections_of(*texts))
+    torch.testing.assert_close(found[0][0], expected / expected.norm(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(encoder.of_question(texts[0]), found[0][0], atol=1e-5, rtol=1e-5)
+    assert [len(vectors) for vectors in found[:2]] == [1, 1]
+    assert len(found[2]) > 1
+    for vectors in found:
+        torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "t5"}, "its model_type is t5; allowed: bert"),
+        ({"num_hidden_layers": 3}, "it has no .*encoder.layer.2"),
+        ({"type_vocab_size": 3}, "its type_vocab_size is 3; allowed: 1 or 2"),
+    ],
+)
+def test_folders_of_another_form(changes, message, folder, tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    config = json.loads((copy / "config.json").read_text()) | changes
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=f"--encoder is {copy}: .*{message}"):
+        SentenceEncoder(copy)
+    (copy / "config.json").unlink()
+    with pytest.raises(UserError, match="no config.json that can be read"):
+        SentenceEncoder(copy)
