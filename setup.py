@@ -80,7 +80,7 @@ setup(
     package_data={
         "fairseq_clusterformer": [
             "visual/templates/*",
-            "serve/*.html",
+            "documents/*.html",
             "kernels/cpu/*.cpp",
             "kernels/cpu/*.h",
             "trained/*/*",

@@ -48,7 +48,7 @@ NOT_RUN = {
     "clusterformer prepare translation (multi30k|iwslt14|wmt14)": "downloads its corpus",
     "python examples/etc/openkp": "of others' files; the tests in that folder",
     "python examples/question_answering": "the same, and RoBERTa's; the tests in that folder",
-    "clusterformer answer .* --serve": "ends when it is stopped; tests/serve",
+    "clusterformer answer .* --serve": "ends when it is stopped; tests/documents",
     "python -m scripts.(experiments.run|benchmarks)": "takes hours; tests/experiments",
     "python -m examples.(question_answering|language_model|efficiency)": "the same",
     "clusterformer prepare qa text raw/distance": "of what the line before makes",

@@ -245,7 +245,7 @@ for user_dir in ({str(PACKAGE)!r}, {NAME!r}):
             *(PACKAGE / "visual" / "templates").iterdir(),
             *(PACKAGE / "kernels" / "cpu").glob("*.[ch]*"),
         ]
-        others += [*(PACKAGE / "serve").glob("*.html"), *(PACKAGE / "trained").glob("*/*")]
+        others += [*(PACKAGE / "documents").glob("*.html"), *(PACKAGE / "trained").glob("*/*")]
         (info,) = site.glob("*.dist-info")
         assert {
             path.relative_to(site)

@@ -1,4 +1,4 @@
-"""Answer questions from your documents: text, Markdown, HTML and PDF files, and folders of them.
+"""Answer questions from your documents, files of many forms and folders of them.
 
     clusterformer answer --document letters report.pdf --question "Who ...?"
     clusterformer answer --checkpoint C --document a.txt --interactive
@@ -10,14 +10,17 @@ For each answer this prints its probability, where it stands, and the sentence a
 of words (bidaf_reader, qanet_reader) weighs each answer against "no answer" alone: several may
 have a probability near 1, also wrong ones. With another reader, all answers share a sum of 1. With
 a calibrated reader (calibration.json), it is the share of right ones among such answers.
-Paragraphs are counted from 1. Characters [first, last) are those of the paragraph with single
+A PDF's answer names its page, that of a document with headings the one above it. In plain text
+paragraphs are counted from 1, and characters [first, last) are those of the paragraph with single
 blanks. A reader with --supporting-facts (etc_reader) also says which sentences support the answer.
 If most likely nothing answers the question, this is said first. The margin is how much likelier
 the best answer is than "no answer", in nats: --no-answer-margin 1 asks for more, -1 is content
 with less.
 
-Folders are searched with all folders below them for .txt, .md, .html and .pdf files. Hidden files
-and others are skipped and counted. A file in a folder that cannot be read is named and skipped.
+Text, Markdown, HTML, PDF, EPUB, e-mail (.eml, .mhtml) and notebooks (.ipynb) are read, and Word
+(.docx), Excel (.xlsx) and RTF with pip install "fairseq_clusterformer[documents]". Folders are
+searched with all folders below them. What cannot be read there is named and skipped; hidden files
+and those of unknown forms are counted.
 
 Documents are read in passages of up to --tokens-at-once subwords, which know nothing of each
 other, so memory does not grow with their length. For a question the --windows most relevant ones
@@ -69,10 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     _check(parser, args)
     _forgive_streams()
     if args.serve:
-        from fairseq_clusterformer.serve import check_installed
-
-        check_installed()
-
+        _check_server()
     from fairseq_clusterformer.checkpoints.bundle import is_bundle, located, no_file, shipped_for
     from fairseq_clusterformer.documents.sources import read_sources
 
@@ -94,7 +94,8 @@ def main(arguments: Sequence[str]) -> int:
     reader = Reader(loaded, index=args.index, encoder=args.encoder, device=device)
     windows = reader.windows if args.windows is None else int(args.windows)
     if args.serve:
-        from fairseq_clusterformer.serve import Desk, serve
+        from fairseq_clusterformer.documents.desk import Desk
+        from fairseq_clusterformer.documents.serve import serve
 
         desk = Desk(
             reader,
@@ -123,6 +124,16 @@ def main(arguments: Sequence[str]) -> int:
                 raise
             parser.say(f"error: {error}")
     return 0
+
+
+def _check_server() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        allowed = 'pip install "fairseq_clusterformer[serve]", or no --serve'
+        problem = f"--serve needs {error.name}, which is not installed"
+        raise UserError(f"{problem}; allowed: {allowed}") from None
 
 
 def _forgive_streams() -> None:
@@ -203,7 +214,7 @@ def _parser() -> Parser:
     parser = Parser(prog="clusterformer answer", description=__doc__)
     add = parser.add
     add_model(parser, "a reader's checkpoint or bundle", required=False)
-    kinds = "files of text, Markdown, HTML or PDF, and folders of them"
+    kinds = "files of text, Markdown, HTML, PDF and other forms, and folders of them"
     add("--document PATH", kinds, nargs="+", default=[])
     add("--question TEXT", "may be repeated", action="append", default=[])
     about = "texts of which one is the answer, for a reader that was trained with candidates"

@@ -1,19 +1,22 @@
 """The documents on the page, and the answers to what is asked of them, as plain values."""
 
+import os
 import threading
 from dataclasses import KW_ONLY, dataclass
+from html import escape
 from typing import Any, NamedTuple
 
 from fairseq_clusterformer.errors import bad_option
 
-from ..documents.found import FoundAnswer, Ranking, confidence
-from ..documents.passages import Passages
-from ..documents.read import Reader
-from ..documents.sections import Section
-from ..documents.sources import Source, uploaded_source
+from .found import FoundAnswer
+from .passages import Passages
+from .read import Reader
+from .sections import Section
+from .sources import Source, uploaded_source
 
 AROUND = 250  # characters of a passage on either side of an answer
 MOST_CHARACTERS = 50_000_000  # of all documents
+_NEAR = 200  # paragraphs before and behind one that is shown
 
 
 class _Document(NamedTuple):
@@ -43,11 +46,22 @@ class Desk:
         self._lock = threading.Lock()
 
     def documents(self) -> list[dict[str, Any]]:
-        """The name of each document, its paragraphs and its words."""
+        """Of each document the name, what is shown of it, its paragraphs and its words."""
+        common = self._common()
         return [
-            {"name": name, "paragraphs": len(own.source.paragraphs), "words": own.words}
+            {
+                "name": name,
+                "shown": name[common:],
+                "paragraphs": len(own.source.paragraphs),
+                "words": own.words,
+            }
             for name, own in list(self._documents.items())
         ]
+
+    def _common(self) -> int:
+        """The length of the folder that all documents are in."""
+        folder = os.path.commonprefix([os.path.dirname(name) + "/" for name in self._documents])
+        return folder.rfind("/") + 1
 
     def add(self, source: Source) -> None:
         """Take a document, in the place of one of the same name. Raises UserError: if there are
@@ -74,13 +88,18 @@ class Desk:
     def remove(self, name: str) -> None:
         """Put a document away. Raises UserError: if there is none of this name."""
         with self._lock:
-            if self._documents.pop(name, None) is None:
-                raise bad_option("document", name, ", ".join(self._documents) or "none is here")
+            self._document(name)
+            del self._documents[name]
             self._passages = None
+
+    def _document(self, name: str) -> _Document:
+        if name not in self._documents:
+            raise bad_option("document", name, ", ".join(self._documents) or "none is here")
+        return self._documents[name]
 
     def ask(self, question: str) -> dict[str, Any]:
         """Answer a question: ``verdict``, a sentence if there is no answer, else ""; ``note``, as
-        of `Ranking`; ``answers``, see :func:`_shown`; ``read`` windows ``of`` all. Raises
+        of `Ranking`; ``answers``, see :meth:`_shown`; ``read`` windows ``of`` all. Raises
         UserError if there is no document, or the question cannot be asked."""
         with self._lock:
             if not self._documents:
@@ -93,23 +112,39 @@ class Desk:
         return {
             "verdict": ranking.verdict,
             "note": ranking.note,
-            "answers": [_shown(found, ranking) for found in ranking],
+            "answers": [*map(self._shown, ranking)],
             "read": min(len(passages), self.windows or len(passages)),
             "of": len(passages),
         }
 
+    def _shown(self, found: FoundAnswer) -> dict[str, Any]:
+        """An answer as the page shows it: ``found`` says whether it is more than a guess, and
+        ``link`` opens its document at it."""
+        before, _, behind = found.passage(AROUND)
+        start, end = found.characters or (0, 0)
+        return {
+            "text": found.text,
+            "probability": found.probability,
+            "found": found.found,
+            "name": found.file,
+            "file": found.file[self._common() :],
+            "place": found.place,
+            "link": {"paragraph": found.paragraph, "start": start, "end": end},
+            "before": before,
+            "behind": behind,
+        }
 
-def _shown(found: FoundAnswer, ranking: Ranking) -> dict[str, Any]:
-    """An answer as the page shows it: ``counts`` says whether it is more than a guess."""
-    before, _, behind = found.passage(AROUND)
-    return {
-        "text": found.text,
-        "probability": found.probability,
-        "margin": found.margin,
-        "file": found.file,
-        "confidence": confidence(found.probability),
-        "paragraph": None if found.paragraph is None else found.paragraph + 1,
-        "counts": ranking.found and found.margin > ranking.least,
-        "before": before,
-        "behind": behind,
-    }
+    def text(self, name: str, paragraph: int, start: int, end: int) -> str:
+        """A document as HTML around a paragraph, where characters [start, end) are marked. Raises
+        UserError: if there is none of this name."""
+        source = self._document(name).source
+        texts, place, shown = source.paragraphs, "", [f"<h1>{escape(source.title or name)}</h1>"]
+        for number in range(max(0, paragraph - _NEAR), min(len(texts), paragraph + _NEAR)):
+            text = texts[number]
+            if source.places and source.places[number] != place:
+                place = source.places[number]
+                shown.append(f"<p><small>{escape(source.place(number))}</small></p>")
+            parts = [escape(part) for part in (text[:start], text[start:end], text[end:])]
+            marked = f'{parts[0]}<mark id="answer">{parts[1]}</mark>{parts[2]}'
+            shown.append(f"<p>{marked if number == paragraph else escape(text)}</p>")
+        return "\n".join(shown)

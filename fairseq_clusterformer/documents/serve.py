@@ -1,4 +1,7 @@
-"""What the page's server answers, and whom.
+"""A page to drop documents on and to ask in: ``clusterformer answer --serve``.
+
+The page is one file that asks no other host for anything. The server is FastAPI on uvicorn, which
+the extra ``serve`` installs.
 
 There is no password. Others are kept out by three rules: the server listens at this computer
 alone unless another address is asked for; a request must name that address as its host, so that
@@ -10,12 +13,16 @@ import base64
 import hashlib
 import ipaddress
 import re
+import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse, Response
+from starlette.requests import ClientDisconnect
 
 from fairseq_clusterformer.errors import UserError, bad_option
 
@@ -27,6 +34,27 @@ QUESTION = 100_000  # bytes of a request that asks
 
 class TooLarge(UserError):
     """More bytes than the server takes."""
+
+
+def serve(desk: Desk, host: str, port: int, limit: int) -> int:
+    """Serve the page at an address of this computer until Ctrl-C; files have up to `limit` bytes.
+    Returns the exit status, 0. Raises UserError for an address or a port that cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family)
+    except (OSError, UnicodeError) as error:
+        allowed = "a free port, and an address of this computer (--host)"
+        problem = f"cannot listen at {host} ({getattr(error, 'strerror', None) or error})"
+        raise bad_option("--port", port, allowed, problem) from None
+    address = listener.getsockname()[0]
+    if not is_loopback(address):
+        warning = f"everybody who can reach {host}:{port} can read the documents and add others"
+        print(f"clusterformer answer: {warning}", file=sys.stderr)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"Ask at http://{shown}:{port} (Ctrl-C ends it)", flush=True)
+    config = uvicorn.Config(build_app(desk, host, limit, address), log_level="warning")
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0
 
 
 def is_loopback(host: str) -> bool:
@@ -72,6 +100,10 @@ def build_app(desk: Desk, host: str, limit: int, address: str = "") -> FastAPI:
     async def refuse(_: Request, error: UserError) -> JSONResponse:
         return _refusal(413 if isinstance(error, TooLarge) else 422, str(error))
 
+    @app.exception_handler(ClientDisconnect)
+    async def forget(_: Request, error: ClientDisconnect) -> JSONResponse:
+        return _refusal(400, "the client has gone")
+
     @app.get("/")
     def show_page() -> HTMLResponse:
         return HTMLResponse(page)
@@ -91,6 +123,12 @@ def build_app(desk: Desk, host: str, limit: int, address: str = "") -> FastAPI:
     def remove_document(name: str) -> dict:
         desk.remove(name)
         return {"documents": desk.documents()}
+
+    @app.get("/text")
+    def show_text(name: str, paragraph: int, start: int, end: int) -> HTMLResponse:
+        (style,) = re.findall(r"<style>.*?</style>", page, flags=re.DOTALL)
+        head = f'<!DOCTYPE html><html lang="en"><meta charset="utf-8">{style}'
+        return HTMLResponse(f"{head}<article>{desk.text(name, paragraph, start, end)}</article>")
 
     @app.post("/ask")
     async def ask(request: Request) -> dict:

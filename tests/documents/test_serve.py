@@ -1,5 +1,7 @@
 """The page to ask in: its server by FastAPI's own client, and itself in a browser."""
 
+import base64
+import hashlib
 import re
 import shutil
 import socket
@@ -18,11 +20,13 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 import uvicorn
 from fastapi.testclient import TestClient
 
-from fairseq_clusterformer import serve as serving
+from fairseq_clusterformer.checkpoints.load import load_checkpoint
+from fairseq_clusterformer.documents import desk as desks
+from fairseq_clusterformer.documents import serve as serving
+from fairseq_clusterformer.documents.desk import Desk
+from fairseq_clusterformer.documents.read import Reader
+from fairseq_clusterformer.documents.serve import PAGE, build_app, is_loopback
 from fairseq_clusterformer.documents.sources import Source, text_source
-from fairseq_clusterformer.serve import Desk
-from fairseq_clusterformer.serve import desk as desks
-from fairseq_clusterformer.serve.app import PAGE, build_app, is_loopback
 from tests.documents.commands import error, usage_error
 from tests.documents.papers import pdf
 
@@ -31,6 +35,16 @@ ASKED = "Who rules Bree?"
 TOWNS = "Ida Brun rules Ulm. Noor rules Bree. Mary-Ann rules Pisa."
 EVIL = """Kim 2nd rules Lund. </script><img src=x onerror="document.title=1"> Otto rules Ulm."""
 ODD = "../b/\u00e4 #1?&\n.txt"
+
+
+@pytest.fixture(scope="module")
+def reader(towns_reader: Path) -> Reader:
+    return Reader(load_checkpoint(towns_reader), device="cpu")
+
+
+@pytest.fixture
+def desk(reader: Reader) -> Desk:
+    return Desk(reader)
 
 
 @pytest.fixture
@@ -55,7 +69,7 @@ class TestDocuments:
     def test_files_of_every_kind_are_asked_together(self, client):
         page = "<title>Towns</title><p>Kim 2nd rules <b>Orsk</b>.<p>Nothing else."
         assert upload(client, "a.txt", TOWNS).json() == {
-            "documents": [{"name": "a.txt", "paragraphs": 1, "words": 10}]
+            "documents": [{"name": "a.txt", "shown": "a.txt", "paragraphs": 1, "words": 10}]
         }
         assert upload(client, "page.html", page).status_code == 200
         assert upload(client, "paper.pdf", pdf("old Sool rules Tyre.")).status_code == 200
@@ -69,8 +83,7 @@ class TestDocuments:
             found = client.post("/ask", content=f"Who rules {town}?").json()
             best = found["answers"][0]
             assert (best["text"], best["file"], found["verdict"]) == (ruler, file, "")
-            assert best["counts"]
-            assert best["margin"] > 0
+            assert best["found"]
             assert best["probability"] > 0.5
             assert len(found["answers"]) == 3
             assert found["note"] == 'Each probability is against "no answer" alone.'
@@ -79,10 +92,39 @@ class TestDocuments:
         monkeypatch.setattr(desks, "AROUND", 30)
         upload(client, "a.txt", f"Otto rules Ulm.\n\n{TOWNS}")
         best = client.post("/ask", content=ASKED).json()["answers"][0]
-        assert best["paragraph"] == 2
+        assert best["place"] == "paragraph 2"
         assert best["before"] + best["text"] + best["behind"] == (
             "Ida Brun rules Ulm. Noor rules Bree. Mary-Ann rules \u2026"
         )
+
+    def test_a_link_opens_the_document_at_the_answer(self, client, desk):
+        evil = EVIL.replace("Lund", "Bree")
+        desk.add(text_source(f"Otto rules Ulm.\n\n{evil}", "/home/me/letters/a/<i>.txt"))
+        desk.add(text_source("Ida rules Pisa.", "/home/me/letters/b.txt"))
+        shown = [each["shown"] for each in client.get("/documents").json()["documents"]]
+        assert shown == ["a/<i>.txt", "b.txt"]
+        best = client.post("/ask", content=ASKED).json()["answers"][0]
+        assert (best["text"], best["file"]) == ("Kim 2nd", "a/<i>.txt")
+        page = client.get("/text", params={"name": best["name"], **best["link"]})
+        assert f'<p><mark id="answer">Kim 2nd</mark>{escape(evil[7:])}</p>' in page.text
+        assert "unsafe" not in page.headers["content-security-policy"]
+        (style,) = re.findall("<style>(.*?)</style>", page.text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+        assert digest in page.headers["content-security-policy"]
+        params = {"name": "none", "paragraph": 0, "start": 0, "end": 0}
+        assert "document is none" in refused(client.get("/text", params=params))
+
+    def test_a_client_that_leaves_is_forgotten(self, client, caplog):
+        """Without a traceback, and without half of its file."""
+
+        def leave():
+            yield b"Noor"
+            raise ConnectionError
+
+        with pytest.raises(ConnectionError):
+            client.put("/documents", content=leave(), params={"name": "a.txt"})
+        assert client.get("/documents").json()["documents"] == []
+        assert not caplog.records
 
     def test_a_file_takes_the_place_of_one_of_its_name(self, client):
         upload(client, ODD, TOWNS)
@@ -106,7 +148,7 @@ class TestDocuments:
             ("latin.txt", b"caf\xe9", "is not in utf-8 (byte 3): choose another encoding"),
             ("broken.pdf", b"%PDF-1.4 nothing", "cannot be read as PDF ("),
             ("cut.pdf", pdf("Otto rules Ulm.")[:300], "cannot be read as PDF ("),
-            ("odd.html", b'<meta charset="klingon">x', "says that it is in klingon, which is unk"),
+            ("a.png", b"\x89PNG\r\n\x1a\n\0", "is a picture, not a document that can be read"),
             ("a.txt", b"a\0b", "holds the character NUL"),
         ],
     )
@@ -183,7 +225,7 @@ class TestQuestions:
         desk.add(text_source(TOWNS, "a"))
         found = desk.ask(ASKED)
         assert "and above 90 counts" in found["verdict"]
-        assert [each["counts"] for each in found["answers"]] == [False]
+        assert [each["found"] for each in found["answers"]] == [False]
 
 
 class TestWhoIsAnswered:
