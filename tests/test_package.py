@@ -24,7 +24,7 @@ from tests.sizes import lines
 NAME = "fairseq_clusterformer"
 PACKAGE = REPO_ROOT / NAME
 WITHOUT_FAIRSEQ = ("answers", "attention", "kernels", "clustering", "metrics", "precision")
-WINGS = ("etc", "conversion")
+WINGS = ("etc", "conversion", "documents")
 WITHOUT_FAIRSEQ += ("errors", "outputs", "ranges")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 

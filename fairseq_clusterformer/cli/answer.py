@@ -205,7 +205,7 @@ def _show(question: str, ranking: "Ranking", page: Callable[[str], None] | None)
         _print(ranking.note)
     sys.stdout.flush()
     if page:
-        from fairseq_clusterformer.visual.pages import answer_page
+        from fairseq_clusterformer.documents.answer_page import answer_page
 
         page(answer_page(question.strip(), ranking))
 

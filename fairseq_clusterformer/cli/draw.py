@@ -68,8 +68,9 @@ def _clusters(args: argparse.Namespace) -> tuple:
     from fairseq.models import FairseqLanguageModel
 
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
+    from fairseq_clusterformer.documents import drawing as document
     from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-    from fairseq_clusterformer.visual import document, figure, language_model, pages
+    from fairseq_clusterformer.visual import figure, language_model, pages
 
     loaded = load_checkpoint(args.checkpoint, data=args.data)
     if isinstance(loaded.model, ClusterformerReader):

@@ -20,14 +20,14 @@ from fairseq_clusterformer.attention.inspect import token_clusters
 from fairseq_clusterformer.checkpoints import load as loading
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli import main
+from fairseq_clusterformer.documents import drawing as document_clusters
 from fairseq_clusterformer.documents import found as finding
 from fairseq_clusterformer.documents import read as reading
+from fairseq_clusterformer.documents.answer_page import answer_page
 from fairseq_clusterformer.documents.sentences import SentenceEncoder
 from fairseq_clusterformer.documents.sources import Source
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-from fairseq_clusterformer.visual import document as document_clusters
-from fairseq_clusterformer.visual.pages import answer_page
 from tests.cli.in_process import QUESTIONS, train
 from tests.data.subword_models import LOSSLESS, write_sentencepiece
 from tests.documents.commands import error

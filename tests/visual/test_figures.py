@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairseq_clusterformer.visual.document import MARK, STRIP, draw_document, shade
+from fairseq_clusterformer.documents.drawing import MARK, STRIP, draw_document, shade
 from fairseq_clusterformer.visual.words import ClusteredText, DrawnLayer, describe
 
 

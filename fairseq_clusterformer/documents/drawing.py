@@ -12,13 +12,14 @@ import regex
 from matplotlib.figure import Figure
 
 from fairseq_clusterformer.checkpoints.load import Loaded
-from fairseq_clusterformer.documents.read import Reader, Section
-from fairseq_clusterformer.documents.sources import read_source
 from fairseq_clusterformer.errors import bad_option
 
-from .figure import INK, MARGIN, ROW, SOFT, WIDTH, Drawing
-from .language_model import describe_model
-from .words import ClusteredText, DrawnLayer, describe
+from ..visual.figure import INK, MARGIN, ROW, SOFT, WIDTH, Drawing
+from ..visual.language_model import describe_model
+from ..visual.words import ClusteredText, DrawnLayer, describe
+from .read import Reader
+from .sections import Section
+from .sources import read_source
 
 TABLE, STRIP, MARK = 128, 660, 3  # pixels: the first row's top, and the widths of where
 START = "<s>"
