@@ -235,9 +235,9 @@ def _guesses(answers: Sequence[FoundAnswer]) -> list[FoundAnswer]:
         if each.characters is not None:
             text, (start, end) = each._paragraph, each.characters
             first, last = sentence_around(text, start, start)
-            end = min(end, max(last, start + 1), start + 2 * _AROUND)
-            own = {(each.file, each.paragraph, first), text[start:end].strip().casefold()}
-            each = replace(each, text=text[start:end].rstrip(), characters=(start, end))
+            shown = text[start : min(end, max(last, start + 1), start + 2 * _AROUND)].rstrip()
+            own = {(each.file, each.paragraph, first), shown.casefold()}
+            each = replace(each, text=shown, characters=(start, start + len(shown)))
         if own.isdisjoint(seen):
             kept.append(each)
         seen |= own

@@ -22,16 +22,24 @@ _BLOCKS = set(
 _HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6"}
 _UNSEEN = set(
     "annotation annotation-xml audio canvas datalist head iframe noembed noframes noscript object "
-    "rp rt rtc script select style svg template textarea title video".split()
+    "rp rt rtc script style svg template textarea title video".split()
 )
-_MENUS = {"menu", "nav"}
+_MENUS = {"menu", "nav", "select"}
 _APART = {"sup", "sub", "del", "ins", "s", "strike"}  # what stands in them is no part of a number
+_BORDERS = _APART | {"mfrac", "math"}
+_ORDINAL = re.compile(r"(?i)st|nd|rd|th|te|er?|re|[oa]s?|\w{0,2}[e\u00e8]me|\W*")
 _FORMULAS = {"mfrac": "/", "msup": "^", "msub": "_"}  # between their two parts
 _HIDDEN = re.compile(
     r"(?i)(?:^|[;{\s])(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse))\b"
 )
 _RULE = re.compile(r"([^{};@]+)\{([^{}]*)\}")
 _HEADING = 80  # characters of one that are shown
+
+
+def _without_noscript(text: str) -> str:
+    """As a browser with scripts reads a page."""
+    end = text.lower().rfind("</noscript") + 11  # what is never closed is never found
+    return re.sub(r"(?is)<noscript\b.*?</noscript.", "", text[:end]) + text[end:]
 
 
 class _Open(NamedTuple):
@@ -61,7 +69,7 @@ def of_html(text: str, *, marks: bool = False) -> tuple[str, list[tuple[str, str
     """
     from selectolax.lexbor import LexborHTMLParser
 
-    tree = LexborHTMLParser(text)
+    tree = LexborHTMLParser(_without_noscript(text))
     title = next((node.text() for node in tree.css("head > title")), "")
     lines = [*_Lines(tree, marks).read(tree.root)]
     # a menu has no sentences: one that is never closed may hold the page
@@ -154,14 +162,16 @@ class _Lines:
 
     def _between(self, text: str, above: _Open) -> str:
         """What parts a text from the one before, where numbers or words would join."""
-        before = "".join(self._parts[-4:])
-        joins = before[-1:].isdigit() and text[0].isdigit()
-        changed = "ins" in self._border and len(self._border & _APART) > 1
+        before, first = "".join(self._parts[-4:])[-12:], text[0]
+        joins = before[-1:].isdigit() and first.isdigit()
+        joins |= bool({"ins", "mfrac"} & self._border) and len(self._border & _BORDERS) > 1
         if above.tag == "sup" and text.strip().isdigit():
             if re.search(r"(?<!\d)10$", before):
                 return "^"
-            joins = joins or re.search(r"[^\W\d_]{3}$", before)  # a footnote's; longer than units
-        return " " if joins or (changed and text[0].isalnum()) else ""
+            joins |= bool(re.search(r"[^\W\d_]{3}$", before))  # longer than a unit: a footnote
+        elif above.tag == "sup" and before[-1:].isdigit():
+            joins |= not _ORDINAL.fullmatch(text.strip())
+        return " " if joins and not before[-1:].isspace() else ""
 
     def _flush(self) -> Iterator[_Line]:
         text, bare = "".join(self._parts), self._bare

@@ -209,7 +209,8 @@ class Reader(Pretrained):
         for read, (_, words, likeness) in zip(reads, chosen, strict=True):
             read.words, read.likeness = words, likeness
         ranking = ranked(reads, top, least, self.weights)
-        ranking.unknown_words = not any(words for _, words, _ in chosen) and bool(chosen)
+        matters = len(chosen) < len(passages) or not ranking.found
+        ranking.unknown_words = matters and not any(words for _, words, _ in chosen)
         return ranking
 
     def passages(self, sections: Sequence[Section]) -> Passages:

@@ -163,7 +163,7 @@ def test_files_of_every_kind_are_ranked_together(
         assert run(*line, "--document", path, "--top", 1) == 0
         first, place, _ = capsys.readouterr().out.splitlines()
         assert first == f"1. {name}"
-        assert f": {path}, paragraph 1, " in place
+        assert f": {path}, {'page' if path is paper else 'paragraph'} 1" in place
     assert run(*line, "--document", towns, page, paper, "--top", 6) == 0
     out = capsys.readouterr().out
     assert out.startswith("1. Ida\n")
@@ -237,7 +237,7 @@ def test_a_short_file_does_not_win_by_being_short() -> None:
     assert ranking.no_answer == pytest.approx(0.2)
     # and a file that says by itself that nothing answers comes behind
     reads[1] = section_read(right, {"short": 1e-6, "none": 1.0}, [span(-15.0)], evidence=9.0)
-    assert [each.file for each in finding.ranked(reads, 2)] == ["short", "right"]
+    assert finding.ranked(reads, 2)[0].file == "short"
 
 
 def test_probabilities_of_all_files_sum_to_one() -> None:
@@ -247,11 +247,11 @@ def test_probabilities_of_all_files_sum_to_one() -> None:
         section_read(each, {"short": 1 - no, "none": no}, [span(math.log1p(-no))], evidence=e)
         for each, no, e in zip(sources, noes, (1.0, 3.0, 2.0), strict=True)
     ]
-    ranking = finding.ranked(reads, 9)
+    ranking = finding.ranked(reads, 9, -math.inf)
     total = sum(each.probability for each in ranking if each.type == "short")
     assert total + ranking.no_answer == pytest.approx(1, abs=1e-5)
     empty = section_read(sources[0], {"none": 1.0}, [], evidence=-math.inf)
-    assert finding.ranked([empty], 3)[:2] == ([], pytest.approx(1, abs=1e-6))
+    assert finding.ranked([empty], 3).no_answer == pytest.approx(1, abs=1e-6)
 
 
 def test_answers_of_the_likeliest_type_come_first() -> None:
@@ -259,10 +259,10 @@ def test_answers_of_the_likeliest_type_come_first() -> None:
     source = Source("x", "x", ("One two.",))
     answers = [span(math.log(0.2)), Answer("yes", math.log(0.3))]
     types = {"short": 0.5, "yes": 0.3, "none": 0.2}
-    found = finding.ranked([section_read(source, types, answers, [(0, 0.0)])], 9).answers
+    found = finding.ranked([section_read(source, types, answers, [(0, 0.0)])], 9)
     assert [each.type for each in found] == ["short", "yes", "long"]
     types = {"long": 0.5, "yes": 0.3, "none": 0.2}
-    (first, *_) = finding.ranked([section_read(source, types, answers, [(0, 0.0)])], 9).answers
+    (first, *_) = finding.ranked([section_read(source, types, answers, [(0, 0.0)])], 9)
     assert (first.type, first.text, first.around()) == ("long", "One two.", ("", "One two.", ""))
 
 
@@ -321,6 +321,55 @@ def test_spans_that_become_the_same_words_are_one_answer() -> None:
     assert [each.text for each in found if each.type == "short"] == ["Rodrigues"]
 
 
+def test_guesses_are_three_sentences_each_once() -> None:
+    """Where no answer is found: no paragraph as a whole, and no sentence or text twice."""
+    text = "One two. " * 2 + "Otto rules Ulm. " * 40 + "Ida rules."
+    spans = [(0, 3), (4, 7), (9, 12), (18, 22), (len(text) - 10, len(text) - 7)]
+    short = [
+        Answer(text[a:b], -3.0 - i, 0, (a, b), (i + 1, i + 2)) for i, (a, b) in enumerate(spans)
+    ]
+    starts, ends = zip(*spans, strict=True)
+    section = section_of(Source("x", "x", (text,)), torch.tensor([[-1, *starts], [-1, *ends]]))
+    types = dict.fromkeys(TYPES, 1e-9) | {"none": 0.9, "short": 0.1, "long": 0.09}
+    read = finding.SectionRead(section, Answers(types, short, [(0, 0.0)]))
+    found = finding.ranked([read], 9)
+    assert not found.found
+    assert [each.text for each in found] == ["One", "Otto", "Ida"]
+    assert not any(each.found for each in found)
+    assert all(0 < each.probability < 0.1 for each in found)
+    short.clear()
+    (guess,) = finding.ranked([read], 9)
+    assert (guess.type, guess.text, guess.context) == ("long", "One two.", "One two.")
+    types |= {"none": 0.01, "short": 0.99}
+    short.append(Answer("One", -0.1, 0, (0, 3), (1, 2)))
+    found = finding.ranked([read], 9)
+    assert found.found
+    assert [each.found for each in found] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "whole", "sentence"),
+    [
+        ("He left. It is in L.A. now. So.", "L.A", "L.A.", "It is in L.A. now."),
+        ("Who? Dr. King Jr. spoke. So.", "King Jr", "King Jr.", "Dr. King Jr. spoke."),
+        ("So. J. R. R. Tolkien wrote it.", "Tolkien", "Tolkien", "J. R. R. Tolkien wrote it."),
+        (
+            "Born at 5 p.m. in Washington, D.C.",
+            "D.C",
+            "D.C.",
+            "Born at 5 p.m. in Washington, D.C.",
+        ),
+        ("It fell. Then he went.", "fell", "fell", "It fell."),
+    ],
+)
+def test_abbreviations_keep_their_points(text: str, cut: str, whole: str, sentence: str) -> None:
+    start = text.index(cut)
+    start, end = finding.whole_words(text, start, start + len(cut))
+    assert text[start:end] == whole
+    first, last = finding.sentence_around(text, start, end)
+    assert text[first:last].strip() == sentence
+
+
 @pytest.mark.parametrize(
     ("probability", "said"),
     [
@@ -332,6 +381,20 @@ def test_spans_that_become_the_same_words_are_one_answer() -> None:
 )
 def test_probabilities_come_with_words(probability: float, said: str) -> None:
     assert finding.confidence(probability) == said
+
+
+def test_a_question_of_unknown_words_keeps_the_bound(
+    reader: reading.Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says that no word of it is in the documents."""
+    read, read_all = [], reader._read_all
+    monkeypatch.setattr(reader, "_read_all", lambda *x: read.extend(x[1]) or read_all(*x))
+    passages = reader.passages(reader.sections(Source("x", "x", (FILLING,) * 60), 20))
+    assert len(passages) > 20
+    ranking = reader.ask("Quid?", passages, 3, windows=4)
+    assert len(read) == 4
+    assert "No word of the question is in the documents." in ranking.note
+    assert "No word" not in reader.ask("What is well?", passages, 3, windows=4).note
 
 
 def test_no_answer_is_said(checkpoint: Path, towns: Path, capsys: pytest.CaptureFixture) -> None:
@@ -655,9 +718,12 @@ def test_a_folder(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     out, err = capsys.readouterr()
     assert out.startswith("1. Ida\n")
     assert str(folder / "deep" / "er" / "b.md") in out
-    first, second = err.splitlines()
-    assert first.startswith(f"clusterformer answer: skipped {folder / 'broken.pdf'}: cannot be")
-    assert "2 read, 1 unreadable, 1 skipped" in second
+    picture, broken, counted = err.splitlines()
+    assert picture.endswith(
+        f"{folder / 'photo.jpg'}: is a picture, not a document that can be read"
+    )
+    assert broken.startswith(f"clusterformer answer: skipped {folder / 'broken.pdf'}: cannot be")
+    assert "2 read, 2 unreadable, 0 skipped" in counted
 
 
 def test_answers_in_python(reader: reading.Reader, towns: Path) -> None:
