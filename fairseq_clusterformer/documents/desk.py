@@ -60,8 +60,7 @@ class Desk:
 
     def _common(self) -> int:
         """The length of the folder that all documents are in."""
-        folder = os.path.commonprefix([os.path.dirname(name) + "/" for name in self._documents])
-        return folder.rfind("/") + 1
+        return os.path.commonprefix([*self._documents]).rfind("/") + 1
 
     def add(self, source: Source) -> None:
         """Take a document, in the place of one of the same name. Raises UserError: if there are

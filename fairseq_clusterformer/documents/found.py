@@ -199,7 +199,8 @@ class Ranking(list[FoundAnswer]):
         self.no_answer, self.least = no_answer, least
         self.by_margin, self.calibrated = by_margin, calibrated
         self.unknown_words = False
-        self.found = bool(answers) and no_answer < _sigmoid(-least)
+        wanted = least == -math.inf or no_answer < _sigmoid(-least)  # which may both be 1
+        self.found = bool(answers) and wanted
         kept = answers if self.found else _guesses(answers)
         super().__init__(replace(x, found=self.found and x.margin > least) for x in kept)
 
