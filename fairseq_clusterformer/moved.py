@@ -19,8 +19,12 @@ _CORPORA = {
         *("quasar-t", "searchqa", "triviaqa-wikipedia", "triviaqa-web", "natural-questions"),
         *("qed", "hotpotqa", "2wiki", "wikihop"),
     ),
+    "classification": (
+        *("cr", "mr", "subj", "mpqa", "20news", "snli", "scitail", "sick", "quora", "wikiqa"),
+        *("msrp", "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"),
+    ),
 }
-_FOLDERS = {"qa": "question_answering"}
+_FOLDERS = {"qa": "question_answering", "classification": "classification"}
 #: the plug-in of architectures and tasks, by how their names begin
 _USER_DIRS = {"bidaf_reader": _XLQA, "qanet_reader": _XLQA, "etc_keyphrases": _OPENKP}
 

@@ -193,7 +193,7 @@ MADE = {
     "data-bin/iwslt14": PAIRS.format("{}", "de", "en"),
     "data-bin/wmt14-en-de": PAIRS.format("{}", "en", "de"),
     "data-bin/20news": LABELS,
-    "data-bin/mr": "prepare classification mr data-bin --source DIR",
+    "data-bin/mr": "python examples/classification/prepare.py mr data-bin --source DIR",
     "data-bin/hotpotqa": QUESTIONS,
     "data-bin/nq": QUESTIONS,
     "data-bin/wikihop": QUESTIONS,
@@ -207,7 +207,8 @@ def make_what_is_missing(words: list[str]) -> None:
     for word in words:
         name = next((name for name in MADE if word == name or word.startswith(f"{name}/")), None)
         if name and not Path(name).exists() and words[1] != "prepare":
-            assert run(*MADE[name].format(name).split()) == 0
+            made = MADE[name].format(name).split()
+            execute(made if made[0] == "python" else ["clusterformer", *made])
 
 
 def tiny(words: list[str]) -> list[str]:

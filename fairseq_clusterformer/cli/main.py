@@ -23,7 +23,7 @@ from .common import harmless
 COMMANDS = {
     "prepare lm": "text for language models: your own, enwik8, WikiText-103",
     "prepare translation": "pairs of sentences: your own, Multi30k, IWSLT14, WMT14",
-    "prepare classification": "labelled texts and pairs: your own, and twenty known data sets",
+    "prepare classification": "your own labelled texts and pairs",
     "prepare qa": "questions and documents: your own, SQuAD and bAbI",
     "generate": "continue a prompt with a language model",
     "translate": "translate raw text",

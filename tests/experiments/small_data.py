@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from classification import prepare as labelled
 from examples.question_answering import distance
 from openkp import prepare
 from openkp.tests.web_pages import pages_with_headings, write_pages
@@ -49,14 +50,14 @@ def scitail(folder: Path, data: Path) -> None:
     lines = "".join(f"{sentence()}\t{sentence()}\t{labels[i % 2]}\n" for i in range(16))
     for split in ("train", "dev", "test"):
         write(folder / f"SciTailV1.1/tsv_format/scitail_1.0_{split}.tsv", lines)
-    assert run("prepare classification scitail", data, "--source", folder) == 0
+    assert labelled.main(["scitail", str(data), "--source", str(folder)]) == 0
 
 
 def quora(folder: Path, data: Path) -> None:
     lines = "".join(f"{i % 2}\t{sentence()}\t{sentence()}\t{i}\n" for i in range(16))
     for split in ("train", "dev", "test"):
         write(folder / f"{split}.tsv", lines)
-    assert run("prepare classification quora", data, "--source", folder) == 0
+    assert labelled.main(["quora", str(data), "--source", str(folder)]) == 0
 
 
 def stories(folder: Path, data: Path) -> None:

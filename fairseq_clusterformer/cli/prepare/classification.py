@@ -1,4 +1,4 @@
-"""Prepare labelled texts and pairs for fairseq: your own, or one of twenty known data sets.
+"""Prepare your own labelled texts and pairs for fairseq.
 
 The folder that is made holds ``input0`` (for pairs also ``input1``) and ``label``. Each has a
 ``dict.txt``, and ``train``, ``valid`` and ``test`` as ``.bin`` and ``.idx``. fairseq's
@@ -7,15 +7,17 @@ dropped; ``prepared.json`` lists the options.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 
 from fairseq_clusterformer.corpora.classification.build import Settings, prepare
-from fairseq_clusterformer.corpora.classification.corpora import CORPORA, NO_VALID, known_corpus
+from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
 from fairseq_clusterformer.corpora.classification.own import FORMATS, FileFormat, own_corpus
 from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.moved import check_corpus
 from fairseq_clusterformer.outputs import resolved
 
 from ..common import Parser, add_dest, line_encoding, prepare_folder
@@ -69,18 +71,22 @@ def _parser() -> Parser:
     add("--encoding NAME", "of the files", type=line_encoding, default="utf-8")
     add("--tokenised", "words stand between blanks (default: punctuation marks become words)")
     _add_common_options(own, "DEST")
-    for name in CORPORA:
+    return parser
+
+
+def _add_known(parser: Parser, names: Iterable[str], divided: Collection[str]) -> None:
+    corpora = parser.corpora()
+    for name in names:
         known = corpora.add_parser(name, description=__doc__, help=f"DEST/{name} is made")
         about = f"the folder in which to make {name}; where it is there, nothing is done"
         known.add("dest DEST", about)
         archive = "; or the archive" if name == "20news" else ""
         about = f"the folder with the data set's files, or one that holds it{archive}"
         known.add("--source DIR", about, required=True)
-        if name in NO_VALID:
+        if name in divided:
             about = "the share of train that becomes valid"
             known.add("--valid-fraction F", about, default=Settings.validation)
         _add_common_options(known, f"DEST/{name}")
-    return parser
 
 
 def _add_common_options(parser: Parser, made: str) -> None:
@@ -97,7 +103,32 @@ def _add_common_options(parser: Parser, made: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = vars(_parser().parse_args(arguments))
+    check_corpus("classification", arguments)
+    return _run(vars(_parser().parse_args(arguments)))
+
+
+def prepare_known(
+    prog: str,
+    about: str,
+    arguments: Sequence[str],
+    *,
+    names: Iterable[str],
+    divided: Collection[str],
+    find: Callable[[str, Path], LabelledCorpus],
+) -> int:
+    """Run a command that prepares known data sets; returns the exit status.
+
+    Args:
+        names: of the data sets.
+        divided: those whose valid is drawn from train.
+        find: returns a data set whose files are in a folder.
+    """
+    parser = Parser(prog=prog, description=about)
+    _add_known(parser, names, divided)
+    return _run(vars(parser.parse_args(arguments)), find)
+
+
+def _run(options: dict, find: Callable[[str, Path], LabelledCorpus] | None = None) -> int:
     vocabulary = take_existing(options)
     for key in ("vocabulary_size", "min_count"):
         if vocabulary and options[key] != getattr(Settings, key):
@@ -111,7 +142,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     name, force = options.pop("corpus"), options.pop("force")
     source, dest = options.pop("source"), options.pop("dest")
-    if name == "text":
+    if find is None:
         parts = {split: options.pop(split) for split in ("valid", "test")}
         corpus = own_corpus(source, FileFormat(**options), **parts)
         for path in chain.from_iterable(corpus.files.values()):
@@ -121,7 +152,7 @@ def main(arguments: Sequence[str]) -> int:
         if "valid" in corpus.files or "test" in corpus.files:
             settings = replace(settings, test=0)
     else:
-        corpus, dest = known_corpus(name, source), dest / name
+        corpus, dest = find(name, source), dest / name
         if settings.max_length is None:
             settings = replace(settings, max_length=corpus.max_length)
     how = {"options": options, "force": force, "vocabulary": vocabulary}

@@ -3,13 +3,12 @@ refuses damaged data with file and line."""
 
 import csv
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..lines import aligned_lines, members, read_lines, wrong
+from ..lines import read_lines, wrong
 
 _NAMES = {"\t": "tabs", ",": "commas"}
 
@@ -28,7 +27,7 @@ def at(path: Path, number: int) -> str:
     return f"{path}: line {number:,}"
 
 
-def _lines(files: Sequence[Path], encoding: str) -> Iterator[tuple[str, str]]:
+def lines_of(files: Sequence[Path], encoding: str) -> Iterator[tuple[str, str]]:
     """Yield the place and the text of each line."""
     for path in files:
         for number, line in enumerate(read_lines(path, encoding), 1):
@@ -37,18 +36,11 @@ def _lines(files: Sequence[Path], encoding: str) -> Iterator[tuple[str, str]]:
 
 def read_labelled_lines(files: Sequence[Path], encoding: str = "utf-8") -> Iterator[LabelledText]:
     """Yield the examples of lines ``LABEL text``."""
-    for where, line in _lines(files, encoding):
+    for where, line in lines_of(files, encoding):
         label, blank, text = line.partition(" ")
         if not blank or not label:
             raise wrong(where, short(line), "LABEL text")
         yield LabelledText(label, (text,), where)
-
-
-def read_class_files(files: Sequence[Path], encoding: str = "utf-8") -> Iterator[LabelledText]:
-    """Yield the examples of files with one text per line, a file for each class: "0", "1"..."""
-    for label, path in enumerate(files):
-        for where, line in _lines([path], encoding):
-            yield LabelledText(str(label), (line,), where)
 
 
 def read_table(
@@ -91,7 +83,7 @@ def read_rows(
     """Yield the place of each line and its columns, which may be `quoted` and then hold
     delimiters and line ends, as in CSV."""
     if not quoted:
-        for where, line in _lines([path], encoding):
+        for where, line in lines_of([path], encoding):
             yield where, line.split(delimiter)
         return
     csv.field_size_limit(1 << 30)  # a column may be a whole document
@@ -116,7 +108,7 @@ def read_objects(
     """Yield the examples of JSON objects, one per line, given the names of their fields. A label
     may also be a whole number or a boolean; `unlabelled` stands for none."""
     fields = (label, *texts)
-    for where, line in _lines(files, encoding):
+    for where, line in lines_of(files, encoding):
         if not line.strip():
             continue
         name, found = None, []
@@ -132,41 +124,6 @@ def read_objects(
             problem = f"{error.object[error.start]!r} is half a character"
             raise wrong(where, problem, "valid Unicode") from None
         yield LabelledText(None if name == unlabelled else name, tuple(found), where)
-
-
-def read_aligned(files: Sequence[Path]) -> Iterator[LabelledText]:
-    """Yield the examples of four files with equally many lines: label, group and both texts."""
-    for number, (label, group, *texts) in enumerate(aligned_lines(files), 1):
-        yield LabelledText(label, tuple(texts), at(files[0], number), group)
-
-
-GROUPS = tuple(
-    """
-    alt.atheism comp.graphics comp.os.ms-windows.misc comp.sys.ibm.pc.hardware
-    comp.sys.mac.hardware comp.windows.x misc.forsale rec.autos rec.motorcycles
-    rec.sport.baseball rec.sport.hockey sci.crypt sci.electronics sci.med sci.space
-    soc.religion.christian talk.politics.guns talk.politics.mideast talk.politics.misc
-    talk.religion.misc
-    """.split()
-)
-
-
-def read_posts(files: Sequence[Path]) -> Iterator[LabelledText]:
-    """Yield the posts of a part, sorted by group and number. Of their headers, which give the
-    group away, the subject is kept. The part's folder may be in an archive."""
-    folder = files[0]
-    source, before = (folder, "") if folder.is_dir() else (folder.parent, f"{folder.name}/")
-    posts = {}
-    for name, post in members(source, lambda name: f"/{before}" in f"/{name}"):
-        place = tuple(f"/{name}".split(f"/{before}", 1)[1].split("/"))
-        if len(place) != 2:
-            raise wrong(source, name, f"{before}GROUP/NUMBER")
-        posts[place] = post
-    for (group, number), post in sorted(posts.items()):
-        header, _, body = post.decode("latin-1").replace("\r\n", "\n").partition("\n\n")
-        subject = re.search(r"^Subject:(.*)", header, re.MULTILINE)
-        text = f"{subject[1].strip() if subject else ''}\n\n{body}"
-        yield LabelledText(group, (text,), f"{folder}/{group}/{number}")
 
 
 def short(value: object, most: int = 80) -> str:

@@ -8,9 +8,10 @@ import pytest
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 
-from fairseq_clusterformer.cli.main import main
+from classification import known
+from classification import prepare as known_data
+from fairseq_clusterformer.cli.main import main, program
 from fairseq_clusterformer.corpora import binarize
-from fairseq_clusterformer.corpora.classification.readers import GROUPS
 from fairseq_clusterformer.data.subwords import TokenizerSubwords
 from tests.corpora.commands import SPLITS, one_line, pack, write, write_splits
 from tests.data.tokenizers import made
@@ -23,8 +24,12 @@ def run(name, tmp_path, *options):
     return prepare(name, tmp_path / "dest", "--source", tmp_path / "source", *options)
 
 
-def prepare(*words):
-    return main(["prepare", "classification", *map(str, words)])
+def prepare(name, *words):
+    """By the package's command, or the example's."""
+    given = [name, *map(str, words)]
+    if name in known.CORPORA:
+        return program(known_data.NAME, known_data.main, given)
+    return main(["prepare", "classification", *given])
 
 
 def task_of(folder, classes):
@@ -178,7 +183,7 @@ my footer
 def posts(request, tmp_path):
     files = {}
     for part, number in (("train", 20), ("test", 3)):
-        for group in GROUPS[:2]:
+        for group in known.GROUPS[:2]:
             for i in range(number):
                 files[f"20news-bydate-{part}/{group}/{i}"] = POST.encode("latin-1")
     if request.param == "folder":
@@ -194,9 +199,9 @@ def test_posts_keep_subject_and_body(posts):
     folder = posts / "dest" / "20news"
     text = "re : engines _ 2 in article < 1 > you wrote : > what is quoted "
     text += "my engine ' s 4 valvesé . - - my footer"
-    assert facts_of(folder)["classes"] == list(GROUPS)
+    assert facts_of(folder)["classes"] == list(known.GROUPS)
     for split, number in (("train", 18), ("valid", 2), ("test", 3)):
-        expected = [(group, text) for group in GROUPS[:2] for _ in range(number)]
+        expected = [(group, text) for group in known.GROUPS[:2] for _ in range(number)]
         assert examples_of(folder, split) == expected
     assert facts_of(folder)["settings"]["strip"] == ["fields"]
     assert facts_of(folder)["settings"]["max_length"] == 1500
@@ -701,3 +706,10 @@ def test_a_number_that_is_none(tmp_path, capsys):
     write(tmp_path / "source/STS-B/train.tsv", header + row.format("nan"))
     assert run("stsb", tmp_path) == 1
     assert "label is 'nan'; allowed: a number" in one_line(capsys)
+
+
+def test_the_command_says_where_a_data_set_has_moved(tmp_path, capsys):
+    assert main(["prepare", "classification", "mr", str(tmp_path), "--source", "x"]) == 1
+    assert "CORPUS is mr: it has moved; allowed: python examples/classification/" in one_line(
+        capsys
+    )

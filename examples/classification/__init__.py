@@ -1,0 +1,1 @@
+"""Data sets of classification that the papers' tables need, and their readers."""

@@ -1,0 +1,249 @@
+"""Known data sets of classification, natural language inference and text matching."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
+from fairseq_clusterformer.corpora.classification.readers import (
+    LabelledText,
+    at,
+    lines_of,
+    read_labelled_lines,
+    read_objects,
+    read_table,
+)
+from fairseq_clusterformer.corpora.lines import aligned_lines, members, wrong
+from fairseq_clusterformer.errors import bad_option
+
+Parts = dict[str, tuple[str, ...]]  # of each part, the names of its files
+
+
+def read_class_files(files: Sequence[Path], encoding: str = "utf-8") -> Iterator[LabelledText]:
+    """Yield the examples of files with one text per line, a file for each class: "0", "1"..."""
+    for label, path in enumerate(files):
+        for where, line in lines_of([path], encoding):
+            yield LabelledText(str(label), (line,), where)
+
+
+def read_aligned(files: Sequence[Path]) -> Iterator[LabelledText]:
+    """Yield the examples of four files with equally many lines: label, group and both texts."""
+    for number, (label, group, *texts) in enumerate(aligned_lines(files), 1):
+        yield LabelledText(label, tuple(texts), at(files[0], number), group)
+
+
+GROUPS = tuple(
+    """
+    alt.atheism comp.graphics comp.os.ms-windows.misc comp.sys.ibm.pc.hardware
+    comp.sys.mac.hardware comp.windows.x misc.forsale rec.autos rec.motorcycles
+    rec.sport.baseball rec.sport.hockey sci.crypt sci.electronics sci.med sci.space
+    soc.religion.christian talk.politics.guns talk.politics.mideast talk.politics.misc
+    talk.religion.misc
+    """.split()
+)
+
+
+def read_posts(files: Sequence[Path]) -> Iterator[LabelledText]:
+    """Yield the posts of a part, sorted by group and number. Of their headers, which give the
+    group away, the subject is kept. The part's folder may be in an archive."""
+    folder = files[0]
+    source, before = (folder, "") if folder.is_dir() else (folder.parent, f"{folder.name}/")
+    posts = {}
+    for name, post in members(source, lambda name: f"/{before}" in f"/{name}"):
+        place = tuple(f"/{name}".split(f"/{before}", 1)[1].split("/"))
+        if len(place) != 2:
+            raise wrong(source, name, f"{before}GROUP/NUMBER")
+        posts[place] = post
+    for (group, number), post in sorted(posts.items()):
+        header, _, body = post.decode("latin-1").replace("\r\n", "\n").partition("\n\n")
+        subject = re.search(r"^Subject:(.*)", header, re.MULTILINE)
+        text = f"{subject[1].strip() if subject else ''}\n\n{body}"
+        yield LabelledText(group, (text,), f"{folder}/{group}/{number}")
+
+
+class Form(NamedTuple):
+    """A form in which a data set is handed on."""
+
+    files: Parts  # patterns of their names
+    read: Callable[..., Iterator[LabelledText]]
+    published: tuple[int, ...] = ()  # how many examples each part is known to have
+    facts: dict = {}  # more, as `LabelledCorpus` has them
+
+
+def _each(pattern: str, **names: str) -> Parts:
+    """One file for each part; {} stands for the part's name in `names`."""
+    return {part: (pattern.format(name),) for part, name in names.items()}
+
+
+def _aligned(*published: int, **names: str) -> Form:
+    """Four files for each part, in a folder, as in castorini/data."""
+    files = ("sim.txt", "id.txt", "a.toks", "b.toks")
+    parts = {part: tuple(f"{folder}/{file}" for file in files) for part, folder in names.items()}
+    return Form(parts, read_aligned, published, _TOKENISED)
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+def _sentences(number: int, name: str, *others: str) -> dict:
+    """Two classes of sentences, for ten folds; maybe with a file for each class."""
+    forms = [Form({"all": (name,)}, partial(read_labelled_lines, encoding="latin-1"), (number,))]
+    if others:
+        read = partial(read_class_files, encoding="latin-1")
+        forms.append(Form({"all": others}, read, (number,)))
+    return {"forms": forms, "labels": _BINARY, "folds": 10, **_TOKENISED}
+
+
+def _pairs(labels: dict[str, str], *forms: Form, **facts) -> dict:
+    return {"forms": forms, "labels": labels, "inputs": 2, **facts}
+
+
+def _glue(folder: str, read: Callable, *published: int, **facts) -> dict:
+    """A task of GLUE, which has no labels for its test sets."""
+    names = facts.pop("names", {"train": "train", "valid": "dev"})
+    form = Form(_each(f"{folder}/{{}}.tsv", **names), read, published)
+    return {"forms": [form], "labels": _BINARY, "inputs": 2, **facts}
+
+
+def _columns(label: str, *texts: str, **how) -> Callable:
+    return partial(read_table, label=label, texts=texts, **how)
+
+
+_BINARY = _same("0", "1")
+_NLI = ("contradiction", "entailment", "neutral")
+_DEV = {"train": "train", "valid": "dev", "test": "test"}
+_TWO = {"train": "train", "test": "test"}  # a share of train becomes valid
+_SICK_PARTS = {"train": "train", "valid": "trial", "test": "test_annotated"}
+_read_snli = partial(
+    read_objects, label="gold_label", texts=("sentence1", "sentence2"), unlabelled="-"
+)
+_read_scitail = _columns(
+    "label", "premise", "hypothesis", names=("premise", "hypothesis", "label")
+)
+_read_quora = _columns("is_duplicate", "question1", "question2", quoted=True)
+_read_quora_parts = _columns("label", "text1", "text2", names=("label", "text1", "text2", "id"))
+_read_sick = _columns("entailment_judgment", "sentence_A", "sentence_B")
+_read_wikiqa = _columns("Label", "Question", "Sentence", group="QuestionID")
+_read_msrp = _columns("Quality", "#1 String", "#2 String")
+_read_cola = _columns("label", "text", names=("source", "label", "mark", "text"))
+_read_glue = _columns("label", "sentence1", "sentence2")
+_read_stsb = _columns("score", "sentence1", "sentence2")
+_read_mnli = _columns("gold_label", "sentence1", "sentence2")
+_read_qqp = _columns("is_duplicate", "question1", "question2", drops=True)
+_MNLI_PARTS = {"train": "train", "valid": "dev_matched", "test": "dev_mismatched"}
+_ENTAILED = _same("entailment", "not_entailment")
+_TOKENISED = {"tokenised": True}
+
+#: of each data set the forms that it is looked for in, and its facts
+CORPORA: dict[str, dict] = {
+    "cr": _sentences(3_775, "custrev.all"),
+    "mr": _sentences(10_662, "rt-polarity.all", "rt-polarity.neg", "rt-polarity.pos"),
+    "subj": _sentences(10_000, "subj.all"),
+    "mpqa": _sentences(10_606, "mpqa.all"),
+    "20news": {  # by date
+        "forms": [
+            Form(_each("20news-bydate-{}", **_TWO), read_posts, (11_314, 7_532)),
+            Form({"archive": ("20news-bydate.tar.gz",)}, read_posts),
+        ],
+        "labels": _same(*GROUPS),
+        "max_length": 1_500,
+        "settings": {"strip": ["fields"]},
+    },
+    "snli": _pairs(  # 1.0; pairs without a gold label are dropped
+        _same(*_NLI),
+        Form(_each("snli_1.0_{}*.jsonl*", **_DEV), _read_snli, (549_367, 9_842, 9_824)),
+    ),
+    "scitail": _pairs(  # tsv_format, or snli_format
+        {"entails": "entailment"} | _same("entailment", "neutral"),
+        Form(_each("scitail_1.0_{}.tsv", **_DEV), _read_scitail, (23_596, 1_304, 2_126)),
+        Form(_each("scitail_1.0_{}.txt", **_DEV), _read_snli, (23_596, 1_304, 2_126)),
+    ),
+    "sick": _pairs(  # with its entailment judgements; the trial set is valid
+        {name.upper(): name for name in _NLI},
+        Form(_each("SICK_{}.txt", **_SICK_PARTS), _read_sick, (4_500, 500, 4_927)),
+    ),
+    "quora": _pairs(  # as it was released, or as Wang et al. (2017) split it
+        _BINARY,
+        Form({"all": ("quora_duplicate_questions.tsv",)}, _read_quora),
+        Form(_each("{}.tsv", **_DEV), _read_quora_parts, (384_348, 10_000, 10_000), _TOKENISED),
+    ),
+    "wikiqa": _pairs(  # the question of each pair is its group
+        _BINARY,
+        Form(_each("WikiQA-{}.tsv", **_DEV), _read_wikiqa, (20_360, 2_733, 6_165)),
+        _aligned(8_672, 1_130, 2_351, **_DEV),
+        grouped=True,
+    ),
+    "msrp": _pairs(
+        _BINARY,
+        Form(_each("msr_paraphrase_{}.txt", **_TWO), _read_msrp, (4_076, 1_725)),
+        _aligned(4_076, 1_725, **_TWO),
+    ),
+    "cola": _glue("CoLA", _read_cola, 8_551, 1_043, inputs=1),
+    "sst2": _glue("SST-2", _columns("label", "sentence"), 67_349, 872, inputs=1),
+    "mrpc": _glue("MRPC", _read_msrp, 3_668, 408),
+    "stsb": _glue("STS-B", _read_stsb, 5_749, 1_500, labels={}),
+    "qqp": _glue("QQP", _read_qqp, 363_846, 40_430),
+    "mnli": _glue(  # test: the mismatched pairs
+        "MNLI", _read_mnli, 392_702, 9_815, 9_832, labels=_same(*_NLI), names=_MNLI_PARTS
+    ),
+    "qnli": _glue(
+        "QNLI", _columns("label", "question", "sentence"), 104_743, 5_463, labels=_ENTAILED
+    ),
+    "rte": _glue("RTE", _read_glue, 2_490, 277, labels=_ENTAILED),
+    "wnli": _glue("WNLI", _read_glue, 635, 71),
+}
+NO_VALID = ("20news", "msrp")
+
+
+def known_corpus(name: str, source: Path) -> LabelledCorpus:
+    """Return a data set whose files are in the folder of --source, or (20news) its archive; raises
+    UserError if they are in none of its forms, or twice."""
+    facts = dict(CORPORA[name])
+    forms = facts.pop("forms")
+    if name == "20news" and source.is_file():
+        files = {"archive": (source,)}
+    else:
+        form, files = _find(source, name, forms)
+    if "archive" in files:
+        form, (archive,) = forms[0], files["archive"]
+        files = {part: (archive / folder,) for part, (folder,) in form.files.items()}
+    published = dict(zip(files, form.published, strict=True)) if form.published else None
+    facts |= {"published": published, **form.facts}
+    return LabelledCorpus(name, files=files, read=form.read, **facts)
+
+
+# where a file may be: in --source, or in a folder of the data set's own name or archive
+_PLACES = ("", "{name}/", "*/{name}/", "*/", "*/*/")
+
+
+def _find(source: Path, name: str, forms: list[Form]) -> tuple[Form, dict[str, tuple[Path, ...]]]:
+    lacking = []  # of each form and place where some files are, those that are not
+    for form in forms:
+        for place in _PLACES:
+            folder = place.format(name=name)
+            files = {
+                part: tuple(_find_one(source, folder + pattern) for pattern in patterns)
+                for part, patterns in form.files.items()
+            }
+            wanted = [p for patterns in form.files.values() for p in patterns]
+            found = [path for paths in files.values() for path in paths]
+            if all(found):
+                return form, files
+            if any(found):
+                lacking.append([p for p, path in zip(wanted, found, strict=True) if not path])
+    allowed = (", ".join(p for patterns in f.files.values() for p in patterns) for f in forms)
+    problem = f"no files of {name}" if source.is_dir() else "no such folder"
+    if lacking:
+        problem = f"no {', '.join(min(lacking, key=len))}"
+    raise bad_option("--source", source, f"a folder that holds {'; or '.join(allowed)}", problem)
+
+
+def _find_one(source: Path, pattern: str) -> Path | None:
+    found = sorted(source.glob(pattern))
+    if len(found) > 1:
+        both = " and ".join(map(str, found))
+        raise bad_option("--source", source, f"one {pattern}", both)
+    return found[0] if found else None
