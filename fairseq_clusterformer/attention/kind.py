@@ -39,7 +39,6 @@ class Traits:
         reads_qk: it reads ``tokens.q`` or ``tokens.k``.
         reads_constants: its sight has ``constant`` layouts.
         needs_centroids: it must be given the centroids of the layer before.
-        learns_locally: each worker's observations stay with it; else all workers' are exchanged.
     """
 
     own: str = "in_cluster"
@@ -53,7 +52,6 @@ class Traits:
     reads_qk: bool = True
     reads_constants: bool = False
     needs_centroids: bool = False
-    learns_locally: bool = False
 
 
 class Kind(nn.Module, ABC):

@@ -66,6 +66,8 @@ class KMeansClustering(Learner):
     clusterings; 0: an epoch.
     """
 
+    exchanges = False
+
     def __init__(self, embed_dim: int, num_clusters: int, *, bank_size: int, interval: int):
         super().__init__()
         self.num_clusters = num_clusters

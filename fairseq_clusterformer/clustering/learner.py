@@ -10,11 +10,12 @@ from ..precision import Float32Buffers
 class Learner(Float32Buffers, ABC):
     """It stays as it is while a batch runs, or activation checkpointing would compute the batch
     twice in different ways: :meth:`observe` stores what the batch holds, once the forward pass is
-    over, and :meth:`commit` applies it before the next update. In between :meth:`exchange` gives
-    each worker what all have observed."""
+    over, and :meth:`commit` applies it before the next update. In between, each worker is given
+    what all have observed."""
 
-    learns = True
-    """Whether there is anything to observe."""
+    exchanges = True
+    """Whether :meth:`take` and :meth:`observe` exchange observations; else each worker keeps its
+    own, or there are none."""
 
     @abstractmethod
     def observe(self, observation: Tensor) -> None:

@@ -24,7 +24,7 @@ class AverageNormalizer(Learner):
 
     def __init__(self, shape: tuple[int, ...] | None, *, momentum: float = 0.9, others: int = 0):
         super().__init__()
-        self.learns, self.momentum, self.others = shape is not None, momentum, others
+        self.exchanges, self.momentum, self.others = shape is not None, momentum, others
         if shape is not None:
             self.register_buffer("log_normalizer", torch.zeros(shape))
             # Seen since the last update: a log-sum-exp, and the number of tokens.
@@ -40,7 +40,7 @@ class AverageNormalizer(Learner):
     ) -> Tensor | None:
         """What :meth:`observe` takes (None if nothing is kept) of a batch: the log of the sum of
         exp(s), of ``shape``, the number of tokens, and sums of the other numbers over them."""
-        if not self.learns:
+        if not self.exchanges:
             return None
         sums = [] if others is None else [others.to(log_mass.dtype)]
         return torch.cat([log_mass.flatten(), *sums, tokens.view(1)])
@@ -65,7 +65,7 @@ class AverageNormalizer(Learner):
 
     @torch.no_grad()
     def commit(self) -> None:
-        if not self.learns:
+        if not self.exchanges:
             return
         seen = self.pending_log_mass - self.pending_tokens.log()
         usable = torch.isfinite(seen).all() & (self.pending_tokens > 0)

@@ -152,8 +152,8 @@ class ClusteredStack:
         exchange sums, and learners use only ratios.
         """
         routers = [router for layer in self.all_layers() for router in layer.self_attn.routers]
-        learners = [router.learner for router in routers if not router.traits.learns_locally]
-        learners = [learner for learner in learners if learner is not None and learner.learns]
+        learners = [router.learner for router in routers if router.learner is not None]
+        learners = [learner for learner in learners if learner.exchanges]
         if not learners or workers() == 1:
             return
         pending = [learner.take() for learner in learners]

@@ -45,7 +45,7 @@ class KMeans(Kind):
 
     @staticmethod
     def declare(options: KMeansOptions, shape: Shape) -> Traits:
-        return Traits(reads_qk=False, learns_locally=True)
+        return Traits(reads_qk=False)
 
     def __init__(self, options: KMeansOptions, shape: Shape):
         super().__init__(options, shape)
