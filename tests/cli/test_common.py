@@ -196,7 +196,12 @@ def test_a_loop_of_links_is_one_line(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("command", "place"),
-    [("vectors x y", "examples/xlqa/vectors.py"), ("similar x y", "examples/xlqa/similar.py")],
+    [
+        ("vectors x y", "examples/xlqa/vectors.py"),
+        ("similar x y", "examples/xlqa/similar.py"),
+        ("prepare keyphrases openkp x", "examples/etc/openkp/prepare.py"),
+        ("evaluate keyphrases --checkpoint x", "examples/etc/openkp/evaluate.py"),
+    ],
 )
 def test_what_has_moved_is_named(command, place, capsys):
     assert main(command.split()) == 2

@@ -115,8 +115,10 @@ def test_three_passes_of_the_same_blocks():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rule", ["chunk", "recent"])
-@pytest.mark.parametrize("attention", [*attention_kinds(), *MIXED])
+@pytest.mark.parametrize(
+    ("attention", "rule"),
+    [*((kind, "chunk") for kind in (*attention_kinds(), *MIXED)), *((m, "recent") for m in MIXED)],
+)
 def test_a_document_alone_is_a_document_in_any_batch(attention, rule):
     model = make("qanet", attention=attention, cluster_rule=rule, word_matches=True)
     question, document, *_ = ragged()

@@ -85,7 +85,7 @@ def test_letters_are_told_apart():
 
 @pytest.mark.parametrize("form", ["gpt2", "sentencepiece"])
 def test_words_are_those_that_have_vectors(form, tmp_path):
-    """Of real models of subwords: what `words_of` says, which `clusterformer vectors` learns."""
+    """Of real models of subwords: what `words_of` says, which `vectors.py` learns."""
     if form == "gpt2":
         write_gpt2(tmp_path)
     else:
