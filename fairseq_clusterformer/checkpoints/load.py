@@ -139,7 +139,10 @@ def _check_types(cfg: DictConfig) -> None:
 
 
 def _forget_paths(cfg: DictConfig) -> None:
-    """What a model was trained from is in its tensors: no file that its options name is read."""
+    """What a model was trained from is in its tensors: no file that its options name is read. It
+    scores no translations either, for which a training loads tokenizers."""
+    if getattr(cfg.task, "eval_bleu", False):
+        overwrite_args_by_name(cfg, {"eval_bleu": False})
     for name in ("task", "model"):
         values = vars(cfg[name]) if isinstance(cfg[name], Namespace) else cfg[name]
         for key in [key for key, value in values.items() if value and _PATHS.fullmatch(str(key))]:

@@ -31,9 +31,6 @@ def pearson_correlation(found: np.ndarray, right: np.ndarray) -> float:
 
 def spearman_correlation(found: np.ndarray, right: np.ndarray) -> float:
     """Pearson's correlation of the ranks of numbers [n]; equal numbers have their mean rank."""
-    return pearson_correlation(_ranks(found), _ranks(right))
+    from scipy.stats import rankdata  # here, since it takes long to import
 
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (counts.cumsum() - (counts - 1) / 2)[places]
+    return pearson_correlation(rankdata(found), rankdata(right))
