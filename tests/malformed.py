@@ -15,6 +15,7 @@ import json
 import lzma
 import math
 import os
+import pickle
 import random
 import resource
 import shutil
@@ -39,7 +40,6 @@ from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.compat.one_line import report_in_one_line
 from tests.documents.papers import pdf
 
-CHECKPOINTS = Path(__file__).parent / "checkpoints"
 SECONDS = 60  # of a processor that a run may take; ten times as long on a busy machine
 #: values that few options can take; INPUT stands for the path of an input
 VALUES = ("", "nan", "inf", "-inf", "-1", "0", "-0.5", "1e400", "9" * 30, "-" + "9" * 30, "0.5")
@@ -87,6 +87,10 @@ COMMANDS = {
         "--valid-fraction --paragraphs --workers --sentencepiece --seed --train"
     ),
     "grid {grid} --out {results} --table": "--only --out --data --workers",
+    # goes on from a checkpoint that has an optimizer's state
+    _TRAIN.replace("--max-update 1", "--max-update 2") + " --restore-file {last}": (
+        "--lr --restore-file --optimizer-overrides --seed --max-update"
+    ),
     _TRAIN: (
         "--dropout --num-clusters --attention-window --lr --clustering-loss-weight --max-update"
         " --attention --cluster-temperature --label-smoothing --clip-norm --seed --update-freq"
@@ -94,6 +98,9 @@ COMMANDS = {
     ),
 }
 DOCUMENTS = ("page.html", "document.pdf", "files.zip", "notes.txt.xz", "text.txt")
+DOCUMENTS += ("page.md", "mail.eml", "letter.rtf", "book.ipynb")
+#: in a file outside of a command's inputs, which it must not read
+SECRET = "The password of the planted file is swordfish."
 
 
 @dataclass
@@ -104,7 +111,8 @@ class Result:
         number: with which it can be made again.
         words: its command line.
         spoilt: what was done to it.
-        verdict: done, line, traceback, hang, lost or killed.
+        verdict: done, line, traceback, hang, lost, killed, code (that a file brought was run) or
+            leak (of what a link leads to).
         said: the last line that it printed.
     """
 
@@ -126,6 +134,12 @@ def make_inputs(folder: Path) -> None:
     (folder / "text.txt").write_text(text)
     (folder / "lines.txt").write_text("Ein Hund.\nZwei Katzen\n")
     (folder / "page.html").write_text(f"<h1>Title</h1><p>{text[:500]}</p><ul><li>Bob</ul>")
+    (folder / "page.md").write_text(f"# Title\n\n| a | b |\n|--|--|\n| c | d |\n\n{text[:500]}")
+    (folder / "mail.eml").write_text("Subject: a\n\nThe author is Alice.")
+    (folder / "letter.rtf").write_text(r"{\rtf1\ansi The author is Alice.\par}")
+    cell = {"cell_type": "markdown", "metadata": {}, "source": ["The author is Alice."]}
+    book = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (folder / "book.ipynb").write_text(json.dumps(book))
     (folder / "document.pdf").write_bytes(pdf("The author is Alice.", "And Bob."))
     (folder / "notes.txt.xz").write_bytes(lzma.compress(text[:500].encode()))
     with zipfile.ZipFile(folder / "files.zip", "w") as archive:
@@ -149,26 +163,24 @@ def make_inputs(folder: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         given = "prepare lm text {0}/text.txt {0}/data --bytes"
         assert main(given.format(folder).split()) == 0
-        make_dense(folder)
+        make_checkpoint(folder, "dense", "--attention full --no-save-optimizer-state")
+        make_checkpoint(folder, "checkpoint", "--attention window+neural")
     make_results(folder)
-    packed = (CHECKPOINTS / "language_model.pt.xz").read_bytes()
-    (folder / "checkpoint.pt").write_bytes(lzma.decompress(packed))
     given = f"bundle {folder}/checkpoint.pt {folder}/model --data {folder}/data"
     with contextlib.redirect_stdout(io.StringIO()):
         assert main(given.split()) == 0
     shutil.copytree(SHIPPED / "multi30k-de-en", folder / "translator")
 
 
-def make_dense(folder: Path) -> None:
-    """A checkpoint of a dense language model, after one update."""
+def make_checkpoint(folder: Path, name: str, more: str) -> None:
+    """A checkpoint of a language model, after one update."""
     words = [word.format(data=folder / "data") for word in _TRAIN.split()]
     words[words.index("out")] = str(folder / "saved")
-    more = "--attention full --no-epoch-checkpoints --no-save-optimizer-state"
     child = os.fork()  # fairseq's task, model and logs stay there
     if child == 0:
-        _in_child([*words, *more.split()], folder)
+        _in_child([*words, "--no-epoch-checkpoints", *more.split()], folder)
     assert os.waitpid(child, 0)[1] == 0
-    (folder / "saved" / "checkpoint_last.pt").rename(folder / "dense.pt")
+    (folder / "saved" / "checkpoint_last.pt").rename(folder / f"{name}.pt")
 
 
 def make_results(folder: Path) -> None:
@@ -187,6 +199,7 @@ def files_of(name: str, draw: random.Random) -> list[str]:
     """The input that a word of a command stands for."""
     known = {"text": "text.txt", "lines": "lines.txt", "table": "table.tsv", "grid": "grid.yaml"}
     known |= {"questions": "questions.json", "checkpoint": "checkpoint.pt", "dense": "dense.pt"}
+    known["last"] = "checkpoint.pt"
     return draw.choice(DOCUMENTS) if name == "document" else known.get(name, name)
 
 
@@ -219,7 +232,19 @@ def _other(data: bytes, draw: random.Random) -> bytes:
                         b"<a <a" * 200, b"<![foo", b"<svg>" * 3000, b"\xfd7zXZ\0"))  # fmt: skip
 
 
+class _Planted:
+    """Unpickled, it makes a folder ``ran``."""
+
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+def _planted(data: bytes, draw: random.Random) -> bytes:
+    return pickle.dumps(_Planted())
+
+
 DAMAGE: tuple[Callable[[bytes, random.Random], bytes], ...] = (_cut, _flipped, _lines, _other)
+DAMAGE += (_planted,)
 STRANGE = (None, -1, 0, 0.5, 10**30, math.nan, math.inf, "", "x", [], {}, True, [1, [2]], {"a": 1})
 
 
@@ -261,18 +286,20 @@ def _edit_tensors(tensors: dict, draw: random.Random) -> None:
         tensors[name] = kinds.get(what, torch.empty(0))
 
 
-def spoil_file(path: Path, draw: random.Random) -> str:
+def spoil_file(path: Path, draw: random.Random, secret: Path) -> str:
     """Damage a file, by what it is; returns what was done."""
     place = draw.random()
     if place < 0.06:
         path.unlink()
-        kind = draw.choice(("missing", "folder", "loop", "dangling"))
+        kind = draw.choice(("missing", "folder", "loop", "dangling", "outside"))
         if kind == "folder":
             path.mkdir()
         elif kind == "loop":
             path.symlink_to(path.name)
         elif kind == "dangling":
             path.symlink_to("nowhere")
+        elif kind == "outside" and path.parent.name != "in":  # else it is what the user named
+            path.symlink_to(secret)
         return kind
     if path.suffix in (".json", ".yaml") and place < 0.8:
         read = json.loads if path.suffix == ".json" else yaml.safe_load
@@ -338,7 +365,14 @@ def make_run(number: int, inputs: Path, place: Path) -> tuple[list[str], str]:
         return [*words, f"{option}={value}"], f"{option} is {value[:20]!r}"
     files = sorted(file for file in (place / "in").rglob("*") if file.is_file())
     file = draw.choice(files)
-    return words, f"{file.relative_to(place)}: {spoil_file(file, draw)}"
+    (place / "secret").write_text(SECRET)
+    if "out" in words and draw.random() < 0.05:  # left by somebody else in the place of a part
+        part = place / "out.partial" / "parts" / "train" / "0-9.pickle"
+        part.parent.mkdir(parents=True)
+        part.write_bytes(_planted(b"", draw))
+        (place / "out.partial" / ".clusterformer").touch()
+        return words, "out.partial planted"
+    return words, f"{file.relative_to(place)}: {spoil_file(file, draw, place / 'secret')}"
 
 
 def run_words(words: list[str]) -> int:
@@ -428,6 +462,12 @@ def judged(number: int, words: list[str], spoilt: str, place: Path) -> Result:
         verdict = "hang"
     elif lost:
         verdict = "lost"
+    elif (place / "ran").exists():
+        verdict = "code"
+    elif SECRET in printed or any(
+        SECRET.encode() in path.read_bytes() for path in place.glob("out*/**/*") if path.is_file()
+    ):
+        verdict = "leak"
     elif status < 0:
         verdict = "killed"
     elif "Traceback (most recent" in printed or "Exception ignored" in printed:

@@ -101,8 +101,12 @@ def mends(owner: object, name: str) -> Callable[[Callable], Callable]:
     return note
 
 
-def apply() -> None:
-    """Apply all changes. Calling it again changes nothing."""
+def apply(begin: Callable[[], None] | None = None) -> None:
+    """Apply all changes. Calling it again changes nothing.
+
+    Args:
+        begin: what a training's further processes call first.
+    """
     for owner, name, function in _MENDED:
         wrap(owner, name, function)
     allow_checkpoint_types()
@@ -114,7 +118,7 @@ def apply() -> None:
     silence_known_warnings()
     check_what_is_loaded()
     keep_trainings_whole()
-    train_in_several_processes()
+    train_in_several_processes(begin)
     report_in_one_line()
 
 

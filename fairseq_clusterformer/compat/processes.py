@@ -1,10 +1,10 @@
 """Several processes train one model, on CPUs too, and the jobs of a sweep train several."""
 
-import importlib
 import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,9 +31,10 @@ SECONDS = 10  # that interrupted processes have to end by themselves
 _jobs: dict[Path, int] = {}
 
 
-def train_in_several_processes() -> None:
+def train_in_several_processes(begin: Callable[[], None] | None = None) -> None:
     """Lets torchrun, and on CPUs ``--distributed-world-size``, start processes that train one
     model. fairseq counts GPUs: with none, or one a machine, each process trained its own model.
+    Each process that is started calls `begin` first.
     """
     if hasattr(distributed_utils.call_main, "__wrapped__"):
         return
@@ -51,7 +52,7 @@ def train_in_several_processes() -> None:
         alone = training.distributed_world_size == 1
         if alone or training.distributed_init_method or not _on_cpus(cfg):
             return call(cfg, main, **kwargs)
-        return _spawn(cfg, main, kwargs)
+        return _spawn(cfg, main, kwargs, begin)
 
     # fairseq-hydra-train imports the plug-in later: in its job, before fairseq adds defaults a
     # second time. A configuration's searchpath imports it before the job.
@@ -103,7 +104,7 @@ def _join(cfg) -> None:
             training.distributed_no_spawn = True
 
 
-def _spawn(cfg, main, kwargs: dict) -> None:
+def _spawn(cfg, main, kwargs: dict, begin: Callable[[], None] | None) -> None:
     """Start all processes on this machine, and wait for them."""
     training = cfg.distributed_training
     with socket.socket() as free:
@@ -112,8 +113,10 @@ def _spawn(cfg, main, kwargs: dict) -> None:
     training.distributed_init_method = f"tcp://localhost:{port}"
     training.distributed_rank = None  # fairseq gives each its own
     said = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    given, size = (main, cfg, {**kwargs, "start_rank": 0}, said), training.distributed_world_size
-    processes = torch.multiprocessing.spawn(_run_one, given, size, join=False)
+    given = (begin, main, cfg, {**kwargs, "start_rank": 0}, said)
+    processes = torch.multiprocessing.spawn(
+        _run_one, given, training.distributed_world_size, join=False
+    )
     try:
         while not processes.join():
             pass
@@ -128,9 +131,10 @@ def _spawn(cfg, main, kwargs: dict) -> None:
             process.terminate()
 
 
-def _run_one(rank: int, main, cfg, kwargs: dict, said) -> None:
+def _run_one(rank: int, begin, main, cfg, kwargs: dict, said) -> None:
     """One of the processes; the first says what is saved if it is interrupted."""
-    importlib.import_module("fairseq_clusterformer.plugin")  # --user-dir does not
+    if begin is not None:
+        begin()
     try:
         distributed_utils.distributed_main(rank, main, cfg, kwargs)
     except BaseException:

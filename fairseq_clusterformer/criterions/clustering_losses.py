@@ -107,7 +107,8 @@ class ClusteringLosses:
             total = sum(log.get(name, 0) for log in logging_outputs)
             if not any(name in log for log in logging_outputs):
                 continue
-            if name in STATISTICS or total > 0:  # a side without clusters has nothing to say
+            # a kind without such a loss, or a side without clusters, has nothing to say
+            if name not in (*LOSSES, *cls.side_statistics) or total != 0:
                 metrics.log_scalar(name, total / size, size, round=3)
 
 
