@@ -3,7 +3,8 @@
 import pytest
 
 from fairseq_clusterformer.documents.drawing import MARK, STRIP, draw_document, shade
-from fairseq_clusterformer.visual.words import ClusteredText, DrawnLayer, describe
+from fairseq_clusterformer.visual.figure import Drawing
+from fairseq_clusterformer.visual.words import ClusteredText, DrawnLayer, Item, describe
 
 
 def test_every_number_of_tokens_has_a_shade():
@@ -20,3 +21,10 @@ def test_a_document_of_any_length_is_drawn(tokens_of_a_mark):
     text = ClusteredText("", "subword", tokens, len(tokens), "", "", [layer])
     boxes = draw_document(text, layer).axes[0].patches
     assert {box.get_alpha() for box in boxes} == {None, 1.0}
+
+
+def test_the_last_character_of_a_word_is_in_colour():
+    drawing = Drawing(100, "", "")
+    before = len(drawing.axes.texts)
+    drawing.words(0, 0, [Item("abc", 1, 1), Item("long" * 9, 1, 1)], 90, accent=True)
+    assert [text.get_text() for text in drawing.axes.texts[before:]] == ["ab", "c"]
