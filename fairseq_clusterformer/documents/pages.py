@@ -32,7 +32,6 @@ _FORMULAS = {"mfrac": "/", "msup": "^", "msub": "_"}  # between their two parts
 _HIDDEN = re.compile(
     r"(?i)(?:^|[;{\s])(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse))\b"
 )
-_RULE = re.compile(r"([^{};@]+)\{([^{}]*)\}")
 _HEADING = 80  # characters of one that are shown
 
 
@@ -114,6 +113,7 @@ class _Lines:
         unseen = unseen or ("hidden" in given and given["hidden"] != "until-found")
         unseen = unseen or bool(_HIDDEN.search(given.get("style") or ""))
         unseen = unseen or (tag == "dialog" and "open" not in given)
+        unseen = unseen and tag not in ("html", "body")  # a script shows them
         menu = above.menu or (node.mem_id if tag in _MENUS else 0)
         plain = above.plain or tag in ("pre", "listing", "xmp", "plaintext")
         return _Open(node.mem_id, tag, unseen, plain, menu, above.linked or tag in ("a", "button"))
@@ -125,8 +125,8 @@ class _Lines:
             self._menu = own.menu
             if tag in _HEADINGS:
                 self._place = clean(node.text())[:_HEADING]
-            if tag == "ol":
-                self._numbers[own.id] = int(node.attributes.get("start") or 1) - 1
+            if tag == "ol" and (node.attributes.get("start") or "").isdecimal():
+                self._numbers[own.id] = int(node.attributes["start"]) - 1
             if tag == "li" and self._marks:
                 self._numbers[above.id] = self._numbers.get(above.id, 0) + 1
                 self._parts.append(f"{self._numbers[above.id]}. " if above.tag == "ol" else "- ")
@@ -189,8 +189,10 @@ def _hidden_by_style(tree: "LexborHTMLParser") -> Iterable[int]:
     hidden: set[int] = set()
     shown: set[int] = set()
     for style in tree.css("style"):
-        sheet = re.sub(r"/\*.*?\*/|@[^{};]*\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}", "", style.text())
-        for selector, rules in _RULE.findall(sheet):
+        sheet = re.sub(r"(?s)/\*.*?(?:\*/|$)", "", style.text())
+        sheet = re.sub(r"@[^{};@]*\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}", "", sheet)
+        for rule in sheet.split("}"):
+            selector, _, rules = rule.partition("{")
             hides = bool(_HIDDEN.search("{" + rules))
             if ":" in selector or not (hides or re.search("display|visibility", rules)):
                 continue
