@@ -173,6 +173,9 @@ def _check_optimizer(cfg) -> None:
         if cfg.optimization[name] is not None and not len(cfg.optimization[name]):
             option = f"--{name.replace('_', '-')}"
             raise refused(option, "empty", "numbers, separated by commas")
+    overrides = cfg.checkpoint.optimizer_overrides
+    if not isinstance(_literal(overrides), dict):
+        raise refused("--optimizer-overrides", overrides, "a dictionary: \"{'eps': 1e-6}\"")
     schedule = getattr(cfg.lr_scheduler, "_name", None)
     if schedule == "inverse_sqrt" and cfg.lr_scheduler.warmup_updates == 0:
         raise refused("--warmup-updates", 0, "1 or more with --lr-scheduler inverse_sqrt")
@@ -180,10 +183,18 @@ def _check_optimizer(cfg) -> None:
 
 def _are_betas(written: str) -> bool:
     try:
-        first, second = map(float, ast.literal_eval(written))
-    except (ValueError, TypeError, SyntaxError):
+        first, second = map(float, _literal(written))
+    except (ValueError, TypeError):
         return False
     return 0 <= first < 1 and 0 <= second < 1
+
+
+def _literal(written: str) -> object:
+    """What Python's own notation means; None: it is none."""
+    try:
+        return ast.literal_eval(written)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
 
 
 def _check_save_dir(folder: Path) -> None:

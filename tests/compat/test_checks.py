@@ -37,6 +37,7 @@ from tests.cli.in_process import CLUSTERFORMER, train
         ("--save-dir file/a/b", "/file is a file; allowed: a folder to write to"),
         ("--optimizer adam --adam-betas (0.9,nan)", "--adam-betas is (0.9,nan); allowed: two"),
         ("--optimizer adam --adam-betas 0.9", "--adam-betas is 0.9; allowed: two numbers"),
+        ("--optimizer-overrides x/y", "--optimizer-overrides is x/y; allowed: a dictionary"),
         ("--update-freq=", "--update-freq is empty; allowed: numbers, separated by commas"),
         ("--lr=", "--lr is empty; allowed: numbers, separated by commas"),
         ("--lr-scheduler inverse_sqrt --warmup-updates 0", "--warmup-updates is 0; allowed: 1"),
