@@ -129,7 +129,8 @@ def test_wide(impl):
         assert torch.equal(one.to(other.dtype), other)
 
 
-def test_what_is_hidden_may_be_nan():
+@pytest.mark.parametrize("hidden", [None, torch.zeros(1, 1, 12, dtype=torch.bool)])
+def test_what_is_hidden_may_be_nan(hidden):
     """At padding, in values and in gradients."""
     length, mask = 12, torch.zeros(BATCH, 12, dtype=torch.bool)
     mask[1, 8:] = True
@@ -138,7 +139,7 @@ def test_what_is_hidden_may_be_nan():
     for t in (q, k, v):
         t[1, :, 8:] = torch.nan
         t.requires_grad_()
-    own = Own().within(mask)
+    own = Own(hidden=hidden).within(mask)
     out, _ = joint_attention(q, k, v, [layout, layout], own, impl="cpu")
     gradients = torch.autograd.grad(out[:, :, :8].sum(), (q, k, v))
     assert all(t.isfinite().all() for t in (out[:, :, :8], *gradients))
