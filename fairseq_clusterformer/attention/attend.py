@@ -30,6 +30,7 @@ from .past import (
     Sinks,
     Stores,
     entries_of,
+    for_each,
 )
 from .projections import QKV, rotated
 from .sight import Result, Rule, Seen, Text
@@ -110,7 +111,8 @@ def _bias(heads: QKV, text: Text) -> Tensor:
     bias = text.key_bias.to(heads.k.dtype)  # decoding keeps it with its key, rounded like it
     if text.past:
         kept = text.kept[..., width]  # of each head of keys
-        bias = torch.cat([kept, bias.expand(len(kept), kept.size(1), -1)], dim=-1)
+        bias = for_each(kept, bias).expand(len(kept), kept.size(1), -1)
+        bias = torch.cat([kept, bias], dim=-1)
     return bias if bias.size(1) in (1, many) else bias.repeat_interleave(many // bias.size(1), 1)
 
 
@@ -218,7 +220,7 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     sinks = _sinks(of_sinks, seen, rule, stores)
     if sinks is not None:
         visible.append(_sinks_in_sight(sinks, heads, seen, rule))
-    out = _softmax(heads.q, visible)
+    out = _softmax(heads.q, visible, joined=bool(seen.others))
     if gap > 0:
         store()
     results, others = _of_others(heads, seen, stores)
@@ -283,8 +285,9 @@ def _sinks_in_sight(sinks: Sinks, heads: QKV, seen: Seen, rule: Rule) -> Entries
     return Entries(entries.flatten(0, 1), hidden, some=rule.gap == 0)
 
 
-def _softmax(q: Tensor, seen: Sequence[Entries]) -> Result:
-    """Values [B, H, 1, E] that queries attend to, by one softmax over all that they see."""
+def _softmax(q: Tensor, seen: Sequence[Entries], joined: bool) -> tuple[Tensor, Tensor | None]:
+    """Values [B, H, 1, E] that queries attend to, by one softmax over all that they see, and the
+    log-sum-exp if they are joined with others."""
     batch, heads, _, width = q.shape
     q = at_least_float32(q) / math.sqrt(width)
     each, logits = [at_least_float32(part.entries) for part in seen], []
@@ -309,4 +312,4 @@ def _softmax(q: Tensor, seen: Sequence[Entries]) -> Result:
             weight = weight.masked_fill(hidden.reshape(weight.shape), 0.0)
         rows = weight.reshape(len(entries), batch * heads // len(entries), weight.size(-1))
         out = out + torch.bmm(rows, entries[..., -width:]).view(batch, heads, 1, width)
-    return out, logits.logsumexp(-1, keepdim=True)
+    return out, logits.logsumexp(-1, keepdim=True) if joined else None

@@ -160,7 +160,8 @@ class Rings(Kept):
         [1 or B, 1]."""
         kept, seen, hidden = self.kept, self.seen, None
         slots = min(self.steps, kept.size(-2))
-        slot = torch.arange(slots, device=kept.device)
+        if seen is not None or latest is not None:
+            slot = torch.arange(slots, device=kept.device)
         if seen is None:
             kept, stored = kept.narrow(-2, 0, slots), self.steps
         else:
