@@ -100,8 +100,8 @@ class TestDocuments:
 
     def test_a_link_opens_the_document_at_the_answer(self, client, desk):
         evil = EVIL.replace("Lund", "Bree")
-        desk.add(text_source(f"Otto rules Ulm.\n\n{evil}", "/home/me/letters/a/<i>.txt"))
-        desk.add(text_source("Ida rules Pisa.", "/home/me/letters/b.txt"))
+        desk.add(text_source(f"Otto rules Ulm.\n\n{evil}", "/srv/letters/a/<i>.txt"))
+        desk.add(text_source("Ida rules Pisa.", "/srv/letters/b.txt"))
         shown = [each["shown"] for each in client.get("/documents").json()["documents"]]
         assert shown == ["a/<i>.txt", "b.txt"]
         best = client.post("/ask", content=ASKED).json()["answers"][0]
