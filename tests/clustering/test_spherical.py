@@ -21,6 +21,7 @@ def vectors(dtype=torch.float64):
 def test_the_nearest_alone(limit, dtype, monkeypatch):
     monkeypatch.setattr(fuzzy, "CHUNK_NUMBERS_CPU", limit)
     means, x = SphericalMeans(HEADS, CLUSTERS, WIDTH), vectors(dtype)
+    torch.testing.assert_close(means.centroids.norm(dim=-1), torch.ones(HEADS, CLUSTERS))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype != torch.float64):
         clusters, cosines = means(x)
         assert torch.equal(means.nearest(x), clusters)
