@@ -175,7 +175,7 @@ class TestLayerDrop:
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kind of docs/extending.md, outside of the package."""
     page = (REPO_ROOT / "docs" / "extending.md").read_text()
-    (kind,) = re.findall(r"```python\n([^`]*@register_attention[^`]*)```", page)
+    kind, *_ = re.findall(r"```python\n([^`]*@register_attention[^`]*)```", page)
     folder = tmp_path_factory.mktemp("plugins") / "my_plugin"
     folder.mkdir()
     (folder / "__init__.py").write_text(f"import fairseq_clusterformer.plugin\n{kind}")
