@@ -88,7 +88,8 @@ COMMANDS = {
     ),
     "grid {grid} --out {results} --table": "--only --out --data --workers",
     # goes on from a checkpoint that has an optimizer's state
-    _TRAIN.replace("--max-update 1", "--max-update 2") + " --restore-file {last}": (
+    _TRAIN.replace("--max-update 1", "--max-update 2")
+    + " --attention window+neural --restore-file {last}": (
         "--lr --restore-file --optimizer-overrides --seed --max-update"
     ),
     _TRAIN: (
@@ -97,7 +98,7 @@ COMMANDS = {
         " --decoder-layers --decoder-embed-dim --decoder-attention-heads --batch-size"
     ),
 }
-DOCUMENTS = ("page.html", "document.pdf", "files.zip", "notes.txt.xz", "text.txt")
+DOCUMENTS = ("files.zip", "document.pdf", "text.txt", "notes.txt.xz", "page.html")
 DOCUMENTS += ("page.md", "mail.eml", "letter.rtf", "book.ipynb")
 #: in a file outside of a command's inputs, which it must not read
 SECRET = "The password of the planted file is swordfish."
