@@ -23,7 +23,7 @@ from fairseq.dataclass.initialize import hydra_init
 from fairseq_cli import hydra_train
 from hydra import compose, initialize_config_dir
 
-from fairseq_clusterformer.data.subwords import TokenizerSubwords
+from fairseq_clusterformer.data.subwords import Subwords
 from tests.cli.in_process import QUESTIONS as READER
 from tests.cli.towns import squad
 from tests.conversion.dense import llama
@@ -70,7 +70,7 @@ TINY_CONFIGURATION = {
     **{"max_update": "2", "update_freq": "[1]", "total_num_update": "2", "warmup_updates": "1"},
     **{"tokens_per_sample": "64", "max_parts": "16", "min_sentences": "1", "num_workers": "0"},
     **{"validate_interval_updates": "1", "validate_after_updates": "0", "bf16": "false"},
-    **{"lift": "''", "roberta_checkpoint": "''", "radius": "4", "max_tokens": "200"},
+    **{"lift": "''", "radius": "4", "max_tokens": "200"},
     **{"encoder_embed_dim": "32", "encoder_ffn_embed_dim": "8", "encoder_attention_heads": "4"},
     **{"decoder_embed_dim": "32", "decoder_ffn_embed_dim": "8", "decoder_attention_heads": "4"},
     **{"decoder_input_dim": "32", "decoder_output_dim": "32", "batch_size": "2"},
@@ -152,7 +152,7 @@ def write_encoder(folder: Path) -> None:
     folder.mkdir()
     made("wordpiece", folder / "tokenizer.json")
     sizes = {"hidden_size": 48, "intermediate_size": 8, "num_attention_heads": 12}
-    words = len(TokenizerSubwords(folder / "tokenizer.json").symbols)
+    words = len(Subwords(folder / "tokenizer.json").symbols)
     BertModel(BertConfig(vocab_size=words, num_hidden_layers=6, **sizes)).save_pretrained(folder)
 
 

@@ -51,7 +51,7 @@ _FILES = (*_FILES, CALIBRATION)
 CHAT_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _SECTIONS = ("model", "task", "criterion", "dataset", "generation", "bpe", "tokenizer")
 #: what a training started from, on another computer
-_STARTS = {"pretrained", "roberta_checkpoint", "pretrained_checkpoint", "lift"}
+_STARTS = {"pretrained", "pretrained_checkpoint", "lift"}
 #: options of where and how a training ran, which models of argparse have among their own
 _OF_A_RUN = {
     field.name

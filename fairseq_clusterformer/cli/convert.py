@@ -20,7 +20,6 @@ and layers are fitted one after another. After a stop, the same command goes on.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -103,8 +102,6 @@ def main(arguments: Sequence[str]) -> int:
     inputs = [args.checkpoint, *(args.text or ())]
     check_output("OUT", args.out, folder=True, inputs=inputs, force=args.force)
 
-    from tqdm import tqdm
-
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.conversion import as_checkpoint, is_folder
     from fairseq_clusterformer.conversion.batches import (
@@ -115,15 +112,15 @@ def main(arguments: Sequence[str]) -> int:
     )
     from fairseq_clusterformer.conversion.convert import TASKS, check, convert
     from fairseq_clusterformer.conversion.reading import kept_beside
+    from fairseq_clusterformer.conversion.watch import Watch
     from fairseq_clusterformer.conversion.write import fine_tuning, write
 
-    with as_checkpoint(args.checkpoint, args.data) as (checkpoint, data):
+    if is_folder(args.checkpoint):
+        _check_folder(args)
+    watch = Watch()
+    with watch.told(), as_checkpoint(args.checkpoint, args.data) as (checkpoint, data):
+        watch.at("load the dense model")
         loaded = load_checkpoint(checkpoint, data=data, task=TASKS, option="CHECKPOINT")
-        if args.text is None and args.data is None and is_folder(args.checkpoint):
-            allowed = "--text FILE, or --data with a folder prepared with --dict BUNDLE/dict.txt "
-            allowed += f"--tokenizer {args.checkpoint / 'tokenizer.json'}"
-            problem = "a folder of transformers has no texts"
-            raise bad_option("--text", "not given", allowed, problem)
         loaded = replace(loaded, path=args.checkpoint)
         plan = _plan(args, loaded)
         check(loaded, plan)
@@ -134,12 +131,9 @@ def main(arguments: Sequence[str]) -> int:
             how = {"tokens": args.tokens, "length": length, "seed": args.seed}
             batches = batches_of_split(loaded, args.gen_subset, **how)
         batches = far_of(batches, plan.near)
-
-        def progress(steps: range, name: str):
-            return iter(tqdm(steps, desc=name, unit="batch", disable=not sys.stderr.isatty()))
-
         with kept_beside(args.out, loaded.model, batches) as folder:
-            converted = convert(loaded, batches, plan, folder, progress=progress)
+            converted = convert(loaded, batches, plan, folder, progress=watch)
+            watch.at("write")
             write(converted, args.out, force=args.force, recipe=recipe)
     _print(converted)
     print(f"{converted.tokens:,} tokens were read, for measuring and fitting.")
@@ -152,6 +146,33 @@ def main(arguments: Sequence[str]) -> int:
             print(f"\n(prepare them with --tokenizer {tokens} {words})", end="")
     print(f":\n\n{fine_tuning(converted, args.out)}")
     return 0
+
+
+def _check_folder(args: argparse.Namespace) -> None:
+    """Refuse, by the configuration of a folder of transformers alone, what cannot be done with
+    its model."""
+    from fairseq_clusterformer.attention.spec import parse_attention
+    from fairseq_clusterformer.conversion.dense import facts_of
+
+    if args.text is None and args.data is None:
+        allowed = "--text FILE, or --data with a folder prepared with --dict BUNDLE/dict.txt "
+        allowed += f"--tokenizer {args.checkpoint / 'tokenizer.json'}"
+        problem = "a folder of transformers has no texts"
+        raise bad_option("--text", "not given", allowed, problem)
+    if (facts := facts_of(args.checkpoint)) is None:
+        return
+    given = {"encoder": args.encoder_attention, "decoder": args.decoder_attention}
+    for side, spec in given.items():
+        if spec is not None and side not in facts.sides:
+            raise bad_option(f"--{side}-attention", spec, "none", f"there is no {side}")
+    for side, (layers, heads) in facts.sides.items():
+        if spec := given[side] or args.attention:
+            parse_attention(spec, num_layers=layers, num_heads=heads)
+    if args.max_positions is not None and args.max_positions < facts.positions:
+        raise bad_option("--max-positions", args.max_positions, f"{facts.positions} or more")
+    if args.text and facts.is_translator and len(args.text) != 2:
+        allowed = "two files, the source and the target, line by line"
+        raise bad_option("--text", " ".join(map(str, args.text)), allowed, "a translation model")
 
 
 def _recipe(args: argparse.Namespace) -> dict:

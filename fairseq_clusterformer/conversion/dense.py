@@ -3,10 +3,10 @@
 import json
 import math
 import shutil
-import sys
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from fairseq.data import Dictionary
@@ -19,7 +19,7 @@ from transformers import AutoConfig
 
 from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
-from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
+from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.hf.configuration import ClusterformerConfig, build_model
 from fairseq_clusterformer.models.checkpoints import CheckpointError
@@ -30,6 +30,7 @@ from fairseq_clusterformer.models.pretrained import load_folder, set_sizes_of_fo
 from .families import FAMILIES, KNOWN
 from .model import CRITERIONS
 from .texts import languages, roberta_text
+from .watch import free_memory
 
 ALLOWED = f"a folder of {KNOWN} that save_pretrained wrote, tokenizer included"
 
@@ -50,9 +51,7 @@ def read_dense(folder: Path, data: Path) -> Loaded:
     """Read a dense model as ours, with full attention; the new folder ``data`` gets the files of
     its text. Raises UserError: a model of another type or with another form of a layer; files that
     are missing or damaged."""
-    kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
-    if kind not in FAMILIES | ENCODERS:
-        raise bad_option("CHECKPOINT", folder, ALLOWED, f"a model of the type {kind}")
+    kind = _kind_of(folder)
     data.mkdir(parents=True, exist_ok=True)
     try:
         if kind in ENCODERS:
@@ -93,6 +92,49 @@ def read_dense(folder: Path, data: Path) -> Loaded:
     return _loaded(model, *names, vars(config.namespace()), of_task, folder, data)
 
 
+class Facts(NamedTuple):
+    """What the configuration of a dense model says."""
+
+    sides: dict[str, tuple[int, int]]  # layers and heads of the encoder, of the decoder
+    positions: int
+    is_translator: bool
+
+
+def facts_of(folder: Path) -> Facts | None:
+    """Of a folder of another library's dense model, without its weights; None: it is one of ours.
+    Raises UserError: a model of another type or with another form of a layer."""
+    if not is_dense(folder):
+        return None
+    kind = _kind_of(folder)
+    try:
+        if kind in ENCODERS:
+            args = Namespace(pretrained=str(folder))
+            set_sizes_of_folder(args, "CHECKPOINT")
+            sides = {"encoder": (args.encoder_layers, args.encoder_attention_heads)}
+            return Facts(sides, args.window_positions, False)
+        options = FAMILIES[kind].options_of(AutoConfig.from_pretrained(folder))
+        sides = [side for side in ("encoder", "decoder") if f"{side}_layers" in options]
+        numbers = ("layers", "attention_heads")
+        found = {s: tuple(options[f"{s}_{n}"] for n in numbers) for s in sides}
+        positions = options["max_target_positions"]
+        return Facts(found, positions, FAMILIES[kind].task == "translation")
+    except UserError:
+        raise
+    except Exception as error:  # of every kind, for transformers checks little of what it reads
+        raise bad_option("CHECKPOINT", folder, ALLOWED, reason_of(error)) from None
+
+
+def _kind_of(folder: Path) -> str:
+    """The type of a dense model; UserError for one that is not known, or is quantised."""
+    record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kind = record["model_type"]
+    if not isinstance(kind, str) or kind not in FAMILIES | ENCODERS:
+        raise bad_option("CHECKPOINT", folder, ALLOWED, f"a model of the type {kind}")
+    if record.get("quantization_config") is not None:
+        raise bad_option("CHECKPOINT", folder, ALLOWED, "its weights are quantised")
+    return kind
+
+
 def _check_memory(folder: Path) -> None:
     """Refuse a model without room for three copies in float32: theirs, ours, and in between."""
     needed = 0
@@ -105,16 +147,6 @@ def _check_memory(folder: Path) -> None:
         raise bad_option("CHECKPOINT", folder, "a smaller model, or more memory", problem)
 
 
-def free_memory() -> int:
-    """Bytes that programs can still have, by Linux; of other systems, all that there could be."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return sys.maxsize
-    found = dict(line.split(":") for line in lines)
-    return sum(1024 * int(found[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
-
-
 def _read_encoder(folder: Path, data: Path) -> Loaded:
     """An encoder of BERT's form. RoBERTa's text is coded by GPT-2's files, as transformers can
     have it back; that of the others by their ``tokenizer.json``."""
@@ -125,7 +157,7 @@ def _read_encoder(folder: Path, data: Path) -> Loaded:
         numbers = torch.tensor(roberta_text(folder, data, config))
     else:
         shutil.copyfile(folder / TOKENIZER, data / TOKENIZER)
-        symbol_dictionary(TokenizerSubwords(data / TOKENIZER).symbols).save(str(data / "dict.txt"))
+        symbol_dictionary(Subwords(data / TOKENIZER).symbols).save(str(data / "dict.txt"))
     words, most = Dictionary.load(str(data / "dict.txt")), args.window_positions
     words.add_symbol("<mask>")  # as fairseq's task does
     task = SimpleNamespace(source_dictionary=words, max_positions=lambda: most)

@@ -90,14 +90,14 @@ def _begin(pupil: Pupil, readings: Sequence[Read], seed: int) -> None:
         taps += SPREAD * torch.randn(taps.shape, generator=generator)
     x = _real(readings, [pupil.routed(r) for r in readings])
     turn = _far_rotation(pupil, max(r.x.size(1) for r in readings))
-    projections = {"q": [], "k": []}
+    factor, projections = _factor(x), {"q": [], "k": []}
     for at in range(len(router.centroids)):
         heads = pupil.heads[at * router.sharing : (at + 1) * router.sharing]
         q = [_real(readings, [r.q[:, head] for r in readings]) for head in heads]
         k = _real(readings, [r.k[:, heads[0]] for r in readings])
         wanted = _directions(torch.stack(q), k @ turn.to(k), width)
         for name, of_head in [*(("q", each) for each in wanted[0]), ("k", wanted[1])]:
-            weight = _regression(x, of_head)  # [R, D]
+            weight = torch.cholesky_solve(x.t() @ of_head, factor).t()  # [R, D]
             # The scale changes no cosine, but how far a step of Adam turns the weights.
             weight *= x.size(1) ** -0.5 / weight.std().clamp(min=TINY)
             noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
@@ -159,11 +159,11 @@ def _roots(x: Tensor) -> tuple[Tensor, ...]:
     return tuple(vectors * root @ vectors.t() for root in (values.sqrt(), values.rsqrt()))
 
 
-def _regression(x: Tensor, wanted: Tensor) -> Tensor:
-    """The projection [R, D] whose products with x [n, D] are nearest to what is wanted [n, R]."""
+def _factor(x: Tensor) -> Tensor:
+    """Of the products of all channels of x [n, D], by which regressions on it are solved."""
     square = x.t() @ x
-    ridge = RIDGE * square.diagonal().mean() * torch.eye(len(square), dtype=x.dtype)
-    return torch.linalg.solve(square + ridge, x.t() @ wanted).t()
+    ridge = RIDGE * square.diagonal().mean().clamp(min=TINY)
+    return torch.linalg.cholesky(square + ridge * torch.eye(len(square), dtype=x.dtype))
 
 
 @torch.no_grad()

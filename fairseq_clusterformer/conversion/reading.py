@@ -9,7 +9,7 @@ Shape letters: B batch, H heads, N tokens, D model width, E head width.
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -82,19 +82,27 @@ def read(model: nn.Module, inputs: Inputs | Path) -> Readings:
     return Readings(model, _run(model, inputs).__getitem__)
 
 
+class _AllRead(Exception):
+    """Ends a run of a model."""
+
+
 @torch.no_grad()
 def _run(model: nn.Module, inputs: Inputs) -> dict[Place, tuple[Tensor, Batch]]:
     found: dict[Place, tuple[Tensor, Batch]] = {}
+    layers = attentions(model)
 
     def listener(place: Place) -> Callable:
         def hook(attention: SelfAttention, args: tuple) -> None:
             x, batch, *_ = args
             found[place] = x.transpose(0, 1), Batch.of(batch)
+            if len(found) == len(layers):  # what comes behind them is not asked for
+                raise _AllRead
 
         return hook
 
     with ExitStack() as hooks:
-        for place, attention in attentions(model).items():
+        hooks.enter_context(suppress(_AllRead))
+        for place, attention in layers.items():
             hooks.enter_context(attention.register_forward_pre_hook(listener(place)))
         model(**inputs)
     return found

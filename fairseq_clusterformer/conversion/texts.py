@@ -11,7 +11,7 @@ from typing import Any
 
 from fairseq_clusterformer.checkpoints.bundle import CHAT_FILES
 from fairseq_clusterformer.data import RECORD
-from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
+from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.data.text import TARGETS_OWN, VOCABULARIES, TextPipeline
 
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -33,7 +33,7 @@ def roberta_text(folder: Path, data: Path, config: Any) -> list[int]:
 def tokenizer_text(folder: Path, data: Path, config: Any) -> list[int]:
     """The text of a ``tokenizer.json``. Our texts begin by ``</s>``, which is here the token that
     the tokenizer puts in front, or the model's end of a text."""
-    subwords = TokenizerSubwords(folder / TOKENIZER)
+    subwords = Subwords(folder / TOKENIZER)
     symbols, end = subwords.symbols, config.eos_token_id
     begin = end[0] if isinstance(end, list) and end else end
     begin = begin if subwords.first is None else subwords.first

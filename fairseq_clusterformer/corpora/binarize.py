@@ -218,12 +218,3 @@ def train_sentencepiece(
         elif found := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
             allowed, reason = f"{found[1]} or more for this text", ""
         raise bad_option(option, vocab, allowed, reason) from None
-
-
-def piece_dictionary(model: Path) -> Dictionary:
-    """Return the dictionary of a sentencepiece model's pieces, in its order."""
-    pieces = sentencepiece.SentencePieceProcessor(model_proto=model.read_bytes())
-    ids = range(pieces.get_piece_size())
-    return symbol_dictionary(
-        pieces.id_to_piece(i) for i in ids if not pieces.is_control(i) and not pieces.is_unknown(i)
-    )

@@ -11,6 +11,8 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import digest
 
 if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+
     from fairseq_clusterformer.data.subwords import Subwords
 
 
@@ -64,8 +66,13 @@ def load_model(path: Path) -> "Subwords":
         raise UserError(str(error)) from None
 
 
-def copy_model(vocabulary: Vocabulary, out: Path) -> None:
-    """Copy the model and write ``dict.txt``, its own or all its symbols."""
+def copy_model(vocabulary: Vocabulary, out: Path, *, kind: str = "text", form: str = FORM) -> None:
+    """Copy the model, or its ``tokenizer.json``, and write ``dict.txt``, its own or all symbols.
+
+    Args:
+        kind: what the model that learns from the data reads, see `write_tokenizer`.
+        form: of Unicode.
+    """
     from fairseq.data import Dictionary
 
     from fairseq_clusterformer.data import subwords
@@ -74,25 +81,50 @@ def copy_model(vocabulary: Vocabulary, out: Path) -> None:
 
     given = vocabulary.model
     model = load_model(given or out / subwords.MODEL)
-    symbols = model.symbols
+    # a special token is in no text, and a dictionary may have it by another name
+    needed = [symbol for symbol, text in zip(model.symbols, model.bytes, strict=True) if text]
     try:
         if vocabulary.dictionary:
             dictionary = Dictionary.load(str(vocabulary.dictionary))
         else:
-            dictionary = symbol_dictionary(symbols)
+            dictionary = symbol_dictionary(model.symbols)
     except ValueError as error:
         raise UserError(str(error)) from None
-    # a special token is in no text, and a dictionary may have it by another name
-    contents = getattr(model, "bytes", symbols)
-    needed = (symbol for symbol, content in zip(symbols, contents, strict=True) if content)
     if missing := [symbol for symbol in needed if symbol not in dictionary]:
-        problem = f"lacks {len(missing):,} of its {len(symbols):,} symbols, {missing[0]!r} first"
+        problem = (
+            f"lacks {len(missing):,} of its {len(model.symbols):,} symbols, {missing[0]!r} first"
+        )
         allowed = "the dictionary that belongs to the model of subwords"
         raise bad_option("--dict", vocabulary.dictionary, allowed, problem)
     dictionary.save(str(out / "dict.txt"))
     if given and given.is_dir():
         for name in subwords.GPT2_FILES:
             shutil.copy(given / name, out)
-    elif given:
+        return
+    if given:
         is_tokenizer = given.suffix == ".json"
         shutil.copy(given, out / (subwords.TOKENIZER if is_tokenizer else subwords.MODEL))
+    if not (out / subwords.TOKENIZER).is_file():
+        write_tokenizer(out, dictionary, kind, form)
+
+
+def write_tokenizer(
+    out: Path, dictionary: "Dictionary", kind: str = "text", form: str = FORM, **how: object
+) -> None:
+    """Write ``tokenizer.json`` of bytes, of words, or of a sentencepiece model, which it replaces.
+    A model that it cannot say stays.
+
+    Args:
+        kind, how: as of :func:`fairseq_clusterformer.data.tokenizer_json.make`.
+        form: of Unicode.
+    """
+    from fairseq_clusterformer.data.subwords import MODEL, TOKENIZER
+    from fairseq_clusterformer.data.tokenizer_json import make
+
+    try:
+        made = make(out, dictionary, kind, unicode=form, **how)
+    except ValueError as error:
+        print(f"{MODEL} is kept without {TOKENIZER}: {error}")
+        return
+    made.save(str(out / TOKENIZER))
+    (out / MODEL).unlink(missing_ok=True)

@@ -9,12 +9,10 @@ for subwords that are made of bytes, as GPT-2's.
 """
 
 import codecs
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,17 +21,8 @@ from torch import Tensor
 from fairseq_clusterformer.errors import UserError, reading
 
 from . import bytes as byte_coding
-from .subwords import (
-    BYTE_PIECE,
-    GPT2_FILES,
-    TOKENIZER,
-    GPT2Subwords,
-    TokenizerSubwords,
-    load_sentencepiece,
-)
+from .subwords import GPT2_FILES, MODEL, TOKENIZER, Subwords, Words, load
 from .unicode import FORM, composed, form_of
-
-SUBWORD_MODEL = "sentencepiece.model"
 
 # TokenBlockDataset copies every item that a block touches, so one item of 90M bytes would cost
 # 720 MB per block. Where a block starts with an item, it gives </s> for the token before. With a
@@ -43,7 +32,6 @@ BYTES_PER_ITEM = 4093
 _BLOCK = 1 << 20  # bytes of a file that are coded at a time
 
 UNREADABLE = "\ufffd".encode()
-_BLANK = "\u2581"  # how sentencepiece writes a blank
 
 
 @dataclass(frozen=True)
@@ -70,22 +58,43 @@ def split_lines(block: str) -> list[str]:
     return block.removesuffix("\n").split("\n")
 
 
-class TextCoding(ABC):
+class TextCoding:
     """How a prepared folder of text codes its tokens.
 
     Args:
         dictionary: fairseq's, of the same folder.
+        model: of the folder's subwords or words.
 
     Attributes:
         unit: what a token is: "byte", "piece" or "word".
         form: of Unicode, in which texts become tokens; bytes take texts as they are.
     """
 
-    unit: ClassVar[str]
     form = FORM
 
-    def __init__(self, dictionary) -> None:
-        self.dictionary = dictionary
+    def __init__(self, dictionary, model: Subwords | None = None) -> None:
+        self.dictionary, self._model = dictionary, model or Words(dictionary)
+        self.unit = "word" if self._model.is_of_words else "piece"
+        self._lines = not self._model.keeps_lines  # each ends by </s>
+        self._index_of = np.array([dictionary.index(symbol) for symbol in self._model.symbols])
+        own = dictionary.symbols[: dictionary.nspecial]
+        self._bytes = dict(zip(self._model.symbols, self._model.bytes, strict=True))
+        self._bytes |= {s: f" {s}".encode() if self.unit == "word" else UNREADABLE for s in own}
+        # Some put a blank before a text.
+        first = self._lines or self._model.texts[self._model.encode("a").ids[0]]
+        self._leads = first is True or first.startswith(" ")
+
+    @property
+    def ends_texts(self) -> bool:
+        """Whether ``</s>`` is the end of a text, as of subwords that keep line ends; else that of
+        a line, or among bytes of nothing."""
+        return self.unit != "byte" and not self._lines
+
+    @staticmethod
+    def is_of_bytes(dictionary) -> bool:
+        """Whether a dictionary is of the 256 bytes; a masked language model adds its mask."""
+        symbols = byte_coding.byte_symbols()
+        return dictionary.symbols[dictionary.nspecial :][: len(symbols)] == symbols
 
     @staticmethod
     def from_folder(folder: Path | str, dictionary=None) -> "TextCoding":
@@ -98,19 +107,13 @@ class TextCoding(ABC):
             if not (folder / "dict.txt").is_file():
                 raise UserError(f"{folder} has no dict.txt; allowed: a folder of prepared text")
             dictionary = Dictionary.load(str(folder / "dict.txt"))
-        symbols = byte_coding.byte_symbols()  # a masked language model adds its mask behind them
-        if dictionary.symbols[dictionary.nspecial :][: len(symbols)] == symbols:
+        if TextCoding.is_of_bytes(dictionary):
             return ByteCoding(dictionary)
-        if (folder / SUBWORD_MODEL).is_file():
-            coding: TextCoding = PieceCoding(dictionary, folder / SUBWORD_MODEL)
-        elif (folder / TOKENIZER).is_file():
-            with reading(folder / TOKENIZER, "a tokenizer.json"):
-                model = TokenizerSubwords(folder / TOKENIZER)
-            coding = (ByteSubwords if model.keeps_lines else LineSubwords)(dictionary, model)
-        elif all((folder / name).is_file() for name in GPT2_FILES):
-            coding = ByteSubwords(dictionary, GPT2Subwords(folder))
-        else:
-            coding = WordCoding(dictionary)
+        models = [folder / name for name in (TOKENIZER, MODEL) if (folder / name).is_file()]
+        if not models and all((folder / name).is_file() for name in GPT2_FILES):
+            models = [folder]
+        with reading(models[0] if models else folder, "a model of subwords"):
+            coding = TextCoding(dictionary, load(models[0]) if models else None)
         coding.form = form_of(folder)
         return coding
 
@@ -119,22 +122,26 @@ class TextCoding(ABC):
         UserError: if the text, which it calls ``name``, is not UTF-8. `ByteCoding` takes all."""
         data = _utf8(text)
         try:
-            tokens = self._encode(composed(data.decode(), self.form))
+            text = composed(data.decode(), self.form)
         except UnicodeDecodeError as error:
             byte = f"byte 0x{data[error.start]:02X}"
             raise UserError(f"{name}: {byte} is not UTF-8; allowed: UTF-8 text") from None
-        return torch.tensor(tokens, dtype=torch.int64)
+        first, *others = self._coded(text.split("\n") if self._lines else [text])
+        for line in others:
+            first += [self.dictionary.eos(), *line]
+        return torch.tensor(first, dtype=torch.int64)
 
-    def _encode(self, text: str) -> list[int]:
-        """The tokens of a text in the form."""
-        raise NotImplementedError
+    def _coded(self, texts: list[str]) -> Iterator[list[int]]:
+        """The tokens of each text in the form."""
+        for ids in self._model.ids(texts):
+            yield self._index_of[ids].tolist() if len(ids) else []
 
     @property
-    @abstractmethod
     def items(self) -> FileItems:
         """What yields the tokens of a text file, in the items that a prepared folder stores; those
-        of pieces and words are lines with their ``</s>``, which the last has, too. Raises
-        UnicodeDecodeError: if the text is not UTF-8. `ByteCoding` takes all."""
+        of lines have their ``</s>``, which the last has, too. Raises UnicodeDecodeError: if the
+        text is not UTF-8. `ByteCoding` takes all."""
+        return self.line_items if self._lines else FileItems(self._blocks, self._items_of)
 
     @property
     def line_items(self) -> FileItems:
@@ -142,14 +149,28 @@ class TextCoding(ABC):
         return FileItems(blocks_of_lines, self._items_of_lines)
 
     def _items_of_lines(self, block: bytes) -> Iterator[Tensor]:
-        end = torch.tensor([self.dictionary.eos()])
-        for line in split_lines(block.decode()):
-            yield torch.cat([self.encode(line), end])
+        for line in self._coded(split_lines(composed(block.decode(), self.form))):
+            yield torch.tensor([*line, self.dictionary.eos()])
 
-    @abstractmethod
+    def _blocks(self, file: Path) -> Iterator:
+        with open(file, encoding="utf-8", newline="") as opened:
+            while lines := "".join(islice(opened, 1000)):
+                yield lines
+
+    def _items_of(self, block) -> Iterable[Tensor]:
+        yield self.encode(block)
+
     def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
         """Yield what each token stands for, in UTF-8 that may be cut anywhere; ``after`` is the
         token before the first one, or None where that begins a line."""
+        end = self.dictionary.eos()
+        before = end if after is None else after
+        for token in map(int, tokens):
+            found = self._bytes.get(self.dictionary[token], UNREADABLE)
+            if token == end:
+                found = b"\n" if self._lines else b""  # of a text, which is no line
+            yield found.removeprefix(b" ") if self._leads and before == end else found
+            before = token
 
     def stream(self, tokens: Iterable[int], after: int | None = None) -> Iterator[str]:
         """Yield what each token adds to the text; joined, it is `decode`.
@@ -172,171 +193,28 @@ class ByteCoding(TextCoding):
     """One token per byte; see `fairseq_clusterformer.data.bytes`."""
 
     unit, form = "byte", "none"
+    _lines, _leads = False, False
     _BLOCK = BYTES_PER_ITEM * 256
 
     def __init__(self, dictionary) -> None:
-        super().__init__(dictionary)
+        self.dictionary = dictionary
         symbols = byte_coding.byte_symbols()
         self._index_of = np.array([dictionary.index(symbol) for symbol in symbols])
-        values = dict(zip(self._index_of.tolist(), range(256), strict=True))
-        found = (values.get(i) for i in range(len(dictionary)))
-        self._bytes = [UNREADABLE if value is None else bytes([value]) for value in found]
-
-    def _tokens(self, data: bytes) -> Tensor:
-        return torch.from_numpy(self._index_of[np.frombuffer(data, np.uint8)])
+        self._bytes = {symbol: bytes([value]) for value, symbol in enumerate(symbols)}
 
     def encode(self, text: str | bytes, name: str = "the text") -> Tensor:
-        return self._tokens(_utf8(text))
+        return torch.from_numpy(self._index_of[np.frombuffer(_utf8(text), np.uint8)])
 
-    @property
-    def items(self) -> FileItems:
-        return FileItems(self._blocks, self._items_of)
+    def _coded(self, texts: list[str]) -> Iterator[list[int]]:
+        return (self.encode(text).tolist() for text in texts)
 
     def _items_of(self, block: bytes) -> Iterable[Tensor]:
-        return self._tokens(block).split(BYTES_PER_ITEM)
+        return self.encode(block).split(BYTES_PER_ITEM)
 
     def _blocks(self, file: Path) -> Iterator[bytes]:
         with open(file, "rb") as opened:
             while block := opened.read(self._BLOCK):
                 yield block
-
-    def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
-        for token in tokens:
-            yield self._bytes[int(token)]
-
-
-class _Subwords(TextCoding):
-    """Subwords of a model that knows the bytes of each."""
-
-    unit = "piece"
-
-    def __init__(self, dictionary, model: TokenizerSubwords) -> None:
-        super().__init__(dictionary)
-        self._model = model
-        self._index_of = np.array([dictionary.index(symbol) for symbol in model.symbols])
-        own = dictionary.symbols[: dictionary.nspecial]
-        self._bytes = dict(zip(model.symbols, model.bytes, strict=True))
-        self._bytes |= dict.fromkeys(own, UNREADABLE)
-
-    def _encode(self, text: str) -> list[int]:
-        return self._index_of[self._model.encode(text).ids].tolist()
-
-
-class ByteSubwords(_Subwords):
-    """Subwords of bytes, line ends too: GPT-2's files, or a ``tokenizer.json``."""
-
-    def __init__(self, dictionary, model: TokenizerSubwords) -> None:
-        super().__init__(dictionary, model)
-        # Some put a blank before a text.
-        first = model.encode("a").ids[:1]
-        self._leads = bool(len(first)) and model.bytes[first[0]].startswith(b" ")
-
-    @property
-    def items(self) -> FileItems:
-        return FileItems(self._blocks, self._items_of)
-
-    def _items_of(self, block: str) -> Iterable[Tensor]:
-        yield self.encode(block)
-
-    def _blocks(self, file: Path) -> Iterator[str]:
-        with open(file, encoding="utf-8", newline="") as opened:
-            while lines := "".join(islice(opened, 1000)):
-                yield lines
-
-    def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
-        end = self.dictionary.eos()
-        before = end if after is None else after
-        for token in map(int, tokens):
-            found = self._bytes.get(self.dictionary[token], UNREADABLE)
-            if token == end:  # of a text, which is no line
-                found = b""
-            yield found.removeprefix(b" ") if self._leads and before == end else found
-            before = token
-
-
-class _LineCoding(TextCoding):
-    """Codes one line at a time, each ended by ``</s>``."""
-
-    @abstractmethod
-    def _lines(self, lines: list[str]) -> list[list[int]]:
-        """The tokens of each line, without its end."""
-
-    @abstractmethod
-    def _chunk(self, symbol: str, begins_line: bool) -> bytes:
-        """What a symbol stands for, with the blank before it."""
-
-    def _encode(self, text: str) -> list[int]:
-        first, *others = self._lines(text.split("\n"))
-        for line in others:
-            first += [self.dictionary.eos(), *line]
-        return first
-
-    @property
-    def items(self) -> FileItems:
-        return self.line_items
-
-    def _items_of_lines(self, block: bytes) -> Iterator[Tensor]:
-        for line in self._lines(split_lines(composed(block.decode(), self.form))):
-            yield torch.tensor([*line, self.dictionary.eos()])
-
-    def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
-        end = self.dictionary.eos()
-        before = end if after is None else after
-        for token in map(int, tokens):
-            yield b"\n" if token == end else self._chunk(self.dictionary[token], before == end)
-            before = token
-
-
-class PieceCoding(_LineCoding):
-    """The pieces of a sentencepiece model, a file, that `train_sentencepiece` made."""
-
-    unit = "piece"
-
-    def __init__(self, dictionary, model: Path) -> None:
-        super().__init__(dictionary)
-        self._model = load_sentencepiece(model)
-        ids = range(self._model.get_piece_size())
-        self._index_of = np.array([dictionary.index(self._model.id_to_piece(i)) for i in ids])
-
-    def _lines(self, lines: list[str]) -> list[list[int]]:
-        found = self._model.encode(lines, num_threads=1)  # whoever wants more has workers
-        return [self._index_of[ids].tolist() if ids else [] for ids in found]
-
-    def _chunk(self, symbol: str, begins_line: bool) -> bytes:
-        if found := BYTE_PIECE.fullmatch(symbol):
-            return bytes.fromhex(found[1])
-        if symbol in self.dictionary.symbols[: self.dictionary.nspecial]:
-            return UNREADABLE
-        if begins_line:  # sentencepiece puts a blank before each line
-            symbol = symbol.removeprefix(_BLANK)
-        return symbol.replace(_BLANK, " ").encode()
-
-
-class LineSubwords(_LineCoding, _Subwords):
-    """Subwords of a ``tokenizer.json`` that reads line ends as blanks, such as word pieces."""
-
-    def _lines(self, lines: list[str]) -> list[list[int]]:
-        return [_Subwords._encode(self, line) for line in lines]
-
-    def _chunk(self, symbol: str, begins_line: bool) -> bytes:
-        piece = self._bytes.get(symbol, UNREADABLE)
-        return piece.removeprefix(b" ") if begins_line else piece
-
-
-class WordCoding(_LineCoding):
-    """Words with white space between them; what the dictionary lacks is ``<unk>``, and so is what
-    a text writes like one of its special symbols, such as ``</s>``."""
-
-    unit = "word"
-
-    def _lines(self, lines: list[str]) -> list[list[int]]:
-        indices, unknown = self.dictionary.indices, self.dictionary.unk()
-        first = self.dictionary.nspecial
-        found = ([indices.get(word, unknown) for word in line.split()] for line in lines)
-        return [[i if i >= first else unknown for i in line] for line in found]
-
-    def _chunk(self, symbol: str, begins_line: bool) -> bytes:
-        return symbol.encode() if begins_line else b" " + symbol.encode()
 
 
 def _utf8(text: str | bytes) -> bytes:

@@ -1,13 +1,13 @@
 """Text as subwords, each with the characters that it stands for; answers are spans of both.
 
-A text is split by GPT-2's byte pair encoding, as RoBERTa reads it (``encoder.json`` and
-``vocab.bpe``), or by a sentencepiece model. Offsets are characters of the Python string that was
-given, whatever a model makes of it inside.
+A folder says its subwords in ``tokenizer.json``, as the library `tokenizers` writes it. Older
+folders have a sentencepiece model, GPT-2's ``encoder.json`` and ``vocab.bpe`` or the codes of
+subword-nmt. Offsets are characters of the Python string that was given, whatever a model makes of
+it inside.
 """
 
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -18,15 +18,18 @@ import numpy as np
 
 from fairseq_clusterformer.errors import reading
 
+from . import TOKENIZER
+from .bytes import encode
 from .unicode import READ_FORM, form_of, with_places
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
+    from tokenizers import Tokenizer
 
 BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # as sentencepiece writes a byte
 GPT2_FILES = ("encoder.json", "vocab.bpe")
-MODEL, TOKENIZER = "sentencepiece.model", "tokenizer.json"  # in a prepared folder
-
+MODEL = "sentencepiece.model"  # in an older folder
+END = "</w>"  # of a word, in codes of subword-nmt
 
 #: what stands for fairseq's special symbols: the first that a tokenizer has
 ROLES = {
@@ -71,22 +74,87 @@ class Tokens:
         return text[self.starts[first] : self.ends[last - 1]].strip()
 
 
-def load_sentencepiece(path: Path):
-    """A sentencepiece model; raises UserError for a file that is missing or damaged."""
-    from sentencepiece import SentencePieceProcessor
+class Subwords:
+    """A tokenizer of the library `tokenizers`, which reads texts in one form of Unicode.
 
-    with reading(path, "a sentencepiece model"):
-        (model := SentencePieceProcessor()).LoadFromSerializedProto(path.read_bytes())
-        return model
+    Its symbols are its tokens; those that stand for fairseq's special symbols have fairseq's
+    names, and those with white space their numbers. What a text writes like a special token is
+    text.
 
+    Args:
+        tokenizer: as the library has it, or its file; ValueError for a file that is none.
+        symbols: of each id; None: as above.
 
-class Subwords(ABC):
-    """A model of subwords, which reads texts in one form of Unicode."""
+    Attributes:
+        symbols: each id's symbol in a fairseq dictionary.
+        bytes: what each id stands for, led by a blank where a word begins; empty of special ones.
+        form: of Unicode; see :mod:`~fairseq_clusterformer.data.unicode`.
+        first: the special token that it puts in front of a text; None: it puts none.
+    """
 
-    symbols: Sequence[str]  # each id's symbol in a fairseq dictionary
-    #: what each id stands for, led by a blank where a word begins; empty of a part of a letter
-    texts: Sequence[str]
-    form = "none"  # of Unicode; see :mod:`~fairseq_clusterformer.data.unicode`
+    form = "none"
+
+    def __init__(self, tokenizer: "Tokenizer | Path", symbols: list[str] | None = None) -> None:
+        from tokenizers import Tokenizer
+
+        try:
+            is_file = isinstance(tokenizer, Path)
+            text = tokenizer.read_text(encoding="utf-8") if is_file else tokenizer.to_str()
+            self.content = json.loads(text)
+            for token in self.content["added_tokens"]:
+                token["special"] |= token["content"] in ROLES  # a line's end, too
+            self.tokenizer = Tokenizer.from_str(json.dumps(self.content))
+            spell = _speller(self.content)
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"{tokenizer}: is no tokenizer.json: {error}") from None
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        self.tokenizer.encode_special_tokens = True
+        self.vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
+        added = self.tokenizer.get_added_tokens_decoder()
+        names = {
+            next(name for name in known if name in self.vocabulary): ours
+            for ours, known in ROLES.items()
+            if any(name in self.vocabulary for name in known)
+        }
+        size = max(self.vocabulary.values()) + 1
+        self.symbols = [f"<missing-{i}>" for i in range(size)]
+        self.bytes = [b""] * size
+        for token, number in self.vocabulary.items():
+            self.symbols[number], content = names.get(token, token), b""
+            if number not in added:
+                symbol, content = spell(token)
+                self.symbols[number] = names.get(token, symbol)
+            elif not added[number].special:
+                content = token.encode()  # a text's own, such as <think>
+            if self.symbols[number] not in ROLES:
+                self.bytes[number] = content
+        known = {symbol: i for i, symbol in enumerate(self.symbols) if symbol in ROLES}
+        self._unknown = known.pop("<unk>", None)
+        self._special = list(known.values())
+        for number, symbol in enumerate(self.symbols):
+            if symbol.split() != [symbol]:  # white space, which no dictionary holds
+                self.symbols[number] = f"<token-{number}>"
+        if symbols is not None:
+            self.symbols = symbols
+        around = self.tokenizer.encode("").ids
+        self.first = around[0] if around else None
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """What each id stands for, without a letter that it has only a part of."""
+        return [piece.decode(errors="ignore") for piece in self.bytes]
+
+    @property
+    def is_of_words(self) -> bool:
+        """Whether each token is a word as a text has it."""
+        return self.content["model"]["type"] == "WordLevel"
+
+    @property
+    def keeps_lines(self) -> bool:
+        """Whether line ends are pieces like any others; else they are lost as blanks are."""
+        found = b"".join(self.bytes[i] for i in self.encode("a\n\na").ids)
+        return found.lstrip(b" ") == b"a\n\na"
 
     def encode(self, text: str) -> Tokens:
         """Return the tokens of a text; raises ValueError for what is not Unicode."""
@@ -101,9 +169,76 @@ class Subwords(ABC):
         ends = np.where(tokens.ends > tokens.starts, last[tokens.ends - 1], starts)
         return Tokens(tokens.ids, starts.astype(np.int32), ends.astype(np.int32))
 
-    @abstractmethod
     def _encode(self, text: str) -> Tokens:
         """The tokens of a text in the form."""
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+        ids = np.array(encoding.ids, np.int32)
+        if self._unknown is not None:  # unigrams have pieces that are written like them
+            ids[np.isin(ids, self._special)] = self._unknown
+        if self.content["model"].get("byte_fallback"):
+            self._part(text, encoding.tokens, spans)
+        return Tokens(ids, spans[:, 0], spans[:, 1])
+
+    def _part(self, text: str, tokens: list[str], spans: np.ndarray) -> None:
+        """Give the bytes of several characters in a row the span of one each."""
+        done = 0
+        for first in np.flatnonzero(spans[:, 1] - spans[:, 0] > 1):
+            start, end = spans[first]
+            if first < done or not BYTE_PIECE.fullmatch(tokens[first]):
+                continue
+            done = first
+            for place in range(start, end):
+                size = len(text[place].encode())
+                spans[done : done + size] = place, place + 1
+                done += size
+
+    def ids(self, texts: list[str]) -> Iterable[Sequence[int]]:
+        """The tokens of each text, which is in the form."""
+        known = dict.fromkeys(self._special, self._unknown) if self._unknown is not None else {}
+        for found in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False):
+            yield [known.get(i, i) for i in found.ids] if known else found.ids
+
+    def split(self, text: str) -> list[str]:
+        """The symbols of a text; those of unknown characters are these characters."""
+        tokens, suffix = self.encode(text), self.content["model"].get("end_of_word_suffix")
+        found = []
+        for number, start, end in zip(tokens.ids, tokens.starts, tokens.ends, strict=True):
+            symbol = self.symbols[number]
+            if number == self._unknown:
+                inside = suffix and text[end : end + 1].strip()
+                symbol = text[start:end].strip() + ("@@" if inside else "")
+            found.append(symbol)
+        return found
+
+    def join(self, symbols: Iterable[str]) -> str:
+        """The text of some symbols; what is no character becomes U+FFFD."""
+        if self.content["model"].get("end_of_word_suffix"):
+            return (" ".join(symbols) + " ").replace("@@ ", "").strip()
+        known, unknown = self._bytes_of, self._unknown is not None  # GPT-2 knows all
+        found = (known.get(each, each.encode() if unknown else b"") for each in symbols)
+        return b"".join(found).decode(errors="replace").strip(" ")
+
+    @cached_property
+    def _bytes_of(self) -> dict[str, bytes]:
+        found = dict(zip(self.symbols, self.bytes, strict=True))
+        return {symbol: content for symbol, content in found.items() if symbol != "<unk>"}
+
+
+class Words(Subwords):
+    """Words between blanks; what a dictionary lacks is ``<unk>``, and so is what a text writes
+    like a special symbol."""
+
+    first, is_of_words, keeps_lines = None, True, False
+
+    def __init__(self, dictionary: "Dictionary") -> None:
+        self.symbols, self._unknown = dictionary.symbols, dictionary.unk()
+        self.bytes = [f" {symbol}".encode() for symbol in self.symbols]
+        self._number = dict(list(dictionary.indices.items())[dictionary.nspecial :])
+
+    def ids(self, texts: list[str]) -> Iterable[list[int]]:
+        number, unknown = self._number, self._unknown
+        return ([number.get(word, unknown) for word in text.split()] for text in texts)
 
 
 class SentencePieceSubwords(Subwords):
@@ -113,18 +248,21 @@ class SentencePieceSubwords(Subwords):
     character in a token. One that normalises drops some blanks.
     """
 
+    first, is_of_words, keeps_lines = None, False, False
+
     def __init__(self, model: Path) -> None:
-        self._model = load_sentencepiece(model)
+        from sentencepiece import SentencePieceProcessor
+
+        with reading(model, "a sentencepiece model"):
+            self._model = SentencePieceProcessor()
+            self._model.LoadFromSerializedProto(model.read_bytes())
         ids = range(self._model.get_piece_size())
         self.symbols = [self._model.id_to_piece(id_) for id_ in ids]
-        self.texts = list(map(self._text, ids))
-
-    def _text(self, id_: int) -> str:
-        symbol = self.symbols[id_]
-        if self._model.is_byte(id_):  # such as <0x41>
-            return bytes([int(symbol[1:-1], 16)]).decode(errors="ignore")
-        hidden = self._model.is_control(id_) or self._model.is_unknown(id_)
-        return "" if hidden else symbol.replace("▁", " ")
+        hidden = [self._model.is_control(id_) or self._model.is_unknown(id_) for id_ in ids]
+        self.bytes = [
+            b"" if hide else _of_piece(symbol)
+            for symbol, hide in zip(self.symbols, hidden, strict=True)
+        ]
 
     def _encode(self, text: str) -> Tokens:
         mapping = self._model.encode(text, return_type="offset_mapping")
@@ -137,159 +275,140 @@ class SentencePieceSubwords(Subwords):
                 spans[i] = following
         return Tokens(np.array(mapping["ids"], np.int32), spans[:, 0], spans[:, 1])
 
+    def ids(self, texts: list[str]) -> list[list[int]]:
+        return self._model.encode(texts, num_threads=1)  # whoever wants more has workers
 
-class TokenizerSubwords(Subwords):
-    """A tokenizer's word pieces, byte pairs or unigrams, of its ``tokenizer.json``; raises
-    ValueError for a file that is none.
+    def split(self, text: str) -> list[str]:
+        return self._model.encode(text, out_type=str)
 
-    Its symbols are its tokens; those that stand for fairseq's special symbols have fairseq's
-    names, and those with white space their numbers. What a text writes like a special token is
-    text.
-
-    Attributes:
-        bytes: what each id stands for.
-        first: the special token that it puts in front of a text; None: it puts none.
-    """
-
-    bytes: list[bytes]
-
-    def __init__(self, file: Path) -> None:
-        from tokenizers import Tokenizer
-
-        try:
-            self._tokenizer = Tokenizer.from_file(str(file))
-            kinds = _kinds(json.loads(file.read_text(encoding="utf-8")))
-        except Exception as error:  # the library raises nothing narrower
-            raise ValueError(f"{file}: is no tokenizer.json: {error}") from None
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        self._tokenizer.encode_special_tokens = True
-        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        names = {
-            next(name for name in known if name in vocabulary): ours
-            for ours, known in ROLES.items()
-            if any(name in vocabulary for name in known)
-        }
-        self.symbols: list[str] = [f"<missing-{i}>" for i in range(max(vocabulary.values()) + 1)]
-        for token, number in vocabulary.items():
-            self.symbols[number] = names.get(token, token)
-        known = {symbol: i for i, symbol in enumerate(self.symbols) if symbol in ROLES}
-        self._unknown = known.pop("<unk>", None)
-        self._special = list(known.values())
-        for number, symbol in enumerate(self.symbols):
-            if symbol.split() != [symbol]:  # white space, which no dictionary holds
-                self.symbols[number] = f"<token-{number}>"
-        added = self._tokenizer.get_added_tokens_decoder()
-        self.bytes = [b""] * len(self.symbols)
-        for token, number in vocabulary.items():
-            if number not in added:
-                self.bytes[number] = _bytes(token, kinds)
-            elif not added[number].special and self.symbols[number] not in ROLES:
-                self.bytes[number] = token.encode()  # a text's own, such as <think>
-        around = self._tokenizer.encode("").ids
-        self.first = around[0] if around else None
-
-    @cached_property
-    def texts(self) -> list[str]:
-        return [piece.decode(errors="ignore") for piece in self.bytes]
-
-    @property
-    def keeps_lines(self) -> bool:
-        """Whether line ends are pieces like any others; else they are lost as blanks are."""
-        found = b"".join(self.bytes[i] for i in self.encode("a\n\na").ids)
-        return found.lstrip(b" ") == b"a\n\na"
-
-    def _encode(self, text: str) -> Tokens:
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-        ids = np.array(encoding.ids, np.int32)
-        if self._unknown is not None:  # unigrams have pieces that are written like them
-            ids[np.isin(ids, self._special)] = self._unknown
-        return Tokens(ids, spans[:, 0], spans[:, 1])
+    def join(self, symbols: Iterable[str]) -> str:
+        return self._model.decode(list(symbols))
 
 
-class GPT2Subwords(TokenizerSubwords):
-    """GPT-2's byte pair encoding, of a folder's ``encoder.json`` and ``vocab.bpe``, or ValueError.
-    Its symbols are the ids as text, as in RoBERTa's ``dict.txt``."""
-
-    _unknown = None
-
-    def __init__(self, folder: Path) -> None:
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-        files = [folder / name for name in GPT2_FILES]
-        try:
-            vocabulary, merges = models.BPE.read_file(*map(str, files))
-        except Exception as error:  # the library raises nothing narrower
-            problem = f"no encoder.json and vocab.bpe of GPT-2: {error}"
-            raise ValueError(f"{folder}: {problem}") from None
-        pieces = [*pre_tokenizers.ByteLevel.alphabet(), *map("".join, merges)]
-        if missing := [piece for piece in pieces if piece not in vocabulary]:
-            problem = f"lacks {len(missing):,} pieces, {missing[0]!r} first"
-            allowed = f"all 256 bytes and what {files[1].name} merges"
-            raise ValueError(f"{files[0]}: {problem}; allowed: {allowed}")
-        ids = sorted(vocabulary.values())
-        if ids != list(range(len(ids))):
-            raise ValueError(f"{files[0]}: its ids are not 0 to {len(ids) - 1:,}, each once")
-        self.symbols = [str(id_) for id_ in ids]
-        # 0xFF is in no UTF-8
-        letters = _letters()
-        self.bytes = [
-            bytes(letters.get(letter, 0xFF) for letter in piece)
-            for piece in sorted(vocabulary, key=vocabulary.get)
-        ]
-        self._tokenizer = Tokenizer(models.BPE(vocabulary, merges))
-        self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
-            add_prefix_space=False, trim_offsets=False
-        )
-        self._tokenizer.decoder = decoders.ByteLevel()
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of some ids; bytes that are no character become U+FFFD."""
-        return self._tokenizer.decode(list(ids))
-
-
-def _kinds(content: dict) -> tuple[str, str]:
-    """How a tokenizer writes its tokens: the kind of its model, or "bytes" for letters that stand
-    for bytes; and what marks the continuation of a word."""
-    model, steps = content["model"], [content.get("pre_tokenizer"), content.get("decoder")]
-    kind = "bytes" if '"ByteLevel"' in json.dumps(steps) else model["type"]
-    return kind, model.get("continuing_subword_prefix") or ""
-
-
-def _bytes(token: str, kinds: tuple[str, str]) -> bytes:
-    """What a token stands for, led by a blank where a word begins."""
-    kind, prefix = kinds
-    if kind in ("WordPiece", "WordLevel"):
-        rest = token.removeprefix(prefix) if prefix else token
-        return (rest if rest != token else f" {token}").encode()
-    letters = _letters()
-    if kind == "bytes" and letters.keys() >= set(token):
-        return bytes(letters[letter] for letter in token)
-    if found := BYTE_PIECE.fullmatch(token):
+def _of_piece(symbol: str) -> bytes:
+    """What a piece of sentencepiece stands for."""
+    if found := BYTE_PIECE.fullmatch(symbol):
         return bytes.fromhex(found[1])
-    return token.replace("\u2581", " ").encode()
+    return symbol.replace("\u2581", " ").encode()
+
+
+def _speller(content: dict):
+    """What gives the symbol of a token, and what the token stands for, led by a blank where a word
+    begins, by the content of a ``tokenizer.json``."""
+    model, steps = content["model"], [content.get("pre_tokenizer"), content.get("decoder")]
+    prefix, letters = model.get("continuing_subword_prefix"), letters_of_bytes()
+    if model.get("end_of_word_suffix") == END:  # codes of subword-nmt
+
+        def spell(token: str) -> tuple[str, bytes]:
+            whole = token.removesuffix(END)
+            return (
+                (whole, f"{whole} ".encode()) if whole != token else (f"{token}@@", token.encode())
+            )
+
+    elif model["type"] in ("WordPiece", "WordLevel"):
+
+        def spell(token: str) -> tuple[str, bytes]:
+            rest = token.removeprefix(prefix) if prefix else token
+            return token.removeprefix(" "), (
+                f" {token.strip()}" if rest == token else rest
+            ).encode()
+
+    elif '"ByteLevel"' in json.dumps(steps):
+
+        def spell(token: str) -> tuple[str, bytes]:
+            if not letters.keys() >= set(token):
+                return token, _of_piece(token)
+            content = bytes(letters[letter] for letter in token)
+            return token if model["merges"] else encode(content)[0], content
+
+    else:
+
+        def spell(token: str) -> tuple[str, bytes]:
+            return token, _of_piece(token)
+
+    return spell
 
 
 @cache
-def _letters() -> dict[str, int]:
+def letters_of_bytes() -> dict[str, int]:
     """The byte of each letter that stands for one, in byte-level models."""
     from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
     return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
+def gpt2(folder: Path) -> Subwords:
+    """GPT-2's byte pair encoding, of a folder's ``encoder.json`` and ``vocab.bpe``, or ValueError.
+    Its symbols are the ids as text, as in RoBERTa's ``dict.txt``."""
+    from tokenizers import models, pre_tokenizers
+
+    files = [folder / name for name in GPT2_FILES]
+    try:
+        vocabulary, merges = models.BPE.read_file(*map(str, files))
+    except Exception as error:  # the library raises nothing narrower
+        problem = f"no encoder.json and vocab.bpe of GPT-2: {error}"
+        raise ValueError(f"{folder}: {problem}") from None
+    pieces = [*pre_tokenizers.ByteLevel.alphabet(), *map("".join, merges)]
+    if missing := [piece for piece in pieces if piece not in vocabulary]:
+        problem = f"lacks {len(missing):,} pieces, {missing[0]!r} first"
+        allowed = f"all 256 bytes and what {files[1].name} merges"
+        raise ValueError(f"{files[0]}: {problem}; allowed: {allowed}")
+    ids = sorted(vocabulary.values())
+    if ids != list(range(len(ids))):
+        raise ValueError(f"{files[0]}: its ids are not 0 to {len(ids) - 1:,}, each once")
+    return Subwords(byte_level(vocabulary, merges), [str(id_) for id_ in ids])
+
+
+def byte_level(
+    vocabulary: dict[str, int], merges: list, *, use_regex: bool = True, **how: str
+) -> "Tokenizer":
+    """Byte pairs as GPT-2 has them, whose letters stand for bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    made = Tokenizer(models.BPE(vocabulary, merges, **how))
+    steps = {"add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(**steps)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def codes_tokenizer(file: Path) -> "Tokenizer":
+    """Byte pairs of the codes of subword-nmt, or UserError; their tokens at a word's end are led
+    by their mark."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    with reading(file, "codes of subword-nmt"):
+        version, *lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
+        if version != "#version: 0.2":
+            raise ValueError(f"its first line is {version!r}")
+        merges = list(dict.fromkeys(tuple(line.split(" ")) for line in lines))
+        letters = sorted({letter for pair in merges for part in pair for letter in _letters(part)})
+        pieces = dict.fromkeys(["<unk>", *letters, *map("".join, merges)])
+        vocabulary = {piece: number for number, piece in enumerate(pieces)}
+        how = {"unk_token": "<unk>", "end_of_word_suffix": END}
+        made = Tokenizer(models.BPE(vocabulary, merges, **how))
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    return made
+
+
+def _letters(part: str) -> list[str]:
+    whole = part.removesuffix(END)
+    return list(whole) if whole == part else [*whole[:-1], whole[-1:] + END]
+
+
 def load(path: Path) -> Subwords:
-    """The model of a folder (GPT-2's files) or a file (``tokenizer.json``, sentencepiece);
-    ValueError or UserError: neither."""
+    """The model of a folder (GPT-2's files) or a file (``tokenizer.json``, codes of subword-nmt,
+    sentencepiece); ValueError or UserError: neither."""
     if path.suffix == ".json":
-        return TokenizerSubwords(path)
-    return GPT2Subwords(path) if path.is_dir() else SentencePieceSubwords(path)
+        return Subwords(path)
+    if path.suffix == ".codes":
+        return Subwords(codes_tokenizer(path))
+    return gpt2(path) if path.is_dir() else SentencePieceSubwords(path)
 
 
-def load_prepared(folder: Path) -> Subwords:
+def load_prepared(folder: Path, name: str = TOKENIZER) -> Subwords:
     """The model of a folder that ``clusterformer prepare qa`` made, in the form of its texts."""
-    models = (folder / name for name in (MODEL, TOKENIZER))
+    models = (folder / name for name in (name, MODEL))
     found = load(next((model for model in models if model.exists()), folder))
     found.form = form_of(folder, READ_FORM)
     return found
@@ -298,10 +417,9 @@ def load_prepared(folder: Path) -> Subwords:
 def texts_of(folder: Path, dictionary: "Dictionary") -> list[str]:
     """What each symbol of a prepared folder's dictionary stands for, see `Subwords`; empty of
     fairseq's own. In a folder without a model of subwords, each symbol is a word."""
-    has_model = any((folder / name).exists() for name in (MODEL, TOKENIZER, GPT2_FILES[0]))
     own = dictionary.symbols[dictionary.nspecial :]
-    if has_model:
+    known = {symbol: f" {symbol}" for symbol in own}
+    if any((folder / name).exists() for name in (MODEL, TOKENIZER, GPT2_FILES[0])):
         pieces = load_prepared(folder)
         known = dict(zip(pieces.symbols, pieces.texts, strict=True))
-        return [""] * dictionary.nspecial + [known.get(symbol, "") for symbol in own]
-    return [""] * dictionary.nspecial + [f" {symbol}" for symbol in own]
+    return [""] * dictionary.nspecial + [known.get(symbol, "") for symbol in own]

@@ -9,12 +9,18 @@ import json
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.data import RECORD
-from fairseq_clusterformer.data.unicode import FORM, composed
-from fairseq_clusterformer.errors import UserError, bad_option, reading
+from fairseq_clusterformer.errors import UserError, bad_option
+
+from . import RECORD
+from .unicode import FORM, composed
+
+if TYPE_CHECKING:
+    from .subwords import Subwords
 
 TOKENIZERS = ("moses", "none")
+#: how subwords are made, and the file of an older folder that says them, else ``tokenizer.json``
 VOCABULARIES = {
     "subword_nmt": "bpe.codes",
     "sentencepiece": "sentencepiece.model",
@@ -36,8 +42,8 @@ class TextPipeline:
     #: or "sentencepiece", or "gpt2" as BART has it: ``encoder.json`` is in the same folder, and
     #: each text begins by ``<s>``
     bpe: str = "subword_nmt"
-    #: the file of its codes or model; None until it is learned. The second language has a model of
-    #: its own if there is :data:`TARGETS_OWN` in the same folder.
+    #: ``tokenizer.json``, or the file of codes or of a model; None until it is learned. The second
+    #: language has a model of its own if there is :data:`TARGETS_OWN` in the same folder.
     model: Path | None = None
     unicode: str = FORM  # of every line, see :mod:`~fairseq_clusterformer.data.unicode`
 
@@ -97,21 +103,16 @@ class TextPipeline:
 
     def subwords(self, tokens: str, lang: str | None = None) -> str:
         """Return the subwords of `tokens` in language `lang`, joined by blanks."""
-        if self.bpe == "subword_nmt":
-            return self._subword_nmt.segment(tokens)
-        if self.bpe == "gpt2":
-            return " ".join(["<s>", *map(str, self._gpt2.encode(tokens).ids)])
-        code, tokens = self._language_code(tokens)
-        return " ".join([*code, *self._pieces_of(lang).encode(tokens, out_type=str)])
+        code, end, rest = tokens.partition("<<")
+        begin = ["<s>"] if self.bpe == "gpt2" else []
+        # by which a text asks a Marian of several languages for one of them, such as >>fra<<
+        if self._models[0] is not self._models[1] and code.startswith(">>") and end:
+            begin, tokens = [code + end], rest
+        return " ".join([*begin, *self._model_of(lang).split(tokens)])
 
     def words(self, subwords: str, lang: str | None = None) -> str:
         """Return the tokens in language `lang` that `subwords` were made from."""
-        if self.bpe == "subword_nmt":
-            return (subwords + " ").replace("@@ ", "").strip()
-        if self.bpe == "gpt2":
-            known = (int(symbol) for symbol in subwords.split() if symbol.isdecimal())
-            return self._gpt2.decode(known).strip()
-        return self._pieces_of(lang).decode(subwords.split())
+        return self._model_of(lang).join(subwords.split())
 
     def encode(self, line: str, lang: str) -> str:
         """Return the subwords of a raw line in language `lang`, joined by blanks."""
@@ -129,53 +130,20 @@ class TextPipeline:
         if lang not in self.languages:
             raise bad_option("the language", lang, " or ".join(self.languages))
 
-    # Models are read when first used: a process may need none.
-
-    @cached_property
-    def _subword_nmt(self):
-        from subword_nmt.apply_bpe import BPE
-
-        path = self._model_file()
-        with (
-            reading(path, "codes of subword-nmt"),
-            open(path, encoding="utf-8", newline="\n") as codes,
-        ):
-            return BPE(codes)
-
-    @cached_property
-    def _gpt2(self):
-        from fairseq_clusterformer.data.subwords import GPT2Subwords
-
-        return GPT2Subwords(self._model_file().parent)
-
-    @cached_property
-    def _sentencepieces(self) -> list:
+    @cached_property  # a process may need none
+    def _models(self) -> "list[Subwords]":
         """Of the first language and of the second."""
-        from fairseq_clusterformer.data.subwords import load_sentencepiece
+        from .subwords import load
 
-        first = self._model_file()
-        own = first.with_name(TARGETS_OWN)
-        models = [load_sentencepiece(first)]
-        return [*models, load_sentencepiece(own)] if own.is_file() else models * 2
-
-    def _pieces_of(self, lang: str | None):
-        return self._sentencepieces[lang == self.languages[1]]
-
-    def _language_code(self, tokens: str) -> tuple[list[str], str]:
-        """The symbol by which a text asks a Marian of several languages for one of them, such as
-        ``>>fra<<``, as far as there is one; and the rest."""
-        code, end, rest = tokens.partition("<<")
-        first, second = self._sentencepieces
-        is_marian = first is not second
-        if is_marian and code.startswith(">>") and end:
-            return [code + end], rest
-        return [], tokens
-
-    def _model_file(self) -> Path:
         if self.model is None or not self.model.is_file():
             allowed = f"the file of {self.bpe}'s model"
             raise bad_option("the subword model", self.model, allowed, "no such file")
-        return self.model
+        own = self.model.with_name(TARGETS_OWN)
+        first = load(self.model.parent if self.bpe == "gpt2" else self.model)
+        return [first, load(own) if own.is_file() else first]
+
+    def _model_of(self, lang: str | None) -> "Subwords":
+        return self._models[lang == self.languages[1]]
 
 
 @cache

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.data.questions import framed
-from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
+from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
@@ -42,7 +42,7 @@ class SentenceEncoder:
         self._dictionary, self._device = Dictionary(), device
         try:
             sizes = sizes_of(folder, "--encoder")
-            self._pieces = TokenizerSubwords(folder / TOKENIZER)
+            self._pieces = Subwords(folder / TOKENIZER)
             for symbol in self._pieces.symbols:
                 self._dictionary.add_symbol(symbol)
             args = Namespace(**sizes, encoder_attention="full")

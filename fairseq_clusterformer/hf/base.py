@@ -1,7 +1,11 @@
 """What all our models share with ``transformers``: building, loading, tying, checkpointing."""
 
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from functools import partial
+from inspect import signature
+from os.path import commonprefix
+from typing import ClassVar
 from weakref import WeakSet
 
 import torch
@@ -10,7 +14,14 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.clustering import summary
@@ -24,6 +35,13 @@ from .configuration import ClusterformerConfig, build_model
 _READ = {"num_items_in_batch", "position_ids"}
 #: says again how rows are packed, which position_ids say
 _PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
+#: read by generate, which passes some on to every forward
+_STEERING = set(vars(GenerationConfig())) - {"output_attentions"}
+_STEERING |= {
+    name
+    for function in (GenerationMixin.generate, GenerationMixin._assisted_decoding)
+    for name in signature(function).parameters
+} - {"inputs_embeds"}
 _REFUSED = {
     "output_attentions": "True: clustered attention never makes a matrix of weights; allowed: "
     "False (fairseq_clusterformer.visual draws which tokens cluster)",
@@ -48,7 +66,7 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["ClusterformerDecoderLayer", "ClusterformerEncoderLayer"]
     families: tuple[str, ...] = ()  # of architectures that the class is for
     auto: str  # the Auto class that loads it
-    form: str  # what its tokenizer reads, of `fairseq_clusterformer.hf.fast.FORMS`
+    form: str  # what its tokenizer reads, of `fairseq_clusterformer.data.tokenizer_json.FORMS`
     hub_task: str  # the hub's word for what it does
 
     def __init__(self, config: ClusterformerConfig):
@@ -122,6 +140,8 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
             output_attentions = self.config.output_attentions
         given = others | {"output_attentions": output_attentions or None}
         given = {name: value for name, value in given.items() if value is not None}
+        if given.get("use_cache") is False:  # nothing is asked for
+            del given["use_cache"]
         for name in sorted(given.keys() - _READ):
             if name in _REFUSED:
                 raise ValueError(f"{name} is {_REFUSED[name]}")
@@ -236,10 +256,71 @@ class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
     """With a decoder that writes, and a cache of bounded size.
 
     Also of every ``forward``: ``cache``, what an earlier call returned, which is used up;
-    ``use_cache`` to return one, in evaluation without gradients, and then no hidden states.
+    ``use_cache`` to return one. With a cache there are no gradients and no hidden states, and
+    training has none; what asks for both raises ValueError.
     """
 
     _is_stateful = True  # a ring cannot be turned back: no assisted generation
+    #: arguments of generate that are refused, and why
+    _cannot: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("cache_implementation", "cache_config", "assistant_tokenizer", "is_assistant"),
+        "the model has a cache of its own, which cannot be turned back",
+    )
+
+    def _cache(self, cache: object, use_cache: bool | None, states: bool | None) -> object:
+        """The cache that a forward reads and returns; None: it was not asked for."""
+        if cache is None and not use_cache:
+            return None
+        if cache is not None and not isinstance(cache, ClusterformerCache):
+            problem = "the model has one of its own, of bounded size"
+            allowed = "ClusterformerCache, or use_cache=True"
+            raise ValueError(f"cache is {type(cache).__name__}: {problem}; allowed: {allowed}")
+        what = "use_cache is True" if cache is None else "cache is given"
+        if self.training:
+            raise ValueError(f"{what}, in training; allowed: in evaluation")
+        if self._wants_states(states):
+            raise ValueError(f"{what}, with output_hidden_states; allowed: one of both")
+        return ClusterformerCache() if cache is None else cache
+
+    def generate(self, inputs=None, generation_config=None, *args, **kwargs):
+        """As transformers'; raises ValueError for what the model cannot do."""
+        given = vars(generation_config or self.generation_config) | kwargs
+        for name, problem in self._cannot.items():
+            if value := given.get(name):
+                what = value if isinstance(value, int | float | str) else type(value).__name__
+                raise ValueError(f"{name} is {what}: {problem}; allowed: None")
+        return super().generate(inputs, generation_config, *args, **kwargs)
+
+    def init_continuous_batching(self, *args, **kwargs):
+        """Always raises ValueError."""
+        problem = "the model has a cache of its own, without pages"
+        raise ValueError(f"continuous batching: {problem}; allowed: generate of a padded batch")
+
+    generate_batch = init_continuous_batching
+
+    def _extract_generation_mode_kwargs(self, custom_generate, kwargs: dict, *others) -> dict:
+        """As transformers', which takes the tokenizer from a function that generates."""
+        tokenizer = kwargs.get("tokenizer")
+        found = super()._extract_generation_mode_kwargs(custom_generate, kwargs, *others)
+        return found if tokenizer is None else found | {"tokenizer": tokenizer}
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs) -> dict:
+        """As transformers', without what steers generation and was read before."""
+        read = signature(self.forward).parameters
+        given = {k: v for k, v in kwargs.items() if k in read or k not in _STEERING}
+        return super().prepare_inputs_for_generation(input_ids, **given)
+
+    def _get_stopping_criteria(
+        self, generation_config, stopping_criteria, tokenizer=None, **kwargs
+    ) -> StoppingCriteriaList:
+        """As transformers', which can stop at a text only by tokenizers that spell every text."""
+        stops, config = generation_config.stop_strings, copy(generation_config)
+        if stops is not None and tokenizer is not None:
+            config.stop_strings = None
+        found = super()._get_stopping_criteria(config, stopping_criteria, tokenizer, **kwargs)
+        if stops is not None and tokenizer is not None:
+            found.append(StopsAtText([stops] if isinstance(stops, str) else stops, tokenizer))
+        return found
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The projection to the vocabulary; None of an adaptive softmax."""
@@ -254,10 +335,7 @@ class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs: dict, *args, **kwargs
     ) -> None:
-        """Give generation a cache of ours, and refuse others."""
-        if (given := generation_config.cache_implementation) is not None:
-            allowed = "None, for the model has a cache of its own, of bounded size"
-            raise ValueError(f"cache_implementation is {given}; allowed: {allowed}")
+        """Give generation a cache of ours."""
         if model_kwargs.get("cache") is not None:
             model_kwargs["cache"]._is_user_defined = True
         elif generation_config.use_cache:
@@ -265,6 +343,24 @@ class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
 
     def _prepare_position_ids_for_generation(self, *args, **kwargs) -> None:
         """None: each row counts its own real tokens."""
+
+
+class StopsAtText(StoppingCriteria):
+    """Ends a row whose newest token ends one of some texts, or lies behind its beginning."""
+
+    def __init__(self, stops: list[str], tokenizer: PreTrainedTokenizerBase):
+        self.stops, self._decode = stops, partial(tokenizer.decode, skip_special_tokens=True)
+        self._length = 4 * max(map(len, stops), default=0) + 8  # tokens that hold such a text
+
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs) -> Tensor:
+        rows = input_ids[:, -self._length :].tolist()
+        return torch.tensor(list(map(self._stops, rows)), device=input_ids.device)
+
+    def _stops(self, row: list[int]) -> bool:
+        text = self._decode(row)
+        new = len(commonprefix([self._decode(row[:-1]), text]))
+        places = ((text.rfind(stop), len(stop)) for stop in self.stops)
+        return any(place >= 0 and place + length > new for place, length in places)
 
 
 _TRAINED: WeakSet[ClusterformerPreTrainedModel] = WeakSet()

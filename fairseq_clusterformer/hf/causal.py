@@ -41,8 +41,7 @@ class ClusterformerForCausalLM(GeneratingModel):
             logits_to_keep: logits of the last so many tokens, or at these indices; 0: of all.
         """
         self._begin(position_ids=position_ids, **kwargs)
-        if cache is None and use_cache and labels is None and not torch.is_grad_enabled():
-            cache = ClusterformerCache()
+        cache = self._cache(cache, use_cache, output_hidden_states)
         if cache is not None:
             attention_mask = _newest(attention_mask, input_ids, cache)
         tokens = self._masked(input_ids, attention_mask)

@@ -21,18 +21,14 @@ from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers import (
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from tokenizers import Tokenizer
+from transformers import GenerationConfig, PreTrainedModel
 
 from fairseq_clusterformer import __version__
 from fairseq_clusterformer.checkpoints.bundle import (
     CARD,
+    CHAT_FILES,
     DTYPES,
-    RECORD,
     WEIGHTS,
     check_inside,
     copy_recipe,
@@ -41,22 +37,22 @@ from fairseq_clusterformer.checkpoints.bundle import (
     write_bundle,
 )
 from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.corpora.classification.build import RECORD as WORDS
+from fairseq_clusterformer.data import TOKENIZER
 from fairseq_clusterformer.data.coding import TextCoding
-from fairseq_clusterformer.data.subwords import TOKENIZER
+from fairseq_clusterformer.data.subwords import Subwords
 from fairseq_clusterformer.data.unicode import FORM, READ_FORM, form_of
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import check_output, check_utf8, whole_folder
 from fairseq_clusterformer.use.perplexity import begin_of
 
-from . import renumbered
 from .bert import as_bert, is_bert, longest
 from .causal import ClusterformerForCausalLM
 from .configuration import ClusterformerConfig
 from .encoders import ClusterformerForMaskedLM, ClusterformerForSequenceClassification
-from .fast import FORMS, Form
 from .reader import ClusterformerForQuestionAnswering
-from .tokenizer import ClusterformerTokenizer, has_titles
+from .tokenizer import ClusterformerTokenizer, has_titles, write_tokenizer
 from .translation import ClusterformerForConditionalGeneration
 
 #: class of each family of architectures
@@ -84,9 +80,9 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 """
 _NEEDS = "import fairseq_clusterformer.hf  # pip install 'fairseq_clusterformer[transformers]'\n"
 _OF_TEXT = ClusterformerTokenizer.vocab_files_names
-_OF_PAIR = {"cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>", "padding_side": "right"}
-_OF_PAIR |= {"split_special_tokens": True}  # what stands in a text is text
-_OF_READER = _OF_PAIR | {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+_OF_PAIR = {"cls_token": "<s>", "sep_token": "</s>"}
+_ALLOWED = "a language model by byte pairs that keep line ends; a reader or classifier by byte "
+_ALLOWED += "pairs or word pieces; sentencepiece or GPT-2's subwords"
 _OF_LABELS = (WORDS, "dict.label.txt")
 
 
@@ -112,8 +108,7 @@ def export(
     check_utf8("OUT", out)
     check_output("OUT", out, folder=True, **how | {"force": True})
     config = config_of(loaded)
-    other = _renumbered(loaded, config)
-    model = _as_theirs(loaded, config, other)
+    model = _as_theirs(loaded, config)
     model.config.architectures = [type(model).__name__]
     model.config.dtype = DTYPES[dtype]
     tensors, _ = distinct(model.state_dict())
@@ -121,18 +116,16 @@ def export(
         if name in tensors and tensors[name].is_floating_point():
             tensors[name] = tensors[name].to(DTYPES[dtype])
     with whole_folder(out, **how) as new:
-        for name, in_data in _names(config).items():
-            wanted = name in _OF_LABELS if other is not None else name != RECORD
-            if wanted and (loaded.folder / in_data).is_file():
-                check_inside(loaded.folder / in_data, loaded.folder)
-                shutil.copyfile(loaded.folder / in_data, new / name)
-        if other is None or KINDS[config.family].form != "text":
-            copy_recipe(loaded.folder, new)
-        tokenizer = other or tokenizer_of(new, config)
-        tokenizer.save_pretrained(new)
+        _write_tokenizer(loaded, config, new)
+        if config.family == "clusterformer_classifier":
+            for name, in_data in ((WORDS, WORDS), ("dict.label.txt", "label/dict.txt")):
+                if (loaded.folder / in_data).is_file():
+                    check_inside(loaded.folder / in_data, loaded.folder)
+                    shutil.copyfile(loaded.folder / in_data, new / name)
+        copy_recipe(loaded.folder, new)
         model.config.save_pretrained(new)
         if model.can_generate():
-            generation(config, tokenizer).save_pretrained(new)
+            generation(loaded, config, new).save_pretrained(new)
         save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
         needs = _NEEDS if is_exported(new) else ""
         (new / README).write_text(_card(loaded, config, card, needs), encoding="utf-8")
@@ -188,48 +181,71 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
     return config
 
 
-def _renumbered(loaded: Loaded, config: ClusterformerConfig) -> PreTrainedTokenizerFast | None:
-    """The tokenizer of a text that a ``tokenizer.json`` codes; None: another codes it."""
-    if not (loaded.folder / TOKENIZER).is_file():
-        return None
-    folder, dictionary = loaded.folder, loaded.task.source_dictionary
+def _write_tokenizer(loaded: Loaded, config: ClusterformerConfig, out: Path) -> bool:
+    """Write the tokenizer of a model's text; return whether ``tokenizer.json`` says it, else
+    Python does. Raises UserError for a text that neither can say."""
+    folder, dictionary, form = (
+        loaded.folder,
+        loaded.task.source_dictionary,
+        KINDS[config.family].form,
+    )
+    most, how = config.max_position_embeddings, {"unicode": form_of(folder)}
+    about: dict = {"padding_side": "right", "model_input_names": ["input_ids", "attention_mask"]}
+    if form == "translation" or (form == "reader" and has_titles(folder)):
+        for name, in_data in _names(config).items():
+            if (folder / in_data).is_file():
+                check_inside(folder / in_data, folder)
+                shutil.copyfile(folder / in_data, out / name)
+        slow_tokenizer(out, config).save_pretrained(out)
+        return False
+    if form == "text":
+        coding = TextCoding.from_folder(folder, dictionary)
+        how["begin"] = [dictionary[i] for i in begin_of(config.task, coding)]
+        about["padding_side"] = "left"
+        how["unicode"] = coding.form
+    elif form == "reader":
+        how["unicode"] = form_of(folder, READ_FORM)
+        about |= _OF_PAIR | {
+            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]
+        }
+        if _is_bert(loaded):
+            about["model_max_length"] = longest(loaded.model, loaded.task)
+    elif form == "sentence":
+        if (folder / WORDS).is_file():
+            record = json.loads((folder / WORDS).read_text(encoding="utf-8"))
+            how["tokenised"] = record["tokenised"]
+        if config.form == "text" and config.text_length:
+            most = min(most, config.text_length + 1)  # with <s>
+        about |= _OF_PAIR | {"model_max_length": most}
+        how["unicode"] = FORM
+    else:
+        about |= {"mask_token": "<mask>", "model_max_length": most}
+    for name in (TOKENIZER, "tokenizer_config.json", *_OF_TEXT.values()):
+        if (folder / name).is_file():
+            check_inside(folder / name, folder)
     try:
-        if config.family == "clusterformer_reader":
-            if has_titles(folder):
-                raise ValueError("its paragraphs begin with titles")
-            how = _OF_READER | {"unicode": form_of(folder, READ_FORM)}
-            if is_bert(loaded.model):
-                how["model_max_length"] = longest(loaded.model, loaded.task)
-            return renumbered.renumber(folder, dictionary, FORMS["reader"], **how)
-        if config.family == "clusterformer_classifier":
-            most = config.max_position_embeddings
-            if config.form == "text" and config.text_length:
-                most = min(most, config.text_length + 1)  # with <s>
-            how = _OF_PAIR | {"unicode": FORM, "model_max_length": most}
-            return renumbered.renumber(folder, dictionary, FORMS["sentence"], **how)
-        if config.family != "clusterformer_lm":
-            raise ValueError(f"its text is coded by {TOKENIZER}")
-        begin = begin_of(config.task, TextCoding.from_folder(folder, dictionary)).tolist()
-        text = Form(" ".join([*(dictionary[i] for i in begin), "$A"]), "$B:1")
-        return renumbered.renumber(folder, dictionary, text, lines=True)
+        write_tokenizer(folder, out, dictionary, form, about, **how)
     except ValueError as error:
-        raise bad_option("CHECKPOINT", loaded.path, renumbered.ALLOWED, str(error)) from None
+        raise bad_option("CHECKPOINT", loaded.path, _ALLOWED, str(error)) from None
+    return True
 
 
-def _as_theirs(
-    loaded: Loaded, config: ClusterformerConfig, tokenizer: PreTrainedTokenizerFast | None
-) -> PreTrainedModel:
+def _as_theirs(loaded: Loaded, config: ClusterformerConfig) -> PreTrainedModel:
     """The model by a class of transformers: BERT's where that is the same, else ours."""
-    if tokenizer is not None and config.family == "clusterformer_reader" and is_bert(loaded.model):
+    if config.family == "clusterformer_reader" and _is_bert(loaded):
         return as_bert(loaded.model)
     model = KINDS[config.family](config)
     model.model = loaded.model
     return model
 
 
-def generation(
-    config: ClusterformerConfig, tokenizer: PreTrainedTokenizerBase
-) -> GenerationConfig:
+def _is_bert(loaded: Loaded) -> bool:
+    """Whether a reader is one of transformers' own, which reads by another library's text."""
+    has_text = (loaded.folder / TOKENIZER).is_file() and not has_titles(loaded.folder)
+    return has_text and is_bert(loaded.model)
+
+
+def generation(loaded: Loaded, config: ClusterformerConfig, out: Path) -> GenerationConfig:
     """How fairseq's programs write with such a model; one of another library's text ends it."""
     bos, pad, eos = config.bos_token_id, config.pad_token_id, config.eos_token_id
     if config.family == "clusterformer":
@@ -238,13 +254,16 @@ def generation(
         how |= {"num_beams": 5, "early_stopping": True, "suppress_tokens": [pad]}
         how |= {"min_new_tokens": 1, "max_new_tokens": min(201, most)}
         return GenerationConfig(bos_token_id=bos, pad_token_id=pad, eos_token_id=eos, **how)
-    if not isinstance(tokenizer, ClusterformerTokenizer):
-        ends, how = sorted({eos, tokenizer.eos_token_id}), {"suppress_tokens": [bos, pad]}
+    coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
+    if coding.ends_texts and (loaded.folder / TOKENIZER).is_file():
+        names = json.loads((out / "tokenizer_config.json").read_text(encoding="utf-8"))
+        end = Tokenizer.from_file(str(out / TOKENIZER)).token_to_id(names["eos_token"])
+        ends, how = sorted({eos, end}), {"suppress_tokens": [bos, pad]}
         return GenerationConfig(bos_token_id=eos, eos_token_id=ends, pad_token_id=pad, **how)
     first, then, special = eos, None, [0, 1, 2, 3]
-    if tokenizer.coding.unit != "byte":
+    if coding.unit != "byte":
         special.remove(eos)  # the end of a line, which ends no text
-        if tokenizer.begins_by_bos:  # without a prompt, a text begins by <s> </s>
+        if config.task.get("add_bos_token"):  # without a prompt, a text begins by <s> </s>
             first, then = bos, eos
     return GenerationConfig(
         bos_token_id=first, forced_bos_token_id=then, pad_token_id=pad, suppress_tokens=special
@@ -252,29 +271,20 @@ def generation(
 
 
 def _names(config: ClusterformerConfig) -> dict[str, str]:
-    """Names of files in an export, and in fairseq's data folder."""
+    """Names of files of text in an export that Python reads, and in fairseq's data folder."""
     names = {name: name for role, name in _OF_TEXT.items() if role != "source_dictionary"}
+    names["subwords.json"] = TOKENIZER
     if config.languages is not None:
         source, target = config.languages
         names |= {"dict.source.txt": f"dict.{source}.txt", "dict.txt": f"dict.{target}.txt"}
-    if config.family == "clusterformer_classifier":
-        names |= {"dict.txt": "input0/dict.txt", "dict.label.txt": "label/dict.txt"}
     return names
 
 
-def tokenizer_of(folder: Path, config: ClusterformerConfig) -> ClusterformerTokenizer:
+def slow_tokenizer(folder: Path, config: ClusterformerConfig) -> ClusterformerTokenizer:
     """The tokenizer of a model's files, which have the names of an export."""
     places = {role: folder / name for role, name in _OF_TEXT.items()}
     files = {role: str(path) for role, path in places.items() if path.is_file()}
-    form = KINDS[config.family].form
-    if form in ("masked", "sentence"):
-        files["model_max_length"] = config.max_position_embeddings
-    return ClusterformerTokenizer(
-        **files,
-        form=form,
-        languages=config.languages,
-        begins_by_bos=form == "text" and bool(config.task.get("add_bos_token")),
-    )
+    return ClusterformerTokenizer(**files, languages=config.languages)
 
 
 def _card(loaded: Loaded, config: ClusterformerConfig, card: str | None, needs: str) -> str:
@@ -321,7 +331,7 @@ def back(
     try:
         config = ClusterformerConfig.from_pretrained(folder)
         model = KINDS[config.family].from_pretrained(folder)
-        own = None if renumbered.is_renumbered(folder) else tokenizer_of(folder, config)
+        own = None if (folder / TOKENIZER).is_file() else slow_tokenizer(folder, config)
     except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise bad_option("CHECKPOINT", folder, allowed, reason_of(error)) from None
     if own is not None:
@@ -342,24 +352,24 @@ def back(
         data = Path(work)
         if own is None:
             try:
-                renumbered.back(folder, data, config.vocab_size)
+                _write_text(folder, data, config.vocab_size)
             except ValueError as error:
                 raise bad_option("CHECKPOINT", folder, allowed, str(error)) from None
-        for name, in_data in _names(config).items():
+            copy_recipe(folder, data)
+        for name, in_data in _names(config).items() if own is not None else ():
             if (folder / name).is_file():
-                (data / in_data).parent.mkdir(exist_ok=True)
                 shutil.copyfile(folder / name, data / in_data)
         if is_classifier:
             _write_labels([config.id2label[i] for i in sorted(config.id2label)], data / "label")
             if config.task.get("num_classes"):
                 config.task["num_classes"] = config.num_labels
-        if own is None and is_classifier:
             (data / "input0").mkdir()
             (data / "dict.txt").rename(data / "input0" / "dict.txt")
-            if not (data / WORDS).is_file():  # which save_pretrained leaves behind
-                # whether words are tokenised is not asked where tokenizer.json says the tokens
-                words = {"tokenised": False, "settings": {"max_length": config.text_length}}
-                (data / WORDS).write_text(json.dumps(words), encoding="utf-8")
+            # whether words are tokenised is not asked where tokenizer.json says the tokens
+            words = {"tokenised": False, "settings": {"max_length": config.text_length}}
+            (data / WORDS).write_text(json.dumps(words), encoding="utf-8")
+            if (folder / WORDS).is_file():  # which save_pretrained leaves behind
+                shutil.copyfile(folder / WORDS, data / WORDS)
         if config.form == "joined":
             shutil.copytree(data / "input0", data / "input1")
         sections = {
@@ -377,6 +387,19 @@ def back(
             updates=config.updates,
         )
         return write_bundle(loaded, out, dtype=dtype, card=_card_of(folder), force=force)
+
+
+def _write_text(folder: Path, data: Path, size: int) -> None:
+    """Write the files of text of an export as a data folder, whose dictionary has at least `size`
+    symbols. Raises ValueError for a ``tokenizer.json`` that is none."""
+    for name in (TOKENIZER, *CHAT_FILES):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, data / name)
+    model, special = Subwords(folder / TOKENIZER), Dictionary().symbols
+    symbols = model.symbols
+    own = [f"<token-{i}>" if s in special else s for i, s in enumerate(symbols)][len(special) :]
+    own += [f"<missing-{i}>" for i in range(len(symbols), size)]
+    symbol_dictionary(own).save(str(data / "dict.txt"))
 
 
 def _write_labels(labels: list[str], folder: Path) -> None:

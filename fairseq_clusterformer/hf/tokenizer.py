@@ -1,32 +1,24 @@
-"""Our codings of text as a tokenizer of ``transformers``: bytes, pieces, words, translation.
-
-The code that prepared the data makes the tokens, from the data folder's files (dictionary, subword
-model, recipe). So each text gets the tokens that the training had. ``tokenizer.json`` says the
-same, as far as it can, to who does not have this package.
-"""
+"""Texts of our models for transformers: ``tokenizer.json``, or Python where that cannot say it."""
 
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 
 from fairseq.data import Dictionary
-from transformers import AddedToken, PreTrainedTokenizer
+from transformers import PreTrainedTokenizer
 
-from fairseq_clusterformer.corpora.classification.tokenise import split_words
-from fairseq_clusterformer.data import RECORD, subwords
-from fairseq_clusterformer.data.coding import SUBWORD_MODEL, TextCoding
-from fairseq_clusterformer.data.subwords import GPT2_FILES
+from fairseq_clusterformer.data import RECORD, TOKENIZER, subwords
 from fairseq_clusterformer.data.text import TARGETS_OWN, TextPipeline
-from fairseq_clusterformer.data.unicode import FORM
+from fairseq_clusterformer.data.tokenizer_json import make
 from fairseq_clusterformer.errors import reading
-from fairseq_clusterformer.use.perplexity import begin_of
 
-from .fast import FORMS, fast
-
-SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+#: of ``tokenizer_config.json`` of another library's model, what holds with other numbers, too
+_KEPT = ("chat_template", "clean_up_tokenization_spaces", "additional_special_tokens")
+_KEPT += tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "cls", "mask"))
+_CONFIG = "tokenizer_config.json"
 
 
 def has_titles(folder: Path) -> bool:
@@ -38,18 +30,52 @@ def has_titles(folder: Path) -> bool:
         return bool(record["recipe"].get("titles"))
 
 
+def write_tokenizer(
+    data: Path, out: Path, dictionary: Dictionary, form: str, config: dict, **how: object
+) -> None:
+    """Write ``tokenizer.json`` of a data folder to `out`, with what transformers is to know of it.
+    Raises ValueError for what the file cannot say.
+
+    Args:
+        form, how: as of :func:`~fairseq_clusterformer.data.tokenizer_json.make`.
+        config: more for ``tokenizer_config.json``; special tokens as `dictionary` has them.
+    """
+    made = make(data, dictionary, form, **how)
+    names = {number: token for token, number in made.get_vocab().items()}
+    given = {}
+    if (data / _CONFIG).is_file():
+        given = json.loads((data / _CONFIG).read_text(encoding="utf-8"))
+    found = {"bos_token": names[0], "unk_token": names[3]}
+    if made.get_added_tokens_decoder()[2].special:  # else a line's end, which decoding shows
+        found["eos_token"] = names[2]
+    for name in _KEPT:
+        if (value := given.get(name)) is not None:
+            found[name] = value["content"] if isinstance(value, dict) else value
+    for name, symbol in config.items():
+        is_token = name.endswith("_token") and symbol in dictionary
+        found[name] = names[dictionary.index(symbol)] if is_token else symbol
+    if form in ("reader", "sentence"):  # what stands in a text is text, where no line end is <s>
+        found["split_special_tokens"] = '"<s>"' not in json.dumps(
+            json.loads(made.to_str())["normalizer"]
+        )
+    # the class that transformers 4 and 5 both know
+    found |= {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": names[1]}
+    (out / _CONFIG).write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
+    made.save(str(out / TOKENIZER))
+    if (data / "chat_template.jinja").is_file():
+        shutil.copyfile(data / "chat_template.jinja", out / "chat_template.jinja")
+
+
 class ClusterformerTokenizer(PreTrainedTokenizer):
-    """Text to fairseq's numbers of symbols, and back.
+    """The text of a translation model, or of a reader whose paragraphs begin with titles: the code
+    that prepared the data makes the tokens, from the data folder's files.
 
     Args:
         dictionary: fairseq's ``dict.txt``; of a translation model, the target's.
         source_dictionary: of a translation model.
-        form: what the model reads, of `fairseq_clusterformer.hf.fast.FORMS`. Of the pair of a
-            "reader", each line of the document, a paragraph, begins with ``<s>``. If the training
-            had titles, the first line of several is the document's title, which stands behind
-            each ``<s>``; it may be empty.
-        languages: source and target of a translation model.
-        begins_by_bos: a "text" begins by ``<s>``, as in a training with ``--add-bos-token``.
+        languages: source and target of a translation model; None: it is of a reader. Of the pair
+            of a reader, the first line is the document's title; each other line is a paragraph,
+            which begins with ``<s>`` and the title.
         kwargs: see `transformers.PreTrainedTokenizer`; and the other files of
             ``vocab_files_names``, which are found in the dictionary's folder; UserError for what
             is missing or something else.
@@ -59,12 +85,12 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         "dictionary": "dict.txt",
         "source_dictionary": "dict.source.txt",
         "recipe": RECORD,  # what was done to the text
-        "pieces": SUBWORD_MODEL,
+        "own": "subwords.json",  # the data folder's ``tokenizer.json``, by its own numbers
+        "pieces": subwords.MODEL,  # and of older folders
         "target_pieces": TARGETS_OWN,
-        "codes": "bpe.codes",  # of subword-nmt
-        "texts": "data.json",  # how a classifier's texts become words
-        "encoder": GPT2_FILES[0],
-        "merges": GPT2_FILES[1],
+        "codes": "bpe.codes",
+        "encoder": subwords.GPT2_FILES[0],
+        "merges": subwords.GPT2_FILES[1],
     }
     model_input_names = ["input_ids", "attention_mask"]
 
@@ -72,30 +98,19 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         self,
         dictionary: str,
         source_dictionary: str | None = None,
-        form: str = "text",
         languages: list[str] | None = None,
-        begins_by_bos: bool = False,
         **kwargs,
     ):
-        if form not in FORMS:
-            raise ValueError(f"form is {form}; allowed: {', '.join(FORMS)}")
-        self.folder = Path(dictionary).parent
-        self.form, self.languages, self.begins_by_bos = form, languages, begins_by_bos
-        self.target_symbols = Dictionary.load(dictionary)
-        self.source_symbols = self.target_symbols
+        self.folder, self.languages = Path(dictionary).parent, languages
+        self.target_symbols = self.source_symbols = Dictionary.load(dictionary)
         if source_dictionary is not None:
             self.source_symbols = Dictionary.load(source_dictionary)
-        if form in ("masked", "sentence"):
-            self.target_symbols.add_symbol("<mask>")  # as fairseq's tasks do
-            kwargs.setdefault("mask_token", "<mask>")
-        if form == "reader":
+        if languages is None:
             kwargs["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
         self._of_target = False
-        kwargs = {**SPECIAL, "padding_side": "left" if form == "text" else "right", **kwargs}
-        super().__init__(form=form, languages=languages, begins_by_bos=begins_by_bos, **kwargs)
-        if line_end := FORMS[form].line_end:  # for `fast`
-            ending = AddedToken(line_end, normalized=True, special=True)
-            self._added_tokens_decoder[self.target_symbols.index(line_end)] = ending
+        special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}
+        kwargs = special | {"unk_token": "<unk>", "padding_side": "right"} | kwargs
+        super().__init__(languages=languages, **kwargs)
 
     @property
     def symbols(self) -> Dictionary:
@@ -103,44 +118,16 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         target's."""
         return self.target_symbols if self._of_target else self.source_symbols
 
-    # how texts become tokens, by form
-
-    @cached_property
-    def coding(self) -> TextCoding:
-        """Of a text that is neither translated nor classified."""
-        return TextCoding.from_folder(self.folder, self.target_symbols)
-
     @cached_property
     def pipeline(self) -> TextPipeline:
         """Of the two languages."""
-        return TextPipeline.from_folder(self.folder)
+        found, own = TextPipeline.from_folder(self.folder), self.folder / "subwords.json"
+        return replace(found, model=own) if own.is_file() else found
 
     @cached_property
     def subwords(self) -> subwords.Subwords:
         """Of a reader."""
-        return subwords.load_prepared(self.folder)
-
-    @cached_property
-    def titles(self) -> bool:
-        """See `has_titles`."""
-        return has_titles(self.folder)
-
-    @cached_property
-    def words(self) -> dict:
-        """Of a classifier: the arguments of `split_words`."""
-        with reading(self.folder / "data.json", "what a prepare command wrote"):
-            record = json.loads((self.folder / "data.json").read_text(encoding="utf-8"))
-            most = record["settings"]["max_length"]
-            return {"tokenised": record["tokenised"], "max_length": most}
-
-    @property
-    def unicode(self) -> str:
-        """The form of Unicode in which a text becomes tokens."""
-        if self.form == "sentence":
-            return FORM
-        if self.form == "translation":
-            return self.pipeline.unicode
-        return (self.subwords if self.form == "reader" else self.coding).form
+        return subwords.load_prepared(self.folder, "subwords.json")
 
     @property
     def vocab_size(self) -> int:
@@ -157,22 +144,14 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         self._of_target = True
 
     def _tokenize(self, text: str, **kwargs) -> list[str]:
-        if self.form == "translation":
+        if self.languages is not None:
             return self.pipeline.encode(text, self.languages[self._of_target]).split()
-        if self.form == "sentence":
-            return split_words(text, **self.words)[0]
-        if self.form == "reader":
-            return self._tokenize_paragraphs(text.split("\n"))
-        return [self.coding.dictionary[i] for i in self.coding.encode(text).tolist()]
-
-    def _tokenize_paragraphs(self, lines: list[str]) -> list[str]:
-        title, found = "", []
-        if self.titles and len(lines) > 1:
-            title, *lines = lines
+        first, *lines = text.split("\n")
+        title, lines = (first, lines) if lines else ("", [first])
+        found = []
         for line in filter(None, lines):
             found += [self.bos_token] if found else []
-            ids = [*self.subwords.encode(title).ids, *self.subwords.encode(line).ids]
-            found += [self.subwords.symbols[i] for i in ids]
+            found += [*self.subwords.split(title), *self.subwords.split(line)]
         return found
 
     def _convert_token_to_id(self, token: str) -> int:
@@ -181,29 +160,12 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
     def _convert_id_to_token(self, index: int) -> str:
         return self.symbols[index]
 
-    # what stands around texts
-
-    def _begin(self, empty: bool = False) -> list[int]:
-        """What a "text" begins by."""
-        if self.form != "text":
-            return []
-        return begin_of({"add_bos_token": self.begins_by_bos}, self.coding, empty=empty).tolist()
-
-    def frame(self, pair: bool = False, empty: bool = False) -> str:
-        """What stands around a text ``$A`` (without a token if `empty`), or a pair, in the words
-        of templates of `tokenizers`."""
-        begin = [self.target_symbols[i] for i in self._begin(empty)]
-        around = FORMS[self.form]
-        return " ".join([*begin, around.text, *([around.second] if pair else [])])
-
     def _framed(self, first: list[int], second: list[int] | None) -> Iterator[tuple[int, int]]:
         """Yield tokens and their types."""
-        around = {"<s>": [self.bos_token_id], "</s>": [self.eos_token_id]}
-        tokens = {"$A": first, "$B": second} | around
-        for part in self.frame(pair=second is not None, empty=not first).split():
-            name, _, kind = part.partition(":")
-            for token in tokens[name]:
-                yield token, int(kind or 0)
+        begin = [] if self.languages else [self.bos_token_id]
+        yield from ((token, 0) for token in (*begin, *first, self.eos_token_id))
+        if second is not None:
+            yield from ((token, 1) for token in (*begin, *second))
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
@@ -228,63 +190,39 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
             given = self.build_inputs_with_special_tokens(token_ids_0, token_ids_1)
         return [int(token in self.all_special_ids) for token in given]
 
-    # tokens to text
-
     def _decode(
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs
     ) -> str:
-        """Readable text; tokens that begin no text keep the blank before the first word."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        special, begin = set(self.all_special_ids), self._begin()
-        after = self.unk_token_id if self.form == "text" else None
-        padding = next((i for i, token in enumerate(ids) if token != self.pad_token_id), len(ids))
-        if ids[padding:][: len(begin)] == begin:
-            padding, after = padding + len(begin), None if begin else after
-        first, rest = ids[:padding], ids[padding:]
-        special -= {self.eos_token_id} & set(begin)  # a line's end
-        if skip_special_tokens:
-            return self._readable([i for i in rest if i not in special], after)
-        found = [self.target_symbols[i] for i in first]
-        own = self.form in ("text", "masked") and self.coding.unit != "word"
-        for is_special, run in groupby(rest, key=special.__contains__):
-            run = list(run)
-            texts = [self.target_symbols[i] for i in run]
-            found += texts if is_special else [self._readable(run, after)]
-            framed = run[-1] in (self.bos_token_id, self.eos_token_id)
-            after = run[-1] if own and not framed else None
-        return ("" if own else " ").join(found)
+        special, found, run = set(self.all_special_ids), [], []
+        for token in [*ids, None]:
+            if token in special and skip_special_tokens:
+                continue
+            if token is not None and token not in special:
+                run.append(self.target_symbols[token])
+                continue
+            found += [self._readable(run)] if run else []
+            found += [] if token is None else [self.target_symbols[token]]
+            run = []
+        return " ".join(found)
 
-    def _readable(self, ids: list[int], after: int | None) -> str:
-        """The text of tokens; see `TextCoding.decode`."""
-        if self.form in ("text", "masked"):
-            return self.coding.decode(ids, after)
-        symbols = [self.target_symbols[i] for i in ids]
-        if self.form == "translation":
+    def _readable(self, symbols: list[str]) -> str:
+        if self.languages is not None:
             return self.pipeline.decode(" ".join(symbols), self.languages[1])
-        if self.form == "sentence":
-            return " ".join(symbols)
-        texts = dict(zip(self.subwords.symbols, self.subwords.texts, strict=True))
-        return "".join(texts.get(symbol, "") for symbol in symbols).strip()
+        return self.subwords.join(symbols)
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """Readable text of symbols, as of a whole text."""
-        ids, begin = list(self.convert_tokens_to_ids(tokens)), self._begin()
-        begun = ids[: len(begin)] == begin
-        return self._decode(ids if begun else [*begin, *ids], skip_special_tokens=True)
+        return self._readable(tokens)
 
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None
     ) -> tuple[str, ...]:
-        """Copy the files of the data folder, and write ``tokenizer.json`` where there can be one
-        (see `fairseq_clusterformer.hf.fast`); return their names."""
-        prefix = f"{filename_prefix}-" if filename_prefix else ""
-        made, path = [], Path(save_directory, f"{prefix}tokenizer.json")
-        path.unlink(missing_ok=True)
-        if (same := fast(self)) is not None:
-            same.save(str(path))
-            made.append(str(path))
+        """Copy the files of the data folder; return their names."""
+        made = []
         for name in self.vocab_files_names.values():
-            source, target = self.folder / name, Path(save_directory, prefix + name)
+            target = Path(save_directory, f"{filename_prefix}-{name}" if filename_prefix else name)
+            source = self.folder / name
             if source.is_file():
                 if not (target.exists() and target.samefile(source)):
                     shutil.copyfile(source, target)

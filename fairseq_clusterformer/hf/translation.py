@@ -47,6 +47,9 @@ class ClusterformerForConditionalGeneration(GeneratingModel):
 
     families = ("clusterformer",)
     auto, form, hub_task = "AutoModelForSeq2SeqLM", "translation", "translation"
+    _cannot = GeneratingModel._cannot | dict.fromkeys(
+        ("token_healing", "guidance_scale"), "a translation has no prompt that it continues"
+    )
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Of both sides if they are one."""
@@ -107,8 +110,7 @@ class ClusterformerForConditionalGeneration(GeneratingModel):
         if decoder_attention_mask is not None:
             decoder_attention_mask = decoder_attention_mask[:, -decoder_input_ids.size(1) :]
         tokens = self._masked(decoder_input_ids, decoder_attention_mask)
-        if cache is None and use_cache and labels is None and not self.training:
-            cache = ClusterformerCache()
+        cache = self._cache(cache, use_cache, output_hidden_states)
         x, states, of_decoder = self._decoded(tokens, cache, output_hidden_states, encoded)
         logits, loss = self.model.decoder.output_layer(x), None
         if labels is not None:

@@ -82,7 +82,6 @@ class ClusterformerReaderConfig(PretrainedOptions, EncoderOptions, ReaderCluster
         "whether there is an answer is decided in the softmaxes of its start and end, as BERT has "
         "it for SQuAD 2.0, instead of apart",
     )
-    roberta_checkpoint: str = option("", "older name of --pretrained")
 
 
 class AnswerHeads(nn.Module):
@@ -150,10 +149,8 @@ class ClusterformerReader(ReaderModel):
         if args.window_positions < args.window_size:
             allowed = f"{size}, and as many more as a question has tokens"
             raise refused("--window-positions", args.window_positions, allowed)
-        if args.roberta_checkpoint and args.pretrained:
-            raise refused("--roberta-checkpoint", args.roberta_checkpoint, "without --pretrained")
-        if (args.roberta_checkpoint or args.pretrained) and args.embedding_scale != 1:
-            allowed = "1.0 with --roberta-checkpoint or --pretrained, whose words are not scaled"
+        if args.pretrained and args.embedding_scale != 1:
+            allowed = "1.0 with --pretrained, whose words are not scaled"
             raise refused("--embedding-scale", args.embedding_scale, allowed)
         if args.token_types not in (0, 2):
             raise refused("--token-types", args.token_types, "0 or 2")
@@ -225,11 +222,10 @@ class ClusterformerReader(ReaderModel):
             raise refused("--max-question-positions", most, allowed)
 
     def load_initial_weights(self) -> None:
-        """Start from what ``--pretrained`` or ``--roberta-checkpoint`` names; raises
-        CheckpointError for files that cannot be read or do not fit."""
-        for name in ("pretrained", "roberta_checkpoint"):
-            if path := getattr(self.args, name):
-                load_pretrained(self, path, flag(name))
+        """Start from what ``--pretrained`` names; raises CheckpointError for files that cannot be
+        read or do not fit."""
+        if self.args.pretrained:
+            load_pretrained(self, self.args.pretrained)
 
 
 @register_model_architecture("clusterformer_reader", "clusterformer_reader_tiny")

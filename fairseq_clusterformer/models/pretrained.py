@@ -17,7 +17,7 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
+from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.errors import first_line
 
 from .checkpoints import CheckpointError, read_checkpoint, unfit
@@ -286,7 +286,7 @@ def _check_options(args: Any, wanted: dict[str, Any]) -> None:
 def _numbers(symbols: list[str], path: Path, option: str) -> Tensor:
     """The folder's number of each of our symbols, int64 [V]."""
     try:
-        found = TokenizerSubwords(path / TOKENIZER).symbols
+        found = Subwords(path / TOKENIZER).symbols
     except ValueError as error:
         raise unfit(option, path, str(error)) from None
     theirs = {symbol: i for i, symbol in enumerate(found)}

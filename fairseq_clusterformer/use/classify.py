@@ -15,7 +15,7 @@ from torch import Tensor
 from fairseq_clusterformer.corpora.classification.build import RECORD
 from fairseq_clusterformer.corpora.classification.tokenise import split_words
 from fairseq_clusterformer.data.sentences import SentenceDataset
-from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
+from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.errors import UserError, bad_option
 
 from ..checkpoints.load import Loaded
@@ -124,7 +124,7 @@ class Classifier(Pretrained):
 def _word_splitter(folder: Path) -> Callable[[str], tuple[list[str], bool]]:
     """The function that made words of the texts of a data folder, by the folder's record."""
     try:
-        model = TokenizerSubwords(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else None
+        model = Subwords(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else None
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         match record:
             case {"tokenised": bool(kind), "settings": {"max_length": int() | None as most}}:

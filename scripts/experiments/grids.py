@@ -30,7 +30,7 @@ from fairseq_clusterformer.errors import bad_option
 WRONG_FORM = (TypeError, AttributeError, RecursionError)
 OF_ROW = ("seeds", "folder", "from", "paper")
 #: options that name files or folders that somebody else has made
-FILES = ("pretrained", "pretrained-checkpoint", "roberta-checkpoint", "lift", "word-vectors")
+FILES = ("pretrained", "pretrained-checkpoint", "lift", "word-vectors")
 FILES += ("finetune-from-model",)
 #: options of a run that only shows that everything works
 QUICK = {"max-update": 3, "log-interval": 1, "max-valid-steps": 3}

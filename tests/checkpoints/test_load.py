@@ -15,7 +15,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 import fairseq_clusterformer
 from fairseq_clusterformer.checkpoints.bundle import SHIPPED, write_bundle
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
-from fairseq_clusterformer.data.subwords import load_sentencepiece
+from fairseq_clusterformer.data.subwords import load
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModel
 
@@ -233,7 +233,7 @@ def test_damaged_files_of_data(byte_data, checkpoint, tmp_path):
     with pytest.raises(
         UserError, match=rf"the file is {model}: cannot be read .*; allowed: a sen"
     ):
-        load_sentencepiece(model)
+        load(model)
     for end, size in (("bin", 100), ("idx", 40), ("idx", 12), ("idx", 0)):
         for name in ("train.bin", "train.idx"):
             shutil.copy(byte_data / name, tmp_path / name)

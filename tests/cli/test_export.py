@@ -17,7 +17,6 @@ from transformers import (  # noqa: E402
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    PreTrainedTokenizerFast,
     pipeline,
 )
 
@@ -67,8 +66,8 @@ def word_checkpoint(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -
     [("bytes", False, []), ("bytes", True, [0]), ("words", False, [2]), ("words", True, [0, 2])],
 )
 def test_a_language_model_is_fairseqs(unit, bos, begin, checkpoint, word_checkpoint, tmp_path):
-    """Tensors, how a text begins (--add-bos-token), perplexity, and greedy text, by our own
-    tokenizer and by tokenizer.json; also after the way back."""
+    """Tensors, how a text begins (--add-bos-token), perplexity, and greedy text; also after the
+    way back."""
     state = torch.load(checkpoint if unit == "bytes" else word_checkpoint, weights_only=True)
     state["cfg"]["task"]["add_bos_token"] = bos
     torch.save(state, tmp_path / "model.pt")
@@ -77,37 +76,34 @@ def test_a_language_model_is_fairseqs(unit, bos, begin, checkpoint, word_checkpo
     ours = fairseq_clusterformer.load(tmp_path / "model.pt", device="cpu")
     model = AutoModelForCausalLM.from_pretrained(out).eval()
     assert_equal_states(ours.model.state_dict(), model.model.state_dict())
-    slow = AutoTokenizer.from_pretrained(out)
-    fast = PreTrainedTokenizerFast(tokenizer_file=str(out / "tokenizer.json"))
+    read = AutoTokenizer.from_pretrained(out)
     # only the first block begins by </s> where texts are bytes
     blocks = list(split_blocks(ours.loaded, "train"))
     source, target = blocks[1 if unit == "bytes" and bos else 0]
     if unit == "bytes" and not bos:
         source, target = source[1:], target[1:]
-    text = slow.decode(source, skip_special_tokens=True)
-    for read in (slow, fast):
-        assert read(text)["input_ids"] == source.tolist()
-        assert read("")["input_ids"] == (begin if read is fast else [0, 2] if bos else [2])
+    text = read.decode(source, skip_special_tokens=True)
+    assert read(text)["input_ids"] == source.tolist()
+    assert read("")["input_ids"] == begin
     assert source.tolist()[: len(begin)] == begin
     with torch.no_grad():
         found = model(source[None]).logits.log_softmax(-1)[:, -len(target) :]
     wanted = in_one_pass(ours.model, source[None], target[None])
     torch.testing.assert_close(found.gather(-1, target[None, :, None])[..., 0], wanted)
     prompt = text[:40].rpartition(" ")[0]
-    assert slow(prompt)["input_ids"] == ours._begin(ours.coding.encode(prompt)).tolist()
+    assert read(prompt)["input_ids"] == ours._begin(ours.coding.encode(prompt)).tolist()
     text = ours.generate(prompt, max_tokens=12, temperature=0)
-    for read in (slow, fast):
-        given = read(prompt, return_tensors="pt", return_token_type_ids=False)
-        written = model.generate(**given, max_new_tokens=12, do_sample=False)[0]
-        assert slow.decode(written, skip_special_tokens=True) == text
-    write = pipeline("text-generation", model=model, tokenizer=slow)
+    given = read(prompt, return_tensors="pt")
+    written = model.generate(**given, max_new_tokens=12, do_sample=False)[0]
+    assert read.decode(written, skip_special_tokens=True) == text
+    write = pipeline("text-generation", model=model, tokenizer=read)
     assert write(prompt, max_new_tokens=12, do_sample=False)[0]["generated_text"] == text
     if unit == "words":  # without a prompt
         assert model.generate(max_new_tokens=3)[0, : len(begin)].tolist() == begin
     with torch.no_grad():  # what was fine-tuned comes back
         model.get_input_embeddings().weight[7] += 1
     model.save_pretrained(tmp_path / "tuned")
-    slow.save_pretrained(tmp_path / "tuned")
+    read.save_pretrained(tmp_path / "tuned")
     assert run("export", tmp_path / "tuned", tmp_path / "bundle", "--to", "fairseq") == 0
     again = fairseq_clusterformer.load(tmp_path / "bundle", device="cpu")
     assert_equal_states(again.model.state_dict(), model.model.state_dict())
@@ -260,16 +256,24 @@ def test_cards(checkpoint, classifier, exported, tmp_path, capsys):
     assert "holds notes.txt" in error(capsys, *words, "--force")
 
 
-def test_mistakes_are_one_line(exported, towns_reader, tmp_path, capsys):  # noqa: F811
-    to = ("--to", "transformers")
-    assert "no such file" in error(capsys, "export", tmp_path / "none", tmp_path / "o", *to)
-    assert "it exists" in error(capsys, "export", TRANSLATOR, exported, *to, "--dtype", "float16")
+def test_paragraphs_that_begin_with_titles(tmp_path):
     (titled := tmp_path / "titled").mkdir()
     for name in ("dict.txt", "tokenizer.json"):
         shutil.copy(SHIPPED / "reader-en" / name, titled)
     (titled / "prepared.json").write_text('{"recipe": {"titles": true}}')
-    line = error(capsys, "export", "reader-en", tmp_path / "o", *to, "--data", titled)
-    assert "its paragraphs begin with titles; allowed: a language model" in line
+    words = ("export", "reader-en", tmp_path / "out", "--to", "transformers", "--data", titled)
+    assert run(*words) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    found = tokenizer("who?", "bern\nit rains.\nit snows.")
+    assert tokenizer.decode(found["input_ids"], skip_special_tokens=True).count("bern") == 2
+    found = tokenizer.convert_ids_to_tokens(found["input_ids"])
+    assert found[:3] == ["<s>", "who", "?"]
+
+
+def test_mistakes_are_one_line(exported, towns_reader, tmp_path, capsys):  # noqa: F811
+    to = ("--to", "transformers")
+    assert "no such file" in error(capsys, "export", tmp_path / "none", tmp_path / "o", *to)
+    assert "it exists" in error(capsys, "export", TRANSLATOR, exported, *to, "--dtype", "float16")
     line = error(capsys, "export", towns_reader, tmp_path / "o", *to)
     assert "transformers has no place for bidaf_reader" in line
     (tmp_path / "full").mkdir()

@@ -22,7 +22,7 @@ def reader(data: Path, checkpoint: Path | str, **changes) -> ClusterformerReader
         **ROBERTA_SIZES,
         **{"cluster_layers": "1,3", "num_clusters": 8, "kmeans_bank_size": 50},
         **{"window_size": 44, "window_stride": 40, "window_positions": 64},
-        "roberta_checkpoint": str(checkpoint),
+        "pretrained": str(checkpoint),
     }
     task = SimpleNamespace(source_dictionary=Dictionary.load(str(data / "dict.txt")))
     model = ClusterformerReader.build_model(Namespace(**{**values, **changes}), task)
@@ -111,7 +111,7 @@ def test_other_sizes(changes, reason, roberta, byte_data):
 
 
 def test_other_files_and_words(roberta, checkpoint, byte_data, tmp_path):
-    with pytest.raises(CheckpointError, match="--roberta-checkpoint is .*: no such file"):
+    with pytest.raises(CheckpointError, match="--pretrained is .*: no such file"):
         reader(byte_data, tmp_path / "none.pt")
     with pytest.raises(CheckpointError, match="it is no RoBERTa, it has decoder."):
         reader(byte_data, checkpoint)

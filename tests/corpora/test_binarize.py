@@ -61,7 +61,7 @@ def test_an_item_takes_few_bytes_of_memory(tmp_path, monkeypatch):
     """Of all, their lengths and places are held; fairseq's builder takes 50 bytes for each."""
     monkeypatch.setattr(coding, "_BLOCK", 1000)
     monkeypatch.setattr(binarize, "_PIECE_OF_WORK", 1000)
-    items = coding.WordCoding(binarize.symbol_dictionary(["a", "b"])).items
+    items = coding.TextCoding(binarize.symbol_dictionary(["a", "b"])).items
 
     def peak(lines: int) -> int:
         (tmp_path / "text").write_text("a b\n" * lines)

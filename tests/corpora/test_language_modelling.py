@@ -13,6 +13,7 @@ from hashlib import sha1, sha256
 import numpy as np
 import pytest
 from fairseq.data import Dictionary, indexed_dataset
+from tokenizers import Tokenizer
 
 from fairseq_clusterformer.corpora import binarize, parallel
 from fairseq_clusterformer.corpora.binarize import count_words
@@ -175,10 +176,10 @@ def test_subwords_of_a_pretrained_model(texts, tmp_path, sentences):
     options += " --sentences" * sentences
     assert run("prepare lm text", texts, tmp_path / "dest", options) == 0
     assert Dictionary.load(str(tmp_path / "dest" / "dict.txt")).symbols == words.symbols
-    gpt2 = subwords.GPT2Subwords(model)
+    gpt2 = subwords.gpt2(model)
 
     def text_of(item) -> str:
-        return gpt2.decode(int(words[i]) for i in item)
+        return gpt2.tokenizer.decode([int(words[i]) for i in item])
 
     items = items_of(tmp_path / "dest", "train")
     if sentences:
@@ -318,20 +319,20 @@ def test_tokens_of_lines(content, options, items, tmp_path):
 
 
 def test_sentencepiece_is_lossless_and_learns_from_train_alone(tmp_path):
-    import sentencepiece
-
     folder, dest = tmp_path / "source", tmp_path / "dest"
     lines = [f"the  cat {i} sat on  the mat" for i in range(200)] + ["", "end "]
     unseen = ["☃ is in valid alone, ｆｕｌｌ width", "", "\ttab", "  blanks   kept ", " "]
     for split, text in zip(SPLITS, (lines, unseen, lines), strict=True):
         write(folder / f"{split}.txt", "\n".join(text) + "\n")
     assert run("prepare lm text", folder, dest, "--sentencepiece 280") == 0
-    model = sentencepiece.SentencePieceProcessor(model_file=str(dest / "sentencepiece.model"))
     dictionary = Dictionary.load(str(dest / "dict.txt"))
     assert len(dictionary) == 280 + 1  # fairseq's <pad> comes to sentencepiece's <unk> <s> </s>
     items = symbols_of(dest, "valid")
     assert all(item[-1] == "</s>" and "<unk>" not in item for item in items)
-    assert [model.decode(item[:-1]) for item in items] == unseen
+    model = Tokenizer.from_file(str(dest / "tokenizer.json"))
+    ids = [[model.token_to_id(token) for token in ("</s>", *item[:-1])] for item in items]
+    assert list(map(model.decode, ids)) == unseen
+    assert model.get_vocab() == dictionary.indices
     assert "☃" not in dictionary
     assert record_of(dest)["splits"]["valid"]["items"] == len(unseen)
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from fairseq_clusterformer.corpora import binarize
 from fairseq_clusterformer.data.coding import BYTES_PER_ITEM, TextCoding
-from fairseq_clusterformer.data.subwords import TokenizerSubwords
+from fairseq_clusterformer.data.subwords import Subwords, load
 from fairseq_clusterformer.errors import UserError
 from tests.data.tokenizers import made
 
@@ -27,7 +27,7 @@ def folders(tmp_path_factory):
     binarize.word_dictionary(counts).save(str(folders["word"] / "dict.txt"))
     model = folders["piece"] / "sentencepiece.model"
     binarize.train_sentencepiece([text], 400, model)
-    binarize.piece_dictionary(model).save(str(folders["piece"] / "dict.txt"))
+    binarize.symbol_dictionary(load(model).symbols).save(str(folders["piece"] / "dict.txt"))
     return folders
 
 
@@ -129,7 +129,7 @@ def test_added_tokens_are_text_unless_they_are_special(kind, tmp_path):
     tokenizer.add_tokens(["<lake>"])
     tokenizer.add_special_tokens(["<|end|>"])
     tokenizer.save(str(file))
-    model = TokenizerSubwords(file)
+    model = Subwords(file)
     binarize.symbol_dictionary(model.symbols).save(str(tmp_path / "dict.txt"))
     coding = TextCoding.from_folder(tmp_path)
     tokens = coding.encode("a <lake> and")
@@ -141,7 +141,7 @@ def test_added_tokens_are_text_unless_they_are_special(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
 def test_any_tokenizer_is_a_coding(kind, tmp_path):
     """Word pieces and unigrams lose line ends, which become </s>; those of bytes keep all."""
-    model = TokenizerSubwords(made(kind, tmp_path / "tokenizer.json"))
+    model = Subwords(made(kind, tmp_path / "tokenizer.json"))
     binarize.symbol_dictionary(model.symbols).save(str(tmp_path / "dict.txt"))
     coding = TextCoding.from_folder(tmp_path)
     assert coding.unit == "piece"

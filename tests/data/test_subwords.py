@@ -83,7 +83,7 @@ def test_any_span_of_any_text(model, request):
 
 def test_gpt2_is_roberta_s(tmp_path):
     """Ids are those of fairseq's own encoder, and each token's bytes are its characters."""
-    model = subwords.GPT2Subwords(write_gpt2(tmp_path))
+    model = subwords.gpt2(write_gpt2(tmp_path))
     bpe = get_encoder(*(str(tmp_path / name) for name in subwords.GPT2_FILES))
     for _ in range(100):
         text = random_text()
@@ -117,7 +117,7 @@ def test_gpt2_by_hand(tmp_path):
 def test_all_bytes_of_a_character_are_its_cover(model):
     tokens = model.encode("𝔘𝔘")
     mark = len(tokens) - 8  # sentencepiece's, of the beginning: in no answer
-    assert mark == (0 if isinstance(model, subwords.GPT2Subwords) else 1)
+    assert mark == isinstance(model, subwords.SentencePieceSubwords)
     assert tokens.cover(0, 1) == (mark, mark + 4)
     assert tokens.cover(1, 2) == (mark + 4, mark + 8)
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from fairseq_clusterformer.data import subwords
-from fairseq_clusterformer.data.subwords import TokenizerSubwords
+from fairseq_clusterformer.data.subwords import Subwords
 from tests.data.tokenizers import TEXT, made
 
 
 @pytest.fixture(params=["wordpiece", "bytes", "unigram"])
 def model(request, tmp_path: Path):
-    return TokenizerSubwords(made(request.param, tmp_path / "tokenizer.json"))
+    return Subwords(made(request.param, tmp_path / "tokenizer.json"))
 
 
 def test_special_symbols_are_fairseqs(model):
@@ -57,7 +57,7 @@ def test_damaged(content, tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text(content)
     with pytest.raises(ValueError, match=str(file)):
-        TokenizerSubwords(file)
+        Subwords(file)
 
 
 def test_load_knows_the_file(tmp_path):

@@ -13,7 +13,7 @@ from fairseq.models.roberta.model import base_architecture
 from torch import Tensor
 from transformers import AutoModel
 
-from fairseq_clusterformer.data.subwords import TokenizerSubwords
+from fairseq_clusterformer.data.subwords import Subwords
 from fairseq_clusterformer.etc import encoder as etc
 from fairseq_clusterformer.etc.global_local import Structure
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
@@ -154,7 +154,7 @@ def test_lifted_from_a_folder(tmp_path: Path, family: str) -> None:
     """Equal to transformers' model without positions; its first type is in the words."""
     folder = folder_of(family, tmp_path / family)
     words = Dictionary()
-    for symbol in TokenizerSubwords(folder / "tokenizer.json").symbols:
+    for symbol in Subwords(folder / "tokenizer.json").symbols:
         words.add_symbol(symbol)
     task = make_task(words=20)
     task.source_dictionary = words
@@ -168,7 +168,7 @@ def test_lifted_from_a_folder(tmp_path: Path, family: str) -> None:
     theirs = AutoModel.from_pretrained(folder).eval().double()
     theirs.embeddings.position_embeddings.weight.zero_()
     tokens = torch.randint(4, 24, (2, 30))
-    symbols = TokenizerSubwords(folder / "tokenizer.json").symbols
+    symbols = Subwords(folder / "tokenizer.json").symbols
     numbers = torch.tensor([symbols.index(symbol) for symbol in words.symbols])
     found = lifted.encoder(tokens, no_global_token(tokens)).of_long
     expected = theirs(numbers[tokens]).last_hidden_state

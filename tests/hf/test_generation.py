@@ -9,11 +9,13 @@ import torch
 pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
 import transformers  # noqa: E402
+from fairseq.data import Dictionary  # noqa: E402
 from fairseq.sequence_generator import SequenceGenerator  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from fairseq_clusterformer.hf import ClusterformerCache  # noqa: E402
 from fairseq_clusterformer.hf.configuration import numbered  # noqa: E402
+from fairseq_clusterformer.hf.tokenizer import write_tokenizer  # noqa: E402
 from tests.hf.small import (  # noqa: E402
     EOS,
     PAD,
@@ -239,8 +241,6 @@ def test_a_cache_can_be_copied_and_repeated():
 
 def test_what_a_cache_cannot_do_is_one_line():
     model, ids = language_model(), tokens(1, 4)
-    with pytest.raises(ValueError, match="cache_implementation is static; allowed: None"):
-        model.generate(ids, cache_implementation="static", max_new_tokens=2)
     cache = model.generate(ids, max_new_tokens=2, return_dict_in_generate=True).cache
     assert isinstance(cache, ClusterformerCache)
     with pytest.raises(ValueError, match="cannot be turned back; allowed:"):
@@ -259,6 +259,110 @@ def test_a_conversation_goes_on_from_a_cache():
     found = model.generate(more, cache=first.cache, max_new_tokens=6, eos_token_id=None)
     assert torch.equal(found, model.generate(more, max_new_tokens=6, eos_token_id=None))
     assert first.cache.get_seq_length() == 6 + 5 + 3 + 6 - 1  # none was read twice
+
+
+@pytest.mark.parametrize("make", [language_model, translator])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_cache_that_is_asked_for_is_returned_or_refused(make, gradients):
+    """Also with labels; never None without a word."""
+    model, ids = make(), tokens(2, 6)
+    given = {"input_ids": ids, "use_cache": True}
+    if make is translator:
+        given["decoder_input_ids"] = ids
+    with torch.set_grad_enabled(gradients):
+        for more in ({}, {"labels": ids}):
+            out = model(**given, **more)
+            assert isinstance(out.cache, ClusterformerCache)
+            assert out.cache.get_seq_length() == 6
+        both = "; allowed: one of both"
+        with pytest.raises(ValueError, match=f"use_cache is True, with output_hidden.*{both}"):
+            model(**given, output_hidden_states=True)
+        for other in (transformers.DynamicCache(), ((ids, ids),)):
+            with pytest.raises(ValueError, match="cache is (tuple|DynamicCache): .*; allowed: Cl"):
+                model(**given | {"cache": other})
+        model.train()
+        with pytest.raises(ValueError, match="use_cache is True, in training; allowed: in eval"):
+            model(**given)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> transformers.PreTrainedTokenizerFast:
+    """Of words that no tokenizer can spell anew."""
+    symbols, out = Dictionary(), tmp_path_factory.mktemp("words")
+    for number in range(VOCABULARY - 4):
+        symbols.add_symbol(f"w{number}")
+    write_tokenizer(out, out, symbols, "text", {})
+    return transformers.AutoTokenizer.from_pretrained(out)
+
+
+def stepwise(model, input_ids, tokenizer=None, **kwargs) -> Tensor:
+    """A way to generate of a user's own, who reads the tokenizer."""
+    assert tokenizer is not None
+    how = ("logits_processor", "stopping_criteria", "generation_config")
+    given = {name: kwargs.pop(name) for name in how}
+    return model._sample(input_ids, **given, tokenizer=tokenizer, **kwargs)
+
+
+@pytest.mark.parametrize("how", [{}, {"custom_generate": stepwise}])
+@pytest.mark.parametrize("make", [language_model, translator])
+def test_it_stops_at_a_text(make, how, tokenizer):
+    model, ids = make(), tokens(1, 5)
+    model.generation_config.suppress_tokens = [0, 1, 2, 3]
+    whole = written(model, ids)
+    begun = whole.size(1) - 12
+    text = tokenizer.decode(whole[0, begun : begun + 6])
+    found = written(model, ids, tokenizer=tokenizer, stop_strings=[text[2:], "none"], **how)
+    assert found.size(1) == begun + 6
+    assert torch.equal(found, whole[:, : begun + 6])
+    assert torch.equal(written(model, ids, tokenizer=tokenizer), written(model, ids))
+
+
+def test_tokens_are_healed(tokenizer):
+    """The last word of a prompt may be the beginning of another."""
+    model, ids = language_model(), tokenizer("w5 w2", return_tensors="pt").input_ids
+    found = written(model, ids, tokenizer=tokenizer, token_healing=True)[0]
+    assert found[: len(ids[0]) - 1].tolist() == ids[0, :-1].tolist()
+    assert tokenizer.decode(found).split()[1].startswith("w2")
+
+
+CANNOT = {
+    "cache_implementation": "paged",
+    "cache_config": {"a": 1},
+    "assistant_tokenizer": "tokenizer",
+    "is_assistant": True,
+    "assistant_model": language_model,
+    "prompt_lookup_num_tokens": 2,
+    "assistant_early_exit": 1,
+    "token_healing": True,
+    "guidance_scale": 1.5,
+}
+
+
+@pytest.mark.parametrize("name", CANNOT)
+@pytest.mark.parametrize("make", [language_model, translator])
+def test_what_needs_another_cache_is_refused_before_work(make, name):
+    model, value = make(), CANNOT[name]
+    model.forward = None  # is not called
+    if make is language_model and name in ("token_healing", "guidance_scale"):
+        return  # which it can
+    value = value() if callable(value) else value
+    with pytest.raises(ValueError, match=f"{name} is .*allowed: None|is not supported with stat"):
+        model.generate(tokens(1, 3), max_new_tokens=2, **{name: value})
+    with pytest.raises(ValueError, match="continuous batching: .*; allowed: generate"):
+        model.generate_batch([[4, 5]])
+
+
+def test_it_is_no_assistant():
+    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 1, "vocab_size": VOCABULARY}
+    other = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, eos_token_id=2))
+    with pytest.raises(ValueError, match="is_assistant is True: .*; allowed: None"):
+        other.generate(tokens(1, 3), max_new_tokens=2, assistant_model=language_model())
+
+
+def test_guidance_with_a_cache_as_without():
+    model, ids = language_model(), tokens(2, 5)
+    found = [written(model, ids, guidance_scale=1.5, use_cache=use) for use in (True, False)]
+    assert torch.equal(*found)
 
 
 @pytest.mark.whole

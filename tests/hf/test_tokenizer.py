@@ -1,25 +1,28 @@
-"""The tokenizer: the tokens that preparation makes, and the text again."""
+"""The exported tokenizer: the tokens that preparation makes, and the text again."""
 
-import contextlib
-import functools
-import io
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
-from transformers import AutoTokenizer, TextStreamer  # noqa: E402
+from fairseq.data import Dictionary  # noqa: E402
+from transformers import AutoTokenizer  # noqa: E402
 
 from fairseq_clusterformer.data.coding import TextCoding  # noqa: E402
-from fairseq_clusterformer.hf import ClusterformerTokenizer  # noqa: E402
-from fairseq_clusterformer.hf.folder import tokenizer_of  # noqa: E402
+from fairseq_clusterformer.data.subwords import Subwords  # noqa: E402
+from fairseq_clusterformer.hf.tokenizer import (  # noqa: E402
+    ClusterformerTokenizer,
+    write_tokenizer,
+)
+from tests.data.tokenizers import made  # noqa: E402
 from tests.documents.commands import run  # noqa: E402
-from tests.hf.small import config  # noqa: E402
 
 LINES = ["The small cat sat on the mat .", "A dog ran away from the cat .", ""]
-EOS = 2
 
 
 @pytest.fixture(scope="module", params=["--bytes", "--words", "--sentencepiece"])
@@ -33,66 +36,79 @@ def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder / "data"
 
 
-@pytest.fixture
-def tokenizer(data: Path, tmp_path: Path) -> ClusterformerTokenizer:
-    """Saved, and loaded by its Auto class."""
-    made = tokenizer_of(data, config("clusterformer_lm_tiny"))
-    made.save_pretrained(tmp_path)
-    config("clusterformer_lm_tiny").save_pretrained(tmp_path)
-    return AutoTokenizer.from_pretrained(tmp_path)
-
-
-def test_tokens_are_the_preparations(data, tokenizer):
+def test_what_preparation_wrote_is_what_transformers_reads(data, tmp_path):
+    """One file; a batch is padded on the left; lines come back."""
     coding = TextCoding.from_folder(data)
+    how = {"unicode": coding.form, "begin": [] if coding.unit == "byte" else ["</s>"]}
+    write_tokenizer(data, tmp_path, coding.dictionary, "text", {"padding_side": "left"}, **how)
+    saved = (folder / "tokenizer.json" for folder in (data, tmp_path))
+    prepared, exported = (json.loads(file.read_text()) for file in saved)
+    assert prepared == exported
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     text = "The cat ran\naway from the dog ."
-    begun = [] if coding.unit == "byte" else [EOS]
     tokens = tokenizer(text)["input_ids"]
+    begun = [] if coding.unit == "byte" else [2]
     assert tokens == [*begun, *coding.encode(text).tolist()]
-    assert tokenizer.decode(tokens, skip_special_tokens=True) == text
-    assert tokenizer("")["input_ids"] == [EOS]  # what a text begins by
     assert len(tokenizer) == len(coding.dictionary)
-
-
-def test_a_batch_is_padded_on_the_left(tokenizer):
     batch = tokenizer(["The cat", "The dog ran away ."], padding=True)
-    assert len({len(row) for row in batch["input_ids"]}) == 1
     row, mask = batch["input_ids"][0], batch["attention_mask"][0]
-    assert row[0] == tokenizer.pad_token_id
-    assert mask == [int(token != tokenizer.pad_token_id) for token in row]
-    assert tokenizer.batch_decode(batch["input_ids"], skip_special_tokens=True) == [
-        "The cat",
-        "The dog ran away .",
-    ]
-
-
-def test_symbols_stand_in_readable_text(tokenizer):
-    """Also where a text is written token by token."""
-    blank = " " if tokenizer.coding.unit == "word" else ""
-    begins = [] if tokenizer.coding.unit == "byte" else ["</s>"]
-    text = "The small cat sat .\nA dog ran"  # a line's end is no symbol
-    found = tokenizer.decode([tokenizer.pad_token_id, *tokenizer(text)["input_ids"]])
-    assert found == blank.join(["<pad>", *begins, text])
-    ids = tokenizer("The small cat sat .")["input_ids"]
+    assert row[0] == tokenizer.pad_token_id == 1
+    assert mask == [int(token != 1) for token in row]
     for skip in (False, True):
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            streamer = TextStreamer(tokenizer, skip_special_tokens=skip)
-            for token in ids:
-                streamer.put(torch.tensor([token]))
-            streamer.end()
-        assert printed.getvalue() == tokenizer.decode(ids, skip_special_tokens=skip) + "\n"
+        assert tokenizer.decode(tokens, skip_special_tokens=skip) == text
+    found = tokenizer.batch_decode(batch["input_ids"], skip_special_tokens=True)
+    assert found == ["The cat", "The dog ran away ."]
 
 
-def test_what_is_written_follows_its_prompt(tokenizer):
-    """As the pipeline joins them; what begins a line has no blank."""
-    ids = tokenizer("The small cat\nran away")["input_ids"]
-    cut = len(tokenizer("The small")["input_ids"])
-    decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
-    assert decode(ids[:cut]) + decode(ids[cut:]) == "The small cat\nran away"
-    symbols = tokenizer.tokenize("The small cat")
-    assert tokenizer.convert_tokens_to_string(symbols) == "The small cat"
+@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
+def test_another_library_s_tokenizer_by_our_numbers(kind, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    out.mkdir()
+    model = Subwords(made(kind, data / "tokenizer.json"))
+    dictionary = Dictionary()
+    for symbol in reversed(model.symbols):  # other numbers
+        dictionary.add_symbol(symbol)
+    chats = {"chat_template": "{{ messages }}", "eos_token": {"content": "x"}, "backend": "y"}
+    (data / "tokenizer_config.json").write_text(json.dumps(chats))
+    pair = {"cls_token": "<s>", "sep_token": "</s>"}
+    write_tokenizer(data, out, dictionary, "reader", pair, unicode="NFKC")
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    question, text = "a lake?", "[SEP] cafés"
+    wanted = [[dictionary.index(symbol) for symbol in model.split(t)] for t in (question, text)]
+    found = tokenizer(question, text)
+    assert found["input_ids"] == [0, *wanted[0], 2, 0, *wanted[1]]
+    assert tokenizer.chat_template == "{{ messages }}"
+    assert tokenizer.cls_token_id == 0
 
 
-def test_another_form_is_one_line(data):
-    with pytest.raises(ValueError, match="form is song; allowed: text, masked, sentence"):
-        ClusterformerTokenizer(str(data / "dict.txt"), form="song")
+def test_titles_stand_before_paragraphs(tmp_path):
+    (tmp_path / "dict.txt").write_text("".join(f"{i} 1\n" for i in range(400)))
+    made("wordpiece", tmp_path / "subwords.json")
+    symbols = Subwords(tmp_path / "subwords.json").symbols
+    (tmp_path / "dict.txt").write_text("".join(f"{s} 1\n" for s in symbols[5:]))
+    tokenizer = ClusterformerTokenizer(str(tmp_path / "dict.txt"))
+    words = {word: tokenizer.subwords.split(word) for word in ("fish", "lake", "and")}
+    found = tokenizer("and", "fish\nlake\n\nand")
+    wanted = ["<s>", *words["and"], "</s>", "<s>", *words["fish"], *words["lake"]]
+    wanted += ["<s>", *words["fish"], *words["and"]]
+    assert tokenizer.convert_ids_to_tokens(found["input_ids"]) == wanted
+    assert found["token_type_ids"] == [0] * (len(words["and"]) + 2) + [1] * (
+        len(wanted) - len(words["and"]) - 2
+    )
+    assert tokenizer.decode(found["input_ids"], skip_special_tokens=True).split()[0] == "and"
+
+
+@pytest.mark.skipif("TRANSFORMERS_4" not in os.environ, reason="needs another transformers")
+def test_transformers_4_reads_it(data, tmp_path):
+    """``TRANSFORMERS_4=/path/to/python``, of an environment with transformers 4.57."""
+    coding = TextCoding.from_folder(data)
+    write_tokenizer(data, tmp_path, coding.dictionary, "text", {}, unicode=coding.form)
+    code = "import sys; from transformers import AutoTokenizer; "
+    code += "print(AutoTokenizer.from_pretrained(sys.argv[1])(sys.argv[2])['input_ids'])"
+    words = [os.environ["TRANSFORMERS_4"], "-c", code, str(tmp_path), "The cat"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert (
+        json.loads(done.stdout) == AutoTokenizer.from_pretrained(tmp_path)("The cat")["input_ids"]
+    )
+    assert sys.executable != words[0]

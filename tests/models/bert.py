@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_clusterformer.data.subwords import TokenizerSubwords
+from fairseq_clusterformer.data.subwords import Subwords
 from tests.data.tokenizers import made
 
 transformers = pytest.importorskip("transformers")
@@ -16,7 +16,7 @@ def folder_of(family: str, path: Path, head: str = "QuestionAnswering", **change
     """A small random model of a family, with a head and its tokenizer."""
     path.mkdir()
     made("bytes" if family == "roberta" else "wordpiece", path / "tokenizer.json")
-    words = len(TokenizerSubwords(path / "tokenizer.json").symbols)
+    words = len(Subwords(path / "tokenizer.json").symbols)
     common = {"vocab_size": words, "max_position_embeddings": 40}
     if family == "distilbert":
         sizes = {"n_layers": 2, "dim": 16, "hidden_dim": 32, "n_heads": 2}

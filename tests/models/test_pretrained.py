@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
-from fairseq_clusterformer.data.subwords import TokenizerSubwords
+from fairseq_clusterformer.data.subwords import Subwords
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.clusterformer_classifier import ClusterformerClassifier
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
@@ -26,7 +26,7 @@ transformers = pytest.importorskip("transformers")
 def reader_from(folder: Path, words: Path | None = None):
     """A reader that starts from a folder, and its dictionary: of its tokenizer, or of another."""
     dictionary = Dictionary()
-    for symbol in TokenizerSubwords(words or folder / "tokenizer.json").symbols:
+    for symbol in Subwords(words or folder / "tokenizer.json").symbols:
         dictionary.add_symbol(symbol)
     config = json.loads((folder / "config.json").read_text()) if words is None else {}
     typed = config.get("type_vocab_size", 2) == 2 and config.get("model_type") != "distilbert"
@@ -54,7 +54,7 @@ def test_states_are_transformers(family, tmp_path):
     model, dictionary = reader_from(folder)
     theirs = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
     question, document = torch.tensor([[0, 7, 9, 2]]), torch.tensor([[0, 8, 9, 11, 8, 4]])
-    symbols = TokenizerSubwords(folder / "tokenizer.json").symbols
+    symbols = Subwords(folder / "tokenizer.json").symbols
     rows = torch.cat([question, document], dim=1)
     ids = torch.tensor([[symbols.index(dictionary[i]) for i in rows[0]]])
     more = {}
@@ -72,7 +72,7 @@ def test_states_are_transformers(family, tmp_path):
 
 def encoder_from(folder: Path, kind: type, arch: str, **of_task):
     """A model of the folder's sizes, and the folder's numbers of its words."""
-    symbols = TokenizerSubwords(folder / "tokenizer.json").symbols
+    symbols = Subwords(folder / "tokenizer.json").symbols
     dictionary = symbol_dictionary(symbols)
     of_task = {"is_pair": False, "is_siamese": False, "classes": ["a", "b"], **of_task}
     positions = of_task.pop("positions", 30)

@@ -252,8 +252,8 @@ def test_the_rule_recent_keeps_to_the_cluster(rule):
         ({"window_positions": 6}, "--window-positions is 6; allowed: --window-size"),
         ({"embedding_scale": 0.0}, "--embedding-scale is 0.0; allowed: above 0"),
         (
-            {"embedding_scale": 8.0, "roberta_checkpoint": "model.pt"},
-            "--embedding-scale is 8.0; allowed: 1.0 with --roberta-checkpoint",
+            {"embedding_scale": 8.0, "pretrained": "model.pt"},
+            "--embedding-scale is 8.0; allowed: 1.0 with --pretrained",
         ),
         ({"cluster_layers": "2,5"}, "--cluster-layers is 2,5; allowed: layers 1 to 4"),
         (

@@ -7,7 +7,7 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_clusterformer.data.bytes import byte_symbols
-from fairseq_clusterformer.data.coding import ByteCoding, WordCoding
+from fairseq_clusterformer.data.coding import ByteCoding, TextCoding
 from fairseq_clusterformer.use.breakdown import Breakdown
 
 
@@ -53,7 +53,7 @@ def test_what_is_no_byte_ends_an_identifier():
 @pytest.mark.parametrize("front", [[], [0]])
 def test_words_repeat_in_pairs(front: list[int]):
     """Also behind ``<s>``, after which the first word is not scored."""
-    coding = WordCoding(dictionary(["a", "b", "c"]))
+    coding = TextCoding(dictionary(["a", "b", "c"]))
     a, b, c = (coding.dictionary.index(word) for word in "abc")
     source, target = torch.tensor([a, b, c, a, b, c]), torch.tensor([b, c, a, b, c, c])
     breakdown = Breakdown(coding, [torch.tensor([b, c, b, c])], rare=1)

@@ -13,7 +13,7 @@ import fairseq_clusterformer
 from fairseq_clusterformer.checkpoints.bundle import write_bundle
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.data.subwords import TokenizerSubwords
+from fairseq_clusterformer.data.subwords import Subwords
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.use.classify import Classifier
 from tests.cli.in_process import CLASSIFICATION, train
@@ -164,7 +164,7 @@ def test_a_classifier_that_starts_from_a_folder(tmp_path):
     )
     model = fairseq_clusterformer.load(tmp_path / "checkpoint_last.pt")
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
-    pieces, text = TokenizerSubwords(folder / "tokenizer.json"), "Cafés: lakefish, Zürich"
+    pieces, text = Subwords(folder / "tokenizer.json"), "Cafés: lakefish, Zürich"
     first, last = (pieces.symbols.index(symbol) for symbol in ("<s>", "</s>"))
     numbers = torch.tensor([[first, *pieces.encode(text).ids, last]])
     with torch.no_grad():

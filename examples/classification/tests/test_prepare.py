@@ -12,7 +12,7 @@ from classification import known
 from classification import prepare as known_data
 from fairseq_clusterformer.cli.main import main, program
 from fairseq_clusterformer.corpora import binarize
-from fairseq_clusterformer.data.subwords import TokenizerSubwords
+from fairseq_clusterformer.data.subwords import Subwords
 from tests.corpora.commands import SPLITS, one_line, pack, write, write_splits
 from tests.data.tokenizers import made
 
@@ -612,7 +612,7 @@ def test_a_tokenizer_says_the_words(tmp_path, capsys):
     words = ("text", tmp_path / "rows.tsv", tmp_path / "dest", "--tokenizer", tokenizer)
     words += ("--test-fraction", "0.2", "--valid-fraction", "0.2")
     assert prepare(*words, "--max-length", "6") == 0
-    model = TokenizerSubwords(tokenizer)
+    model = Subwords(tokenizer)
     own = Dictionary.load(str(tmp_path / "dest" / "input0" / "dict.txt"))
     assert own.symbols == binarize.symbol_dictionary(model.symbols).symbols
     whole = [

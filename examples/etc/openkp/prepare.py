@@ -72,7 +72,7 @@ def prepare(
     def build(work: Path, out: Path) -> dict:
         if vocabulary.train:
             _train(splits["train"], vocabulary, work, out)
-        copy_model(vocabulary, out)
+        copy_model(vocabulary, out, kind="reader", form=READ_FORM)
         counts, dropped = {}, {}
         for split, paths in splits.items():
             drops = Drops()

@@ -189,7 +189,7 @@ def _write_folder(
     corpus: LabelledCorpus, settings: Settings, texts: Path, out: Path, model: "Subwords | None"
 ) -> dict[str, int]:
     """Write a folder as the task reads it; return the size of its vocabulary."""
-    from fairseq_clusterformer.data.coding import FileItems, WordCoding, blocks_of_lines
+    from fairseq_clusterformer.data.coding import FileItems, TextCoding, blocks_of_lines
 
     from .. import binarize  # which imports fairseq
 
@@ -203,7 +203,7 @@ def _write_folder(
             words, size=settings.vocabulary_size, min_count=settings.min_count, multiple=1
         )
         size = {"size": len(dictionary), "words in train": len(words) - 1}  # </s> is counted too
-    coded = {name: (dictionary, WordCoding(dictionary).items) for name in inputs}
+    coded = {name: (dictionary, TextCoding(dictionary).items) for name in inputs}
     if corpus.classes:
         labels = binarize.symbol_dictionary(corpus.classes)
         code = partial(_label_items, dictionary=labels)

@@ -18,7 +18,7 @@ from fairseq_clusterformer.outputs import copy_part, make_folder, make_part, res
 from .. import SPLITS
 from ..download import Archive, checksum, obtain
 from ..lines import naming_all
-from ..vocabulary import Vocabulary, copy_model
+from ..vocabulary import Vocabulary, copy_model, write_tokenizer
 from .text import (
     TextReader,
     by_document,
@@ -225,25 +225,25 @@ def _binarize(
 ) -> dict:
     """Binarise the texts; return the tokens and items of each split. With `lines`, each line is an
     item, whatever the unit. The part "model" counts the words."""
-    from fairseq_clusterformer.data.coding import SUBWORD_MODEL, TextCoding
+    from fairseq_clusterformer.data.coding import TextCoding
 
     from .. import binarize
 
     def write_model(_work: Path, folder: Path) -> dict:
         counts = Counter()
-        if vocabulary and vocabulary.train:
-            vocabulary.train_model(texts["train"], folder)
-            dictionary = binarize.piece_dictionary(folder / SUBWORD_MODEL)
-        elif vocabulary:
+        if vocabulary:
+            if vocabulary.train:
+                vocabulary.train_model(texts["train"], folder)
             copy_model(vocabulary, folder)
             return {}
-        elif words:
+        if words:
             how = {"workers": workers, "kept": work / "parts"}
             counts = binarize.count_words(texts["train"], form, **how)
             dictionary = binarize.word_dictionary(counts)
         else:
             dictionary = binarize.byte_dictionary()
         dictionary.save(str(folder / "dict.txt"))
+        write_tokenizer(folder, dictionary, form=form if words else "none")
         return {"words": len(counts)}
 
     model, _ = make_part(work, "model", write_model)

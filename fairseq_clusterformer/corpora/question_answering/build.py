@@ -89,7 +89,7 @@ def prepare(
         if vocabulary.train:
             records = chain.from_iterable(readers["train"](p, Drops()) for p in splits["train"])
             _train(records, vocabulary, work / "train.txt", out)
-        copy_model(vocabulary, out)
+        copy_model(vocabulary, out, kind="reader", form=READ_FORM)
         return {}
 
     def build_part(split: str, path: Path, model: Path, _work: Path, out: Path) -> dict:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from fairseq_clusterformer.data.text import TextPipeline
+from fairseq_clusterformer.data import TOKENIZER
+from fairseq_clusterformer.data.text import VOCABULARIES, TextPipeline
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import copy_part, make_folder, make_part
 
@@ -66,6 +67,7 @@ def prepare(
     options = {
         "corpus": corpus.name,
         **pipeline.recipe(),
+        "bpe_model": TOKENIZER,
         "bpe_operations": bpe_operations,
         "test_sets": corpus.test_sets,
         "detokenised": not corpus.tokenised,
@@ -80,13 +82,19 @@ def prepare(
     def build(work: Path, out: Path) -> dict:
         from importlib.metadata import version
 
+        from fairseq_clusterformer.data.subwords import codes_tokenizer
+        from fairseq_clusterformer.data.tokenizer_json import pieces_tokenizer
+
         job = _Job(corpus, pipeline, work, workers)
         tokens, made = make_part(work, "tokens", functools.partial(job.tokenise, extra))
 
         def learn(work: Path, folder: Path) -> dict:
-            known = replace(pipeline, model=folder / options["bpe_model"])
+            known = replace(pipeline, model=folder / VOCABULARIES[bpe])
             how = {"workers": workers, "kept": work / "parts"}
             learn_subwords(job.files(tokens, "train"), bpe_operations, known, **how)
+            made = codes_tokenizer if bpe == "subword_nmt" else pieces_tokenizer
+            made(known.model).save(str(folder / TOKENIZER))
+            known.model.unlink()
             return {}
 
         model, _ = make_part(work, "model", learn)
@@ -251,13 +259,14 @@ class _Job:
 
     def binarise(self, subwords: Path, out: Path) -> None:
         """Write the one dictionary of both languages, and every split; count the tokens."""
-        from fairseq_clusterformer.data.coding import WordCoding
+        from fairseq_clusterformer.data.coding import TextCoding
+        from fairseq_clusterformer.data.subwords import load
 
         from .. import binarize
 
         languages, parts = self.pipeline.languages, self.work / "parts"
         if self.pipeline.bpe == "sentencepiece":
-            dictionary = binarize.piece_dictionary(self.pipeline.model)
+            dictionary = binarize.symbol_dictionary(load(self.pipeline.model).symbols)
         else:
             words = Counter()
             for file in self.files(subwords, "train"):
@@ -270,7 +279,7 @@ class _Job:
             for language in languages
         }
         how = {"workers": self.workers, "kept": parts}
-        items = WordCoding(dictionary).items
+        items = TextCoding(dictionary).items
         for name, count in binarize.write_dataset(texts, out, dictionary, items, **how).items():
             split, _, language = name.split(".")
             self.counts[split][f"{language} subwords"] = count["tokens"]

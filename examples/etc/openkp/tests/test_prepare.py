@@ -9,7 +9,7 @@ import pytest
 
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.corpora.question_answering.records import Drops
-from fairseq_clusterformer.data.subwords import GPT2Subwords, Tokens
+from fairseq_clusterformer.data.subwords import Tokens, gpt2
 from openkp import prepare
 from openkp.pages import PageData, encode_record
 from openkp.records import PageRecord, openkp, page_record, phrase_places
@@ -137,7 +137,7 @@ def test_tokens_of_words() -> None:
 
 
 def test_tokens_of_gpt2_words_are_those_words(tmp_path: Path) -> None:
-    model = GPT2Subwords(write_gpt2(tmp_path / "bpe"))
+    model = gpt2(write_gpt2(tmp_path / "bpe"))
     words = ["The", "café", "opened,", "🍰", "in", "1901", "naïve"]
     item = encode_record(PageRecord("a", tuple(words), (), (), None), model=model)
     parts = np.split(item.ids, item.starts[1:])

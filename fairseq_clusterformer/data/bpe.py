@@ -20,9 +20,8 @@ from fairseq.data.encoders import register_bpe
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
-from fairseq_clusterformer.data.text import TextPipeline
-
 from .coding import TextCoding
+from .text import TextPipeline
 
 _OF_TASK = "oc.select:task.{},null"
 

@@ -1,0 +1,176 @@
+"""``tokenizer.json``: a text's tokens are those of the files that it is made of, and back."""
+
+import json
+import re
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+import sentencepiece
+from fairseq.data import Dictionary
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from fairseq_clusterformer.corpora.binarize import train_sentencepiece
+from fairseq_clusterformer.corpora.classification.tokenise import split_words
+from fairseq_clusterformer.data.bytes import byte_symbols
+from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.data.subwords import load, load_prepared
+from fairseq_clusterformer.data.tokenizer_json import make
+
+# of equal signs in a row, the two split some in other places
+PAGE = "".join(topics[name] for name in ("assignment", "strings", "calls", "with"))
+PAGE = re.sub(r"([^\w\s])\1+", r"\1", PAGE)
+LINE = max(PAGE.split("\n"), key=len).strip()
+TEXTS = [
+    PAGE,
+    "One line.\n\n  Another, led by blanks  \nand a last one \n",
+    "Привет, мир! Ἀρχὴ ΣΟΦΟΣ σοφός. 漢字かな交じり文。 مرحبا بالعالم שלום हिन्दी ไทย",
+    "naïve e\u0301 ½ x² \N{GRINNING FACE}\N{ZERO WIDTH JOINER}\N{BLACK HEART SUIT}",
+    "a\u00a0b\u2003c\x1fd\r\ne\tf",
+    "Symbols </s> in<s>a </s>text <pad> <unk>.",
+    "<0x41> \u2581 a_b--c 'tis 1,000.50 @-@",
+    " ",
+    "\n",
+    "\n\nx",
+]
+
+
+def write(folder: Path, symbols: list[str]) -> None:
+    dictionary = Dictionary()
+    for symbol in symbols:
+        dictionary.add_symbol(symbol)
+    dictionary.save(str(folder / "dict.txt"))
+
+
+def pieces(folder: Path, how: str) -> None:
+    """A sentencepiece model of real text."""
+    model, text = folder / "sentencepiece.model", folder / "text"
+    text.write_text("\n".join([PAGE, *TEXTS[1:4]]), encoding="utf-8")
+    if how == "ours":
+        train_sentencepiece([text], 900, model, words=["bounded", "cluster"])
+    else:
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(text),
+            model_prefix=str(folder / "sentencepiece"),
+            vocab_size=500,
+            model_type=how.removesuffix(" with bytes"),
+            byte_fallback="bytes" in how,
+            normalization_rule_name="identity" if "bpe" in how else "nmt_nfkc",
+            minloglevel=2,
+        )
+    read = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    # in another order than the model's
+    write(folder, sorted(read.id_to_piece(i) for i in range(3, len(read))))
+
+
+def gpt2(folder: Path) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([PAGE], trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    (folder / "encoder.json").write_text(json.dumps(model["vocab"]))
+    merges = "".join(f"{' '.join(pair)}\n" for pair in model["merges"])
+    (folder / "vocab.bpe").write_text("#version: 0.2\n" + merges, encoding="utf-8")
+    write(folder, [str(i) for i in reversed(range(len(model["vocab"])))])
+
+
+def words(folder: Path) -> None:
+    write(folder, sorted(set(PAGE.split()))[::2])
+
+
+CASES = {
+    "bytes": lambda folder: write(folder, byte_symbols()),
+    "words": words,
+    "unigram": lambda folder: pieces(folder, "ours"),
+    "normalised": lambda folder: pieces(folder, "unigram"),
+    "bpe": lambda folder: pieces(folder, "bpe"),
+    "bpe with bytes": lambda folder: pieces(folder, "bpe with bytes"),
+    "gpt2": gpt2,
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    CASES[request.param](tmp_path)
+    return request.param
+
+
+def dictionary_of(folder: Path) -> Dictionary:
+    return Dictionary.load(str(folder / "dict.txt"))
+
+
+def test_the_tokens_are_those_of_the_older_files(case, tmp_path):
+    """Of sentencepiece, of Python's split, of fairseq's GPT-2; whole texts, and line by line."""
+    dictionary = dictionary_of(tmp_path)
+    older = TextCoding.from_folder(tmp_path, dictionary)
+    made = make(tmp_path, dictionary, unicode=older.form)
+    wanted = [older.encode(text).tolist() for text in TEXTS]
+    begin = [] if case == "bytes" else [dictionary.eos()]
+    for text, tokens in zip(TEXTS, wanted, strict=True):
+        if "</s>" not in text:  # which transformers reads as the symbol
+            assert made.encode(text).ids == begin + tokens, text
+            assert len(tokens) or not text.strip()
+    assert made.encode("").ids == begin
+    assert made.get_vocab_size() == len(dictionary)
+    if case == "gpt2":  # whose dictionary has numbers for names
+        return
+    made.save(str(tmp_path / "tokenizer.json"))
+    coding = TextCoding.from_folder(tmp_path, dictionary)
+    assert [coding.encode(text).tolist() for text in TEXTS] == wanted
+    assert [coding.decode(tokens) for tokens in wanted] == [older.decode(t) for t in wanted]
+    again = make(tmp_path, dictionary, unicode=older.form)
+    assert json.loads(again.to_str()) == json.loads(made.to_str())
+
+
+def test_a_text_comes_back(case, tmp_path):
+    """With its lines; what follows keeps the blank before it."""
+    made = make(tmp_path, dictionary_of(tmp_path))
+    known = [word for word in PAGE.split() if made.encode(word).ids[-1] > 3][:6]
+    text = f"{' '.join(known[:3])}\n{' '.join(known[3:])}"
+    ids = made.encode(text).ids
+    assert made.decode(ids) == text
+    cuts = [made.decode(ids[:cut]) + made.decode(ids[cut:]) for cut in range(2, len(ids))]
+    assert cuts.count(text) >= len(cuts) - 2  # a line's end at the beginning is lost
+
+
+def test_a_reader_of_paragraphs(tmp_path):
+    """Each that holds something begins by ``<s>``; places are those of the characters."""
+    pieces(tmp_path, "ours")
+    dictionary = dictionary_of(tmp_path)
+    older = load(tmp_path / "sentencepiece.model")
+    made = make(tmp_path, dictionary, "reader", unicode="NFKC")
+    lines = ["The cluster is bounded.", "Another \U00020000\U00020000 one"]
+    found = made.encode("Who ran?", "\n".join(["", *lines, "", ""]))
+    parts = [older.split(line) for line in ("Who ran?", *lines)]
+    parts = [[dictionary.index(piece) for piece in part] for part in parts]
+    assert found.ids == [0, *parts[0], 2, 0, *parts[1], 0, *parts[2]]
+    assert found.type_ids == [0] * (len(parts[0]) + 2) + [1] * (len(parts[1] + parts[2]) + 2)
+    made.save(str(tmp_path / "tokenizer.json"))
+    newer = load_prepared(tmp_path)
+    assert newer.split(lines[0]) == older.split(lines[0])
+    tokens = newer.encode(lines[1])
+    assert [tokens.text(lines[1], *tokens.cover(8 + i, 9 + i)) for i in (0, 1)] == [
+        "\U00020000"
+    ] * 2
+
+
+@pytest.mark.parametrize("tokenised", [False, True])
+def test_words_of_a_classifier(tokenised, tmp_path):
+    known = set(" ".join(TEXTS).lower().split()) | {".", ",", "_", "cluster", "σοφος", "½"}
+    write(tmp_path, sorted(known)[::2])
+    dictionary = dictionary_of(tmp_path)
+    made = make(tmp_path, dictionary, "sentence", unicode="NFC", tokenised=tokenised)
+    made.encode_special_tokens = True
+    for text in TEXTS:
+        words = split_words(text, tokenised=tokenised, max_length=None)[0]
+        wanted = [dictionary.indices.get(word, 3) for word in words]
+        assert made.encode(text).ids == [0, *wanted, 2], text
+
+
+def test_a_dictionary_that_lacks_pieces(tmp_path):
+    pieces(tmp_path, "ours")
+    write(tmp_path, dictionary_of(tmp_path).symbols[4:-3])
+    with pytest.raises(ValueError, match="its dictionary lacks 3 tokens, such as"):
+        make(tmp_path, dictionary_of(tmp_path))
