@@ -19,7 +19,8 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS
 from omegaconf import OmegaConf
-from safetensors import SafetensorError
+from omegaconf.errors import OmegaConfBaseException
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, PreTrainedModel
@@ -328,11 +329,14 @@ def back(
     if not is_exported(folder):
         what = "its config.json names no model of ours" if folder.is_dir() else "no such folder"
         raise bad_option("CHECKPOINT", folder, allowed, what)
+    _check_record(folder, allowed)
     try:
         config = ClusterformerConfig.from_pretrained(folder)
         model = KINDS[config.family].from_pretrained(folder)
         own = None if (folder / TOKENIZER).is_file() else slow_tokenizer(folder, config)
-    except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, RuntimeError, LookupError) as error:
+        raise bad_option("CHECKPOINT", folder, allowed, reason_of(error)) from None
+    except (TypeError, AttributeError, AssertionError, OmegaConfBaseException) as error:
         raise bad_option("CHECKPOINT", folder, allowed, reason_of(error)) from None
     if own is not None:
         for size, symbols in (
@@ -387,6 +391,49 @@ def back(
             updates=config.updates,
         )
         return write_bundle(loaded, out, dtype=dtype, card=_card_of(folder), force=force)
+
+
+def _is_size(value: object, most: int) -> bool:
+    return type(value) is int and 0 < value <= most
+
+
+def _check_record(folder: Path, allowed: str) -> None:
+    """Refuse a configuration of other types, or of other sizes than the tensors in the file have,
+    before a model is built; UserError."""
+    record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    shapes = []
+    with suppress(OSError, SafetensorError), safe_open(folder / WEIGHTS, "pt") as tensors:
+        shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
+    most = max((size for shape in shapes for size in shape), default=1 << 20)
+    task, options = record.get("task"), record.get("options")
+    languages, others = record.get("languages"), record.get("others")
+    right = {
+        "task": not task or (isinstance(task, dict) and isinstance(task.get("_name"), str)),
+        "options": options is None or isinstance(options, dict),
+        "criterion": isinstance(record.get("criterion") or {}, dict),
+        "others": not task
+        or (isinstance(others, dict) and isinstance(others.get("sections"), dict)),
+        "languages": languages is None
+        or (isinstance(languages, list) and [*map(type, languages)] == [str, str]),
+        "quantization_config": not record.get("quantization_config"),
+        "updates": type(record.get("updates", 0)) is int,
+        "max_position_embeddings": _is_size(record.get("max_position_embeddings", 1), 1 << 24),
+    }
+    for name in ("vocab_size", "source_vocab_size"):
+        right[name] = record.get(name) is None or _is_size(record[name], most)
+    for name in ("attn_implementation", "_attn_implementation"):
+        right[name] = record.get(name) in (None, "eager", "sdpa")
+    for name in ("bos", "pad", "eos", "unk"):
+        number = record.get(f"{name}_token_id", 0)
+        right[f"{name}_token_id"] = number is None or (type(number) is int and 0 <= number < most)
+    for name, value in (options if isinstance(options, dict) else {}).items():
+        if name.endswith("_layers") and isinstance(value, int):
+            right[name] = 0 <= value <= max(1, len(shapes))
+        elif name.endswith("_dim") and isinstance(value, int):
+            right[name] = 0 <= value <= most
+    if wrong := [name for name, is_right in right.items() if not is_right]:
+        value = record.get(wrong[0], (options if isinstance(options, dict) else {}).get(wrong[0]))
+        raise bad_option("CHECKPOINT", folder, allowed, f"its {wrong[0]} is {value!s:.60}")
 
 
 def _write_text(folder: Path, data: Path, size: int) -> None:

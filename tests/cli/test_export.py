@@ -270,6 +270,18 @@ def test_paragraphs_that_begin_with_titles(tmp_path):
     assert found[:3] == ["<s>", "who", "?"]
 
 
+WRONG = {
+    "languages": -1,
+    "task": {"a": 1},
+    "max_position_embeddings": 0,
+    "vocab_size": 10**12,
+    "others": {"sections": 3},
+    "quantization_config": {"bits": 4},
+    "attn_implementation": "flash_attention_2",
+    "pad_token_id": "a",
+}
+
+
 def test_mistakes_are_one_line(exported, towns_reader, tmp_path, capsys):  # noqa: F811
     to = ("--to", "transformers")
     assert "no such file" in error(capsys, "export", tmp_path / "none", tmp_path / "o", *to)
@@ -284,6 +296,11 @@ def test_mistakes_are_one_line(exported, towns_reader, tmp_path, capsys):  # noq
         assert problem in error(capsys, "export", folder, tmp_path / "o", *back)
     damaged = tmp_path / "damaged"
     shutil.copytree(exported, damaged)
+    config = json.loads((damaged / "config.json").read_text())
+    for name, value in WRONG.items():  # before a model is built
+        (damaged / "config.json").write_text(json.dumps(config | {name: value}))
+        assert f"its {name} is " in error(capsys, "export", damaged, tmp_path / "o", *back)
+    (damaged / "config.json").write_text(json.dumps(config))
     (damaged / "model.safetensors").write_bytes(b"nothing")
     assert f"CHECKPOINT is {damaged}" in error(capsys, "export", damaged, tmp_path / "o", *back)
     shutil.copy(exported / "model.safetensors", damaged)
