@@ -215,7 +215,7 @@ def test_losses_are_means_over_the_layers_of_both_sides():
     reports = []
 
     def keep(module, args, output):
-        reports.append(output.report)
+        reports.append(output.assignment.report)
 
     for module in model.modules():
         if type(module).__name__ == "Neural":
