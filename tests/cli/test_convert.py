@@ -103,7 +103,7 @@ def converted(dense_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 def test_what_it_writes(converted, dense_checkpoint):
     files = {file.name: file for file in converted.iterdir()}
-    assert sorted(files) == ["checkpoint.pt", "convert.json", "convert.png"]
+    assert sorted(files) == [".clusterformer", "checkpoint.pt", "convert.json", "convert.png"]
     assert files["convert.png"].read_bytes().startswith(b"\x89PNG")
     report = json.loads(files["convert.json"].read_text())
     assert report["checkpoint"] == str(dense_checkpoint)
