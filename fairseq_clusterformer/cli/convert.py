@@ -154,12 +154,13 @@ def _check_folder(args: argparse.Namespace) -> None:
     from fairseq_clusterformer.attention.spec import parse_attention
     from fairseq_clusterformer.conversion.dense import facts_of
 
+    facts = facts_of(args.checkpoint)
     if args.text is None and args.data is None:
         allowed = "--text FILE, or --data with a folder prepared with --dict BUNDLE/dict.txt "
         allowed += f"--tokenizer {args.checkpoint / 'tokenizer.json'}"
         problem = "a folder of transformers has no texts"
         raise bad_option("--text", "not given", allowed, problem)
-    if (facts := facts_of(args.checkpoint)) is None:
+    if facts is None:
         return
     given = {"encoder": args.encoder_attention, "decoder": args.decoder_attention}
     for side, spec in given.items():

@@ -110,15 +110,26 @@ def make(
         steps = [{"type": unicode}, *filter(None, [content["normalizer"]])]
         content["normalizer"] = {"type": "Sequence", "normalizers": steps}
     named = {token["id"]: token for token in content["added_tokens"]}
+    vocabulary = content["model"]["vocab"]
+    given = (
+        vocabulary
+        if isinstance(vocabulary, dict)
+        else {s: i for i, (s, _) in enumerate(vocabulary)}
+    )
+    given = given | {token["content"]: number for number, token in named.items()}
+    names = {number: token for token, number in given.items()}
     for symbol in [*dictionary.symbols[: dictionary.nspecial], "<mask>"]:
         number = dictionary.indices.get(symbol)
-        if number is None:
-            continue
         if number not in named:
+            if number is None or names.get(number, symbol) != symbol:
+                continue
+            if given.get(symbol, number) != number:  # another token has the name
+                continue
             flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
             named[number] = {"id": number, "content": symbol, **flags}
-            if isinstance(content["model"]["vocab"], dict):
-                content["model"]["vocab"].setdefault(symbol, number)
+            names[number] = symbol
+            if isinstance(vocabulary, dict):
+                vocabulary[symbol] = number
         shown = form == "text" and symbol == line_end and (ends or named[number]["normalized"])
         named[number]["special"] = not shown  # decoding shows a line's end
         named[number]["normalized"] |= ends and symbol == line_end  # which the normaliser puts
@@ -129,10 +140,10 @@ def make(
     template = f"{single} {second}"
     around = [i for i in (dictionary.bos(), dictionary.eos()) if dictionary[i] in template]
     for number in around:
-        symbol, name = dictionary[number], named[number]["content"]
+        symbol, name = dictionary[number], names[number]
         single, template = single.replace(symbol, name), template.replace(symbol, name)
     made = Tokenizer.from_str(json.dumps(content | dict.fromkeys(_UNUSED_PARTS)))
-    special = [(named[number]["content"], number) for number in around]
+    special = [(names[number], number) for number in around]
     how = {"single": single, "pair": template, "special_tokens": special}
     made.post_processor = processors.TemplateProcessing(**how)
     return made
@@ -159,7 +170,8 @@ def numbered(model: Subwords, dictionary: "Dictionary") -> dict:
         token["id"] = numbers[token["id"]]
     vocabulary = content["model"]["vocab"]
     if isinstance(vocabulary, dict):
-        found = {token: numbers[number] for token, number in vocabulary.items()}
+        # of added tokens, too: the library gives those that are not there numbers of its own
+        found = {token: numbers[number] for token, number in model.vocabulary.items()}
         content["model"]["vocab"] = dict(sorted(found.items(), key=lambda item: item[1]))
         return content
     pieces = {numbers[theirs]: piece for theirs, piece in enumerate(vocabulary)}

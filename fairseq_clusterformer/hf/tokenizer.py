@@ -45,7 +45,7 @@ def write_tokenizer(
     given = {}
     if (data / _CONFIG).is_file():
         given = json.loads((data / _CONFIG).read_text(encoding="utf-8"))
-    found = {"bos_token": names[0], "unk_token": names[3]}
+    found = {"bos_token": names.get(0), "unk_token": names.get(3)}
     if made.get_added_tokens_decoder()[2].special:  # else a line's end, which decoding shows
         found["eos_token"] = names[2]
     for name in _KEPT:
@@ -60,6 +60,7 @@ def write_tokenizer(
         )
     # the class that transformers 4 and 5 both know
     found |= {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": names[1]}
+    found = {name: value for name, value in found.items() if value is not None}
     (out / _CONFIG).write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
     made.save(str(out / TOKENIZER))
     if (data / "chat_template.jinja").is_file():
