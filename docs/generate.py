@@ -1,4 +1,4 @@
-"""Writes what is generated: docs/command-line.md and the tables of options.
+"""Writes the tables of options into their pages.
 
     python docs/generate.py
 
@@ -6,13 +6,11 @@ A table of options follows a line ``<!-- options: NAME -->``; TABLES has its dat
 """
 
 import argparse
-import contextlib
 import importlib
 import re
 from collections.abc import Collection
 from dataclasses import MISSING, fields
 from pathlib import Path
-from unittest import mock
 
 DOCS = Path(__file__).resolve().parent
 #: user-dirs of examples/ with options of their own, by what they are imported as
@@ -20,7 +18,7 @@ PLUGINS = {"xlqa": DOCS.parent / "examples/xlqa", "openkp": DOCS.parent / "examp
 #: pages with tables of options
 OPTIONS = [
     DOCS / "options.md",
-    *(DOCS.parent / "examples" / task / "OPTIONS.md" for task in ("etc", "question_answering")),
+    *(DOCS.parent / "examples" / task / "OPTIONS.md" for task in ("classification", "etc", "question_answering")),
     *(folder / "README.md" for folder in PLUGINS.values()),
 ]
 _LOSSES = "criterions.clustering_losses:ClusteringLossConfig"
@@ -52,58 +50,6 @@ TABLES = {
 #: how a clause begins that a short help leaves out
 _MORE = "which|whose|as in|instead|separated|each|but|from|so that|with|written|if|before|such as"
 _TABLE = re.compile(r"(<!-- options: (.+?) -->\n)(?:\|.*\n)*")
-
-
-def parser_of(words: list[str]) -> argparse.ArgumentParser:
-    """The parser of a command, caught when it is about to print its help."""
-    from fairseq_clusterformer.cli.main import main
-
-    caught: list[argparse.ArgumentParser] = []
-    with (
-        mock.patch.object(
-            argparse.ArgumentParser, "print_help", lambda p, file=None: caught.append(p)
-        ),
-        contextlib.suppress(SystemExit),
-    ):
-        main([*words, "--help"])
-    return caught[0]
-
-
-def command_line() -> str:
-    """docs/command-line.md."""
-    from fairseq_clusterformer.cli.main import COMMANDS
-
-    lines = [
-        "# Command line\n\n`python docs/generate.py` writes this page: what each command is for, "
-        "and what must be given. `clusterformer COMMAND --help` lists all options with their "
-        "defaults; `prepare TASK --help` the known corpora, which stand in the place of `text`."
-        "\n\n"
-        "`python -m fairseq_clusterformer` is the same as `clusterformer`. The exit status is 0 "
-        "for success, 1 for a mistake in what was given, and 2 for one in the command line. "
-        "A bundle, or the name of an installed model, can stand for a checkpoint. Most commands "
-        "take `--data FOLDER` if the prepared folder has moved, `--user-dir FOLDER` for a plug-in "
-        "of your own, `--cpu`, and `--force` to replace files.\n\n"
-    ]
-    for name, what in COMMANDS.items():
-        parser = parser_of(name.split())
-        usage = _usage(name, parser)
-        for corpora in parser._actions:
-            if isinstance(corpora, argparse._SubParsersAction):
-                own = next(iter(corpora.choices))
-                usage = _usage(f"{name} {own}", corpora.choices[own])
-        lines.append(f"- {usage}: {what}.\n")
-    return "".join(lines)
-
-
-def _usage(name: str, parser: argparse.ArgumentParser) -> str:
-    """The command with its positional arguments and what else must be given."""
-    words = ["clusterformer", name]
-    for action in parser._actions:
-        given = action.required or not action.option_strings
-        if given and not isinstance(action, argparse._SubParsersAction):
-            value = parser._get_formatter()._format_args(action, action.dest.upper())
-            words.append(f"{(action.option_strings or [''])[-1]} {value}".strip())
-    return f"`{' '.join(words)}`"
 
 
 def option_table(owners: list[str], before: Collection[str] = ()) -> str:
@@ -166,6 +112,5 @@ def options(page: str) -> str:
 
 
 if __name__ == "__main__":
-    (DOCS / "command-line.md").write_text(command_line())
     for page in OPTIONS:
         page.write_text(options(page.read_text()))

@@ -18,7 +18,8 @@ from unittest import mock
 import numpy as np
 import pytest
 import yaml
-from fairseq import checkpoint_utils, tasks
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass.initialize import hydra_init
 from fairseq_cli import hydra_train
 from hydra import compose, initialize_config_dir
@@ -37,7 +38,6 @@ from tests.pages import (
     in_the_checkout,
     overrides,
     parse_fairseq,
-    recipe,
 )
 
 #: how the commands begin that cannot run here, and why; test_docs.py parses these, too
@@ -53,10 +53,8 @@ NOT_RUN = {
     "python -m examples.(question_answering|language_model|efficiency)": "the same",
     "clusterformer prepare qa text raw/distance": "of what the line before makes",
     "torchrun .*--config-name hotpotqa": "asks for supporting sentences; test_etc_reader.py",
-    "fairseq-train data-bin/quasar-t": "starts from RoBERTa's weights; tests/cli/test_roberta.py",
+    "torchrun .*--config-name quasar_t": "starts from RoBERTa's weights; cli/test_roberta.py",
 }
-#: pages that go on from what other pages made
-AFTER = {"docs/quickstart.md": "README.md"}
 #: the least that shows that a recipe works
 TINY = {
     **{"--max-update": 2, "--total-num-update": 2, "--warmup-updates": 1, "--update-freq": 1},
@@ -70,10 +68,10 @@ TINY_CONFIGURATION = {
     **{"max_update": "2", "update_freq": "[1]", "total_num_update": "2", "warmup_updates": "1"},
     **{"tokens_per_sample": "64", "max_parts": "16", "min_sentences": "1", "num_workers": "0"},
     **{"validate_interval_updates": "1", "validate_after_updates": "0", "bf16": "false"},
+    **{"save_interval_updates": "1"},
     **{"lift": "''", "radius": "4", "max_tokens": "200"},
-    **{"encoder_embed_dim": "32", "encoder_ffn_embed_dim": "8", "encoder_attention_heads": "4"},
-    **{"decoder_embed_dim": "32", "decoder_ffn_embed_dim": "8", "decoder_attention_heads": "4"},
-    **{"decoder_input_dim": "32", "decoder_output_dim": "32", "batch_size": "2"},
+    **{"encoder_ffn_embed_dim": "8", "decoder_ffn_embed_dim": "8", "batch_size": "2"},
+    **{"eval_bleu_args": """'{"beam": 1, "max_len_a": 0, "max_len_b": 5}'"""},
     **{"max_epoch": "1", "fp16": "false", "num_clusters": "8", "num_labels": "64"},
     **{"adaptive_input_cutoff": "'60,120'", "adaptive_softmax_cutoff": "'60,120'"},
 }
@@ -257,11 +255,15 @@ def fairseq(words: list[str]) -> None:
 def tiny_overrides(config: Path) -> list[str]:
     """As :func:`tiny`, of a configuration."""
     sections = yaml.safe_load(config.read_text())
+    model, values = sections["model"], dict(TINY_CONFIGURATION)
+    for side in ("encoder", "decoder"):
+        for width in ("embed", "input", "output"):
+            values[f"{side}_{width}_dim"] = 4 * model.get(f"{side}_attention_heads", 0)
     return [
-        f"{section}.{option}={TINY_CONFIGURATION[option]}"
+        f"{section}.{option}={values[option]}"
         for section in sections
         for option in sections[section]
-        if option in TINY_CONFIGURATION
+        if option in values
     ] + ["common.cpu=true", "distributed_training.distributed_world_size=1"]
 
 
@@ -317,11 +319,9 @@ def to_run(page: Path) -> list[list[str]]:
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_commands_run(page: Path, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = str(page.relative_to(ROOT))
-    for each in [ROOT / AFTER[name], page] if name in AFTER else [page]:
-        for words in to_run(each):
-            monkeypatch.setattr("sys.stdin", io.StringIO("The cat\n"))
-            execute(words)
+    for words in to_run(page):
+        monkeypatch.setattr("sys.stdin", io.StringIO("The cat\n"))
+        execute(words)
 
 
 def test_what_is_not_run_is_on_a_page() -> None:
@@ -341,36 +341,13 @@ def test_overrides_are_options_of_their_configuration(config: Path) -> None:
             compose(config.stem, [re.sub("='.*", "=any", line).rstrip(".")])
 
 
-@pytest.mark.whole
-def test_a_classifier_starts_from_the_page_s_masked_language_model(world: Path) -> None:
-    """With the options that stand in the sentence behind the command."""
-    page = ROOT / "examples" / "classification" / "MASKED_LM.md"
-    options = re.findall(r"`(--[^`]+)`", page.read_text().split("```")[-1])[:2]
-    for words in commands(page):
-        if "masked_lm" in words:
-            execute(words)
-    line = shlex.join(recipe("checkpoints/reviews")).replace("reviews", "20news")
-    sizes = "--encoder-embed-dim 32 --encoder-ffn-embed-dim 8"  # of the tiny one
-    execute([*shlex.split(line), *shlex.split(" ".join([*options, sizes]))])
-    assert Path("checkpoints/20news/checkpoint_best.pt").is_file()
-
-
 def test_the_log_scores_words_of_own_pairs(world: Path) -> None:
     """With what the page says of sentencepiece, what is scored is the text that was given."""
     page = (ROOT / "docs" / "translation.md").read_text()
-    given = re.search(r"`(--eval-bleu-remove-bpe \w+)`, without `--eval-tokenized-bleu`", page)
+    given = re.search(r"task.eval_bleu_remove_bpe=(\w+) task.eval_tokenized_bleu=false", page)
     assert run(*PAIRS.format("data-bin/pairs", "en", "fr").split()) == 0
-    words = shlex.join(recipe("checkpoints/multi30k")).replace("multi30k", "pairs").split()
-    words = [word for word in words if word != "--eval-tokenized-bleu"]
-    args = parse_fairseq(
-        [*shlex.split(" ".join(words)), "-s", "en", "-t", "fr", *given[1].split()]
-    )
-    task = tasks.setup_task(args)
-    task.load_dataset("train")
-    texts = {
-        task.target_dictionary.string(row, args.eval_bleu_remove_bpe)
-        for row in task.dataset("train").tgt
-    }
+    words = Dictionary.load("data-bin/pairs/dict.fr.txt")
+    rows = data_utils.load_indexed_dataset("data-bin/pairs/train.en-fr.fr", words)
+    texts = {words.string(row, given[1]) for row in rows}
     pairs = (world / "pairs.tsv").read_text().splitlines()
     assert texts <= {" ".join(pair.split("\t")[1].split()) for pair in pairs}
-    assert not args.eval_tokenized_bleu
