@@ -18,7 +18,10 @@ PLUGINS = {"xlqa": DOCS.parent / "examples/xlqa", "openkp": DOCS.parent / "examp
 #: pages with tables of options
 OPTIONS = [
     DOCS / "options.md",
-    *(DOCS.parent / "examples" / task / "OPTIONS.md" for task in ("classification", "etc", "question_answering")),
+    *(
+        DOCS.parent / "examples" / task / "OPTIONS.md"
+        for task in ("classification", "etc", "question_answering")
+    ),
     *(folder / "README.md" for folder in PLUGINS.values()),
 ]
 _LOSSES = "criterions.clustering_losses:ClusteringLossConfig"
