@@ -20,7 +20,7 @@ OPTIONS = [
     DOCS / "options.md",
     *(
         DOCS.parent / "examples" / task / "OPTIONS.md"
-        for task in ("classification", "etc", "question_answering")
+        for task in ("classification", "etc", "question_answering", "translation")
     ),
     *(folder / "README.md" for folder in PLUGINS.values()),
 ]
@@ -85,6 +85,7 @@ def _short(text: str) -> str:
         first = re.split(cut, text)[0]
         if len(text) > 60 and len(first) > 15:
             text = first
+    text = re.sub(r"; \w+$", "", text)  # of "0: as many as ..."
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
