@@ -28,9 +28,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.errors import UserError, bad_option
 
+RECORD = "prepared.json"  # what a prepared folder says of itself
 JOURNAL, _LOCK = ".clusterformer", ".lock"
 _ITSELF = "."  # the name of a folder in its own journal
 _KEPT = ("download", "parts")  # what outlasts an interruption

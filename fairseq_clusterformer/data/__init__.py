@@ -1,6 +1,8 @@
 """Prepared data as fairseq reads it."""
 
-#: what a prepared folder says of itself
-RECORD = "prepared.json"
+from fairseq_clusterformer.outputs import RECORD
+
+__all__ = ["RECORD", "TOKENIZER"]
+
 #: how its texts become tokens, as the library `tokenizers` writes it
 TOKENIZER = "tokenizer.json"

@@ -17,6 +17,7 @@ from fairseq.dataclass.utils import overwrite_args_by_name
 from torch import Tensor, nn
 
 from fairseq_clusterformer.attention.kinds.xl import XL
+from fairseq_clusterformer.attention.past import tensors
 from fairseq_clusterformer.corpora.binarize import write_dataset
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import UserError, bad_option
@@ -195,7 +196,7 @@ def as_one_text(model: nn.Module, blocks: Iterable[Block], most: int | None = No
         out = decoder.output_layer(decode(decoder, source, state)), None
         total -= _of_targets(model, out, target).double().sum().item()
         tokens += target.numel()
-    kept = [t for module in state.state.values() for t in module.values() if t is not None]
+    kept = tensors(state.state)
     bits = total / tokens / math.log(2)
     return {
         "streamed bits": bits,
