@@ -1,8 +1,9 @@
 """Loads any checkpoint: a file that fairseq wrote, or a bundle."""
 
+import math
 import re
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from importlib import import_module
@@ -20,6 +21,7 @@ from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_parameter_registration_hook,
 )
+from torch.overrides import TorchFunctionMode
 
 from fairseq_clusterformer.checkpoints import Loaded
 from fairseq_clusterformer.checkpoints.bundle import (
@@ -42,6 +44,7 @@ import_module("fairseq_clusterformer.plugin")  # all that a checkpoint may name
 PLUGIN = "and the plug-in (--user-dir)"
 #: options of what a training read or ran, which a stranger may have chosen
 _PATHS = re.compile(r".*_(path|dir|file|script|checkpoint)|pretrained|lift|word_vectors")
+_MAKE = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
 _SPARE = 1 << 26  # numbers that a model may have beside twice those in its file
 
 
@@ -98,7 +101,7 @@ def load_checkpoint(
         raise bad_option("--data", folder, allowed, reason_of(error)) from None
     updates = state["optimizer_history"][-1]["num_updates"]
     try:
-        with _as_large_as(state["model"]):
+        with as_large_as(_numbers(state["model"])):
             model = loaded_task.build_model(cfg.model, from_checkpoint=True)
         model.set_num_updates(updates)  # before loading: a model commits to what it has seen
         # what serves training alone, such as a memory bank, is no tensor and in no bundle
@@ -111,7 +114,9 @@ def load_checkpoint(
         if told := explained(unfit_numbers(model, state["model"])):
             raise ValueError(told)
         model.load_state_dict(state["model"], strict=True, model_cfg=cfg.model)
-    except (ValueError, RuntimeError, ImportError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # fairseq's models check little of what a file says
         allowed = f"a model of this version, with the data (--data) {PLUGIN} of its training"
         problem = f"does not fit the data in {folder} or this version ({reason_of(error)})"
         raise bad_option(option, path, allowed, problem) from error
@@ -125,6 +130,8 @@ def _check_types(cfg: DictConfig) -> None:
         plain = isinstance(section, Namespace)  # as models of argparse have them
         values = vars(section) if plain else section
         if kind is not None:
+            if plain and name == "task":  # which fairseq makes of a dictionary
+                raise ValueError("its task is a namespace; allowed: a dictionary")
             known = {item.name: item for item in fields(kind) if item.name in values}
             for key, item in known.items():  # omegaconf takes any number for text
                 if item.type in (str, Optional[str]) and isinstance(values[key], (int, float)):  # noqa: UP045
@@ -149,10 +156,14 @@ def _forget_paths(cfg: DictConfig) -> None:
             overwrite_args_by_name(cfg, {key: "" if isinstance(values[key], str) else None})
 
 
+def _numbers(tensors: dict) -> int:
+    return sum(tensor.numel() for tensor in tensors.values() if isinstance(tensor, Tensor))
+
+
 def _check_sizes(cfg: DictConfig, tensors: dict) -> None:
     """Raises ValueError: options that ask for more layers or positions than the tensors have, as
     far as a model makes these without tensors of its own."""
-    numbers = sum(tensor.numel() for tensor in tensors.values() if isinstance(tensor, Tensor))
+    numbers = _numbers(tensors)
     values = vars(cfg.model) if isinstance(cfg.model, Namespace) else cfg.model
     widths = [v for k, v in values.items() if str(k).endswith("embed_dim") and type(v) is int]
     for key, value in values.items():
@@ -163,22 +174,46 @@ def _check_sizes(cfg: DictConfig, tensors: dict) -> None:
             raise ValueError(f"{key} is {value}; allowed: at most {most}, by the tensors")
 
 
+class _Sizes(TorchFunctionMode):
+    """Asks a function whether a new tensor may have a shape, before there is memory for it."""
+
+    def __init__(self, check: Callable[[str, Sequence[int]], None]):
+        super().__init__()
+        self._check = check
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in _MAKE:
+            whole = [
+                each for each in [*args, kwargs.get("size")] if isinstance(each, (tuple, list))
+            ]
+            self._check("tensor", whole[0] if whole else args)
+        elif func is torch.arange:
+            self._check("tensor", [int(max(args, default=0))])
+        return func(*args, **kwargs)
+
+
 @contextmanager
-def _as_large_as(tensors: dict) -> Iterator[None]:
-    """Stops the building of a model before it sets far more numbers than a file has. Raises
+def as_large_as(numbers: int) -> Iterator[None]:
+    """Stops the building of a model before it makes far more numbers than a file has. Raises
     ValueError: its options ask for them."""
-    left = 2 * sum(t.numel() for t in tensors.values() if isinstance(t, Tensor)) + _SPARE
+    left = 2 * numbers + _SPARE
+
+    def check(name: str, shape: Sequence[int]) -> None:
+        if math.prod(shape) > left:
+            sizes = list(shape)
+            raise ValueError(f"its options ask for a {name} of {sizes}, more than the file holds")
 
     def count(_module: nn.Module, name: str, tensor: Tensor | None) -> None:
         nonlocal left
-        left -= 0 if tensor is None else tensor.numel()
-        if left < 0:
-            sizes = list(tensor.shape)
-            raise ValueError(f"its options ask for a {name} of {sizes}, more than the file holds")
+        if tensor is not None:
+            check(name, tensor.shape)
+            left -= tensor.numel()
 
     with ExitStack() as hooks:
         hooks.callback(register_module_parameter_registration_hook(count).remove)
         hooks.callback(register_module_buffer_registration_hook(count).remove)
+        hooks.enter_context(_Sizes(check))
         yield
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fairseq_clusterformer.checkpoints.bundle import is_bundle, write_bundle
+from fairseq_clusterformer.checkpoints.bundle import check_inside, is_bundle, write_bundle
 from fairseq_clusterformer.errors import UserError
 
 
@@ -46,6 +46,11 @@ def as_bundle(folder: Path, out: Path, *, dtype: str = "float32", force: bool = 
     except ImportError as error:
         raise UserError(str(error)) from None
     no_progress_bars()
+    # a stranger's folder might lead to files of this computer; a cache of the hub has links
+    cache = folder.absolute().parent
+    inside = cache.parent if cache.name == "snapshots" else folder
+    for file in filter(Path.is_symlink, folder.rglob("*")):
+        check_inside(file, inside, "CHECKPOINT")
     if not is_dense(folder):
         return back(folder, out, dtype=dtype, force=force)
     with tempfile.TemporaryDirectory() as data:

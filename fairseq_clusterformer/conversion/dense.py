@@ -15,13 +15,14 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 from safetensors import safe_open
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.hf.configuration import ClusterformerConfig, build_model
+from fairseq_clusterformer.hf.folder import pretrained
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.pretrained import FAMILIES as ENCODERS
@@ -57,13 +58,10 @@ def read_dense(folder: Path, data: Path) -> Loaded:
         if kind in ENCODERS:
             return _read_encoder(folder, data)
         family = FAMILIES[kind]
-        _check_memory(folder)
-        theirs, found = family.auto.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True
-        )
-        options = family.options_of(theirs.config)
-        if missing := sorted(found["missing_keys"]):  # which transformers draws at random
-            raise ValueError(f"its weights lack {len(missing)} tensors, such as {missing[0]}")
+        described = AutoConfig.from_pretrained(folder)
+        options = family.options_of(described)
+        _check_sizes(folder, described)
+        theirs = pretrained(family.auto, folder, dtype=torch.float32)
         numbers = family.text(folder, data, theirs.config)
         config = ClusterformerConfig(
             architecture=family.architecture,
@@ -135,13 +133,18 @@ def _kind_of(folder: Path) -> str:
     return kind
 
 
-def _check_memory(folder: Path) -> None:
-    """Refuse a model without room for three copies in float32: theirs, ours, and in between."""
-    needed = 0
+def _check_sizes(folder: Path, config: PretrainedConfig) -> None:
+    """Refuse a model of more layers than tensors, or without room for three copies in float32:
+    theirs, ours, and in between."""
+    needed = number = 0
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
             shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
         needed += 3 * 4 * sum(map(math.prod, shapes))
+        number += len(shapes)
+    for name in ("num_hidden_layers", "encoder_layers", "decoder_layers"):
+        if number and (layers := getattr(config, name, 0)) > number:
+            raise ValueError(f"its {name} is {layers}, and it has {number} tensors")
     if needed > (free := free_memory()):
         problem = f"it takes {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free"
         raise bad_option("CHECKPOINT", folder, "a smaller model, or more memory", problem)

@@ -129,7 +129,12 @@ class QAData(RecordData):
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < len(self):
             raise IndexError(f"question {index} of {len(self)}")
-        return Example.of(*(self._parts[part][index].long() for part in PARTS[:3]))
+        with self.reading(index):
+            example = Example.of(*(self._parts[part][index].long() for part in PARTS[:3]))
+            places = torch.cat([example.paragraph_starts, example.answers.flatten()])
+            if len(places) and not 0 <= places.min() <= places.max() <= len(example.document):
+                raise ValueError("a paragraph or an answer outside of its document")
+            return example
 
     @property
     def whole(self) -> "QAData":
@@ -149,7 +154,8 @@ class QAData(RecordData):
 
     def outline(self, index: int) -> Outline:
         """The structure of a question's document."""
-        return Outline.of(self._parts["structure"][index].long())
+        with self.reading(index):
+            return Outline.of(self._parts["structure"][index].long())
 
     @property
     def question_sizes(self) -> np.ndarray:

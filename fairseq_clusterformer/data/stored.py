@@ -6,8 +6,8 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 
-from fairseq_clusterformer.errors import refused
+from fairseq_clusterformer.errors import bad_option, first_line, refused
 
 
 class RecordWriter(ExitStack):
@@ -76,6 +76,11 @@ class RecordData(Sequence):
     def __len__(self) -> int:
         return len(self._lines) - 1
 
+    def of_symbols(self, number: int) -> None:
+        """Says how many symbols the dictionary has: a token beyond these is damage."""
+        for part in {"question", "document"} & self._parts.keys():
+            self._parts[part].num_symbols = number  # see compat.name_unknown_tokens
+
     @property
     def sizes(self) -> np.ndarray:
         """The number of tokens of each document, [len(self)]."""
@@ -83,9 +88,20 @@ class RecordData(Sequence):
 
     def texts(self, index: int) -> dict:
         """The record's line of ``SPLIT.jsonl``."""
-        with open(self._texts, "rb") as file:
+        with open(self._texts, "rb") as file, self.reading(index):
             file.seek(self._lines[index])
             return json.loads(file.read(self._lines[index + 1] - self._lines[index]))
+
+    @contextmanager
+    def reading(self, index: int) -> Iterator[None]:
+        """Lets a damaged record be one line, a UserError that names it."""
+        try:
+            yield
+        except (ValueError, RuntimeError, LookupError, TypeError) as error:
+            if "allowed: " in str(error):
+                raise
+            problem = f"record {index} is damaged ({first_line(error)})"
+            raise bad_option("DATA", self.prefix, "data as they were prepared", problem) from None
 
 
 def shard_of(data: str, epoch: int = 1) -> Path:

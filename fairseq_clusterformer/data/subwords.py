@@ -118,6 +118,9 @@ class Subwords:
             if any(name in self.vocabulary for name in known)
         }
         size = max(self.vocabulary.values()) + 1
+        if size > 2 * len(self.vocabulary) + 100_000:
+            problem = f"one of {len(self.vocabulary):,} tokens has the number {size - 1:,}"
+            raise ValueError(f"{tokenizer}: is no tokenizer.json: {problem}")
         self.symbols = [f"<missing-{i}>" for i in range(size)]
         self.bytes = [b""] * size
         for token, number in self.vocabulary.items():

@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import logging
 
 from fairseq_clusterformer import __version__
 from fairseq_clusterformer.checkpoints.bundle import (
@@ -37,7 +38,7 @@ from fairseq_clusterformer.checkpoints.bundle import (
     plain_options,
     write_bundle,
 )
-from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
+from fairseq_clusterformer.checkpoints.load import Loaded, as_large_as, reason_of
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.corpora.classification.build import RECORD as WORDS
 from fairseq_clusterformer.data import TOKENIZER
@@ -55,6 +56,8 @@ from .encoders import ClusterformerForMaskedLM, ClusterformerForSequenceClassifi
 from .reader import ClusterformerForQuestionAnswering
 from .tokenizer import ClusterformerTokenizer, has_titles, write_tokenizer
 from .translation import ClusterformerForConditionalGeneration
+
+logger = logging.get_logger("fairseq_clusterformer")
 
 #: class of each family of architectures
 KINDS = {
@@ -332,7 +335,7 @@ def back(
     _check_record(folder, allowed)
     try:
         config = ClusterformerConfig.from_pretrained(folder)
-        model = KINDS[config.family].from_pretrained(folder)
+        model = pretrained(KINDS[config.family], folder)
         own = None if (folder / TOKENIZER).is_file() else slow_tokenizer(folder, config)
     except (OSError, SafetensorError, ValueError, RuntimeError, LookupError) as error:
         raise bad_option("CHECKPOINT", folder, allowed, reason_of(error)) from None
@@ -393,6 +396,28 @@ def back(
         return write_bundle(loaded, out, dtype=dtype, card=_card_of(folder), force=force)
 
 
+def pretrained(kind: type, folder: Path, **how) -> PreTrainedModel:
+    """A model of transformers whose file has all its tensors. Raises ValueError: it lacks some,
+    which transformers would draw at random, or has others; or its options ask for more."""
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # a table of what does not fit, before the error
+    try:
+        with as_large_as(size):  # a number takes a byte or more
+            how |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+            model, found = kind.from_pretrained(folder, **how)
+    finally:
+        logging.set_verbosity(before)
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(f"its weights lack {len(missing)} tensors, such as {missing[0]}")
+    if found["mismatched_keys"]:
+        name, there, here = min(found["mismatched_keys"])
+        raise ValueError(f"its {name} is {[*there]}, and its configuration wants {[*here]}")
+    if unknown := sorted(found["unexpected_keys"]):
+        logger.warning("%d tensors are not read, such as %s", len(unknown), unknown[0])
+    return model
+
+
 def _is_size(value: object, most: int) -> bool:
     return type(value) is int and 0 < value <= most
 
@@ -414,7 +439,11 @@ def _check_record(folder: Path, allowed: str) -> None:
         "others": not task
         or (isinstance(others, dict) and isinstance(others.get("sections"), dict)),
         "languages": languages is None
-        or (isinstance(languages, list) and [*map(type, languages)] == [str, str]),
+        or (
+            isinstance(languages, list)
+            and len(languages) == 2
+            and all(isinstance(name, str) and "/" not in name for name in languages)
+        ),
         "quantization_config": not record.get("quantization_config"),
         "updates": type(record.get("updates", 0)) is int,
         "max_position_embeddings": _is_size(record.get("max_position_embeddings", 1), 1 << 24),

@@ -96,6 +96,7 @@ class ClusterformerQATask(OwnModels):
         in_training = split == self.cfg.train_subset
         name = "max_positions" if in_training else "max_positions_inference"
         data = QAData(shard_of(self.cfg.data, epoch), split)
+        data.of_symbols(len(self.source_dictionary))
         longest = int(data.sizes.max())
         most = min(getattr(self.cfg, name) or longest, longest)
         if self.cfg.document_stride:

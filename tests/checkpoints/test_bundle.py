@@ -352,3 +352,36 @@ def test_options_of_a_bundle_stand_for_nothing_else(where, lm_bundle, tmp_path):
     (bundle / "bundle.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=r"its options hold \$\{oc.env:HOME\}, .*; allowed: "):
         load_checkpoint(bundle)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"decoder_layers": 10**6}, "decoder_layers is 1000000; allowed: at most"),
+        ({"max_target_positions": 2**31 - 1}, "max_target_positions is 2147483647"),
+        ({"decoder_ffn_embed_dim": 10**9}, r"a tensor of \[1000000000, \d+\], more than"),
+        ({"attention": "neural(clusters=1000000000)"}, r"a tensor of \[1000000000.*more than"),
+        ({"short_convolution": 10**8}, "a tensor of .*, 1, 100000000.*more than"),
+        ({"adaptive_softmax_cutoff": "1,2"}, "does not fit"),
+    ],
+)
+def test_options_of_a_bundle_ask_for_no_more_than_it_has(changes, says, lm_bundle, tmp_path):
+    edited(lm_bundle, tmp_path / "bundle", changes)
+    with pytest.raises(UserError, match=says):
+        load_checkpoint(tmp_path / "bundle")
+
+
+def test_a_bundle_opens_no_path_and_its_task_is_a_dictionary(lm_bundle, tmp_path):
+    edited(lm_bundle, tmp_path / "a", {"decoder_embed_path": str(tmp_path / "nowhere")})
+    load_checkpoint(tmp_path / "a")
+    edited(lm_bundle, tmp_path / "b", {}, namespaces=["model", "task"])
+    with pytest.raises(UserError, match="its task is a namespace; allowed: a dictionary"):
+        load_checkpoint(tmp_path / "b")
+
+
+def edited(bundle: Path, copy: Path, changes: dict, **record) -> None:
+    """Copy a bundle with other options of its model."""
+    shutil.copytree(bundle, copy)
+    found = json.loads((copy / "bundle.json").read_text()) | record
+    found["cfg"]["model"] |= changes
+    (copy / "bundle.json").write_text(json.dumps(found))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.data.qa import QAData, QAWriter
+from fairseq_clusterformer.errors import UserError
 from tests.data.questions import CHARACTERS, NOTHING, TEXTS, example
 
 EXAMPLES = [
@@ -82,3 +83,22 @@ def test_nothing_is_finished_after_an_error(tmp_path):
         raise KeyboardInterrupt
     with pytest.raises(FileNotFoundError):
         QAData(tmp_path, "train")
+
+
+@pytest.mark.parametrize("part", ["question", "document", "spans", "structure"])
+def test_garbage_of_the_right_size_is_one_line(part, folder):
+    """Its index fits: what it holds is seen when a record is read."""
+    file = folder / f"valid.{part}.bin"
+    file.write_bytes(b"\xfe" * file.stat().st_size)
+    data = QAData(folder, "valid")
+    data.of_symbols(1000)
+    with pytest.raises(UserError, match="(?s)valid.*damaged .*; allowed: ") as caught:
+        data[0], data.outline(0)
+    assert "\n" not in str(caught.value)
+
+
+def test_texts_that_are_damaged(folder):
+    file = folder / "valid.jsonl"
+    file.write_bytes(b"{" * file.stat().st_size)
+    with pytest.raises(UserError, match="record 1 is damaged .*; allowed: "):
+        QAData(folder, "valid").texts(1)

@@ -14,7 +14,7 @@ from fairseq_clusterformer.corpora.binarize import train_sentencepiece
 from fairseq_clusterformer.corpora.classification.tokenise import split_words
 from fairseq_clusterformer.data.bytes import byte_symbols
 from fairseq_clusterformer.data.coding import TextCoding
-from fairseq_clusterformer.data.subwords import load, load_prepared
+from fairseq_clusterformer.data.subwords import Subwords, load, load_prepared
 from fairseq_clusterformer.data.tokenizer_json import make
 
 # of equal signs in a row, the two split some in other places
@@ -174,3 +174,9 @@ def test_a_dictionary_that_lacks_pieces(tmp_path):
     write(tmp_path, dictionary_of(tmp_path).symbols[4:-3])
     with pytest.raises(ValueError, match="its dictionary lacks 3 tokens, such as"):
         make(tmp_path, dictionary_of(tmp_path))
+
+
+def test_a_number_far_beyond_all_others_takes_no_memory(tmp_path: Path) -> None:
+    Tokenizer(models.WordLevel({"a": 0, "b": 10**9}, "a")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match="one of 2 tokens has the number 1,000,000,000"):
+        Subwords(tmp_path / "tokenizer.json")

@@ -225,6 +225,7 @@ class ETCKeyphrasesTask(OwnModels):
         ValueError: files that are missing or do not fit together, or no page to train on."""
         in_training = split == self.cfg.train_subset
         data = PageData(shard_of(self.cfg.data, epoch), split)
+        data.of_symbols(len(self.dictionary))
         dataset = PageDataset(
             data,
             self.dictionary,
