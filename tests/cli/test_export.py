@@ -139,6 +139,7 @@ def test_there_and_back_is_the_same_bundle(exported, tmp_path):
     for record in (one, other):
         del record["made by"]
         record.pop("files", None)  # which earlier versions wrote
+        record["cfg"]["task"]["eval_bleu"] = False  # a loaded model scores no translations
     model, shipped_model = (record["cfg"]["model"] for record in (one, other))
     newer = model.keys() - shipped_model.keys()  # options that came since, at their defaults
     defaults = defaults_of(MODEL_DATACLASS_REGISTRY["clusterformer"])
