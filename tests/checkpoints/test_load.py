@@ -251,13 +251,11 @@ def test_data(checkpoint, byte_data, word_data, tmp_path):
     assert "decoder.embed_tokens.weight" in line
     (tmp_path / "dict.txt").write_bytes(b"\xff\n")
     assert "--data is" in refused(checkpoint, data=tmp_path)
-    moved = byte_data.with_name("moved")
-    byte_data.rename(moved)
-    try:
-        assert "as the checkpoint says: no such folder" in refused(checkpoint)
-        assert load_checkpoint(checkpoint, data=moved).folder == moved
-    finally:
-        moved.rename(byte_data)
+    gone = edited(
+        checkpoint, tmp_path / "gone.pt", lambda state: state["cfg"]["task"].update(data="gone")
+    )
+    assert "--data is gone, as the checkpoint says: no such folder" in refused(gone)
+    assert load_checkpoint(gone, data=byte_data).folder == byte_data
 
 
 def test_other_versions(checkpoint, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from fairseq.logging import metrics
 
 from fairseq_clusterformer.criterions.fairseq_losses import ClusterformerCrossEntropy
-from tests.cli.expected import STATISTICS, assert_logged, assert_trains
+from tests.cli.expected import LOSSES, STATISTICS, assert_logged, assert_trains
 from tests.cli.in_process import CLUSTERFORMER, TRAINING, train
 from tests.conftest import REPO_ROOT
 
@@ -26,9 +26,11 @@ def test_command_line(byte_data, tmp_path, run_cli):
         fresh=True,
     )
     assert "done training" in run.stdout
-    for name in STATISTICS | {"loss", "gnorm"}:
+    for name in STATISTICS - LOSSES | {"loss", "gnorm"}:
         assert run.stdout.count(f'"train_{name}": ') == 1, run.stdout
         assert run.stdout.count(f'"{name}": ') == 3
+    for name in LOSSES:  # which gating has not
+        assert f'{name}": ' not in run.stdout
     state = torch.load(tmp_path / "saved" / "checkpoint_last.pt", weights_only=True)
     layers = {name.split(".")[2] for name in state["model"] if ".layers." in name}
     assert layers == {"0", "1", "2"}

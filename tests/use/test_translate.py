@@ -149,15 +149,14 @@ def test_mistakes(translation_model, translation_data, tmp_path, monkeypatch, ca
     for wrong in (["--nbest", "6"], ["--input", "x"], ["--beam", "0"], ["--lenpen", "nan"]):
         usage_error(capsys, "translate", *model, *wrong, "Ja.")
 
-    moved = translation_data.with_name("moved")
-    translation_data.rename(moved)
-    try:
-        line = error(capsys, *model, "Ja.")
-        assert f"--data is {translation_data}, as the checkpoint says: no such folder" in line
-        assert run(*model, "--data", moved, GERMAN[0]) == 0
-        assert capsys.readouterr().out == ENGLISH[0] + "\n"
-    finally:
-        moved.rename(translation_data)
+    state = torch.load(translation_model, weights_only=True)
+    state["cfg"]["task"]["data"] = "gone"
+    torch.save(state, tmp_path / "gone.pt")
+    model = ["--checkpoint", tmp_path / "gone.pt"]
+    line = error(capsys, *model, "Ja.")
+    assert "--data is gone, as the checkpoint says: no such folder" in line
+    assert run(*model, "--data", translation_data, GERMAN[0]) == 0
+    assert capsys.readouterr().out == ENGLISH[0] + "\n"
 
 
 def test_clustered_model(clustered_translator):
