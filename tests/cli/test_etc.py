@@ -85,8 +85,8 @@ def test_another_epoch_has_other_words_to_guess(sentences, workers):
 def test_a_reader_starts_from_it(sentences, trained, tmp_path):
     """A reader of the same subwords, which has no <mask>."""
     (path := tmp_path / "qa1.txt").write_text("1 One two.\n2 What two?\tone\t1\n")
-    model, words = sentences / "sentencepiece.model", sentences / "dict.txt"
-    options = ["--train", path, "--valid", path, "--sentencepiece-model", model, "--dict", words]
+    model, words = sentences / "tokenizer.json", sentences / "dict.txt"
+    options = ["--train", path, "--valid", path, "--tokenizer", model, "--dict", words]
     assert main(list(map(str, ["prepare", "qa", "babi", tmp_path / "qa", *options]))) == 0
     given = trained[0] / "checkpoint_last.pt"
     line = LINE.replace("etc_masked_lm --arch etc_masked_lm", "clusterformer_qa --arch etc_reader")

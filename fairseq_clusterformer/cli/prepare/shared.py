@@ -88,8 +88,9 @@ def take_existing(options: dict) -> Vocabulary | None:
     if gpt2_bpe and not gpt2_bpe.is_dir():
         allowed = "a folder with encoder.json and vocab.bpe"
         raise bad_option("--gpt2-bpe", gpt2_bpe, allowed, "no such folder")
+    instead = "a sentencepiece model, or --tokenizer FILE with a prepared folder's tokenizer.json"
     for option, path, what in (
-        ("--sentencepiece-model", model, "a sentencepiece model"),
+        ("--sentencepiece-model", model, instead),
         ("--tokenizer", tokenizer, "a tokenizer.json"),
         ("--dict", words, "a dictionary of fairseq's"),
     ):
