@@ -9,11 +9,15 @@ _LONGEST = 800  # characters of an error: a file, or what a library says of it, 
 
 
 class UserError(Exception):
-    """A mistake of the user's, reported in one line without a traceback."""
+    """A mistake of the user's, reported in one line without a traceback; of several mistakes, a
+    line for each."""
 
-    def __init__(self, message: str):
-        middle = len(message) > _LONGEST
-        super().__init__(f"{message[:500]} ... {message[-250:]}" if middle else message)
+    def __init__(self, *messages: str):
+        super().__init__("\n  ".join(map(_shortened, messages)))
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= _LONGEST else f"{message[:500]} ... {message[-250:]}"
 
 
 def bad_option(option: str, value: object, allowed: str, problem: str = "") -> UserError:

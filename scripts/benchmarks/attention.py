@@ -117,7 +117,8 @@ class Contestant:
 
     def route(self) -> None:
         """Its routing alone, with the backward pass of the losses if it has any."""
-        losses = self.attention.losses_of(self.attention.route(self.x, *self.qkv[:2]))
+        seen = self.attention.route(self.x, *self.qkv[:2])
+        losses = self.attention.losses_of(seen.assignment.report)
         if losses:
             self._backward(losses, [torch.ones_like(loss) for loss in losses])
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import fairseq_clusterformer.hf  # noqa: F401  hides a torchaudio that does not load
+from fairseq_clusterformer.attention.past import tensors
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.use.language_model import LanguageModel
 from scripts.benchmarks import common
@@ -50,7 +51,7 @@ def converted(args: Namespace, text: str) -> Reader:
         return decoder.output_layer(features[:, -1])[0]
 
     tokens = language._begin(language.coding.encode(text))
-    return Reader(tokens, read, lambda: [t for kept in state.values() for t in kept.values()])
+    return Reader(tokens, read, lambda: tensors(state))
 
 
 def transformers(args: Namespace, text: str) -> Reader:

@@ -200,7 +200,7 @@ def check_there(runs: list[Run], grid: dict, args: Namespace) -> None:
                 missing.setdefault(what, []).append(run.row)
     lines = [f"{what}; for {', '.join(dict.fromkeys(rows))}" for what, rows in missing.items()]
     if lines:
-        raise UserError("\n  ".join(lines))
+        raise UserError(*lines)
 
 
 def perform_all(runs: list[Run], grid: dict, args: Namespace) -> list[str]:

@@ -5,6 +5,7 @@ from argparse import Namespace
 import pytest
 
 from fairseq_clusterformer.attention import MultiheadAttention
+from fairseq_clusterformer.attention.options import ClusterOptions
 from scripts.benchmarks import common, generation
 from scripts.benchmarks import reader as benchmark_reader
 
@@ -53,9 +54,8 @@ def test_the_model_is_as_the_options_say(attention, monkeypatch):
     built = benchmark_reader.make_reader(args, attention)
     own = [module for module in built.modules() if isinstance(module, MultiheadAttention)]
     assert {module.impl for module in own} == {"reference"}
-    kinds = [heads for module in own for heads in module.kinds]
-    clusters = {heads.options.clusters for heads in kinds if hasattr(heads.options, "clusters")}
-    assert clusters == {7}
+    options = [heads.options for module in own for heads in module.kinds]
+    assert {of.clusters for of in options if isinstance(of, ClusterOptions)} == {7}
 
 
 def test_generation(capsys):

@@ -674,7 +674,7 @@ def test_letters_that_cannot_be_read_or_shown(
     line = ["--checkpoint", checkpoint, "--document", towns, "--top", 1, "--interactive"]
     assert run(*line, "--question", f"{COSTS} \u00e9") == 0
     out, err = shown.getvalue().decode(), capsys.readouterr().err
-    assert "? Caf\\udce9?\n" in out
+    assert "? Caf\\ufffd?\n" in out
     assert f"? {COSTS}\n1. five\n" in out
     assert "error: --question is 'Caf\\udce9?': no Unicode; allowed: a question" in err
 

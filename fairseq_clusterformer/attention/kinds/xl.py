@@ -29,11 +29,6 @@ class XLOptions(WindowOptions):
         None, "tokens before it that it sees (default: a segment)", flag="xl_memory", at_least=1
     )
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.segment is None and self.window < 2:
-            raise OptionError("window", self.window, "2 or more, half of it a segment")
-
     @property
     def sizes(self) -> tuple[int, int]:
         """S and M."""
@@ -48,6 +43,8 @@ class XL(Kind):
 
     @staticmethod
     def declare(options: XLOptions, shape: Shape) -> Traits:
+        if options.segment is None and options.window < 2:
+            raise OptionError("window", options.window, "2 or more, half of it a segment")
         return Traits(window=sum(options.sizes), reads_qk=False, reads_constants=True)
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
