@@ -126,5 +126,5 @@ def write_tokenizer(
     except ValueError as error:
         print(f"{MODEL} is kept without {TOKENIZER}: {error}")
         return
-    made.save(str(out / TOKENIZER))
+    (out / TOKENIZER).write_text(made.to_str(pretty=True), encoding="utf-8")
     (out / MODEL).unlink(missing_ok=True)

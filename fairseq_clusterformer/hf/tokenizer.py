@@ -62,7 +62,7 @@ def write_tokenizer(
     found |= {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": names[1]}
     found = {name: value for name, value in found.items() if value is not None}
     (out / _CONFIG).write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
-    made.save(str(out / TOKENIZER))
+    (out / TOKENIZER).write_text(made.to_str(pretty=True), encoding="utf-8")
     if (data / "chat_template.jinja").is_file():
         shutil.copyfile(data / "chat_template.jinja", out / "chat_template.jinja")
 

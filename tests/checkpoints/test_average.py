@@ -49,7 +49,7 @@ def averaged(tmp_path: Path) -> tuple[list[dict], dict]:
     """Three checkpoints, the newest in the middle, and their average."""
     inputs = [write(tmp_path / f"{n}.pt", n) for n in (10, 30, 20)]
     assert run("--inputs", *inputs, "--output", tmp_path / "out" / "average.pt") == 0
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["average.pt"]
+    assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == ["average.pt"]
     return [load(path) for path in inputs], load(tmp_path / "out" / "average.pt")
 
 

@@ -93,7 +93,8 @@ def prepare(
             how = {"workers": workers, "kept": work / "parts"}
             learn_subwords(job.files(tokens, "train"), bpe_operations, known, **how)
             made = codes_tokenizer if bpe == "subword_nmt" else pieces_tokenizer
-            made(known.model).save(str(folder / TOKENIZER))
+            tokenizer = made(known.model).to_str(pretty=True)
+            (folder / TOKENIZER).write_text(tokenizer, encoding="utf-8")
             known.model.unlink()
             return {}
 
