@@ -217,7 +217,7 @@ class Subwords:
     def join(self, symbols: Iterable[str]) -> str:
         """The text of some symbols; what is no character becomes U+FFFD."""
         if self.content["model"].get("end_of_word_suffix"):
-            return (" ".join(symbols) + " ").replace("@@ ", "").strip()
+            return join_codes(symbols)
         known, unknown = self._bytes_of, self._unknown is not None  # GPT-2 knows all
         found = (known.get(each, each.encode() if unknown else b"") for each in symbols)
         return b"".join(found).decode(errors="replace").strip(" ")
@@ -286,6 +286,11 @@ class SentencePieceSubwords(Subwords):
 
     def join(self, symbols: Iterable[str]) -> str:
         return self._model.decode(list(symbols))
+
+
+def join_codes(symbols: Iterable[str]) -> str:
+    """The words of subword-nmt's symbols, which no model is needed for."""
+    return (" ".join(symbols) + " ").replace("@@ ", "").strip()
 
 
 def _of_piece(symbol: str) -> bytes:

@@ -112,6 +112,10 @@ class TextPipeline:
 
     def words(self, subwords: str, lang: str | None = None) -> str:
         """Return the tokens in language `lang` that `subwords` were made from."""
+        from .subwords import join_codes
+
+        if self.bpe == "subword_nmt":
+            return join_codes(subwords.split())
         return self._model_of(lang).join(subwords.split())
 
     def encode(self, line: str, lang: str) -> str:
