@@ -83,8 +83,8 @@ class FoundAnswer:
         return "".join(self.around())
 
     def around(self, most: int = _AROUND) -> tuple[str, str, str]:
-        """What stands before the answer in its sentence, the answer, and what stands behind it; up
-        to `most` characters on either side."""
+        """What stands before the answer in its sentence, the answer as it is written there, and
+        what stands behind it; up to `most` characters on either side."""
         if self.characters is None:
             return "", self.text, ""
         text, (start, end) = self._paragraph, self.characters
@@ -92,7 +92,7 @@ class FoundAnswer:
         before = text[first:start]
         before = before if len(before) <= most else "\u2026" + before[-most:]
         behind = text[end:last].rstrip()
-        return before, self.text, behind if len(behind) <= most else behind[:most] + "\u2026"
+        return before, text[start:end], behind if len(behind) <= most else behind[:most] + "\u2026"
 
     def passage(self, most: int) -> tuple[str, str, str]:
         """As :meth:`around`, of the whole paragraph, cut between words."""
@@ -104,7 +104,7 @@ class FoundAnswer:
             before = "\u2026 " + before[-most:].partition(" ")[2]
         if len(behind) > most:
             behind = behind[:most].rpartition(" ")[0] + " \u2026"
-        return before, self.text, behind
+        return before, text[start:end], behind
 
     @property
     def _paragraph(self) -> str:

@@ -2,8 +2,8 @@
 
 Each head has routing projections of its own, which read the layer's input, or the head's queries
 and keys, detached, and learn by the routing loss alone
-(:mod:`fairseq_clusterformer.attention.scouts`): in training, some queries see every key, and
-queries and keys come into the same cluster where the scouts' attention goes.
+(:mod:`~fairseq_clusterformer.attention.kinds.taught.scouts`): in training, some queries see every
+key, and queries and keys come into the same cluster where the scouts' attention goes.
 The task trains what is attended, and never what routes: its gradient would have to pass an argmax.
 
 Learned selection elsewhere is taught alike (DeepSeek-V3.2, 2025: an indexer that learns from the
