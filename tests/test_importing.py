@@ -72,7 +72,7 @@ def test_triton_reports_no_leaks(run_cli):
     """It does where Python's end frees less than it might."""
     pytest.importorskip("triton")
     code = "import triton\nfrom fairseq_clusterformer.cli.main import main\n"
-    code += "main(['similar', 'letters', ' ', '--encoder', 'folder'])"
+    code += "main(['answer', '--document', 'README.md', '--question', ' '])"
     said = run_cli("python", "-c", code, cwd=REPO_ROOT).stdout
-    assert "sentence is empty" in said
+    assert "question is empty" in said
     assert "leaked" not in said
