@@ -150,7 +150,7 @@ def test_a_missing_file(name, pages, tmp_path):
 )
 def test_option(options, cut, pages, tmp_path, caplog):
     """Pages that lose their keyphrase are left out of training, and count in validation."""
-    with caplog.at_level(logging.INFO, "fairseq_clusterformer"):
+    with caplog.at_level(logging.INFO):
         run = train(pages, f"{KEYPHRASES} {options}", tmp_path)
     assert len(run.updates) == 2
     for update in run.updates + run.valid:
