@@ -1,4 +1,4 @@
-"""Corpora of questions in their own formats: every answer at its place, every loss told."""
+"""Corpora of questions in their own formats: every answer at its place, every loss counted."""
 
 import json
 import random
