@@ -1,157 +1,204 @@
-"""ETC's attention against the labelled softmax written out pair by pair."""
+"""ETC's attention: each form against the labelled softmax written out pair by pair, and what every
+kind of attention promises, on every kernel."""
 
 import math
-from argparse import Namespace
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fairseq_clusterformer.etc.global_local import GlobalLocalAttention, Structure, _attended
+from tests.kinds import pads
 
-WIDTH, HEADS, GLOBAL, LONG = 12, 3, 5, 45
+WIDTH, HEADS, GLOBAL, LONG = 12, 3, 7, 37
 CLOSE = {"rtol": 0, "atol": 1e-12}
+HALF = [torch.float16, torch.bfloat16]
+#: the second token has no part, some overlap; others are linked to more
+SPANS = torch.tensor([[0, 1], [0, 0], [1, 11], [11, 22], [15, 22], [23, 30], [30, 37]])
+LINKS = {  # apart, side by side, one in another, one in a span, and no more
+    "links": torch.tensor(
+        [[5, 33, 35], [1, 2, 4], [1, 9, 12], [2, 5, 13], [2, 0, 1], [3, 8, 20], [3, 12, 20],
+         [4, 22, 25], [0, 0, 0]]
+    )
+}  # fmt: skip
+PARAGRAPHS = {
+    "paragraphs": torch.tensor([0, 0, 1, 1, 2, 2, 2]),
+    "long_paragraphs": torch.tensor([0] * 3 + [1] * 12 + [4] * 22),
+}
+PACKED = {
+    "long_examples": torch.tensor([0] * 15 + [1] * 22),
+    "global_examples": torch.tensor([0, 0, 0, 1, 1, 1, 1]),
+}
+EXEMPT = {"exempt": torch.arange(GLOBAL) % 3 == 0}
+BOTH = {"hard": True, "hard_long": True}
+Forms = dict[str, tuple[dict, dict[str, Tensor]]]
+#: options of the attention, and tensors of each row's structure
+FORMS: Forms = {
+    "soft": ({}, {}),
+    "hard, shared keys": ({"hard": True, "projections": "shared-kv"}, {}),
+    "hard, exempt": ({"hard": True}, EXEMPT),
+    "hard both ways, shared": ({**BOTH, "projections": "shared"}, PARAGRAPHS),
+    "links": ({}, LINKS),
+    "links, hard": ({"hard": True}, {**LINKS, "exempt": torch.arange(GLOBAL) < 2}),
+    "no distances": ({"max_distance": 0}, {}),
+    "short radius": ({"radius": 2}, {}),
+    "clusters": ({"clusters": True}, {}),
+    "clusters, same cluster": ({"clusters": True, "same_cluster": 2, "radius": 3}, PARAGRAPHS),
+}
+#: which are written out as well
+WRITTEN: Forms = FORMS | {
+    "one distance": ({"max_distance": 1}, {}),
+    "alone": ({"radius": 0, "max_distance": 2}, {}),
+    "no radius": ({"radius": 100, "max_distance": 4}, {}),
+    "radius of distances": ({"radius": 3, "projections": "shared"}, {}),
+    "hard long": ({"hard_long": True}, PARAGRAPHS),
+    "hard both ways, exempt": (BOTH, {**PARAGRAPHS, **EXEMPT}),
+    "links, hard long": ({"hard_long": True}, {**LINKS, **EXEMPT}),
+    "packed": ({}, PACKED),
+    "packed clusters": ({"clusters": True, "hard": True}, PACKED),
+}
+every_form = pytest.mark.parametrize("form", FORMS)
+KERNELS = [(impl, form) for impl in ("blocks", "cpu") for form in FORMS]
 
 
-def attention(*, radius: int = 9, most: int = 3, **options) -> GlobalLocalAttention:
-    module = GlobalLocalAttention(
-        WIDTH, HEADS, radius=radius, max_distance=most, **options
-    ).double()
+def build(form: str, impl: str = "reference", sizes=(WIDTH, HEADS)) -> GlobalLocalAttention:
+    options = {"radius": 9, "max_distance": 3, **WRITTEN[form][0]}
+    module = GlobalLocalAttention(*sizes, kernel=impl, **options).double()
     for bias in (p for name, p in module.named_parameters() if "bias" in name):
         torch.nn.init.normal_(bias, std=0.5)
     return module.eval()
 
 
-def inputs(batch: int = 2, number: int = GLOBAL, length: int = LONG) -> list[Tensor]:
-    return [torch.randn(batch, n, WIDTH, dtype=torch.float64) for n in (number, length)]
+def structure(form: str, rows: int = 2, **padding: Tensor) -> Structure:
+    """Of rows of one form; padding stands behind, in no part and in the last paragraph."""
+    number, length = (
+        padding[name].size(1) if name in padding else size
+        for name, size in (("global_padding", GLOBAL), ("long_padding", LONG))
+    )
+    given = {"spans": SPANS, **WRITTEN[form][1]}
+    made = {}
+    for name, tensor in given.items():
+        more = (length if "long" in name else number) - len(tensor)
+        more *= name != "links"
+        last = tensor[-1:] * (name != "spans")
+        made[name] = torch.cat([tensor, *[last] * more]).expand(rows, *[-1] * tensor.dim())
+    return Structure(length=length, **made, **padding)
 
 
-def structure(**options) -> Structure:
-    """The second global token has no part, the last two overlap."""
-    spans = torch.tensor([[[0, 1], [0, 0], [1, 20], [20, 42], [25, 42]]]).expand(2, -1, -1)
-    return Structure(spans, LONG, **options)
+def inputs(rows: int = 2, dtype=torch.float64, width: int = WIDTH) -> list[Tensor]:
+    """Both streams, not contiguous."""
+    return [torch.randn(rows, width, n).to(dtype).mT for n in (GLOBAL, LONG)]
 
 
-def written_out(module: GlobalLocalAttention, x_global, x_long, given: Structure, linked=()):
-    """Both streams of one row by loops over all pairs; pairs of long tokens that are ``linked``
-    have the label of one cluster."""
-    streams = {"g": x_global, "l": x_long}
-    results = []
-    for side, own in enumerate("gl"):
+def run(module: GlobalLocalAttention, x: list[Tensor], given: Structure) -> list[Tensor]:
+    """Outputs, and the gradients of inputs and parameters."""
+    leaves = [t.detach().requires_grad_() for t in x]
+    out = module(*leaves, given)
+    torch.manual_seed(7)
+    loss = sum((t * torch.randn(t.shape).to(t)).sum() for t in out)
+    return [*out, *torch.autograd.grad(loss, [*leaves, *module.parameters()])]
 
-        def heads(what: str, pair: str, x: Tensor) -> Tensor:
-            return module.linear[module.named(what, pair)](x).unflatten(-1, (HEADS, -1))
 
-        q = heads("q", own * 2, streams[own])
-        keys = torch.cat([heads("k", f"{own}2{s}", x) for s, x in streams.items()])
-        values = torch.cat([heads("v", f"{own}2{s}", x) for s, x in streams.items()])
-        rows = []
-        for i in range(len(streams[own])):
-            logits = torch.full((HEADS, len(keys)), -torch.inf, dtype=q.dtype)
-            for j in range(len(keys)):
-                label = label_of(module, given, own, i, j)
-                if own == "l" and (i, j - len(x_global)) in linked:
-                    assert label is None
-                    label = 2 * module.labels.most + 4
-                if label is not None:
-                    vector = keys[j] + module.label_vectors[side, label]
-                    logits[:, j] = (q[i] * vector).sum(-1) + module.label_biases[side, label]
-            weights = (logits * module.head_dim**-0.5).softmax(-1)
-            rows.append(torch.einsum("hj,jhe->he", weights, values).flatten())
-        out = torch.stack(rows) if rows else streams[own]
-        results.append(module.linear[module.named("out", own * 2)](out))
-    return results
+class WrittenOut:
+    """Both streams of one row by loops over all pairs."""
+
+    def __init__(self, module: GlobalLocalAttention, x: list[Tensor], given: Structure):
+        self.module, self.given = module, given
+        self.x = dict(zip("gl", (stream[0] for stream in x), strict=True))
+        self.number, self.length = len(self.x["g"]), len(self.x["l"])
+        self.members, self.linked = None, set()
+        if module.clusters:
+            q, k = (self.heads(*of).flatten(1) for of in (("q", "l2g", "l"), ("k", "l2g", "g")))
+            self.members = [[] for _ in k]
+            for place in range(self.length):
+                allowed = [g for g in range(self.number) if self.together("g", g, "l", place)]
+                self.members[max(allowed, key=lambda g, q=q[place]: float(q @ k[g]))].append(place)
+        for own in (self.members or ()) if module.same_cluster else ():
+            for i in own:
+                others = [j for j in own if self.label("l", i, self.number + j) is None]
+                nearest = [j for j in others if j < i][-2:] + [j for j in others if j > i][:2]
+                self.linked |= {(i, self.number + j) for j in nearest}
+
+    def heads(self, what: str, pair: str, stream: str) -> Tensor:
+        projection = self.module.linear[self.module.named(what, pair)]
+        return projection(self.x[stream]).unflatten(-1, (HEADS, -1))
+
+    def of_row(self, name: str) -> list | None:
+        values = getattr(self.given, name)
+        return None if values is None else values[0].tolist()
+
+    def together(self, own: str, i: int, key: str, place: int) -> bool:
+        names = {"g": "global_examples", "l": "long_examples"}
+        examples = [self.of_row(names[stream]) for stream in (own, key)]
+        return examples[0] is None or examples[0][i] == examples[1][place]
+
+    def label(self, own: str, i: int, j: int) -> int | None:
+        """Of a pair, or None if the key is hidden; j counts global tokens, then long ones."""
+        k, key = self.module.labels.most, "g" if j < self.number else "l"
+        place = j if key == "g" else j - self.number
+        if not self.together(own, i, key, place):
+            return None
+        if own == "l" and (i, j) in self.linked:
+            return 2 * k + 4
+        if own == key:
+            distance = max(-k, min(k, place - i))
+            numbers = self.of_row("paragraphs" if own == "g" else "long_paragraphs")
+            apart = numbers is not None and numbers[i] != numbers[place]
+            if own == "l" and (apart or abs(place - i) > self.module.radius):
+                return None
+            relative = distance if distance >= 0 else k - distance
+            return 2 * k + 3 if apart else relative
+        token, part = (i, place) if own == "g" else (place, i)
+        first, last = self.of_row("spans")[token]
+        mine = first <= part < last if self.members is None else part in self.members[token]
+        exempt = own == "g" and self.given.exempt is not None and self.of_row("exempt")[i]
+        hard = self.module.hard if own == "g" else self.module.hard_long
+        if hard and not mine and not exempt:
+            return None
+        links = self.of_row("links") or []
+        mine |= any(of == token and begin <= part < end for of, begin, end in links)
+        return 2 * k + 2 if mine else 2 * k + 1
+
+    def outputs(self) -> list[Tensor]:
+        results = []
+        for side, own in enumerate("gl"):
+            q = self.heads("q", own * 2, own)
+            keys = torch.cat([self.heads("k", f"{own}2{s}", s) for s in "gl"])
+            values = torch.cat([self.heads("v", f"{own}2{s}", s) for s in "gl"])
+            rows = []
+            for i in range(len(self.x[own])):
+                logits = torch.full((HEADS, len(keys)), -torch.inf, dtype=q.dtype)
+                for j in range(len(keys)):
+                    if (label := self.label(own, i, j)) is not None:
+                        vector = keys[j] + self.module.label_vectors[side, label]
+                        bias = self.module.label_biases[side, label]
+                        logits[:, j] = (q[i] * vector).sum(-1) + bias
+                weights = (logits * self.module.head_dim**-0.5).softmax(-1)
+                rows.append(torch.einsum("hj,jhe->he", weights, values).flatten())
+            out = torch.stack(rows) if rows else self.x[own]
+            results.append(self.module.linear[self.module.named("out", own * 2)](out))
+        return results
 
 
 def assert_written_out(module, x: list[Tensor], given: Structure) -> None:
     """Both streams of the first row."""
-    expected = written_out(module, x[0][0], x[1][0], given)
+    expected = WrittenOut(module, x, given).outputs()
     for mine, theirs in zip(module(*x, given), expected, strict=True):
         torch.testing.assert_close(mine[0], theirs, **CLOSE)
 
 
-def label_of(module, given: Structure, own: str, i: int, j: int, row: int = 0) -> int | None:
-    """The label of a pair of one row, or None if the key is hidden; j counts global tokens, then
-    long ones."""
-    spans, number, k = given.spans[row].tolist(), given.spans.size(1), module.labels.most
-    key = "g" if j < number else "l"
-    place = j if key == "g" else j - number
-    examples = {"g": given.global_examples, "l": given.long_examples}
-    if examples["g"] is not None and examples[own][row, i] != examples[key][row, place]:
-        return None
-    distance = max(-k, min(k, place - i))
-    relative = distance if distance >= 0 else k - distance
-    if own == key == "g":
-        paragraphs = given.paragraphs
-        apart = paragraphs is not None and paragraphs[row, i] != paragraphs[row, place]
-        return 2 * k + 3 if apart else relative
-    if own == key == "l":
-        borders = given.long_paragraphs
-        apart = borders is not None and borders[row, i] != borders[row, place]
-        return None if apart or abs(place - i) > module.radius else relative
-    token, part = (i, place) if own == "g" else (place, i)
-    mine = spans[token][0] <= part < spans[token][1]
-    if hasattr(given, "of_cluster"):  # clusters
-        mine = part in given.of_cluster[token]
-    exempt = own == "g" and given.exempt is not None and given.exempt[row, i]
-    hard = module.hard if own == "g" else module.hard_long
-    if hard and not mine and not exempt:
-        return None
-    links = [] if given.links is None else given.links[row].tolist()
-    mine |= any(owner == token and begin <= part < end for owner, begin, end in links)
-    return 2 * k + 2 if mine else 2 * k + 1
-
-
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("radius", "most", "projections", "impl"),
+    ("form", "impl"),
     [
-        (9, 3, "separate", "blocks"),
-        (9, 3, "separate", "reference"),
-        (9, 3, "separate", "triton"),
-        (9, 3, "separate", "cpu"),
-        (2, 3, "shared-kv", "blocks"),
-        (3, 3, "shared", "blocks"),
-        (9, 1, "separate", "blocks"),
-        (9, 0, "separate", "blocks"),
-        (0, 2, "separate", "blocks"),
-        (100, 4, "separate", "blocks"),
+        *((form, "blocks") for form in WRITTEN),
+        *(("soft", impl) for impl in ("reference", "cpu", "triton")),
+        *(("clusters, same cluster", impl) for impl in ("reference", "triton")),
     ],
 )
-def test_every_pair_as_it_is_written(radius: int, most: int, projections: str, impl: str) -> None:
-    module = attention(radius=radius, most=most, projections=projections, kernel=impl)
-    assert_written_out(module, inputs(), structure())
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("exempt", [None, [0, 3]])
-@pytest.mark.parametrize("hard", [(True, False), (False, True), (True, True)])
-def test_hard_attention_sees_its_own_part(
-    hard: tuple[bool, bool], exempt: list[int] | None
-) -> None:
-    """A global token sees its span alone (g2l), but for those that are exempt, a long one those
-    that stand for it (l2g); paragraphs."""
-    seen = None if exempt is None else torch.tensor([[i in exempt for i in range(GLOBAL)]] * 2)
-    given = structure(
-        exempt=seen,
-        paragraphs=torch.tensor([[0, 0, 1, 1, 2]]).expand(2, -1),
-        long_paragraphs=torch.tensor([[0] * 3 + [1] * 22 + [4] * 20]).expand(2, -1),
-    )
-    assert_written_out(attention(hard=hard[0], hard_long=hard[1]), inputs(), given)
-
-
-LINKS = torch.tensor(  # apart, side by side, one in another, one in a span, and no more
-    [[[1, 9, 12], [3, 10, 30], [1, 2, 5], [2, 0, 3], [2, 3, 7], [3, 12, 20], [1, 40, 45],
-      [4, 30, 33], [3, 28, 33], [0, 0, 0]]]
-)  # fmt: skip
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("hard", [(False, False), (True, False), (False, True)])
-def test_links_besides_a_span(hard: tuple[bool, bool]) -> None:
-    exempt = torch.tensor([[True, False, False, True, False]])
-    given = Structure(structure().spans[:1], LONG, links=LINKS, exempt=exempt)
-    assert_written_out(attention(hard=hard[0], hard_long=hard[1]), inputs(1), given)
+def test_every_pair_as_it_is_written(form: str, impl: str) -> None:
+    assert_written_out(build(form, impl), inputs(), structure(form))
 
 
 @torch.no_grad()
@@ -162,13 +209,22 @@ def test_candidates_at_one_place_cost_what_their_places_do() -> None:
     given = Structure(spans, 4000, links=links)
     assert given.seen_by_long(hard=False)[0].numel() == 4000 + 2 * 50
     assert given.seen_by_long(hard=True)[0].numel() == 4000
-    small = Structure(spans, LONG, links=links)
-    assert_written_out(attention(), inputs(1, 50), small)
+    few = Structure(spans, LONG, links=links)
+    streams = [torch.randn(1, n, WIDTH, dtype=torch.float64) for n in (50, LONG)]
+    assert_written_out(build("soft"), streams, few)
+
+
+def test_many_links_of_one_token_cost_as_many_ranges() -> None:
+    """Not as many of each global token."""
+    places = torch.arange(36)
+    links = torch.stack([places * 0 + 1, places, places + 1], -1)[::2]
+    given = Structure(SPANS.unsqueeze(0), LONG, links=links.unsqueeze(0))
+    assert given.seen(hard=False)[0].numel() == 2 * (2 * GLOBAL + 18)
 
 
 def test_keys_are_shared_by_the_stream_of_the_query() -> None:
     """As the authors' share_kv_projections: g2g with g2l, l2l with l2g."""
-    named = attention(projections="shared-kv").named
+    named = build("hard, shared keys").named
     assert named("k", "g2g") == named("k", "g2l") != named("k", "l2l") == named("k", "l2g")
 
 
@@ -182,7 +238,7 @@ def test_keys_are_shared_by_the_stream_of_the_query() -> None:
     ],
 )
 def test_places_outside_are_refused(changes: dict) -> None:
-    given = {"spans": structure().spans[:1], "length": LONG, **changes}
+    given = {"spans": SPANS.unsqueeze(0), "length": LONG, **changes}
     with pytest.raises(ValueError, match=f"allowed: within {LONG} long and {GLOBAL} global"):
         Structure(**given)
 
@@ -198,80 +254,18 @@ def test_numbers_that_fall_are_refused(name: str) -> None:
         Structure(spans, 5, **{name: ids, name.replace("examples", "padding"): padding})
 
 
-def test_many_links_of_one_token_cost_as_many_ranges() -> None:
-    """Not as many of each global token."""
-    places = torch.arange(40)
-    links = torch.stack([places * 0 + 1, places, places + 1], -1)[::2]
-    given = Structure(structure().spans[:1], LONG, links=links.unsqueeze(0))
-    assert given.seen(hard=False)[0].numel() == 2 * (2 * GLOBAL + 20)
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("options", [{}, {"clusters": True, "same_cluster": 2}])
-def test_an_empty_long_input(options: dict) -> None:
+@pytest.mark.parametrize("form", ["soft", "clusters, same cluster"])
+def test_an_empty_long_input(form: str) -> None:
     """Ainslie et al. 2020, section 3.2: all tokens in the global input."""
     nothing = Structure(torch.zeros(2, GLOBAL, 2, dtype=torch.long), 0)
-    assert_written_out(attention(**options), inputs(length=0), nothing)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("hard", [False, True])
-@pytest.mark.parametrize("packed", [False, True])
-def test_centroids_stand_for_what_is_nearest(hard: bool, packed: bool) -> None:
-    """As if each member had a span of its own; the nearest is found by a loop."""
-    module, (x_global, x_long) = attention(hard=hard, clusters=True), inputs(1)
-    options = {}
-    if packed:
-        options["long_examples"] = torch.tensor([[0] * 20 + [1] * 25])
-        options["global_examples"] = torch.tensor([[0, 0, 1, 1, 1]])
-        options["long_padding"] = torch.arange(LONG).unsqueeze(0) >= LONG - 3
-    nothing = Structure(torch.zeros(1, GLOBAL, 2, dtype=torch.long), LONG, **options)
-    members: list[list[int]] = [[] for _ in range(GLOBAL)]
-    q = module.linear["q_l"](x_long)[0]
-    k = module.linear["k_l2g"](x_global)[0]
-    for place in range(LONG - (3 if packed else 0)):
-        allowed = range(GLOBAL) if not packed else range(2) if place < 20 else range(2, GLOBAL)
-        members[max(allowed, key=lambda g: float(q[place] @ k[g]))].append(place)
-    found, real = module(x_global, x_long, nothing), LONG - (3 if packed else 0)
-    given = Namespace(**vars(nothing) | {"of_cluster": members})
-    expected = written_out(module, x_global[0], x_long[0, :real], given)
-    torch.testing.assert_close(found[0][0], expected[0], **CLOSE)
-    torch.testing.assert_close(found[1][0, :real], expected[1], **CLOSE)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("impl", "paragraphs"), [("reference", False), ("blocks", True), ("triton", True)]
-)
-def test_the_nearest_of_a_cluster_have_a_label(impl: str, paragraphs: bool) -> None:
-    """Two on either side beyond the radius, of other paragraphs too; written out pair by pair."""
-    module = attention(radius=3, clusters=True, same_cluster=2, kernel=impl)
-    x_global, x_long = inputs(1)
-    real = LONG - 3
-    options = {"long_padding": torch.arange(LONG).unsqueeze(0) >= real}
-    if paragraphs:
-        options["long_paragraphs"] = torch.tensor([[0] * 7 + [1] * 20 + [2] * 18])
-    nothing = Structure(torch.zeros(1, GLOBAL, 2, dtype=torch.long), LONG, **options)
-    q = module.linear["q_l"](x_long)[0]
-    clusters = (q @ module.linear["k_l2g"](x_global)[0].T).argmax(-1).tolist()
-    members = [[i for i in range(real) if clusters[i] == g] for g in range(GLOBAL)]
-    given, linked = Namespace(**vars(nothing) | {"of_cluster": members}), set()
-    for i in range(real):
-        near = {j for j in range(real) if label_of(module, given, "l", i, GLOBAL + j) is not None}
-        others = [j for j in members[clusters[i]] if j not in near]
-        linked |= {(i, j) for j in [j for j in others if j < i][-2:]}
-        linked |= {(i, j) for j in [j for j in others if j > i][:2]}
-    assert any((j, i) not in linked for i, j in linked)
-    found = module(x_global, x_long, nothing)
-    expected = written_out(module, x_global[0], x_long[0, :real], given, linked)
-    torch.testing.assert_close(found[0][0], expected[0], **CLOSE)
-    torch.testing.assert_close(found[1][0, :real], expected[1], **CLOSE)
+    assert_written_out(build(form), [inputs()[0], torch.zeros(2, 0, WIDTH).double()], nothing)
 
 
 def test_centroids_learn_from_the_task() -> None:
     """By what long tokens take from all global ones; hard, too."""
-    module, (x_global, x_long) = attention(hard=True, clusters=True), inputs(1)
-    x_global.requires_grad_()
+    module, (x_global, x_long) = build("packed clusters"), inputs(1)
+    x_global = x_global.contiguous().requires_grad_()
     nothing = Structure(torch.zeros(1, GLOBAL, 2, dtype=torch.long), LONG)
     module(x_global, x_long, nothing)[1].square().sum().backward()
     assert (x_global.grad.abs().sum(-1) > 0).all()
@@ -375,3 +369,96 @@ def test_links_exempt_and_hard_written_out(hard, exempt: list, g2l: list, l2g: l
     of_global, of_long = labels_seen(module.double().eval(), given)
     assert [row[3:] for row in of_global] == g2l
     assert [row[:3] for row in of_long] == l2g
+
+
+@every_form
+def test_gradients(form: str) -> None:
+    """Against finite differences, in random directions that all numbers take part in."""
+    module, x, given = build(form), inputs(), structure(form)
+    directions = [torch.randn(6, *t.shape, dtype=t.dtype) for t in x]
+    views = [torch.randn(6, *t.shape, dtype=t.dtype) for t in x]
+
+    def outputs(step: Tensor) -> Tensor:
+        moved = [
+            t + torch.einsum("i,ibnd->bnd", step, d) for t, d in zip(x, directions, strict=True)
+        ]
+        out = module(*moved, given)
+        return sum(torch.einsum("bnd,ibnd->i", t, v) for t, v in zip(out, views, strict=True))
+
+    step = torch.zeros(6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(outputs, (step,), eps=1e-7, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize(("impl", "form"), KERNELS)
+def test_padding_is_never_seen(impl: str, form: str) -> None:
+    """It is NaN, behind both streams; outputs and gradients are those without it."""
+    module, x = build(form, impl), inputs()
+    leaves = [t.detach().requires_grad_() for t in x]
+    expected = module(*leaves, structure(form))
+    grown = torch.autograd.grad(sum(t.square().sum() for t in expected), leaves)
+    for extra in (1, 9, 70):
+        sizes = [GLOBAL + extra, LONG + extra]
+        hidden = [pads([n - extra] * 2, n, "right") for n in sizes]
+        padded = [pad(t, (0, 0, 0, extra), value=torch.nan).requires_grad_() for t in x]
+        given = structure(form, global_padding=hidden[0], long_padding=hidden[1])
+        real = [t[:, :-extra] for t in module(*padded, given)]
+        found = torch.autograd.grad(sum(t.square().sum() for t in real), padded)
+        for mine, theirs in zip(real, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, **CLOSE)
+        for mine, theirs in zip(found, grown, strict=True):
+            torch.testing.assert_close(mine[:, :-extra], theirs, **CLOSE)
+            assert not mine[:, -extra:].any()
+
+
+ROUNDED = [(*case, dtype) for case in KERNELS for dtype in (torch.float32, *HALF)]
+
+
+@pytest.mark.parametrize(("impl", "form", "dtype"), ROUNDED)
+def test_error_at_most_twice_the_reference(impl: str, form: str, dtype: torch.dtype) -> None:
+    """Of outputs, of their gradients by the inputs and by the parameters: root mean squares,
+    relative to what the reference gives in float64."""
+    module, x, given = build(form).to(dtype), inputs(dtype=dtype), structure(form)
+    reference = run(module, x, given)
+    module.impl = impl
+    found = run(module, x, given)
+    module.impl = "reference"
+    exact = run(module.double(), [t.double() for t in x], given)
+
+    def error(tensors: list[Tensor], part: slice) -> Tensor:
+        pairs = zip(tensors[part], exact[part], strict=True)
+        return torch.stack([(t - want).norm() / want.norm() for t, want in pairs]).norm()
+
+    for part in (slice(0, 2), slice(2, 4), slice(4, None)):
+        assert error(found, part) <= 2 * error(reference, part)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("form", "dtype"), [(f, d) for f in FORMS for d in HALF])
+def test_large_logits_stay_finite_in_half_precision(form: str, dtype, autocast: bool) -> None:
+    """Logits of +-1e4, which are eight times as large before they are scaled; and gradients."""
+    module, x = build(form, "auto", (64, 1)).float(), inputs(dtype=torch.float32, width=64)
+    with torch.no_grad():
+        for name, linear in module.linear.items():
+            if name[0] in "qk":
+                linear.weight.mul_(65.0)
+        q, k = (module.linear[module.named(name, "l2l")](x[1]) for name in "qk")
+        assert 1e4 < (q @ k.mT).abs().max() / module.head_dim**0.5 < 6e4
+    if not autocast:
+        module, x = module.to(dtype), [t.to(dtype) for t in x]
+    with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+        found = run(module, x, structure(form))
+    assert all(t.isfinite().all() for t in found)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("projections", ["separate", "shared-kv", "shared"])
+def test_half_precision_moves_no_token_to_another_cluster(dtype, projections: str) -> None:
+    module = GlobalLocalAttention(64, 4, radius=2, clusters=True, projections=projections)
+    module, given = module.to(dtype), Structure(torch.zeros(2, 32, 2, dtype=torch.long), 2000)
+    streams = [torch.randn(2, n, 64, dtype=dtype) for n in (32, 2000)]
+    found = [module._assigned(*streams, given)]
+    with torch.autocast("cpu", dtype=dtype):
+        found.append(module._assigned(*streams, given))
+    expected = module.float()._assigned(*(x.float() for x in streams), given)
+    assert all(torch.equal(clusters, expected) for clusters in found)
