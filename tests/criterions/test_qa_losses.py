@@ -61,34 +61,6 @@ def draw(rows: int, length: int) -> tuple[Tensor, Tensor]:
     return logits.masked_fill(barred, -torch.inf), gold
 
 
-def test_marginal_likelihood():
-    logits, gold = draw(20, 15)
-    expected = [as_written(*row) for row in zip(logits, gold, strict=True)]
-    assert max(expected) > 1
-    found = marginal_nll(logits, gold)
-    assert found.tolist() == pytest.approx(expected, abs=1e-12)
-    everything = torch.ones_like(gold)
-    assert (marginal_nll(logits, everything) == 0).all()
-    one = torch.nn.functional.one_hot(torch.tensor([3]), 15).bool()
-    logits = torch.randn(1, 15, dtype=torch.float64)
-    cross_entropy = torch.nn.functional.cross_entropy(logits, torch.tensor([3]))
-    assert float(marginal_nll(logits, one)) == pytest.approx(float(cross_entropy), abs=1e-12)
-
-
-@pytest.mark.parametrize("marginal", MARGINALS)
-def test_spans(marginal):
-    (start, _), (end, _) = draw(30, 12), draw(30, 12)
-    spans = draw_spans(start, end)
-    assert (spans[:, 2] >= 0).any()
-    expected = [
-        span_as_written(*row[:2], row[2].tolist(), marginal)
-        for row in zip(start, end, spans, strict=True)
-    ]
-    found = span_nll(start, end, spans, marginal)
-    assert found.tolist() == pytest.approx(expected, abs=1e-12)
-    assert (span_nll(start, end, spans[:, :0], marginal) == 0).all()
-
-
 def of_spans(marginal: str):
     spans = torch.tensor([[[-1, -1]] * 2, [[-1, -1]] * 2, [[4, 4], [-1, -1]], [[1, 3], [4, 4]]])
     return lambda x: span_nll(x, x.flip(-1), spans, marginal)

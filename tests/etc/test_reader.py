@@ -185,22 +185,6 @@ def test_structures(seen: list[tuple]) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "apart"), [("contexts", True), ("text", False)])
-def test_paragraphs_are_apart(name: str, apart: bool) -> None:
-    """Long tokens of one layer, without what passes through global tokens' states."""
-    built = model(structure=name, encoder_layers=1)
-    inputs = given(0)
-    before = built(**inputs)[0].start
-    inputs["document_tokens"] = inputs["document_tokens"].clone()
-    inputs["document_tokens"][0, 7] = 30  # of the second paragraph
-    changed = (built(**inputs)[0].start != before)[0].tolist()
-    near = [4]  # within 5 tokens, in the first paragraph; the <s> at 5 has no logit
-    assert changed[6:] == [True] * 2
-    assert [changed[i] for i in near] == [not apart]
-    assert not any(changed[:2])
-
-
-@torch.no_grad()
 def test_candidates_are_told_apart_by_their_words_and_mentions(seen: list[tuple]) -> None:
     """Without mentions their words decide; what is linked to a candidate has another label."""
     without = replace(OUTLINES[2], mentions=torch.zeros(0, 3, dtype=torch.int64))
@@ -271,15 +255,6 @@ def test_every_parameter_has_a_gradient(rows: tuple[int, int]) -> None:
 def test_options_that_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         model(**options)
-
-
-@pytest.mark.parametrize("part", ["question", "document"])
-def test_padding_before_a_token_is_refused(part: str) -> None:
-    inputs = given(0)
-    inputs[f"{part}_tokens"] = inputs[f"{part}_tokens"].clone()
-    inputs[f"{part}_tokens"][0, 1] = PAD
-    with pytest.raises(ValueError, match=f"{part}_tokens: padding before a token"):
-        model()(**inputs)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_clusterformer.criterions.fairseq_losses import (
     ClusterformerCrossEntropy,
@@ -138,3 +139,16 @@ def ragged(pad: int) -> tuple[Tensor, Tensor, list[int], list[int]]:
         question[row, asked[row] :] = pad
         document[row, lengths[row] :] = pad
     return question, document, asked, lengths
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many bytes the largest tensor has that is made."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, Tensor):
+                self.size = max(self.size, tensor.untyped_storage().nbytes())
+        return out

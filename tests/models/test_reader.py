@@ -15,6 +15,7 @@ from fairseq_clusterformer.models.clusterformer_reader import (
     clusterformer_reader_base,
     clusterformer_reader_large,
 )
+from fairseq_clusterformer.models.windows import Rows
 from tests.models.small import LETTERS, letters, make_reader, make_task, ragged
 
 
@@ -85,7 +86,14 @@ def chunks(layer: nn.Module, states: Tensor, places: list[int], size: int) -> li
     ("length", "asked", "size", "stride"),
     [
         *((1, 3, 7, 5), (5, 3, 7, 5), (6, 1, 7, 5), (23, 3, 7, 5), (30, 2, 7, 5), (13, 0, 7, 5)),
-        *((19, 2, 9, 4), (11, 2, 6, 1), (16, 2, 4, 4), (9, 4, 15, 12)),
+        *(
+            (19, 2, 9, 4),
+            (11, 2, 6, 1),
+            (16, 2, 4, 4),
+            (9, 4, 15, 12),
+            (13, 1, 7, 2),
+            (5, 2, 15, 2),
+        ),
     ],
 )
 @pytest.mark.parametrize(
@@ -160,6 +168,27 @@ def test_portions_give_what_the_whole_gives(attention, monkeypatch):
         assert max(seen) <= most
         for mine, theirs in zip(portions[:4], whole[:4], strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def test_short_rows_are_given_without_padding():
+    """In inference; the layer's states of tokens are the same, and of a row without one 0."""
+    lengths = torch.tensor([[8, 2, 0], [8, 8, 3]])
+    real = torch.arange(8) < lengths.unsqueeze(-1)
+    given, shapes = torch.randn(2, 3, 8, 3), []
+
+    def layer(x: Tensor, hidden: Tensor | None) -> tuple[Tensor]:
+        shapes.append(tuple(x.shape[:2]))
+        x = x if hidden is None else x.masked_fill(hidden.t().unsqueeze(-1), 0)
+        return (x + x.sum(0),)
+
+    found = {}
+    for at_once in (None, 16, 1000):
+        parts = Rows(real, at_once).through(layer, lambda part: given[:, part])
+        found[at_once] = torch.cat([x for _, x in parts], dim=1)
+        torch.testing.assert_close(found[at_once][real], found[None][real])
+        assert not found[at_once][0, 2].any()
+    # all at once, one window of both documents at once, and all windows by their lengths
+    assert shapes == [(8, 5), (8, 2), (2, 1), (8, 1), (3, 1), (2, 1), (3, 1), (8, 3)]
 
 
 @pytest.mark.parametrize("attention", attention_kinds())
