@@ -2,14 +2,12 @@
 
 import json
 import math
-import shutil
-from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
-from fairseq.data import Dictionary
+import transformers
 from fairseq.dataclass.configs import CommonConfig, DatasetConfig, GenerationConfig
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
@@ -18,19 +16,15 @@ from safetensors import safe_open
 from transformers import AutoConfig, PretrainedConfig
 
 from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
-from fairseq_clusterformer.corpora.binarize import symbol_dictionary
-from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.hf.configuration import ClusterformerConfig, build_model
 from fairseq_clusterformer.hf.folder import pretrained
 from fairseq_clusterformer.models.checkpoints import CheckpointError
-from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
-from fairseq_clusterformer.models.pretrained import FAMILIES as ENCODERS
-from fairseq_clusterformer.models.pretrained import load_folder, set_sizes_of_folder
+from fairseq_clusterformer.models.families import FAMILIES, KNOWN, Family
+from fairseq_clusterformer.models.pretrained import load_folder
 
-from .families import FAMILIES, KNOWN
 from .model import CRITERIONS
-from .texts import languages, roberta_text
+from .texts import TEXTS, languages
 from .watch import free_memory
 
 ALLOWED = f"a folder of {KNOWN} that save_pretrained wrote, tokenizer included"
@@ -52,42 +46,49 @@ def read_dense(folder: Path, data: Path) -> Loaded:
     """Read a dense model as ours, with full attention; the new folder ``data`` gets the files of
     its text. Raises UserError: a model of another type or with another form of a layer; files that
     are missing or damaged."""
-    kind = _kind_of(folder)
+    family = FAMILIES[_kind_of(folder)]
     data.mkdir(parents=True, exist_ok=True)
     try:
-        if kind in ENCODERS:
-            return _read_encoder(folder, data)
-        family = FAMILIES[kind]
-        described = AutoConfig.from_pretrained(folder)
-        options = family.options_of(described)
-        _check_sizes(folder, described)
-        theirs = pretrained(family.auto, folder, dtype=torch.float32)
-        numbers = family.text(folder, data, theirs.config)
-        config = ClusterformerConfig(
+        config = AutoConfig.from_pretrained(folder)
+        options = family.options_of(config)
+        _check_sizes(folder, config)
+        if family.auto:
+            theirs = pretrained(getattr(transformers, family.auto), folder, dtype=torch.float32)
+            config = theirs.config
+        numbers = TEXTS[family.text](folder, data, config)
+        most = _positions(options)
+        if not family.auto:
+            known = vars(MODEL_DATACLASS_REGISTRY[family.architecture]())
+            options = {name: value for name, value in options.items() if name in known}
+            for ours, theirs in _DROPOUT.items():
+                options[ours] = getattr(config, theirs, getattr(config, ours, 0.1))
+            options["encoder_attention"] = "full"
+        described = ClusterformerConfig(
             architecture=family.architecture,
             options=options,
             vocab_size=len(numbers),
-            max_position_embeddings=options["max_target_positions"],
+            max_position_embeddings=most,
         )
-        model = build_model(config)
+        model = build_model(described)
+        if family.auto:
+            # without its version, fairseq drops the last layer norm
+            marks = {n: t for n, t in model.state_dict().items() if n.endswith(".version")}
+            state = family.state_of(theirs.state_dict(), config, numbers)
+            model.load_state_dict(state | marks)
+        else:
+            load_folder(model, str(folder), "CHECKPOINT", torch.tensor(numbers))
     except UserError:
         raise
     except CheckpointError as error:
-        raise UserError(str(error)) from None
+        if str(error).startswith("CHECKPOINT"):
+            raise UserError(str(error)) from None
+        raise bad_option("CHECKPOINT", folder, ALLOWED, str(error)) from None
     except Exception as error:  # of every kind, for transformers checks little of what it reads
         raise bad_option("CHECKPOINT", folder, ALLOWED, reason_of(error)) from None
-    state = family.state_of(theirs.state_dict(), theirs.config, numbers)
-    own = model.state_dict()  # without its version, fairseq drops the last layer norm
-    state |= {name: tensor for name, tensor in own.items() if name.endswith(".version")}
-    try:
-        model.load_state_dict(state)
-    except CheckpointError as error:
-        raise bad_option("CHECKPOINT", folder, ALLOWED, str(error)) from None
-    of_task = {"tokens_per_sample": options["max_target_positions"]}
+    of_task = {"tokens_per_sample": most}
     if family.task == "translation":
         of_task = dict(zip(("source_lang", "target_lang"), languages(folder), strict=True))
-    names = family.architecture, family.task
-    return _loaded(model, *names, vars(config.namespace()), of_task, folder, data)
+    return _loaded(model, family, vars(described.namespace()), of_task, folder, data)
 
 
 class Facts(NamedTuple):
@@ -103,30 +104,26 @@ def facts_of(folder: Path) -> Facts | None:
     Raises UserError: a model of another type or with another form of a layer."""
     if not is_dense(folder):
         return None
-    kind = _kind_of(folder)
+    family = FAMILIES[_kind_of(folder)]
     try:
-        if kind in ENCODERS:
-            args = Namespace(pretrained=str(folder))
-            set_sizes_of_folder(args, "CHECKPOINT")
-            sides = {"encoder": (args.encoder_layers, args.encoder_attention_heads)}
-            return Facts(sides, args.window_positions, False)
-        options = FAMILIES[kind].options_of(AutoConfig.from_pretrained(folder))
-        sides = [side for side in ("encoder", "decoder") if f"{side}_layers" in options]
-        numbers = ("layers", "attention_heads")
-        found = {s: tuple(options[f"{s}_{n}"] for n in numbers) for s in sides}
-        positions = options["max_target_positions"]
-        return Facts(found, positions, FAMILIES[kind].task == "translation")
-    except UserError:
-        raise
+        options = family.options_of(AutoConfig.from_pretrained(folder))
     except Exception as error:  # of every kind, for transformers checks little of what it reads
         raise bad_option("CHECKPOINT", folder, ALLOWED, reason_of(error)) from None
+    sides = [side for side in ("encoder", "decoder") if f"{side}_layers" in options]
+    found = {s: (options[f"{s}_layers"], options[f"{s}_attention_heads"]) for s in sides}
+    return Facts(found, _positions(options), family.task == "translation")
+
+
+def _positions(options: dict) -> int:
+    """Of a decoder's texts, or of an encoder's."""
+    return options.get("max_target_positions") or options["window_positions"]
 
 
 def _kind_of(folder: Path) -> str:
     """The type of a dense model; UserError for one that is not known, or is quantised."""
     record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kind = record["model_type"]
-    if not isinstance(kind, str) or kind not in FAMILIES | ENCODERS:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise bad_option("CHECKPOINT", folder, ALLOWED, f"a model of the type {kind}")
     if record.get("quantization_config") is not None:
         raise bad_option("CHECKPOINT", folder, ALLOWED, "its weights are quantised")
@@ -150,36 +147,9 @@ def _check_sizes(folder: Path, config: PretrainedConfig) -> None:
         raise bad_option("CHECKPOINT", folder, "a smaller model, or more memory", problem)
 
 
-def _read_encoder(folder: Path, data: Path) -> Loaded:
-    """An encoder of BERT's form. RoBERTa's text is coded by GPT-2's files, as transformers can
-    have it back; that of the others by their ``tokenizer.json``."""
-    args, config = Namespace(pretrained=str(folder)), AutoConfig.from_pretrained(folder)
-    set_sizes_of_folder(args, "CHECKPOINT")
-    numbers = None
-    if config.model_type == "roberta":
-        numbers = torch.tensor(roberta_text(folder, data, config))
-    else:
-        shutil.copyfile(folder / TOKENIZER, data / TOKENIZER)
-        symbol_dictionary(Subwords(data / TOKENIZER).symbols).save(str(data / "dict.txt"))
-    words, most = Dictionary.load(str(data / "dict.txt")), args.window_positions
-    words.add_symbol("<mask>")  # as fairseq's task does
-    task = SimpleNamespace(source_dictionary=words, max_positions=lambda: most)
-    model = ClusterformerMaskedLM.build_model(args, task)
-    load_folder(model, str(folder), "CHECKPOINT", numbers)
-    known = vars(MODEL_DATACLASS_REGISTRY["clusterformer_masked_lm"]())
-    options = {name: getattr(args, name) for name in known if name != "_name"}
-    options |= {"pretrained": ""} | {
-        ours: getattr(config, theirs, getattr(config, ours, 0.1))
-        for ours, theirs in _DROPOUT.items()
-    }
-    names = "clusterformer_masked_lm", "masked_lm"
-    return _loaded(model, *names, options, {"tokens_per_sample": most}, folder, data)
-
-
-def _loaded(
-    model, architecture: str, task: str, options, of_task, folder: Path, data: Path
-) -> Loaded:
+def _loaded(model, family: Family, options, of_task, folder: Path, data: Path) -> Loaded:
     """A model with the options of a training that would have made it."""
+    architecture, task = family.architecture, family.task
     sections = {
         "common": CommonConfig(),  # which options of others refer to
         "dataset": DatasetConfig(),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_clusterformer.checkpoints.bundle import CHAT_FILES
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.data.text import TARGETS_OWN, VOCABULARIES, TextPipeline
@@ -50,6 +51,19 @@ def tokenizer_text(folder: Path, data: Path, config: Any) -> list[int]:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, data / name)
     return [*special, *others]
+
+
+def bert_text(folder: Path, data: Path, config: Any) -> list[int]:
+    """The text of a ``tokenizer.json``, symbol by symbol, whose mask is ours."""
+    shutil.copyfile(folder / TOKENIZER, data / TOKENIZER)
+    symbols = Subwords(data / TOKENIZER).symbols
+    words = symbol_dictionary(symbols)
+    words.save(str(data / "dict.txt"))
+    words.add_symbol("<mask>")  # as fairseq's task does
+    missing = [symbol for symbol in words.symbols if symbol not in symbols]
+    if missing:
+        raise ValueError(f"its tokenizer lacks {missing[0]}")
+    return [symbols.index(symbol) for symbol in words.symbols]
 
 
 def bart_text(folder: Path, data: Path, config: Any) -> list[int]:
@@ -133,6 +147,17 @@ def _write_recipe(folder: Path, data: Path, **how: object) -> None:
     for language in pipeline.languages:
         shutil.copyfile(data / "dict.txt", data / f"dict.{language}.txt")
     (data / "dict.txt").unlink()
+
+
+#: by what a family says, see `fairseq_clusterformer.models.families`
+TEXTS = {
+    "gpt2": gpt2_text,
+    "roberta": roberta_text,
+    "bert": bert_text,
+    "tokenizer": tokenizer_text,
+    "bart": bart_text,
+    "marian": marian_text,
+}
 
 
 def _read_json(file: Path) -> dict:

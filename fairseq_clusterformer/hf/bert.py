@@ -9,7 +9,7 @@ out: "yes", "no" and whole paragraphs as answers.
 from transformers import BertConfig, BertForQuestionAnswering
 
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-from fairseq_clusterformer.models.pretrained import ACTIVATIONS, FAMILIES, PARTS, encoder_names
+from fairseq_clusterformer.models.families import ACTIVATIONS, FAMILIES
 from fairseq_clusterformer.tasks.clusterformer_qa import ClusterformerQATask
 
 
@@ -29,15 +29,14 @@ def longest(model: ClusterformerReader, task: ClusterformerQATask) -> int:
 def as_bert(model: ClusterformerReader) -> BertForQuestionAnswering:
     """The same model by transformers' class; see `is_bert`."""
     args, family = model.args, FAMILIES["bert"]
-    sizes = {theirs: getattr(args, ours) for ours, theirs in family.sizes.items()}
-    theirs = {ours: name for name, ours in ACTIVATIONS.items()}
+    named = {name: ours for ours, name in family.options.items() if isinstance(name, str)}
+    sizes = {name: getattr(args, ours) for name, ours in named.items()}
+    theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
     sizes["hidden_act"] = theirs.get(sizes["hidden_act"], sizes["hidden_act"])
     found = BertForQuestionAnswering(
         BertConfig(
             **sizes,
             vocab_size=len(model.encoder.dictionary),
-            max_position_embeddings=args.window_positions,
-            layer_norm_eps=args.layer_norm_eps,
             hidden_dropout_prob=args.dropout,
             attention_probs_dropout_prob=args.attention_dropout,
             pad_token_id=model.encoder.padding_idx,
@@ -49,10 +48,6 @@ def as_bert(model: ClusterformerReader) -> BertForQuestionAnswering:
     types = own.get("encoder.embed_types.weight")
     words["token_type"] = words["word"].new_zeros(2, 1) if types is None else types
     new = {f"bert.embeddings.{name}_embeddings.weight": table for name, table in words.items()}
-    names = {"qa_outputs": "heads.span"}
-    for name, ours in encoder_names(family, args.encoder_layers).items():
-        names[f"bert.{name}"] = f"encoder.{ours}"
-    for name, ours in names.items():
-        new |= {f"{name}.{part}": own[f"{ours}.{part}"] for part in PARTS}
+    new |= {name: own[ours] for name in state if (ours := family.named(name))}
     found.load_state_dict({name: t.expand_as(state[name]) for name, t in new.items()})
     return found.eval()

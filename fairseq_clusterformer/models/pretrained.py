@@ -1,19 +1,17 @@
 """Encoders that start from a folder of BERT's form, as ``transformers`` writes them, or from a
 checkpoint of fairseq's RoBERTa (Liu et al., 2019).
 
-A family of models is a table of facts: what its tensors are called, what its configuration must
-say, and where its positions begin. Shape letters: D model width, V words.
+Shape letters: D model width, V words.
 """
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from argparse import Namespace
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import utils
 from fairseq.data import Dictionary
 from torch import Tensor
 
@@ -22,94 +20,11 @@ from fairseq_clusterformer.errors import first_line
 
 from .checkpoints import CheckpointError, read_checkpoint, unfit
 from .encoder_only import EncoderOnlyModel, tell
+from .families import ENCODERS, FAMILIES
 from .options import flag, set_defaults
 
-PARTS = ("weight", "bias")
 _WRITTEN = "a folder that transformers has written"
-_BERT_LAYER = {
-    "attention.self.query": "self_attn.q_proj",
-    "attention.self.key": "self_attn.k_proj",
-    "attention.self.value": "self_attn.v_proj",
-    "attention.output.dense": "self_attn.out_proj",
-    "attention.output.LayerNorm": "self_attn_layer_norm",
-    "intermediate.dense": "fc1",
-    "output.dense": "fc2",
-    "output.LayerNorm": "final_layer_norm",
-}
-_BERT_SIZES = {
-    "encoder_layers": "num_hidden_layers",
-    "encoder_embed_dim": "hidden_size",
-    "encoder_ffn_embed_dim": "intermediate_size",
-    "encoder_attention_heads": "num_attention_heads",
-    "activation_fn": "hidden_act",
-}
-#: options of an encoder of BERT's form, but for its sizes
-_FORM = {
-    "encoder_learned_pos": True,
-    "layernorm_embedding": True,
-    "no_scale_embedding": True,
-    "encoder_normalize_before": False,
-    "no_token_positional_embeddings": False,
-}
-ACTIVATIONS = {"gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
-
-
-@dataclass(frozen=True)
-class Family:
-    """What is to know of a family of encoders."""
-
-    prefix: str  # of its encoder's tensors in a model with a head
-    layer: str = "encoder.layer"  # what its layers' tensors begin with, before the number
-    #: of a layer's linear maps and norms: theirs, ours
-    names: Mapping[str, str] = field(default_factory=lambda: _BERT_LAYER)
-    #: our options: what its configuration calls them
-    sizes: Mapping[str, str] = field(default_factory=lambda: _BERT_SIZES)
-    fixed: Mapping[str, object] = field(default_factory=dict)  # what its configuration must say
-    #: the linear map, the norm and the bias of its head that guesses masked words, as far as it
-    #: has one
-    masked: tuple[str, ...] = ()
-    unused: int = 0  # rows of its table of positions before the first position
-    types: bool = True  # whether it has embeddings of token types
-    epsilon: float | None = None  # of its layer norms; None: its configuration says it
-
-
-_ABSOLUTE = {"position_embedding_type": "absolute", "is_decoder": False}
-_BERT_HEAD = "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"
-#: by the ``model_type`` of a configuration
-FAMILIES = {
-    "bert": Family("bert.", fixed=_ABSOLUTE, masked=(*_BERT_HEAD, "cls.predictions")),
-    "roberta": Family(
-        "roberta.",
-        fixed=_ABSOLUTE | {"pad_token_id": 1},
-        masked=("lm_head.dense", "lm_head.layer_norm", "lm_head"),
-        unused=2,
-    ),
-    "electra": Family("electra.", fixed=_ABSOLUTE),
-    "distilbert": Family(
-        "distilbert.",
-        layer="transformer.layer",
-        names={
-            "attention.q_lin": "self_attn.q_proj",
-            "attention.k_lin": "self_attn.k_proj",
-            "attention.v_lin": "self_attn.v_proj",
-            "attention.out_lin": "self_attn.out_proj",
-            "sa_layer_norm": "self_attn_layer_norm",
-            "ffn.lin1": "fc1",
-            "ffn.lin2": "fc2",
-            "output_layer_norm": "final_layer_norm",
-        },
-        sizes={
-            "encoder_layers": "n_layers",
-            "encoder_embed_dim": "dim",
-            "encoder_ffn_embed_dim": "hidden_dim",
-            "encoder_attention_heads": "n_heads",
-            "activation_fn": "activation",
-        },
-        masked=("vocab_transform", "vocab_layer_norm", "vocab_projector"),
-        types=False,
-        epsilon=1e-12,
-    ),
-}
+_SIZES = ("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim")
 
 
 def load_pretrained(model: EncoderOnlyModel, path: str, option: str = "--pretrained") -> None:
@@ -128,7 +43,7 @@ def load_pretrained(model: EncoderOnlyModel, path: str, option: str = "--pretrai
 
 def set_sizes_of_folder(args: Any, option: str = "--pretrained") -> None:
     """Take the sizes that are not given from the folder that ``--pretrained`` names."""
-    if all(hasattr(args, name) for name in _BERT_SIZES):  # as in a checkpoint
+    if all(hasattr(args, name) for name in _SIZES):  # as in a checkpoint
         return
     if not getattr(args, "pretrained", ""):
         raise CheckpointError(f"{option} is missing; allowed: a folder of transformers")
@@ -139,14 +54,7 @@ def set_sizes_of_folder(args: Any, option: str = "--pretrained") -> None:
 
 def sizes_of(path: Path, option: str) -> dict[str, Any]:
     """Our options that make a folder's encoder; raises CheckpointError as `load_pretrained`."""
-    config = _config(path, option)
-    family = _family(config, path, option)
-    try:
-        return _options(config, family)
-    except (KeyError, TypeError, ValueError) as error:
-        lacks = isinstance(error, KeyError)
-        problem = f"it has no {error}" if lacks else f"it does not fit: {error}"
-        raise unfit(option, path, problem) from None
+    return _read(path, option)[1]
 
 
 def folder_tensors(
@@ -166,34 +74,26 @@ def folder_tensors(
         mine: names of the model's tensors, of which the heads are taken.
         numbers: the folder's number of each of our words, int64 [V]; None: as its tokenizer says.
     """
-    path = Path(folder)
-    config = _config(path, option)
-    family = _family(config, path, option)
+    config, options = _read(Path(folder), option)
+    family = FAMILIES[config.model_type]
     if numbers is None:
-        numbers = _numbers(words.symbols, path, option)
-    theirs = _tensors(path, option)
-    used: set[str] = set()
-
-    def take(name: str) -> Tensor:
-        used.add(name)
-        return theirs[name]
-
+        numbers = _numbers(words.symbols, Path(folder), option)
+    theirs = _tensors(Path(folder), option)
     try:
-        _check_options(args, _options(config, family))
-        prefix = family.prefix if any(name.startswith(family.prefix) for name in theirs) else ""
-        found = _encoder(lambda name: take(prefix + name), family, config, numbers)
-        for ours, name in _heads(family, config).items():
-            if ours in mine and name in theirs:
-                found[ours] = take(name)
-        if "lm_head.bias" in found:
-            found["lm_head.bias"] = found["lm_head.bias"][numbers]
-        if "lm_head.weight" in mine:
-            found["lm_head.weight"] = found["encoder.embed_tokens.weight"]
+        _check_options(args, options)
+        found = family.state_of(theirs, config, numbers)
     except KeyError as error:
         raise unfit(option, folder, f"it has no {error}", _WRITTEN) from None
     except (TypeError, ValueError, IndexError, RuntimeError) as error:  # of what a file says
         raise unfit(option, folder, f"it does not fit: {' '.join(str(error).split())}") from None
-    return found, [name for name in theirs if name not in used]
+    tied = getattr(config, "tie_word_embeddings", True)
+    found = {
+        name: tensor
+        for name, tensor in found.items()
+        if name.startswith("encoder.") or (name in mine and (tied or "lm_head." not in name))
+    }
+    left = [name for name in theirs if family.named(name) not in found]
+    return found, [name for name in left if "_embeddings." not in name]
 
 
 def load_folder(
@@ -213,65 +113,41 @@ def load_folder(
     rows = len(mine["encoder.embed_positions.weight"])
     places = torch.cat([places, *[places[2:]] * (rows // len(places[2:]))])
     loaded["encoder.embed_positions.weight"] = places[:rows]
-    try:
-        model.load_state_dict(mine | loaded)
-    except (CheckpointError, RuntimeError) as error:
-        raise unfit(option, folder, f"it does not fit: {error}") from None
-    tell(folder, mine, loaded, left)
+    names = [*loaded]
+    model.start_from(option, folder, loaded, _anew(mine, loaded), _WRITTEN)
+    tell(folder, mine, names, left)
 
 
-def _config(path: Path, option: str) -> dict[str, Any]:
+def _anew(mine: Collection[str], loaded: Collection[str]) -> list[str]:
+    """Names of what other models do not have: clusters, heads, and the mark of a version."""
+    return [
+        name
+        for name in mine
+        if name not in loaded
+        and (not name.startswith("encoder.") or ".routers." in name or name == "encoder.version")
+    ]
+
+
+def _read(path: Path, option: str) -> tuple[Namespace, dict[str, Any]]:
+    """A folder's configuration, and our options that make its encoder."""
     if not path.is_dir():
         allowed = f"{_WRITTEN}, or a checkpoint of fairseq's roberta"
         raise unfit(option, path, "no such file or folder", allowed)
     try:
-        return dict(json.loads((path / "config.json").read_text(encoding="utf-8")))
+        config = Namespace(**json.loads((path / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         problem = f"no config.json that can be read ({error})"
         raise unfit(option, path, problem, _WRITTEN) from None
-
-
-def _family(config: dict[str, Any], path: Path, option: str) -> Family:
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise unfit(option, path, f"its model_type is {kind}", ", ".join(FAMILIES))
-    family = FAMILIES[kind]
-    for name, wanted in family.fixed.items():
-        if (found := config.get(name, wanted)) != wanted:
-            raise unfit(option, path, f"its {name} is {found}", str(wanted))
-    width = config.get(family.sizes["encoder_embed_dim"])
-    if (found := config.get("embedding_size", width)) != width:
-        problem = f"its embeddings are {found} wide"
-        raise unfit(option, path, problem, f"{width}, as its layers")
-    return family
-
-
-def _options(config: dict[str, Any], family: Family) -> dict[str, Any]:
-    """Our options that make the folder's model; raises ValueError where none does."""
-    wanted: dict[str, Any] = {
-        ours: _typed(config, theirs, str if ours == "activation_fn" else int)
-        for ours, theirs in family.sizes.items()
-    }
-    wanted["activation_fn"] = ACTIVATIONS.get(wanted["activation_fn"], wanted["activation_fn"])
-    if wanted["activation_fn"] not in utils.get_available_activation_fns():
-        raise ValueError(f"its activation is {wanted['activation_fn']}, which fairseq lacks")
-    wanted["layer_norm_eps"] = family.epsilon or _typed(config, "layer_norm_eps", float)
-    types = config.get("type_vocab_size", 2) if family.types else 1
-    if types not in (1, 2):
-        raise ValueError(f"its type_vocab_size is {types}; allowed: 1 or 2")
-    wanted["token_types"] = 2 if types == 2 else 0
-    places = _typed(config, "max_position_embeddings", int)
-    wanted["window_positions"] = places - family.unused
-    return wanted | _FORM
-
-
-def _typed(config: dict[str, Any], name: str, kind: type) -> Any:
-    """A value of a configuration; raises ValueError for one of another type."""
-    found = config[name]
-    if type(found) is not kind:
-        allowed = {int: "a whole number", float: "a number", str: "a name"}[kind]
-        raise ValueError(f"its {name} is {found!r}; allowed: {allowed}")
-    return found
+    if (kind := getattr(config, "model_type", None)) not in ENCODERS:
+        raise unfit(option, path, f"its model_type is {kind}", ", ".join(ENCODERS))
+    try:
+        options = FAMILIES[kind].options_of(config)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise unfit(option, path, f"it does not fit: {error}") from None
+    width = options["encoder_embed_dim"]
+    if (found := getattr(config, "embedding_size", width)) != width:
+        raise unfit(option, path, f"its embeddings are {found} wide", f"{width}, as its layers")
+    return config, options
 
 
 def _check_options(args: Any, wanted: dict[str, Any]) -> None:
@@ -323,44 +199,6 @@ def _tensors(path: Path, option: str) -> dict[str, Tensor]:
     }
 
 
-def _encoder(
-    take: Callable[[str], Tensor], family: Family, config: dict[str, Any], numbers: Tensor
-) -> dict[str, Tensor]:
-    """Our encoder's tensors; ``take`` gives those of the folder."""
-    words = take("embeddings.word_embeddings.weight")
-    places = take("embeddings.position_embeddings.weight")[family.unused :]
-    types = take("embeddings.token_type_embeddings.weight") if family.types else 0 * places[:1]
-    ours = {
-        "encoder.embed_tokens.weight": words[numbers],
-        # fairseq keeps two rows in front, for padding
-        "encoder.embed_positions.weight": torch.cat([places.new_zeros(2, words.size(1)), places]),
-        "encoder.embed_types.weight": types,
-    }
-    for theirs, name in encoder_names(family, config[family.sizes["encoder_layers"]]).items():
-        for part in PARTS:
-            ours[f"encoder.{name}.{part}"] = take(f"{theirs}.{part}")
-    return ours
-
-
-def encoder_names(family: Family, layers: int) -> dict[str, str]:
-    """What a family calls the linear maps and norms of an encoder, and what we do."""
-    names = {"embeddings.LayerNorm": "layernorm_embedding"}
-    for i in range(layers):
-        for theirs, ours in family.names.items():
-            names[f"{family.layer}.{i}.{theirs}"] = f"layers.{i}.{ours}"
-    return names
-
-
-def _heads(family: Family, config: dict[str, Any]) -> dict[str, str]:
-    """Our names of heads, and those of ``...ForQuestionAnswering`` and ``...ForMaskedLM``."""
-    names = {"heads.span": "qa_outputs"}
-    if family.masked and config.get("tie_word_embeddings", True):
-        ours = ("lm_head.dense", "lm_head.layer_norm", "lm_head")
-        names |= zip(ours, family.masked, strict=True)
-    both = ((f"{n}.{part}", f"{t}.{part}") for n, t in names.items() for part in PARTS)
-    return {ours: theirs for ours, theirs in both if ours != "lm_head.weight"}  # the embeddings
-
-
 def renamed(given: dict[str, Tensor]) -> dict[str, Tensor]:
     """Parameters of an encoder by today's names, without "encoder." in front. RoBERTa was released
     with other names, and with queries, keys and values as one."""
@@ -397,15 +235,9 @@ def _load_roberta(model: EncoderOnlyModel, path: str, option: str) -> None:
     for name in ("encoder.embed_tokens.weight", "lm_head.weight", "lm_head.bias"):
         if name in loaded and len(loaded[name]) == len(words) + 1:
             loaded[name] = loaded[name][:-1]  # its task's last word, <mask>, is in no dict.txt
-    # what no RoBERTa has: clusters, heads of a reader, and the mark of its version
-    anew = [
-        name
-        for name in mine
-        if not name.startswith("encoder.") or ".routers." in name or name == "encoder.version"
-    ]
     names = list(loaded)
     allowed = "a RoBERTa of the same sizes, positions and words"
-    model.start_from(option, path, loaded, [n for n in anew if n not in loaded], allowed)
+    model.start_from(option, path, loaded, _anew(mine, loaded), allowed)
     tell(path, mine, names, heads - {*names})
 
 
