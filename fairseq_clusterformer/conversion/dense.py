@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 import transformers
+from fairseq.data import Dictionary
 from fairseq.dataclass.configs import CommonConfig, DatasetConfig, GenerationConfig
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
@@ -20,6 +21,7 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.hf.configuration import ClusterformerConfig, build_model
 from fairseq_clusterformer.hf.folder import pretrained
 from fairseq_clusterformer.models.checkpoints import CheckpointError
+from fairseq_clusterformer.models.encoder_only import fingerprint
 from fairseq_clusterformer.models.families import FAMILIES, KNOWN, Family
 from fairseq_clusterformer.models.pretrained import load_folder
 
@@ -77,6 +79,9 @@ def read_dense(folder: Path, data: Path) -> Loaded:
             model.load_state_dict(state | marks)
         else:
             load_folder(model, str(folder), "CHECKPOINT", torch.tensor(numbers))
+            words = Dictionary.load(str(data / "dict.txt"))
+            words.add_symbol("<mask>")  # as fairseq's task does
+            model.vocabulary.copy_(fingerprint(words))
     except UserError:
         raise
     except CheckpointError as error:
