@@ -4,7 +4,6 @@ Shape letters: B batch, W words of the longest document, V of the longest questi
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from fairseq.models import register_model
@@ -13,7 +12,7 @@ from torch.nn.functional import dropout
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fairseq_clusterformer.clustering import Report
-from fairseq_clusterformer.models.options import option, register_sizes, set_defaults
+from fairseq_clusterformer.models.options import option, register_sizes
 
 from .word_reader import (
     ContextQueryAttention,
@@ -101,8 +100,8 @@ class BidafReader(WordReader):
 register_sizes(
     "bidaf_reader",
     # learns on a laptop's processor
-    tiny=partial(set_defaults, encoder_embed_dim=64, word_dim=100),
+    tiny={"encoder_embed_dim": 64, "word_dim": 100},
     # the report's baseline: vectors of words alone, and with characters
-    xlqa=partial(set_defaults, subword_dim=0, letter_filters=0),
-    xlqa_letters=partial(set_defaults, subword_dim=0),
+    xlqa={"subword_dim": 0, "letter_filters": 0},
+    xlqa_letters={"subword_dim": 0},
 )

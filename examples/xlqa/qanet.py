@@ -5,7 +5,6 @@ Shape letters: B batch, W words of the longest document, V of the longest questi
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from fairseq.models import FairseqEncoder, register_model
@@ -258,21 +257,15 @@ class QANetReader(WordReader):
 
 register_sizes(
     "qanet_reader",
-    tiny=partial(  # learns on a laptop's processor
-        set_defaults,
-        encoder_embed_dim=64,
-        encoder_ffn_embed_dim=64,
-        encoder_layers=4,
-        letter_filters=32,
-        word_dim=100,
-    ),
+    # learns on a laptop's processor
+    tiny={
+        **{"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 64, "encoder_layers": 4},
+        **{"letter_filters": 32, "word_dim": 100},
+    },
     # the report's, by vectors and letters
-    xlqa=partial(set_defaults, subword_dim=0),
-    xlqa_large=partial(
-        set_defaults,
-        encoder_embed_dim=256,
-        encoder_ffn_embed_dim=256,
-        encoder_attention_heads=8,
-        subword_dim=0,
-    ),
+    xlqa={"subword_dim": 0},
+    xlqa_large={
+        **{"encoder_embed_dim": 256, "encoder_ffn_embed_dim": 256, "subword_dim": 0},
+        "encoder_attention_heads": 8,
+    },
 )

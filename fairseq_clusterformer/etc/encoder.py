@@ -5,7 +5,7 @@ Shape letters: B batch, G global tokens, N long tokens, D width.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from fairseq.data import Dictionary
@@ -274,15 +274,15 @@ class ETCEncoder(nn.Module):
         return int(1e9)
 
 
-def _size(layers: int, width: int, heads: int, radius: int, **more: int) -> dict[str, Any]:
-    sizes = {"layers": layers, "width": width, "heads": heads, "radius": radius}
-    return sizes | {"inner": 4 * width, "activation_fn": "gelu"} | more
-
-
-#: as `set_sizes` takes them; "base" and "large" are the paper's, of 166 and 539 million parameters
+_GELU = {"activation_fn": "gelu"}
+#: as `register_sizes` takes them; "base" and "large" are the paper's, of 166 and 539 million
+#: parameters
 SIZES = {
-    "tiny": _size(2, 64, 4, 16, inner=128),
-    "small": _size(4, 256, 4, 84),
-    "base": _size(12, 768, 12, 84),
-    "large": _size(24, 1024, 16, 169, max_distance=24, num_labels=64),
+    "tiny": {"encoder": (2, 64, 128, 4), "radius": 16, **_GELU},
+    "small": {"encoder": (4, 256, 1024, 4), **_GELU},
+    "base": {"encoder": (12, 768, 3072, 12), **_GELU},
+    "large": {
+        **{"encoder": (24, 1024, 4096, 16), "radius": 169, **_GELU},
+        **{"max_distance": 24, "num_labels": 64},
+    },
 }

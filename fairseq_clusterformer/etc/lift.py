@@ -3,16 +3,15 @@
 
 import copy
 import re
-from functools import partial
 from pathlib import Path
 
 import torch
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from torch import Tensor
 
 from fairseq_clusterformer.models.checkpoints import CheckpointError, read_checkpoint, unfit
 from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel, fingerprint
-from fairseq_clusterformer.models.options import set_sizes
+from fairseq_clusterformer.models.options import register_sizes
 from fairseq_clusterformer.models.pretrained import check_words, folder_tensors, renamed
 
 from .encoder import SIZES, ETCEncoder, ETCOptions
@@ -29,9 +28,7 @@ def register_etc(name: str, options: type[ETCOptions]):
 
     def register(model: type) -> type:
         model = register_model(name, dataclass=options)(model)
-        for size, values in SIZES.items():
-            named = partial(set_sizes, side="encoder", **values)
-            register_model_architecture(name, f"{name}_{size}")(named)
+        register_sizes(name, **SIZES)
         return model
 
     return register

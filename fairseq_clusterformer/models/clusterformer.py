@@ -6,7 +6,7 @@ from typing import Optional
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model, register_model_architecture
+from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model
 from fairseq.models.transformer import (
     DEFAULT_MAX_SOURCE_POSITIONS,
     DEFAULT_MAX_TARGET_POSITIONS,
@@ -33,8 +33,6 @@ from .options import (
     flag,
     option,
     register_sizes,
-    set_defaults,
-    set_sizes,
 )
 
 _REFUSED = (
@@ -172,17 +170,14 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
         return x, extra
 
 
-@register_model_architecture("clusterformer", "clusterformer_tiny")
-def clusterformer_tiny(args):
-    """3 + 3 layers of 128, 1.6 million parameters with 4,000 subwords: Multi30k on a laptop."""
-    set_sizes(args, "encoder", layers=3, width=128, inner=256, heads=4)
-    set_defaults(args, decoder_layers=3, decoder_attention_heads=4)
-    base_architecture(args)
-
-
-# CF22 section 4.1: 6 + 6 layers of 512, of 4 or 8 heads, K = 3; "big": of 1,024, 16 heads
 register_sizes(
     "clusterformer",
+    # 1.6 million parameters with 4,000 subwords: Multi30k on a laptop
+    tiny=(
+        {"encoder": (3, 128, 256, 4), "decoder_layers": 3, "decoder_attention_heads": 4},
+        base_architecture,
+    ),
+    # CF22 section 4.1: 6 + 6 layers of 512, of 4 or 8 heads, K = 3; "big": of 1,024, 16 heads
     iwslt_de_en=transformer_iwslt_de_en,
     wmt_en_de=transformer_wmt_en_de,
     wmt_en_de_big=transformer_wmt_en_de_big,

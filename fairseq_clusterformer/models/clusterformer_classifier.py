@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from torch import Tensor, nn
 
 from fairseq_clusterformer.errors import refused
 
 from .encoder_only import (
+    TINY,
     EncoderOnlyModel,
     EncoderOnlyOptions,
     PretrainedOptions,
     masked_mean,
     segment_embeddings,
-    tiny_encoder,
 )
-from .options import flag, option, register_sizes, set_sizes
+from .options import flag, option, register_sizes
 from .pretrained import load_pretrained, set_sizes_of_folder
 from .word_vectors import read_word_vectors
 
@@ -171,11 +171,10 @@ class ClusterformerClassifier(EncoderOnlyModel):
         logger.info(f"{path}: vectors of {len(found)} of {words} words ({share:.1f} %)")
 
 
-@register_model_architecture("clusterformer_classifier", "clusterformer_classifier_base")
-def clusterformer_classifier_base(args):
-    """CF22 section 4.2: 2 layers of 300, 4 heads, all of them clustered."""
-    sizes = {"layers": 2, "width": 300, "inner": 1200, "heads": 4}
-    set_sizes(args, "encoder", **sizes, encoder_attention="neural")
-
-
-register_sizes("clusterformer_classifier", tiny=tiny_encoder, pretrained=set_sizes_of_folder)
+register_sizes(
+    "clusterformer_classifier",
+    tiny=TINY,
+    # CF22 section 4.2: all layers cluster
+    base={"encoder": (2, 300, 1200, 4), "encoder_attention": "neural"},
+    pretrained=set_sizes_of_folder,
+)

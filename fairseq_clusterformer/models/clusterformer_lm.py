@@ -1,9 +1,10 @@
 """``--arch clusterformer_lm``: a causal language model with clustered sparse attention."""
 
+from argparse import Namespace
 from dataclasses import dataclass
 
 from fairseq import options, utils
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import (
     DEFAULT_MAX_TARGET_POSITIONS,
@@ -19,7 +20,14 @@ from fairseq_clusterformer.attention.heads import BIASES
 from . import lora, segments
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
-from .options import ClusteringOptions, attention_plan, complete, option, set_defaults, set_sizes
+from .options import (
+    ClusteringOptions,
+    attention_plan,
+    complete,
+    option,
+    register_sizes,
+    set_defaults,
+)
 from .stack import LayerForm
 
 
@@ -163,51 +171,51 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         return cls.build_embedding(args, dictionary, args.decoder_input_dim)
 
 
-@register_model_architecture("clusterformer_lm", "clusterformer_lm_tiny")
-def clusterformer_lm_tiny(args):
-    """0.2 million parameters: learns bytes on a laptop's processor in minutes."""
-    set_sizes(args, "decoder", layers=3, width=64, inner=256, heads=4, dropout=0.0)
-    set_defaults(args, share_decoder_input_output_embed=True, activation_fn="gelu")
-    set_defaults(args, attention_window=16, num_clusters=8)
-    base_lm_architecture(args)
+_TIED = {"share_decoder_input_output_embed": True, "activation_fn": "gelu"}
+_TINY = {
+    **{"decoder": (3, 64, 256, 4), "dropout": 0.0, "attention_window": 16, "num_clusters": 8},
+    **_TIED,
+}
+#: each head sees 32 tokens, and before these 31 of each of its two nearest clusters
+_COPYING = {
+    **{"short_convolution": 4, "attention": "taught", "probes": 2, "routes_by": "heads"},
+    **{"attention_window": 32, "num_clusters": 16, "cluster_gap": 32},
+}
 
 
-@register_model_architecture("clusterformer_lm", "clusterformer_lm_bytes")
-def clusterformer_lm_bytes(args):
-    """As tiny, but with heads that begin as copying ones: each sees 32 tokens, and before these 31
-    of each of its two nearest clusters. A short convolution stands for positions."""
-    if not getattr(args, "decoder_learned_pos", False):
+def _copying_start(args: Namespace) -> None:
+    """Heads begin as copying ones; a short convolution stands for positions."""
+    if not vars(args).get("decoder_learned_pos"):
         set_defaults(args, positions="none")
-    set_defaults(args, short_convolution=4)
-    set_defaults(args, attention="taught", probes=2, routes_by="heads")
-    set_defaults(args, attention_window=32, num_clusters=16, cluster_gap=32)
     set_defaults(args, copying_start=args.short_convolution >= 3)
-    clusterformer_lm_tiny(args)
 
 
-@register_model_architecture("clusterformer_lm", "clusterformer_lm_enwik8")
-def clusterformer_lm_enwik8(args):
-    """12 layers, 512 wide, 38 million parameters, for contexts of 4,096 bytes (K = 2 N / W)."""
-    set_sizes(args, "decoder", layers=12, width=512, inner=2048, heads=8)
-    set_defaults(args, share_decoder_input_output_embed=True, activation_fn="gelu")
-    set_defaults(args, attention_window=256, num_clusters=32)
-    base_lm_architecture(args)
-
-
-@register_model_architecture("clusterformer_lm", "clusterformer_lm_llama")
-def clusterformer_lm_llama(args):
-    """8 layers of Llama's form, 256 wide, 6 million parameters without the words."""
-    set_sizes(args, "decoder", layers=8, width=256, inner=704, heads=8, dropout=0.0)
-    set_defaults(args, decoder_kv_heads=2, share_decoder_input_output_embed=True)
-    set_defaults(args, norm="rms", biases="none", activation_fn="swiglu", positions="rotary")
-    set_defaults(args, no_scale_embedding=True, attention="window*3,gated")
+def _sinks(args: Namespace) -> None:
     if args.attention != "full":  # which sees the first tokens anyway
         set_defaults(args, attention_sinks=4)
-    base_lm_architecture(args)
 
 
-@register_model_architecture("clusterformer_lm", "clusterformer_lm_wiki103")
-def clusterformer_lm_wiki103(args):
-    """fairseq's ``transformer_lm_wiki103``, for contexts of 3,072 words (K = 2 N / W)."""
-    set_defaults(args, attention_window=256, num_clusters=24)
-    transformer_lm_baevski_wiki103(args)
+register_sizes(
+    "clusterformer_lm",
+    # 0.2 million parameters: learns bytes on a laptop's processor in minutes
+    tiny=(_TINY, base_lm_architecture),
+    bytes=(_COPYING, _copying_start, _TINY, base_lm_architecture),
+    # 38 million parameters, for contexts of 4,096 bytes (K = 2 N / W)
+    enwik8=(
+        {"decoder": (12, 512, 2048, 8), "attention_window": 256, "num_clusters": 32, **_TIED},
+        base_lm_architecture,
+    ),
+    # of Llama's form, 6 million parameters without the words
+    llama=(
+        {
+            **{"decoder": (8, 256, 704, 8), "dropout": 0.0, "decoder_kv_heads": 2, "norm": "rms"},
+            **{"biases": "none", "activation_fn": "swiglu", "positions": "rotary"},
+            **{"share_decoder_input_output_embed": True, "no_scale_embedding": True},
+            "attention": "window*3,gated",
+        },
+        _sinks,
+        base_lm_architecture,
+    ),
+    # fairseq's transformer_lm_wiki103, for contexts of 3,072 words (K = 2 N / W)
+    wiki103=({"attention_window": 256, "num_clusters": 24}, transformer_lm_baevski_wiki103),
+)

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.roberta.model import RobertaLMHead
 from torch import Tensor, nn
 
 from fairseq_clusterformer.clustering import Report
 
 from .encoder_only import (
+    TINY,
     EncoderOnlyModel,
     EncoderOnlyOptions,
     PretrainedOptions,
     segment_embeddings,
     set_epsilon,
-    tiny_encoder,
 )
-from .options import register_sizes, set_sizes
+from .options import register_sizes
 from .pretrained import load_pretrained, set_sizes_of_folder
 
 
@@ -102,11 +102,10 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
         return out["encoder_out"][0].transpose(0, 1), out["reports"]
 
 
-@register_model_architecture("clusterformer_masked_lm", "clusterformer_masked_lm_small")
-def clusterformer_masked_lm_small(args):
-    """CF22 appendix F: BERT-small's 4 layers of 512, 8 heads."""
-    sizes = {"layers": 4, "width": 512, "inner": 2048, "heads": 8}
-    set_sizes(args, "encoder", **sizes, activation_fn="gelu")
-
-
-register_sizes("clusterformer_masked_lm", tiny=tiny_encoder, pretrained=set_sizes_of_folder)
+register_sizes(
+    "clusterformer_masked_lm",
+    tiny=TINY,
+    # CF22 appendix F: BERT-small's
+    small={"encoder": (4, 512, 2048, 8), "activation_fn": "gelu"},
+    pretrained=set_sizes_of_folder,
+)

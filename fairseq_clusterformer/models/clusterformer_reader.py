@@ -1,10 +1,11 @@
 """``--arch clusterformer_reader``: documents and questions, by Cluster-Former (CF20)."""
 
+from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
@@ -25,8 +26,8 @@ from .options import (
     flag,
     layer_numbers,
     option,
+    register_sizes,
     set_defaults,
-    set_sizes,
 )
 from .pretrained import load_pretrained, set_sizes_of_folder
 from .reader import ReaderEncoder, ReaderModel, Reading
@@ -228,36 +229,27 @@ class ClusterformerReader(ReaderModel):
             load_pretrained(self, self.args.pretrained)
 
 
-@register_model_architecture("clusterformer_reader", "clusterformer_reader_tiny")
-def clusterformer_reader_tiny(args):
-    """4 layers of 64, 4 heads, windows of 64: learns on a laptop's processor."""
-    set_sizes(args, "encoder", layers=4, width=64, inner=256, heads=4)
-    set_defaults(args, window_size=64, window_stride=56, window_positions=128)
-    set_defaults(args, cluster_layers="2", num_clusters=16)
-
-
-@register_model_architecture("clusterformer_reader", "clusterformer_reader_minilm")
-def clusterformer_reader_minilm(args):
-    """The 6 layers of 384 of MiniLM, with BERT's token types; layers 3 and 5 across windows."""
-    set_sizes(args, "encoder", layers=6, width=384, inner=1536, heads=12)
-    set_defaults(args, token_types=2, layer_norm_eps=1e-12, cluster_layers="3,5")
-
-
-@register_model_architecture("clusterformer_reader", "clusterformer_reader_pretrained")
-def clusterformer_reader_pretrained(args):
+def _of_folder(args: Namespace) -> None:
     """The sizes of ``--pretrained``'s folder; the middle and last layer across windows."""
     set_sizes_of_folder(args)
-    layers = getattr(args, "encoder_layers", 12)
+    layers = vars(args).get("encoder_layers", 12)
     set_defaults(args, cluster_layers=f"{layers // 2},{layers - 1}")
 
 
-@register_model_architecture("clusterformer_reader", "clusterformer_reader_base")
-def clusterformer_reader_base(args):
-    """RoBERTa-base's 12 layers of 768; clusters as far up as in ``clusterformer_reader_large``."""
-
-
-@register_model_architecture("clusterformer_reader", "clusterformer_reader_large")
-def clusterformer_reader_large(args):
-    """CF20 section 4.2: RoBERTa-large's 24 layers of 1,024, two of them across windows."""
-    set_sizes(args, "encoder", layers=24, width=1024, inner=4096, heads=16)
-    set_defaults(args, cluster_layers="15,20", num_clusters=512)
+register_sizes(
+    "clusterformer_reader",
+    # learns on a laptop's processor
+    tiny={
+        **{"encoder": (4, 64, 256, 4), "cluster_layers": "2", "num_clusters": 16},
+        **{"window_size": 64, "window_stride": 56, "window_positions": 128},
+    },
+    # MiniLM's, with BERT's token types
+    minilm={
+        **{"encoder": (6, 384, 1536, 12), "cluster_layers": "3,5"},
+        **{"token_types": 2, "layer_norm_eps": 1e-12},
+    },
+    pretrained=_of_folder,
+    base={},  # RoBERTa-base's, as the options have them; clusters as far up as in "large"
+    # CF20 section 4.2: RoBERTa-large's, two layers across windows
+    large={"encoder": (24, 1024, 4096, 16), "cluster_layers": "15,20", "num_clusters": 512},
+)

@@ -1,9 +1,10 @@
 """Options of the attention, which all architectures share."""
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Optional, get_args, get_type_hints
 
@@ -178,10 +179,27 @@ def set_sizes(
     set_defaults(args, **{f"{side}_{name}": size for name, size in sizes.items()}, **others)
 
 
-def register_sizes(model: str, **sizes: Callable[[Namespace], None]) -> None:
-    """Register ``MODEL_NAME`` for the name of each size, with what sets its options."""
-    for name, set_options in sizes.items():
-        register_model_architecture(model, f"{model}_{name}")(set_options)
+Step = Mapping[str, object] | Callable[[Namespace], None]
+
+
+def register_sizes(model: str, **sizes: Step | tuple[Step, ...]) -> None:
+    """Register ``MODEL_NAME`` for the name of each size: steps one after another that set its
+    options. A step is a function, or values, of which "encoder" and "decoder" are a side's layers,
+    width, inner width and heads."""
+    for name, steps in sizes.items():
+        steps = steps if isinstance(steps, tuple) else (steps,)
+        register_model_architecture(model, f"{model}_{name}")(partial(_take, steps=steps))
+
+
+def _take(args: Namespace, steps: tuple[Step, ...]) -> None:
+    for step in steps:
+        if callable(step):
+            step(args)
+            continue
+        for side in step.keys() & {"encoder", "decoder"}:
+            names = ("layers", "width", "inner", "heads")
+            set_sizes(args, side, **dict(zip(names, step[side], strict=True)))
+        set_defaults(args, **{k: v for k, v in step.items() if k not in ("encoder", "decoder")})
 
 
 def defaults_of(options: type[FairseqDataclass]) -> dict[str, object]:

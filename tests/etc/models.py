@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor
 
-from fairseq_clusterformer.etc import encoder as etc
-from fairseq_clusterformer.models.options import defaults_of, set_sizes
+import fairseq_clusterformer.etc.masked_lm  # noqa: F401  whose sizes those of all are
+from fairseq_clusterformer.models.options import defaults_of
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 SIZES = {"encoder_layers": 2, "encoder_embed_dim": 12, "encoder_ffn_embed_dim": 20}
@@ -39,7 +40,7 @@ def build(model: type, task: Namespace | None = None, **options: object) -> torc
 def of_size(name: str, options: type) -> Namespace:
     """All options of a named size."""
     args = Namespace()
-    set_sizes(args, "encoder", **etc.SIZES[name])
+    ARCH_CONFIG_REGISTRY[f"etc_masked_lm_{name}"](args)
     return Namespace(**defaults_of(options) | vars(args))
 
 

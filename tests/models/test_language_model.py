@@ -4,12 +4,10 @@ from argparse import Namespace
 
 import pytest
 import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from fairseq_clusterformer.models import stack
-from fairseq_clusterformer.models.clusterformer_lm import (
-    ClusterformerLanguageModel,
-    clusterformer_lm_bytes,
-)
+from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModel
 from tests.models.small import (
     LLAMA,
     Largest,
@@ -108,7 +106,7 @@ def test_layer_drop_keeps_the_averages_of_dropped_layers(monkeypatch):
 
 def make_bytes(**given) -> ClusterformerLanguageModel:
     args = Namespace(tokens_per_sample=128, **given)
-    clusterformer_lm_bytes(args)
+    ARCH_CONFIG_REGISTRY["clusterformer_lm_bytes"](args)
     return ClusterformerLanguageModel.build_model(args, make_task())
 
 

@@ -4,17 +4,14 @@ from argparse import Namespace
 
 import pytest
 import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fairseq_clusterformer.attention import attention_kinds
 from fairseq_clusterformer.models import stack
-from fairseq_clusterformer.models.clusterformer_reader import (
-    ClusterformerReader,
-    clusterformer_reader_base,
-    clusterformer_reader_large,
-)
+from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
 from fairseq_clusterformer.models.windows import Rows
 from tests.models.small import LETTERS, letters, make_reader, make_task, ragged
 
@@ -315,14 +312,14 @@ def test_bad_input():
 @pytest.mark.parametrize(
     ("architecture", "layers", "across", "millions"),
     [
-        (clusterformer_reader_base, 12, (7, 10), 85.1),
-        (clusterformer_reader_large, 24, (15, 20), 302.3),
+        ("base", 12, (7, 10), 85.1),
+        ("large", 24, (15, 20), 302.3),
     ],
 )
 def test_sizes_are_those_of_roberta(architecture, layers, across, millions):
     """All but the embeddings; RoBERTa's layers have these numbers of parameters."""
     args = Namespace()
-    architecture(args)
+    ARCH_CONFIG_REGISTRY[f"clusterformer_reader_{architecture}"](args)
     with torch.device("meta"):
         encoder = ClusterformerReader.build_model(args, make_task()).encoder
     assert len(encoder.layers) == layers
