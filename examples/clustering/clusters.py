@@ -4,8 +4,6 @@ Shape letters: N vectors, D width, K clusters.
 """
 
 import math
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, Similarity, fuzzy_clusters
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.clustering.fuzzy import Similarity, fuzzy_clusters
+from fairseq_clusterformer.errors import UserError, bad_option, reading
 from fairseq_clusterformer.precision import full_float32
 
 COLUMNS, INCH = 10, 0.8  # of a picture of centroids: images beside each other, and a side
@@ -34,6 +32,10 @@ class Clusters:
     similarity: str | None = None  # phi of eq. 2
     temperature: float | None = None  # that divides it
     w_c: Tensor | None = None  # W_c of eq. 2, [D, D]; None: the identity
+
+    def __post_init__(self) -> None:
+        if (self.spherical is None) == (self.log_normalizer is None):
+            raise ValueError("spherical and log_normalizer are both there or both missing")
 
     @torch.no_grad()
     @full_float32()
@@ -69,49 +71,13 @@ class Clusters:
 
 def load_clusters(path: Path | str) -> Clusters:
     """Read what ``save`` wrote; raises UserError if it is something else."""
-    try:
-        with np.load(path, allow_pickle=False) as content:
+    with reading(Path(path), "a file that --out wrote"):
+        with np.lib.npyio.NpzFile(path, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; allowed: a file that --out wrote") from None
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        problem = str(error) or type(error).__name__
-    except (ValueError, TypeError):  # numpy advises to unpickle it, which runs whatever it says
-        problem = "it holds something else than arrays of numbers and text"
-    else:
-        problem = _problem(arrays)
-    if problem:
-        problem = f"not fitted clusters ({problem})"
-        raise UserError(f"{path}: {problem}; allowed: a file that --out wrote")
-    found = {name: torch.from_numpy(a) if a.ndim else a.item() for name, a in arrays.items()}
-    return Clusters(**found)
-
-
-def _problem(arrays: dict[str, np.ndarray]) -> str:
-    """What is wrong with the arrays of a file, in words; empty: nothing."""
-    if "centroids" not in arrays:
-        return "no centroids"
-    shape = arrays["centroids"].shape
-    if len(shape) != 2 or 0 in shape:
-        return f"centroids have shape {shape}, not [K, D]"
-    expected = {"centroids": ("float32", shape)}
-    if "spherical" in arrays:
-        expected["spherical"] = ("bool", ())
-    else:
-        expected["log_normalizer"] = ("float32", shape[:1])
-        expected |= {"similarity": ("str", ()), "temperature": ("float64", ())}
-        if "w_c" in arrays:
-            expected["w_c"] = ("float32", (shape[1], shape[1]))
-    if different := ", ".join(sorted(arrays.keys() ^ expected.keys())):
-        return f"missing, or one too many: {different}"
-    for name, (kind, wanted) in expected.items():
-        array = arrays[name]
-        found = "str" if array.dtype.kind == "U" else str(array.dtype)
-        if (found, array.shape) != (kind, wanted):
-            return f"{name} is {found} {array.shape}, not {kind} {wanted}"
-    if str(arrays.get("similarity", "dot")) not in SIMILARITIES:
-        return f"similarity is {arrays['similarity']}"
-    return ""
+        found = {n: torch.from_numpy(a) if a.ndim else a.item() for n, a in arrays.items()}
+        clusters = Clusters(**found)
+        clusters.assign(torch.zeros(1, clusters.centroids.size(1)))  # that all of it fits
+    return clusters
 
 
 def draw_centroids(path: Path) -> tuple[Any, int]:

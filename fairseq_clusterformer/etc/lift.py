@@ -10,7 +10,7 @@ from fairseq.models import register_model
 from torch import Tensor
 
 from fairseq_clusterformer.models.checkpoints import CheckpointError, read_checkpoint, unfit
-from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel, fingerprint
+from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel, fingerprint, set_epsilon
 from fairseq_clusterformer.models.options import register_sizes
 from fairseq_clusterformer.models.pretrained import check_words, folder_tensors, renamed
 
@@ -39,7 +39,7 @@ class ETCModel(EncoderOnlyModel):
 
     @classmethod
     def build_encoder(cls, args, task) -> ETCEncoder:
-        return ETCEncoder(args, task.source_dictionary)
+        return set_epsilon(ETCEncoder(args, task.source_dictionary), args.layer_norm_eps)
 
     def load_initial_weights(self) -> None:
         """Start from the model that ``--lift`` names; raises CheckpointError for a file that

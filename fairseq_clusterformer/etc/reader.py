@@ -19,6 +19,7 @@ from fairseq_clusterformer.answers import TYPES, StructureLogits
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.errors import refused
+from fairseq_clusterformer.models.encoder_only import set_epsilon
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
 from fairseq_clusterformer.precision import ExactLinear
@@ -295,7 +296,8 @@ class ETCReader(ETCModel, ReaderModel):
 
     @classmethod
     def build_encoder(cls, args, task) -> ETCReaderEncoder:
-        return ETCReaderEncoder(args, task.source_dictionary)
+        encoder = ETCReaderEncoder(args, task.source_dictionary)
+        return set_epsilon(encoder, args.layer_norm_eps)
 
     @classmethod
     def check(cls, args, task) -> None:

@@ -102,10 +102,10 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         """Build a model; raises ValueError for an option that is not allowed."""
         complete(args, LanguageModelOptions)
         plan = attention_plan(args, "decoder", spec="attention", rule="cluster_rule")
-        if utils.safe_getattr(args, "max_target_positions", None) is None:
-            args.max_target_positions = utils.safe_getattr(
-                args, "tokens_per_sample", DEFAULT_MAX_TARGET_POSITIONS
-            )
+        set_defaults(args, max_target_positions=None)
+        if args.max_target_positions is None:
+            set_defaults(args, tokens_per_sample=DEFAULT_MAX_TARGET_POSITIONS)
+            args.max_target_positions = args.tokens_per_sample
         cfg, gated = TransformerConfig.from_namespace(args), args.activation_fn == "swiglu"
         if gated:
             cfg.activation_fn = "swish"

@@ -19,6 +19,7 @@ from .encoder_only import (
     PretrainedOptions,
     embed_words,
     masked_mean,
+    set_epsilon,
 )
 from .options import (
     ReaderClusteringOptions,
@@ -195,7 +196,7 @@ class ClusterformerReader(ReaderModel):
             token_types=args.token_types,
         )
         encoder.embed_scale = args.embedding_scale
-        return encoder
+        return set_epsilon(encoder, args.layer_norm_eps)
 
     def forward(
         self, question_tokens: Tensor, document_tokens: Tensor, text_mask: Tensor | None = None

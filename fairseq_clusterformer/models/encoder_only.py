@@ -89,7 +89,6 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         super().__init__()
         self.args = args
         self.encoder = self.build_encoder(args, task)
-        set_epsilon(self.encoder, getattr(args, "layer_norm_eps", 1e-5))
         self.register_buffer("vocabulary", fingerprint(self.encoder.dictionary))
 
     @classmethod
@@ -110,7 +109,8 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         cfg = TransformerConfig.from_namespace(args)
         cfg.max_source_positions = task.max_positions()
         words = embed_words(args, task.source_dictionary)
-        return ClusterformerEncoder(cfg, task.source_dictionary, words, plan=plan)
+        encoder = ClusterformerEncoder(cfg, task.source_dictionary, words, plan=plan)
+        return set_epsilon(encoder, args.layer_norm_eps)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """As fairseq's; raises CheckpointError: another dictionary, or unfit tensors."""
@@ -160,11 +160,12 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         return self.encoder.max_positions()
 
 
-def set_epsilon(module: nn.Module, epsilon: float) -> None:
-    """Give all layer norms in a module another epsilon."""
+def set_epsilon(module: nn.Module, epsilon: float) -> nn.Module:
+    """Give all layer norms in a module another epsilon; return the module."""
     for norm in module.modules():
         if isinstance(norm, nn.LayerNorm):
             norm.eps = epsilon
+    return module
 
 
 def embed_words(args, dictionary: Dictionary) -> nn.Embedding:

@@ -31,6 +31,11 @@ from fairseq_clusterformer.ranges import strays
 _RULES = {"encoder": ("chunk", "recent"), "decoder": ("recent", "leaking-chunk")}
 # What each architecture names itself: an encoder and a decoder differ there.
 _BY_SIDE = ("cluster_rule", "own_centroids")
+#: of options that some architectures lack, what holds for those
+_LACKING = {
+    **{"kv_heads": 0, "head_dim": 0, "layers_to_keep": "", "own_centroids": True},
+    **{"biases": "all", "qk_norm": False, "rotary_base": Rotary().base, "rotary_scaling": ""},
+}
 POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "none")
 
 
@@ -212,10 +217,16 @@ def options_of(model: type) -> type[FairseqDataclass]:
     return model.__dataclass
 
 
+def _option(args: Namespace, name: str, side: str = "") -> Any:
+    """An option, of a side or of all; see `_LACKING`."""
+    own = f"{side}_{name}" if side else name
+    return getattr(args, own) if hasattr(args, own) else _LACKING[name]
+
+
 def check_heads(args: Namespace, side: str) -> None:
     """Raise ValueError for heads that do not divide the width of the encoder or the decoder."""
     heads, width = getattr(args, f"{side}_attention_heads"), getattr(args, f"{side}_embed_dim")
-    if heads < 1 or width % heads and not getattr(args, f"{side}_head_dim", 0):
+    if heads < 1 or width % heads and not _option(args, "head_dim", side):
         allowed = f"a number that divides --{side}-embed-dim, which is {width}"
         raise refused(f"--{side}-attention-heads", heads, allowed)
 
@@ -236,10 +247,10 @@ def attention_plan(
     """
     check_heads(args, side)
     names = spec or f"{side}_attention", rule or f"{side}_cluster_rule"
-    own_centroids = side == "decoder" or getattr(args, "own_centroids", True)
+    own_centroids = side == "decoder" or _option(args, "own_centroids")
     kinds = _kinds_of_layers(args, side, *names, own_centroids=own_centroids, **instead)
     heads = getattr(args, f"{side}_attention_heads")
-    shared = getattr(args, f"{side}_kv_heads", 0) or heads
+    shared = _option(args, "kv_heads", side) or heads
     if heads % shared:
         allowed = f"a number that divides --{side}-attention-heads, which is {heads}"
         raise refused(f"--{side}-kv-heads", shared, allowed)
@@ -249,9 +260,9 @@ def attention_plan(
     return AttentionPlan(
         tuple(kinds),
         kv_heads=shared,
-        head_dim=getattr(args, f"{side}_head_dim", 0) or None,
-        biases=getattr(args, "biases", "all"),
-        qk_norm=args.norm_eps if getattr(args, "qk_norm", False) else None,
+        head_dim=_option(args, "head_dim", side) or None,
+        biases=_option(args, "biases"),
+        qk_norm=args.norm_eps if _option(args, "qk_norm") else None,
         rotary=_rotary(args),
         relative=args.positions == "relative",
         short_convolution=args.short_convolution,
@@ -268,7 +279,7 @@ def _kinds_of_layers(
     if cluster_rule not in _RULES[side]:
         raise refused(flag(rule), cluster_rule, ", ".join(_RULES[side]))
     known = options_of_kinds(attention_kinds())
-    defaults = {name: getattr(args, name, item.default) for name, _, item in known}
+    defaults = {name: getattr(args, name) for name, *_ in known}
     # What an encoder does not have is for the decoder; in a spec it is refused.
     if side == "encoder":
         defaults |= {"attention_sinks": 0, "cache_positions": False}
@@ -298,7 +309,7 @@ def _kinds_of_layers(
         if given != unused and ("cluster_rule" if name == rule else name) not in used:
             allowed = f"{unused}, for no kind of {flag(spec)} has another"
             raise refused(flag(name), given, allowed)
-    if getattr(args, f"{side}_layers_to_keep", ""):
+    if _option(args, "layers_to_keep", side):
         kinds = [kinds[number] for number in layer_numbers(args, f"{side}_layers_to_keep", layers)]
         setattr(args, spec, written(kinds))
         setattr(args, f"{side}_layers", len(kinds))
@@ -320,7 +331,7 @@ def _check_copying(args: Namespace, side: str) -> None:
     """Raise ValueError for what only decoders have, and for a start without its convolution."""
     if side == "encoder" and not hasattr(args, "decoder_attention_heads"):
         for name in ("copying_start", "attention_sinks", "cache_positions"):
-            if given := getattr(args, name, 0):
+            if given := getattr(args, name):
                 raise refused(flag(name), given, "in models with a decoder")
     if args.copying_start and args.short_convolution < 3:
         problem = f"--short-convolution is {args.short_convolution}"
@@ -329,7 +340,7 @@ def _check_copying(args: Namespace, side: str) -> None:
 
 def _rotary(args: Namespace) -> Rotary | None:
     """How fast rotary positions turn; None: there are none. Raises ValueError: no scaling."""
-    base, text = getattr(args, "rotary_base", Rotary().base), getattr(args, "rotary_scaling", "")
+    base, text = _option(args, "rotary_base"), _option(args, "rotary_scaling")
     if args.positions != "rotary":
         if text:
             raise refused("--rotary-scaling", text, "with --positions rotary")
@@ -364,7 +375,7 @@ def _set_positions(args: Namespace, side: str) -> None:
     args.no_token_positional_embeddings = args.positions not in ("learned", "sinusoidal")
     setattr(args, f"{side}_learned_pos", args.positions == "learned")
     width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
-    of_head = getattr(args, f"{side}_head_dim", 0) or width // heads
+    of_head = _option(args, "head_dim", side) or width // heads
     if args.positions == "rotary" and of_head % 2:
         allowed = f"--{side}-embed-dim and --{side}-attention-heads that make it even"
         raise refused("--positions", f"rotary, and a head is {of_head} wide", allowed)

@@ -532,10 +532,8 @@ DAMAGES = [  # corpus (with its layout), file, content (None: it goes), what is 
         *("sick", "SICK_trial.txt", SICK + "1\ta\tb\t1\tMAYBE\n"),
         "line 2: label is 'MAYBE'; allowed: CONTRADICTION, ENTAILMENT",
     ),
-    ("sick", "SICK_trial.txt", SICK + "1\ta\tb\t1\n", "line 2: 4 columns"),
     ("sick", "SICK_trial.txt", "a\tb\n", "line 1: ['a', 'b']; allowed: a header with ent"),
     ("sick", "SICK_trial.txt", SICK, "SICK_trial.txt: no example; allowed: one or more"),
-    ("sick", "SICK_trial.txt", None, "no SICK_trial.txt; allowed: a folder that holds SICK"),
     ("mr", "rt-polarity.pos", "good\n", "no rt-polarity.neg; allowed: a folder that holds rt"),
     ("mr", "README", "a film\n", "no files of mr; allowed: a folder that holds rt-polarity.all"),
     ("scitail", SCITAIL, None, "no scitail_1.0_dev.tsv; allowed: a folder that holds scitail"),
@@ -543,27 +541,10 @@ DAMAGES = [  # corpus (with its layout), file, content (None: it goes), what is 
         *("scitail", SCITAIL, tabs("a", "b", "entails") + tabs("a", "b")),
         "dev.tsv: line 2: 2 columns, ['a', 'b']; allowed: 3 columns (premise, hypothesis, label)",
     ),
-    (
-        *("scitail", SCITAIL, tabs("a", "b", "entails", "c")),
-        "dev.tsv: line 1: 4 columns, ['a', 'b', 'entails', 'c']; allowed: 3 columns (prem",
-    ),
-    (
-        *("scitail", SCITAIL, tabs("a", "b", "entails") + tabs("a", "b", "maybe")),
-        "dev.tsv: line 2: label is 'maybe'; allowed: entails, entailment, neutral",
-    ),
     ("wikiqa aligned", "wikiqa/dev/b.toks", "one\n", "b.toks has 1 lines, "),
-    (
-        *("snli", f"{SNLI}.gz", json_line("neutral") + '{"sentence1"\n'),
-        "dev.jsonl.gz: line 2: '{\"sentence1\"'; allowed: a JSON object",
-    ),
     ("snli", f"{SNLI}.gz", '{"gold_label": "neutral"}\n', "dev.jsonl.gz: line 1"),
     ("snli", SNLI, "", "allowed: one */snli_1.0_dev*.jsonl*"),
-    ("cr", "custrev.all", "0 fine\nfine\n", "line 2: 'fine'; allowed: LABEL text"),
     ("20news", "20news-bydate.tar.gz", b"text", "tar.gz: cannot be read after 0 files"),
-    (
-        *("quora", "quora_duplicate_questions.tsv", QUORA + '1\t1\t2\t"a\tb\t1\n'),
-        "questions.tsv: line 2: unexpected end of data",
-    ),
 ]
 LABELS = {"sick": ("NEUTRAL",), "snli": NLI, "scitail": ("entails", "neutral")}
 
@@ -587,17 +568,10 @@ def test_damaged_files_are_refused_and_nothing_is_left(
     assert not list((tmp_path / "dest").glob("*"))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--valid-fraction", "0.1"), "unrecognized arguments: --valid-fraction"),
-        (("--vocabulary-size", "5k"), "--vocabulary-size is 5k; allowed: a whole number"),
-    ],
-)
-def test_options_are_checked(tmp_path, capsys, options, message):
+def test_options_are_checked(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        run("mr", tmp_path, *options)
-    assert message in capsys.readouterr().err
+        run("mr", tmp_path, "--valid-fraction", "0.1")
+    assert "unrecognized arguments: --valid-fraction" in capsys.readouterr().err
 
 
 # Subwords of a tokenizer.json

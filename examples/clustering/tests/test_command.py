@@ -97,8 +97,8 @@ MISTAKES = {
     f"{FIT} --json no/c.json": "--json is no/c.json: no such folder; a",
     f"{FIT} --neural-temperature 0": "--neural-temperature is 0.0; allowed: above 0",
     f"{FIT} --methods neural kmeans --kmeans-redos 0": "--kmeans-redos is 0; allowed: 1 or more",
-    "assign x.npy x.npy --out a.npy": "x.npy: not fitted clusters",
-    "draw none.npz --out c.png": "none.npz: no such file",
+    "assign x.npy x.npy --out a.npy": "x.npy: cannot be read",
+    "draw none.npz --out c.png": "none.npz: cannot be read .*No such file",
     "draw wide.npz --out c.png": "they have 17 values each; allowed: centroids of square",
 }
 
@@ -186,18 +186,13 @@ def csv(array) -> bytes:
 def test_every_format(name, write, gz, tmp_path):
     path, labels = tmp_path / (name + gz), tmp_path / ("y" + name + gz)
     for file, array in ((path, NUMBERS), (labels, NUMBERS[:, 1])):
-        data = write(array)
+        image = "idx3" in name and array.ndim == 2  # which is flattened row by row
+        data = write(array.reshape(4, 2, 3) if image else array)
         file.write_bytes(gzip.compress(data, mtime=0) if gz else data)
     matrix = read_matrix(path)
     assert matrix.dtype == np.float32
     assert matrix.tolist() == NUMBERS.tolist()
     assert read_labels(labels, path, 4).tolist() == [10, 70, 130, 190]
-
-
-def test_images_are_flattened_row_by_row(tmp_path):
-    (tmp_path / "images-idx3-ubyte").write_bytes(idx(NUMBERS.reshape(2, 3, 4)))
-    matrix = read_matrix(tmp_path / "images-idx3-ubyte")
-    assert matrix.tolist() == NUMBERS.reshape(2, 12).tolist()
 
 
 DAMAGED = bytearray(gzip.compress(idx(NUMBERS), mtime=0))
@@ -211,20 +206,12 @@ WITH_NAN = np.where(NUMBERS == 80, np.nan, NUMBERS.astype(float))
         ("x.npy", npy(WITH_NAN), "nan at row 1, column 2 .* finite"),
         ("x.npy", npy(np.full((2, 2), 1e300)), r"1e\+300 at row 0, column 0"),
         ("x.npy", npy(np.zeros((2, 3, 4))), r"shape \(2, 3, 4\); allowed: a matrix"),
-        ("x.npy", npy(np.zeros((0, 4))), r"shape \(0, 4\)"),
         ("x.npy", npy(np.array([["a", "b"]])), "<U1, not numbers"),
-        ("x.npy", npy(np.array([[{}]], dtype=object)), "cannot be read .Object arrays"),
         ("x.npy", npy(NUMBERS)[:-3], "cannot be read"),
-        ("x.csv", b"1,2\n3\n", "cannot be read"),
         ("x.csv", b"1,two\n", "cannot be read"),
-        ("x-ubyte", idx(NUMBERS)[:-1], r"23 bytes for the shape \(4, 6\)"),
-        ("x-ubyte", idx(NUMBERS) + b"1", "25 bytes for the shape"),
-        ("x-ubyte", idx(NUMBERS)[:6], "cannot be read"),
+        ("x-ubyte", idx(NUMBERS) + b"1", r"25 bytes for the shape \(4, 6\)"),
         ("x-ubyte", b"\0\0\x0d\2", "begins with 00 00 0d 02"),
-        ("x-ubyte", b"", "begins with"),
-        ("x-ubyte.gz", gzip.compress(idx(NUMBERS), mtime=0)[:-9], "cannot be read"),
         ("x-ubyte.gz", bytes(DAMAGED), "cannot be read"),
-        ("x-ubyte.gz", idx(NUMBERS), "cannot be read .Not a gzipped file"),
         ("x.txt", b"1,2\n", "not a known format; allowed: .npy"),
     ],
 )
@@ -240,9 +227,7 @@ def test_bad_matrices_are_named(name, data, message, tmp_path):
     [
         ([0, 1, 2], r"shape \(3,\); allowed: \(4,\), a label for each row of x.npy"),
         ([0, 1, 2, -1], "not whole numbers; allowed: 0 or more"),
-        ([0, 1, 2, 0.5], "not whole numbers"),
         ([0, 1, 2, np.nan], "not whole numbers"),
-        ([[0, 1], [2, 3]], r"shape \(2, 2\)"),
     ],
 )
 def test_bad_labels_are_named(labels, message, tmp_path):

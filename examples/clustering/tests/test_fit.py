@@ -138,15 +138,10 @@ def test_majority_accuracy_is_that_of_the_contingency_matrix():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_clusters": 401}, "--num-clusters is 401; allowed: 1 to N, here 400"),
-        ({"num_clusters": 0}, "--num-clusters is 0"),
+        ({"num_clusters": 0}, "--num-clusters is 0; allowed: 1 to N, here 400"),
         ({"method": "dbscan"}, "--method is dbscan; allowed: neural, kmeans"),
         ({"options": SomOptions()}, "options is SomOptions: of neural; allowed: NeuralOptions"),
-        ({"options": NeuralOptions(temperature=0)}, "--neural-temperature is 0; allowed: above 0"),
-        ({"options": NeuralOptions(learning_rate=float("nan"))}, "--neural-learning-rate is nan"),
-        ({"options": NeuralOptions(sorting_weight=-1)}, "weight is -1; allowed: 0 or more"),
         ({"options": NeuralOptions(similarity="l2")}, "similarity is l2; allowed: dot, scaled-"),
-        ({"options": NeuralOptions(w_c="none")}, "w-c is none; allowed: identity, learned"),
     ],
 )
 def test_what_is_not_allowed_is_named(arguments, message, blobs):
@@ -154,44 +149,35 @@ def test_what_is_not_allowed_is_named(arguments, message, blobs):
         fit(**{"method": "neural", "x": blobs[0], "num_clusters": 4} | arguments)
 
 
-@pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04 cut off"])
-def test_something_else_than_clusters_is_named(content, tmp_path):
-    (tmp_path / "clusters.npz").write_bytes(content)
-    with pytest.raises(UserError, match="not fitted clusters"):
-        load_clusters(tmp_path / "clusters.npz")
-    with pytest.raises(UserError, match="no such file"):
-        load_clusters(tmp_path / "none.npz")
+CENTROIDS = np.zeros((4, 6), np.float32)
+KEPT = {"centroids": CENTROIDS, "log_normalizer": CENTROIDS[:, 0], "w_c": np.eye(6, dtype="f4")}
+KEPT |= {"similarity": np.array("dot"), "temperature": np.array(0.1)}
 
 
 @pytest.mark.parametrize(
-    ("changes", "problem"),
+    "changes",
     [
-        ({"centroids": None}, "no centroids"),
-        ({"centroids": np.zeros(3, np.float32)}, "centroids have shape (3,), not [K, D]"),
-        ({"centroids": np.zeros((4, 6))}, "centroids is float64 (4, 6), not float32"),
-        ({"w_c": np.zeros((6, 5), np.float32)}, "w_c is float32 (6, 5), not float32 (6, 6)"),
-        ({"log_normalizer": np.zeros(5, np.float32)}, "not float32 (4,)"),
-        ({"log_normalizer": None}, "missing, or one too many: log_normalizer"),
-        ({"temperature": np.array("hot")}, "temperature is str (), not float64 ()"),
-        ({"similarity": np.array("l2")}, "similarity is l2"),
-        ({"similarity": np.array([None])}, "(it holds something else than arrays of numbers"),
-        ({"spherical": np.array(True)}, "log_normalizer, similarity, temperature, w_c"),
+        *(b"", b"no zip", b"PK\x03\x04 cut off"),
+        *({name: None} for name in ("centroids", "log_normalizer", "temperature", "similarity")),
+        {"centroids": CENTROIDS[0]},
+        {"w_c": np.zeros((6, 5), np.float32)},
+        {"w_c": np.eye(6)},
+        {"log_normalizer": np.zeros(5, np.float32)},
+        {"temperature": np.array("hot")},
+        {"similarity": np.array("l2")},
+        {"similarity": np.array([None])},
+        {"spherical": np.array(True)},
+        {"other": np.array(True)},
     ],
 )
-def test_wrong_arrays_of_clusters_are_named(changes, problem, tmp_path):
-    arrays = {
-        "centroids": np.zeros((4, 6), np.float32),
-        "w_c": np.zeros((6, 6), np.float32),
-        "log_normalizer": np.zeros(4, np.float32),
-        "similarity": np.array("dot"),
-        "temperature": np.array(0.1),
-    }
+def test_something_else_than_clusters_is_named(changes, tmp_path):
     path = tmp_path / "clusters.npz"
-    np.savez(path, **arrays)
-    load_clusters(path)
-    np.savez(path, **{k: v for k, v in (arrays | changes).items() if v is not None})
-    with pytest.raises(UserError) as caught:
+    if isinstance(changes, bytes):
+        path.write_bytes(changes)
+    else:
+        np.savez(path, **KEPT)
         load_clusters(path)
-    assert f"{path}: not fitted clusters (" in str(caught.value)
-    assert problem in str(caught.value)
-    assert "\n" not in str(caught.value)
+        np.savez(path, **{k: v for k, v in (KEPT | changes).items() if v is not None})
+    with pytest.raises(UserError, match=f"{path}: cannot be read .*; allowed: a file th") as told:
+        load_clusters(path)
+    assert "\n" not in str(told.value)

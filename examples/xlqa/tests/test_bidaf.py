@@ -9,7 +9,6 @@ from torch.nn.functional import log_softmax, pad
 
 from fairseq_clusterformer.answers import TYPES, SharedLogits
 from fairseq_clusterformer.criterions.clusterformer_qa import span_nll, whole_words, with_slots
-from xlqa.bidaf import TwoWayLSTM
 from xlqa.tests.word_readers import (
     CLOSE,
     assert_all_learn,
@@ -88,20 +87,6 @@ def test_context_query_attention(matches):
         torch.testing.assert_close(found[row, : len(c)], expected, **CLOSE)
 
 
-def test_lstm_from_both_sides():
-    """Of each row what it is alone, over the words that there are, on either side."""
-    layer, x = TwoWayLSTM(3, 4, 1, 0.0).double(), torch.randn(2, 5, 3).double()
-    found = layer(x, torch.arange(5) >= torch.tensor([[3], [5]]))
-    for row, length in enumerate((3, 5)):
-        alone, _ = layer.lstm(x[row : row + 1, :length])
-        torch.testing.assert_close(found[row, :length], alone[0], **CLOSE)
-        assert not found[row, length:].any()
-    changed = x.clone()
-    changed[1, 4] += 1  # the last word reaches the first by one direction alone
-    moved = layer(changed, torch.zeros(2, 5, dtype=torch.bool))[1, 0] != found[1, 0]
-    assert moved.tolist() == [False] * 4 + [True] * 4
-
-
 class TestNoAnswer:
     """By hand: a document of ``<s>`` and two words, of which the first has two tokens."""
 
@@ -156,19 +141,6 @@ class TestNoAnswer:
         ends = torch.tensor([0.5, 3.0, -1.0, -1.0, -1.0, -1.0])
         expected = -log_softmax(starts, 0)[place[0]] - log_softmax(ends, 0)[place[1]]
         assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
-
-    def test_loss_of_two_answers_and_of_none_that_is_known(self):
-        logits = self.logits()
-        short, all_ = torch.eye(5, dtype=torch.bool)[:1], torch.ones(1, 5, dtype=torch.bool)
-        both = torch.tensor([[[1, 2], [3, 3]]])
-        losses = [
-            span_nll(*with_slots(logits, spans, types), "joint").item()
-            for spans, types in ((both, short), (both[:, :1], short), (both[:, 1:], short))
-        ]
-        joint = -math.log(math.exp(-losses[1]) + math.exp(-losses[2]))
-        assert losses[0] == pytest.approx(joint, abs=1e-6)
-        nothing = torch.full((1, 1, 2), -1)
-        assert span_nll(*with_slots(logits, nothing, all_), "joint").item() == 0
 
 
 def test_the_best_span_in_order_counts():

@@ -1,7 +1,6 @@
 """Readers of words by fairseq's commands and ours: trained, resumed, validated, asked."""
 
 import json
-import math
 import random
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from fairseq_clusterformer import load
 from fairseq_clusterformer.answers import ranked_answers
 from fairseq_clusterformer.cli.main import main
 from tests.cli.expected import assert_logged
-from tests.cli.in_process import Run, assert_equal_states, load_model, load_state, train, validate
+from tests.cli.in_process import Run, load_model, train, validate
 from tests.cli.qa_data import WORDS
 from tests.cli.tasks import QANET
 from tests.cli.towns import BIDAF, NAMES, vectors
@@ -52,22 +51,6 @@ class TestTrain:
             assert update["nll"] == update["span_loss"]
             assert update["loss"] == pytest.approx(update["span_loss"] + update["long_loss"])
         assert run.mean_loss(-1) < 0.5 < 3 < run.mean_loss(0)
-
-    def test_a_moving_average_is_kept_and_validated(self, qa_data, tmp_path):
-        run = train(qa_data, f"{BIDAF} --max-update 3 --store-ema --ema-decay 0.5", tmp_path)
-        path, out = tmp_path / "checkpoint_last.pt", tmp_path / "average.pt"
-        assert main(["average", "--inputs", str(path), "--output", str(out), "--ema"]) == 0
-        last, average = (load_state(p)["model"] for p in (path, out))
-        moved = [n for n, t in last.items() if not torch.equal(t, average[n])]
-        assert any(name.endswith("weight") for name in moved)
-        assert all(last[name].is_floating_point() for name in moved)
-        of_last, of_average = (
-            validate(qa_data, p, TASK, "--batch-size", 7)["loss"] for p in (path, out)
-        )
-        bits, size = (sum(log[name] for log in run.valid) for name in ("loss", "sample_size"))
-        assert of_average == pytest.approx(bits / size / math.log(2), abs=1e-3)
-        assert abs(of_last - of_average) > 0.01
-        assert_equal_states(run.model.state_dict(), last)  # trained on, not the average
 
     def test_clusters_reach_the_criterion(self, qa_data, tmp_path):
         line = f"{QANET} --attention window+taught,kmeans+neural --dropout 0"

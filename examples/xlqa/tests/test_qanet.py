@@ -8,9 +8,8 @@ from torch import Tensor
 
 from fairseq_clusterformer.attention import Batch, attention_kinds
 from xlqa import qanet as qanet_reader
-from xlqa.qanet import SeparableConvolution, sinusoids, stochastic_depth
+from xlqa.qanet import sinusoids, stochastic_depth
 from xlqa.tests.word_readers import (
-    CLOSE,
     assert_all_learn,
     assert_rows_alone,
     make,
@@ -20,23 +19,6 @@ from xlqa.tests.word_readers import (
 )
 
 MIXED = ("window+taught", "window*2,neural", "window(2),lsh+kmeans")
-
-
-@pytest.mark.parametrize("kernel", [1, 5, 7])
-def test_separable_convolution(kernel):
-    """Channel by channel, then a linear map; what is padding is 0, whatever stands there."""
-    layer = SeparableConvolution(4, kernel).double()
-    x = torch.randn(2, 6, 4).double()
-    lengths = [6, 4]
-    padding = torch.arange(6) >= torch.tensor(lengths).unsqueeze(1)
-    x[padding] = math.nan
-    found = layer(x, padding)
-    for row, length in enumerate(lengths):
-        padded = torch.nn.functional.pad(x[row, :length], (0, 0, kernel // 2, kernel // 2))
-        near = padded.unfold(0, kernel, 1)  # [words, channels, kernel]
-        channels = torch.einsum("wck,ck->wc", near, layer.depthwise.weight[:, 0])
-        expected = (channels @ layer.pointwise.weight.T + layer.pointwise.bias).relu()
-        torch.testing.assert_close(found[row, :length], expected, **CLOSE)
 
 
 class TestStochasticDepth:

@@ -189,8 +189,3 @@ def test_parameters_of_the_papers_base() -> None:
     assert sum(p.numel() for p in built.head.parameters()) == head + 6 * norms + 5 * width
     visual = (24 + 24 + 8) * width + (13 + 1) * width + (width + 1) * width
     assert sum(p.numel() for p in built.visual.parameters()) == visual
-
-
-def test_centroids_are_refused() -> None:
-    with pytest.raises(ValueError, match="--clusters is 3; allowed: 0 for keyphrases"):
-        model(clusters=3)

@@ -136,15 +136,6 @@ def test_what_is_written_is_read(folder: Path) -> None:
         data[2]
 
 
-def test_files_that_are_missing_or_of_different_data(folder: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"valid\.document\.bin: no such file; allowed"):
-        PageData(folder, "valid")
-    with open(folder / "train.jsonl", "ab") as file:
-        file.write(b"{}\n")
-    with pytest.raises(ValueError, match="its files are of different data"):
-        PageData(folder, "train")
-
-
 def test_samples(folder: Path) -> None:
     """Pages without a keyphrase are left out where they are asked to be."""
     made = {"split": "train", "max_positions": 9, "max_nodes": 9}
