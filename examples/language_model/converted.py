@@ -21,20 +21,19 @@ from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 
-from torch import nn
-
-from examples.language_model.rivals import RIVALS, Sight, rival
+from examples.language_model.rivals import RIVALS, rival, sight_of
 from fairseq_clusterformer.checkpoints.load import Loaded, load_checkpoint
-from fairseq_clusterformer.cli.common import Parser, check_file, whole_number
+from fairseq_clusterformer.cli.common import Parser, check_file
+from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.conversion import as_checkpoint
 from fairseq_clusterformer.conversion.convert import rebuilt
-from fairseq_clusterformer.conversion.model import attentions
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import write_aside
 from fairseq_clusterformer.use.breakdown import POSITION, REPEATS, Breakdown
 from fairseq_clusterformer.use.language_model import LanguageModel
 from fairseq_clusterformer.use.perplexity import compare, text_blocks
 
+NAME = "python -m examples.language_model.converted"
 FILLER = (
     " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 )
@@ -42,21 +41,6 @@ ASKED = "\n\nWhat is the pass key? The pass key is"
 ANSWER = 8  # tokens, of which five digits may take as many
 #: the tables of `Breakdown`, in nats here
 TABLES = {POSITION: "nats by position", REPEATS: "nats on repeats by distance"}
-
-
-def sight_of(model: nn.Module) -> Sight:
-    """What the kind that sees most keys of a causal model shows a query; UserError for a model
-    that sees all."""
-    kinds = [router for layer in attentions(model).values() for router in layer.routers]
-    if any(kind.rule.window is None for kind in kinds):
-        raise UserError("CHECKPOINT has heads of the kind full; allowed: kinds with a window")
-    sights = []
-    for kind in kinds:
-        clusters, probes = (getattr(kind.options, name, 1) for name in ("clusters", "probes"))
-        rule = kind.rule
-        sights.append(Sight(rule.gap, rule.sinks, clusters, probes, rule.by_cluster))
-    most = max(sights, key=lambda sight: sight.near + sight.far)
-    return most._replace(sinks=max(sight.sinks for sight in sights))
 
 
 def score(loaded: Loaded, texts: Sequence[Path], length: int) -> dict:
@@ -155,41 +139,36 @@ def _table(title: str, rows: dict[str, dict]) -> Iterator[str]:
         yield f"{name:30}" + "".join(f"{cell:>18}" for cell in cells)
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="python -m examples.language_model.converted", description=__doc__)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="that convert wrote")
-    add, whole = parser.add_argument, {"metavar": "N", "type": whole_number}
-    add("--dense", metavar="PATH", type=Path, required=True, help="what it was converted from")
-    add("--windows", metavar="PATH", type=Path, help="a checkpoint to compare with")
+def _run(arguments: Sequence[str]) -> int:
+    parser = Parser(prog=NAME, description=__doc__)
+    add = parser.add
+    add("checkpoint CHECKPOINT", "that convert wrote")
+    add("--dense PATH", "what it was converted from", required=True)
+    add("--windows PATH", "a checkpoint to compare with")
     about = "also a dense model that shows each query as many keys as the converted one, without "
     about += "training: those with most attention, and clusters of the text's keys; of --text only"
-    add("--rivals", action="store_true", help=about)
-    add("--text", metavar="FILE", type=Path, nargs="+", default=[], help="to score")
-    add("--length", **whole, default=4096, help="tokens of each text (default: 4096)")
-    add("--passkey", **whole, nargs="+", default=[], help="tokens of prompts that hide a key")
-    add("--trials", **whole, default=10, help="prompts of each length (default: 10)")
-    add("--out", metavar="FILE", type=Path, help="also write the numbers as JSON")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; a user's mistake is one line on stderr and status 1."""
-    parser = _parser()
+    add("--rivals", about)
+    add("--text FILE", "to score", nargs="+", default=[])
+    add("--length N", "tokens of each text", default=4096)
+    add("--passkey N", "tokens of prompts that hide a key", nargs="+", default=[])
+    add("--trials N", "prompts of each length", default=10)
+    add("--out FILE", "also write the numbers as JSON")
     options = vars(parser.parse_args(arguments))
     out, texts = options.pop("out"), options.pop("text")
-    try:
-        for text in texts:
-            check_file("--text", text, "a file of text")
-        if not texts and not options["passkey"]:
-            raise bad_option("--text", "not given", "--text or --passkey")
-        results = compared(options.pop("checkpoint"), options.pop("dense"), texts, **options)
-    except UserError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 1
+    for text in texts:
+        check_file("--text", text, "a file of text")
+    if not texts and not options["passkey"]:
+        raise bad_option("--text", "not given", "--text or --passkey")
+    results = compared(options.pop("checkpoint"), options.pop("dense"), texts, **options)
     print("\n".join(lines(results)))
     if out is not None:
         write_aside(out, json.dumps(results, indent=1) + "\n")
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; a user's mistake is one line on stderr and status 1."""
+    return program(NAME, _run, sys.argv[1:] if arguments is None else arguments)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -42,10 +41,12 @@ from fairseq_clusterformer.attention import Heads, MultiheadAttention, parse_att
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.past import tensors
 from fairseq_clusterformer.cli.common import Parser, whole_number
+from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.clustering import cluster_use, summary
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import write_aside
 
+NAME = "python -m examples.language_model.recall"
 HEADS, LAYERS, NEAR = 2, 2, 8
 LEARNING_RATE, WARMUP = 1e-3, 100
 TEST_ROWS, TEST_SEED = 512, 0  # --seed is 1 or more
@@ -377,29 +378,32 @@ def pairs_seen(seen_by_heads: list[Tensor], rows: Rows) -> tuple[float, float]:
     return own.item(), other.item()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; a user's mistake is one line on stderr and status 1."""
-    parser = Parser(prog="python -m examples.language_model.recall", description=__doc__)
-    parser.add_argument("kind", metavar="KIND")
+def _run(arguments: Sequence[str]) -> int:
+    parser = Parser(prog=NAME, description=__doc__)
+    parser.add("kind KIND", "an attention spec")
     for field in fields(Setting)[1:]:
-        types = {int: whole_number, type(None): float}
-        kind = types.get(type(field.default), type(field.default))
-        about = {"type": kind, "default": field.default, "help": f"default: {field.default}"}
+        name, kind = f"--{field.name.replace('_', '-')}", type(field.default)
         if kind is bool:
-            about = {"action": "store_true", "help": "default: off"}
-        parser.add_argument("--" + field.name.replace("_", "-"), **about)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
+            parser.add(name, "default: off")
+        else:
+            kind = {int: whole_number, type(None): float}.get(kind, kind)
+            parser.add(f"{name} X", "", type=kind, default=field.default)
+    parser.add("--json FILE", "also write the result here")
     options = vars(parser.parse_args(arguments))
     path = options.pop("json")
     try:
         result = train(Setting(**options))
-    except (UserError, ValueError) as error:  # what attention refuses
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 1
+    except ValueError as error:  # what attention refuses
+        raise UserError(str(error)) from None
     if path is not None:
         write_aside(path, json.dumps(result) + "\n")
     print(f"accuracy {result['accuracy']:.3f} after {options['steps']} updates")
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; a user's mistake is one line on stderr and status 1."""
+    return program(NAME, _run, sys.argv[1:] if arguments is None else arguments)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.heads import Projected
@@ -22,6 +22,7 @@ from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.clustering.kmeans import kmeans
 from fairseq_clusterformer.conversion.convert import rebuilt
 from fairseq_clusterformer.conversion.model import attentions
+from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.models.attention import SelfAttention
 
 BLOCK = 256  # queries at once
@@ -42,25 +43,38 @@ class Sight(NamedTuple):
         return self.probes * self.window
 
 
-#: given logits [H, n, N], -inf where a key is not far: which keys are seen, bool [H, n, N]
-Choice = Callable[[Tensor], Tensor]
+def sight_of(model: nn.Module) -> Sight:
+    """What the kind that sees most keys of a model shows a query, on one side; UserError for a
+    model that sees all."""
+    kinds = [router for layer in attentions(model).values() for router in layer.routers]
+    if any(kind.rule.window is None for kind in kinds):
+        raise UserError("CHECKPOINT has heads of the kind full; allowed: kinds with a window")
+    sights = []
+    for kind in kinds:
+        clusters, probes = (getattr(kind.options, name, 1) for name in ("clusters", "probes"))
+        rule = kind.rule
+        sights.append(Sight(rule.gap, rule.sinks, clusters, probes, rule.by_cluster))
+    most = max(sights, key=lambda sight: sight.near + sight.far)
+    return most._replace(sinks=max(sight.sinks for sight in sights))
 
 
-def heaviest(sight: Sight, q: Tensor, k: Tensor) -> Callable[[slice], Choice]:
+#: given which queries of a row, and logits [H, n, N], -inf where a key is not far: which keys are
+#: seen, bool [H, n, N]
+Choice = Callable[[slice, Tensor], Tensor]
+
+
+def heaviest(sight: Sight, q: Tensor, k: Tensor) -> Choice:
     """The far keys of the largest logits."""
 
-    def of_block(_: slice) -> Choice:
-        def choose(far: Tensor) -> Tensor:
-            best = far.topk(min(sight.far, far.size(-1)), dim=-1)
-            seen = torch.zeros_like(far, dtype=torch.bool)
-            return seen.scatter(-1, best.indices, best.values > -torch.inf)
+    def choose(_: slice, far: Tensor) -> Tensor:
+        best = far.topk(min(sight.far, far.size(-1)), dim=-1)
+        seen = torch.zeros_like(far, dtype=torch.bool)
+        return seen.scatter(-1, best.indices, best.values > -torch.inf)
 
-        return choose
-
-    return of_block
+    return choose
 
 
-def by_kmeans(sight: Sight, q: Tensor, k: Tensor) -> Callable[[slice], Choice]:
+def by_kmeans(sight: Sight, q: Tensor, k: Tensor) -> Choice:
     """The latest far keys of the clusters whose centroids have the largest products with q.
 
     Args:
@@ -72,18 +86,15 @@ def by_kmeans(sight: Sight, q: Tensor, k: Tensor) -> Callable[[slice], Choice]:
     of_keys = torch.cdist(k, centroids).argmin(-1)  # [H, N]
     chosen = (q @ centroids.mT).topk(min(sight.probes, number), dim=-1).indices  # [H, N, probes]
 
-    def of_block(block: slice) -> Choice:
-        def choose(far: Tensor) -> Tensor:
-            seen = torch.zeros_like(far, dtype=torch.bool)
-            for cluster in chosen[:, block].unbind(-1):
-                inside = (of_keys[:, None] == cluster[..., None]) & (far > -torch.inf)
-                later = inside.flip(-1).cumsum(-1).flip(-1)  # keys of the cluster from here on
-                seen |= inside & (later <= sight.window)
-            return seen
+    def choose(block: slice, far: Tensor) -> Tensor:
+        seen = torch.zeros_like(far, dtype=torch.bool)
+        for cluster in chosen[:, block].unbind(-1):
+            inside = (of_keys[:, None] == cluster[..., None]) & (far > -torch.inf)
+            later = inside.flip(-1).cumsum(-1).flip(-1)  # keys of the cluster from here on
+            seen |= inside & (later <= sight.window)
+        return seen
 
-        return choose
-
-    return of_block
+    return choose
 
 
 RIVALS = {"oracle": heaviest, "K-Means of the text's keys": by_kmeans}
@@ -114,7 +125,7 @@ def _attend(
 
 def few_keys(q: Tensor, k: Tensor, v: Tensor, rule: Callable, sight: Sight) -> Tensor:
     """Causal attention of a row over the keys that a rule of ``RIVALS`` shows, [H, N, E]."""
-    of_block, place = rule(sight, q, k), torch.arange(q.size(1))
+    choose, place = rule(sight, q, k), torch.arange(q.size(1))
     outputs = []
     for first in range(0, q.size(1), BLOCK):
         block = slice(first, first + BLOCK)
@@ -122,6 +133,6 @@ def few_keys(q: Tensor, k: Tensor, v: Tensor, rule: Callable, sight: Sight) -> T
         behind = place[block, None] - place  # how far a key stands back
         near = (behind >= 0) & ((behind < sight.near) | (place < sight.sinks))
         far = logits.masked_fill((behind < 0) | near, -torch.inf)
-        seen = of_block(block)(far) | near
+        seen = choose(block, far) | near
         outputs.append(logits.masked_fill(~seen, -torch.inf).softmax(-1) @ v)
     return torch.cat(outputs, dim=1)

@@ -23,27 +23,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from examples.language_model.rivals import sight_of
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
-from fairseq_clusterformer.cli.common import Parser, check_file, whole_number
+from fairseq_clusterformer.cli.common import Parser, check_file
+from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.conversion import as_checkpoint
 from fairseq_clusterformer.conversion.convert import rebuilt
-from fairseq_clusterformer.conversion.model import attentions
 from fairseq_clusterformer.data.coding import TextCoding
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import write_aside
 
+NAME = "python -m examples.question_answering.converted_encoder"
 #: states [N - 2, D] of a text, int64 [N], whose first and last token, which frame it, have none
 Encode = Callable[[Tensor], Tensor]
-
-
-def keys_of(model: nn.Module) -> int:
-    """Keys on either side of a query, by the kind of a clustered encoder that shows most."""
-    kinds = [router for layer in attentions(model).values() for router in layer.routers]
-    if any(kind.rule.window is None for kind in kinds):
-        raise UserError("CHECKPOINT has heads of the kind full; allowed: kinds with a window")
-    probes = (getattr(kind.options, "probes", 1) for kind in kinds)
-    rules = [kind.rule for kind in kinds]
-    return max(r.gap - 1 + n * r.by_cluster for r, n in zip(rules, probes, strict=True))
 
 
 def texts_of(
@@ -114,62 +106,53 @@ def lines(results: dict[int, dict[str, dict[str, float]]]) -> Iterator[str]:
             yield f"{length:7,}  {name:24}" + "".join(f"{x:9.4f}" for x in columns.values())
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m examples.question_answering.converted_encoder", description=__doc__
-    )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="that convert wrote")
-    add = parser.add_argument
-    add("--dense", metavar="PATH", type=Path, required=True, help="what it was converted from")
-    add("--text", metavar="FILE", type=Path, nargs="+", required=True, help="to read")
-    about = "tokens of a text"
-    add("--lengths", metavar="N", type=whole_number, nargs="+", default=[512, 2048], help=about)
-    add("--texts", metavar="N", type=whole_number, default=10, help="of each length (default: 10)")
-    add("--out", metavar="FILE", type=Path, help="also write the numbers as JSON")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; a user's mistake is one line on stderr and status 1."""
-    parser = _parser()
+def _run(arguments: Sequence[str]) -> int:
+    parser = Parser(prog=NAME, description=__doc__)
+    add = parser.add
+    add("checkpoint CHECKPOINT", "that convert wrote")
+    add("--dense PATH", "what it was converted from", required=True)
+    add("--text FILE", "to read", nargs="+", required=True)
+    add("--lengths N", "tokens of a text", nargs="+", default=[512, 2048])
+    add("--texts N", "of each length", default=10)
+    add("--out FILE", "also write the numbers as JSON")
     args = parser.parse_args(arguments)
-    try:
-        for text in args.text:
-            check_file("--text", text, "a file of text")
-        converted = load_checkpoint(args.checkpoint, task="masked_lm", option="CHECKPOINT")
-        most = int(converted.model.max_positions())
-        for length in args.lengths:
-            if not 3 <= length <= most:
-                raise bad_option("--lengths", length, f"3 to {most}, the converted model's")
-        with as_checkpoint(args.dense, None) as (path, _):
-            given = load_checkpoint(path, task="masked_lm", option="--dense")
-            known = (each.task.source_dictionary for each in (given, converted))
-            if len({tuple(dictionary.symbols) for dictionary in known}) > 1:
-                raise bad_option("--dense", args.dense, "a model of the same dictionary")
-            trained = int(given.model.max_positions())
-            window, pieces = f"window({keys_of(converted.model)})", f"pieces of {trained:,}"
-            dense, windows = (
-                rebuilt(given, {"encoder": spec}, max_positions=most).model
-                for spec in ("full", window)
-            )
-            coding = TextCoding.from_folder(given.folder, given.task.source_dictionary)
-        models: dict[str, Encode] = {"dense": partial(whole, dense)}
-        models["converted"] = partial(whole, converted.model)
-        models[window] = partial(whole, windows)
-        models[pieces] = partial(in_pieces, dense, trained)
-        dictionary = given.task.source_dictionary
-        ends = dictionary.bos(), dictionary.eos()
-        results = {}
-        for length in args.lengths:
-            texts = texts_of(coding, args.text, length, args.texts, ends)
-            results[length] = compared(models, texts)
-    except UserError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 1
+    for text in args.text:
+        check_file("--text", text, "a file of text")
+    converted = load_checkpoint(args.checkpoint, task="masked_lm", option="CHECKPOINT")
+    most = int(converted.model.max_positions())
+    for length in args.lengths:
+        if not 3 <= length <= most:
+            raise bad_option("--lengths", length, f"3 to {most}, the converted model's")
+    with as_checkpoint(args.dense, None) as (path, _):
+        given = load_checkpoint(path, task="masked_lm", option="--dense")
+        known = (each.task.source_dictionary for each in (given, converted))
+        if len({tuple(dictionary.symbols) for dictionary in known}) > 1:
+            raise bad_option("--dense", args.dense, "a model of the same dictionary")
+        trained, sight = int(given.model.max_positions()), sight_of(converted.model)
+        window = f"window({sight.near + sight.far - 1})"  # keys on either side of a query
+        dense, windows = (
+            rebuilt(given, {"encoder": spec}, max_positions=most).model
+            for spec in ("full", window)
+        )
+        coding = TextCoding.from_folder(given.folder, given.task.source_dictionary)
+    models: dict[str, Encode] = {"dense": partial(whole, dense)}
+    models["converted"] = partial(whole, converted.model)
+    models[window] = partial(whole, windows)
+    models[f"pieces of {trained:,}"] = partial(in_pieces, dense, trained)
+    dictionary = given.task.source_dictionary
+    ends, results = (dictionary.bos(), dictionary.eos()), {}
+    for length in args.lengths:
+        texts = texts_of(coding, args.text, length, args.texts, ends)
+        results[length] = compared(models, texts)
     print("\n".join(lines(results)))
     if args.out is not None:
         write_aside(args.out, json.dumps(results, indent=1) + "\n")
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; a user's mistake is one line on stderr and status 1."""
+    return program(NAME, _run, sys.argv[1:] if arguments is None else arguments)
 
 
 if __name__ == "__main__":

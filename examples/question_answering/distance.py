@@ -28,11 +28,13 @@ from functools import cache, partial
 from itertools import accumulate, chain, repeat
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_dest, prepare_folder, whole_number
+from fairseq_clusterformer.cli.common import Parser, add_dest, prepare_folder
+from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.corpora.lines import raw_lines
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import make_folder, write_aside
 
+NAME = "python -m examples.question_answering.distance"
 DISTANCES = (500, 1000, 2000, 4000, 8000)
 #: documents of train, and the tokens between their facts
 LESSONS = ((15_000, (60, 100)), (4_000, (100, 200)), (3_000, (200, 400)))
@@ -191,42 +193,36 @@ def exact_match(checkpoint: Path, data: Path) -> dict[str, float]:
     return {distance: statistics.mean(right[distance]) for distance in sorted(right, key=int)}
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="python -m examples.question_answering.distance", description=__doc__)
+def _run(arguments: Sequence[str]) -> int:
+    parser = Parser(prog=NAME, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     scoring = commands.add_parser("score", help="exact match of a reader by distance")
-    scoring.add_argument("checkpoint", metavar="CHECKPOINT", type=Path)
-    scoring.add_argument("--data", type=Path, required=True, help="prepared from make's files")
-    scoring.add_argument("--json", type=Path, metavar="FILE", help="also write the scores here")
+    scoring.add("checkpoint CHECKPOINT", "a reader's")
+    scoring.add("--data FOLDER", "prepared from make's files", required=True)
+    scoring.add("--json FILE", "also write the scores here")
     making = commands.add_parser("make", help="make the documents")
     add_dest(making)
-    add, whole = making.add_argument, {"metavar": "N", "type": whole_number}
-    files = {"metavar": "FILE", "type": Path, "nargs": "+", "required": True}
-    add("--passages", **files, help="text with a paragraph per line")
-    add("--pieces", **whole, default=4000, help="subwords of the model (default: 4000)")
-    add("--distances", **whole, nargs="+", default=DISTANCES, help="tokens between test's facts")
-    add("--questions", **whole, default=100, help="of test at each distance (default: 100)")
-    add("--scale", type=float, default=1.0, help="times the documents of train (default: 1)")
-    add("--seed", **whole, default=1, help="of everything that is drawn (default: 1)")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; a user's mistake is one line on stderr and status 1."""
-    parser = _parser()
+    add = making.add
+    add("--passages FILE", "text with a paragraph per line", nargs="+", required=True)
+    add("--pieces N", "subwords of the model", default=4000)
+    add("--distances N", "tokens between test's facts", nargs="+", default=DISTANCES)
+    add("--questions N", "of test at each distance", default=100)
+    add("--scale X", "times the documents of train", type=float, default=1.0)
+    add("--seed N", "of everything that is drawn", default=1)
     options = vars(parser.parse_args(arguments))
-    try:
-        if options.pop("command") == "make":
-            return prepare_folder({"prepare": make, **options})
-        scores = exact_match(options["checkpoint"], options["data"])
-    except UserError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 1
+    if options.pop("command") == "make":
+        return prepare_folder({"prepare": make, **options})
+    scores = exact_match(options["checkpoint"], options["data"])
     if options["json"]:
         write_aside(options["json"], json.dumps(scores) + "\n")
     for distance, score in scores.items():
         print(f"{int(distance):>10,} {score:6.1f}")
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; a user's mistake is one line on stderr and status 1."""
+    return program(NAME, _run, sys.argv[1:] if arguments is None else arguments)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
 from transformers import BertForMaskedLM  # noqa: E402
 
+from examples.language_model.rivals import sight_of  # noqa: E402
 from examples.question_answering import converted_encoder  # noqa: E402
 from fairseq_clusterformer.attention.inspect import tokens_seen  # noqa: E402
 from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
@@ -49,7 +50,8 @@ def compare(folder: Path, name: str) -> dict:
 @torch.no_grad()
 def test_windows_show_as_many_keys(folder):
     model = load_checkpoint(folder / "few" / "checkpoint.pt").model
-    most = 2 * converted_encoder.keys_of(model) + 1
+    sight = sight_of(model)
+    most = 2 * (sight.near + sight.far - 1) + 1
     seen = tokens_seen(model.encoder.layers[0].self_attn, torch.randn(100, 4, 16), None)
     assert max(int(kind.sum(-1).max()) for kind in seen.values()) <= most == 21
 
