@@ -2,9 +2,8 @@
 
 from fairseq_clusterformer.corpora.question_answering.build import PARAGRAPHS, QuestionCorpus
 from question_answering.hops import several_hops, wikihop
-from question_answering.natural_questions import natural_questions
+from question_answering.natural_questions import natural_questions, qed
 from question_answering.open_domain import quasar_t, searchqa, triviaqa
-from question_answering.qed import qed
 
 _CONTEXTS = {"contexts": ("the passages (default: short)", {"choices": ("short", "long")})}
 _POOL = {

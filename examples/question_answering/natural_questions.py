@@ -1,4 +1,4 @@
-"""Natural Questions, simplified or in full, to records.
+"""Natural Questions, simplified or in full, and QED, questions of it whose paragraph is known.
 
 The paragraphs are the document's long answer candidates on top level, in words without markup.
 A candidate within another (a row of a table) counts as the one around it. Annotators
@@ -6,9 +6,10 @@ marked tokens of the document: these become characters, and a paragraph's `token
 """
 
 import html
+import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -149,3 +150,40 @@ def _title(item: Mapping) -> str:
         return get(item, "document_title")
     query = parse_qs(urlsplit(html.unescape(get(item, "document_url"))).query)
     return query.get("title", [""])[0].replace("_", " ")
+
+
+def qed(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
+    """Yield the records of QED's jsonlines, questions of Natural Questions. Of the `paragraphs`
+    of a document, others are of other questions, in an order drawn by the question's id."""
+    records = convert(json_lines(path, drops), _qed_record, drops)
+    if paragraphs == 1:
+        yield from records
+        return
+    records = list(records)
+    pool = list(dict.fromkeys(record.paragraphs[0] for record in records))
+    for record in records:
+        draw = random.Random(record.id)
+        (own,) = record.paragraphs
+        chosen = draw.sample(pool, min(paragraphs, len(pool)))
+        chosen = [own, *(other for other in chosen if other != own)][:paragraphs]
+        draw.shuffle(chosen)
+        place = chosen.index(own)
+        yield replace(
+            record,
+            paragraphs=tuple(chosen),
+            answers=tuple(answer._replace(paragraph=place) for answer in record.answers),
+            long_answers=(place,),
+        )
+
+
+def _qed_record(item: Mapping) -> Record:
+    answers = [
+        GoldAnswer(0, get(span, "start", int), get(span, "end", int), get(span, "string"))
+        for annotator in get(item, "original_nq_answers", list)
+        for span in annotator
+    ]
+    if not answers:
+        raise Unusable("no answer")
+    paragraph = Paragraph(get(item, "title_text"), get(item, "paragraph_text"))
+    id_ = str(get(item, "example_id", (int, str)))
+    return spans_record(id_, get(item, "question_text"), [paragraph], answers)
