@@ -34,8 +34,9 @@ class Clusters:
     w_c: Tensor | None = None  # W_c of eq. 2, [D, D]; None: the identity
 
     def __post_init__(self) -> None:
-        if (self.spherical is None) == (self.log_normalizer is None):
-            raise ValueError("spherical and log_normalizer are both there or both missing")
+        neural = (self.log_normalizer, self.similarity, self.temperature)
+        if {value is not None for value in neural} != {self.spherical is None}:
+            raise ValueError("spherical, or what neural clusters have, is missing or too many")
 
     @torch.no_grad()
     @full_float32()

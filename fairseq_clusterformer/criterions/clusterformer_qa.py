@@ -166,54 +166,42 @@ class QACriterion(SummedLogs, FairseqCriterion):
         """As fairseq's: (loss, sample size, what to log)."""
         logits, _ = model(**sample["net_input"])
         target = sample["target"]
-        shared = isinstance(logits, SharedLogits)
+        types, shared = target["types"], isinstance(logits, SharedLogits)
         # of each part: its loss [B], and whether the question has a target for it, bool [B]
-        parts = answer_parts(logits, target["spans"], target["types"], self.span_marginal)
-        paragraphs = target["paragraphs"]
+        of_answer = answer_parts(logits, target["spans"], types, self.span_marginal)
+        paragraphs, facts = target["paragraphs"], getattr(logits, "sentences", None)
         long = marginal_nll(logits.paragraph, paragraphs), paragraphs.any(-1)
-        parts = {"span": parts["span"], "long": long, "type": parts["type"]}
+        parts = {"span": of_answer["span"], "long": long, "type": of_answer["type"]}
         nothing = torch.zeros_like(parts["span"][0])
-        of_sentences = getattr(logits, "sentences", None)
-        of_candidates = getattr(logits, "candidates", None)
-        if of_candidates is not None:
+        parts["support"] = parts["candidate"] = nothing, nothing > 0
+        if (candidates := getattr(logits, "candidates", None)) is not None:
             # the right candidate is the answer, wherever it stands
             right = target["candidate"] >= 0
-            parts = {
-                name: (loss.masked_fill(right, 0.0), known & ~right)
-                for name, (loss, known) in parts.items()
-            }
-        parts |= {"support": (nothing, nothing > 0), "candidate": (nothing, nothing > 0)}
-        if of_sentences is not None:
+            for name, (loss, known) in parts.items():
+                parts[name] = loss.masked_fill(right, 0.0), known & ~right
+            parts["candidate"] = candidate_nll(candidates, target["candidate"]), right
+        if facts is not None:
             supporting = target["supporting"]
-            parts["support"] = support_nll(of_sentences, supporting), (supporting >= 0).any(-1)
-        if of_candidates is not None:
-            parts["candidate"] = candidate_nll(of_candidates, target["candidate"]), right
-        loss = sum(loss for loss, _ in parts.values())
-        if of_sentences is not None:
-            loss = loss / len(PARTS)
+            parts["support"] = support_nll(facts, supporting), (supporting >= 0).any(-1)
+        loss = sum(loss for loss, _ in parts.values()) / (1 if facts is None else len(PARTS))
         size = len(loss)
-        logging_output = {
-            "loss": loss.detach().sum(),
-            "ntokens": sample["ntokens"],
-            "nsentences": size,
-            "sample_size": size,
-            **{f"{name}_loss": loss.detach().sum() for name, (loss, _) in parts.items()},
-            **{f"{name}_size": known.sum() for name, (_, known) in parts.items()},
-        }
+        log = {"loss": loss.detach().sum(), "ntokens": sample["ntokens"]}
+        log |= {"nsentences": size, "sample_size": size}
+        for name, (of_part, known) in parts.items():
+            log |= {f"{name}_loss": of_part.detach().sum(), f"{name}_size": known.sum()}
         if shared:
-            logging_output["nll"] = parts["span"][0].detach().sum()
+            log["nll"] = log["span_loss"]
         if shared and not model.training:
-            one = answer_parts(logits, target["last_span"], target["types"])
-            logging_output["nll_one"] = one["span"][0].sum()
+            one = answer_parts(logits, target["last_span"], types)
+            log["nll_one"] = one["span"][0].sum()
         if not model.training:
-            logging_output |= self._scores(logits, sample)
-        return loss.sum() if reduce else loss, size, logging_output
+            log |= self._scores(logits, sample)
+        return loss.sum() if reduce else loss, size, log
 
     def _scores(self, logits: Logits, sample) -> dict[str, float]:
         """Sums over the questions of a batch whose answers are known."""
-        data = self.task.dataset(sample["split"]).data
+        data, numbers = self.task.dataset(sample["split"]).data, sample["id"].tolist()
         whole = data.whole
-        numbers = sample["id"].tolist()
         documents = [data.document(number) for number in numbers]
         found = ranked_answers(logits, documents, **ranking_options(self.task.cfg))
         sums = dict.fromkeys(SUMS, 0.0)
@@ -234,14 +222,12 @@ class QACriterion(SummedLogs, FairseqCriterion):
             gold = whole.outline(number).supporting
             if answers.supporting is None or gold is None or not texts:
                 continue
-            facts = {sentence for sentence, _ in answers.supporting}
-            of_facts = hotpotqa.score_facts(facts, gold.tolist())
-            answer = hotpotqa.score_answer(answers.text, texts)
-            both = hotpotqa.score_jointly(answer, of_facts)
+            of_facts = hotpotqa.score_facts({n for n, _ in answers.supporting}, gold.tolist())
+            both = hotpotqa.score_jointly(hotpotqa.score_answer(answers.text, texts), of_facts)
             sums["facts_scored"] += 1
-            for prefix, found_scores in (("sp", of_facts), ("joint", both)):
-                for name in ("em", "f1"):
-                    sums[f"{prefix}_{name}"] += 100 * found_scores[name]
+            for name in ("em", "f1"):
+                sums[f"sp_{name}"] += 100 * of_facts[name]
+                sums[f"joint_{name}"] += 100 * both[name]
         return sums
 
     @classmethod

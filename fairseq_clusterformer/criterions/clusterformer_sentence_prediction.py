@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.metrics import (
-    RankingScores,
     f1_score,
     matthews_correlation,
     pearson_correlation,
@@ -24,7 +23,9 @@ from fairseq_clusterformer.metrics import (
 )
 from fairseq_clusterformer.models.options import option
 
-from .clustering_losses import ClusteringLossConfig, ClusteringLosses
+from .clustering_losses import ClusteringLossConfig, ClusteringLosses, SummedLogs
+
+_COUNTS = ("sample_size", "found", "right", "both")
 
 
 @dataclass
@@ -97,20 +98,19 @@ class SentencePredictionCriterion(FairseqCriterion):
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:
         """Aggregate logging outputs from data parallel training."""
-        size = sum(log.get("sample_size", 0) for log in logging_outputs)
-        loss = sum(log.get("loss", 0) for log in logging_outputs)
-        if any("ncorrect" in log for log in logging_outputs):
-            correct = sum(log.get("ncorrect", 0) for log in logging_outputs)
-            metrics.log_scalar("loss", loss / size / math.log(2), size, round=3)
-            metrics.log_scalar("accuracy", 100.0 * correct / size, size, round=2)
-            if any("both" in log for log in logging_outputs):
-                metrics.log_scalar_sum("_size", size)
-                for name in ("found", "right", "both"):
-                    metrics.log_scalar_sum(f"_{name}", sum(log[name] for log in logging_outputs))
-                metrics.log_derived("f1", partial(_of_counts, score=f1_score))
-                metrics.log_derived("mcc", partial(_of_counts, score=matthews_correlation))
+        counts = ({k: v for k, v in log.items() if k not in _SCORES} for log in logging_outputs)
+        total = SummedLogs.totals([*counts])
+        size, loss = total["sample_size"], total["loss"] / total["sample_size"]
+        if "ncorrect" in total:
+            metrics.log_scalar("loss", loss / math.log(2), size, round=3)
+            metrics.log_scalar("accuracy", 100.0 * total["ncorrect"] / size, size, round=2)
         else:
-            metrics.log_scalar("loss", loss / size, size, round=3)
+            metrics.log_scalar("loss", loss, size, round=3)
+        if "both" in total:
+            for name in _COUNTS:
+                metrics.log_scalar_sum(f"_{name}", total[name])
+            metrics.log_derived("f1", partial(_of_counts, score=f1_score))
+            metrics.log_derived("mcc", partial(_of_counts, score=matthews_correlation))
         # A question's candidates may lie in several batches and on several workers, and a mean
         # over batches is no F1, correlation or mean over questions: all rows are kept.
         for kind, scores in _SCORES.items():
@@ -126,7 +126,7 @@ class SentencePredictionCriterion(FairseqCriterion):
 
 
 def _of_counts(meters, *, score: Callable[..., float]) -> float:
-    counts = (meters[f"_{name}"].sum for name in ("size", "found", "right", "both"))
+    counts = (meters[f"_{name}"].sum for name in _COUNTS)
     return round(100 * score(*map(int, counts)), 2)
 
 
@@ -137,16 +137,14 @@ def _scored(meters, *, kind: str, score: Callable[..., float]) -> float:
     return round(score(*columns), 4)
 
 
-def _ranking(question, line, score, relevant) -> RankingScores:
-    return ranking_scores(question, score, relevant, line.astype(int))
+def _ranking(place: int, question, line, score, relevant) -> float:
+    """MAP or MRR, as `ranking_scores` returns them."""
+    return ranking_scores(question, score, relevant, line.astype(int))[place]
 
 
 #: of each kind of rows the scores that are logged; those of GLUE in percent
 _SCORES = {
-    "candidates": {
-        "map": lambda *columns: _ranking(*columns)[0],
-        "mrr": lambda *columns: _ranking(*columns)[1],
-    },
+    "candidates": {"map": partial(_ranking, 0), "mrr": partial(_ranking, 1)},
     "regressed": {
         "pearson": lambda found, right: 100 * pearson_correlation(found, right),
         "spearman": lambda found, right: 100 * spearman_correlation(found, right),
