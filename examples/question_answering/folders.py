@@ -36,7 +36,7 @@ import numpy as np
 from scipy.stats import binom
 
 from examples.question_answering.reader_data import DIVIDED, part_of, read
-from fairseq_clusterformer.cli.common import Parser, whole_number
+from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.documents.found import FEATURES, Weights
 from fairseq_clusterformer.metrics.answers import exact_match, f1
 
@@ -67,30 +67,23 @@ def make(data: Path, out: Path) -> None:
             _write(out / f"{part}-{number + 1}.json", record)
 
 
-def runs(test: Path, out: Path, most: int | None) -> None:
-    """Write a folder of one file for each of the first questions of a test: its paragraphs."""
-    (out / "articles").mkdir(parents=True, exist_ok=True)
-    for line in test.read_text(encoding="utf-8").splitlines()[:most]:
-        record = json.loads(line)
-        file, texts = f"run-{record['id']}.txt", {answer["text"] for answer in record["answers"]}
-        text = "\n\n".join(record["paragraphs"])
-        (out / "articles" / file).write_text(text, encoding="utf-8")
-        row = {"question": record["question"], "answers": sorted(texts), "file": file}
-        name = file.removesuffix(".txt") + ".json"
-        _write(out / name, {"documents": [file], "questions": [row]})
-
-
-def whole(test: Path, out: Path, most: int | None) -> None:
-    """Write a folder for each article that the first questions of a test are about."""
+def alone(test: Path, out: Path, most: int | None, *, runs: bool) -> None:
+    """Write a folder of one file for each article that the first questions of a test are about; of
+    ``runs``, for each question, of whose paragraphs an article is made."""
     asked: dict[str, list[dict]] = {}
     for line in test.read_text(encoding="utf-8").splitlines()[:most]:
         record = json.loads(line)
-        file, texts = f"{record['title']}.txt", {answer["text"] for answer in record["answers"]}
-        row = {"question": record["question"], "answers": sorted(texts), "file": file}
-        asked.setdefault(file, []).append(row)
-    for file, rows in asked.items():
-        name = f"whole-{file.removesuffix('.txt')}.json"
-        _write(out / name, {"documents": [file], "questions": rows})
+        name = f"run-{record['id']}" if runs else record["title"]
+        texts = sorted({answer["text"] for answer in record["answers"]})
+        row = {"question": record["question"], "answers": texts, "file": f"{name}.txt"}
+        asked.setdefault(name, []).append(row)
+        if runs:
+            path = out / "articles" / f"{name}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n\n".join(record["paragraphs"]), encoding="utf-8")
+    for name, rows in asked.items():
+        record = {"documents": [f"{name}.txt"], "questions": rows}
+        _write(out / f"{'' if runs else 'whole-'}{name}.json", record)
 
 
 def _write(path: Path, record: dict) -> None:
@@ -135,12 +128,8 @@ def ask(args: Namespace) -> None:
                 row["passage"] = args.passage
                 row["seconds"] = time.perf_counter() - begun
                 row["found"] = [
-                    {
-                        "file": Path(each.file).name,
-                        "text": each.text,
-                        **each.features,
-                        **scores(each.text, row["answers"]),
-                    }
+                    {"file": Path(each.file).name, "text": each.text, **each.features}
+                    | scores(each.text, row["answers"])
                     for each in found
                     if each.type == "short"
                 ]
@@ -232,11 +221,6 @@ def threshold(of_right: np.ndarray, lost: float = 0.1, confidence: float = 0.9) 
     return float(np.sort(of_right)[max(below - 1, 0)])
 
 
-def tenth_lost(of_right: np.ndarray) -> float:
-    """The tenth percentile, rounded down to one of these numbers."""
-    return float(np.quantile(of_right, 0.1, method="lower"))
-
-
 def ordered(row: dict, weights: Weights) -> list[dict]:
     """The answers to a question, best first."""
     return [row["found"][place] for place in np.argsort(-sums(row, weights), kind="stable")]
@@ -262,7 +246,8 @@ def score(rows: list[dict], weights: Weights) -> tuple[dict[str, float], list[tu
         "exact match": [order[0]["exact"] * order[0]["right"] for _, order in asked],
         "F1": [order[0]["f1"] * (order[0]["file"] == file) for file, order in asked],
     }
-    tenth = tenth_lost(shown[right]) if right.any() else 1.0
+    # the tenth percentile, rounded down to one of these numbers
+    tenth = float(np.quantile(shown[right], 0.1, method="lower")) if right.any() else 1.0
     thresholds = {"calibrated": weights.threshold or 0.5, "a tenth lost": tenth}
     for name, least in thresholds.items():
         found[f"{name}: refused of those without an answer"] = shown[none] < least
@@ -278,50 +263,47 @@ def score(rows: list[dict], weights: Weights) -> tuple[dict[str, float], list[tu
     return shares, bins
 
 
-def _weights(path: Path | None) -> Weights:
-    return Weights() if path is None else Weights.from_file(path)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Make folders of many articles or of one, ask, fit or score."""
     parser = Parser(prog="python -m examples.question_answering.folders", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     names = ("make", "whole", "runs", "ask", "fit", "score")
-    made, alone, run, asked, fitted, scored = map(commands.add_parser, names)
-    made.add_argument("data", type=Path)
-    for command in (alone, run):
-        command.add_argument("test", type=Path)
-    for command in (made, alone, run):
-        command.add_argument("out", type=Path)
-    asked.add_argument("checkpoint")
-    asked.add_argument("folders", type=Path, nargs="+")
-    asked.add_argument("--dtype", default="float32")
-    for option in ("--data", "--encoder", "--index"):
-        asked.add_argument(option, type=Path)
-    asked.add_argument("--windows", type=int)
-    asked.add_argument("--passage", type=whole_number, metavar="N")
-    for command in (alone, run, asked):
-        command.add_argument("--limit", type=whole_number, metavar="N")
-    for command in (asked, fitted):
-        command.add_argument("--out", type=Path, required=True)
+    made, whole, run, asked, fitted, scored = map(commands.add_parser, names)
+    made.add("data FOLDER", "with squad/")
+    for command in (whole, run):
+        command.add("test FILE", "of reader_data --long")
+    for command in (made, whole, run):
+        command.add("out OUT", "the folder to write to")
+    asked.add("checkpoint CHECKPOINT", "a reader's", type=str)
+    asked.add("folders FILE", "what make, whole and runs wrote", nargs="+")
+    asked.add("--dtype NAME", "of the weights", default="float32")
+    asked.add("--data FOLDER", "of the training")
+    asked.add("--encoder FOLDER", "of sentences")
+    asked.add("--index FOLDER", "to keep vectors in")
+    asked.add("--windows N", "of the reader")
+    asked.add("--passage N", "tokens of a passage")
+    for command in (whole, run, asked):
+        command.add("--limit N", "questions")
     for command in (fitted, scored):
-        command.add_argument("answers", type=Path)
-    scored.add_argument("--calibration", type=Path)
+        command.add("answers FILE", "that ask wrote")
+    for command in (asked, fitted):
+        command.add("--out FILE", "to write", required=True)
+    scored.add("--calibration FILE", "that fit wrote")
     args = parser.parse_args(argv)
     if args.command == "make":
         make(args.data, args.out)
     elif args.command in ("whole", "runs"):
-        {"whole": whole, "runs": runs}[args.command](args.test, args.out, args.limit)
+        alone(args.test, args.out, args.limit, runs=args.command == "runs")
     elif args.command == "ask":
         ask(args)
     elif args.command == "fit":
-        weights = fit(rows_of(args.answers))
-        record = {"weights": vars(weights), "questions": len(rows_of(args.answers))}
+        rows = rows_of(args.answers)
+        record = {"weights": vars(fit(rows)), "questions": len(rows)}
         args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         print(args.out.read_text(encoding="utf-8"), end="")
     else:
-        rows = rows_of(args.answers)
-        shares, bins = score(rows, _weights(args.calibration))
+        rows, path = rows_of(args.answers), args.calibration
+        shares, bins = score(rows, Weights.from_file(path) if path else Weights())
         for name, value in shares.items():
             print(f"{value:6.1f} %  {name}")
         print(f"{np.mean([row['seconds'] for row in rows]):6.2f} s  a question, of {len(rows)}")

@@ -121,12 +121,6 @@ def test_what_is_shown_is_the_share_of_right_answers(rows):
         assert abs(shown - share) < 0.15
 
 
-@pytest.mark.parametrize("number", [1, 9, 10, 11, 25, 31])
-def test_a_threshold_loses_a_tenth_at_most(number):
-    values = np.random.default_rng(number).permutation(number) / number
-    assert (values < folders.tenth_lost(values)).sum() == (number - 1) // 10
-
-
 @pytest.mark.parametrize(("number", "below"), [(1, 0), (21, 0), (22, 0), (38, 1), (135, 8)])
 def test_a_threshold_that_loses_a_tenth_of_others_as_well(number, below):
     """Nine times in ten, whatever sample it was chosen by."""
