@@ -3,13 +3,12 @@
 from argparse import Namespace
 from pathlib import Path
 
-import numpy as np
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor
 
-import fairseq_clusterformer.etc.masked_lm  # noqa: F401  whose sizes those of all are
+from fairseq_clusterformer.etc.masked_lm_task import Lines
 from fairseq_clusterformer.models.options import defaults_of
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
@@ -53,12 +52,9 @@ def write(path: Path, tensors: dict[str, Tensor], max_distance: int = 2) -> Path
     return path
 
 
-class Lines(list):
-    """Sentences, each with ``</s>`` behind it, as fairseq's data sets have them."""
-
-    def __init__(self, *lines: list[int]):
-        super().__init__(torch.tensor([*line, 2]) for line in lines)
-        self.sizes = np.array([len(line) for line in self])
+def sentences(*lines: list[int]) -> Lines:
+    """Each with ``</s>`` behind it."""
+    return Lines(torch.tensor([*line, 2]) for line in lines)
 
 
 def assert_all_have_gradients(model: torch.nn.Module) -> None:

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from fairseq_clusterformer.etc.masked_parts import NO_EXAMPLE, MaskedParts, packed, pieces_of
-from tests.etc.models import Lines, make_dictionary
+from tests.etc.models import make_dictionary, sentences
 
 WORDS = 40
 
 
-def make(lines: Lines, *, begins: np.ndarray | None = None, **options) -> MaskedParts:
+def make(lines: list, *, begins: np.ndarray | None = None, **options) -> MaskedParts:
     words = make_dictionary(WORDS, "<mask>")
     begins = np.ones(len(words), bool) if begins is None else begins
     options = {"most": 12, "most_parts": 4, **options}
@@ -34,7 +34,7 @@ def test_short_pieces_share_rows() -> None:
 
 
 def test_rows_are_documents_in_parts() -> None:
-    lines = Lines([4, 5, 6], [7], [], [8, 9], [], [10] * 11, [11] * 11)
+    lines = sentences([4, 5, 6], [7], [], [8, 9], [], [10] * 11, [11] * 11)
     found = make(lines, hidden_parts=0, guessed=0)
     assert [len(found), *found.sizes] == [3, 11, 11, 6]
     batch = found.collater([found[2], found[0]])
@@ -52,7 +52,7 @@ def test_rows_are_documents_in_parts() -> None:
 
 
 def test_blocks_and_none() -> None:
-    lines = Lines([4, 5, 6], [7, 8], [], [9])
+    lines = sentences([4, 5, 6], [7, 8], [], [9])
     blocks = make(lines, parts="blocks", block=2, hidden_parts=0)[0]
     assert blocks["spans"].tolist() == [[0, 2], [2, 4], [4, 5], [5, 6]]
     assert blocks["global_examples"].tolist() == [0, 0, 0, 1]
@@ -61,13 +61,15 @@ def test_blocks_and_none() -> None:
 
 
 def test_a_line_that_is_too_long_loses_its_end() -> None:
-    assert make(Lines([*range(4, 24)]), hidden_parts=0, guessed=0)[0]["tokens"].tolist() == [
+    assert make(sentences([*range(4, 24)]), hidden_parts=0, guessed=0)[0]["tokens"].tolist() == [
         *range(4, 16)
     ]
 
 
 def test_hidden_parts_show_nothing_and_stand_alone() -> None:
-    found = make(Lines([4, 5], [6, 7, 8], [9]), hidden_parts=0.5, guessed=1, kept=0, replaced=0)
+    found = make(
+        sentences([4, 5], [6, 7, 8], [9]), hidden_parts=0.5, guessed=1, kept=0, replaced=0
+    )
     mask, seen = make_dictionary(WORDS, "<mask>").index("<mask>"), set()
     for epoch in range(1, 31):
         found.set_epoch(epoch)
@@ -88,7 +90,7 @@ def test_hidden_parts_show_nothing_and_stand_alone() -> None:
 def test_hidden_parts_share_rows() -> None:
     """Of any lengths, in rows of as many tokens as the longest of them, or 512."""
     lines = [[4 + i % WORDS] * (1 + 37 * i % 600) for i in range(40)]
-    found = make(Lines(*lines), most=20_000, most_parts=40, hidden_parts=1)
+    found = make(sentences(*lines), most=20_000, most_parts=40, hidden_parts=1)
     batch = found.collater([found[0]])
     alone = batch["net_input"]["parts"]["alone"]
     assert alone["src_tokens"].numel() < 1.3 * sum(map(len, lines))
@@ -107,17 +109,17 @@ def test_packing_many_takes_no_time() -> None:
 
 
 def test_ends_that_are_lost_are_counted() -> None:
-    assert make(Lines([4] * 20, [5] * 3)).lost == 8
-    assert make(Lines([4] * 12, [5] * 3)).lost == 0
-    assert make(Lines([4] * 3, [], [5] * 3, [6])).left_out == 0
-    assert make(Lines([4] * 3, [], [5] * 3, [6]), least_lines=2).left_out == 1
+    assert make(sentences([4] * 20, [5] * 3)).lost == 8
+    assert make(sentences([4] * 12, [5] * 3)).lost == 0
+    assert make(sentences([4] * 3, [], [5] * 3, [6])).left_out == 0
+    assert make(sentences([4] * 3, [], [5] * 3, [6]), least_lines=2).left_out == 1
 
 
 def test_words_are_guessed_whole_in_the_shares_asked_for() -> None:
     """Of 40,000 tokens; every third one begins a word, and so does each line."""
     begins = np.arange(WORDS + 5) % 3 == 0
     rng = np.random.default_rng(0)
-    lines = Lines(*rng.integers(4, 4 + WORDS, (1000, 40)).tolist())
+    lines = sentences(*rng.integers(4, 4 + WORDS, (1000, 40)).tolist())
     found = make(lines, begins=begins, most=40_000, most_parts=1000, hidden_parts=0, kept=0.2)
     sample = found[0]
     tokens = torch.cat([line[:-1] for line in lines])

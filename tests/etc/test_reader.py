@@ -243,9 +243,7 @@ def test_every_parameter_has_a_gradient(rows: tuple[int, int]) -> None:
             "--narrow-cls is given; allowed: with --hard-global",
         ),
         ({"structure": "text", "clusters": 4}, "--structure is text; allowed: without --clusters"),
-        ({"structure": "x"}, "--structure is x; allowed: contexts, text, flat"),
         ({"clusters": 4, "fixed_blocks": True}, "--clusters is 4, and --fixed-blocks is given"),
-        ({"radius": -1}, "--radius is -1; allowed: 0 or more"),
         (
             {"paragraphs_alone": True, "supporting_facts": True},
             "--paragraphs-alone is given, and --supporting-facts; allowed: one of them",

@@ -2,13 +2,13 @@
 
 from argparse import Namespace
 
-import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_clusterformer.data.sentences import SentenceDataset
+from fairseq_clusterformer.etc.masked_lm_task import Lines
 from fairseq_clusterformer.models.clusterformer_classifier import ClusterformerClassifier
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from tests.models.small import ENCODERS, make_task, sentences
@@ -144,19 +144,12 @@ def test_masked_lm(encoder):
     assert model.lm_head.weight is model.encoder.embed_tokens.weight
 
 
-class Lines(list):
-    """What fairseq-preprocess writes, in memory."""
-
-    def __init__(self, rows: list[list[int]]):
-        super().__init__(torch.tensor(row, dtype=torch.int) for row in rows)
-        self.sizes = np.array([len(row) for row in rows])
-
-
 class TestDataset:
     """Words are numbers from 10 on; <s> 0, <pad> 1, </s> 2."""
 
     def make(self, *texts: list[list[int]], form: str, longest: int, end=True) -> SentenceDataset:
-        rows = [Lines([row + [2] * end for row in text]) for text in texts]
+        ends = [2] * end
+        rows = [Lines(torch.tensor(row + ends).int() for row in text) for text in texts]
         labels = torch.arange(len(texts[0]))
         return SentenceDataset(
             rows, labels, Dictionary(), pair_form=form, max_positions=longest, shuffle=False

@@ -276,7 +276,6 @@ def test_the_rule_recent_keeps_to_the_cluster(rule):
     [
         ({"window_stride": 8}, "--window-stride is 8; allowed: 1 to --window-size, which is 7"),
         ({"window_positions": 6}, "--window-positions is 6; allowed: --window-size"),
-        ({"embedding_scale": 0.0}, "--embedding-scale is 0.0; allowed: above 0"),
         (
             {"embedding_scale": 8.0, "pretrained": "model.pt"},
             "--embedding-scale is 8.0; allowed: 1.0 with --pretrained",

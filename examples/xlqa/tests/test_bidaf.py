@@ -215,10 +215,7 @@ def test_sizes_are_those_of_the_report(architecture, width, filters):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoder_embed_dim": 0}, "--encoder-embed-dim is 0; allowed: 1 or more"),
         ({"word_dim": -1}, "--word-dim is -1; allowed: 0 or more"),
-        ({"letter_dim": 0}, "--letter-dim is 0; allowed: 1 or more"),
-        ({"max_words": 0}, "--max-words is 0; allowed: 1 or more"),
         ({"word_dim": 0, "subword_dim": 0}, "--subword-dim is 0; allowed: 1 or more, where"),
         ({"word_dim": 0, "word_vectors": "x"}, "--word-dim is 0; allowed: the width of --word"),
     ],

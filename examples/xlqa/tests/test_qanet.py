@@ -213,16 +213,12 @@ def test_sizes_are_those_of_the_report(architecture, width, millions):
     [
         ({"attention": "dense"}, "--attention is dense: unknown kind 'dense'; allowed: full"),
         ({"attention": "window(0)"}, "--attention is window"),
-        ({"encoder_layers": 1}, "--encoder-layers is 1; allowed: 2 or more"),
         ({"encoder_attention_heads": 5}, "--encoder-attention-heads is 5; allowed: a number"),
-        ({"stochastic_depth": 1.0}, "--stochastic-depth is 1.0; allowed: 0 or more, below 1"),
-        ({"convolutions": -1}, "--convolutions is -1; allowed: 0 or more"),
         ({"positions": "learned"}, "--positions is learned; allowed: sinusoidal, rotary"),
         ({"positions": "none"}, "--positions is none; allowed: sinusoidal, rotary"),
         ({"positions": "old"}, "--positions is old; allowed: "),
         ({"copying_start": True}, "--copying-start is True; allowed: in"),
         ({"attention_sinks": 4}, "--attention-sinks is 4; allowed: in models with a decoder"),
-        ({"cluster_rule": "old"}, "--cluster-rule is old; allowed: chunk, recent$"),
         ({"kmeans_bank_size": 2}, "--kmeans-bank-size is 2; allowed: 3 or more, the clusters"),
     ],
 )
