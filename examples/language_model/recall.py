@@ -192,12 +192,6 @@ class Task(NamedTuple):
     tied: bool = False  # words and answers share their embeddings
 
 
-def _entries_fit(setting: Setting) -> tuple[str, bool, str]:
-    least = ENTRY * (setting.pairs + 1)
-    fit = setting.length >= least and setting.length % ENTRY == 0
-    return "length", fit, f"{least} or more, by {ENTRY}"
-
-
 TASKS = {
     "recall": Task(
         make_rows,
@@ -225,7 +219,11 @@ TASKS = {
         lambda s: (DIGITS + 2 * NAMES, DIGITS),
         lambda s: [
             ("pairs", s.pairs <= NAMES**2, f"up to {NAMES**2}, as many as there are names"),
-            _entries_fit(s),
+            (
+                "length",
+                s.length >= ENTRY * (s.pairs + 1) and s.length % ENTRY == 0,
+                f"{ENTRY * (s.pairs + 1)} or more, by {ENTRY}",
+            ),
         ],
     ),
 }

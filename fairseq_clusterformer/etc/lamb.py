@@ -28,24 +28,22 @@ class Lamb(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:
         """Update all parameters that have a gradient."""
         for group in self.param_groups:
+            (beta, beta_of_squares), rate = group["betas"], group["lr"]
             for x in group["params"]:
-                if x.grad is not None:
-                    self._update(x, group)
-
-    def _update(self, x: torch.Tensor, group: dict) -> None:
-        state, gradient, (beta, beta_of_squares) = self.state[x], x.grad.float(), group["betas"]
-        if not state:
-            state.update(step=0, exp_avg=torch.zeros_like(gradient))
-            state["exp_avg_sq"] = torch.zeros_like(gradient)
-        state["step"] += 1
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
-        mean.lerp_(gradient, 1 - beta)
-        square.lerp_(gradient.square(), 1 - beta_of_squares)
-        root = (square / (1 - beta_of_squares ** state["step"])).sqrt() + group["eps"]
-        update = mean / (1 - beta ** state["step"]) / root + group["weight_decay"] * x.float()
-        of_x, of_update = x.float().norm(), update.norm()
-        trust = torch.where((of_x > 0) & (of_update > 0), of_x / of_update, 1.0)
-        x.sub_((group["lr"] * trust * update).to(x.dtype))
+                if x.grad is None:
+                    continue
+                state, gradient, value = self.state[x], x.grad.float(), x.float()
+                if not state:
+                    state.update(step=0, exp_avg=torch.zeros_like(gradient))
+                    state["exp_avg_sq"] = torch.zeros_like(gradient)
+                state["step"] += 1
+                mean = state["exp_avg"].lerp_(gradient, 1 - beta)
+                square = state["exp_avg_sq"].lerp_(gradient.square(), 1 - beta_of_squares)
+                root = (square / (1 - beta_of_squares ** state["step"])).sqrt() + group["eps"]
+                update = mean / (1 - beta ** state["step"]) / root + group["weight_decay"] * value
+                norm, of_update = value.norm(), update.norm()
+                trust = torch.where((norm > 0) & (of_update > 0), norm / of_update, 1.0)
+                x.sub_((rate * trust * update).to(x.dtype))
 
 
 @dataclass

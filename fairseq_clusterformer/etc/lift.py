@@ -108,7 +108,9 @@ def lifted(
         if anew or (name == _CENTROIDS and name not in given):
             result[name] = tensor
             continue
-        source = name if same else _dense_name(name)
+        source = name
+        for pattern, dense in () if same else _DENSE.items():
+            source = re.sub(pattern, dense, source)
         used.add(source)
         result[name] = given[source]
     return result, [name for name in given if name not in used]
@@ -122,10 +124,3 @@ _DENSE = {
     r"\bfinal_norms\.\d": "final_layer_norm",
     r"^norms\.\d": "layer_norm",
 }
-
-
-def _dense_name(name: str) -> str:
-    """What a dense encoder calls what an ETC parameter is lifted from."""
-    for pattern, dense in _DENSE.items():
-        name = re.sub(pattern, dense, name)
-    return name

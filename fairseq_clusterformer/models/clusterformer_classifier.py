@@ -141,8 +141,16 @@ class ClusterformerClassifier(EncoderOnlyModel):
     def load_initial_weights(self) -> None:
         """Start from what ``--word-vectors``, ``--pretrained-checkpoint`` or ``--pretrained``
         names; raises ValueError for files that cannot be read or do not fit."""
-        if self.args.word_vectors:
-            self._load_word_vectors(self.args.word_vectors)
+        if path := self.args.word_vectors:
+            weight, dictionary = self.encoder.embed_tokens.weight, self.encoder.dictionary
+            known = {k: v for k, v in dictionary.indices.items() if v != dictionary.pad()}
+            width, words = weight.size(1), len(dictionary) - dictionary.nspecial
+            found, vectors = read_word_vectors(path, width, "--encoder-embed-dim", known=known)
+            # one factor for all: the spread of new embeddings, so that positions and words without
+            # a vector keep their weight
+            weight.data[[known[w] for w in found]] = vectors * (width**-0.5 / vectors.std())
+            share = 100 * len(found) / words
+            logger.info(f"{path}: vectors of {len(found)} of {words} words ({share:.1f} %)")
         if self.args.pretrained_checkpoint:
             self.load_encoder(self.args.pretrained_checkpoint)
         if self.args.pretrained:
@@ -156,19 +164,6 @@ class ClusterformerClassifier(EncoderOnlyModel):
         if self.args.pooling == "first" and hidden.weight.shape == (width, width):
             parts |= {f"pooler.{name}": f"classifier.1.{name}" for name in ("weight", "bias")}
         return parts
-
-    @torch.no_grad()
-    def _load_word_vectors(self, path: str) -> None:
-        """One factor gives all vectors the spread of new embeddings, so that positions and words
-        without a vector keep their weight."""
-        weight, dictionary = self.encoder.embed_tokens.weight, self.encoder.dictionary
-        known = {k: v for k, v in dictionary.indices.items() if v != dictionary.pad()}
-        width = weight.size(1)
-        found, vectors = read_word_vectors(path, width, "--encoder-embed-dim", known=known)
-        weight[[known[word] for word in found]] = vectors * (width**-0.5 / vectors.std())
-        words = len(dictionary) - dictionary.nspecial
-        share = 100 * len(found) / words
-        logger.info(f"{path}: vectors of {len(found)} of {words} words ({share:.1f} %)")
 
 
 register_sizes(

@@ -116,8 +116,11 @@ class ClusterformerSentenceTask(OwnModels):
         counts = {name: len(rows) for name, rows in {**texts, "label": labels}.items()}
         questions = None
         if self.is_ranking:
-            questions = _read_questions(folder / "group" / f"{split}.txt")
-            counts["group"] = len(questions)
+            path, numbers = folder / "group" / f"{split}.txt", {}
+            lines = _read_lines(path, f"a question's id a line, or no folder {path.parent}")
+            # in the order of their first pairs
+            of_lines = [numbers.setdefault(line.strip(), len(numbers)) for line in lines]
+            questions, counts["group"] = torch.tensor(of_lines), len(of_lines)
         if len(set(counts.values())) > 1 or not len(labels):
             told = ", ".join(f"{name} {count}" for name, count in counts.items())
             allowed = "as many in each, at least one"
@@ -191,13 +194,6 @@ def _read_numbers(path: Path) -> Tensor:
         number = int(labels.isfinite().int().argmin())
         raise ValueError(f"{path}: line {number + 1} is {lines[number]}; allowed: a finite number")
     return labels
-
-
-def _read_questions(path: Path) -> Tensor:
-    """Numbers of the questions, int64 [n], in the order of their first pairs."""
-    numbers: dict[str, int] = {}
-    lines = _read_lines(path, f"a question's id a line, or no folder {path.parent}")
-    return torch.tensor([numbers.setdefault(line.strip(), len(numbers)) for line in lines])
 
 
 def _read_lines(path: Path, allowed: str) -> list[str]:
