@@ -74,19 +74,6 @@ def test_fixed_blocks() -> None:
     assert etc.fixed_blocks(tokens[:1], 4, 1).long_padding is None
 
 
-@torch.no_grad()
-def test_global_tokens_carry_over_the_radius() -> None:
-    """Two layers of radius 5 reach ten tokens; by global tokens, all."""
-    built = model()
-    tokens = torch.randint(4, 24, (1, 60))
-    changed = tokens.clone()
-    changed[0, 0] = 4 + (changed[0, 0] - 3) % 20
-    for structure, reach in ((None, 60), (no_global_token(tokens), 10)):
-        before, after = (built.encoder(x, structure).of_long for x in (tokens, changed))
-        moved = (before - after).abs().amax(-1)[0] > 1e-9
-        assert moved.tolist() == [place <= reach for place in range(60)]
-
-
 def roberta() -> RobertaModel:
     """Its task has one word more, <mask>."""
     args = Namespace(**DENSE, tokens_per_sample=64, max_positions=64)
@@ -288,17 +275,6 @@ def test_a_hidden_part_is_expected_from_its_context_alone() -> None:
         words = built.encoder.embed_tokens.weight
         (grad,) = torch.autograd.grad(states.sum(), words, retain_graph=True)
         assert grad.abs().sum() > 0
-
-
-@torch.no_grad()
-def test_hidden_parts_alone_are_batches_of_one() -> None:
-    built = model_of_parts()
-    parts = [[5, 6], [7, 8, 9], [10]]
-    given = batch_of(parts, hidden_parts=1)["parts"]["alone"]
-    for words, state in zip(parts, built._alone(given), strict=True):
-        structure = Structure(torch.tensor([[[0, len(words)]]]), len(words))
-        alone = built.encoder(torch.tensor([words]), structure).of_global[0, 0]
-        torch.testing.assert_close(state, alone, **CLOSE)
 
 
 @pytest.mark.parametrize("options", [{}, {"clusters": 3}])

@@ -83,21 +83,11 @@ def test_a_dense_checkpoint_fits_and_clusters_start_anew(own):
         clustered.load_state_dict(incomplete)
 
 
-@pytest.mark.parametrize(
-    ("value", "problem"),
-    [
-        (torch.nan, "that are not finite"),
-        (torch.inf, "that are not finite"),
-        ("x", "without numbers"),
-    ],
-)
-def test_damaged_tensors_are_refused(value, problem):
+def test_what_is_no_tensor_is_refused():
     model = make_model()
-    state = model.state_dict()
     name = "decoder.layers.1.fc1.bias"
-    state[name] = value if isinstance(value, str) else state[name].clone().fill_(value)
-    with pytest.raises(ValueError, match=f"tensors {problem}.*, such as {name}"):
-        model.load_state_dict(state)
+    with pytest.raises(ValueError, match=f"tensors without numbers.*, such as {name}"):
+        model.load_state_dict(model.state_dict() | {name: "x"})
 
 
 @pytest.mark.parametrize("architecture", [TransformerModel, ClusterformerModel])
