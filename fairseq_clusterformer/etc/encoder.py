@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS
 from fairseq_clusterformer.models.encoder_only import EncoderOptions
-from fairseq_clusterformer.models.options import check_heads, option
+from fairseq_clusterformer.models.options import check_heads, option, sized
 from fairseq_clusterformer.models.stack import activation
 
 from .global_local import NUM_LABELS, PROJECTIONS, GlobalLocalAttention, Structure
@@ -275,14 +275,11 @@ class ETCEncoder(nn.Module):
 
 
 _GELU = {"activation_fn": "gelu"}
-#: as `register_sizes` takes them; "base" and "large" are the paper's, of 166 and 539 million
-#: parameters
+_LARGE = {"radius": 169, "max_distance": 24, "num_labels": 64}
+#: "base" and "large" are the paper's, of 166 and 539 million parameters
 SIZES = {
-    "tiny": {"encoder": (2, 64, 128, 4), "radius": 16, **_GELU},
-    "small": {"encoder": (4, 256, 1024, 4), **_GELU},
-    "base": {"encoder": (12, 768, 3072, 12), **_GELU},
-    "large": {
-        **{"encoder": (24, 1024, 4096, 16), "radius": 169, **_GELU},
-        **{"max_distance": 24, "num_labels": 64},
-    },
+    "tiny": sized("encoder", 2, 64, 128, 4) | _GELU | {"radius": 16},
+    "small": sized("encoder", 4, 256, 1024, 4) | _GELU,
+    "base": sized("encoder", 12, 768, 3072, 12) | _GELU,
+    "large": sized("encoder", 24, 1024, 4096, 16) | _GELU | _LARGE,
 }

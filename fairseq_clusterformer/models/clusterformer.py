@@ -33,6 +33,7 @@ from .options import (
     flag,
     option,
     register_sizes,
+    sized,
 )
 
 _REFUSED = (
@@ -174,7 +175,8 @@ register_sizes(
     "clusterformer",
     # 1.6 million parameters with 4,000 subwords: Multi30k on a laptop
     tiny=(
-        {"encoder": (3, 128, 256, 4), "decoder_layers": 3, "decoder_attention_heads": 4},
+        sized("encoder", 3, 128, 256, 4),
+        {"decoder_layers": 3, "decoder_attention_heads": 4},
         base_architecture,
     ),
     # CF22 section 4.1: 6 + 6 layers of 512, of 4 or 8 heads, K = 3; "big": of 1,024, 16 heads

@@ -19,7 +19,7 @@ from .encoder_only import (
     masked_mean,
     segment_embeddings,
 )
-from .options import flag, option, register_sizes
+from .options import flag, option, register_sizes, sized
 from .pretrained import load_pretrained, set_sizes_of_folder
 from .word_vectors import read_word_vectors
 
@@ -170,6 +170,6 @@ register_sizes(
     "clusterformer_classifier",
     tiny=TINY,
     # CF22 section 4.2: all layers cluster
-    base={"encoder": (2, 300, 1200, 4), "encoder_attention": "neural"},
+    base=(sized("encoder", 2, 300, 1200, 4), {"encoder_attention": "neural"}),
     pretrained=set_sizes_of_folder,
 )

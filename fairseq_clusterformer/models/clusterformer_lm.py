@@ -27,6 +27,7 @@ from .options import (
     option,
     register_sizes,
     set_defaults,
+    sized,
 )
 from .stack import LayerForm
 
@@ -172,10 +173,8 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
 
 
 _TIED = {"share_decoder_input_output_embed": True, "activation_fn": "gelu"}
-_TINY = {
-    **{"decoder": (3, 64, 256, 4), "dropout": 0.0, "attention_window": 16, "num_clusters": 8},
-    **_TIED,
-}
+_TINY = sized("decoder", 3, 64, 256, 4) | _TIED
+_TINY |= {"dropout": 0.0, "attention_window": 16, "num_clusters": 8}
 #: each head sees 32 tokens, and before these 31 of each of its two nearest clusters
 _COPYING = {
     **{"short_convolution": 4, "attention": "taught", "probes": 2, "routes_by": "heads"},
@@ -202,17 +201,16 @@ register_sizes(
     bytes=(_COPYING, _copying_start, _TINY, base_lm_architecture),
     # 38 million parameters, for contexts of 4,096 bytes (K = 2 N / W)
     enwik8=(
-        {"decoder": (12, 512, 2048, 8), "attention_window": 256, "num_clusters": 32, **_TIED},
+        sized("decoder", 12, 512, 2048, 8) | _TIED,
+        {"attention_window": 256, "num_clusters": 32},
         base_lm_architecture,
     ),
     # of Llama's form, 6 million parameters without the words
     llama=(
-        {
-            **{"decoder": (8, 256, 704, 8), "dropout": 0.0, "decoder_kv_heads": 2, "norm": "rms"},
-            **{"biases": "none", "activation_fn": "swiglu", "positions": "rotary"},
-            **{"share_decoder_input_output_embed": True, "no_scale_embedding": True},
-            "attention": "window*3,gated",
-        },
+        sized("decoder", 8, 256, 704, 8),
+        {"dropout": 0.0, "decoder_kv_heads": 2, "share_decoder_input_output_embed": True},
+        {"norm": "rms", "biases": "none", "activation_fn": "swiglu", "positions": "rotary"},
+        {"no_scale_embedding": True, "attention": "window*3,gated"},
         _sinks,
         base_lm_architecture,
     ),

@@ -22,7 +22,7 @@ from .encoder_only import (
     segment_embeddings,
     set_epsilon,
 )
-from .options import register_sizes
+from .options import register_sizes, sized
 from .pretrained import load_pretrained, set_sizes_of_folder
 
 
@@ -106,6 +106,6 @@ register_sizes(
     "clusterformer_masked_lm",
     tiny=TINY,
     # CF22 appendix F: BERT-small's
-    small={"encoder": (4, 512, 2048, 8), "activation_fn": "gelu"},
+    small=(sized("encoder", 4, 512, 2048, 8), {"activation_fn": "gelu"}),
     pretrained=set_sizes_of_folder,
 )

@@ -29,6 +29,7 @@ from .options import (
     option,
     register_sizes,
     set_defaults,
+    sized,
 )
 from .pretrained import load_pretrained, set_sizes_of_folder
 from .reader import ReaderEncoder, ReaderModel, Reading
@@ -240,17 +241,21 @@ def _of_folder(args: Namespace) -> None:
 register_sizes(
     "clusterformer_reader",
     # learns on a laptop's processor
-    tiny={
-        **{"encoder": (4, 64, 256, 4), "cluster_layers": "2", "num_clusters": 16},
-        **{"window_size": 64, "window_stride": 56, "window_positions": 128},
-    },
+    tiny=(
+        sized("encoder", 4, 64, 256, 4),
+        {"window_size": 64, "window_stride": 56, "window_positions": 128},
+        {"cluster_layers": "2", "num_clusters": 16},
+    ),
     # MiniLM's, with BERT's token types
-    minilm={
-        **{"encoder": (6, 384, 1536, 12), "cluster_layers": "3,5"},
-        **{"token_types": 2, "layer_norm_eps": 1e-12},
-    },
+    minilm=(
+        sized("encoder", 6, 384, 1536, 12),
+        {"token_types": 2, "layer_norm_eps": 1e-12, "cluster_layers": "3,5"},
+    ),
     pretrained=_of_folder,
     base={},  # RoBERTa-base's, as the options have them; clusters as far up as in "large"
     # CF20 section 4.2: RoBERTa-large's, two layers across windows
-    large={"encoder": (24, 1024, 4096, 16), "cluster_layers": "15,20", "num_clusters": 512},
+    large=(
+        sized("encoder", 24, 1024, 4096, 16),
+        {"cluster_layers": "15,20", "num_clusters": 512},
+    ),
 )

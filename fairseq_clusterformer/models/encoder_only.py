@@ -21,13 +21,14 @@ from .options import (
     complete,
     option,
     options_of,
+    sized,
 )
 
 logger = logging.getLogger(__name__)
 
 _PRETRAINED = ("encoder.", "vocabulary")
 #: learns on a laptop's processor in minutes
-TINY = {"encoder": (2, 64, 128, 4)}
+TINY = sized("encoder", 2, 64, 128, 4)
 ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
 
 

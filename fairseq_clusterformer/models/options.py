@@ -4,7 +4,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import Any, Optional, get_args, get_type_hints
 
@@ -175,36 +174,25 @@ def set_defaults(args, **values) -> None:
                 setattr(args, name, value)
 
 
-def set_sizes(
-    args, side: str, *, layers: int, width: int, inner: int, heads: int, **others
-) -> None:
-    """Set the sizes of an encoder or a decoder, and other options, as `set_defaults` does."""
+def sized(side: str, layers: int, width: int, inner: int, heads: int) -> dict[str, int]:
+    """The options of an encoder's or a decoder's size."""
     sizes = {"layers": layers, "embed_dim": width, "ffn_embed_dim": inner}
-    sizes["attention_heads"] = heads
-    set_defaults(args, **{f"{side}_{name}": size for name, size in sizes.items()}, **others)
+    return {f"{side}_{k}": size for k, size in (sizes | {"attention_heads": heads}).items()}
 
 
 Step = Mapping[str, object] | Callable[[Namespace], None]
 
 
 def register_sizes(model: str, **sizes: Step | tuple[Step, ...]) -> None:
-    """Register ``MODEL_NAME`` for the name of each size: steps one after another that set its
-    options. A step is a function, or values, of which "encoder" and "decoder" are a side's layers,
-    width, inner width and heads."""
-    for name, steps in sizes.items():
-        steps = steps if isinstance(steps, tuple) else (steps,)
-        register_model_architecture(model, f"{model}_{name}")(partial(_take, steps=steps))
+    """Register ``MODEL_NAME`` for the name of each size: the options that it sets, or a function
+    that sets them, or several of these one after another."""
+    for name, size in sizes.items():
 
+        def set_options(args: Namespace, size=size):
+            for step in size if isinstance(size, tuple) else (size,):
+                step(args) if callable(step) else set_defaults(args, **step)
 
-def _take(args: Namespace, steps: tuple[Step, ...]) -> None:
-    for step in steps:
-        if callable(step):
-            step(args)
-            continue
-        for side in step.keys() & {"encoder", "decoder"}:
-            names = ("layers", "width", "inner", "heads")
-            set_sizes(args, side, **dict(zip(names, step[side], strict=True)))
-        set_defaults(args, **{k: v for k, v in step.items() if k not in ("encoder", "decoder")})
+        register_model_architecture(model, f"{model}_{name}")(set_options)
 
 
 def defaults_of(options: type[FairseqDataclass]) -> dict[str, object]:

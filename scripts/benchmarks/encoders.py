@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fairseq_clusterformer.etc.encoder import SIZES
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
-from fairseq_clusterformer.models.options import set_sizes
+from fairseq_clusterformer.models.options import set_defaults
 from scripts.benchmarks import common
 
 WORDS = 8000
@@ -38,7 +38,7 @@ def make_model(name: str, args: Namespace, length: int) -> nn.Module:
         dictionary.add_symbol(str(word))
     task = Namespace(source_dictionary=dictionary, max_positions=lambda: length)
     options = Namespace(attention_kernel=args.impl, dropout=0.0)
-    set_sizes(options, "encoder", **SIZES[args.size])
+    set_defaults(options, **SIZES[args.size])
     if name.startswith("etc"):
         options.block = 97 if name == BLOCKS else -(-length // args.parts)
         return ETCMaskedLM.build_model(options, task)
