@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fairseq_clusterformer.clustering.fuzzy import Similarity, fuzzy_clusters
+from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, Similarity, fuzzy_clusters
 from fairseq_clusterformer.errors import UserError, bad_option, reading
 from fairseq_clusterformer.precision import full_float32
 
@@ -37,6 +37,8 @@ class Clusters:
         neural = (self.log_normalizer, self.similarity, self.temperature)
         if {value is not None for value in neural} != {self.spherical is None}:
             raise ValueError("spherical, or what neural clusters have, is missing or too many")
+        if self.similarity not in (None, *SIMILARITIES):
+            raise ValueError(f"similarity is {self.similarity}")
 
     @torch.no_grad()
     @full_float32()
