@@ -5,7 +5,6 @@ from argparse import Namespace
 
 import pytest
 import torch
-from fairseq.logging import metrics
 
 from openkp.task import (
     ETCKeyphrasesLoss,
@@ -79,40 +78,6 @@ def test_no_gradient_where_there_is_no_n_gram(place: str) -> None:
     loss.sum().backward()
     assert logits.grad.isfinite().all()
     assert not logits.grad[logits == NONE].any()
-
-
-class Data:
-    """Texts of two pages; of the second no keyphrase is known."""
-
-    def texts(self, number: int) -> dict:
-        phrases = [["A b", "b", "no such"], None][number]
-        return {"text": "A b a b", "phrases": phrases}
-
-
-class Model:
-    training = False
-
-    def __call__(self, **net_input):
-        return LOGITS.repeat(2, 1, 1), {}
-
-
-def test_what_is_logged() -> None:
-    """The best phrases are "a b", "a", "b", "b a"."""
-    cfg = Namespace(_name="etc_keyphrases", max_nodes=9)
-    dataset = Namespace(data=Data())
-    criterion = ETCKeyphrasesLoss(Namespace(cfg=cfg, dataset=lambda split: dataset), "max")
-    target = {"phrases": torch.cat([PHRASES, NO_PHRASE]), "first": FIRST.repeat(2, 1, 1)}
-    sample = {"id": torch.tensor([0, 1]), "split": "valid", "net_input": {}, "target": target}
-    loss, size, log = criterion(Model(), sample | {"ntokens": 8, "nsentences": 2})
-    assert size == 1
-    with metrics.aggregate() as found:
-        ETCKeyphrasesLoss.reduce_metrics([log, log])
-    values = found.get_smoothed_values()
-    assert values["loss"] == pytest.approx(float(loss) / math.log(2), abs=1e-3)
-    expected = {1: (100, 33.33, 50), 3: (66.67, 66.67, 66.67), 5: (40, 66.67, 50)}
-    for depth, of_depth in expected.items():
-        names = [f"{name}_at_{depth}" for name in ("precision", "recall", "f1")]
-        assert [float(values[name]) for name in names] == pytest.approx(of_depth, abs=0.01)
 
 
 def test_another_task() -> None:
