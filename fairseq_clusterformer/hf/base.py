@@ -26,7 +26,7 @@ from transformers import (
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.clustering import summary
 from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig
-from fairseq_clusterformer.models.decoding import decode
+from fairseq_clusterformer.models.decoder import decode
 
 from .cache import ClusterformerCache
 from .configuration import ClusterformerConfig, build_model

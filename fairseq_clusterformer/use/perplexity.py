@@ -21,8 +21,7 @@ from fairseq_clusterformer.attention.past import tensors
 from fairseq_clusterformer.corpora.binarize import write_dataset
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.models.decoder import ClusterformerDecoder
-from fairseq_clusterformer.models.decoding import DecoderState, decode
+from fairseq_clusterformer.models.decoder import ClusterformerDecoder, DecoderState, decode
 
 from ..checkpoints.load import Loaded
 from .breakdown import Breakdown

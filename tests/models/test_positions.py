@@ -8,7 +8,7 @@ from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbe
 
 from fairseq_clusterformer.models import options as attention_options
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModel
-from fairseq_clusterformer.models.decoding import DecoderState, decode
+from fairseq_clusterformer.models.decoder import DecoderState, decode
 from fairseq_clusterformer.models.options import POSITIONS
 from fairseq_clusterformer.use.perplexity import as_one_text
 from tests.models.small import letters, make_lm
