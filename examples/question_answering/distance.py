@@ -159,7 +159,6 @@ def _write(
     tokens: Tokens,
     draw: random.Random,
 ) -> dict[str, int]:
-    """Write a split, a question a line."""
     lines, characters = [], 0
     split = [[(text, tokens(text)) for text in sentences(passage)] for passage in pool]
     for number, distances in stages:

@@ -163,7 +163,6 @@ class QACriterion(SummedLogs, FairseqCriterion):
         self.span_marginal = span_marginal
 
     def forward(self, model, sample, reduce=True):
-        """As fairseq's: (loss, sample size, what to log)."""
         logits, _ = model(**sample["net_input"])
         target = sample["target"]
         types, shared = target["types"], isinstance(logits, SharedLogits)
@@ -232,7 +231,6 @@ class QACriterion(SummedLogs, FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:
-        """Aggregate logging outputs from data parallel training."""
         total = cls.totals(logging_outputs)
         size = total["sample_size"]
         metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)

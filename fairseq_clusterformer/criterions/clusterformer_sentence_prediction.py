@@ -68,7 +68,6 @@ class SentencePredictionCriterion(FairseqCriterion):
         self.relevant = task.classes.index(relevant_label) if self.is_ranking else None
 
     def forward(self, model, sample, reduce=True):
-        """As fairseq's: (loss, sample size, what to log)."""
         net_output = model(**sample["net_input"])
         target = model.get_targets(sample, net_output)
         reduction, log = "sum" if reduce else "none", {}
@@ -97,7 +96,6 @@ class SentencePredictionCriterion(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:
-        """Aggregate logging outputs from data parallel training."""
         counts = ({k: v for k, v in log.items() if k not in _SCORES} for log in logging_outputs)
         total = SummedLogs.totals([*counts])
         size, loss = total["sample_size"], total["loss"] / total["sample_size"]

@@ -98,7 +98,6 @@ class ClusteringLosses:
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:
-        """Aggregate logging outputs from data parallel training."""
         super().reduce_metrics(logging_outputs)
         size = sum(log.get("clustered_size", 0) for log in logging_outputs)
         if size == 0:

@@ -539,7 +539,6 @@ class GlobalLocalAttention(nn.Module):
         return _attended(logits, v.mT, hidden, self._rate, length)
 
     def _among_global(self, given: _Projected, structure: Structure) -> Part:
-        """What global tokens find in each other."""
         number = structure.spans.size(1)
         place = torch.arange(number, device=given.q.device)
         label = self.labels.of_distance(place - place.unsqueeze(-1))

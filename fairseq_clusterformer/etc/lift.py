@@ -67,7 +67,6 @@ class ETCModel(EncoderOnlyModel):
         return unfit(_OPTION, self.args.lift, problem, allowed)
 
     def _lifted(self, given: dict) -> dict[str, Tensor]:
-        """The encoder's parameters from a checkpoint."""
         found, words = renamed(given["model"]), self.encoder.dictionary
         with_mask = copy.deepcopy(words)  # tasks of masked words add one that is in no dict.txt
         with_mask.add_symbol("<mask>")

@@ -178,7 +178,6 @@ class ETCReaderEncoder(ETCEncoder):
         )
 
     def _parts(self, given: dict[str, Tensor], long: _LongInput) -> Structure:
-        """What global tokens stand for, and see."""
         spans, types = given["spans"], given["types"]
         hidden = given["words"].eq(self.dictionary.pad())
         seen = {"long_padding": long.padding, "global_padding": hidden}

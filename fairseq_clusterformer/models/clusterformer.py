@@ -108,14 +108,12 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
 
     @classmethod
     def add_args(cls, parser):
-        """Add fairseq's options of a Transformer, and ours."""
         gen_parser_from_dataclass(
             parser, MODEL_DATACLASS_REGISTRY["clusterformer"](), delete_default=True
         )
 
     @classmethod
     def build_model(cls, args, task):
-        """Build a model; raises ValueError for an option that is not allowed."""
         base_architecture(args)
         complete(args, ClusterformerOptions)
         attention = {side: attention_plan(args, side) for side in ("encoder", "decoder")}

@@ -100,7 +100,6 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
 
     @classmethod
     def build_model(cls, args, task):
-        """Build a model; raises ValueError for an option that is not allowed."""
         complete(args, LanguageModelOptions)
         plan = attention_plan(args, "decoder", spec="attention", rule="cluster_rule")
         set_defaults(args, max_target_positions=None)

@@ -210,7 +210,6 @@ class ETCKeyphrasesTask(OwnModels):
     as_text = False  # the model reads no nodes
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """As `OwnModels` does."""
         model = super().build_model(cfg, from_checkpoint)
         self.as_text = model.args.fixed_blocks
         return model
