@@ -267,7 +267,8 @@ def _kinds_of_layers(
     if cluster_rule not in _RULES[side]:
         raise refused(flag(rule), cluster_rule, ", ".join(_RULES[side]))
     known = options_of_kinds(attention_kinds())
-    defaults = {name: getattr(args, name) for name, *_ in known}
+    # a plug-in's kind may be younger than the model
+    defaults = {name: getattr(args, name, item.default) for name, _, item in known}
     # What an encoder does not have is for the decoder; in a spec it is refused.
     if side == "encoder":
         defaults |= {"attention_sinks": 0, "cache_positions": False}
