@@ -102,10 +102,9 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
     def build_model(cls, args, task):
         complete(args, LanguageModelOptions)
         plan = attention_plan(args, "decoder", spec="attention", rule="cluster_rule")
-        set_defaults(args, max_target_positions=None)
+        set_defaults(args, max_target_positions=None, tokens_per_sample=None)
         if args.max_target_positions is None:
-            set_defaults(args, tokens_per_sample=DEFAULT_MAX_TARGET_POSITIONS)
-            args.max_target_positions = args.tokens_per_sample
+            args.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
         cfg, gated = TransformerConfig.from_namespace(args), args.activation_fn == "swiglu"
         if gated:
             cfg.activation_fn = "swish"
