@@ -170,12 +170,9 @@ class Kind(nn.Module, ABC):
     def chunks(self, text: Text, assignment: Assignment) -> Sight:
         """By the rule "chunk": a chunk of the tokens sorted by cluster, and the one before (CF22).
         Not causal, for where it begins depends on all."""
-        how = {"padding_mask": text.batch.padding_mask, "impl": text.tokens.impl}
+        how = {"earlier_only": self.rule.causal, "padding_mask": text.batch.padding_mask}
         layouts = [
-            chunk_layout(
-                found.queries[0], self.rule.clusters, earlier_only=self.rule.causal, **how
-            )
-            for found in text.rounds
+            chunk_layout(found.queries[0], self.rule.clusters, **how) for found in text.rounds
         ]
         if self.rule.own != "fallback":
             return Sight(tuple(layouts))

@@ -51,7 +51,6 @@ def recent_layouts(
     gap: int = 0,
     batch: Batch,
     key_clusters: Tensor | None = None,
-    impl: str = "auto",
 ) -> tuple[Layout, ...]:
     """Recent rule: a query sees the W latest keys of its cluster up to its own position.
 
@@ -66,7 +65,6 @@ def recent_layouts(
         gap: keys nearer than that are not seen; 0: all are, the query's own included.
         batch: padding is not seen, nor is another document.
         key_clusters: cluster of each key if keys are clustered apart from queries.
-        impl: of the sort, as of :func:`~fairseq_clusterformer.kernels.ranged_attention`.
 
     Returns:
         One layout; not causal, with a gap: one of what stands before, and one of what follows.
@@ -76,10 +74,10 @@ def recent_layouts(
         clusters, num_clusters = clusters + first, num_clusters * batch.num_documents
         key_clusters = None if key_clusters is None else key_clusters + first
     padding_mask = batch.padding_mask
-    query_order, key_code = _sort_by_cluster(clusters, num_clusters, padding_mask, impl)
+    query_order, key_code = _sort_by_cluster(clusters, num_clusters, padding_mask)
     key_order = query_order
     if key_clusters is not None:
-        key_order, key_code = _sort_by_cluster(key_clusters, num_clusters, padding_mask, impl)
+        key_order, key_code = _sort_by_cluster(key_clusters, num_clusters, padding_mask)
     length = clusters.size(-1)
     query_cluster = clusters.gather(-1, query_order)
 
@@ -169,7 +167,6 @@ def chunk_layout(
     *,
     earlier_only: bool = False,
     padding_mask: Tensor | None = None,
-    impl: str = "auto",
 ) -> Layout:
     """Chunk rule (CF22 eq. 5 and 8-10): tokens sorted by cluster, cut into K equal chunks.
 
@@ -183,7 +180,7 @@ def chunk_layout(
         earlier_only: CF22 eq. 13 on top. Not causal: where chunks begin depends on the future.
         padding_mask: bool [B, N], True where a token is padding.
     """
-    order, _ = _sort_by_cluster(clusters, num_clusters, padding_mask, impl)
+    order, _ = _sort_by_cluster(clusters, num_clusters, padding_mask)
     length, real = clusters.size(-1), _real(order, padding_mask)
     chunk = torch.div(real + num_clusters - 1, num_clusters, rounding_mode="floor").clamp(min=1)
     num_chunks = torch.div(real + chunk - 1, chunk, rounding_mode="floor")
@@ -211,11 +208,10 @@ def own_chunk_layout(
     chunk: int,
     *,
     padding_mask: Tensor | None = None,
-    impl: str = "auto",
 ) -> Layout:
     """Chunk rule of CF20 (eq. 6 and 7): tokens sorted by cluster, cut into chunks of C slots, and
     what is left over; a query sees its own chunk. Arguments as of :func:`chunk_layout`."""
-    order, _ = _sort_by_cluster(clusters, num_clusters, padding_mask, impl)
+    order, _ = _sort_by_cluster(clusters, num_clusters, padding_mask)
     slot = torch.arange(order.size(-1), device=order.device).expand_as(order)
     real = _real(order, padding_mask).unsqueeze(-1)
     lo = slot - slot % chunk
@@ -224,7 +220,7 @@ def own_chunk_layout(
 
 
 def top_layout(
-    clusters: Tensor, similarity: Tensor, *, padding_mask: Tensor | None = None, impl: str = "auto"
+    clusters: Tensor, similarity: Tensor, *, padding_mask: Tensor | None = None
 ) -> Layout:
     """Top rule (Routing Transformer): a query sees the 2 ceil(n / K) keys that are most similar to
     the centroid of its cluster, wherever they stand; n is the row's number of real tokens.
@@ -239,7 +235,7 @@ def top_layout(
         padding_mask: bool [B, N], True where a token is padding.
     """
     length, num_clusters = similarity.shape[-2:]
-    order, _ = _sort_by_cluster(clusters, num_clusters, padding_mask, impl)
+    order, _ = _sort_by_cluster(clusters, num_clusters, padding_mask)
     real = _real(order, padding_mask)
     if padding_mask is not None:
         similarity = similarity.masked_fill(padding_mask[:, None, :, None], -torch.inf)
@@ -258,12 +254,12 @@ def top_layout(
 
 
 def _sort_by_cluster(
-    clusters: Tensor, num_clusters: int, padding_mask: Tensor | None, impl: str
+    clusters: Tensor, num_clusters: int, padding_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Tokens by cluster, then position, padding last: (order, sorted codes), each [B, G, N]."""
     if padding_mask is not None:
         clusters = clusters.masked_fill(padding_mask.unsqueeze(1), num_clusters)
-    return sort_by_cluster(clusters.contiguous(), num_clusters + 1, impl=impl)
+    return sort_by_cluster(clusters.contiguous(), num_clusters + 1)
 
 
 def _real(order: Tensor, padding_mask: Tensor | None) -> Tensor:

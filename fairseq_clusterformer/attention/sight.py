@@ -185,7 +185,7 @@ def recent(rule: Rule, text: Text) -> Sight:
     if not text.rounds:
         return Sight(text.window(rule.by_cluster, causal))
     count = rule.clusters + (rule.drops_keys or text.past > 0)  # the last: of keys in none
-    how = {"causal": causal, "gap": gap, "batch": text.batch, "impl": text.tokens.impl}
+    how = {"causal": causal, "gap": gap, "batch": text.batch}
     ranges = tuple(
         layout
         for found in text.rounds

@@ -29,7 +29,6 @@ from triton.runtime.jit import JITFunction
 from fairseq_clusterformer.kernels.layout import Call, Layout
 from fairseq_clusterformer.kernels.triton.backward import backward
 from fairseq_clusterformer.kernels.triton.forward import forward
-from fairseq_clusterformer.kernels.triton.sorting import counting_sort
 
 LENGTH = 96
 launches = []
@@ -104,10 +103,7 @@ def work(name: str) -> list[str]:
     """One line for each choice of tiles of the launches of that name."""
     of, dtype, width, everything = json.loads(name)
     launches.clear()
-    if of == "sorting":
-        counting_sort(torch.zeros(2, 1, LENGTH, dtype=torch.long), 5)
-    else:
-        record_attention(getattr(torch, dtype), width, everything)
+    record_attention(getattr(torch, dtype), width, everything)
     lines = []
     for kernel, values, tiles in launches:
         for tile in tiles if of == "all" else tiles[:1]:
@@ -123,7 +119,6 @@ if __name__ == "__main__":
     if "--all" in sys.argv:
         numbers = ("float32", "float16", "bfloat16")
         jobs = [("all", *rest) for rest in product(numbers, (256, 128, 64), (True, False))]
-    jobs.append(("sorting", None, None, None))
     with ProcessPoolExecutor(os.cpu_count() if "--all" in sys.argv else 1) as pool:
         for lines in pool.map(work, map(json.dumps, jobs)):
             print("\n".join(lines), flush=True)

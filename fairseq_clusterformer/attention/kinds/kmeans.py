@@ -73,6 +73,6 @@ class KMeans(Kind):
         return Assignment.once(clusters, report=report), state
 
     def chunks(self, text: Text, assignment: Assignment) -> Sight:
-        ((clusters,), _), batch = text.rounds[0], text.batch
-        how = {"padding_mask": batch.padding_mask, "impl": text.tokens.impl}
-        return Sight((own_chunk_layout(clusters, self.rule.clusters, self.rule.window, **how),))
+        (clusters,), _ = text.rounds[0]
+        rule, mask = self.rule, text.batch.padding_mask
+        return Sight((own_chunk_layout(clusters, rule.clusters, rule.window, padding_mask=mask),))

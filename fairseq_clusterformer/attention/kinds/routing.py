@@ -83,9 +83,8 @@ class RoutingAttention(Kind):
         return Ranked.once(clusters, keys, similarity=similarity, report=report), state
 
     def chunks(self, text: Text, assignment: "Ranked") -> Sight:
-        ((clusters,), _), batch = text.rounds[0], text.batch
-        how = {"padding_mask": batch.padding_mask, "impl": text.tokens.impl}
-        return Sight((top_layout(clusters, assignment.similarity, **how),))
+        ((clusters,), _), mask = text.rounds[0], text.batch.padding_mask
+        return Sight((top_layout(clusters, assignment.similarity, padding_mask=mask),))
 
 
 def _on_sphere(x: Tensor) -> Tensor:
