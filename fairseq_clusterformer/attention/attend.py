@@ -181,16 +181,12 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     in_cpp = _in_cpp(heads, seen, behind, rule, stores)
     if in_cpp is not None:
         given, others = in_cpp
-        where = None if near is None else (near.kept, near.ring, behind.before)
-        given["rings"] = step.InRings(
-            entries.unflatten(1, (groups, -1)).unsqueeze(2),
-            *rings.in_cpu_step(),
-            read,
-            written,
-            rule.clusters,
-            rule.own_bias if gap > 0 else None,
-            where,
-        )
+        given |= {"entry": entries, "rings": rule.clusters, "read": read, "written": written}
+        given["kept"], given["seen"] = rings.in_cpu_step()
+        if gap > 0:
+            given |= {"own": True, "own_bias": rule.own_bias}
+        if near is not None:
+            given |= {"near": near.kept, "near_ring": near.ring, "before": behind.before}
         out = step.step(heads.q, **given)
         return out, replace(stores, assigned=seen.assigned, others=others)
 

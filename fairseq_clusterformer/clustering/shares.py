@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels.cpu import shares as in_cpp
-from ..kernels.cpu.library import can_run, is_loaded
+from ..kernels.cpu.library import can_run, is_loaded, run
 from ..precision import full_float32
 from .fuzzy import NORM_EPS, TIE, Similarity, chunks, largest_few
 from .report import cluster_sizes
@@ -22,45 +21,84 @@ from .report import cluster_sizes
 CPP_FROM = 1 << 17
 
 
-class _Scored(NamedTuple):
-    """Vectors whose scores for clusters are computed, by C++ or by torch."""
+class Scores(NamedTuple):
+    """What scores [B, H, N, K] are made of, ``x . vector - offset`` of x that is scaled first."""
 
-    impl: str
-    x: Tensor  # [B, H, N, E]
+    x: Tensor  # [B, H, N, E], anything at padding
     vectors: Tensor  # of the centroids, divided by the temperature [H, K, E]
-    offsets: Tensor  # subtracted from the exponents [H, 1, K]
-    similarity: Similarity
-    padding_mask: Tensor | None
+    offsets: Tensor  # [H, K]
+    padding_mask: Tensor | None  # bool [B, N], True where a token is padding
+    similarity: Similarity  # how x is scaled
 
-    def for_cpp(self, steps: bool = False) -> in_cpp.Scores | None:
-        """What C++ computes scores from; None: torch does.
+    def for_cpp(self, impl: str, steps: bool = False) -> "Scores | None":
+        """The same in one dtype, float32 or float64, and in rows; None: torch computes them.
 
         In steps of decoding C++ also computes few scores, if its library is loaded. In training it
         does not: results must not depend on what the process did before.
         """
         few = self.x[..., 0].numel() * self.vectors.size(1) < CPP_FROM
-        if (few and not steps) or self.impl not in ("auto", "cpu"):
+        if (few and not steps) or impl not in ("auto", "cpu"):
             return None
         x, mask = self.x.to(self.vectors.dtype), self.padding_mask
         if torch.compiler.is_compiling() or (few and not is_loaded(x.dtype, x.size(-1), "shares")):
             return None
         if not can_run("shares", x):
             return None
-        scale = None if self.similarity.kind == "cosine" else self.similarity.scale(x)
         x = x if x.stride(-1) == 1 else x.contiguous()
         mask = None if mask is None else mask.contiguous()
-        vectors, offsets = self.vectors.contiguous(), self.offsets.squeeze(1).contiguous()
-        return in_cpp.Scores(x, vectors, offsets, mask, scale, TIE, NORM_EPS)
+        return Scores(
+            x, self.vectors.contiguous(), self.offsets.contiguous(), mask, self.similarity
+        )
 
-    def scores(self, part: slice) -> tuple[Tensor, Tensor | float, Tensor]:
+    def fields(self) -> dict[str, Any]:
+        """Of the struct in scores.h, where they are for C++."""
+        batch, heads, length, _ = self.x.shape
+        unit = self.similarity.kind == "cosine"
+        return {
+            "x": self.x,
+            "vectors": self.vectors,
+            "offsets": self.offsets,
+            "padding": self.padding_mask,
+            "batch": batch,
+            "heads": heads,
+            "length": length,
+            "num_clusters": self.vectors.size(1),
+            "unit": unit,
+            "scale": 1.0 if unit else self.similarity.scale(self.x),
+            "smallest": NORM_EPS,
+        }
+
+    def run(self, function: str, **values: Any) -> None:
+        """Run shares.cpp, for which they are."""
+        run(
+            "shares",
+            function,
+            self.x.dtype,
+            self.x.size(-1),
+            tie=TIE,
+            **self.fields(),
+            **values,
+        )
+
+    def of(self, part: slice) -> tuple[Tensor, Tensor | float, Tensor]:
         """Of a slice of tokens (0 at padding): vectors [B, H, n, E], what these were multiplied
-        by, and the exponents of eq. 2 less offsets [B, H, n, K]."""
+        by, and the scores [B, H, n, K]."""
         chunk = self.x[:, :, part].to(self.vectors.dtype)
         if self.padding_mask is not None:
             chunk = chunk.masked_fill(self.padding_mask[:, None, part, None], 0.0)
         scale = self.similarity.scale(chunk)
         unit = chunk * scale
-        return unit, scale, (unit @ self.vectors.transpose(-1, -2)).sub_(self.offsets)
+        return unit, scale, (unit @ self.vectors.mT).sub_(self.offsets.unsqueeze(1))
+
+
+class Found(NamedTuple):
+    """What :func:`_assign` finds. Without shares or mass these are None."""
+
+    clusters: Tensor  # int64 [probes, B, H, N]
+    sizes: Tensor  # [H, K]
+    log_mass: Tensor | None  # [H, K]
+    log_share: Tensor | None = None  # [B, H, N]
+    log_total: Tensor | None = None  # log of the sum of exp(score) of each token [B, H, N]
 
 
 class KeyShares(NamedTuple):
@@ -95,15 +133,15 @@ class KeyShares(NamedTuple):
         return shares if self.log_held is None else shares * self.log_held.exp().unsqueeze(-1)
 
     @torch.no_grad()
-    def for_cpp(self, impl: str) -> in_cpp.Scores | None:
+    def for_cpp(self, impl: str) -> Scores | None:
         """What C++ computes them from; None: torch does."""
-        none = torch.zeros_like(self.vectors[:, None, :, 0])
-        scored = _Scored(impl, self.x, self.vectors, none, self.similarity, self.padding_mask)
-        if (scores := scored.for_cpp()) is None or scores.x.dtype != self.x.dtype:
+        none = torch.zeros_like(self.vectors[..., 0])
+        scores = Scores(self.x, self.vectors, none, self.padding_mask, self.similarity)
+        if (scores := scores.for_cpp(impl)) is None or scores.x.dtype != self.x.dtype:
             return None
         log_mass = self.log_mass
         if log_mass is None:
-            log_mass = in_cpp.assign(scores, log_weights=self.log_held).log_mass
+            log_mass = _in_cpp(scores, log_weights=self.log_held).log_mass
         # finite, where a batch is padding alone
         return scores._replace(offsets=log_mass.clamp(min=torch.finfo(log_mass.dtype).min / 2))
 
@@ -157,16 +195,15 @@ def assign_both(
     """
     dtype = torch.promote_types(k.dtype, torch.float32)
     vectors = similarity.vectors(centroids.to(dtype)) / temperature
-    offsets = log_normalizer.to(dtype).unsqueeze(1)
-    rest, sharing = (similarity, padding_mask), q.size(1) // k.size(1)
+    rest, sharing = (padding_mask, similarity), q.size(1) // k.size(1)
     of_each = vectors if sharing == 1 else vectors.repeat_interleave(sharing, dim=0)
-    of_queries = _Scored(impl, q, of_each, torch.zeros_like(of_each[:, None, :, 0]), *rest)
-    of_keys = _Scored(impl, k, vectors, offsets, *rest)
+    of_queries = Scores(q, of_each, torch.zeros_like(of_each[..., 0]), *rest)
+    of_keys = Scores(k, vectors, log_normalizer.to(dtype), *rest)
     if not counted:
-        (queries, *more), (keys,) = _nearest(of_queries, probes), _nearest(of_keys, 1)
+        (queries, *more), (keys,) = _nearest(of_queries, impl, probes), _nearest(of_keys, impl, 1)
         return Assigned(queries, keys, None, None, None, probes=tuple(more))
-    of_queries = _assign(of_queries, probes=probes, mass=False)
-    of_keys = _assign(of_keys, log_weights=log_weights)
+    of_queries = _assign(of_queries, impl, probes=probes, mass=False)
+    of_keys = _assign(of_keys, impl, log_weights=log_weights)
     (queries, *more), (keys,) = of_queries.clusters, of_keys.clusters
     sizes = torch.stack([of_queries.sizes, of_keys.sizes.repeat_interleave(sharing, dim=0)])
     tokens = _number_of(k, padding_mask)
@@ -202,16 +239,16 @@ def assign_with_shares(
     """
     dtype = torch.promote_types(k.dtype, torch.float32)
     vectors = similarity.vectors(centroids.to(dtype)) / temperature
-    offsets = log_normalizer.to(dtype).unsqueeze(2)
+    offsets = log_normalizer.to(dtype)
     explored = None  # the cluster that was drawn, -1: none
     if exploration > 0:
         shape = k.shape[:3]
         drawn = torch.rand(shape, device=k.device) < exploration
         cluster = torch.randint(vectors.size(1), shape, device=k.device)
         explored = cluster.masked_fill(~drawn, -1)
-    rest = similarity, padding_mask
+    rest = padding_mask, similarity
     with torch.no_grad():  # only an argmax is taken of the scores of queries
-        (queries,), *of_queries = _assign(_Scored(impl, q, vectors, offsets[0], *rest))[:3]
+        (queries,), *of_queries = _assign(Scores(q, vectors, offsets[0], *rest), impl)[:3]
     log_share, keys, *of_keys = _LogShares.apply(explored, impl, k, vectors, offsets[1], *rest)
     sizes, log_mass = (torch.stack(both) for both in zip(of_queries, of_keys[::-1], strict=True))
     tokens = _number_of(k, padding_mask)
@@ -227,12 +264,12 @@ def _number_of(k: Tensor, padding_mask: Tensor | None) -> Tensor:
 
 class _LogShares(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, explored, *scored):
-        scored = _Scored(*scored)
-        ctx.scored = scored.impl, scored.similarity
-        (keys,), *found = _assign(scored, shares=True, explored=explored)
+    def forward(ctx, explored, impl, *scores):
+        scores = Scores(*scores)
+        ctx.given = impl, scores.similarity
+        (keys,), *found = _assign(scores, impl, shares=True, explored=explored)
         sizes, log_mass, log_share, log_total = found
-        ctx.save_for_backward(*scored[1:4], scored.padding_mask, log_total, keys)
+        ctx.save_for_backward(*scores[:4], log_total, keys)
         ctx.mark_non_differentiable(keys, log_mass, sizes)
         return log_share, keys, log_mass, sizes
 
@@ -240,16 +277,17 @@ class _LogShares(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     @full_float32()
     def backward(ctx, d_log_share, *_):
-        k, vectors, offsets, padding_mask, *kept = ctx.saved_tensors
-        impl, similarity = ctx.scored
-        scored = _Scored(impl, k, vectors, offsets, similarity, padding_mask)
-        if (scores := scored.for_cpp()) is not None:
-            d_k, d_vectors = in_cpp.backward(scores, *kept[::-1], d_log_share)
+        *tensors, log_total, keys = ctx.saved_tensors
+        impl, similarity = ctx.given
+        scored, (k, vectors, _, padding_mask) = Scores(*tensors, similarity), tensors
+        if (scores := scored.for_cpp(impl)) is not None:
+            d_k, d_vectors = torch.empty_like(scores.x), torch.empty_like(scores.vectors)
+            given = {"clusters": keys, "log_total": log_total, "d_log_share": d_log_share}
+            scores.run("shares_backward", d_x=d_k, d_vectors=d_vectors, probes=1, **given)
             return None, None, d_k.to(k.dtype), d_vectors, None, None, None
-        log_total, keys = kept
         d_k, d_vectors = torch.empty_like(k), torch.zeros_like(vectors)
         for part in chunks(k, vectors.size(1)):
-            unit, scale, scores = scored.scores(part)
+            unit, scale, scores = scored.of(part)
             gradient = d_log_share[:, :, part].unsqueeze(-1)
             # of s_own - log(sum of exp(s)): 1 at the own cluster, less each cluster's share
             d_scores = scores.sub_(log_total[:, :, part].unsqueeze(-1)).exp_().mul_(-gradient)
@@ -262,38 +300,64 @@ class _LogShares(torch.autograd.Function):
         return None, None, d_k, d_vectors, None, None, None
 
 
-def _nearest(scored: _Scored, number: int) -> Sequence[Tensor]:
+def _nearest(scores: Scores, impl: str, number: int) -> Sequence[Tensor]:
     """The nearest clusters of vectors, with as few operations as may be for one token."""
-    if scored.x.size(2) > 1:
-        return _assign(scored, probes=number, mass=False).clusters
-    if (scores := scored.for_cpp(steps=True)) is not None:
-        return in_cpp.assign(scores, probes=number, mass=False).clusters
-    return largest_few(scored.scores(slice(None))[-1], number, scored.offsets)
+    if scores.x.size(2) > 1:
+        return _assign(scores, impl, probes=number, mass=False).clusters
+    if (given := scores.for_cpp(impl, steps=True)) is not None:
+        return _in_cpp(given, probes=number, mass=False).clusters
+    return largest_few(scores.of(slice(None))[-1], number, scores.offsets.unsqueeze(1))
 
 
-def _assign(scored: _Scored, *, mass: bool = True, **how: Any) -> in_cpp.Found:
-    """The nearest clusters of vectors, and of each cluster the log of the sum of exp(s), times
-    ``log_weights``, over real tokens; arguments as of `kernels.cpu.shares.assign`."""
-    if (scores := scored.for_cpp()) is not None:
-        found = in_cpp.assign(scores, mass=mass, **how)
-    else:
-        found = _in_chunks(scored, mass=mass, **how)
-    if not mass:
-        return found
-    return found._replace(log_mass=found.log_mass + scored.offsets.squeeze(1))
+def _assign(scores: Scores, impl: str, *, mass: bool = True, **how: Any) -> Found:
+    """The nearest clusters of each token, by C++ or by torch, and of each cluster the log of the
+    sum of exp(s) over real tokens.
+
+    Args:
+        probes: how many clusters of each token.
+        mass, shares: whether these are wanted.
+        explored: the cluster that was drawn instead, -1 for none, int64 [B, H, N].
+        log_weights: log of how much each token counts in the mass [B, H, N].
+    """
+    given = scores.for_cpp(impl)
+    found = _in_chunks(scores, mass, **how) if given is None else _in_cpp(given, mass, **how)
+    return found._replace(log_mass=found.log_mass + scores.offsets) if mass else found
+
+
+def _in_cpp(
+    scores: Scores,
+    mass: bool = True,
+    *,
+    probes: int = 1,
+    shares: bool = False,
+    **given: Tensor | None,
+) -> Found:
+    """The same in C++, but the mass is of the scores, offsets taken off. Results do not depend on
+    the number of threads."""
+    x, (heads, clusters) = scores.x, scores.vectors.shape[:2]
+    found = Found(
+        torch.empty(probes, *x.shape[:3], dtype=torch.long),
+        x.new_empty(heads, clusters),
+        x.new_empty(heads, clusters) if mass else None,
+        *(x.new_empty(x.shape[:3]) if shares else None for _ in range(2)),
+    )
+    given |= found._asdict() | {"clusters": found.clusters[0], "probes": probes}
+    scores.run("shares", probe_stride=found.clusters.stride(0), **given)
+    return found
 
 
 def _in_chunks(
-    scored: _Scored,
-    *,
+    scores: Scores,
     mass: bool,
+    *,
     probes: int = 1,
     shares: bool = False,
     explored: Tensor | None = None,
     log_weights: Tensor | None = None,
-) -> in_cpp.Found:
-    """The same by torch, on any device."""
-    _, x, vectors, offsets, _, padding_mask = scored
+) -> Found:
+    """The same as :func:`_in_cpp` by torch, on any device."""
+    x, vectors, offsets, padding_mask, _ = scores
+    given, offsets = scores, offsets.unsqueeze(1)
     clusters = torch.empty(probes, *x.shape[:3], dtype=torch.long, device=x.device)
     log_mass = log_share = log_total = None
     if mass:
@@ -301,7 +365,7 @@ def _in_chunks(
     if shares:
         log_share, log_total = vectors.new_empty(2, *x.shape[:3])
     for part in chunks(x, vectors.size(1)):
-        _, _, scores = scored.scores(part)
+        _, _, scores = given.of(part)
         for one, found in zip(clusters, largest_few(scores, probes, offsets), strict=True):
             one[:, :, part] = found
         if shares:
@@ -324,7 +388,7 @@ def _in_chunks(
     if explored is not None:
         clusters = torch.where(explored < 0, clusters, explored)
         log_share.masked_fill_(explored >= 0, 0.0)
-    return in_cpp.Found(clusters, sizes, log_mass, log_share, log_total)
+    return Found(clusters, sizes, log_mass, log_share, log_total)
 
 
 def log_sum_over_tokens(scores: Tensor) -> Tensor:

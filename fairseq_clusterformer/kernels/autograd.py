@@ -7,27 +7,30 @@ from torch import Tensor
 
 from ..precision import at_least_float32, autocast_off
 from .choose import kernel_of
-from .kernel import Carry, Kernel
+from .kernel import Carry, Kernel, Wanted, empty_like
 from .layout import TENSORS, Call, Layout, Own
 
 
 def attend(calls: Sequence[Call], impl: str, wide: bool) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of calls that differ in their layouts alone; see
     :func:`.attend.joint_attention`."""
-    q, k, v, dtype = *calls[0][:3], calls[0].q.dtype
+    q, dtype = calls[0].q, calls[0].q.dtype
     # A CPU's kernels go on from an output in q's precision: of several, it would be rounded.
     several = len(calls) > 1 or calls[-1].own is not None
     computed_wide = wide or (several and q.is_cpu)
     if torch.compiler.is_compiling() and impl != "reference":
-        out, lse = ranged_attention(*_flat(_widened(calls, computed_wide)), impl)
+        tensors, rest = _flat(_widened(calls, computed_wide))
+        # autograd does not look into a list with None in it: what is absent is empty
+        layouts = [q.new_empty(0) if tensor is None else tensor for tensor in tensors[5:]]
+        out, lse = ranged_attention(*tensors[:5], layouts, *rest, impl)
     else:
         some = q[:1, :1, :1]  # of which a kernel is asked for
         kernel = kernel_of(impl, at_least_float32(some) if computed_wide else some)
         if kernel.backward is None:
             out, lse = _run(kernel, _widened(calls, computed_wide))[:2]
         else:
-            biases = [call.key_bias for call in calls]
-            out, lse = _Attention.apply(kernel, calls, computed_wide, q, k, v, *biases)
+            tensors, rest = _flat(calls)
+            out, lse = _Attention.apply(kernel, computed_wide, rest, *tensors)
     return out if wide else out.to(dtype), lse
 
 
@@ -52,26 +55,52 @@ def _run_backward(
 ) -> tuple[Sequence[Tensor], list[Tensor | None]]:
     """Gradients of q, k and v, and of each call's bias."""
     into, biases = None, []
-    d_out = torch.zeros_like(carry.out) if d_out is None else d_out
+    wanted = Wanted(torch.zeros_like(carry.out) if d_out is None else d_out, d_lse)
     for call in calls:
-        *into, d_bias = kernel.backward(call, d_out, d_lse, carry, into)
+        *into, d_bias = kernel.backward(call, wanted, carry, into)
         biases.append(d_bias)
     return into, biases
+
+
+# q, k, v, two of the own key, and of each layout, one after the other: a bias, a seed, and the
+# layout's tensors.
+_OF_LAYOUT = 2 + len(TENSORS)
+
+
+def _flat(calls: Sequence[Call]) -> tuple[list[Tensor | None], tuple]:
+    """What calls consist of: tensors, and else the own key's bias, dropout and the layouts'
+    reach (-1: none is known)."""
+    own = calls[-1].own
+    bias, *of_own = (None, None, None) if own is None else own
+    tensors = [*calls[0][:3], *of_own]
+    for call in calls:
+        tensors += [call.key_bias, call.seed, *(getattr(call.layout, name) for name in TENSORS)]
+    reach = [-1 if call.layout.reach is None else call.layout.reach for call in calls]
+    return tensors, (bias, calls[0].dropout, reach)
+
+
+def _calls(tensors: Sequence[Tensor | None], rest: tuple) -> list[Call]:
+    """The calls of which :func:`_flat` made these."""
+    (q, k, v, *of_own), (own_bias, dropout, reaches), calls = tensors[:5], rest, []
+    for i, reach in enumerate(reaches):
+        of_layout = tensors[5 + i * _OF_LAYOUT : 5 + (i + 1) * _OF_LAYOUT]
+        bias, seed, *found = (None if x is None or not x.numel() else x for x in of_layout)
+        layout = Layout(*found, reach=None if reach < 0 else reach)
+        calls.append(Call(q, k, v, bias, seed, layout, dropout))
+    if own_bias is not None:
+        calls[-1] = calls[-1]._replace(own=Own(own_bias, *of_own))
+    return calls
 
 
 class _Attention(torch.autograd.Function):
     """What eager code calls: an operator costs more for each call."""
 
     @staticmethod
-    def forward(ctx, kernel, calls, wide, *given):
-        with autocast_off(given[0]):
-            carry = _run(kernel, _widened(calls, wide))
-        ctx.kernel, ctx.wide = kernel, wide
-        ctx.rest = [(call.layout, call.dropout) for call in calls]
-        own = calls[-1].own
-        ctx.bias, of_own = (None, (None, None)) if own is None else (own.bias, own[1:])
-        seeds = [call.seed for call in calls]
-        ctx.save_for_backward(*carry, *of_own, *given, *seeds)
+    def forward(ctx, kernel, wide, rest, *tensors):
+        with autocast_off(tensors[0]):
+            carry = _run(kernel, _widened(_calls(tensors, rest), wide))
+        ctx.given = kernel, wide, rest
+        ctx.save_for_backward(*carry, *tensors)
         ctx.set_materialize_grads(False)
         return carry[:2]
 
@@ -79,56 +108,21 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out, d_lse):
         # Read once: an activation checkpoint unpacks them a single time.
-        saved = ctx.saved_tensors
-        carry, (hidden, drops), given = Carry(*saved[:4]), saved[4:6], saved[6:]
-        number, more = len(ctx.rest), given[3:]
-        own = None if ctx.bias is None else Own(ctx.bias, hidden, drops)
-        calls = [
-            Call(*given[:3], more[i], more[number + i], *rest, own if i == number - 1 else None)
-            for i, rest in enumerate(ctx.rest)
-        ]
-        with autocast_off(given[0]):
-            calls = _widened(calls, ctx.wide)
-            found, biases = _run_backward(ctx.kernel, calls, d_out, d_lse, carry)
-        gradients = [d.to(x.dtype) for d, x in zip(found, given[:3], strict=True)]
-        return None, None, None, *gradients, *biases
+        saved, (kernel, wide, rest) = ctx.saved_tensors, ctx.given
+        carry, tensors = Carry(*saved[:4]), saved[4:]
+        with autocast_off(tensors[0]):
+            calls = _widened(_calls(tensors, rest), wide)
+            found, biases = _run_backward(kernel, calls, d_out, d_lse, carry)
+        gradients = [None] * len(tensors)
+        gradients[:3] = (d.to(x.dtype) for d, x in zip(found, tensors, strict=False))
+        gradients[5::_OF_LAYOUT] = biases
+        return None, None, None, *gradients
 
 
-# Of each layout, one after the other: a bias, a seed, and the layout's tensors. What is absent is
-# an empty tensor: autograd does not look into a list with None in it.
-_OF_LAYOUT = 2 + len(TENSORS)
 _INPUTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor[] layouts, Tensor? own_hidden, Tensor? own_drops, "
+    "Tensor q, Tensor k, Tensor v, Tensor? own_hidden, Tensor? own_drops, Tensor[] layouts, "
     "float? own_bias, float dropout, int[] reach, str impl"
 )
-
-
-def _flat(calls: Sequence[Call]) -> tuple:
-    """The operator's inputs, except for the kernel's name."""
-    q, k, v = calls[0][:3]
-    of_layouts = [
-        tensor
-        for call in calls
-        for tensor in (call.key_bias, call.seed, *(getattr(call.layout, n) for n in TENSORS))
-    ]
-    absent, own = q.new_empty(0), calls[-1].own
-    layouts = [absent if tensor is None else tensor for tensor in of_layouts]
-    hidden, drops, bias = (None, None, None) if own is None else (*own[1:], own.bias)
-    reach = [-1 if call.layout.reach is None else call.layout.reach for call in calls]
-    return q, k, v, layouts, hidden, drops, bias, calls[0].dropout, reach
-
-
-def _calls(q, k, v, layouts, hidden, drops, own_bias, dropout, reaches) -> list[Call]:
-    """The calls of which :func:`_flat` made these."""
-    calls = []
-    for i, reach in enumerate(reaches):
-        of_layout = layouts[i * _OF_LAYOUT : (i + 1) * _OF_LAYOUT]
-        bias, seed, *tensors = (x if x.numel() else None for x in of_layout)
-        layout = Layout(*tensors, reach=None if reach < 0 else reach)
-        calls.append(Call(q, k, v, bias, seed, layout, dropout))
-    if own_bias is not None:
-        calls[-1] = calls[-1]._replace(own=Own(own_bias, hidden, drops))
-    return calls
 
 
 @torch.library.custom_op(
@@ -137,15 +131,16 @@ def _calls(q, k, v, layouts, hidden, drops, own_bias, dropout, reaches) -> list[
     schema=f"({_INPUTS}) -> (Tensor, Tensor)",
 )
 def ranged_attention(*inputs):
-    *flat, impl = inputs
-    with autocast_off(flat[0]):
-        carry = _run(kernel_of(impl, flat[0]), _calls(*flat))
+    *tensors, layouts, bias, dropout, reach, impl = inputs
+    with autocast_off(tensors[0]):
+        calls = _calls([*tensors, *layouts], (bias, dropout, reach))
+        carry = _run(kernel_of(impl, tensors[0]), calls)
     return carry.out, carry.lse
 
 
 @ranged_attention.register_fake
 def _(q, *_others):
-    return _empty_like(q), at_least_float32(q.new_empty(q.shape[:3]))
+    return empty_like(q), at_least_float32(q.new_empty(q.shape[:3]))
 
 
 @torch.library.custom_op(
@@ -156,37 +151,33 @@ def _(q, *_others):
 )
 def ranged_attention_backward(d_out, d_lse, out, lse, *inputs):
     """Gradients of q, k and v, and of each bias (empty without one)."""
-    *flat, impl = inputs
+    *tensors, layouts, bias, dropout, reach, impl = inputs
     with autocast_off(out):
-        kernel, calls = kernel_of(impl, out), _calls(*flat)
+        calls = _calls([*tensors, *layouts], (bias, dropout, reach))
+        kernel = kernel_of(impl, out)
         gradients, biases = _run_backward(kernel, calls, d_out, d_lse, Carry(out, lse))
     return *gradients, [out.new_empty(0) if bias is None else bias for bias in biases]
 
 
 @ranged_attention_backward.register_fake
-def _(_d_out, _d_lse, _out, _lse, q, k, v, layouts, *_others):
+def _(_d_out, _d_lse, _out, _lse, q, k, v, _hidden, _drops, layouts, *_others):
     d_biases = [bias.new_empty(bias.shape) for bias in layouts[::_OF_LAYOUT]]
-    return _empty_like(q), _empty_like(k), _empty_like(v), d_biases
+    return empty_like(q), empty_like(k), empty_like(v), d_biases
 
 
 def _save(ctx, inputs, output):
-    q, k, v, layouts, hidden, drops, *ctx.options = inputs
-    ctx.number = len(layouts)
-    ctx.save_for_backward(*output, q, k, v, hidden, drops, *layouts)
+    *tensors, layouts, bias, dropout, reach, impl = inputs
+    ctx.rest = bias, dropout, reach, impl
+    ctx.save_for_backward(*output, *tensors, *layouts)
 
 
 def _backward(ctx, d_out, d_lse):
-    out, lse, q, k, v, hidden, drops, *layouts = ctx.saved_tensors
-    inputs = (q, k, v, layouts, hidden, drops, *ctx.options)
+    out, lse, *tensors = ctx.saved_tensors
+    inputs = (*tensors[:5], tensors[5:], *ctx.rest)
     *gradients, biases = ranged_attention_backward(d_out, d_lse, out, lse, *inputs)
-    of_layouts = [None] * len(layouts)
+    of_layouts = [None] * len(tensors[5:])
     of_layouts[::_OF_LAYOUT] = biases
-    return *gradients, of_layouts, *(None,) * (2 + len(ctx.options))
+    return *gradients, None, None, of_layouts, *(None,) * len(ctx.rest)
 
 
 ranged_attention.register_autograd(_backward, setup_context=_save)
-
-
-def _empty_like(x: Tensor) -> Tensor:
-    batch, heads, length, width = x.shape
-    return x.new_empty(batch, length, heads, width).transpose(1, 2)

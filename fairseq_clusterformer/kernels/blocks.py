@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from ..precision import at_least_float32
-from .kernel import OneByOne
+from .kernel import LOG2_E, Carry, Gradients, OneByOne, Wanted
 from .layout import TENSORS, Call
 
 TILE = 64  # slots, if the sequence is longer than that
-LOG2_E = math.log2(math.e)
 # Weights of one group of tiles, in numbers: 1M float32 fit a CPU's second-level cache; a GPU is
 # kept busy by larger groups.
 GROUP_NUMBERS_CPU, GROUP_NUMBERS_GPU = 1 << 20, 1 << 25
@@ -210,10 +209,9 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
     return out, plan.to_tokens(lse_tiles, plan.queries).squeeze(-1).contiguous()
 
 
-def _backward(
-    call: Call, d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _backward(call: Call, wanted: Wanted, carry: Carry) -> Gradients:
     q, k, v, key_bias, seed, dropout = *call[:5], call.dropout
+    (d_out, d_lse), (out, lse, *_) = wanted, carry
     plan = _Plan(call)
     dtype, width = lse.dtype, q.size(-1)
     seed = 0 if seed is None else int(seed)
@@ -260,7 +258,7 @@ def _backward(
     if d_bias is not None:
         d_bias = plan.to_tokens(d_bias, plan.keys).squeeze(-1)
         d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
-    return d_q, d_k, d_v, d_bias
+    return Gradients(d_q, d_k, d_v, d_bias)
 
 
 class Blocks(OneByOne):

@@ -10,7 +10,7 @@ Shape letters: B batch, H heads, N tokens, E head width.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -52,6 +52,13 @@ class Carry(NamedTuple):
         return Carry(out, (top + whole.log2()) / LOG2_E, top, whole)
 
 
+class Wanted(NamedTuple):
+    """Gradients of a carry's output and of its log-sum-exp (None: it has none)."""
+
+    out: Tensor
+    lse: Tensor | None
+
+
 class Gradients(NamedTuple):
     """Of a call's inputs, in their dtypes."""
 
@@ -59,6 +66,12 @@ class Gradients(NamedTuple):
     k: Tensor
     v: Tensor
     key_bias: Tensor | None
+
+    def added(self, into: Sequence[Tensor] | None) -> "Gradients":
+        """Those of q, k and v added to those that are given."""
+        if into is None:
+            return self
+        return Gradients(*(to.add_(x) for to, x in zip(into, self, strict=False)), self.key_bias)
 
 
 class Kernel(Protocol):
@@ -73,20 +86,9 @@ class Kernel(Protocol):
         """Attend, and add to what calls before it have seen; their carry may be overwritten."""
         ...
 
-    #: ``backward(call, d_out, d_lse, carry, into)`` returns the gradients of a call, from those of
-    #: the carry of all calls (``d_lse`` may be None). It adds to the gradients of q, k and v that
-    #: are given as ``into``. None: autograd follows ``forward``.
-    backward: Callable[..., Gradients] | None
-
-    def step(self, q: Tensor, seen: Callable[[], dict[str, Any]]) -> Tensor | None:
-        """Values [B, H, 1, E] that one token of each row attends to, of all that decoding keeps;
-        None: the kernel does not know these, and ``seen`` was not called.
-
-        Args:
-            q: [B, H, 1, E].
-            seen: returns the other arguments of :func:`.cpu.step.step`, by name.
-        """
-        return None
+    #: returns the gradients of a call, from those of the carry of all calls, and from that. It
+    #: adds to the gradients of q, k and v that are given last. None: autograd follows ``forward``.
+    backward: Callable[[Call, Wanted, Carry, Sequence[Tensor] | None], Gradients] | None
 
 
 class OneByOne(Kernel):
@@ -96,9 +98,7 @@ class OneByOne(Kernel):
         """The output and the log-sum-exp of a call without its own key."""
         raise NotImplementedError
 
-    def gradients(
-        self, call: Call, d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def gradients(self, call: Call, wanted: Wanted, carry: Carry) -> Gradients:
         """What ``backward`` returns, without the own key."""
         raise NotImplementedError
 
@@ -107,20 +107,17 @@ class OneByOne(Kernel):
         carry = found if carry is None else carry.add(found)
         return carry if call.own is None else carry.add(Carry(*attend_own(*call[:3], call.own)))
 
-    def backward(
-        self,
-        call: Call,
-        d_out: Tensor,
-        d_lse: Tensor | None,
-        carry: Carry,
-        into: Sequence[Tensor] | None = None,
-    ) -> Gradients:
-        *found, d_bias = self.gradients(call, d_out, d_lse, carry.out, carry.lse)
-        if into is not None:
-            found = [whole.add_(part) for whole, part in zip(into, found, strict=True)]
+    def backward(self, call, wanted, carry, into=None) -> Gradients:
+        found = self.gradients(call, wanted, carry).added(into)
         if call.own is not None:
-            _add_own(found, call, d_out, d_lse, carry)
-        return Gradients(*found, d_bias)
+            _add_own(found, call, wanted, carry)
+        return found
+
+
+def empty_like(x: Tensor) -> Tensor:
+    """New memory of x's shape [B, H, N, E], with the heads of a token next to each other."""
+    batch, heads, length, width = x.shape
+    return x.new_empty(batch, length, heads, width).transpose(1, 2)
 
 
 def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -177,11 +174,9 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
     )
 
 
-def _add_own(
-    gradients: Sequence[Tensor], call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry
-) -> None:
+def _add_own(gradients: Gradients, call: Call, wanted: Wanted, carry: Carry) -> None:
     """Add the gradients of q, k and v by way of the own key."""
-    own, qkv, out = call.own, call[:3], carry.out
+    own, qkv, out, (d_out, d_lse) = call.own, call[:3], carry.out, wanted
     if own.hidden is not None:  # what is not seen may be NaN
         hidden = own.hidden.unsqueeze(-1)
         *qkv, d_out, out = (x.masked_fill(hidden, 0.0) for x in (*qkv, d_out, out))
@@ -195,7 +190,7 @@ def _add_own(
     d_logit = d_weight - _dot(d_out, out)  # the softmax's gradient, as of any other key
     d_logit = d_logit if d_lse is None else d_logit + d_lse
     d_logit = (d_logit * weight * q.size(-1) ** -0.5).unsqueeze(-1)
-    d_q, d_k, d_v = gradients
+    d_q, d_k, d_v, _ = gradients
     d_q.addcmul_(k.to(d_q.dtype), d_logit.to(d_q.dtype))
     d_k.addcmul_(q.to(d_k.dtype), d_logit.to(d_k.dtype))
     d_v.addcmul_(d_out.to(d_v.dtype), dropped.unsqueeze(-1).to(d_v.dtype))

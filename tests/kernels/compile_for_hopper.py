@@ -26,6 +26,7 @@ from triton.compiler import ASTSource
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
+from fairseq_clusterformer.kernels.kernel import Carry, Wanted
 from fairseq_clusterformer.kernels.layout import Call, Layout
 from fairseq_clusterformer.kernels.triton.backward import backward
 from fairseq_clusterformer.kernels.triton.forward import forward
@@ -54,7 +55,7 @@ def record_attention(dtype: torch.dtype, width: int, everything: bool) -> None:
     dropout = 0.1 if everything else 0.0
     call = Call(q, k, v, *options, layout, dropout)
     out, lse = forward(call)
-    backward(call, out, lse, out, lse)
+    backward(call, Wanted(out, lse), Carry(out, lse))
 
 
 def compiled(kernel: JITFunction, values: dict, tile: triton.Config | None) -> dict:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.kernels import Own, attend_own, join, joint_attention, ranged_attention
-from fairseq_clusterformer.kernels.autograd import _Attention
+from fairseq_clusterformer.kernels.autograd import _Attention, _flat
 from fairseq_clusterformer.kernels.blocks import Blocks
 from fairseq_clusterformer.kernels.layout import Call
 
@@ -97,12 +97,13 @@ def test_a_gpu_gets_gradients_in_the_precision_of_queries(monkeypatch):
     kernel, dtypes = Blocks(), set()
     gradients = kernel.gradients
 
-    def noted(call, d_out, d_lse, out, lse):
-        dtypes.update((d_out.dtype, out.dtype))
-        return gradients(call, d_out, d_lse, out, lse)
+    def noted(call, wanted, carry):
+        dtypes.update((wanted.out.dtype, carry.out.dtype))
+        return gradients(call, wanted, carry)
 
     monkeypatch.setattr(kernel, "gradients", noted)
-    out, _ = _Attention.apply(kernel, calls, False, *given, None, None)
+    tensors, rest = _flat(calls)
+    out, _ = _Attention.apply(kernel, False, rest, *tensors)
     found = torch.autograd.grad(out.sum(), given)
     assert dtypes == {out.dtype} == {t.dtype for t in found} == {torch.bfloat16}
 

@@ -102,7 +102,7 @@ def test_the_operator_keeps_its_promises(impl):
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     if impl == "blocks":
         checks += ("test_aot_dispatch_dynamic",)
-    arguments = (q, k, v, layouts, *own, 0.3, [7, -1], impl)
+    arguments = (q, k, v, *own[:2], layouts, own[2], 0.3, [7, -1], impl)
     found = torch.library.opcheck(operator, arguments, test_utils=checks)
     assert found == dict.fromkeys(checks, "SUCCESS")
 

@@ -4,18 +4,17 @@ Beyond its inputs and outputs it takes the keys' gradients in float32 for the ro
 work. Results do not depend on the number of threads.
 
 This folder has all C++ of the project, since it shares registers, scores and the build.
-``attention`` attends and ``step`` decodes; ``shares`` assigns tokens to clusters, for
-``clustering/``, and ``scouts`` computes what the loss of the kind ``taught`` needs.
+``attention`` attends and ``step`` decodes. ``shares`` assigns tokens to clusters, and is called by
+``clustering/shares.py``; ``scouts`` computes what the loss of the kind ``taught`` needs, and is
+called by ``attention/kinds/taught/scouts.py``.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..kernel import Carry, Gradients, Kernel
+from ..kernel import Carry, Gradients, Kernel, empty_like
 from ..layout import TENSORS, Call
 from .library import run, why_missing
 
@@ -60,11 +59,6 @@ def _in_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _like(x: Tensor) -> Tensor:
-    """New memory of x's shape, with the heads of a token next to each other."""
-    return x.new_empty(x.size(0), x.size(2), x.size(1), x.size(3)).transpose(1, 2)
-
-
 def _inputs(call: Call) -> dict[str, Tensor | None]:
     bias = None if call.key_bias is None else call.key_bias.to(_sums_in(call.q))
     return {"q": _in_rows(call.q), "k": _in_rows(call.k), "v": _in_rows(call.v), "key_bias": bias}
@@ -86,35 +80,21 @@ class Cpu(Kernel):
         inputs, q, dtype, adds = _inputs(call), call.q, _sums_in(call.q), carry is not None
         if carry is None:
             numbers = (q.new_empty(q.shape[:-1], dtype=dtype) for _ in range(3))
-            carry = Carry(_like(inputs["q"]), *numbers)
+            carry = Carry(empty_like(inputs["q"]), *numbers)
         _run("forward", call, adds, **inputs, **carry._asdict())
         return carry._replace(out=carry.out.to(q.dtype))
 
-    def backward(
-        self,
-        call: Call,
-        d_out: Tensor,
-        d_lse: Tensor | None,
-        carry: Carry,
-        into: Sequence[Tensor] | None = None,
-    ) -> Gradients:
+    def backward(self, call, wanted, carry, into=None) -> Gradients:
         inputs, key_bias = _inputs(call), call.key_bias
         peak, total = carry.in_log2()
         adds = into is not None and _computed_in(call.q.dtype) == call.q.dtype
-        found = into if adds else [_like(inputs[name]) for name in "qkv"]
+        found = into if adds else [empty_like(inputs[name]) for name in "qkv"]
         d_bias = None if key_bias is None else torch.empty_like(carry.lse)
-        results = {"out": _in_rows(carry.out), "peak": peak, "total": total, "d_lse": d_lse}
-        results |= {"d_out": _in_rows(d_out), "d_bias": d_bias}
+        results = {"out": _in_rows(carry.out), "peak": peak, "total": total, "d_bias": d_bias}
+        results |= {"d_out": _in_rows(wanted.out), "d_lse": wanted.lse}
         results |= dict(zip(("d_q", "d_k", "d_v"), found, strict=True))
         _run("backward", call, adds, **inputs, **results)
         if d_bias is not None:
             d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
-        found = [x.to(call.q.dtype) for x in found]
-        if into is not None and not adds:
-            found = [whole.add_(part) for whole, part in zip(into, found, strict=True)]
-        return Gradients(*found, d_bias)
-
-    def step(self, q: Tensor, seen: Callable[[], dict[str, Any]]) -> Tensor | None:
-        from .step import can_step, step
-
-        return step(q, **seen()) if can_step(q) else None
+        gradients = Gradients(*(x.to(call.q.dtype) for x in found), d_bias)
+        return gradients if adds else gradients.added(into)

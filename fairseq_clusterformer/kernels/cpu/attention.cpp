@@ -48,16 +48,26 @@ struct Ahead {
   }
 };
 
-// What a segment adds to the gradients of its key slots [begin, end): rows of d_k and d_v, d_bias.
+// What queries add to the gradients of the key slots that they see, [begin, end): rows of d_k and
+// d_v, d_bias.
 struct Part {
   int64_t begin = 0, end = 0;
-  T* memory = nullptr;
+  std::unique_ptr<T[], Free> memory;
   int64_t clean = 0;  // up to which slot it counts
-  bool done = false;
-  int64_t numbers() const { return (end - begin) * (2 * P + 1); }
-  T* keys() const { return memory; }
-  T* values() const { return memory + (end - begin) * P; }
-  T* bias() const { return memory + (end - begin) * P * 2; }
+  // Memory for what the query slots [from, to) of a row and head see.
+  void cover(const Problem& p, int64_t row, int64_t head, int64_t from, int64_t to) {
+    begin = p.slots, end = 0;
+    for (int64_t slot = from; slot < to; slot++) {
+      int64_t lo = *p.lo.at<int64_t>(row, head, slot), hi = *p.hi.at<int64_t>(row, head, slot);
+      if (lo < hi) begin = std::min(begin, lo), end = std::max(end, hi);
+    }
+    begin = clean = std::min(begin, end);
+    memory = allocated<T>((end - begin) * (2 * P + 1));
+    poison(keys(), (end - begin) * (2 * P + 1));
+  }
+  T* keys() const { return memory.get(); }
+  T* values() const { return keys() + (end - begin) * P; }
+  T* bias() const { return values() + (end - begin) * P; }
   // Zero slots up to `to`. Done just before use, so that the lines are in cache.
   void clear(int64_t to) {
     if (to <= clean) return;
@@ -87,7 +97,8 @@ struct Attention {
     alignas(64) T peak[Q], total[Q], delta[Q];
     int64_t begin, end;          // keys that any of them sees
     int64_t all_begin, all_end;  // keys that all of them see
-    T *q, *q_columns, *d_out, *d_out_columns, *sum;  // [Q][P], [P][Q], ..., output or d_q [Q][P]
+    Buffer<T> q{Q * P}, q_columns{P * Q}, d_out{Q * P}, d_out_columns{P * Q};
+    Buffer<T> sum{Q * P};  // output or d_q
     bool asks[Q], own[Q];  // whether it sees any key of this call; whether its own
   };
 
@@ -100,11 +111,10 @@ struct Attention {
   int64_t first = 0, last = 0;
   Buffer<T> keys, values, biases;
   Ahead ahead;
-  // Weights and their gradients, [keys][Q]; what the strips point to.
-  Buffer<T> weights, d_logits, rows;
-  std::unique_ptr<Strip[]> strips{new Strip[TILE / Q]};
+  Buffer<T> weights, d_logits;  // weights and their gradients, [keys][Q]
+  Strip strips[TILE / Q];
 
-  Attention(const Problem& p, bool backward)
+  explicit Attention(const Problem& p)
       : p(p),
         scale(LOG2_E / std::sqrt(double(E))),
         kept_scale(1 / (1 - p.dropout)),
@@ -113,32 +123,21 @@ struct Attention {
         values(KEPT * P),
         biases(KEPT),
         weights(CHUNK * Q),
-        d_logits(backward ? CHUNK * Q : 0),
-        rows((backward ? 5 : 3) * TILE * P) {
-    for (int i = 0; i < TILE / Q; i++) {
-      T* at = rows + i * Q * P;
-      T** parts[] = {&strips[i].q, &strips[i].q_columns, &strips[i].sum, &strips[i].d_out,
-                     &strips[i].d_out_columns};
-      for (int part = 0; part < (backward ? 5 : 3); part++)
-        *parts[part] = at + part * TILE * P;
-    }
-  }
+        d_logits(CHUNK * Q) {}
 
   void of(int64_t new_row, int64_t new_head) {
     row = new_row, head = new_head;
     first = last = 0;
   }
 
-  void poison_all(bool backward) {
-    poison(weights, CHUNK * Q);
-    if (backward) poison(d_logits, CHUNK * Q);
+  void poison_all() {
+    for (auto* numbers : {&weights, &d_logits}) poison(*numbers, CHUNK * Q);
     for (T* kept : {keys + (last - first) * P, values + (last - first) * P})
       poison(kept, KEPT - (last - first), E, P);
-    for (int i = 0; i < TILE / Q; i++) {
-      Strip& s = strips[i];
+    for (Strip& s : strips) {
       for (T* numbers : {s.peak, s.total, s.delta}) poison(numbers, Q);
-      poison(s.q, Q, E, P), poison(s.sum, Q * P), poison(s.q_columns, Q * P);
-      if (backward) poison(s.d_out, Q, E, P), poison(s.d_out_columns, Q * P);
+      for (auto* numbers : {&s.sum, &s.q_columns, &s.d_out_columns}) poison(*numbers, Q * P);
+      for (auto* numbers : {&s.q, &s.d_out}) poison(*numbers, Q, E, P);
     }
   }
 
@@ -399,7 +398,7 @@ struct Attention {
   template <class F>
   void over_chunks(int64_t slot, bool backward, F f) {
     int64_t end = 0, begin = p.slots;
-    poison_all(backward);
+    poison_all();
     for (int i = 0; i < TILE / Q; i++) {
       load(strips[i], slot + i * Q, backward);
       end = std::max(end, strips[i].end);
@@ -489,7 +488,7 @@ struct Attention {
         std::memset(p.d_v.at<S>(row, head, at), 0, E * sizeof(S));
       }
       if (s.own[i]) see_own_backward(s, i, at);
-      bool there = slot + (&s - strips.get()) * Q + i < used;  // whether the slot holds a token
+      bool there = slot + (&s - strips) * Q + i < used;  // whether the slot holds a token
       T factor = there || s.own[i] ? scale * T(LN_2) : 0;
       S* d_q = p.d_q.at<S>(row, head, at);
       for (int e = 0; e < E; e++) d_q[e] = (p.adds ? T(d_q[e]) : 0) + s.sum[i * P + e] * factor;
@@ -499,46 +498,18 @@ struct Attention {
 
 void forward(const Problem& p) {
   Tasks tasks(p);
-#pragma omp parallel num_threads(p.threads) if (p.threads > 1)
-  {
-    Attention attention(p, false);
-#pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < tasks.count; task++) {
-      int64_t both = task / tasks.segments;
-      attention.of(both / p.heads, both % p.heads);
-      tasks.over_tiles(task % tasks.segments, [&](int64_t slot) { attention.forward_tile(slot); });
-    }
-  }
+  over_tasks<Attention>(p, tasks.count, [&](Attention& attention, int64_t task) {
+    int64_t both = task / tasks.segments;
+    attention.of(both / p.heads, both % p.heads);
+    tasks.over_tiles(task % tasks.segments, [&](int64_t slot) { attention.forward_tile(slot); });
+  });
 }
-
-// Memory that tasks hand on to later ones, all pieces of one size.
-struct Pool {
-  size_t size = 0;
-  std::mutex mutex;
-  std::vector<Buffer<T>> all;
-  std::vector<T*> unused;
-  T* take() {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (unused.empty()) {
-      all.emplace_back(size);
-      unused.push_back(all.back());
-    }
-    T* memory = unused.back();
-    unused.pop_back();
-    poison(memory, size);
-    return memory;
-  }
-  void give_back(T* memory) {
-    std::lock_guard<std::mutex> lock(mutex);
-    unused.push_back(memory);
-  }
-};
 
 // Gradients of the keys of one row and head: the sum of its segments' parts. They are added in
 // their order, each as soon as those before it are: few exist at a time.
 struct Sum {
   std::mutex mutex;
-  std::vector<Part> parts;
+  std::vector<std::unique_ptr<Part>> parts;  // those that are done, and not added yet
   Part total;
   size_t next = 0;
 };
@@ -590,66 +561,30 @@ void backward(const Problem& p) {
   Tasks tasks(p);
   std::vector<Sum> sums(p.batch * p.heads);
   for (auto& sum : sums) sum.parts.resize(tasks.segments);
-  Pool of_parts, of_totals;
-#pragma omp parallel num_threads(p.threads) if (p.threads > 1)
-  {
-    Attention attention(p, true);
-#pragma omp for
-    // Which key slots each segment sees: its part covers these alone.
-    for (int64_t task = 0; task < tasks.count; task++) {
-      int64_t both = task / tasks.segments, row = both / p.heads, head = both % p.heads;
-      int64_t begin = p.slots, end = 0;
-      tasks.over_tiles(task % tasks.segments, [&](int64_t tile) {
-        for (int64_t slot = tile; slot < std::min(tile + TILE, p.length); slot++) {
-          int64_t lo = *p.lo.at<int64_t>(row, head, slot), hi = *p.hi.at<int64_t>(row, head, slot);
-          if (lo < hi) begin = std::min(begin, lo), end = std::max(end, hi);
-        }
-      });
-      Part& part = sums[both].parts[task % tasks.segments];
-      part.begin = part.clean = std::min(begin, end), part.end = end;
+  over_tasks<Attention>(p, tasks.count, [&](Attention& attention, int64_t task) {
+    const int64_t both = task / tasks.segments, segment = task % tasks.segments;
+    const int64_t row = both / p.heads, head = both % p.heads;
+    const int64_t begin = segment * tasks.per_segment * TILE;
+    std::unique_ptr<Part> part(new Part);
+    part->cover(p, row, head, begin, std::min(begin + tasks.per_segment * TILE, p.length));
+    attention.of(row, head);
+    tasks.over_tiles(segment, [&](int64_t slot) { attention.backward_tile(slot, *part); });
+    part->clear(part->end);
+    if (tasks.segments == 1) return store(p, row, head, *part);
+    // Add up, in their order, all parts that are done and have none missing before them.
+    Sum& sum = sums[both];
+    std::lock_guard<std::mutex> lock(sum.mutex);
+    sum.parts[segment] = std::move(part);
+    for (; sum.next < sum.parts.size() && sum.parts[sum.next]; sum.next++) {
+      if (sum.next == 0) sum.total.cover(p, row, head, 0, p.length);
+      sum.total.add(*sum.parts[sum.next]);
+      sum.parts[sum.next].reset();
     }
-    // The largest part and the largest total are what a piece of memory must hold.
-#pragma omp single
-    for (auto& sum : sums) {
-      int64_t begin = p.slots, end = 0;
-      for (auto& part : sum.parts) {
-        of_parts.size = std::max<size_t>(of_parts.size, part.numbers());
-        if (part.begin < part.end) begin = std::min(begin, part.begin);
-        end = std::max(end, part.end);
-      }
-      sum.total.begin = sum.total.clean = std::min(begin, end), sum.total.end = end;
-      of_totals.size = std::max<size_t>(of_totals.size, sum.total.numbers());
+    if (sum.next == sum.parts.size()) {
+      store(p, row, head, sum.total);
+      sum.total.memory.reset();
     }
-#pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < tasks.count; task++) {
-      int64_t both = task / tasks.segments, row = both / p.heads, head = both % p.heads;
-      Sum& sum = sums[both];
-      Part& part = sum.parts[task % tasks.segments];
-      part.memory = of_parts.take();
-      attention.of(row, head);
-      tasks.over_tiles(task % tasks.segments, [&](int64_t slot) {
-        attention.backward_tile(slot, part);
-      });
-      part.clear(part.end);
-      // Add up, in their order, all parts that are done and have none missing before them.
-      std::lock_guard<std::mutex> lock(sum.mutex);
-      part.done = true;
-      for (; sum.next < sum.parts.size() && sum.parts[sum.next].done; sum.next++) {
-        Part& first = sum.parts[sum.next];
-        if (sum.parts.size() == 1) {  // the only part is the sum
-          store(p, row, head, first);
-        } else {
-          if (sum.next == 0) sum.total.memory = of_totals.take();
-          sum.total.add(first);
-          if (sum.next + 1 == sum.parts.size()) {
-            store(p, row, head, sum.total);
-            of_totals.give_back(sum.total.memory);
-          }
-        }
-        of_parts.give_back(first.memory);
-      }
-    }
-  }
+  });
 }
 
 }  // namespace

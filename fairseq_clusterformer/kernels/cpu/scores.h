@@ -42,9 +42,14 @@ struct Strip {
     }
   }
 
+  // Of the tokens from `slot` on.
+  void score(int64_t slot, V (&tops)[2], V (&lows)[2]) {
+    score([&](int i) { return slot + i < of.length ? slot + i : -1; }, tops, lows);
+  }
+
   // Scores of some tokens, and the largest and the smallest of each; those of tokens that are
   // padding, or that do not exist, are of a vector of zeros.
-  template <class Which>
+  template <class Which, class = decltype(std::declval<Which>()(0))>
   void score(Which token, V (&tops)[2], V (&lows)[2]) {
     poison(scores, K * Q), poison(columns, P * Q), poison(unit, Q, E, P), poison(factor, Q);
     for (int i = 0; i < Q; i++) {
@@ -108,5 +113,15 @@ struct Strip {
     }
   }
 };
+
+// Gradients of vectors, from those of tasks [K][P], `tasks` of a head, in their order.
+void add_up(const std::vector<Buffer<T>>& parts, int64_t tasks, const Scores& of, T* d_vectors) {
+  const int64_t K = of.num_clusters;
+  std::fill_n(d_vectors, of.heads * K * E, T(0));
+  for (size_t task = 0; task < parts.size(); task++)
+    for (int64_t k = 0; k < K; k++)
+      for (int e = 0; e < E; e++)
+        d_vectors[(task / tasks % of.heads * K + k) * E + e] += parts[task][k * P + e];
+}
 
 }  // namespace

@@ -267,7 +267,7 @@ struct Scouts : Strip {
     begin(task / of.heads, task % of.heads);
     for (int64_t slot = 0; slot < of.length; slot += Q) {
       V tops[2], lows[2], sums[2] = {};
-      score([&](int i) { return slot + i < of.length ? slot + i : -1; }, tops, lows);
+      score(slot, tops, lows);
       for (int i = 0; i < Q; i++)
         held[i] = real[i] && p.log_held.data ? *p.log_held.at<T>(row, head, tokens[i]) : 0;
       for (int64_t k = 0; k < K; k++)
@@ -290,19 +290,9 @@ struct Scouts : Strip {
   }
 };
 
-// Calls f(scouts, task) for each row and head of keys.
-template <class F>
-void over_tasks(const Scouting& p, F f) {
-#pragma omp parallel num_threads(p.threads) if (p.threads > 1)
-  {
-    Scouts scouts(p);
-#pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < p.of.batch * p.of.heads; task++) f(scouts, task);
-  }
-}
-
 void forward(const Scouting& p) {
-  over_tasks(p, [](Scouts& scouts, int64_t task) { scouts.forward(task); });
+  over_tasks<Scouts>(p, p.of.batch * p.of.heads,
+                     [](Scouts& scouts, int64_t task) { scouts.forward(task); });
 }
 
 void backward(const Scouting& p) {
@@ -310,19 +300,15 @@ void backward(const Scouting& p) {
   std::vector<Buffer<T>> parts;
   std::vector<T> d_mass(tasks * K), d_masses(p.of.heads * K, 0);
   for (int64_t task = 0; task < tasks; task++) parts.emplace_back(K * P);
-  over_tasks(p, [&](Scouts& scouts, int64_t task) {
+  over_tasks<Scouts>(p, tasks, [&](Scouts& scouts, int64_t task) {
     scouts.backward(task, parts[task], &d_mass[task * K]);
   });
   for (int64_t task = 0; task < tasks; task++)
     for (int64_t k = 0; k < K; k++) d_masses[task % p.of.heads * K + k] += d_mass[task * K + k];
-  over_tasks(p, [&](Scouts& scouts, int64_t task) {
+  over_tasks<Scouts>(p, tasks, [&](Scouts& scouts, int64_t task) {
     scouts.backward_mass(task, &d_masses[task % p.of.heads * K], parts[task]);
   });
-  std::fill_n(p.d_vectors, p.of.heads * K * E, T(0));
-  for (int64_t task = 0; task < tasks; task++)
-    for (int64_t k = 0; k < K; k++)
-      for (int e = 0; e < E; e++)
-        p.d_vectors[(task % p.of.heads * K + k) * E + e] += parts[task][k * P + e];
+  add_up(parts, 1, p.of, p.d_vectors);
 }
 
 }  // namespace

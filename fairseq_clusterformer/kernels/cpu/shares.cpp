@@ -30,11 +30,6 @@ struct Strips : Strip {
   const Shares& p;
   explicit Strips(const Shares& p) : Strip(p.of), p(p) {}
 
-  // Of the tokens from `slot` on.
-  void score_from(int64_t slot, V (&tops)[2], V (&lows)[2]) {
-    score([&](int i) { return slot + i < of.length ? slot + i : -1; }, tops, lows);
-  }
-
   // The first cluster whose score is within rounding of the largest, for each token.
   void choose(const V (&tops)[2], const V (&magnitude)[2], Int* chosen) const {
     for (int c = 0; c < 2; c++) {
@@ -48,7 +43,7 @@ struct Strips : Strip {
 
   void assign(int64_t slot, Mass& mass) {
     V tops[2], lows[2], magnitude[2];
-    score_from(slot, tops, lows);
+    score(slot, tops, lows);
     for (int c = 0; c < 2; c++)
       magnitude[c] = max(max(tops[c], -lows[c]), V{} + largest_offset);
     alignas(64) Int chosen[Q];
@@ -114,7 +109,7 @@ struct Strips : Strip {
   // d_vectors [K][P] of the task.
   void backward(int64_t slot, T* d_vectors) {
     V tops[2], lows[2];
-    score_from(slot, tops, lows);
+    score(slot, tops, lows);
     const int there = std::min<int64_t>(Q, of.length - slot);
     alignas(64) T totals[Q], gradients[Q];
     for (int i = 0; i < Q; i++) {
@@ -138,19 +133,14 @@ struct Strips : Strip {
 // Calls f(strips, task, first slot) for each strip of each task.
 template <class F>
 void over_strips(const Shares& p, const Tasks& tasks, F f) {
-#pragma omp parallel num_threads(p.threads) if (p.threads > 1)
-  {
-    Strips strips(p);
-#pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < tasks.count; task++) {
-      int64_t both = task / tasks.segments;
-      strips.begin(both / p.of.heads, both % p.of.heads);
-      tasks.over_tiles(task % tasks.segments, [&](int64_t tile) {
-        for (int64_t slot = tile; slot < std::min(tile + TILE, p.of.length); slot += Q)
-          f(strips, task, slot);
-      });
-    }
-  }
+  over_tasks<Strips>(p, tasks.count, [&](Strips& strips, int64_t task) {
+    int64_t both = task / tasks.segments;
+    strips.begin(both / p.of.heads, both % p.of.heads);
+    tasks.over_tiles(task % tasks.segments, [&](int64_t tile) {
+      for (int64_t slot = tile; slot < std::min(tile + TILE, p.of.length); slot += Q)
+        f(strips, task, slot);
+    });
+  });
 }
 
 void forward(const Shares& p) {
@@ -184,17 +174,12 @@ void forward(const Shares& p) {
 
 void backward(const Shares& p) {
   Tasks tasks(p.of);
-  const int64_t K = p.of.num_clusters;
   std::vector<Buffer<T>> parts;
-  for (int64_t task = 0; task < tasks.count; task++) parts.emplace_back(K * P);
+  for (int64_t task = 0; task < tasks.count; task++) parts.emplace_back(p.of.num_clusters * P);
   over_strips(p, tasks, [&](Strips& strips, int64_t task, int64_t slot) {
     strips.backward(slot, parts[task]);
   });
-  std::fill_n(p.d_vectors, p.of.heads * K * E, T(0));
-  for (int64_t task = 0; task < tasks.count; task++)
-    for (int64_t k = 0; k < K; k++)
-      for (int e = 0; e < E; e++)
-        p.d_vectors[(task / tasks.segments % p.of.heads * K + k) * E + e] += parts[task][k * P + e];
+  add_up(parts, tasks.segments, p.of, p.d_vectors);
 }
 
 }  // namespace

@@ -72,15 +72,20 @@ struct Free {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-// Zeroed memory that starts at a cache line: the padding of rows is never written again.
+// Memory that starts at a cache line.
+template <class X>
+std::unique_ptr<X[], Free> allocated(size_t count) {
+  size_t bytes = rounded_up(std::max<size_t>(count, 1) * sizeof(X), 64);
+  std::unique_ptr<X[], Free> memory(static_cast<X*>(std::aligned_alloc(64, bytes)));
+  return memory ? std::move(memory) : (std::abort(), nullptr);
+}
+
+// Zeroed: the padding of rows is never written again.
 template <class X>
 struct Buffer {
   std::unique_ptr<X[], Free> memory;
-  explicit Buffer(size_t count) {
-    size_t bytes = rounded_up(std::max<size_t>(count, 1) * sizeof(X), 64);
-    memory.reset(static_cast<X*>(std::aligned_alloc(64, bytes)));
-    if (memory) std::memset(static_cast<void*>(memory.get()), 0, bytes);
-    else std::abort();
+  explicit Buffer(size_t count) : memory(allocated<X>(count)) {
+    std::memset(static_cast<void*>(memory.get()), 0, count * sizeof(X));
   }
   operator X*() const { return memory.get(); }
 };
@@ -215,6 +220,17 @@ void transpose(const T* from, T* to, int width = P) {
       for (int r = 0; r < L; r++) vec(to + (e + r) * Q + i) = rows[r];
     }
 #endif
+}
+
+// Calls f(worker, task) for each task; every thread has a worker, made of the problem.
+template <class Worker, class Problem, class F>
+void over_tasks(const Problem& p, int64_t count, F f) {
+#pragma omp parallel num_threads(p.threads) if (p.threads > 1)
+  {
+    Worker worker(p);
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < count; task++) f(worker, task);
+  }
 }
 
 // How the tokens of a row and head are cut into tasks.

@@ -28,7 +28,8 @@ struct Step {
   const int64_t* before;     // real tokens that were near or in rings, [B]
   const T* sinks;            // [B, J, S, C]
   T* sums;                   // of keys, of values, of ones, [B, J, chunks, K, 2 E + 1]
-  const int64_t *looked_into, *cluster, *since, *ends;  // [B, H, P], [B, J], [B], [B]
+  const int64_t *looked_into, *cluster;  // of which no mean is seen [B, H, P]; of the keys [B, J]
+  const int64_t *since, *ends;  // chunk that the token counts from, above 0 if its own ends, [B]
   int64_t batch, heads, key_heads, groups, query_groups, width, entry_width, layouts, rings, probes,
       window, room, number_of_sinks, clusters, chunks, looks, own, threads;
   double own_bias;

@@ -5,7 +5,7 @@ Its modules are imported by the first call, since not every machine has Triton.
 
 from torch import Tensor
 
-from ..kernel import OneByOne
+from ..kernel import Carry, Gradients, OneByOne, Wanted
 from ..layout import Call
 
 WIDEST = 256
@@ -34,9 +34,7 @@ class Triton(OneByOne):
 
         return forward(call)
 
-    def gradients(
-        self, call: Call, d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def gradients(self, call: Call, wanted: Wanted, carry: Carry) -> Gradients:
         from .backward import backward
 
-        return backward(call, d_out, d_lse, out, lse)
+        return backward(call, wanted, carry)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..kernel import Carry, Gradients, Wanted, empty_like
 from ..layout import Call, Layout
 from .forward import (
     LOG2_E,
@@ -233,11 +234,10 @@ def _spans(
     tl.store(entry + 1, tl.minimum(end * TILE, length), mask=key_tile < key_tiles)
 
 
-def backward(
-    call: Call, d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def backward(call: Call, wanted: Wanted, carry: Carry) -> Gradients:
     """See :meth:`..kernel.OneByOne.gradients`."""
     q, k, v, key_bias, layout = *call[:4], call.layout
+    (d_out, d_lse), (out, lse, *_) = wanted, carry
     batch, heads, length, width = q.shape
     shared = arguments(call)
     slots = shared["slots"]
@@ -246,7 +246,7 @@ def backward(
     d_lse = None if d_lse is None else d_lse.contiguous()
     bias, delta = bias_rows(call), torch.empty_like(lse)
 
-    d_q = q.new_empty(batch, length, heads, width).transpose(1, 2)
+    d_q = empty_like(q)
     _backward_queries[grid(q, length, "BLOCK_M")](
         rows_of(q), rows_of(k), rows_of(v), bias, rows_of(out), lse,
         rows_of(d_out), d_lse, rows_of(d_q), delta, **shared,
@@ -268,7 +268,7 @@ def backward(
         if not once:
             d_bias = _added_up(d_bias.unsqueeze(-1), layout.key_order, lse).squeeze(-1)
         d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
-    return d_q, d_k, d_v, d_bias
+    return Gradients(d_q, d_k, d_v, d_bias)
 
 
 def _spans_of(shared: dict, layout: Layout) -> tuple[Tensor, int, dict]:

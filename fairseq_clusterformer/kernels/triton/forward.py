@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..kernel import empty_like
 from ..layout import TENSORS, Call
 from .launch import (
     Rows,
@@ -155,12 +156,10 @@ def _forward(
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     """See :meth:`..kernel.OneByOne.attend`."""
     q, k, v = call[:3]
-    batch, heads, length, width = q.shape
-    out = q.new_empty(batch, length, heads, width).transpose(1, 2)
-    exact = torch.float64 if q.dtype == torch.float64 else torch.float32
-    lse = q.new_empty(batch, heads, length, dtype=exact)
+    out, exact = empty_like(q), torch.promote_types(q.dtype, torch.float32)
+    lse = q.new_empty(q.shape[:3], dtype=exact)
     with torch.cuda.device_of(q):  # the backward pass is run on its tensors' device anyway
-        _forward[grid(q, length, "BLOCK_M")](
+        _forward[grid(q, q.size(2), "BLOCK_M")](
             rows_of(q), rows_of(k), rows_of(v), bias_rows(call), rows_of(out), lse,
             **arguments(call),
         )  # fmt: skip

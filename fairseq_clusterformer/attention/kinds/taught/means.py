@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn.functional import dropout as dropped
 from torch.nn.functional import pad
 
-from ....kernels.cpu.step import InMeans
 from ....precision import at_least_float32, full_float32
 from ...past import Kept, for_each
 from ...projections import QKV
@@ -144,7 +143,8 @@ class MeansSoFar(Other):
         at, shape = self.places(), (len(kept.sums), heads.q.size(1), 1)
         looked_into = torch.cat([c.expand(shape) for c in self.looked_into], dim=-1)
         cluster = self.keys.expand(*kept.sums.shape[:2], 1)
-        return {"means": InMeans(kept.sums, looked_into, cluster, at.since, at.end)}, kept
+        given = {"sums": kept.sums, "looked_into": looked_into, "cluster": cluster}
+        return given | {"since": at.since, "ends": at.end}, kept
 
     def _attend_one(self, heads: QKV, kept: Tensor) -> tuple[Result, Sums]:
         """The same of one token, whose chunk sees the first of the sums."""

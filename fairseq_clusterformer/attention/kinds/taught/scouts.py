@@ -17,19 +17,15 @@ Shape letters: B batch, H heads, N tokens, S scouts, E head width, K clusters.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ....clustering.shares import KeyShares
+from ....clustering.shares import KeyShares, Scores
 from ....kernels import Layout, join, ranged_attention
-from ....kernels.cpu.library import can_run
-from ....kernels.cpu.scouts import Looking
-from ....kernels.cpu.scouts import backward as backward_in_cpp
-from ....kernels.cpu.scouts import find as find_in_cpp
-from ....kernels.cpu.shares import Scores
+from ....kernels.cpu.library import can_run, run
 from ....kernels.sorting import sort_by_cluster
 from ....precision import at_least_float32, full_float32
 from ...batch import Batch
@@ -53,6 +49,27 @@ class Gain(NamedTuple):
     nats: Tensor  # of each scout [B, H, S], differentiable in the shares
     of: Tensor  # scouts that see a key, bool [B, H, S]; the others' nats have no meaning
     places: Tensor  # of the scouts, int64 [B, H, S]
+
+
+class Looking(NamedTuple):
+    """Scouts, and the keys that they see, for ``scouts.cpp``: float32 or float64 alike, and the
+    last dimension of q, shares and k has stride 1."""
+
+    q: Tensor  # of scouts [B, H, S, E]
+    shares: Tensor  # of scouts [B, H, S, K]
+    k: Tensor  # [B, H, N, E]
+    log_held: Tensor | None  # of how surely each key is held [B, J, N]; None: all are
+    key_order: Tensor | None  # token at each key slot, int64 [B, 1 or H, N] (1 unless J is H)
+    lo: Tensor  # key slots that scouts see, int64 [ranges, B, H, S], contiguous
+    hi: Tensor
+    scores: Scores  # of what routes keys; offsets are the logs of the clusters' masses
+
+    def run(self, function: str, **values: Tensor | None) -> None:
+        x, (_, heads, number, width) = self.scores.x, self.q.shape
+        given: dict[str, Any] = self._asdict() | values
+        given |= given.pop("scores").fields()
+        given |= {"query_heads": heads, "scouts": number, "width": width, "ranges": len(self.lo)}
+        run("scouts", function, x.dtype, x.size(-1), **given)
 
 
 def draw_scouts(
@@ -188,27 +205,34 @@ def _for_cpp(
     k = k if k.stride(-1) == 1 else k.contiguous()
     held = None if keys.log_held is None else keys.log_held.detach().to(q.dtype)
     of_scouts = gather_tokens(q, scouts.places), shares.contiguous()
-    return Looking(*of_scouts, k, scores, held, order, lo, hi)
+    return Looking(*of_scouts, k, held, order, lo, hi, scores)
 
 
 class _InCpp(torch.autograd.Function):
-    """What the attention of scouts finds, and what all that they see has, [B, H, S]."""
+    """What the attention of scouts finds, and what all that they see has, [B, H, S], in C++:
+    nothing of scouts by tokens, or of tokens by clusters, is kept. Gradients of x and of vectors
+    are also by way of the clusters' masses."""
 
     @staticmethod
     def forward(ctx, given, shares, x, vectors, log_held):
-        lands, in_sight, *softmax = find_in_cpp(given)
-        scores = given.scores
-        ctx.save_for_backward(*given[:3], *scores[:4], *given[4:], *softmax)
-        ctx.rest = scores[4:]
+        lands, in_sight, peak, total = (given.q.new_empty(given.lo[0].shape) for _ in range(4))
+        given.run("scouts", lands=lands, in_sight=in_sight, peak=peak, total=total)
+        ctx.save_for_backward(peak, total, *given[:7], *given.scores[:4])
+        ctx.similarity = given.scores.similarity
         return lands, in_sight
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_lands, d_in_sight):
-        saved = ctx.saved_tensors
-        given = Looking(*saved[:3], Scores(*saved[3:7], *ctx.rest), *saved[7:11])
-        d_shares, *gradients = backward_in_cpp(given, *saved[11:], d_lands, d_in_sight)
-        return None, d_shares, *gradients
+        peak, total, *saved = ctx.saved_tensors
+        given = Looking(*saved[:7], Scores(*saved[7:], ctx.similarity))
+        d_shares, d_vectors = map(torch.empty_like, (given.shares, given.scores.vectors))
+        d_x = torch.zeros_like(given.scores.x)
+        d_held = None if given.log_held is None else torch.zeros_like(given.log_held)
+        tensors = {"peak": peak, "total": total, "d_lands": d_lands, "d_in_sight": d_in_sight}
+        tensors |= {"d_shares": d_shares, "d_x": d_x, "d_vectors": d_vectors}
+        given.run("scouts_backward", **tensors, d_log_held=d_held)
+        return None, d_shares, d_x, d_vectors, d_held
 
 
 def _by_torch(
