@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..precision import at_least_float32
 from .kernel import LOG2_E, Carry, Gradients, OneByOne, Wanted
 from .layout import TENSORS, Call
 
@@ -32,6 +31,8 @@ class _Group(NamedTuple):
     tiles: Tensor  # [c] their numbers among the query tiles of all rows
     first: Tensor  # [c] the first key tile that each sees
     num_tiles: int
+    queries: Tensor  # [c * h] their numbers among the query tiles of all heads
+    keys: Tensor  # [c * h * num_tiles] the key tiles that these see
 
 
 class _Side(NamedTuple):
@@ -64,7 +65,7 @@ class _Plan:
         self.hi = self._tiled(layout.hi.masked_fill(empty, 0))
         self.bias = None  # [R * h * tiles, T, 1]
         if call.key_bias is not None:
-            bias = call.key_bias.to(_accumulator(q))
+            bias = call.key_bias.to(torch.promote_types(q.dtype, torch.float32))
             bias = bias.expand(batch, heads, length).unsqueeze(-1)
             self.bias = self.to_slots(bias, self.keys).mul_(LOG2_E)
         self.grouped = self._grouped(GROUP_NUMBERS_CPU if q.is_cpu else GROUP_NUMBERS_GPU)
@@ -99,29 +100,21 @@ class _Plan:
         counts, tiles = (last - first).clamp(min=1).sort(descending=True, stable=True)
         # The group's size is that of its first tile, which sees the most.
         groups, sizes, begin = [], counts.tolist(), 0
+        head = torch.arange(self.heads, device=first.device)
         while begin < len(sizes):
-            numbers = self.heads * self.tile * self.tile * sizes[begin]  # weights of a query tile
+            number = sizes[begin]
+            numbers = self.heads * self.tile * self.tile * number  # weights of a query tile
             members = tiles[begin : begin + max(1, limit // numbers)]
-            groups.append(_Group(members, first[members], sizes[begin]))
+            row = torch.div(members, self.queries.tiles, rounding_mode="floor").unsqueeze(-1)
+            heads, tile = row * self.heads + head, members % self.queries.tiles
+            queries = (heads * self.queries.tiles + tile.unsqueeze(-1)).flatten()
+            span = first[members].unsqueeze(-1) + torch.arange(number, device=first.device)
+            # One that sees fewer tiles reaches past the end; its ranges hide what it gets.
+            span = span.clamp(max=self.keys.tiles - 1).unsqueeze(1)
+            keys = (heads.unsqueeze(-1) * self.keys.tiles + span).flatten()
+            groups.append(_Group(members, first[members], number, queries, keys))
             begin += len(members)
         return groups
-
-    def query_tiles(self, group: _Group) -> Tensor:
-        """The query tiles of a group among those of all heads, [c * h]."""
-        tile = group.tiles % self.queries.tiles
-        return (self._heads(group) * self.queries.tiles + tile.unsqueeze(-1)).flatten()
-
-    def key_tiles(self, group: _Group) -> Tensor:
-        """The key tiles that these see, [c * h * num_tiles]."""
-        span = group.first.unsqueeze(-1) + torch.arange(group.num_tiles, device=group.first.device)
-        # A tile that sees fewer than num_tiles reaches past the end; its ranges hide what it gets.
-        span = span.clamp(max=self.keys.tiles - 1).unsqueeze(1)
-        return (self._heads(group).unsqueeze(-1) * self.keys.tiles + span).flatten()
-
-    def _heads(self, group: _Group) -> Tensor:
-        """The heads of each tile among those of all rows, [c, h]."""
-        row = torch.div(group.tiles, self.queries.tiles, rounding_mode="floor").unsqueeze(-1)
-        return row * self.heads + torch.arange(self.heads, device=row.device)
 
     def _token_rows(self, x: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """x's memory as rows of width E, and the row of each slot's token, [R, h, slots].
@@ -167,7 +160,7 @@ class _Plan:
         logits = torch.bmm(q, k.transpose(1, 2))
         if self.bias is not None:
             # The biases of a query tile's key tiles side by side, the same for each query.
-            logits += self.bias.index_select(0, self.key_tiles(group)).view(len(q), 1, -1)
+            logits += self.bias.index_select(0, group.keys).view(len(q), 1, -1)
         span = group.num_tiles * self.tile
         # Ranges are those of a row's order; the heads that share it have one mask.
         slot = (group.first * self.tile).unsqueeze(-1) + torch.arange(span, device=q.device)
@@ -177,33 +170,33 @@ class _Plan:
         logits.view(-1, self.heads, self.tile, span).add_(mask.unsqueeze(1))  # for each of h heads
         return logits
 
-    def select_keys(self, group: _Group, tiles: Tensor, dtype: torch.dtype) -> Tensor:
-        """The key tiles that a group sees side by side, [c * h, num_tiles * T, E]."""
-        found = tiles.index_select(0, self.key_tiles(group)).to(dtype)
-        return found.view(-1, group.num_tiles * self.tile, tiles.size(-1))
+    def select(self, group: _Group, dtype: torch.dtype, q: Tensor, *keys: Tensor) -> list[Tensor]:
+        """A group's queries, scaled, [c * h, T, E], and key tiles [c * h, num_tiles * T, E]."""
+        queries = q.index_select(0, group.queries).to(dtype) * (LOG2_E / math.sqrt(q.size(-1)))
+        found = (x.index_select(0, group.keys).to(dtype) for x in keys)
+        return [queries, *(x.view(len(queries), -1, x.size(-1)) for x in found)]
 
 
 def _forward(call: Call) -> tuple[Tensor, Tensor]:
     q, k, v, seed, dropout = *call[:3], call.seed, call.dropout
-    plan, dtype = _Plan(call), _accumulator(q)
+    plan, dtype = _Plan(call), torch.promote_types(q.dtype, torch.float32)
     seed = 0 if seed is None else int(seed)
     q_tiles = plan.to_slots(q, plan.queries)
     k_tiles, v_tiles = (plan.to_slots(x, plan.keys) for x in (k, v))
     lse_tiles = q_tiles.new_empty(*q_tiles.shape[:2], 1, dtype=dtype)
     for number, group in enumerate(plan.grouped):
-        queries = plan.query_tiles(group)
-        k_group, v_group = (plan.select_keys(group, x, dtype) for x in (k_tiles, v_tiles))
-        weights = plan.logits(group, _scaled(q_tiles.index_select(0, queries), dtype), k_group)
+        q_group, k_group, v_group = plan.select(group, dtype, q_tiles, k_tiles, v_tiles)
+        weights = plan.logits(group, q_group, k_group)
         peak = weights.amax(-1, keepdim=True).clamp_(min=torch.finfo(dtype).min)
         weights.sub_(peak).exp2_()  # a tile sees all its keys at once: no online softmax
         total = weights.sum(-1, keepdim=True)
-        lse_tiles[queries] = (peak + total.log2()) / LOG2_E
+        lse_tiles[group.queries] = (peak + total.log2()) / LOG2_E
         if dropout > 0.0:
             weights *= _kept(weights, dropout, seed + number)
         # A query that sees nothing has total 0 and weights 0: the result is 0.
         total.clamp_(min=torch.finfo(dtype).tiny)
         # Write the output over q_tiles: each query tile is read only once.
-        q_tiles[queries] = torch.bmm(weights, v_group).div_(total).to(q.dtype)
+        q_tiles[group.queries] = torch.bmm(weights, v_group).div_(total).to(q.dtype)
     del k_tiles, v_tiles
     out = plan.to_tokens(q_tiles, plan.queries)
     return out, plan.to_tokens(lse_tiles, plan.queries).squeeze(-1).contiguous()
@@ -229,9 +222,8 @@ def _backward(call: Call, wanted: Wanted, carry: Carry) -> Gradients:
     d_k, d_v = (torch.zeros_like(x, dtype=dtype) for x in (k_tiles, v_tiles))
     d_bias = None if key_bias is None else d_k.new_zeros(*d_k.shape[:2], 1)
     for number, group in enumerate(plan.grouped):
-        queries, keys = plan.query_tiles(group), plan.key_tiles(group)
-        q_group = _scaled(q_tiles.index_select(0, queries), dtype)
-        k_group, v_group = (plan.select_keys(group, x, dtype) for x in (k_tiles, v_tiles))
+        queries, keys = group.queries, group.keys
+        q_group, k_group, v_group = plan.select(group, dtype, q_tiles, k_tiles, v_tiles)
         d_out_group = d_out_tiles.index_select(0, queries).to(dtype)
 
         weights = plan.logits(group, q_group, k_group)
@@ -265,14 +257,6 @@ class Blocks(OneByOne):
     """See :class:`.kernel.Kernel`."""
 
     attend, gradients = staticmethod(_forward), staticmethod(_backward)
-
-
-def _accumulator(q: Tensor) -> torch.dtype:
-    return at_least_float32(q.new_empty(0)).dtype
-
-
-def _scaled(q: Tensor, dtype: torch.dtype) -> Tensor:
-    return q.to(dtype) * (LOG2_E / math.sqrt(q.size(-1)))
 
 
 def _kept(weights: Tensor, dropout: float, seed: int) -> Tensor:

@@ -13,7 +13,7 @@ import pytest
 from ..conftest import REPO_ROOT
 
 ATTENTION = {"_forward", "_backward_queries", "_backward_keys"}
-OTHERS = {"_bounds", "_spans"}
+OTHERS = {"_spans"}
 SHARED = 227 * 1024  # bytes that a program may have on Hopper
 
 

@@ -494,6 +494,49 @@ struct Attention {
       for (int e = 0; e < E; e++) d_q[e] = (p.adds ? T(d_q[e]) : 0) + s.sum[i * P + e] * factor;
     });
   }
+
+  // Writes the gradients of the keys of the row and head.
+  void store(const Part& sum) const {
+    bool once = p.slots == p.length;  // each token stands in one slot
+    const bool adds = p.adds || p.own;
+    int64_t used = count(p.num_keys, p.slots);
+    constexpr int columns = 2 * E + 1;
+    alignas(64) static const T nothing[P] = {};
+    // Token by token where a token may stand in several slots.
+    Buffer<T> sums(once ? 0 : p.length * columns);
+    auto write = [&](int64_t at, const T* d_keys, const T* d_values, T d_bias) {
+      S *d_k = p.d_k.at<S>(row, head, at), *d_v = p.d_v.at<S>(row, head, at);
+      for (int e = 0; e < E; e++) {
+        d_k[e] = (adds ? T(d_k[e]) : 0) + d_keys[e] * T(LN_2);
+        d_v[e] = (adds ? T(d_v[e]) : 0) + d_values[e];
+      }
+      if (p.d_bias.data) *p.d_bias.at<T>(row, head, at) = d_bias;
+    };
+    for (int64_t slot = 0; slot < p.slots; slot++) {
+      if (slot + L < p.slots) {
+        int64_t next = token(p.key_order, slot + L);
+        for (const Tensor* t : {&p.d_k, &p.d_v})
+          for (int e = 0; e < E; e += 64 / sizeof(S))
+            __builtin_prefetch(t->at<S>(row, head, next) + e, 1);
+      }
+      bool seen = slot < used && slot >= sum.begin && slot < sum.end;  // else its gradients are 0
+      int64_t at = slot - sum.begin;
+      const T* d_keys = seen ? sum.keys() + at * P : nothing;
+      const T* d_values = seen ? sum.values() + at * P : nothing;
+      T d_bias = seen ? sum.bias()[at] : 0;
+      if (once) {
+        write(token(p.key_order, slot), d_keys, d_values, d_bias);
+      } else if (seen) {
+        T* to = sums + token(p.key_order, slot) * columns;
+        for (int e = 0; e < E; e++) to[e] += d_keys[e], to[E + e] += d_values[e];
+        to[2 * E] += d_bias;
+      }
+    }
+    for (int64_t at = 0; !once && at < p.length; at++) {
+      const T* of = sums + at * columns;
+      write(at, of, of + E, of[2 * E]);
+    }
+  }
 };
 
 void forward(const Problem& p) {
@@ -514,49 +557,6 @@ struct Sum {
   size_t next = 0;
 };
 
-void store(const Problem& p, int64_t row, int64_t head, const Part& sum) {
-  bool once = p.slots == p.length;  // each token stands in one slot
-  const bool adds = p.adds || p.own;
-  int64_t used = p.num_keys.data ? *p.num_keys.at<int64_t>(row, head) : p.slots;
-  constexpr int columns = 2 * E + 1;
-  alignas(64) static const T nothing[P] = {};
-  // Token by token where a token may stand in several slots.
-  Buffer<T> sums(once ? 0 : p.length * columns);
-  auto write = [&](int64_t token, const T* d_keys, const T* d_values, T d_bias) {
-    S *d_k = p.d_k.at<S>(row, head, token), *d_v = p.d_v.at<S>(row, head, token);
-    for (int e = 0; e < E; e++) {
-      d_k[e] = (adds ? T(d_k[e]) : 0) + d_keys[e] * T(LN_2);
-      d_v[e] = (adds ? T(d_v[e]) : 0) + d_values[e];
-    }
-    if (p.d_bias.data) *p.d_bias.at<T>(row, head, token) = d_bias;
-  };
-  for (int64_t slot = 0; slot < p.slots; slot++) {
-    int64_t token = p.key_order.data ? *p.key_order.at<int64_t>(row, head, slot) : slot;
-    if (slot + L < p.slots) {
-      int64_t next = p.key_order.data ? *p.key_order.at<int64_t>(row, head, slot + L) : slot + L;
-      for (const Tensor* t : {&p.d_k, &p.d_v})
-        for (int e = 0; e < E; e += 64 / sizeof(S))
-          __builtin_prefetch(t->at<S>(row, head, next) + e, 1);
-    }
-    bool seen = slot < used && slot >= sum.begin && slot < sum.end;  // else its gradients are 0
-    int64_t at = slot - sum.begin;
-    const T* keys = seen ? sum.keys() + at * P : nothing;
-    const T* values = seen ? sum.values() + at * P : nothing;
-    T bias = seen ? sum.bias()[at] : 0;
-    if (once) {
-      write(token, keys, values, bias);
-    } else if (seen) {
-      T* to = sums + token * columns;
-      for (int e = 0; e < E; e++) to[e] += keys[e], to[E + e] += values[e];
-      to[2 * E] += bias;
-    }
-  }
-  for (int64_t token = 0; !once && token < p.length; token++) {
-    const T* of = sums + token * columns;
-    write(token, of, of + E, of[2 * E]);
-  }
-}
-
 void backward(const Problem& p) {
   Tasks tasks(p);
   std::vector<Sum> sums(p.batch * p.heads);
@@ -570,7 +570,7 @@ void backward(const Problem& p) {
     attention.of(row, head);
     tasks.over_tiles(segment, [&](int64_t slot) { attention.backward_tile(slot, *part); });
     part->clear(part->end);
-    if (tasks.segments == 1) return store(p, row, head, *part);
+    if (tasks.segments == 1) return attention.store(*part);
     // Add up, in their order, all parts that are done and have none missing before them.
     Sum& sum = sums[both];
     std::lock_guard<std::mutex> lock(sum.mutex);
@@ -581,7 +581,7 @@ void backward(const Problem& p) {
       sum.parts[sum.next].reset();
     }
     if (sum.next == sum.parts.size()) {
-      store(p, row, head, sum.total);
+      attention.store(sum.total);
       sum.total.memory.reset();
     }
   });

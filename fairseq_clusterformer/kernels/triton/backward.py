@@ -34,7 +34,8 @@ from .launch import (
     tuned,
 )
 
-# Slots that share an entry of the two tables of bounds; SPAN divides every BLOCK_N below.
+# Query slots, and key slots, that are looked at together to find out who sees whom; SPAN divides
+# every BLOCK_N below.
 TILE, SPAN = 64, 32
 
 TILES_OF_QUERIES = {
@@ -198,32 +199,22 @@ def _backward_keys(
 
 
 @triton.jit(do_not_specialize=VARYING)
-def _bounds(lo, hi, bounds, groups, length, slots, tiles, TILE: tl.constexpr):
-    """First and one past the last key slot that each tile of query slots sees."""
-    row, tile = place_of(tiles)
-    slot = tile * TILE + tl.arange(0, TILE)
-    low = load_index(lo, row // groups, row % groups, slot, length).to(tl.int32)
-    high = load_index(hi, row // groups, row % groups, slot, length).to(tl.int32)
-    entry = bounds + (row * tiles + tile) * 2
-    tl.store(entry, tl.min(tl.where(high > low, low, slots)))
-    tl.store(entry + 1, tl.max(tl.where(high > low, high, 0)))
-
-
-@triton.jit(do_not_specialize=VARYING)
 def _spans(
-    bounds, spans, length, tiles, key_tiles,
+    lo, hi, spans, groups, length, slots, tiles, key_tiles,
     TILE: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The same of queries: first and one past the last slot of those that see a tile of keys."""
+    """First and one past the last query slot of those that see a tile of keys, in whole tiles."""
     row, block = place_of(tl.cdiv(key_tiles, BLOCK))
     key_tile = block * BLOCK + tl.arange(0, BLOCK)
     begin = tl.zeros([BLOCK], tl.int32) + tiles
     end = tl.zeros([BLOCK], tl.int32)
     for first in range(0, tiles, BLOCK):
         tile = first + tl.arange(0, BLOCK)
-        entry = bounds + (row * tiles + tile) * 2
-        low = tl.load(entry, mask=tile < tiles, other=0)
-        high = tl.load(entry + 1, mask=tile < tiles, other=0)
+        slot = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
+        low = load_index(lo, row // groups, row % groups, slot, length).to(tl.int32)
+        high = load_index(hi, row // groups, row % groups, slot, length).to(tl.int32)
+        some = high > low  # first and last key slots that each tile of queries sees
+        low, high = tl.min(tl.where(some, low, slots), 1), tl.max(tl.where(some, high, 0), 1)
         # [key tiles, query tiles]: their ranges overlap
         sees = low[None, :] < (key_tile[:, None] + 1) * SPAN
         sees = sees & (high[None, :] > key_tile[:, None] * SPAN)
@@ -276,14 +267,12 @@ def _spans_of(shared: dict, layout: Layout) -> tuple[Tensor, int, dict]:
     batch, groups = torch.broadcast_shapes(layout.lo.shape[:2], layout.hi.shape[:2])
     length, slots = shared["length"], shared["slots"]
     tiles, key_tiles = triton.cdiv(length, TILE), triton.cdiv(slots, SPAN)
-    bounds = torch.empty(batch * groups, tiles, 2, dtype=torch.int32, device=layout.lo.device)
-    spans = bounds.new_empty(batch * groups, key_tiles, 2)
-    _bounds[(tiles * batch * groups,)](
-        shared["lo"], shared["hi"], bounds, groups, length, slots, tiles, TILE=TILE
-    )
+    shape = batch * groups, key_tiles, 2
+    spans = torch.empty(shape, dtype=torch.int32, device=layout.lo.device)
     _spans[(triton.cdiv(key_tiles, 64) * batch * groups,)](
-        bounds, spans, length, tiles, key_tiles, TILE=TILE, SPAN=SPAN, BLOCK=64
-    )
+        shared["lo"], shared["hi"], spans, groups, length, slots, tiles, key_tiles,
+        TILE=TILE, SPAN=SPAN, BLOCK=64,
+    )  # fmt: skip
     strides = {"span_b": groups if batch > 1 else 0, "span_h": 1 if groups > 1 else 0}
     return spans, key_tiles, strides
 
