@@ -147,14 +147,12 @@ class KeyShares(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """Floating point as it was computed; shapes of :func:`assign_both` (or, where these differ, of
-    :func:`assign_with_shares`)."""
+    """What :func:`assign_both` finds; floating point as it was computed."""
 
     queries: Tensor  # cluster of each query, int64 [B, H, N]
-    #: cluster of each key, the same, or [B, J, N]: where it lies, if it explores
-    keys: Tensor
-    #: log of the sum of exp(s) over the real tokens of a batch: of keys, weighed, [H, K] (or of
-    #: queries and of keys, [2, H, K])
+    keys: Tensor  # cluster of each key, int64 [B, J, N]: where it lies, if it explores
+    #: log of the sum of exp(s) over the real tokens of a batch: of keys, weighed, [J, K]; or of
+    #: queries and of keys, [2, H, K], as they are normalised
     log_mass: Tensor | None
     #: real queries and keys nearest to each cluster [2, H, K], exploring or not
     sizes: Tensor | None
@@ -165,7 +163,6 @@ class Assigned(NamedTuple):
     log_share: Tensor | None = None
 
 
-@torch.no_grad()
 @full_float32()
 def assign_both(
     q: Tensor,
@@ -179,87 +176,59 @@ def assign_both(
     probes: int = 1,
     log_weights: Tensor | None = None,
     counted: bool = True,
-    impl: str = "auto",
-) -> Assigned:
-    """Assign queries, each to the largest s, and keys, each to the largest of
-    ``s - log_normalizer``, as :func:`assign_with_shares` does, with no gradient. Keys spread over
-    the clusters. Queries may crowd: each sees W keys, whatever others see.
-
-    Args:
-        q, k, centroids: [B, H, N, E], [B, J, N, E] and [J, K, E], where J divides H.
-        log_normalizer: of keys, [J, K].
-        probes: clusters of each query, the nearest included.
-        log_weights: log of how much each key counts in the mass [B, J, N]; None: all alike.
-        counted: whether the mass, sizes and tokens are wanted; else they are None.
-        impl: of the attention, see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
-    """
-    dtype = torch.promote_types(k.dtype, torch.float32)
-    vectors = similarity.vectors(centroids.to(dtype)) / temperature
-    rest, sharing = (padding_mask, similarity), q.size(1) // k.size(1)
-    of_each = vectors if sharing == 1 else vectors.repeat_interleave(sharing, dim=0)
-    of_queries = Scores(q, of_each, torch.zeros_like(of_each[..., 0]), *rest)
-    of_keys = Scores(k, vectors, log_normalizer.to(dtype), *rest)
-    if not counted:
-        (queries, *more), (keys,) = _nearest(of_queries, impl, probes), _nearest(of_keys, impl, 1)
-        return Assigned(queries, keys, None, None, None, probes=tuple(more))
-    of_queries = _assign(of_queries, impl, probes=probes, mass=False)
-    of_keys = _assign(of_keys, impl, log_weights=log_weights)
-    (queries, *more), (keys,) = of_queries.clusters, of_keys.clusters
-    sizes = torch.stack([of_queries.sizes, of_keys.sizes.repeat_interleave(sharing, dim=0)])
-    tokens = _number_of(k, padding_mask)
-    return Assigned(queries, keys, of_keys.log_mass, sizes, tokens, probes=tuple(more))
-
-
-@full_float32()
-def assign_with_shares(
-    q: Tensor,
-    k: Tensor,
-    centroids: Tensor,
-    *,
-    similarity: Similarity,
-    temperature: float,
-    log_normalizer: Tensor,
-    padding_mask: Tensor | None = None,
-    exploration: float = 0.0,
+    exploration: float | None = None,
     impl: str = "auto",
 ) -> Assigned:
     """Assign queries and keys, each to the largest of ``s - log_normalizer``, where the exponents
-    s are those of CF22 eq. 2; a key's shares are their softmax over clusters. Computed in full
-    float32 (float64 for float64), in any precision of the model and in autocast.
+    s are those of CF22 eq. 2. So keys spread over the clusters. Queries may crowd, for each sees W
+    keys whatever others see: they may have no normaliser. Computed in full float32 (float64 for
+    float64), in any precision of the model and in autocast.
 
     Args:
-        q, k: [B, H, N, E], of any floating dtype; anything at padding.
-        centroids: [H, K, E].
+        q, k, centroids: [B, H, N, E], [B, J, N, E] and [J, K, E], where J divides H.
         similarity, temperature: phi of eq. 2, and what divides it.
-        log_normalizer: of queries, and of keys, [2, H, K].
-        padding_mask: bool [B, N], True where a token is padding.
+        log_normalizer: of keys [J, K]; or of queries and of keys [2, H, K].
+        padding_mask: bool [B, N], True where a token is padding, at which q and k are anything.
+        probes: clusters of each query, the nearest included.
+        log_weights: log of how much each key counts in the mass [B, J, N]; None: all alike.
+        counted: whether the mass, sizes and tokens are wanted; else they are None.
         exploration: share of the keys that are put into a cluster drawn at random (by torch's
-            generator of the device, so that an activation checkpoint draws the same).
-        impl: as of :func:`assign_both`.
+            generator of the device, so that an activation checkpoint draws the same); a key's
+            shares, the softmax of its scores over clusters, are found as well. None: they are not.
+        impl: of the attention, see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
     """
     dtype = torch.promote_types(k.dtype, torch.float32)
-    vectors = similarity.vectors(centroids.to(dtype)) / temperature
-    offsets = log_normalizer.to(dtype)
-    explored = None  # the cluster that was drawn, -1: none
-    if exploration > 0:
-        shape = k.shape[:3]
-        drawn = torch.rand(shape, device=k.device) < exploration
-        cluster = torch.randint(vectors.size(1), shape, device=k.device)
-        explored = cluster.masked_fill(~drawn, -1)
-    rest = padding_mask, similarity
-    with torch.no_grad():  # only an argmax is taken of the scores of queries
-        (queries,), *of_queries = _assign(Scores(q, vectors, offsets[0], *rest), impl)[:3]
-    log_share, keys, *of_keys = _LogShares.apply(explored, impl, k, vectors, offsets[1], *rest)
-    sizes, log_mass = (torch.stack(both) for both in zip(of_queries, of_keys[::-1], strict=True))
-    tokens = _number_of(k, padding_mask)
-    return Assigned(queries, keys, log_mass, sizes, tokens, log_share=log_share)
-
-
-def _number_of(k: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """Real tokens of k [B, H, N, E], as a floating point scalar."""
-    number = k.size(0) * k.size(2) if padding_mask is None else (~padding_mask).sum()
-    dtype = torch.promote_types(k.dtype, torch.float32)
-    return torch.as_tensor(number, device=k.device, dtype=dtype)
+    vectors, offsets = similarity.vectors(centroids.to(dtype)) / temperature, log_normalizer
+    both, sharing, rest = offsets.dim() == 3, q.size(1) // k.size(1), (padding_mask, similarity)
+    of_each = vectors if sharing == 1 else vectors.repeat_interleave(sharing, dim=0)
+    of_queries, of_keys = offsets if both else (torch.zeros_like(of_each[..., 0]), offsets)
+    queries = Scores(q, of_each, of_queries.to(dtype), *rest)
+    keys = Scores(k, vectors, of_keys.to(dtype), *rest)
+    with torch.no_grad():  # only an argmax is taken of scores, but for shares
+        if not counted:
+            (first, *more), (of_keys,) = _nearest(queries, impl, probes), _nearest(keys, impl, 1)
+            return Assigned(first, of_keys, None, None, None, probes=tuple(more))
+        queries = _assign(queries, impl, probes=probes, mass=both)
+        if exploration is None:
+            keys = _assign(keys, impl, log_weights=log_weights)
+    if exploration is not None:
+        explored = None  # the cluster that was drawn, -1: none
+        if exploration > 0:
+            drawn = torch.rand(k.shape[:3], device=k.device) < exploration
+            cluster = torch.randint(vectors.size(1), drawn.shape, device=k.device)
+            explored = cluster.masked_fill(~drawn, -1)
+        keys = Found(*_LogShares.apply(explored, impl, *keys))
+    number = q.size(0) * q.size(2) if padding_mask is None else (~padding_mask).sum()
+    (first, *more), (of_keys,) = queries.clusters, keys.clusters
+    return Assigned(
+        first,
+        of_keys,
+        torch.stack([queries.log_mass, keys.log_mass]) if both else keys.log_mass,
+        torch.stack([queries.sizes, keys.sizes.repeat_interleave(sharing, dim=0)]),
+        torch.as_tensor(number, device=k.device, dtype=dtype),
+        tuple(more),
+        keys.log_share,
+    )
 
 
 class _LogShares(torch.autograd.Function):
@@ -267,17 +236,16 @@ class _LogShares(torch.autograd.Function):
     def forward(ctx, explored, impl, *scores):
         scores = Scores(*scores)
         ctx.given = impl, scores.similarity
-        (keys,), *found = _assign(scores, impl, shares=True, explored=explored)
-        sizes, log_mass, log_share, log_total = found
-        ctx.save_for_backward(*scores[:4], log_total, keys)
-        ctx.mark_non_differentiable(keys, log_mass, sizes)
-        return log_share, keys, log_mass, sizes
+        *found, log_share, log_total = _assign(scores, impl, shares=True, explored=explored)
+        ctx.save_for_backward(*scores[:4], log_total, found[0])
+        ctx.mark_non_differentiable(*found)
+        return *found, log_share
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     @full_float32()
-    def backward(ctx, d_log_share, *_):
-        *tensors, log_total, keys = ctx.saved_tensors
+    def backward(ctx, *gradients):
+        (*tensors, log_total, (keys,)), d_log_share = ctx.saved_tensors, gradients[-1]
         impl, similarity = ctx.given
         scored, (k, vectors, _, padding_mask) = Scores(*tensors, similarity), tensors
         if (scores := scored.for_cpp(impl)) is not None:

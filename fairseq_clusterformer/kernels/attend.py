@@ -4,13 +4,14 @@ Shape letters: B batch, H heads, G groups of them, N tokens, E head width.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from ..precision import at_least_float32
 from .autograd import attend
 from .kernel import drawn
-from .layout import Call, Layout, Own, new_seed, validate
+from .layout import Call, Layout, Own, new_seed
 
 
 def ranged_attention(
@@ -45,12 +46,11 @@ def ranged_attention(
         ValueError: an unknown ``impl``, or one that cannot attend this; tensors that do not fit
             each other or the layout.
     """
-    if layout.key_bias is not None:
-        if key_bias is not None:
+    if key_bias is not None:
+        if layout.key_bias is not None:
             raise ValueError("key_bias and layout.key_bias are both given; allowed: one of them")
-        key_bias = layout.key_bias
-    call = Call(q, k, v, key_bias, new_seed(q, dropout), layout, dropout)
-    return _attend([call], impl)
+        layout = replace(layout, key_bias=key_bias)
+    return joint_attention(q, k, v, [layout], dropout=dropout, impl=impl)
 
 
 def joint_attention(
@@ -81,17 +81,4 @@ def joint_attention(
     if own is not None:
         own = own._replace(drops=drawn(at_least_float32(q[..., 0].detach()), dropout))
         calls[-1] = calls[-1]._replace(own=own)
-    return _attend(calls, impl, wide)
-
-
-def _attend(calls: list[Call], impl: str, wide: bool = False) -> tuple[Tensor, Tensor]:
-    """All calls under one softmax."""
-    for call in calls:
-        validate(call)
-    if any(call.layout.earlier_only for call in calls):
-        if impl not in ("auto", "reference"):
-            raise ValueError(
-                f"the rule is leaking-chunk, and the kernel is {impl}; allowed: auto, reference"
-            )
-        impl = "reference"
     return attend(calls, impl, wide)

@@ -8,12 +8,20 @@ from torch import Tensor
 from ..precision import at_least_float32, autocast_off
 from .choose import kernel_of
 from .kernel import Carry, Kernel, Wanted, empty_like
-from .layout import TENSORS, Call, Layout, Own
+from .layout import TENSORS, Call, Layout, Own, validate
 
 
 def attend(calls: Sequence[Call], impl: str, wide: bool) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of calls that differ in their layouts alone; see
     :func:`.attend.joint_attention`."""
+    for call in calls:
+        validate(call)
+    if any(call.layout.earlier_only for call in calls):
+        if impl not in ("auto", "reference"):
+            raise ValueError(
+                f"the rule is leaking-chunk, and the kernel is {impl}; allowed: auto, reference"
+            )
+        impl = "reference"
     q, dtype = calls[0].q, calls[0].q.dtype
     # A CPU's kernels go on from an output in q's precision: of several, it would be rounded.
     several = len(calls) > 1 or calls[-1].own is not None

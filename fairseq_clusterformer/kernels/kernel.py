@@ -142,16 +142,13 @@ def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return out, torch.logsumexp(lse, dim=0)
 
 
-def attend_own(
-    q: Tensor, k: Tensor, v: Tensor, own: Own, dropout: float = 0.0
-) -> tuple[Tensor, Tensor]:
+def attend_own(q: Tensor, k: Tensor, v: Tensor, own: Own) -> tuple[Tensor, Tensor]:
     """What ``ranged_attention`` would return where each query sees its own key alone: its value,
-    and its logit [B, H, N]. Of ``own.drops`` and ``dropout``, the first counts if it is there."""
+    and its logit [B, H, N]."""
     lse = _own_logits(q, k, own)
     if own.hidden is not None:
         v = v.masked_fill(own.hidden.unsqueeze(-1), 0.0)
-    drops = drawn(lse, dropout) if own.drops is None else own.drops
-    return v if drops is None else v * drops.unsqueeze(-1).to(v.dtype), lse
+    return v if own.drops is None else v * own.drops.unsqueeze(-1).to(v.dtype), lse
 
 
 def drawn(like: Tensor, dropout: float) -> Tensor | None:

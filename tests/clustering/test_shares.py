@@ -8,11 +8,7 @@ import torch
 from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.clustering import NeuralClustering, fuzzy, shares
 from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, Similarity
-from fairseq_clusterformer.clustering.shares import (
-    assign_both,
-    assign_with_shares,
-    log_sum_over_tokens,
-)
+from fairseq_clusterformer.clustering.shares import assign_both, log_sum_over_tokens
 from fairseq_clusterformer.kernels import chosen
 from fairseq_clusterformer.kernels.cpu import library
 
@@ -27,10 +23,10 @@ def leaves(dtype=torch.float64, length=LENGTH):
     return tuple(t.requires_grad_() for t in (q, k, centroids))
 
 
-def assign(q, k, centroids, similarity="cosine", log_normalizer=None, mask=None, **options):
+def assign(q, k, centroids, similarity="cosine", log_normalizer=None, mask=None, exploration=0.0):
     if log_normalizer is None:
         log_normalizer = torch.zeros(2, HEADS, CLUSTERS)
-    return assign_with_shares(
+    return assign_both(
         q,
         k,
         centroids,
@@ -38,7 +34,7 @@ def assign(q, k, centroids, similarity="cosine", log_normalizer=None, mask=None,
         temperature=TEMPERATURE,
         log_normalizer=log_normalizer,
         padding_mask=mask,
-        **options,
+        exploration=exploration,
     )
 
 
@@ -214,7 +210,7 @@ def test_no_scores_are_kept():
     shape = {"similarity": phi, "temperature": 0.2, "exploration": 0.1}
     normalizer = torch.zeros(2, heads, clusters)
     of_shares = kept(
-        lambda: assign_with_shares(q, k, centroids, log_normalizer=normalizer, **shape), q, k
+        lambda: assign_both(q, k, centroids, log_normalizer=normalizer, **shape), q, k
     )
     neural = NeuralClustering(heads * width, clusters, normalizer="average")
     assert of_shares < 12.5 * heads * length + 5 * centroids.numel() * 4

@@ -22,7 +22,7 @@ from torch import nn
 
 from ...clustering import AverageNormalizer, Report, State
 from ...clustering.fuzzy import Similarity
-from ...clustering.shares import assign_with_shares
+from ...clustering.shares import assign_both
 from ..kind import Kind, Traits
 from ..options import option
 from ..registry import register_attention
@@ -71,7 +71,7 @@ class Gated(Kind):
         return self.normalizer
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
-        found = assign_with_shares(
+        found = assign_both(
             tokens.q,
             tokens.k,
             self.centroids,

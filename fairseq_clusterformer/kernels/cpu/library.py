@@ -71,23 +71,20 @@ def is_loaded(dtype: torch.dtype, width: int, source: str) -> bool:
 def _loaded(dtype: torch.dtype, width: int, source: str) -> ctypes.CDLL | str:
     """The library, or why there is none."""
     key = dtype, width, source
-    if key not in _LOADED:
-        _LOADED[key] = _load(*key)
-    return _LOADED[key]
-
-
-def _load(dtype: torch.dtype, width: int, source: str) -> ctypes.CDLL | str:
     if dtype not in TYPES:
         return f"does not compute in {dtype}"
+    if key in _LOADED:
+        return _LOADED[key]
     try:
-        library = ctypes.CDLL(str(build(dtype, width, source)))
-        return mismatch(source, library) or library
+        library = ctypes.CDLL(str(build(*key)))
+        _LOADED[key] = mismatch(source, library) or library
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines()
         reason = next((line for line in lines if "error" in line), f"status {error.returncode}")
+        _LOADED[key] = f"cannot be built: {reason}"
     except (OSError, ValueError) as error:
-        reason = str(error)
-    return f"cannot be built: {reason}"
+        _LOADED[key] = f"cannot be built: {error}"
+    return _LOADED[key]
 
 
 def build(dtype: torch.dtype, width: int, source: str = "attention") -> Path:
