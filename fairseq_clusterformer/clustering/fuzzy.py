@@ -52,12 +52,12 @@ class FuzzyClusters(NamedTuple):
     """What :func:`fuzzy_clusters` finds."""
 
     clusters: Tensor  # of each token, int64 [B, N] (0 at padding)
+    #: log of the running denominator after the last token, float64 [B, 1, K]
+    so_far: Tensor | None
     #: log of eq. 2's denominator over the row [B, K] (-inf for a row of padding alone)
     log_mass: Tensor | None
     #: centroids Chat [B, K, D] (0 for such a row), differentiable in ``keys`` and ``centroids``
     updated: Tensor | None
-    #: log of the running denominator after the last token, float64 [B, 1, K]
-    so_far: Tensor | None
 
 
 def fuzzy_clusters(
@@ -87,11 +87,7 @@ def fuzzy_clusters(
     if isinstance(normalizer, Tensor):
         normalizer = normalizer.to(keys.dtype)
     args = (keys, vectors, padding_mask, similarity, temperature, normalizer, so_far)
-    if not update:
-        clusters, so_far, *_ = _assigned(*args, update=False)
-        return FuzzyClusters(clusters, None, None, so_far)
-    updated, clusters, log_mass, so_far = _FuzzyClusters.apply(*args)
-    return FuzzyClusters(clusters, log_mass, updated, so_far)
+    return FuzzyClusters(*_FuzzyClusters.apply(*args)) if update else _assigned(*args, False)
 
 
 @torch.no_grad()
@@ -103,10 +99,8 @@ def _assigned(
     temperature: float,
     normalizer: str | Tensor,
     so_far: Tensor | None,
-    *,
     update: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Clusters, the running normaliser, the log of eq. 2's denominator and updated centroids."""
+) -> FuzzyClusters:
     batch, length, width = keys.shape
     num_clusters = vectors.size(-2)
     sentence = isinstance(normalizer, str) and normalizer == "sentence"
@@ -153,27 +147,24 @@ def _assigned(
             clusters[:, part] = lowest_argmax(of_row - mass, mass)
     if padding_mask is not None:
         clusters.masked_fill_(padding_mask, 0)
-    return clusters, so_far, log_mass, updated
+    return FuzzyClusters(clusters, so_far, log_mass, updated if update else None)
 
 
 class _FuzzyClusters(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, keys, vectors, padding_mask, similarity, temperature, normalizer, so_far):
-        args = (keys, vectors, padding_mask, similarity, temperature, normalizer, so_far)
-        clusters, so_far, log_mass, updated = _assigned(*args, update=True)
-        ctx.save_for_backward(keys, vectors, padding_mask, log_mass, updated)
-        ctx.similarity, ctx.temperature = similarity, temperature
-        ctx.mark_non_differentiable(clusters, log_mass)
-        if so_far is not None:
-            ctx.mark_non_differentiable(so_far)
-        return updated, clusters, log_mass, so_far
+    def forward(ctx, *args):
+        found = _assigned(*args, True)
+        ctx.save_for_backward(*args[:3], found.log_mass, found.updated)
+        ctx.similarity, ctx.temperature = args[3:5]
+        ctx.mark_non_differentiable(*(x for x in found[:3] if x is not None))
+        return tuple(found)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     @full_float32()
-    def backward(ctx, d_updated, *_):
+    def backward(ctx, *gradients):
         keys, vectors, padding_mask, log_mass, updated = ctx.saved_tensors
-        d_keys = torch.empty_like(keys)
+        d_keys, d_updated = torch.empty_like(keys), gradients[-1]
         d_vectors = torch.zeros_like(updated)
         # Softmax backward: dS = U * (dU - delta), delta = sum over tokens of U * dU.
         delta = (updated * d_updated).sum(-1).unsqueeze(1)

@@ -42,18 +42,12 @@ struct Strip {
     }
   }
 
-  // Of the tokens from `slot` on.
-  void score(int64_t slot, V (&tops)[2], V (&lows)[2]) {
-    score([&](int i) { return slot + i < of.length ? slot + i : -1; }, tops, lows);
-  }
-
-  // Scores of some tokens, and the largest and the smallest of each; those of tokens that are
-  // padding, or that do not exist, are of a vector of zeros.
-  template <class Which, class = decltype(std::declval<Which>()(0))>
-  void score(Which token, V (&tops)[2], V (&lows)[2]) {
+  // Scores of the tokens from a slot on, and the largest and the smallest of each; those of tokens
+  // that are padding, or that do not exist, are of a vector of zeros.
+  void score(int64_t slot, V (&tops)[2], V (&lows)[2], const Tensor& order = {}) {
     poison(scores, K * Q), poison(columns, P * Q), poison(unit, Q, E, P), poison(factor, Q);
-    for (int i = 0; i < Q; i++) {
-      tokens[i] = token(i);
+    for (int i = 0; i < Q; i++, slot++) {
+      tokens[i] = slot >= of.length ? -1 : order.data ? *order.at<int64_t>(row, head, slot) : slot;
       real[i] = tokens[i] >= 0 && !(of.padding && of.padding[row * of.length + tokens[i]]);
       T* to = unit + i * P;
       factor[i] = T(of.scale);

@@ -92,12 +92,7 @@ struct Scouts : Strip {
   // The shares of each cluster in the keys of a strip, in place of scores; and `held`.
   void share(int64_t slot) {
     V tops[2], lows[2];
-    score(
-        [&](int i) {
-          if (slot + i >= of.length) return int64_t(-1);
-          return p.key_order.data ? *p.key_order.at<int64_t>(row, head, slot + i) : slot + i;
-        },
-        tops, lows);
+    score(slot, tops, lows, p.key_order);
     V sums[2] = {};  // a softmax over clusters, for each key of the strip
     for (int64_t k = 0; k < K; k++)
       for (int c = 0; c < 2; c++) {

@@ -6,28 +6,21 @@
 // same rings, E width, L layouts, R rings of each, P of them that a query reads, W slots of a ring,
 // M tokens that are near, S sinks, K clusters that have means.
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <vector>
-
-using T = NUMBER;
+#include "simd.h"
 
 // What is absent has no data, and 0 of it.
 struct Step {
-  const T *q, *entry;        // [B, H, E], [B, J, C]
-  T* out;                    // [B, H, E]
-  T* kept;                   // [B, G, L * R, J / G, W, C]
+  const NUMBER *q, *entry;   // [B, H, E], [B, J, C]
+  NUMBER* out;               // [B, H, E]
+  NUMBER* kept;              // [B, G, L * R, J / G, W, C]
   int64_t* seen;             // tokens that each ring was given, [B, G, L * R]
   const int64_t *read;       // [B, Q, L, P]
   const int64_t *written;    // [B, G, L]; R: no ring
-  T* near;                   // the oldest first, [B, J, M, C]
+  NUMBER* near;              // the oldest first, [B, J, M, C]
   int64_t* near_ring;        // in which ring each will be, [B, G, L, M]
   const int64_t* before;     // real tokens that were near or in rings, [B]
-  const T* sinks;            // [B, J, S, C]
-  T* sums;                   // of keys, of values, of ones, [B, J, chunks, K, 2 E + 1]
+  const NUMBER* sinks;       // [B, J, S, C]
+  NUMBER* sums;              // of keys, of values, of ones, [B, J, chunks, K, 2 E + 1]
   const int64_t *looked_into, *cluster;  // of which no mean is seen [B, H, P]; of the keys [B, J]
   const int64_t *since, *ends;  // chunk that the token counts from, above 0 if its own ends, [B]
   int64_t batch, heads, key_heads, groups, query_groups, width, entry_width, layouts, rings, probes,
@@ -174,11 +167,7 @@ void sum(const Step& p, int64_t row) {
 
 }  // namespace
 
-// See simd.h, which this file does without: it is compiled for no width.
-extern "C" void describe(int64_t* size_and_place) {
-  size_and_place[0] = sizeof(Step), size_and_place[1] = offsetof(Step, own_bias);
-}
-
+DESCRIBE(Step, own_bias)
 extern "C" void run_step(const Step* step) {
   const Step& p = *step;
   const int64_t rows_and_heads = p.batch * p.heads;
