@@ -12,7 +12,7 @@ asked raises and names one that can. None falls back to another.
 """
 
 from .attend import joint_attention, ranged_attention
-from .choose import KERNELS, chosen, kernel_of
+from .choose import KERNELS, chosen
 from .kernel import attend_own, join
 from .layout import Layout, Own
 from .triton import WIDEST
@@ -26,7 +26,6 @@ __all__ = [
     "chosen",
     "join",
     "joint_attention",
-    "kernel_of",
     "ranged_attention",
 ]
 

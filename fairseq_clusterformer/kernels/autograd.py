@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..precision import at_least_float32, autocast_off
-from .choose import kernel_of
+from .choose import KERNELS, chosen
 from .kernel import Carry, Kernel, Wanted, empty_like
 from .layout import TENSORS, Call, Layout, Own, validate
 
@@ -33,7 +33,7 @@ def attend(calls: Sequence[Call], impl: str, wide: bool) -> tuple[Tensor, Tensor
         out, lse = ranged_attention(*tensors[:5], layouts, *rest, impl)
     else:
         some = q[:1, :1, :1]  # of which a kernel is asked for
-        kernel = kernel_of(impl, at_least_float32(some) if computed_wide else some)
+        kernel = KERNELS[chosen(impl, at_least_float32(some) if computed_wide else some)]
         if kernel.backward is None:
             out, lse = _run(kernel, _widened(calls, computed_wide))[:2]
         else:
@@ -142,7 +142,7 @@ def ranged_attention(*inputs):
     *tensors, layouts, bias, dropout, reach, impl = inputs
     with autocast_off(tensors[0]):
         calls = _calls([*tensors, *layouts], (bias, dropout, reach))
-        carry = _run(kernel_of(impl, tensors[0]), calls)
+        carry = _run(KERNELS[chosen(impl, tensors[0])], calls)
     return carry.out, carry.lse
 
 
@@ -162,7 +162,7 @@ def ranged_attention_backward(d_out, d_lse, out, lse, *inputs):
     *tensors, layouts, bias, dropout, reach, impl = inputs
     with autocast_off(out):
         calls = _calls([*tensors, *layouts], (bias, dropout, reach))
-        kernel = kernel_of(impl, out)
+        kernel = KERNELS[chosen(impl, out)]
         gradients, biases = _run_backward(kernel, calls, d_out, d_lse, Carry(out, lse))
     return *gradients, [out.new_empty(0) if bias is None else bias for bias in biases]
 

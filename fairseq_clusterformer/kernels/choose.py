@@ -44,8 +44,3 @@ def chosen(impl: str, q: Tensor) -> str:
 @cache
 def _warn(problem: str) -> None:
     logger.warning("%s; blocks takes its place", problem)
-
-
-def kernel_of(impl: str, q: Tensor) -> Kernel:
-    """The kernel that :func:`chosen` names."""
-    return KERNELS[chosen(impl, q)]

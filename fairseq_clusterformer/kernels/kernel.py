@@ -94,13 +94,9 @@ class Kernel(Protocol):
 class OneByOne(Kernel):
     """A kernel that attends one layout at a time; PyTorch adds its results up, and the own key."""
 
-    def attend(self, call: Call) -> tuple[Tensor, Tensor]:
-        """The output and the log-sum-exp of a call without its own key."""
-        raise NotImplementedError
-
-    def gradients(self, call: Call, wanted: Wanted, carry: Carry) -> Gradients:
-        """What ``backward`` returns, without the own key."""
-        raise NotImplementedError
+    #: the output and the log-sum-exp of a call, and what ``backward`` returns, without its own key
+    attend: Callable[[Call], tuple[Tensor, Tensor]]
+    gradients: Callable[[Call, Wanted, Carry], Gradients]
 
     def forward(self, call: Call, carry: Carry | None = None) -> Carry:
         found = Carry(*self.attend(call))
