@@ -81,16 +81,6 @@ def test_folders_are_joined(tmp_path: Path) -> None:
     assert all(same(joined.outline(i), each) for i, each in enumerate(expected))
 
 
-def test_a_file_of_fewer_questions_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, "train", OUTLINE, OUTLINE)
-    write(tmp_path / "other", "train", OUTLINE)
-    for end in ("bin", "idx"):
-        name = f"train.structure.{end}"
-        (tmp_path / name).write_bytes((tmp_path / "other" / name).read_bytes())
-    with pytest.raises(ValueError, match="different data: .*'structure': 1"):
-        QAData(tmp_path, "train")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
