@@ -123,14 +123,6 @@ def test_a_missing_library_is_named_before_any_fit(folder, capsys, monkeypatch):
     assert not (folder / "runs.json").exists()
 
 
-def test_options_that_do_not_exist_are_refused(folder, capsys):
-    for wrong in ("--method dbscan", "--neural-similarity l2", "--neural-w-c no", "--k 3"):
-        with pytest.raises(SystemExit) as caught:
-            run(f"{FIT} {wrong}")
-        assert caught.value.code == 2
-        assert wrong.split()[0] in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("module", "status"), [("examples", 0), ("fairseq_clusterformer", 1)])
 def test_as_a_program(module, status, folder, run_cli):
     words = f"fit x.npy --num-clusters 3 --method kmeans --labels y.csv --out {folder}/c.npz"

@@ -251,13 +251,6 @@ def test_triviaqa_wants_an_answer_from_each_page_of_the_web(tmp_path):
     assert read(triviaqa, path)[1].counts == {"no evidence": 1}
 
 
-def test_triviaqa_refuses_what_is_no_archive(tmp_path):
-    with pytest.raises(UserError, match="qa.tar.gz: cannot be read after 0 files"):
-        read(triviaqa, write(tmp_path / "qa.tar.gz", b"") / "qa" / "web-dev.json")
-    with pytest.raises(UserError, match="cannot be read after line 0: .*No such file"):
-        read(triviaqa, pack(tmp_path / "trivia.tar", EVIDENCE) / "qa" / "web-dev.json")
-
-
 # HotpotQA and 2WikiMultihopQA
 
 

@@ -1,7 +1,6 @@
 """Readers of words by fairseq's commands and ours: trained, resumed, validated, asked."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from fairseq_clusterformer.answers import ranked_answers
 from fairseq_clusterformer.cli.main import main
 from tests.cli.expected import assert_logged
 from tests.cli.in_process import Run, load_model, train, validate
-from tests.cli.qa_data import WORDS
 from tests.cli.tasks import QANET
 from tests.cli.towns import BIDAF, NAMES, vectors
 from xlqa.words import spelling_code
@@ -61,23 +59,6 @@ class TestTrain:
             assert update["routing_loss"] != 0 != update["clustering_loss"]
         first, last = (sum(log["loss"] for log in run.updates[i : i + 5]) for i in (0, 10))
         assert last < 0.9 * first
-
-    def test_vectors_do_not_learn(self, qa_data, tmp_path):
-        """The first ones are taken; each word has its own."""
-        path = vectors(tmp_path, WORDS)
-        train(qa_data, f"{BIDAF} --max-words 7 --word-vectors {path}", tmp_path)
-        path_of = tmp_path / "checkpoint_last.pt"
-        path.unlink()
-        model, _ = load_model(path_of, qa_data)
-        table = model.encoder.embedding.vectors
-        codes = torch.tensor([[[spelling_code(word)] * 2 for word in WORDS]])
-        found = table(codes)[0]
-        draw = random.Random(5)
-        for place, row in enumerate(found):
-            expected = [round(draw.gauss(0, 1), 4) for _ in range(8)]
-            if place >= 7:
-                expected = table.unknown.tolist()
-            assert row.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_scores_are_those_of_one_question_at_a_time(by_heart, qa_data):

@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -122,15 +121,6 @@ def test_what_is_cut_is_said(pages, tmp_path, capsys):
 def test_bad_options(options, message, pages, tmp_path):
     with pytest.raises(ValueError, match=message):
         train(pages, f"{KEYPHRASES} {options}", tmp_path)
-
-
-@pytest.mark.usefixtures("no_update")
-@pytest.mark.parametrize("name", ["dict.txt", "train.document.bin"])
-def test_a_missing_file(name, pages, tmp_path):
-    data = shutil.copytree(pages, tmp_path / "data")
-    (data / name).unlink()
-    with pytest.raises(FileNotFoundError, match="allowed: a folder that|no such file; allowed"):
-        train(data, KEYPHRASES, tmp_path)
 
 
 @pytest.mark.parametrize(
