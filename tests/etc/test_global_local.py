@@ -343,34 +343,6 @@ def test_the_example_of_the_authors(hard: bool, hard_long: bool) -> None:
         assert seen == (among.replace("5", ".") if hard_long else among) + nearby
 
 
-# Three global tokens, of which the last two stand for [0, 2) and [2, 4) of five long tokens, with
-# k = 1 (labels 3: not mine, 4: mine): the first stands for nothing, and is linked to [1, 2) and
-# [4, 5); the second is linked to [3, 5). As in the authors' code, links open no mask.
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("hard", "exempt", "g2l", "l2g"),
-    [
-        (False, [], ["34334", "44344", "33443"], ["343", "443", "334", "344", "443"]),
-        (True, [], [".....", "44...", "..44."], ["343", "443", "334", "344", "443"]),
-        (True, [0], ["34334", "44...", "..44."], ["343", "443", "334", "344", "443"]),
-        (True, [1, 2], [".....", "44344", "33443"], ["343", "443", "334", "344", "443"]),
-        ("both", [0], ["34334", "44...", "..44."], [".4.", ".4.", "..4", "..4", "..."]),
-    ],
-)
-def test_links_exempt_and_hard_written_out(hard, exempt: list, g2l: list, l2g: list) -> None:
-    options = {"hard": bool(hard), "hard_long": hard == "both"}
-    module = GlobalLocalAttention(32, 1, radius=0, max_distance=1, **options)
-    given = Structure(
-        torch.tensor([[[0, 0], [0, 2], [2, 4]]]),
-        5,
-        links=torch.tensor([[[0, 1, 2], [1, 3, 5], [0, 4, 5], [0, 0, 0]]]),
-        exempt=torch.tensor([[i in exempt for i in range(3)]]) if exempt else None,
-    )
-    of_global, of_long = labels_seen(module.double().eval(), given)
-    assert [row[3:] for row in of_global] == g2l
-    assert [row[:3] for row in of_long] == l2g
-
-
 @every_form
 def test_gradients(form: str) -> None:
     """Against finite differences, in random directions that all numbers take part in."""
