@@ -41,6 +41,17 @@ def check_no_device(option: str, path: Path, allowed: str) -> None:
                     raise bad_option(option, path, allowed, "it is a device")
 
 
+def check_no_pipes(option: str, folder: Path) -> None:
+    """Raise UserError if a folder, or one in it, has a pipe or a device in the place of a file,
+    which may never end."""
+    for file in (*folder.glob("*"), *folder.glob("*/*")):
+        with suppress(OSError):
+            mode = file.stat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                problem = f"{file.relative_to(folder)} is a pipe or a device, and no file"
+                raise bad_option(option, folder, "a folder of files", problem)
+
+
 def refused(option: str, value: object, allowed: str, problem: str = "") -> ValueError:
     """The same, of models and their layers, which have no command line of their own."""
     return ValueError(str(bad_option(option, value, allowed, problem)))

@@ -29,21 +29,31 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
+from threading import Thread
 
 import fairseq_cli.train
 import torch
 import yaml
 
-import fairseq_clusterformer.plugin  # noqa: F401
+import fairseq_clusterformer
+import fairseq_clusterformer.plugin
 from fairseq_clusterformer.checkpoints.bundle import SHIPPED
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.compat.one_line import report_in_one_line
+from fairseq_clusterformer.errors import UserError
+from tests.cli.in_process import QUESTIONS
+from tests.cli.test_pretrained import CLASSIFIER
+from tests.conversion.dense import LLAMAS, MAKERS
+from tests.documents import test_documents as forms
 from tests.documents.papers import pdf
+from tests.models.bert import folder_of
 
-SECONDS = 60  # of a processor that a run may take; ten times as long on a busy machine
-#: values that few options can take; INPUT stands for the path of an input
+SECONDS = 60  # of a processor that a run may take; five times as long on a busy machine
+MEMORY = 6 << 30  # bytes that it may write to
+#: values that few options can take; INPUT stands for the path of an input, PIPE for `<(cat INPUT)`
 VALUES = ("", "nan", "inf", "-inf", "-1", "0", "-0.5", "1e400", "9" * 30, "-" + "9" * 30, "0.5")
 VALUES += ("3000000000", "abc", "ü", "\udcff", "a,b", "None", "{}", "../..", "/dev/null", "INPUT")
+VALUES += ("/dev/zero", "PIPE")
 _TRAIN = (
     "fairseq-train {data} --task language_modeling --arch clusterformer_lm --cpu --optimizer adam"
     " --lr 0.01 --max-update 1 --batch-size 2 --tokens-per-sample 16 --decoder-layers 1"
@@ -65,16 +75,22 @@ COMMANDS = {
     "translate --checkpoint {translator} --cpu --beam 1 --input {lines}": (
         "--beam --lenpen --batch-size --nbest --source-lang --target-lang --input"
     ),
-    "answer --cpu --document {document} --question Who": (
+    "answer --cpu --document {files.zip|document.pdf|text.txt|notes.txt.xz|page.html|page.md"
+    "|mail.eml|letter.rtf|book.ipynb|book.epub|word.docx} --question Who": (
         "--html --top --no-answer-margin --encoding --windows --port --index --upload-limit"
     ),
-    "draw --checkpoint {model} --text {text} --out out": "--out --layer --text --question",
+    "answer --cpu --document {documents} --question Who": "--html --index --encoding --document",
+    "draw --checkpoint {model} --text {lines} --out out": "--out --layer --text --question",
     "bundle {checkpoint} out --data {data}": "--card --dtype --max-words --word-vectors",
     "export {model} out --to transformers": "--card --dtype --to",
+    "export {gpt2|roberta|marian|bart|exported} out --to fairseq": "--dtype --to",
+    "load {model}": "",  # in Python
     "average --inputs {checkpoint} {checkpoint} --output out.pt": "--output",
     "convert {dense} out --data {data} --updates 0 --near-window 4 --far-window 4 --clusters 2": (
         "--clusters --near-window --far-window --lr --probes --tokens --seed --attention"
     ),
+    "convert {llama} out --text {text} --tokens 64 --tokens-per-sample 16 --updates 0 --clusters 2"
+    " --near-window 4 --far-window 4": "--text --tokens --tokens-per-sample --attention",
     "prepare lm text {text} out --words": "--valid-fraction --test-fraction --dict",
     "prepare lm text {text} out --sentencepiece 400": "--sentencepiece --pattern --encoding",
     "prepare translation text out --source-lang de --target-lang en --train {pair}": (
@@ -86,11 +102,16 @@ COMMANDS = {
     "prepare qa text {questions} out": (
         "--valid-fraction --paragraphs --workers --sentencepiece --seed --train"
     ),
-    "grid {grid} --out {results} --table": "--only --out --data --workers",
+    "grid {grid} --out {results.jsonl} --table": "--only --out --data --workers",
     # goes on from a checkpoint that has an optimizer's state
     _TRAIN.replace("--max-update 1", "--max-update 2")
     + " --attention window+neural --restore-file {last}": (
         "--lr --restore-file --optimizer-overrides --seed --max-update"
+    ),
+    f"fairseq-train {{classes}} {CLASSIFIER} --max-update 1 --save-dir out"
+    " --pretrained {bert}": ("--max-positions --num-classes --encoder-attention --pretrained"),
+    f"fairseq-train {{asked}} {QUESTIONS} --max-update 1 --save-dir out --disable-validation": (
+        "--window-size --num-clusters --max-question-positions --cluster-attention"
     ),
     _TRAIN: (
         "--dropout --num-clusters --attention-window --lr --clustering-loss-weight --max-update"
@@ -98,8 +119,11 @@ COMMANDS = {
         " --decoder-layers --decoder-embed-dim --decoder-attention-heads --batch-size"
     ),
 }
-DOCUMENTS = ("files.zip", "document.pdf", "text.txt", "notes.txt.xz", "page.html")
-DOCUMENTS += ("page.md", "mail.eml", "letter.rtf", "book.ipynb")
+#: in the place of a file: pipes, devices and links
+NO_FILES = ("missing", "folder", "loop", "dangling", "outside", "fifo", "/dev/zero", "/dev/full")
+#: names that bundles and folders know
+KNOWN = ("README.md", "bundle.json", "calibration.json", "dict.txt", "tokenizer.json", "code.json")
+KNOWN += ("sentencepiece.model", "word_vectors.bin", "labels.txt", "characters.bin", "config.json")
 #: in a file outside of a command's inputs, which it must not read
 SECRET = "The password of the planted file is swordfish."
 
@@ -138,9 +162,9 @@ def make_inputs(folder: Path) -> None:
     (folder / "page.md").write_text(f"# Title\n\n| a | b |\n|--|--|\n| c | d |\n\n{text[:500]}")
     (folder / "mail.eml").write_text("Subject: a\n\nThe author is Alice.")
     (folder / "letter.rtf").write_text(r"{\rtf1\ansi The author is Alice.\par}")
-    cell = {"cell_type": "markdown", "metadata": {}, "source": ["The author is Alice."]}
-    book = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-    (folder / "book.ipynb").write_text(json.dumps(book))
+    (folder / "book.ipynb").write_bytes(forms.NOTEBOOK)
+    (folder / "book.epub").write_bytes(forms.book(""))
+    (folder / "word.docx").write_bytes(forms.word("The author is Alice."))
     (folder / "document.pdf").write_bytes(pdf("The author is Alice.", "And Bob."))
     (folder / "notes.txt.xz").write_bytes(lzma.compress(text[:500].encode()))
     with zipfile.ZipFile(folder / "files.zip", "w") as archive:
@@ -167,9 +191,21 @@ def make_inputs(folder: Path) -> None:
         make_checkpoint(folder, "dense", "--attention full --no-save-optimizer-state")
         make_checkpoint(folder, "checkpoint", "--attention window+neural")
     make_results(folder)
-    given = f"bundle {folder}/checkpoint.pt {folder}/model --data {folder}/data"
+    for name in ("gpt2", "roberta", "marian", "bart", "llama"):
+        (MAKERS | LLAMAS)[name](folder / name)
+    folder_of("roberta", folder / "bert", "SequenceClassification")
+    (folder / "documents" / "below").mkdir(parents=True)
+    for number, name in enumerate(("page.html", "page.md", "mail.eml", "book.epub", "text.txt")):
+        shutil.copy(folder / name, folder / "documents" / ("below" if number % 2 else "."))
     with contextlib.redirect_stdout(io.StringIO()):
-        assert main(given.split()) == 0
+        for given in (
+            "bundle {0}/checkpoint.pt {0}/model --data {0}/data",
+            "export {0}/model {0}/exported --to transformers",
+            "prepare classification text {0}/table.tsv {0}/classes"
+            " --tokenizer {0}/bert/tokenizer.json",
+            "prepare qa text {0}/questions.json {0}/asked --sentencepiece 280",
+        ):
+            assert main(given.format(folder).split()) == 0
     shutil.copytree(SHIPPED / "multi30k-de-en", folder / "translator")
 
 
@@ -177,31 +213,28 @@ def make_checkpoint(folder: Path, name: str, more: str) -> None:
     """A checkpoint of a language model, after one update."""
     words = [word.format(data=folder / "data") for word in _TRAIN.split()]
     words[words.index("out")] = str(folder / "saved")
-    child = os.fork()  # fairseq's task, model and logs stay there
-    if child == 0:
-        _in_child([*words, "--no-epoch-checkpoints", *more.split()], folder)
-    assert os.waitpid(child, 0)[1] == 0
+    words += ["--no-epoch-checkpoints", *more.split()]
+    # in a child: fairseq's task, model and logs stay there
+    assert os.waitpid(begin(lambda: run_words(words), folder), 0)[1] == 0
     (folder / "saved" / "checkpoint_last.pt").rename(folder / f"{name}.pt")
 
 
 def make_results(folder: Path) -> None:
     """A result of each run of the grid."""
     from scripts.experiments.grids import load_grid, runs_of
+    from scripts.experiments.results import add
     from scripts.experiments.run import Place, commands
 
     grid = load_grid(folder / "grid.yaml")
-    (folder / "results").mkdir()
     for run in runs_of(grid):
         made_by = commands(Place(run, grid, Path("DATA"), Path(f"KEEP/{run.name}")))
-        (folder / "results" / f"{run.name}.json").write_text(json.dumps({"x": 1.0, **made_by}))
+        add(folder / "results.jsonl", {run.name: {"name": run.name, "x": 1.0, **made_by}})
 
 
-def files_of(name: str, draw: random.Random) -> list[str]:
-    """The input that a word of a command stands for."""
-    known = {"text": "text.txt", "lines": "lines.txt", "table": "table.tsv", "grid": "grid.yaml"}
-    known |= {"questions": "questions.json", "checkpoint": "checkpoint.pt", "dense": "dense.pt"}
-    known["last"] = "checkpoint.pt"
-    return draw.choice(DOCUMENTS) if name == "document" else known.get(name, name)
+#: the files that words of a command stand for
+FILES = {"text": "text.txt", "lines": "lines.txt", "table": "table.tsv", "grid": "grid.yaml"}
+FILES |= {"questions": "questions.json", "checkpoint": "checkpoint.pt", "dense": "dense.pt"}
+FILES["last"] = "checkpoint.pt"
 
 
 # ---- damage: each takes the bytes of a file and a generator, and returns other bytes
@@ -247,6 +280,7 @@ def _planted(data: bytes, draw: random.Random) -> bytes:
 DAMAGE: tuple[Callable[[bytes, random.Random], bytes], ...] = (_cut, _flipped, _lines, _other)
 DAMAGE += (_planted,)
 STRANGE = (None, -1, 0, 0.5, 10**30, math.nan, math.inf, "", "x", [], {}, True, [1, [2]], {"a": 1})
+STRANGE += (10**6, 2**31 - 1, "secret", "/dev/zero", ["model", "task"])
 
 
 def _edit(tree: object, draw: random.Random) -> object:
@@ -290,18 +324,25 @@ def _edit_tensors(tensors: dict, draw: random.Random) -> None:
 def spoil_file(path: Path, draw: random.Random, secret: Path) -> str:
     """Damage a file, by what it is; returns what was done."""
     place = draw.random()
-    if place < 0.06:
+    if place < 0.08:
+        data, is_named = path.read_bytes(), path.parent.name == "in"
         path.unlink()
-        kind = draw.choice(("missing", "folder", "loop", "dangling", "outside"))
+        kind = draw.choice(NO_FILES)
+        leads = {"loop": path.name, "dangling": "nowhere", "outside": secret}
         if kind == "folder":
             path.mkdir()
-        elif kind == "loop":
-            path.symlink_to(path.name)
-        elif kind == "dangling":
-            path.symlink_to("nowhere")
-        elif kind == "outside" and path.parent.name != "in":  # else it is what the user named
-            path.symlink_to(secret)
+        elif kind == "fifo":
+            os.mkfifo(path)
+            if is_named:  # else nobody writes to it
+                Thread(target=_feed, args=(path, data), daemon=True).start()
+        elif kind != "missing" and not (kind == "outside" and is_named):
+            path.symlink_to(leads.get(kind, kind))
         return kind
+    if place < 0.1 and path.parent.name != "in":
+        planted = path.parent / draw.choice(KNOWN)
+        planted.unlink(missing_ok=True)
+        planted.symlink_to(secret)
+        return f"{planted.name} leads outside"
     if path.suffix in (".json", ".yaml") and place < 0.8:
         read = json.loads if path.suffix == ".json" else yaml.safe_load
         write = json.dumps if path.suffix == ".json" else yaml.safe_dump
@@ -331,6 +372,11 @@ def spoil_file(path: Path, draw: random.Random, secret: Path) -> str:
     return damage.__name__.strip("_")
 
 
+def _feed(path: Path, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # it was refused
+        path.write_bytes(data)
+
+
 def make_words(
     command: str, inputs: Path, place: Path, draw: random.Random
 ) -> tuple[list[str], list[str]]:
@@ -339,7 +385,8 @@ def make_words(
     for word in command.split():
         name = word.strip("{}")
         if name != word:
-            used.append(files_of(name, draw))
+            one = draw.choice(name.split("|"))
+            used.append(FILES.get(one, one))
             word = f"in/{used[-1]}"
         words.append(word)
     (place / "in").mkdir()
@@ -358,12 +405,16 @@ def make_run(number: int, inputs: Path, place: Path) -> tuple[list[str], str]:
     command = list(COMMANDS)[number % len(COMMANDS)]
     words, used = make_words(command, inputs, place, draw)
     options = COMMANDS[command].split()
-    if draw.random() < 0.4:
+    if draw.random() < 0.4 and options:
         option, value = draw.choice(options), draw.choice(VALUES)
-        value = words[words.index(f"in/{used[0]}")] if value == "INPUT" else value
+        value = {"INPUT": f"in/{used[0]}", "PIPE": f"PIPE:in/{used[0]}"}.get(value, value)
         if option in words:
             del words[words.index(option) : words.index(option) + 2]
         return [*words, f"{option}={value}"], f"{option} is {value[:20]!r}"
+    place_of = words.index(f"in/{used[-1]}")
+    if draw.random() < 0.05 and (place / words[place_of]).is_file():
+        words[place_of] = f"PIPE:{words[place_of]}"
+        return words, "a pipe"
     files = sorted(file for file in (place / "in").rglob("*") if file.is_file())
     file = draw.choice(files)
     (place / "secret").write_text(SECRET)
@@ -378,6 +429,19 @@ def make_run(number: int, inputs: Path, place: Path) -> tuple[list[str], str]:
 
 def run_words(words: list[str]) -> int:
     """What the command line does; returns its exit status."""
+    for number, word in enumerate(words):
+        option, found, path = word.rpartition("PIPE:")
+        if found:
+            reads, writes = os.pipe()
+            with os.fdopen(writes, "wb") as file:
+                file.write(Path(path).read_bytes()[:60_000] if Path(path).is_file() else b"")
+            words[number] = f"{option}/dev/fd/{reads}"
+    if words[0] == "load":
+        try:
+            fairseq_clusterformer.load(words[1], device="cpu")
+        except UserError as error:
+            raise SystemExit(str(error)) from None
+        return 0
     if words[0] == "fairseq-train":
         sys.argv = words
         report_in_one_line()  # as the plug-in does when it is imported
@@ -385,17 +449,17 @@ def run_words(words: list[str]) -> int:
     if words[0] == "grid":
         from scripts.experiments import run
 
-        try:
-            return run.main(words[1:])
-        except SystemExit as ended:
-            return ended.code
+        return run.main(words[1:])
     return main(words)
 
 
-def _in_child(words: list[str], place: Path) -> int:
-    """Never returns to the caller: the exit status of the process is that of the command."""
-    status = 1
-    out = os.open(place / "printed", os.O_WRONLY | os.O_CREAT)
+def begin(work: Callable[[], int | None], place: Path) -> int:
+    """Begin something in a child, in a folder, which gets what it prints as ``printed``; its exit
+    status is what `work` returns. Returns the child's number."""
+    if child := os.fork():
+        return child
+    status: object = 1
+    out = os.open(place / "printed", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -403,11 +467,12 @@ def _in_child(words: list[str], place: Path) -> int:
     sys.stderr = os.fdopen(2, "w", errors="backslashreplace")  # as Python opens it
     os.chdir(place)
     try:
-        status = run_words(words)
+        status = work()
     except SystemExit as ended:
-        status = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
-        if isinstance(ended.code, str):
-            print(ended.code, file=sys.stderr)
+        status = ended.code
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+            status = 1
     except BaseException:
         sys.excepthook(*sys.exc_info())  # as Python does where nothing catches it
     finally:
@@ -444,12 +509,15 @@ def undamaged(command: str, inputs: Path) -> Result:
 
 def judged(number: int, words: list[str], spoilt: str, place: Path) -> Result:
     """What comes of a command line in a folder."""
-    before = content(place / "in")
-    child = os.fork()
-    if child == 0:
+
+    def work() -> int | None:
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
-        _in_child(words, place)
-    end, status = time.monotonic() + 10 * SECONDS, None
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        return run_words(words)
+
+    before = content(place / "in")
+    child = begin(work, place)
+    end, status = time.monotonic() + 5 * SECONDS, None
     while status is None and time.monotonic() < end:
         ended, value = os.waitpid(child, os.WNOHANG)
         status = os.waitstatus_to_exitcode(value) if ended else time.sleep(0.005)

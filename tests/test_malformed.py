@@ -1,9 +1,10 @@
-"""A sample of the malformed inputs of `tests.malformed`."""
+"""A sample of the malformed inputs of `tests.malformed`, and of the kills of `tests.kills`."""
 
 from pathlib import Path
 
 import pytest
 
+from tests import kills
 from tests.malformed import COMMANDS, make_inputs, runs, undamaged
 
 WHOLE = pytest.mark.whole
@@ -30,3 +31,9 @@ def test_good_inputs_are_taken(command, inputs):
     """Else each run would test the same refusal."""
     result = undamaged(command, inputs)
     assert result.verdict == "done", result
+
+
+def test_a_killed_command_given_again_ends_right(inputs, tmp_path):
+    quick = [line for line in kills.COMMANDS if line.startswith(("prepare lm", "average"))]
+    assert len(quick) == 3
+    assert kills.kill(quick, 6, 1, inputs, tmp_path) == []

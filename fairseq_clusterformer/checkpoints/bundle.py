@@ -28,7 +28,7 @@ from torch import Tensor
 from fairseq_clusterformer import __version__
 from fairseq_clusterformer.checkpoints import Loaded
 from fairseq_clusterformer.data import RECORD
-from fairseq_clusterformer.errors import UserError, bad_option, reading
+from fairseq_clusterformer.errors import UserError, bad_option, check_no_pipes, reading
 from fairseq_clusterformer.outputs import whole_folder
 
 FORMAT = 1
@@ -257,6 +257,7 @@ def plain_options(loaded: Loaded) -> tuple[dict[str, dict], list[str]]:
 def read_bundle(folder: Path, option: str) -> dict:
     """A bundle as fairseq's ``load_checkpoint_to_cpu`` returns a checkpoint. Raises UserError:
     files that are missing, damaged or newer than this version."""
+    check_no_pipes(option, folder)
     record = _read_record(folder, option)
     # A stranger's bundle might lead to files of this computer, or to what it has in its memory.
     for file in filter(Path.is_symlink, folder.rglob("*")):

@@ -33,7 +33,7 @@ from fairseq_clusterformer.checkpoints.bundle import (
 )
 from fairseq_clusterformer.compat.checks import dataclass_of
 from fairseq_clusterformer.compat.resuming import UNREADABLE, why_no_checkpoint
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import bad_option, check_no_pipes
 from fairseq_clusterformer.models import lora
 from fairseq_clusterformer.models.checkpoints import explained, unfit_numbers
 from fairseq_clusterformer.moved import user_dir_of
@@ -84,6 +84,7 @@ def load_checkpoint(
     if not folder.is_dir():
         given = f"{folder}{', as the checkpoint says' if data is None else ''}"
         raise bad_option("--data", given, allowed, "no such folder")
+    check_no_pipes("--data", folder)
     try:
         _check_types(cfg)
         _check_sizes(cfg, state["model"])

@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import check_output, check_utf8, checksum, written
 from fairseq_clusterformer.ranges import Range
 
@@ -168,7 +168,10 @@ def _check_folder(args: argparse.Namespace) -> None:
             raise bad_option(f"--{side}-attention", spec, "none", f"there is no {side}")
     for side, (layers, heads) in facts.sides.items():
         if spec := given[side] or args.attention:
-            parse_attention(spec, num_layers=layers, num_heads=heads)
+            try:
+                parse_attention(spec, num_layers=layers, num_heads=heads)
+            except ValueError as error:
+                raise UserError(str(error)) from None
     if args.max_positions is not None and args.max_positions < facts.positions:
         raise bad_option("--max-positions", args.max_positions, f"{facts.positions} or more")
     if args.text and facts.is_translator and len(args.text) != 2:

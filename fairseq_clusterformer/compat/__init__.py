@@ -195,7 +195,9 @@ _MOST = 1000  # times that a list can be repeated in all
 
 def value_of(text: str) -> object:
     """The value of an option such as ``[(512, 3)] * 20``. Raises ValueError: it is no number,
-    list or dictionary, but a program, which fairseq would run."""
+    list or dictionary, but a program, which fairseq would run. TypeError, as ``eval``: no text."""
+    if not isinstance(text, str):
+        raise TypeError(f"eval() takes text, not {text!r}")
     try:
         tree = ast.parse(text.strip(), mode="eval")
         nodes = [*ast.walk(tree)]

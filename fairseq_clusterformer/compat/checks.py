@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
-from fairseq_clusterformer.errors import refused
+from fairseq_clusterformer.errors import check_no_pipes, refused
 from fairseq_clusterformer.ranges import strays
 
 from .wrapping import wraps
@@ -73,11 +73,14 @@ def _check_extensions(model) -> None:
 
 def check_data(task) -> None:
     """Check the folders of a task of fairseq's; others do so where they read the dictionary.
-    Raises ValueError: one is missing, or the first has no dictionary."""
+    Raises ValueError: one is missing, or the first has no dictionary. UserError: see
+    `check_no_pipes`."""
     made_by, data = _PREPARED.get(getattr(task, "_name", None)), getattr(task, "data", None)
-    if made_by is None or not isinstance(data, str):
+    shards = [Path(shard) for shard in utils.split_paths(data)] if isinstance(data, str) else []
+    for shard in shards:
+        check_no_pipes("DATA", shard)
+    if made_by is None or not shards:
         return
-    shards = [Path(shard) for shard in utils.split_paths(data)]
     missing = [shard for shard in shards if not shard.is_dir()]
     if not missing and any(shards[0].glob("dict*.txt")):
         return

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 #: what shares gradients without GPUs
 _ON_CPUS = ("legacy_ddp", "no_c10d")
-SECONDS = 10  # that interrupted processes have to end by themselves
+SECONDS = 30  # that an interrupted process has to end by themselves
 #: which job of a sweep saves where
 _jobs: dict[Path, int] = {}
 
@@ -114,15 +115,17 @@ def _spawn(cfg, main, kwargs: dict, begin: Callable[[], None] | None) -> None:
     training.distributed_rank = None  # fairseq gives each its own
     said = torch.multiprocessing.get_context("spawn").SimpleQueue()
     given = (begin, main, cfg, {**kwargs, "start_rank": 0}, said)
+    # a terminal sends Ctrl-C to all processes: they begin with it blocked, the first lets it in
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     processes = torch.multiprocessing.spawn(
         _run_one, given, training.distributed_world_size, join=False
     )
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         while not processes.join():
             pass
-    except KeyboardInterrupt:  # the terminal sends it to all processes, which let go of files
-        for process in processes.processes:
-            process.join(timeout=SECONDS)
+    except KeyboardInterrupt:  # what the others say of a first that has left is not of interest
+        processes.processes[0].join(timeout=SECONDS)
         if not said.empty():
             keep_what_is_said(said.get())
         raise
@@ -136,6 +139,8 @@ def _run_one(rank: int, begin, main, cfg, kwargs: dict, said) -> None:
     if begin is not None:
         begin()
     try:
+        if rank == 0:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         distributed_utils.distributed_main(rank, main, cfg, kwargs)
     except BaseException:
         if rank == 0:

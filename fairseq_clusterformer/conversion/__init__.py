@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fairseq_clusterformer.checkpoints.bundle import check_inside, is_bundle, write_bundle
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, check_no_pipes
 
 
 def is_folder(path: Path) -> bool:
@@ -49,6 +49,7 @@ def as_bundle(folder: Path, out: Path, *, dtype: str = "float32", force: bool = 
     # a stranger's folder might lead to files of this computer; a cache of the hub has links
     cache = folder.absolute().parent
     inside = cache.parent if cache.name == "snapshots" else folder
+    check_no_pipes("CHECKPOINT", folder)
     for file in filter(Path.is_symlink, folder.rglob("*")):
         check_inside(file, inside, "CHECKPOINT")
     if not is_dense(folder):

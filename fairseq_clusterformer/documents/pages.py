@@ -5,7 +5,7 @@ Block elements divide paragraphs, and so do two line ends (``<br><br>``) and bla
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from .texts import clean, of_plain
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _BLOCKS = set(
     "address article aside blockquote body caption center dd details dialog dir div dl dt "
     "fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr html legend li "
-    "main menu nav ol optgroup option p pre search section summary table tbody tfoot thead tr "
-    "ul".split()
+    "listing main menu nav ol optgroup option p plaintext pre search section summary table tbody "
+    "tfoot thead tr ul xmp".split()
 )
 _HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6"}
 _UNSEEN = set(
@@ -27,11 +27,15 @@ _UNSEEN = set(
 _MENUS = {"menu", "nav", "select"}
 _APART = {"sup", "sub", "del", "ins", "s", "strike"}  # what stands in them is no part of a number
 _BORDERS = _APART | {"mfrac", "math"}
-_ORDINAL = re.compile(r"(?i)st|nd|rd|th|te|er?|re|[oa]s?|\w{0,2}[e\u00e8]me|\W*")
-_FORMULAS = {"mfrac": "/", "msup": "^", "msub": "_"}  # between their two parts
-_HIDDEN = re.compile(
-    r"(?i)(?:^|[;{\s])(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse))\b"
-)
+_ORDINAL = re.compile(r"(?i)st|nd|rd|th|te|er?|re|[oa\u00aa\u00ba]s?|\w{0,2}[e\u00e8]me|\W*")
+_MARKS = re.compile(r"[\d\s,;*\u2013-]+")  # of footnotes
+#: between the first and the second part, and before the last
+_FORMULAS = {"mfrac": "//", "msup": "^^", "msub": "__", "msubsup": "_^"}
+_GONE = re.compile(r"(?i)(?:^|[;{\s])display\s*:\s*none\b")
+_VEILED = re.compile(r"(?i)(?:^|[;{\s])visibility\s*:\s*(?:hidden|collapse)\b")
+_BLOCK = re.compile(r"(?i)(?:^|[;{\s])display\s*:\s*(?:block|flex|flow|grid|list-item|table)\b")
+_SHOWN = re.compile(r"(?i)(?:^|[;{\s])(?:display\s*:\s*(?!none)|visibility\s*:\s*visible)")
+_SCREEN = r"(?i)@media\s+(?:only\s+)?(?:screen|all)\s*\{((?:[^{}]*\{[^{}]*\})*)[^{}]*\}"
 _HEADING = 80  # characters of one that are shown
 
 
@@ -47,6 +51,9 @@ class _Open(NamedTuple):
     id: int  # of its node
     tag: str
     unseen: bool = False
+    veiled: bool = False  # parts of it may be visible
+    block: bool = False
+    raised: bool = False
     plain: bool = False  # blanks and line ends are kept
     menu: int = 0  # the node of a menu around it, 0: none
     linked: bool = False
@@ -81,7 +88,7 @@ class _Lines:
     """Reads a tree, node by node."""
 
     def __init__(self, tree: "LexborHTMLParser", marks: bool) -> None:
-        self._hidden, self._marks = set(_hidden_by_style(tree)), marks
+        (self._hidden, self._blocks), self._marks = _styled(tree), marks
         self._place = self._heading = ""
         self._parts: list[str] = []
         self._bare = 0  # characters of them that are in no link
@@ -96,7 +103,7 @@ class _Lines:
                 yield from self._end(opened.pop())
             above = opened[-1] if opened else _Open(0, "")
             if node.tag == "-text":
-                if not above.unseen:
+                if not (above.unseen or above.veiled):
                     self._add(node.text_content, above)
             elif not node.tag.startswith("-"):
                 own = self._opened(node, above)
@@ -109,18 +116,28 @@ class _Lines:
 
     def _opened(self, node: "LexborNode", above: _Open) -> _Open:
         tag, given = node.tag, node.attributes
-        unseen = above.unseen or tag in _UNSEEN or node.mem_id in self._hidden
-        unseen = unseen or ("hidden" in given and given["hidden"] != "until-found")
-        unseen = unseen or bool(_HIDDEN.search(given.get("style") or ""))
-        unseen = unseen or (tag == "dialog" and "open" not in given)
-        unseen = unseen and tag not in ("html", "body")  # a script shows them
-        menu = above.menu or (node.mem_id if tag in _MENUS else 0)
-        plain = above.plain or tag in ("pre", "listing", "xmp", "plaintext")
-        return _Open(node.mem_id, tag, unseen, plain, menu, above.linked or tag in ("a", "button"))
+        style = given.get("style") or ""
+        hidden = "hidden" in given and given["hidden"] != "until-found"
+        hidden = (hidden or node.mem_id in self._hidden) and not _SHOWN.search(style)
+        hidden = hidden or tag in _UNSEEN or bool(_GONE.search(style))
+        hidden = hidden or (tag == "dialog" and "open" not in given)
+        veiled = bool(_VEILED.search(style)) or (above.veiled and not _SHOWN.search(style))
+        is_page = tag in ("html", "body")  # a script shows them
+        return _Open(
+            id=node.mem_id,
+            tag=tag,
+            unseen=(above.unseen or hidden) and not is_page,
+            veiled=veiled and not is_page,
+            block=tag in _BLOCKS or node.mem_id in self._blocks or bool(_BLOCK.search(style)),
+            raised=above.raised or tag == "sup",
+            plain=above.plain or tag in ("pre", "listing", "xmp", "plaintext"),
+            menu=above.menu or (node.mem_id if tag in _MENUS else 0),
+            linked=above.linked or tag in ("a", "button"),
+        )
 
     def _begin(self, own: _Open, node: "LexborNode", above: _Open) -> Iterator[_Line]:
         tag = own.tag
-        if tag in _BLOCKS:
+        if own.block:
             yield from self._flush()
             self._menu = own.menu
             if tag in _HEADINGS:
@@ -137,13 +154,16 @@ class _Lines:
             self._parts.append(" | " if self._marks and not is_first else " ")
         elif tag in _APART or tag.startswith("m"):
             self._border.add(tag)
-        if above.tag in _FORMULAS and node.prev is not None:
-            self._parts.append(_FORMULAS[above.tag])
+        if tag == "msqrt":
+            self._parts.append("\u221a")
+        parts = [*node.parent.iter()] if above.tag in _FORMULAS else [node]
+        if node != parts[0]:
+            self._parts.append(_FORMULAS[above.tag][node == parts[-1]])
 
     def _end(self, own: _Open) -> Iterator[_Line]:
         if own.unseen:
             return
-        if own.tag in _BLOCKS:
+        if own.block or own.id == own.menu:
             yield from self._flush()
             self._menu = own.menu if own.menu != own.id else 0
         elif own.tag in _APART or own.tag.startswith("m"):
@@ -165,11 +185,11 @@ class _Lines:
         before, first = "".join(self._parts[-4:])[-12:], text[0]
         joins = before[-1:].isdigit() and first.isdigit()
         joins |= bool({"ins", "mfrac"} & self._border) and len(self._border & _BORDERS) > 1
-        if above.tag == "sup" and text.strip().isdigit():
+        if above.raised and _MARKS.fullmatch(text):
             if re.search(r"(?<!\d)10$", before):
                 return "^"
             joins |= bool(re.search(r"[^\W\d_]{3}$", before))  # longer than a unit: a footnote
-        elif above.tag == "sup" and before[-1:].isdigit():
+        elif above.raised and before[-1:].isdigit():
             joins |= not _ORDINAL.fullmatch(text.strip())
         return " " if joins and not before[-1:].isspace() else ""
 
@@ -184,16 +204,19 @@ class _Lines:
                 yield _Line(part, self._place, self._menu, is_link, is_prose)
 
 
-def _hidden_by_style(tree: "LexborHTMLParser") -> Iterable[int]:
-    """The nodes that a rule of the page's style hides, unless another one shows them."""
-    hidden: set[int] = set()
-    shown: set[int] = set()
+def _styled(tree: "LexborHTMLParser") -> tuple[set[int], set[int]]:
+    """The nodes that a rule of the page's style hides, unless another one shows them, and those
+    that it makes blocks."""
+    hidden, shown, blocks = set(), set(), set()
     for style in tree.css("style"):
+        if not re.search(r"(?i)screen|all|^$", style.attributes.get("media") or ""):
+            continue
         sheet = re.sub(r"(?s)/\*.*?(?:\*/|$)", "", style.text())
+        sheet = re.sub(_SCREEN, r"\1", sheet)
         sheet = re.sub(r"@[^{};@]*\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}", "", sheet)
         for rule in sheet.split("}"):
             selector, _, rules = rule.partition("{")
-            hides = bool(_HIDDEN.search("{" + rules))
+            hides = bool(_GONE.search(rules) or _VEILED.search(rules))
             if ":" in selector or not (hides or re.search("display|visibility", rules)):
                 continue
             try:
@@ -201,4 +224,5 @@ def _hidden_by_style(tree: "LexborHTMLParser") -> Iterable[int]:
             except (ValueError, RuntimeError):  # selectors that the library does not know
                 continue
             (hidden if hides else shown).update(nodes)
-    return hidden - shown
+            blocks |= nodes if _BLOCK.search(rules) else set()
+    return hidden - shown, blocks

@@ -16,7 +16,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
-from fairseq_clusterformer.errors import first_line
+from fairseq_clusterformer.errors import check_no_pipes, first_line
 
 from .checkpoints import CheckpointError, read_checkpoint, unfit
 from .encoder_only import EncoderOnlyModel, tell
@@ -133,6 +133,7 @@ def _read(path: Path, option: str) -> tuple[Namespace, dict[str, Any]]:
     if not path.is_dir():
         allowed = f"{_WRITTEN}, or a checkpoint of fairseq's roberta"
         raise unfit(option, path, "no such file or folder", allowed)
+    check_no_pipes(option, path)
     try:
         config = Namespace(**json.loads((path / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:

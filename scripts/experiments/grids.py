@@ -25,7 +25,7 @@ from pathlib import Path
 
 import yaml
 
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import bad_option, check_no_device
 
 WRONG_FORM = (TypeError, AttributeError, RecursionError)
 OF_ROW = ("seeds", "folder", "from", "paper")
@@ -67,6 +67,7 @@ def load_grid(path: Path, of: tuple[Path, ...] = ()) -> dict:
 
 
 def _read(path: Path, of: tuple[Path, ...]) -> dict:
+    check_no_device("GRID", path, "a YAML file")
     grid = yaml.safe_load(path.read_text(encoding="utf-8"))
     if other := grid.pop("like", None):
         of = (*of, path.absolute())

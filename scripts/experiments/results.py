@@ -22,7 +22,7 @@ from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, check_no_device
 from fairseq_clusterformer.outputs import write_aside
 from scripts.experiments.tables import markdown
 
@@ -80,6 +80,7 @@ def read(path: Path) -> dict[str, dict]:
     UserError: something else."""
     if path.suffix != ".jsonl":
         raise bad_option("--out", path, "a file that ends in .jsonl")
+    check_no_device("--out", path, "results of a grid")
     try:
         lines = path.read_text().splitlines() if path.exists() else []
         return {record["name"]: record for record in map(json.loads, lines)}

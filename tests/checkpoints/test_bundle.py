@@ -1,6 +1,7 @@
 """Bundles: the same outputs as the checkpoint, without its data, without pickle."""
 
 import json
+import os
 import shutil
 from argparse import Namespace
 from pathlib import Path
@@ -323,6 +324,10 @@ def test_links_out_of_a_bundle_are_not_followed(name, lm_bundle, tmp_path, capsy
     (bundle / name).symlink_to(secret)
     line = error(capsys, "bundle", bundle, tmp_path / "copy")
     assert f"{name} is a link that leads out of it; allowed: " in line
+    (bundle / name).unlink()
+    os.mkfifo(bundle / name)
+    line = error(capsys, "bundle", bundle, tmp_path / "copy")
+    assert f"{name} is a pipe or a device, and no file; allowed: a folder of files" in line
     assert not (tmp_path / "copy").exists()
 
 

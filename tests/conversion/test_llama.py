@@ -207,7 +207,9 @@ def test_another_form_is_one_line(folder: Path, tmp_path: Path, capsys) -> None:
     for options, problem in of_llama if folder.name == "llama" else ():
         (other / "config.json").write_text(json.dumps(config | options))
         assert problem in error(capsys, "export", other, tmp_path / "out", "--to", "fairseq")
-    (other / "tokenizer.json").write_text("{}")
     (other / "config.json").write_text(json.dumps(config))
+    words = "convert", other, tmp_path / "out", "--text", other / "config.json", "--attention=9"
+    assert "--attention is 9: unknown kind '9'; allowed: full, " in error(capsys, *words)
+    (other / "tokenizer.json").write_text("{}")
     line = error(capsys, "export", other, tmp_path / "out", "--to", "fairseq")
     assert "is no tokenizer.json" in line

@@ -328,6 +328,23 @@ class TestHTML:
                 "3<math><mfrac><mn>1</mn><mn>2</mn></mfrac> <mn>1</mn><mn>2</mn></math>",
                 ["3 1/2 1 2"],
             ),
+            ("a<select><option>b</select>c", ["a", "c"]),
+            ("<span style='display:block'>a</span><style>i{display:flex}</style>b<i>c", [*"abc"]),
+            (
+                "<style media=print>p{display:none}</style><style>@media screen{b{display:none}}"
+                "</style><p>a<b>b</b><p hidden style=display:block>c",
+                ["a", "c"],
+            ),
+            ("<p style=visibility:hidden>a<b style=visibility:visible>b", ["b"]),
+            (
+                "Smith<sup><a>1,2</a></sup> 10<sup>-6</sup> 5<sup>\u00aa</sup>",
+                ["Smith 1,2 10^-6 5\u00aa"],
+            ),
+            (
+                "<math>\n<mfrac>\n<mn>1</mn>\n<mn>2</mn>\n</mfrac><msqrt><mn>2</mn></msqrt>"
+                "<msubsup><mi>x</mi><mn>1</mn><mn>2</mn></msubsup></math>",
+                ["1 /2 \u221a2x_1^2"],
+            ),
             (
                 "<pre>One line\nand next.\n\nSecond.</pre>a<br><br>b<br>c",
                 ["One line and next.", "Second.", "a", "b c"],

@@ -361,6 +361,9 @@ def test_a_grid_like_another(tmp_path):
     write("e.yaml", {"like": "nope.yaml", "rows": {"window": {}}})
     with pytest.raises(UserError, match="nope.yaml"):
         load_grid(tmp_path / "e.yaml")
+    write("e.yaml", {"like": "/dev/zero", "rows": {"window": {}}})
+    with pytest.raises(UserError, match="GRID is /dev/zero: it is a device; allowed"):
+        load_grid(tmp_path / "e.yaml")
     write("f.yaml", {"like": "g.yaml", "rows": {"window": {}}})
     write("g.yaml", {"like": "./f.yaml", "rows": {"window": {}}})
     with pytest.raises(UserError, match=r"like is \S+yaml: in \S+, which is like itself"):
