@@ -1,9 +1,11 @@
 """One form for a user's mistake."""
 
+import json
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 _LONGEST = 800  # characters of an error: a file, or what a library says of it, may be in it
 
@@ -60,6 +62,14 @@ def refused(option: str, value: object, allowed: str, problem: str = "") -> Valu
 def first_line(error: BaseException) -> str:
     """What an error says, or what it is called."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def read_json(path: Path) -> Any:
+    """What a file of JSON holds; OSError or ValueError: it is not there, or holds none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("lists in lists, too many to read") from None
 
 
 @contextmanager

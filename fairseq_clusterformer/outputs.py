@@ -28,7 +28,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, read_json
 
 RECORD = "prepared.json"  # what a prepared folder says of itself
 JOURNAL, _LOCK = ".clusterformer", ".lock"
@@ -456,7 +456,7 @@ def make_part(work: Path, name: str, build: Build) -> tuple[Path, dict]:
             (out / RECORD).write_text(json.dumps(record))
             os.rename(out, part)
     shutil.rmtree(own, ignore_errors=True)
-    return part, json.loads((part / RECORD).read_text())
+    return part, read_json(part / RECORD)
 
 
 def copy_part(part: Path, out: Path) -> None:
@@ -468,7 +468,7 @@ def _check_prepared(dest: Path, recipe: dict | None) -> None:
     """Refuse a folder that was prepared otherwise, or that is none; None: made in any way."""
     allowed, problem = "another folder; or remove this one", ""
     try:
-        record = json.loads((dest / RECORD).read_text())
+        record = read_json(dest / RECORD)
         files, before = dict(record["files"]), dict(record["recipe"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         allowed = "a new or empty folder, or one that this command has prepared"

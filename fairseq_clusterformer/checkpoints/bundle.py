@@ -9,6 +9,7 @@ and the dictionaries, the subword model and the recipe of the data folder that i
 """
 
 import json
+import os
 import re
 import shutil
 from argparse import Namespace
@@ -28,7 +29,7 @@ from torch import Tensor
 from fairseq_clusterformer import __version__
 from fairseq_clusterformer.checkpoints import Loaded
 from fairseq_clusterformer.data import RECORD
-from fairseq_clusterformer.errors import UserError, bad_option, check_no_pipes, reading
+from fairseq_clusterformer.errors import UserError, bad_option, check_no_pipes, read_json, reading
 from fairseq_clusterformer.outputs import whole_folder
 
 FORMAT = 1
@@ -205,7 +206,7 @@ def copy_data(source: Path, folder: Path) -> None:
 def check_inside(file: Path, folder: Path, option: str = "--data") -> None:
     """Raise UserError if a file of a folder is a link that leads out of it: what it names would be
     read, and copied, though nobody asked for that."""
-    if not file.resolve().is_relative_to(folder.resolve()):
+    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
         problem = f"{file.relative_to(folder)} is a link that leads out of it"
         raise bad_option(option, folder, "a folder with all its files", problem)
 
@@ -215,7 +216,7 @@ def copy_recipe(source: Path, folder: Path) -> None:
     if (source / RECORD).is_file():
         check_inside(source / RECORD, source)
         with reading(source / RECORD, "what a prepare command wrote"):
-            recipe = json.loads((source / RECORD).read_text(encoding="utf-8"))["recipe"]
+            recipe = read_json(source / RECORD)["recipe"]
         text = json.dumps({"recipe": recipe}, indent=1) + "\n"
         (folder / RECORD).write_text(text, encoding="utf-8")
 
@@ -278,7 +279,7 @@ def read_bundle(folder: Path, option: str) -> dict:
 def _read_record(folder: Path, option: str) -> dict:
     """What ``bundle.json`` holds, with all its keys and of the right types."""
     with _damage(folder, option):
-        record = json.loads((folder / MARK).read_text(encoding="utf-8"))
+        record = read_json(folder / MARK)
         if not isinstance(record, dict):
             raise ValueError(f"{MARK} is no JSON object")
         if record["format"] != FORMAT:

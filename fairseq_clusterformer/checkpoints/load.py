@@ -211,8 +211,14 @@ def as_large_as(numbers: int) -> Iterator[None]:
             check(name, tensor.shape)
             left -= tensor.numel()
 
+    def count_parameter(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        count(module, name, tensor)
+        if tensor is not None and tensor.numel() > max(2 * numbers, _SPARE >> 10):
+            sizes = list(tensor.shape)
+            raise ValueError(f"its options ask for a {name} of {sizes}, which is not in the file")
+
     with ExitStack() as hooks:
-        hooks.callback(register_module_parameter_registration_hook(count).remove)
+        hooks.callback(register_module_parameter_registration_hook(count_parameter).remove)
         hooks.callback(register_module_buffer_registration_hook(count).remove)
         hooks.enter_context(_Sizes(check))
         yield

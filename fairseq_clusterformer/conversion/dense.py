@@ -1,6 +1,5 @@
 """Dense models of ``transformers`` as ours with full attention: the same logits, word by word."""
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, PretrainedConfig
 
 from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, read_json
 from fairseq_clusterformer.hf.configuration import ClusterformerConfig, build_model
 from fairseq_clusterformer.hf.folder import pretrained
 from fairseq_clusterformer.models.checkpoints import CheckpointError
@@ -37,7 +36,7 @@ _DROPOUT = {"dropout": "hidden_dropout_prob", "attention_dropout": "attention_pr
 def is_dense(folder: Path) -> bool:
     """Whether a folder holds a model of another type than ours."""
     try:
-        record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        record = read_json(folder / "config.json")
     except (OSError, ValueError):
         return False
     known = (None, ClusterformerConfig.model_type)
@@ -126,7 +125,7 @@ def _positions(options: dict) -> int:
 
 def _kind_of(folder: Path) -> str:
     """The type of a dense model; UserError for one that is not known, or is quantised."""
-    record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    record = read_json(folder / "config.json")
     kind = record["model_type"]
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise bad_option("CHECKPOINT", folder, ALLOWED, f"a model of the type {kind}")

@@ -14,6 +14,7 @@ from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.data.text import TARGETS_OWN, VOCABULARIES, TextPipeline
+from fairseq_clusterformer.errors import read_json
 
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 
@@ -161,4 +162,4 @@ TEXTS = {
 
 
 def _read_json(file: Path) -> dict:
-    return json.loads(file.read_text(encoding="utf-8"))
+    return read_json(file)

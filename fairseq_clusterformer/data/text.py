@@ -5,13 +5,12 @@ text.encode("Zwei Männer.", "de")    # 'zwei männer .': what the model reads
 text.decode("two m@@ en .", "en")    # 'two men.': what a person reads
 """
 
-import json
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, read_json
 
 from . import RECORD
 from .unicode import FORM, composed
@@ -57,7 +56,7 @@ class TextPipeline:
         """The pipeline of a folder of translation data; raises UserError for another one."""
         folder = Path(folder)
         try:
-            match json.loads((folder / RECORD).read_text()):
+            match read_json(folder / RECORD):
                 case {
                     "recipe": {
                         "languages": [str(), str()] as languages,

@@ -5,11 +5,12 @@ Texts become NFC before they become tokens, except by bytes. Readers of document
 also undoes ligatures and full-width digits, and their offsets stay those of the original.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unicodedata import combining, is_normalized, normalize
+
+from fairseq_clusterformer.errors import read_json
 
 from . import RECORD
 
@@ -24,7 +25,7 @@ _RUN = re.compile(r"[\x00-\x7f]?[^\x00-\x7f]+")
 def form_of(folder: Path, default: str = FORM) -> str:
     """The form that a prepared folder or a bundle was trained with; older ones do not say it."""
     try:
-        recipe = json.loads((folder / RECORD).read_text(encoding="utf-8"))["recipe"]
+        recipe = read_json(folder / RECORD)["recipe"]
         return str(recipe.get("unicode", default))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return default

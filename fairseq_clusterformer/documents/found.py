@@ -1,6 +1,5 @@
 """What is found in sections of documents: answers, their places, and their order among all."""
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -11,7 +10,7 @@ import regex
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.errors import reading
+from fairseq_clusterformer.errors import read_json, reading
 
 from ..answers import TYPES, Answer, Answers, text_mask
 from .passages import WORD
@@ -166,7 +165,7 @@ class Weights:
         *names, _ = [each.name for each in fields(Weights)]
         with reading(path, f"a calibration, with the weights {', '.join(names)}"):
             # older ones do not weigh "no answer", and read passages as long as in training
-            given = {"none": 0.0} | json.loads(path.read_text(encoding="utf-8"))["weights"]
+            given = {"none": 0.0} | read_json(path)["weights"]
             numbers, passage = [float(given[name]) for name in names], given.get("passage")
             if not all(map(math.isfinite, numbers)) or not 0 < given["threshold"] < 1:
                 raise ValueError("a threshold outside of 0 to 1, or a number that is not finite")

@@ -17,6 +17,7 @@ import regex
 from torch import Tensor
 
 from fairseq_clusterformer.data.unicode import READ_FORM, composed
+from fairseq_clusterformer.errors import read_json
 
 from .sections import Section
 from .texts import visible
@@ -131,7 +132,7 @@ class Passages:
         """What an earlier run made of the same sections, if it is whole."""
         folder = self._folder / FOLDER
         try:
-            about = json.loads((folder / "about").read_text())
+            about = read_json(folder / "about")
             if about["content"] != content:
                 return None
             if about["files"] != _checksums(folder):

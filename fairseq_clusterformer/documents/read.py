@@ -3,7 +3,6 @@
 The reader is extractive: an answer is a piece of a document, never a new sentence.
 """
 
-import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from fairseq_clusterformer.corpora.question_answering.records import Paragraph
 from fairseq_clusterformer.data import RECORD, subwords
 from fairseq_clusterformer.data.questions import framed, with_names
 from fairseq_clusterformer.data.structure import Outline
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, read_json
 from fairseq_clusterformer.models.stack import ClusteredStack
 
 from ..answers import Logits, ranked_answers, ranking_options, text_mask
@@ -92,7 +91,7 @@ class Reader(Pretrained):
         self._keep_in(index, encoder)
         try:
             pieces = subwords.load_prepared(folder)
-            titles = bool(json.loads((folder / RECORD).read_text())["recipe"]["titles"])
+            titles = bool(read_json(folder / RECORD)["recipe"]["titles"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             allowed = "a folder that clusterformer prepare qa has made"
             raise bad_option("--data", folder, allowed, str(error)) from None

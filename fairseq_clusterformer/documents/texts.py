@@ -9,7 +9,8 @@ _BLANKS = regex.compile(r"\s+")
 # Soft hyphens, joiners, marks of order. Joiners and selectors of a form mean something in Arabic
 # and Indic scripts and in emoji, so they go behind others alone.
 _NO_WIDTH = regex.compile(
-    r"(?V1)[\p{Default_Ignorable_Code_Point}--[\u200c\u200d\ufe00-\ufe0f\u115f\u1160\u3164\uffa0]]"
+    r"(?V1)\u00ad\n[ \t]*"  # where a word is broken
+    r"|[[\p{Default_Ignorable_Code_Point}\ufff9-\ufffb]--[\u200c\u200d\ufe00-\ufe0f\u115f\u1160\u3164\uffa0]]"
     r"|(?<![^\s\p{L}\p{N}\p{P}]|[\p{Arabic}\p{Syriac}\p{Mongolian}\p{InSC=Consonant}"
     r"\p{InSC=Virama}\p{InSC=Vowel_Dependent}\p{InSC=Nukta}\p{Han}])[\u200c\u200d\ufe00-\ufe0f]+"
 )

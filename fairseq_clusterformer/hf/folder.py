@@ -45,7 +45,7 @@ from fairseq_clusterformer.data import TOKENIZER
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import Subwords
 from fairseq_clusterformer.data.unicode import FORM, READ_FORM, form_of
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import bad_option, read_json, reading
 from fairseq_clusterformer.outputs import check_output, check_utf8, whole_folder
 from fairseq_clusterformer.use.perplexity import begin_of
 
@@ -140,7 +140,7 @@ def export(
 def is_exported(folder: Path) -> bool:
     """Whether a folder is one of ours for transformers."""
     with suppress(OSError, ValueError):
-        record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        record = read_json(folder / CONFIG)
         if isinstance(record, dict):
             return record.get("model_type") == ClusterformerConfig.model_type
     return False
@@ -180,7 +180,7 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
         config.label2id = {label: number for number, label in config.id2label.items()}
         config.form = "joined" if task.is_pair else "text"
         with suppress(OSError, ValueError, LookupError, TypeError):
-            words = json.loads((loaded.folder / WORDS).read_text(encoding="utf-8"))
+            words = read_json(loaded.folder / WORDS)
             config.text_length = words["settings"]["max_length"]
     return config
 
@@ -216,7 +216,7 @@ def _write_tokenizer(loaded: Loaded, config: ClusterformerConfig, out: Path) -> 
             about["model_max_length"] = longest(loaded.model, loaded.task)
     elif form == "sentence":
         if (folder / WORDS).is_file():
-            record = json.loads((folder / WORDS).read_text(encoding="utf-8"))
+            record = read_json(folder / WORDS)
             how["tokenised"] = record["tokenised"]
         if config.form == "text" and config.text_length:
             most = min(most, config.text_length + 1)  # with <s>
@@ -260,7 +260,7 @@ def generation(loaded: Loaded, config: ClusterformerConfig, out: Path) -> Genera
         return GenerationConfig(bos_token_id=bos, pad_token_id=pad, eos_token_id=eos, **how)
     coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
     if coding.ends_texts and (loaded.folder / TOKENIZER).is_file():
-        names = json.loads((out / "tokenizer_config.json").read_text(encoding="utf-8"))
+        names = read_json(out / "tokenizer_config.json")
         end = Tokenizer.from_file(str(out / TOKENIZER)).token_to_id(names["eos_token"])
         ends, how = sorted({eos, end}), {"suppress_tokens": [bos, pad]}
         return GenerationConfig(bos_token_id=eos, eos_token_id=ends, pad_token_id=pad, **how)
@@ -425,7 +425,7 @@ def _is_size(value: object, most: int) -> bool:
 def _check_record(folder: Path, allowed: str) -> None:
     """Refuse a configuration of other types, or of other sizes than the tensors in the file have,
     before a model is built; UserError."""
-    record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    record = read_json(folder / CONFIG)
     shapes = []
     with suppress(OSError, SafetensorError), safe_open(folder / WEIGHTS, "pt") as tensors:
         shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
@@ -495,7 +495,8 @@ def _card_of(folder: Path) -> str | None:
     """The card without what the export added; None: there is none, or none of ours."""
     if not (folder / README).is_file():
         return None
-    text = (folder / README).read_text(encoding="utf-8")
+    with reading(folder / README, "a card in UTF-8"):
+        text = (folder / README).read_text(encoding="utf-8")
     if not text.startswith("---\n") or MARK not in text:
         return None
     text = text.split("---\n", 2)[2]

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizer
 from fairseq_clusterformer.data import RECORD, TOKENIZER, subwords
 from fairseq_clusterformer.data.text import TARGETS_OWN, TextPipeline
 from fairseq_clusterformer.data.tokenizer_json import make
-from fairseq_clusterformer.errors import reading
+from fairseq_clusterformer.errors import read_json, reading
 
 #: of ``tokenizer_config.json`` of another library's model, what holds with other numbers, too
 _KEPT = ("chat_template", "clean_up_tokenization_spaces", "additional_special_tokens")
@@ -26,7 +26,7 @@ def has_titles(folder: Path) -> bool:
     if not (folder / RECORD).is_file():
         return False
     with reading(folder / RECORD, "what a prepare command wrote"):
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = read_json(folder / RECORD)
         return bool(record["recipe"].get("titles"))
 
 
@@ -44,7 +44,7 @@ def write_tokenizer(
     names = {number: token for token, number in made.get_vocab().items()}
     given = {}
     if (data / _CONFIG).is_file():
-        given = json.loads((data / _CONFIG).read_text(encoding="utf-8"))
+        given = read_json(data / _CONFIG)
     found = {"bos_token": names.get(0), "unk_token": names.get(3)}
     if made.get_added_tokens_decoder()[2].special:  # else a line's end, which decoding shows
         found["eos_token"] = names[2]

@@ -4,7 +4,6 @@ checkpoint of fairseq's RoBERTa (Liu et al., 2019).
 Shape letters: D model width, V words.
 """
 
-import json
 import re
 from argparse import Namespace
 from collections.abc import Collection
@@ -16,7 +15,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
-from fairseq_clusterformer.errors import check_no_pipes, first_line
+from fairseq_clusterformer.errors import check_no_pipes, first_line, read_json
 
 from .checkpoints import CheckpointError, read_checkpoint, unfit
 from .encoder_only import EncoderOnlyModel, tell
@@ -135,7 +134,7 @@ def _read(path: Path, option: str) -> tuple[Namespace, dict[str, Any]]:
         raise unfit(option, path, "no such file or folder", allowed)
     check_no_pipes(option, path)
     try:
-        config = Namespace(**json.loads((path / "config.json").read_text(encoding="utf-8")))
+        config = Namespace(**read_json(path / "config.json"))
     except (OSError, ValueError, TypeError) as error:
         problem = f"no config.json that can be read ({error})"
         raise unfit(option, path, problem, _WRITTEN) from None

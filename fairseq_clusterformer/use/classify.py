@@ -1,6 +1,5 @@
 """Label texts and pairs of texts with a trained classifier."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from fairseq_clusterformer.corpora.classification.build import RECORD
 from fairseq_clusterformer.corpora.classification.tokenise import split_words
 from fairseq_clusterformer.data.sentences import SentenceDataset
 from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, read_json
 
 from ..checkpoints.load import Loaded
 from .base import Pretrained, check_numbers
@@ -125,7 +124,7 @@ def _word_splitter(folder: Path) -> Callable[[str], tuple[list[str], bool]]:
     """The function that made words of the texts of a data folder, by the folder's record."""
     try:
         model = Subwords(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else None
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = read_json(folder / RECORD)
         match record:
             case {"tokenised": bool(kind), "settings": {"max_length": int() | None as most}}:
                 return partial(split_words, tokenised=kind, max_length=most, model=model)

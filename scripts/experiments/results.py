@@ -84,7 +84,7 @@ def read(path: Path) -> dict[str, dict]:
     try:
         lines = path.read_text().splitlines() if path.exists() else []
         return {record["name"]: record for record in map(json.loads, lines)}
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         raise bad_option("--out", path, "results of a grid", "not lines of results") from None
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_clusterformer.data import RECORD
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, read_json
 from fairseq_clusterformer.outputs import whole_file, write_text
 from fairseq_clusterformer.ranges import Range
 
@@ -52,7 +52,7 @@ def _parser() -> Parser:
 
 def _corpus(folder: Path) -> str:
     try:
-        return json.loads((folder / RECORD).read_text())["recipe"]["corpus"]
+        return read_json(folder / RECORD)["recipe"]["corpus"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         allowed = "a folder that `clusterformer prepare qa` has made"
         raise bad_option("--data", folder, allowed, f"{RECORD}: {error!r}") from None

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import composed
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import bad_option, read_json
 from fairseq_clusterformer.outputs import check_output, write_text
 
 from ..common import Parser, add_force, check_files, inputs_of, read_lines
@@ -96,7 +96,7 @@ def _raw_references(
         return str(args.reference), list(lines)
     folder = translator.loaded.folder
     path = folder / "raw" / f"{args.split}.{translator.target}"
-    recipe = json.loads((folder / RECORD).read_text())["recipe"]
+    recipe = read_json(folder / RECORD)["recipe"]
     if not (recipe.get("detokenised", True) and path.is_file()):
         return "tokens", None
     return str(path), list(read_lines(path, "--data"))

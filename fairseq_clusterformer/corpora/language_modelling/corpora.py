@@ -5,14 +5,13 @@
 
 import codecs
 import itertools
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import FORM
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, read_json
 from fairseq_clusterformer.outputs import copy_part, make_folder, make_part, resolved
 
 from .. import SPLITS
@@ -90,7 +89,7 @@ def prepare_wikitext103(
         texts = dict(zip(SPLITS, obtain([archive], source, work).values(), strict=True))
         how = {"words": True, "form": form, "workers": workers}
         splits = _binarize(texts, work, out, **how)
-        words = json.loads((work / "parts" / "model" / RECORD).read_text())["words"]
+        words = read_json(work / "parts" / "model" / RECORD)["words"]
         found = [words, *(count["tokens"] for count in splits.values())]
         if found != (expected := [types, *tokens]):
             raise UserError(f"WikiText-103 has types and tokens {found}; allowed: {expected}")
