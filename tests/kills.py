@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -36,18 +35,11 @@ VOLATILE = (JOURNAL, ".safetensors-index", "train.log")
 CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink"}
 
 
-@dataclass
-class Ended:
-    """How a run ended: its status (negative: a signal), changes of files, seconds, its words."""
-
-    status: int
-    changes: int
-    seconds: float
-    said: str
-
-
-def forked(words: Sequence[str], place: Path, *, change: int = 0, after: float = 0) -> Ended:
-    """Run a command in a child; kill it and its children at a change of a file or a time."""
+def forked(
+    words: Sequence[str], place: Path, *, change: int = 0, after: float = 0
+) -> tuple[int, int, float, str]:
+    """Run a command in a child; kill it and its children at a change of a file or a time. Returns
+    its status (negative: a signal), its changes of files, its seconds, and what it printed."""
     count, start = place / "count", time.monotonic()
 
     def work() -> int | None:
@@ -78,7 +70,7 @@ def forked(words: Sequence[str], place: Path, *, change: int = 0, after: float =
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     seen = int(count.read_text()) if status >= 0 else 0
     said = (place / "printed").read_text() if (place / "printed").exists() else ""
-    return Ended(status, seen, time.monotonic() - start, said)
+    return status, seen, time.monotonic() - start, said
 
 
 def files_of(place: Path) -> dict[str, object]:
@@ -105,7 +97,7 @@ def kill(
     """Kill each command in turn; return what went wrong, a line each."""
     draw, wrong = random.Random(seed), []
     place = folder / "run"  # always the same, since some outputs hold it
-    whole: dict[str, tuple[Ended, dict]] = {}
+    whole: dict[str, tuple[int, float, dict]] = {}
 
     def begun(line: str) -> list[str]:
         shutil.rmtree(place, ignore_errors=True)
@@ -116,27 +108,28 @@ def kill(
         line = lines[number % len(lines)]
         words = begun(line)
         if line not in whole:
-            ended = forked(words, place)
-            if ended.status:
-                return [*wrong, f"{line} does not run: {ended.said[-600:]}"]
-            whole[line] = ended, files_of(place)
-            again = forked(words, place)
-            if again.status or files_of(place) != whole[line][1]:
-                wrong.append(f"{line}, given again: status {again.status}, {again.said[-300:]}")
+            status, changes, seconds, said = forked(words, place)
+            if status:
+                return [*wrong, f"{line} does not run: {said[-600:]}"]
+            whole[line] = changes, seconds, files_of(place)
+            status, *_, said = forked(words, place)
+            if status or files_of(place) != whole[line][2]:
+                wrong.append(f"{line}, given again: status {status}, {said[-300:]}")
             begun(line)
-        ended, expected = whole[line]
+        changes, seconds, expected = whole[line]
         if number // len(lines) % 2:
-            how = {"after": draw.uniform(0, ended.seconds)}
+            how = {"after": draw.uniform(0, seconds)}
         else:
-            how = {"change": draw.randint(1, ended.changes)}
+            how = {"change": draw.randint(1, changes)}
         forked(words, place, **how)
-        again, found = forked(words, place), files_of(place)
+        status, *_, said = forked(words, place)
+        found = files_of(place)
         names_differ = sorted(found.keys() ^ expected.keys())
         differ = names_differ or [key for key in found if found[key] != expected[key]]
-        told = f"{line[:60]}, killed at {how}: status {again.status}"
-        if again.status or differ:
-            wrong.append(f"{told}, differ: {differ}; {again.said[-400:]}")
-        say(f"{'WRONG ' if again.status or differ else ''}{told} {differ or ''}")
+        told = f"{line[:60]}, killed at {how}: status {status}"
+        if status or differ:
+            wrong.append(f"{told}, differ: {differ}; {said[-400:]}")
+        say(f"{'WRONG ' if status or differ else ''}{told} {differ or ''}")
     return wrong
 
 

@@ -25,7 +25,7 @@ import tempfile
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -130,22 +130,15 @@ SECRET = "The password of the planted file is swordfish."
 
 @dataclass
 class Result:
-    """What came of a run.
+    """What came of a run."""
 
-    Attributes:
-        number: with which it can be made again.
-        words: its command line.
-        spoilt: what was done to it.
-        verdict: done, line, traceback, hang, lost, killed, code (that a file brought was run) or
-            leak (of what a link leads to).
-        said: the last line that it printed.
-    """
-
-    number: int
+    number: int  # with which it can be made again
     words: list[str]
-    spoilt: str
+    spoilt: str  # what was done to it
+    #: done, line, traceback, hang, lost, killed, code (that a file brought was run) or leak (of
+    #: what a link leads to)
     verdict: str
-    said: str
+    said: str  # the last line that it printed
 
     @property
     def is_right(self) -> bool:
@@ -492,19 +485,14 @@ def content(folder: Path) -> dict[str, str]:
     return found
 
 
-def one(number: int, inputs: Path) -> Result:
-    """Make a run."""
+def one(number: int, inputs: Path, good: str = "") -> Result:
+    """Make a run; of the command `good`, if it is given, with good inputs."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        words, spoilt = make_run(number, inputs, place)
-        return judged(number, words, spoilt, place)
-
-
-def undamaged(command: str, inputs: Path) -> Result:
-    """The run of a command with good inputs."""
-    with tempfile.TemporaryDirectory() as folder:
-        words, _ = make_words(command, inputs, Path(folder), random.Random(1))
-        return judged(-1, words, "nothing", Path(folder))
+        if good:
+            words, _ = make_words(good, inputs, place, random.Random(1))
+            return judged(number, words, "nothing", place)
+        return judged(number, *make_run(number, inputs, place), place)
 
 
 def judged(number: int, words: list[str], spoilt: str, place: Path) -> Result:
@@ -548,13 +536,6 @@ def judged(number: int, words: list[str], spoilt: str, place: Path) -> Result:
     return Result(number, words, spoilt, verdict, said)
 
 
-def runs(first: int, count: int, inputs: Path, only: str = "") -> Iterator[Result]:
-    """Make runs, those alone whose command holds `only`."""
-    for number in range(first, first + count):
-        if only in list(COMMANDS)[number % len(COMMANDS)]:
-            yield one(number, inputs)
-
-
 def _main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=2000)
@@ -566,7 +547,10 @@ def _main() -> int:
     wrong, counts = [], Counter()
     with tempfile.TemporaryDirectory() as folder:
         make_inputs(Path(folder))
-        for result in runs(args.first, args.runs, Path(folder), args.only):
+        for number in range(args.first, args.first + args.runs):
+            if args.only not in list(COMMANDS)[number % len(COMMANDS)]:
+                continue
+            result = one(number, Path(folder))
             counts[result.verdict] += 1
             if not result.is_right or args.runs == 1:
                 wrong.append(vars(result))

@@ -121,7 +121,9 @@ def refused(path: Path, content: bytes, encoding: str | None = None) -> str:
 
 class TestText:
     def test_blank_lines_divide_paragraphs(self, tmp_path):
-        content = b"\n\nOne  li\xc2\xad\r\nne,\r\nand\tthe next.\n \t\nThe second.\n\n\n\nThe \f third. \n"
+        content = (
+            b"\n\nOne  li\xc2\xad\r\nne,\r\nand\tthe next.\n \t\nThe second.\n\n\nThe \f third.\n"
+        )
         source = read(tmp_path / "my notes.txt", content)
         assert source.paragraphs == ("One line, and the next.", "The second.", "The", "third.")
         assert (source.title, source.name) == ("my notes", str(tmp_path / "my notes.txt"))
@@ -585,7 +587,7 @@ class TestLettersOfNoWidth:
     @pytest.mark.parametrize("name", ["a.txt", "a.md", "a.html"])
     def test_they_are_in_no_text(self, name):
         """Nor do they part words; offsets are those of what is seen."""
-        text = "Konstan\u00adtin\u200bopel \u202afell\u202c\ufeff\ufff9 in 14\u206053, Zo\u200de\u200c."
+        text = "Konstan\u00adtin\u200bopel \u202afell\u202c\ufff9 in 14\u206053, Zo\u200de\u200c."
         content = f"<meta charset=utf-8><p>{text}" if name == "a.html" else text
         (found,) = uploaded_source(content.encode(), name).paragraphs
         assert found == "Konstantinopel fell in 1453, Zoe."
