@@ -117,13 +117,30 @@ class KMeansClustering(Learner):
         states than clusters leave the centroids as they are."""
         banks = self._all_banks()
         states = None if banks is None else torch.cat(banks).float()
-        if states is not None and len(states) < self.num_clusters:
+        number = self.num_clusters
+        if states is not None and len(states) < number:
             logger.info(
-                f"K-Means: {len(states)} states for {self.num_clusters} clusters are too few; "
+                f"K-Means: {len(states)} states for {number} clusters are too few; "
                 "the centroids stay as they are"
             )
         elif states is not None:
-            self._cluster(states)
+            logger.info(f"K-Means of {len(states):,} states in {number} clusters ...")
+            began = time.perf_counter()
+            start = self.centroids.float().cpu() if self.found else None
+            centroids = kmeans(states, number, start=start)
+            centroids = centroids[nearest_neighbour_order(centroids)]
+            seconds = time.perf_counter() - began
+            best = [(block @ centroids.t()).max(-1) for block in states.split(_BLOCK)]
+            cosine = torch.cat([b.values for b in best]).mean()
+            sizes = torch.cat([b.indices for b in best]).bincount(minlength=number)
+            use = cluster_use(sizes)
+            logger.info(
+                f"K-Means: {seconds:.1f} s, mean cosine {cosine:.3f}; clusters of "
+                f"{int(sizes.min())} to {int(sizes.max())} states, effective number "
+                f"{use.effective:.1f}, {use.empty / number:.1%} empty"
+            )
+            self.centroids.copy_(centroids)
+            self.found = True
         if workers() > 1:
             dist.broadcast(self.centroids, 0)
 
@@ -154,27 +171,6 @@ class KMeansClustering(Learner):
         banks = [states] * workers() if dist.get_rank() == 0 else None
         dist.gather_object(states.clone(), banks, dst=0)  # a slice would bring its whole memory
         return banks
-
-    def _cluster(self, states: Tensor) -> None:
-        """Find ordered centroids, and say how and what they are like."""
-        number = self.num_clusters
-        logger.info(f"K-Means of {len(states):,} states in {number} clusters ...")
-        began = time.perf_counter()
-        start = self.centroids.float().cpu() if self.found else None
-        centroids = kmeans(states, number, start=start)
-        centroids = centroids[nearest_neighbour_order(centroids)]
-        seconds = time.perf_counter() - began
-        best = [(block @ centroids.t()).max(-1) for block in states.split(_BLOCK)]
-        cosine = torch.cat([b.values for b in best]).mean()
-        sizes = torch.cat([b.indices for b in best]).bincount(minlength=number)
-        use = cluster_use(sizes)
-        logger.info(
-            f"K-Means: {seconds:.1f} s, mean cosine {cosine:.3f}; clusters of {int(sizes.min())} "
-            f"to {int(sizes.max())} states, effective number {use.effective:.1f}, "
-            f"{use.empty / number:.1%} empty"
-        )
-        self.centroids.copy_(centroids)
-        self.found = True
 
 
 def kmeans(

@@ -52,33 +52,18 @@ class Scores(NamedTuple):
 
     def fields(self) -> dict[str, Any]:
         """Of the struct in scores.h, where they are for C++."""
-        batch, heads, length, _ = self.x.shape
-        unit = self.similarity.kind == "cosine"
-        return {
-            "x": self.x,
-            "vectors": self.vectors,
-            "offsets": self.offsets,
-            "padding": self.padding_mask,
-            "batch": batch,
-            "heads": heads,
-            "length": length,
-            "num_clusters": self.vectors.size(1),
-            "unit": unit,
-            "scale": 1.0 if unit else self.similarity.scale(self.x),
-            "smallest": NORM_EPS,
-        }
+        tensors = self._asdict()
+        similarity = tensors.pop("similarity")
+        sizes = dict(zip(("batch", "heads", "length"), self.x.shape, strict=False))
+        unit = similarity.kind == "cosine"
+        scale = 1.0 if unit else similarity.scale(self.x)
+        how = {"num_clusters": self.vectors.size(1), "unit": unit, "scale": scale}
+        return tensors | sizes | how | {"smallest": NORM_EPS}
 
     def run(self, function: str, **values: Any) -> None:
         """Run shares.cpp, for which they are."""
-        run(
-            "shares",
-            function,
-            self.x.dtype,
-            self.x.size(-1),
-            tie=TIE,
-            **self.fields(),
-            **values,
-        )
+        x = self.x
+        run("shares", function, x.dtype, x.size(-1), tie=TIE, **self.fields(), **values)
 
     def of(self, part: slice) -> tuple[Tensor, Tensor | float, Tensor]:
         """Of a slice of tokens (0 at padding): vectors [B, H, n, E], what these were multiplied

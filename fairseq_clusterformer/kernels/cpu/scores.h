@@ -10,7 +10,7 @@
 struct Scores {
   Tensor x;                         // [batch, heads, tokens, E]
   const NUMBER *vectors, *offsets;  // [heads, K, E], [heads, K]
-  const uint8_t* padding;           // [batch, length]
+  const uint8_t* padding_mask;      // [batch, length]
   int64_t batch, heads, length, num_clusters, unit;
   double scale, smallest;  // of x that is not scaled to length 1; least norm that is divided by
 };
@@ -48,7 +48,7 @@ struct Strip {
     poison(scores, K * Q), poison(columns, P * Q), poison(unit, Q, E, P), poison(factor, Q);
     for (int i = 0; i < Q; i++, slot++) {
       tokens[i] = slot >= of.length ? -1 : order.data ? *order.at<int64_t>(row, head, slot) : slot;
-      real[i] = tokens[i] >= 0 && !(of.padding && of.padding[row * of.length + tokens[i]]);
+      real[i] = tokens[i] >= 0 && !(of.padding_mask && of.padding_mask[row * of.length + tokens[i]]);
       T* to = unit + i * P;
       factor[i] = T(of.scale);
       if (!real[i]) {
