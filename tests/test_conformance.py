@@ -8,14 +8,18 @@ import torch
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, parse_layer
 from fairseq_clusterformer.attention.heads import Convolved
 from fairseq_clusterformer.attention.inspect import tokens_seen
+from fairseq_clusterformer.attention.naive import naive
 from fairseq_clusterformer.attention.past import tensors
 
 from .kinds import (
+    BIDIRECTIONAL,
+    CAUSAL,
     CLUSTERS,
     HEADS,
     OWN_KEY_LAST,
     WIDTH,
     WINDOW,
+    HandedOn,
     build,
     every_causal_kind,
     every_causal_kind_and_kernel,
@@ -29,6 +33,7 @@ from .kinds import (
 
 LENGTH = 23
 HALF = [torch.float16, torch.bfloat16]
+FORMS = [*((kind, True) for kind in CAUSAL), *((kind, False) for kind in BIDIRECTIONAL)]
 
 
 def inputs(batch: int = 3, length: int = LENGTH, dtype=torch.float64) -> torch.Tensor:
@@ -39,6 +44,14 @@ def cuts(impl: str, first: int) -> tuple[list[int], torch.Tensor]:
     """Where to cut a text, one place a row, and which tokens come after, bool [B, N]."""
     places = list(range(first, LENGTH, 9 if impl == "triton" else 3))
     return places, torch.arange(LENGTH) >= torch.tensor(places).unsqueeze(1)
+
+
+@pytest.mark.parametrize(("kind", "causal"), FORMS)
+def test_each_kind_is_its_loops(kind, causal):
+    module, x = build(kind, causal=causal), inputs(batch=2)
+    given = module.given[0] if isinstance(module, HandedOn) else None
+    expected = torch.stack([naive(module, row, given) for row in x])
+    torch.testing.assert_close(module(x)[0], expected, rtol=0, atol=1e-12)
 
 
 @every_causal_kind_and_kernel()

@@ -1,73 +1,17 @@
-"""LSH heads against a plain loop over buckets, and what hashing promises."""
+"""What hashing promises."""
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_clusterformer.attention import MultiheadAttention
-
-from .plain import BATCH, WIDTH, attend, layer, projected
+from .plain import BATCH, WIDTH, layer, projected
 
 LENGTH = 17
 
 
 def inputs(batch: int = BATCH, length: int = LENGTH) -> Tensor:
     return torch.randn(batch, length, WIDTH, dtype=torch.float64)
-
-
-def buckets_of(module: MultiheadAttention, x: Tensor) -> list:
-    """Bucket of [round][row][head][token]: the largest of xR and -xR, of K numbers in all."""
-    _, k, _ = projected(module, x)
-    router = module.routers[0]
-
-    def bucket(vector: Tensor, rotation: Tensor) -> int:
-        up = [float(vector @ direction) for direction in rotation.T]
-        numbers = [*up, *(-number for number in up)][: router.rule.clusters]
-        return numbers.index(max(numbers))
-
-    return [
-        [
-            [[bucket(token, r[h]) for token in k[b, h]] for h in range(k.size(1))]
-            for b in range(len(x))
-        ]
-        for r in router.rotations
-    ]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("num_clusters", [1, 3, 4])
-@pytest.mark.parametrize("rounds", [1, 3])
-@pytest.mark.parametrize("form", ["causal", "recent", "chunk"])
-def test_what_is_seen(num_clusters, rounds, form):
-    window = 3
-    options = {"window": window, "num_clusters": num_clusters, "hash_rounds": rounds}
-    options["cluster_rule"] = "chunk" if form == "chunk" else "recent"
-    module = layer("lsh", causal=form == "causal", **options)
-    x = inputs()
-    buckets = buckets_of(module, x)
-
-    def sees(row: int, head: int, query: int) -> list[int]:
-        found = []
-        for of_round in buckets:
-            bucket = of_round[row][head]
-            same = [j for j in range(LENGTH) if bucket[j] == bucket[query]]
-            if form == "chunk":
-                ordered = sorted(range(LENGTH), key=lambda j: bucket[j])
-                size = -(-LENGTH // num_clusters)
-                chunks = [ordered[i : i + size] for i in range(0, LENGTH, size)]
-                own = next(i for i, chunk in enumerate(chunks) if query in chunk)
-                found += set(chunks[own]) | set(chunks[own - 1])
-            else:
-                # causal: W with its own, which is seen where nothing else is
-                before = window - 1 if form == "causal" else window
-                found += [j for j in same if j < query][-before:]
-                if form == "recent":
-                    found += [j for j in same if j > query][:window]
-        return [j for j in found if j != query] or [query]
-
-    torch.testing.assert_close(module(x)[0], attend(module, x, sees), rtol=0, atol=1e-12)
 
 
 @torch.no_grad()

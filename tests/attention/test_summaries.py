@@ -1,74 +1,14 @@
-"""Means of clusters, written out token by token."""
-
-import math
+"""Means of clusters: what they stand for, teach and keep."""
 
 import pytest
 import torch
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, Tokens
-from fairseq_clusterformer.attention.kinds.taught.means import MeansOfOthers, MeansSoFar, Sums
+from fairseq_clusterformer.attention.kinds.taught.means import MeansSoFar, Sums
 from fairseq_clusterformer.attention.past import tensors
 from fairseq_clusterformer.attention.projections import QKV
 
 B, H, N, E, K = 2, 2, 23, 4, 5
-
-
-def by_loops(q, k, v, s, real: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """One softmax over the means that each query sees; 0 and -inf where it sees none."""
-    every = getattr(s, "every", None)
-    out, lse = torch.zeros_like(q), torch.full(q.shape[:3], -math.inf, dtype=q.dtype)
-    for b in range(B):
-        for h in range(H):
-            for place, i in enumerate(real[b]):
-                last = N
-                if every is not None:
-                    last = place // every * every - s.gap  # the latest key that is seen
-                logits, values = [], []
-                for c in range(s.clusters):
-                    members = [
-                        j
-                        for before, j in enumerate(real[b])
-                        if before <= last
-                        and s.keys[b, h, j] == c
-                        and (every is not None or j != i)
-                    ]
-                    if any(clusters[b, h, i] == c for clusters in s.looked_into) or not members:
-                        continue
-                    mean = k[b, h, members].mean(0)
-                    logits.append(q[b, h, i] @ mean / math.sqrt(E) + math.log(len(members)))
-                    values.append(v[b, h, members].mean(0))
-                if logits:
-                    logits = torch.stack(logits)
-                    out[b, h, i] = logits.softmax(0) @ torch.stack(values)
-                    lse[b, h, i] = logits.logsumexp(0)
-    return out, lse
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize(
-    ("every", "gap", "looks"), [(1, 1, 1), (4, 1, 2), (3, 7, 1), (40, 2, 1), (None, 1, 2)]
-)
-def test_means_are_those_of_plain_loops(every, gap, looks, padded):
-    q, k, v = torch.randn(3, B, H, N, E).double()
-    keys = torch.randint(K, (B, H, N))
-    looked_into = torch.rand(B, H, N, K).argsort(-1)[..., :looks].unbind(-1)
-    mask = torch.zeros(B, N, dtype=torch.bool)
-    if padded:
-        mask[0, :6] = mask[1, -4:] = True
-        q[0, :, :6] = k[1, :, -4:] = v[1, :, -4:] = math.nan
-    real = [[i for i in range(N) if not mask[b, i]] for b in range(B)]
-    tokens = Tokens(q[:, 0], None, Batch(mask if padded else None))
-    s = MeansOfOthers(looked_into, keys, K, tokens)
-    if every is not None:
-        s = MeansSoFar(looked_into, keys, K, tokens, None, every, gap)
-    (out, lse), _ = s.attend(QKV(q, k, v), None)
-    expected, expected_lse = by_loops(q, k, v, s, real)
-    shown = (~mask).unsqueeze(1).expand(B, H, N)
-    sees = shown & expected_lse.isfinite()
-    assert sees.any() or every == 40
-    torch.testing.assert_close(out[sees], expected[sees])
-    torch.testing.assert_close(lse[sees], expected_lse[sees])
-    assert (lse[shown & ~sees] < -1e30).all()
 
 
 @pytest.mark.parametrize(("causal", "gap"), [(True, 1), (True, 5), (False, 1)])

@@ -1,0 +1,220 @@
+"""What each kind computes, one token at a time: the specification that kernels, training and
+decoding are compared with. Of one text, in evaluation, without rotary or relative positions.
+
+Shape letters: N tokens, D model width, H heads, E head width, P clusters that a query looks into.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
+
+from ..clustering.fuzzy import lowest_argmax
+from .batch import Batch
+from .heads import Convolved
+from .kind import Kind
+from .multihead import MultiheadAttention
+from .tokens import Tokens
+
+
+class Head(NamedTuple):
+    """One head of a kind, and its tokens."""
+
+    kind: str
+    router: Kind
+    number: int
+    q: Tensor  # [N, E], as k and v
+    k: Tensor
+    v: Tensor
+    looks: list[list[list[int]]]  # of each round: the P clusters that each query looks into
+    of_keys: list[list[int]]  # the cluster of each key
+    bias: Tensor | list[float]  # of keys that are seen by their cluster [N]
+
+
+@torch.no_grad()
+def naive(layer: MultiheadAttention, x: Tensor, centroids: Tensor | None = None) -> Tensor:
+    """A layer's output [N, D] of x [N, D]; ``centroids``: handed on, [K, D]. A kind without a loop
+    in this file is asked for its clusters, and is seen by the rule recent."""
+    outputs, size = [], layer.num_heads // len(layer.kinds)
+    heads = layer.project(x.unsqueeze(0), Convolved(Batch()))
+    of_all = [t[0].repeat_interleave(layer.num_heads // t.size(1), 0) for t in heads[1:4]]
+    for place, (kind, router) in enumerate(zip(layer.kinds, layer.routers, strict=True)):
+        q, k, v = (t[place * size : (place + 1) * size] for t in of_all)
+        q, k = router.project(q, k)
+        rounds, bias = ASSIGN.get(kind.kind, as_it_says)(router, x, q, k, centroids)
+        for h in range(size):
+            looks = [queries[h % len(queries)].tolist() for queries, _ in rounds]
+            of_keys = [keys[h % len(keys)].tolist() for _, keys in rounds]
+            of_head = q[h], k[h], v[h], looks, of_keys, len(x) * [0.0] if bias is None else bias[h]
+            head = Head(kind.kind, router, h, *of_head)
+            outputs.append(torch.stack([_attended(head, i) for i in range(len(x))]))
+    return layer.merge([torch.stack(outputs).unsqueeze(0)])[0]
+
+
+def _attended(head: Head, i: int) -> Tensor:
+    """The value [E] that query i attends to, by one softmax over all that it sees."""
+    (q, k, v), rule = head[3:6], head.router.rule
+    far, near = [], [*range(min(rule.sinks, i))]
+    if i >= rule.sinks:  # a sink sees sinks alone
+        see = SIGHT.get((head.kind, rule.name), recent if rule.name == "recent" else chunk)
+        for looks, of_keys in zip(head.looks, head.of_keys, strict=True):
+            far += see(head, looks[i], of_keys, i)
+        back = [i - j if rule.causal else abs(i - j) for j in range(len(k))]
+        near += [j for j in range(rule.sinks, len(k)) if 0 < back[j] < rule.gap]
+    if i not in far and not (rule.own == "fallback" and far + near):
+        near.append(i)  # its own key
+    entries = [(k[j], v[j], float(head.bias[j])) for j in far] + [(k[j], v[j], 0.0) for j in near]
+    for some in means(head, i):
+        entries.append((k[some].mean(0), v[some].mean(0), math.log(len(some))))
+    keys, values, bias = zip(*entries, strict=True)
+    logits = torch.stack(keys) @ q[i] / math.sqrt(q.size(1)) + q.new_tensor(bias)
+    return logits.softmax(0) @ torch.stack(values)
+
+
+def recent(head: Head, looks: list[int], of_keys: list[int], i: int) -> list[int]:
+    """The W latest keys of each cluster that query i looks into, its own included; not causal: W
+    on either side, and what stands at its place. None is nearer than the gap."""
+    rule, found = head.router.rule, []
+    window = len(of_keys) if rule.window is None else rule.window
+    window += 1 if not rule.causal and rule.gap == 0 else -1 if rule.causal and rule.gap else 0
+    for cluster in looks:
+        members = [j for j in range(rule.sinks, len(of_keys)) if of_keys[j] == cluster]
+        before = [j for j in members if j <= i - rule.gap]
+        found += before[max(0, len(before) - window) :]
+        if not rule.causal:
+            after = [j for j in members if j >= i + max(rule.gap, 1)]
+            found += after[: rule.window]
+    return found
+
+
+def chunk(head: Head, looks: list[int], of_keys: list[int], i: int) -> list[int]:
+    """CF22 eq. 5 and 8 to 10: of the tokens sorted by cluster, cut into K chunks, the query's own
+    chunk and the one before; kmeans (CF20 eq. 6): its own, of W."""
+    rule, alone = head.router.rule, head.kind == "kmeans"
+    tokens = sorted(range(len(of_keys)), key=lambda j: of_keys[j])
+    size = rule.window if alone else -(-len(tokens) // rule.clusters)
+    chunks = [tokens[at : at + size] for at in range(0, len(tokens), size)]
+    own = next(number for number, some in enumerate(chunks) if i in some)
+    seen = {*chunks[own]} if alone else {*chunks[own], *chunks[own - 1]}
+    return [j for j in seen if j != i or rule.own != "fallback"]
+
+
+def top(head: Head, looks: list[int], of_keys: list[int], i: int) -> list[int]:
+    """Routing Transformer: the keys nearest to the centroid of the query's cluster, twice as many
+    as K clusters would have."""
+    centroid, number = head.router.means.centroids[head.number, looks[0]], len(of_keys)
+    near = cosine_similarity(head.k, centroid.to(head.k), dim=-1)
+    size = -(-number // head.router.rule.clusters)
+    return sorted(range(number), key=lambda j: -near[j])[: 2 * size]
+
+
+def segment(head: Head, looks: list[int], of_keys: list[int], i: int) -> list[int]:
+    """Transformer-XL: the query's segment, causal: up to itself, and the memory before it."""
+    (size, memory), rule = head.router.options.sizes, head.router.rule
+    begin = i - i % size
+    end = i + 1 if rule.causal else min(begin + size, len(of_keys))
+    return [*range(max(rule.sinks, begin - memory), end)]
+
+
+def means(head: Head, i: int) -> list[list[int]]:
+    """Keys that query i sees as one, their mean: in taught heads with summaries those of each
+    cluster that it looks not into, causal: ``gap`` or more before its chunk of the text."""
+    rule, every = head.router.rule, head.kind == "taught" and head.router.options.summaries
+    if not every or i < rule.sinks:
+        return []
+    last = i - (i - rule.sinks) % every - rule.gap if rule.causal else len(head.k)
+    found: dict[int, list[int]] = {}
+    for j, cluster in enumerate(head.of_keys[0]):
+        seen = rule.sinks <= j <= last and (rule.causal or j != i)
+        if seen and cluster not in head.looks[0][i]:
+            found.setdefault(cluster, []).append(j)
+    return list(found.values())
+
+
+# Clusters of tokens: of each round those that each query looks into [H or 1, N, P], and the one of
+# each key [H or 1, N]; and biases of keys [H, N], if there are any.
+
+
+def as_it_says(router, x, q, k, _):
+    found, _ = router.assign(Tokens(x[None], (q[None], k[None]), Batch()), {})
+    rounds = [(torch.stack(one.queries, -1)[0], one.of_keys[0]) for one in found.rounds]
+    return rounds, None if found.key_bias is None else found.key_bias[0]
+
+
+def together(router, x, q, k, _):
+    return [(torch.zeros(1, len(x), 1), torch.zeros(1, len(x)))], None
+
+
+def strided(router, x, q, k, _):
+    stride = router.options.stride or router.options.clusters
+    place = torch.arange(len(x))[None] % stride
+    if router.options.pattern == "fixed":
+        return [(torch.zeros(1, len(x), 1), (place != stride - 1).int())], None
+    return [(place[..., None], place)], None
+
+
+def kmeans(router, x, q, k, _):
+    nearest = phi("cosine", x, router.clustering.centroids).argmax(-1)[None]
+    return [(nearest[..., None], nearest)], None
+
+
+def routing(router, x, q, k, _):
+    of_q, of_k = (phi("cosine", t, router.means.centroids).argmax(-1) for t in (q, k))
+    return [(of_q[..., None], of_k)], None
+
+
+def lsh(router, x, q, k, _):
+    turned = [k @ rotation for rotation in router.rotations.to(k)]
+    buckets = [torch.cat([t, -t], -1)[..., : router.rule.clusters].argmax(-1) for t in turned]
+    return [(bucket[..., None], bucket) for bucket in buckets], None
+
+
+def neural(router, x, q, k, centroids):
+    """CF22 eq. 2 and 4."""
+    part = router.clustering
+    of_layer = part.centroids if centroids is None else centroids
+    s = phi(router.options.similarity, part.w_c(x), of_layer) / part.temperature
+    if part.normalizer == "running":
+        offsets = torch.stack([s[: j + 1].logsumexp(0) for j in range(len(s))])
+    else:
+        mean = part.log_normalizer if part.normalizer == "average" else s.logsumexp(0)
+        offsets = mean.to(s).expand_as(s)
+    nearest = lowest_argmax(s - offsets, offsets)[None]
+    return [(nearest[..., None], nearest)], None
+
+
+def gated(router, x, q, k, _):
+    vectors, offsets = router.centroids, router.normalizer.log_normalizer.to(x)[:, :, None]
+    s = phi(router.options.similarity, torch.stack([q, k]), vectors) / router.temperature
+    of_q, of_k = (s - offsets).log_softmax(-1)
+    return [(of_q.argmax(-1)[..., None], of_k.argmax(-1))], of_k.amax(-1)
+
+
+def taught(router, x, q, k, _):
+    if router.convolution is not None:
+        x = router.convolution(x[None], Batch())[0]
+    of_q, of_k = router.routing(x[None], Tokens(x[None], (q[None], k[None]), Batch()))
+    each = router.centroids.repeat_interleave(router.sharing, 0)
+    s_q = phi(router.options.similarity, of_q[0], each) / router.temperature
+    s_k = phi(router.options.similarity, of_k[0], router.centroids) / router.temperature
+    keys = (s_k - router.normalizer.log_normalizer.to(x)[:, None]).argmax(-1)
+    if router.gate is not None:
+        gate = router.gate(x[None])[0] / router.temperature
+        keys = keys.masked_fill(gate < router.normalizer.average[:, None], router.rule.clusters)
+    keys = keys.repeat_interleave(router.sharing, 0)
+    return [(s_q.topk(router.options.probes).indices, keys)], None
+
+
+def phi(similarity: str, x: Tensor, centroids: Tensor) -> Tensor:
+    """Of vectors [..., N, E] and centroids [..., K, E], CF22 eq. 2."""
+    if similarity == "cosine":
+        x, centroids = normalize(x, dim=-1), normalize(centroids.to(x), dim=-1)
+    return x @ centroids.mT / (x.size(-1) ** 0.5 if similarity == "scaled-dot" else 1)
+
+
+ASSIGN = {"full": together, "window": together, "xl": together, "strided": strided, "lsh": lsh}
+ASSIGN |= {"kmeans": kmeans, "routing": routing, "neural": neural, "gated": gated}
+ASSIGN |= {"taught": taught}
+SIGHT = {("routing", "chunk"): top, ("xl", "recent"): segment}
