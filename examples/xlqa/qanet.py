@@ -114,7 +114,7 @@ class EncoderBlock(nn.Module):
         super().__init__()
         width = args.encoder_embed_dim
         self.kinds, self.dropout = plan.layers[number], args.dropout
-        self.absolute = not (plan.rotary or plan.relative)
+        self.absolute = not (plan.form.rotary or plan.form.relative)
         self.convolutions = nn.ModuleList(
             SeparableConvolution(width, kernel) for _ in range(convolutions)
         )

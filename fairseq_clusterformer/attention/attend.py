@@ -4,8 +4,7 @@ Several tokens are attended by layouts of a text (:mod:`~fairseq_clusterformer.a
 kept keys in front of them. One more token of each row is attended from the stores as they stand:
 sorting a text for it would take longer than all else.
 
-Shape letters: B batch, H heads of a kind, J heads of keys and values, G groups of heads that are
-assigned apart, E head width, N new tokens, M kept keys, C numbers of an entry.
+Shape letters: N new tokens, M kept keys, C numbers of an entry.
 """
 
 import math
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..kernels import Layout, Own, chosen, join, joint_attention
+from ..kernels import chosen, join, joint_attention
 from ..kernels.cpu import step
 from ..precision import at_least_float32
 from .layout import blinded
@@ -49,19 +48,13 @@ def attend(
         stores: what was kept of the tokens before, which is used up; None: nothing was, and
             nothing will be.
     """
-    attend_tokens = _several if seen.sight is not None else _one
-    return attend_tokens(heads, seen, rule, stores)
-
-
-def _several(
-    heads: QKV, seen: Seen, rule: Rule, stores: Stores | None
-) -> tuple[Tensor, Stores | None]:
-    text, sight, tokens, past = seen.text, seen.sight, seen.tokens, seen.text.past
-    layouts, beyond = [*sight.ranges, *sight.near], rule.beyond(tokens)
-    if seen.text.key_bias is not None:
+    if seen.sight is None:
+        return _one(heads, seen, rule, stores)
+    text, sight, past, beyond = seen.text, seen.sight, seen.text.past, rule.beyond(seen.tokens)
+    whole, layouts = _over(text, heads), [*sight.ranges, *sight.near]
+    if text.key_bias is not None:
         bias = _bias(heads, text)
         layouts[: len(sight.ranges)] = [replace(one, key_bias=bias) for one in sight.ranges]
-    whole = over(text, heads)
     calls = [(whole, layouts, sight.own)]
     if sight.sinks is not None and beyond is None:
         layouts.append(sight.sinks)
@@ -70,32 +63,23 @@ def _several(
         calls.append((whole._replace(q=turned), [sight.sinks], None))
     if sight.constant:
         k, v = heads.constant
-        calls.append((over(text, heads._replace(k=k, v=v)), list(sight.constant), None))
+        calls.append((_over(text, heads._replace(k=k, v=v)), sight.constant, None))
     if past:  # kept tokens ask for nothing
         asks_not = (torch.arange(text.length, device=whole.q.device) < past).view(1, 1, -1)
         calls = [(qkv, blinded(some, asks_not), own) for qkv, some, own in calls]
-    joined = len(calls) + len(seen.others) > 1
-    results = [_attend_layouts(*call, tokens.impl, joined) for call in calls]
-    results = [(values[:, :, past:], lse[..., past:]) for values, lse in results]
+    results, joined = [], len(calls) + len(seen.others) > 1
+    how = {"dropout": heads.dropout, "impl": seen.tokens.impl}
+    for qkv, some, own in calls:
+        # rounded once, as in a step; CPUs compute in float32 anyway
+        wide = (joined or len(some) + (own is not None) > 1) and not whole.q.is_cuda
+        values, lse = joint_attention(*qkv.repeated()[:3], some, own, wide=wide, **how)
+        results.append((values[:, :, past:], lse[..., past:]))
     of_others, others = _of_others(heads, seen, stores)
     out = join([*results, *of_others])[0].to(heads.q.dtype)
-    if stores is None:
-        return out, None
-    return out, _behind(heads, seen, rule, stores, others)
+    return out, None if stores is None else _behind(heads, seen, rule, stores, others)
 
 
-def _attend_layouts(
-    qkv: QKV, layouts: Sequence[Layout], own: Own | None, impl: str, joined: bool
-) -> Result:
-    """Keys in ranges and the own key, under one softmax; ``joined``: of results that are joined
-    with others."""
-    q, k, v = qkv.repeated()[:3]
-    # rounded once, as in a step; CPUs compute in float32 anyway
-    wide = (joined or len(layouts) + (own is not None) > 1) and not q.is_cuda
-    return joint_attention(q, k, v, layouts, own, dropout=qkv.dropout, impl=impl, wide=wide)
-
-
-def over(text: Text, heads: QKV) -> QKV:
+def _over(text: Text, heads: QKV) -> QKV:
     """Queries, keys and values of a whole text; kept tokens ask with 0."""
     if not text.past:
         return heads
@@ -116,13 +100,9 @@ def _bias(heads: QKV, text: Text) -> Tensor:
     return bias if bias.size(1) in (1, many) else bias.repeat_interleave(many // bias.size(1), 1)
 
 
-def _entries(heads: QKV, seen: Seen) -> tuple[Tensor, Tensor]:
-    """Entries of new tokens [B, J, N, C], and the same of sinks, which have no bias."""
-    k, v, bias = heads.k, heads.v, seen.assignment.key_bias
-    if bias is None:
-        entries = entries_of(k, v, None)
-        return entries, entries
-    return entries_of(k, v, bias, seen.assignment.groups), entries_of(k, v, k.new_zeros(1, 1, 1))
+def _entries(heads: QKV, seen: Seen) -> Tensor:
+    """Entries of new tokens [B, J, N, C]."""
+    return entries_of(heads.k, heads.v, seen.assignment.key_bias, seen.assignment.groups)
 
 
 def _sinks(entries: Tensor, seen: Seen, rule: Rule, stores: Stores) -> Sinks | None:
@@ -137,7 +117,8 @@ def _behind(
     heads: QKV, seen: Seen, rule: Rule, stores: Stores, others: tuple[Kept, ...]
 ) -> Stores:
     """The stores behind several tokens."""
-    text, near, (entries, of_sinks) = seen.text, None, _entries(heads, seen)
+    text, near, entries = seen.text, None, _entries(heads, seen)
+    sinks = _sinks(entries, seen, rule, stores)
     if text.past:
         entries = torch.cat([text.kept, entries], dim=2)
     rings = text.rings
@@ -151,7 +132,6 @@ def _behind(
         hidden = waiting if keys.hidden is None else keys.hidden | waiting
         keys = keys._replace(hidden=hidden)
     how = {"clusters": rule.clusters, "window": rule.by_cluster, "counted": rule.drops_keys}
-    sinks = _sinks(of_sinks, seen, rule, stores)
     return Stores(seen.assigned, Rings.of(keys, **how), near, sinks, others)
 
 
@@ -160,7 +140,7 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     enter its ring, and one softmax is taken over all entries that it sees."""
     tokens, assignment, gap = seen.tokens, seen.assignment, rule.gap
     behind, rounds = tokens.behind(rule.sinks) if rule.sinks else tokens, assignment.rounds
-    groups, (entries, of_sinks) = assignment.groups, _entries(heads, seen)
+    groups, entries = assignment.groups, _entries(heads, seen)
     if rounds:
         written = torch.stack([found.of_keys for found in rounds], dim=2)
         read = torch.stack([torch.cat(found.queries, dim=-1) for found in rounds], dim=2)
@@ -209,11 +189,15 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     biased = assignment.key_bias is not None
     some = gap == 0 and not any(found.keys is not None for found in rounds)
     visible = [rings.look(read, assignment.latest)._replace(some=some, biased=biased)]
-    if gap > 0:
-        visible.append(_own(entries, groups, tokens.padding_mask, rule.own_bias))
+    if gap > 0:  # its own
+        hidden = tokens.padding_mask
+        if hidden is not None:
+            hidden = hidden.view(-1, 1, 1, 1).expand(-1, groups, -1, -1)
+        own = Entries(entries.flatten(0, 1), hidden, some=hidden is None, bias=rule.own_bias)
+        visible.append(own)
     if near is not None:
         visible.append(near.look(behind.before))
-    sinks = _sinks(of_sinks, seen, rule, stores)
+    sinks = _sinks(entries, seen, rule, stores)
     if sinks is not None:
         visible.append(_sinks_in_sight(sinks, heads, seen, rule))
     out = _softmax(heads.q, visible, joined=bool(seen.others))
@@ -259,13 +243,6 @@ def _of_others(
         kept = stores.others
     found = [other.attend(heads, store) for other, store in zip(seen.others, kept, strict=True)]
     return [result for result, _ in found], tuple(store for _, store in found)
-
-
-def _own(entries: Tensor, groups: int, padding: Tensor | None, bias: float) -> Entries:
-    """A token's own entry [B, J, 1, C]."""
-    if padding is not None:
-        padding = padding.view(-1, 1, 1, 1).expand(-1, groups, -1, -1)
-    return Entries(entries.flatten(0, 1), padding, some=padding is None, bias=bias)
 
 
 def _sinks_in_sight(sinks: Sinks, heads: QKV, seen: Seen, rule: Rule) -> Entries:

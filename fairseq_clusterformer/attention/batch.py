@@ -1,6 +1,6 @@
 """Which tokens of a batch are real, and which documents they belong to.
 
-Shape letters: B batch, N tokens, D documents of all rows, M tokens of the longest one.
+Shape letters: D documents of all rows, M tokens of the longest one.
 """
 
 from collections.abc import Callable, Hashable

@@ -1,7 +1,4 @@
-"""The heads of a layer: queries, keys and values, and what becomes of their values.
-
-Shape letters: B batch, N tokens, D model width, H heads, J heads of keys and values, E head width.
-"""
+"""The heads of a layer: queries, keys and values, and what becomes of their values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -71,14 +68,11 @@ def check_divides(number: int, of: str, whole: int, what: str) -> None:
         raise ValueError(f"{what} do not divide among {number} {of}; allowed: {allowed}")
 
 
-class ProjectedHeads(nn.Module):
-    """Projections with the names and the initialisation of fairseq's ``MultiheadAttention``, so
-    that a dense checkpoint fits.
+@dataclass(frozen=True)
+class HeadForm:
+    """What all heads of a layer have in common.
 
-    Args:
-        embed_dim: D.
-        num_heads: H.
-        causal: a query sees no later token.
+    Attributes:
         kv_heads: J, each for H / J queries (Ainslie et al. 2023); None: H.
         head_dim: E; None: D / H.
         biases: of the projections: "all" have one, "qkv" (the output has none), or "none".
@@ -89,51 +83,48 @@ class ProjectedHeads(nn.Module):
         copying_start: begin as heads that copy; causal, with a short convolution of 3 or more.
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        causal: bool,
-        kv_heads: int | None = None,
-        head_dim: int | None = None,
-        biases: str = "all",
-        qk_norm: float | None = None,
-        rotary: bool | Rotary | None = False,
-        relative: bool = False,
-        short_convolution: int = 0,
-        copying_start: bool = False,
-    ):
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    biases: str = "all"
+    qk_norm: float | None = None
+    rotary: bool | Rotary | None = None
+    relative: bool = False
+    short_convolution: int = 0
+    copying_start: bool = False
+
+
+class ProjectedHeads(nn.Module):
+    """Projections with the names and the initialisation of fairseq's ``MultiheadAttention``, so
+    that a dense checkpoint fits: of D to H heads; ``causal``: a query sees no later token."""
+
+    def __init__(self, embed_dim: int, num_heads: int, form: HeadForm, *, causal: bool):
         super().__init__()
-        kv_heads = num_heads if kv_heads is None else kv_heads
-        if head_dim is None:
+        kv_heads = num_heads if form.kv_heads is None else form.kv_heads
+        if form.head_dim is None:
             check_divides(num_heads, "heads", embed_dim, f"the width of {embed_dim}")
         check_divides(kv_heads, "heads of keys and values", num_heads, f"{num_heads} heads")
         self.embed_dim, self.num_heads, self.kv_heads = embed_dim, num_heads, kv_heads
-        self.head_dim = head_dim or embed_dim // num_heads
-        if rotary and self.head_dim % 2:
+        self.head_dim = form.head_dim or embed_dim // num_heads
+        if form.rotary and self.head_dim % 2:
             raise ValueError(f"rotary positions with heads {self.head_dim} wide; allowed: even")
-        self.rotary = Rotary() if rotary is True else rotary or None
+        self.rotary = Rotary() if form.rotary is True else form.rotary or None
         q_dim, kv_dim = num_heads * self.head_dim, kv_heads * self.head_dim
-        self.q_proj = nn.Linear(embed_dim, q_dim, bias=biases != "none")
-        self.k_proj = nn.Linear(embed_dim, kv_dim, bias=biases != "none")
-        self.v_proj = nn.Linear(embed_dim, kv_dim, bias=biases != "none")
-        self.out_proj = nn.Linear(q_dim, embed_dim, bias=biases == "all")
+        self.q_proj = nn.Linear(embed_dim, q_dim, bias=form.biases != "none")
+        self.k_proj = nn.Linear(embed_dim, kv_dim, bias=form.biases != "none")
+        self.v_proj = nn.Linear(embed_dim, kv_dim, bias=form.biases != "none")
+        self.out_proj = nn.Linear(q_dim, embed_dim, bias=form.biases == "all")
         self.reset_parameters()
-        normed = () if qk_norm is None else ("q", "k")
-        self.norms = nn.ModuleDict({name: RMSNorm(self.head_dim, qk_norm) for name in normed})
+        normed = "" if form.qk_norm is None else "qk"
+        self.norms = nn.ModuleDict({name: RMSNorm(self.head_dim, form.qk_norm) for name in normed})
         sizes = (num_heads, self.head_dim, embed_dim)
-        self.relative = RelativePositions(*sizes) if relative else None
-        widths = {"q": q_dim, "k": kv_dim, "v": kv_dim} if short_convolution else {}
-        self.convolutions = nn.ModuleDict(
-            {
-                name: ShortConvolution(n, short_convolution, causal=causal)
-                for name, n in widths.items()
-            }
-        )
-        if copying_start:
-            if not causal or short_convolution < 3:
-                problem = f"a short convolution of {short_convolution}" if causal else "not causal"
+        self.relative = RelativePositions(*sizes) if form.relative else None
+        width, self.convolutions = form.short_convolution, nn.ModuleDict()
+        if width:
+            for name, channels in (("q", q_dim), ("k", kv_dim), ("v", kv_dim)):
+                self.convolutions[name] = ShortConvolution(channels, width, causal=causal)
+        if form.copying_start:
+            if not causal or width < 3:
+                problem = f"a short convolution of {width}" if causal else "not causal"
                 allowed = "causal, with a short convolution of 3 or more"
                 raise ValueError(f"a copying start, {problem}; allowed: {allowed}")
             start_copying(self)

@@ -1,7 +1,4 @@
-"""What the routers of a model decide about a batch: clusters, and who sees whom.
-
-Shape letters: B batch, G heads that cluster apart (1 if together), N tokens, W window.
-"""
+"""What the routers of a model decide about a batch: clusters, and who sees whom."""
 
 from collections.abc import Callable
 from functools import partial

@@ -2,13 +2,9 @@
 
 A kind never touches softmax. From what it assigns follows what a query sees
 (:mod:`~fairseq_clusterformer.attention.sight`), in training and in decoding.
-
-Shape letters: B batch, N tokens, D model width, H heads of this kind, E head width, K clusters,
-G groups of heads that are assigned apart (1, H, or of keys J), W window.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,38 +16,19 @@ from .layout import chunk_layout, without_own
 from .options import OptionError, Options
 from .past import Stores
 from .projections import QKV
-from .sight import LAST_RESORT, Other, Rule, Seen, Sight, Text, completed, recent, text_of
+from .sight import (
+    LAST_RESORT,
+    Other,
+    Rule,
+    Seen,
+    Sight,
+    Text,
+    Traits,
+    completed,
+    recent,
+    text_of,
+)
 from .tokens import Assignment, Shape, Tokens
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What a kind declares of itself; of fields that :class:`Rule` has, that says what they mean.
-
-    Attributes:
-        own: how a query sees its own key.
-        least_gap: 1 where it is not seen as one of its cluster, in what is not causal, too.
-        drops_keys: a key may be in no cluster.
-        clusters, window: K and W; None: as the options have them.
-        last_place: where a query stands behind sinks, at most.
-        per_token: a token is assigned without regard to other tokens of its row.
-        per_token_with: options with which it would be, for the error message.
-        reads_qk: it reads ``tokens.q`` or ``tokens.k``.
-        reads_constants: its sight has ``constant`` layouts.
-        needs_centroids: it must be given the centroids of the layer before.
-    """
-
-    own: str = "in_cluster"
-    least_gap: int = 0
-    drops_keys: bool = False
-    clusters: int | None = None
-    window: int | None = None
-    last_place: int | None = None
-    per_token: bool = True
-    per_token_with: str = "a kind that does not"
-    reads_qk: bool = True
-    reads_constants: bool = False
-    needs_centroids: bool = False
 
 
 class Kind(nn.Module, ABC):
@@ -74,20 +51,13 @@ class Kind(nn.Module, ABC):
         """Have these options from now on; of a kind that is built, none that shapes parameters.
         Raises OptionError: one that does not go with the others."""
         shape, self.options = self.shape, options
-        self.traits = traits = self.declare(options, shape)
+        traits = self.declare(options, shape)
         apart = shape.causal and traits.own != "in_cluster"
         least_gap = max(traits.least_gap, int(apart))
-        self.rule = rule = Rule(
-            causal=shape.causal,
-            name=options.rule,
-            clusters=traits.clusters or options.clusters,
-            window=traits.window or options.window,
-            gap=max(options.gap, least_gap),
-            own=traits.own,
-            sinks=options.sinks,
-            drops_keys=traits.drops_keys,
-            last_place=traits.last_place,
-        )
+        given = {"causal": shape.causal, "name": options.rule, "sinks": options.sinks}
+        given["clusters"] = traits.clusters or options.clusters
+        given["window"] = traits.window or options.window
+        self.rule = rule = Rule(**vars(traits) | given | {"gap": max(options.gap, least_gap)})
         allowed = ("recent", "leaking-chunk") if shape.causal else ("chunk", "recent")
         if rule.name not in allowed:
             rules = type(options).__dataclass_fields__["rule"].metadata["range"].choices
@@ -115,7 +85,7 @@ class Kind(nn.Module, ABC):
     @property
     def by_tokens(self) -> bool:
         """Whether it looks at tokens, and not at whole rows."""
-        return self.rule.name == "recent" and self.traits.per_token
+        return self.rule.name == "recent" and self.rule.per_token
 
     @property
     def can_step(self) -> bool:
@@ -141,7 +111,7 @@ class Kind(nn.Module, ABC):
         """The error for rows of several documents where tokens are not assigned ``per_token``."""
         return (
             f"attention of kind {type(self).__name__} carries what it saw from token to token; "
-            f"allowed in rows of several documents: {self.traits.per_token_with}"
+            f"allowed in rows of several documents: {self.rule.per_token_with}"
         )
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,7 +157,7 @@ class Kind(nn.Module, ABC):
         """What tokens see, behind those of the stores. Raises ValueError: a cluster that the kind
         does not have, or a state of an assignment that is said to be ``per_token``."""
         assignment, state = self.assign(tokens, {} if stores is None else stores.assigned)
-        if state and self.traits.per_token:
+        if state and self.rule.per_token:
             raise ValueError(
                 f"{type(self).__name__} is declared per_token=True, and assign returned a state; "
                 "allowed: False"

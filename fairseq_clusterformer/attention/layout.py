@@ -1,7 +1,6 @@
 """The two rules of visibility, and windows, as layouts.
 
-Shape letters: B batch, G groups of heads that share an order (1, or the number of heads), N tokens
-in a row, M key slots, K clusters, W window, C chunk.
+Shape letters: M key slots, C chunk.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,4 @@
-"""Multi-head self-attention whose heads may be of several kinds.
-
-Shape letters: B batch, N tokens, D model width, H heads, J heads of keys and values, E head width.
-"""
+"""Multi-head self-attention whose heads may be of several kinds."""
 
 import logging
 from collections.abc import Sequence
@@ -14,7 +11,7 @@ from torch import Tensor, nn
 from ..clustering import Report
 from .attend import QKV, attend
 from .batch import Batch
-from .heads import Convolved, Projected, ProjectedHeads, check_divides
+from .heads import Convolved, HeadForm, Projected, ProjectedHeads, check_divides
 from .kind import Kind
 from .options import OptionError
 from .past import Past, Stores
@@ -26,10 +23,8 @@ logger = logging.getLogger(__name__)
 
 
 class MultiheadAttention(ProjectedHeads):
-    """Projections, one kind for each share of the heads, and ranged attention.
-
-    The projections have the names and the initialisation of fairseq's ``MultiheadAttention``, so
-    that a dense checkpoint fits; all that is new lies under ``routers`` and ``convolutions``.
+    """Projections, one kind for each share of the heads, and ranged attention. What a dense
+    checkpoint lacks lies under ``routers`` and ``convolutions``.
 
     Args:
         embed_dim: D.
@@ -38,7 +33,8 @@ class MultiheadAttention(ProjectedHeads):
         causal: a query sees no later token.
         dropout: of the attention weights, in training.
         kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
-        projections: see :class:`~fairseq_clusterformer.attention.heads.ProjectedHeads`.
+        form, of_form: all of a :class:`~fairseq_clusterformer.attention.heads.HeadForm`, or some
+            of its values by name.
 
     Raises:
         ValueError: D is not a multiple of H, or H not of the number of kinds, and the like.
@@ -53,13 +49,14 @@ class MultiheadAttention(ProjectedHeads):
         causal: bool,
         dropout: float = 0.0,
         kernel: str = "auto",
-        **projections: Any,
+        form: HeadForm | None = None,
+        **of_form: Any,
     ):
         if isinstance(kinds, str):
             kinds = parse_layer(kinds)
         names = "+".join(heads.kind for heads in kinds)
         check_divides(len(kinds), f"kinds of {names}", num_heads, f"{num_heads} heads")
-        super().__init__(embed_dim, num_heads, causal=causal, **projections)
+        super().__init__(embed_dim, num_heads, form or HeadForm(**of_form), causal=causal)
         self.kinds, self.dropout, self.impl = tuple(kinds), dropout, kernel
         heads_of_keys = self.num_heads if self.kv_heads % len(kinds) else self.kv_heads
         sizes = (num_heads // len(kinds), self.head_dim, causal, heads_of_keys // len(kinds))
@@ -73,7 +70,7 @@ class MultiheadAttention(ProjectedHeads):
             except OptionError as error:
                 error.written = heads.written
                 raise
-        readers = [i for i, router in enumerate(self.routers) if router.traits.reads_qk]
+        readers = [i for i, router in enumerate(self.routers) if router.rule.reads_qk]
         # Heads that share keys, and those that are convolved, are computed as a whole.
         if readers and (self.kv_heads < num_heads or self.convolutions):
             readers = [0, len(kinds) - 1]
@@ -138,7 +135,7 @@ class MultiheadAttention(ProjectedHeads):
                 documents.
         """
         batch = Batch.of(batch)
-        given: dict[str, Any] = {"reported": reported, "centroids": centroids}
+        given: dict[str, Any] = {"decoding": not reported, "centroids": centroids}
         convolved, begins, kinds = None, None, (None,) * len(self.routers)
         if past is not None:
             self._check(x, past, batch)
@@ -153,7 +150,7 @@ class MultiheadAttention(ProjectedHeads):
         elif batch.documents is not None and not all(router.by_tokens for router in self.routers):
             batch.take_apart()  # here, where a compiled graph breaks once
         around = Convolved(batch, convolved, begins)
-        constant = any(router.traits.reads_constants for router in self.routers)
+        constant = any(router.rule.reads_constants for router in self.routers)
         heads = self.project(x, around, self.exactly, constant)
         results = [self._attend(i, heads, batch, stores, given) for i, stores in enumerate(kinds)]
         outputs, kinds, reports = zip(*results, strict=True)
@@ -166,7 +163,7 @@ class MultiheadAttention(ProjectedHeads):
         for router in self.routers:
             if not router.can_step:
                 raise ValueError(router.why_no_steps)
-            if batch.documents is not None and not router.traits.per_token:
+            if batch.documents is not None and not router.rule.per_token:
                 raise ValueError(router.why_apart)
         documents = batch.documents is not None or past.document is not None
         if x.size(1) != 1 and documents:
@@ -179,7 +176,7 @@ class MultiheadAttention(ProjectedHeads):
         ``given``: of :class:`Tokens`."""
         router = self.routers[i]
         if batch.documents is not None and not router.by_tokens:  # each document as a row
-            if given["centroids"] is not None and router.traits.needs_centroids:
+            if given["centroids"] is not None and router.rule.needs_centroids:
                 raise ValueError(
                     "centroids that are handed on from layer to layer, in rows of several "
                     "documents; allowed: each layer owns its centroids"
@@ -206,7 +203,7 @@ class MultiheadAttention(ProjectedHeads):
         q, k, v = (self._share(i, t) for t in heads[1:4])
         q, k = router.project(q, k)
         read = None
-        if router.traits.reads_qk:
+        if router.rule.reads_qk:
             read = q, k
             if heads.exact is not None:
                 first = i * size - self.exactly.start  # of those that are exact
@@ -218,7 +215,7 @@ class MultiheadAttention(ProjectedHeads):
         tokens = Tokens(heads.x, read, batch, impl=self.impl, **given)
         where = slice(i * size, (i + 1) * size), tokens.positions, batch
         constant = None
-        if router.traits.reads_constants:
+        if router.rule.reads_constants:
             of_k, of_v = (self._share(i, t) for t in heads.constant)
             constant = self._placed(q, router.project(q, of_k)[1], of_v, *where)[1:]
         dropout = self.dropout if self.training else 0.0

@@ -1,7 +1,7 @@
 """What each kind computes, one token at a time: the specification that kernels, training and
 decoding are compared with. Of one text, in evaluation, without rotary or relative positions.
 
-Shape letters: N tokens, D model width, H heads, E head width, P clusters that a query looks into.
+Shape letters: P clusters that a query looks into.
 """
 
 import math

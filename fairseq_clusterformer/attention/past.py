@@ -4,10 +4,9 @@ A kind keeps the latest keys and values of each cluster, in rings: K * W keys ho
 text, of which a step reads W. With a gap, a key waits in a window until it enters its ring. Sinks
 stand apart.
 
-Shape letters: B batch, J heads of keys and values, G groups of heads that share rings (1 or J), Q
-groups of queries that read the same of them, a multiple of G, E head width, L rounds (of hashing),
-K rings of a round, P of them that a query reads, W window, C = 2 E (+ 1) numbers of an entry: key,
-bias if there are any, value.
+Shape letters: G groups of heads that share rings (1 or J), Q groups of queries that read the same
+of them, a multiple of G, L rounds (of hashing), K rings of a round, P of them that a query reads,
+C = 2 E (+ 1) numbers of an entry: key, bias if there are any, value.
 """
 
 from collections.abc import Callable
@@ -101,9 +100,7 @@ class Rings(Kept):
     """The W latest keys of each ring; of fewer tokens, all of them."""
 
     kept: Tensor  # [B, G, L * K, J / G, room, C], whose room doubles up to W
-    #: tokens that each ring was given, int64 [B, G, L * K]; None: the only ring of each round was
-    #: given all
-    seen: Tensor | None
+    seen: Tensor | None  # as ``given``; None: the only ring of each round was given all
     steps: int  # tokens that were given, or more
     clusters: int  # K
 
@@ -119,9 +116,14 @@ class Rings(Kept):
 
     def count(self) -> None:
         """From now on, not all rings are given the same tokens."""
-        if self.seen is None:
-            shape = self.kept.shape[:3]
-            self.seen = torch.full(shape, self.steps, device=self.kept.device)
+        self.seen = self.given
+
+    @property
+    def given(self) -> Tensor:
+        """Tokens that each ring was given, int64 [B, G, L * K]."""
+        if self.seen is not None:
+            return self.seen
+        return torch.full(self.kept.shape[:3], self.steps, device=self.kept.device)
 
     def open(self, window: int | None) -> None:
         """Make room for one more token, in rings of W."""
@@ -181,18 +183,13 @@ class Rings(Kept):
     def in_cpu_step(self) -> tuple[Tensor, Tensor]:
         """For the step in C++, which stores the token: keys, and how many tokens each ring was
         given before it."""
-        seen = self.seen
-        if seen is None:
-            seen = torch.full(self.kept.shape[:3], self.steps, device=self.kept.device)
+        seen = self.given
         self.steps += 1
         return self.kept, seen
 
     def keys(self) -> Keys:
         """All that is kept."""
-        seen = self.seen
-        if seen is None:
-            seen = torch.full(self.kept.shape[:3], self.steps, device=self.kept.device)
-        seen = seen.unflatten(-1, (-1, self.clusters))  # [B, G, L, K]
+        seen = self.given.unflatten(-1, (-1, self.clusters))  # [B, G, L, K]
         kept = self.kept.unflatten(2, seen.shape[2:])  # [B, G, L, K, J / G, room, C]
         room, rounds = kept.size(-2), seen.size(2)
         place = torch.arange(room, device=kept.device)

@@ -1,6 +1,6 @@
 """What may happen to queries, keys and values between their projections and the attention.
 
-Shape letters: B batch, N tokens, C channels, H heads, E head width.
+Shape letters: C channels.
 """
 
 import math

@@ -5,8 +5,7 @@ they were a short text, of which the new tokens alone ask. In training nothing i
 
 The rule "recent" is the one that is causal, and that decoding follows token by token.
 
-Shape letters: B batch, H heads, J heads of keys, G groups of heads that are assigned apart, L
-rounds of clustering, M kept keys, N new tokens, T = M + N.
+Shape letters: L rounds of clustering, M kept keys, N new tokens, T = M + N.
 """
 
 from abc import ABC, abstractmethod
@@ -30,7 +29,40 @@ LAST_RESORT = -5e4
 
 
 @dataclass(frozen=True)
-class Rule:
+class Traits:
+    """What a kind declares of itself.
+
+    Attributes:
+        own: how a query sees its own key: "in_cluster" (like any other of its cluster), "always",
+            or "fallback" (only where it sees nothing else: for kinds whose query and key are one
+            vector). Of the last two and causal, the gap is 1 at least.
+        least_gap: 1 where it is not seen as one of its cluster, in what is not causal, too.
+        drops_keys: a key may be in no cluster, which is then number K.
+        clusters, window: K and W; None: as the options have them.
+        last_place: where a query stands behind sinks, at most, by rotary positions; None: where
+            it is.
+        per_token: a token is assigned without regard to other tokens of its row.
+        per_token_with: options with which it would be, for the error message.
+        reads_qk: it reads ``tokens.q`` or ``tokens.k``.
+        reads_constants: its sight has ``constant`` layouts.
+        needs_centroids: it must be given the centroids of the layer before.
+    """
+
+    own: str = "in_cluster"
+    least_gap: int = 0
+    drops_keys: bool = False
+    clusters: int | None = None
+    window: int | None = None
+    last_place: int | None = None
+    per_token: bool = True
+    per_token_with: str = "a kind that does not"
+    reads_qk: bool = True
+    reads_constants: bool = False
+    needs_centroids: bool = False
+
+
+@dataclass(frozen=True)
+class Rule(Traits):
     """Which keys a query of a kind sees.
 
     W is said here, for all kinds: a query sees W keys by its cluster, its own included; besides
@@ -40,27 +72,15 @@ class Rule:
     Attributes:
         causal: a query sees no later token.
         name: "recent", "chunk", or "leaking-chunk" (CF22's Appendix B).
-        clusters: K.
-        window: W; None: all keys.
         gap: G; keys that are nearer than G tokens are seen by position, and not by cluster.
-        own: how a query sees its own key: "in_cluster" (like any other of its cluster), "always",
-            or "fallback" (only where it sees nothing else: for kinds whose query and key are one
-            vector). Of the last two and causal, G is 1 at least.
         sinks: first tokens of a document that each of its queries sees.
-        drops_keys: a key may be in no cluster, which is then number K.
-        last_place: where a query stands behind sinks, at most, by rotary positions; None: where
-            it is.
     """
 
-    causal: bool
-    name: str = "recent"
     clusters: int = 1
-    window: int | None = None
+    causal: bool = True
+    name: str = "recent"
     gap: int = 0
-    own: str = "in_cluster"
     sinks: int = 0
-    drops_keys: bool = False
-    last_place: int | None = None
 
     @property
     def by_cluster(self) -> int | None:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from .heads import HeadForm
 from .options import OptionError, Options, flag_of, parse
-from .projections import Rotary
 from .registry import attention_kinds, registered
 
 _LAYER = re.compile(r"(?P<kinds>(?:[^*()]|\([^()]*\))+?)(?:\*(?P<times>\d+))?")
@@ -38,23 +38,13 @@ class AttentionPlan(NamedTuple):
 
     Attributes:
         layers: kinds of each layer's heads.
-        others: as of :class:`~fairseq_clusterformer.attention.MultiheadAttention`.
+        form, kernel: of all layers, as of :class:`~fairseq_clusterformer.attention.\
+MultiheadAttention`.
     """
 
     layers: tuple[tuple[Heads, ...], ...]
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    biases: str = "all"
-    qk_norm: float | None = None
-    rotary: Rotary | None = None
-    relative: bool = False
-    short_convolution: int = 0
-    copying_start: bool = False
+    form: HeadForm = HeadForm()
     kernel: str = "auto"
-
-    def of_layers(self) -> dict[str, Any]:
-        """What all layers have in common, as arguments of the attention."""
-        return {name: value for name, value in self._asdict().items() if name != "layers"}
 
 
 def parse_attention(

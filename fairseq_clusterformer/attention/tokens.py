@@ -1,10 +1,6 @@
-"""What a kind of attention reads of a batch, and what it says: which token is in which cluster.
+"""What a kind of attention reads of a batch, and what it says: which token is in which cluster."""
 
-Shape letters: B batch, N tokens, D model width, H heads of this kind, E head width, K clusters,
-G groups of heads that are assigned apart (1, H, or of keys J), W window.
-"""
-
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +28,7 @@ class Shape(NamedTuple):
     kv_heads: int | None = None
 
 
+@dataclass
 class Tokens:
     """What a kind may read: a batch, or in decoding one more token of each row, or several.
 
@@ -50,32 +47,25 @@ class Tokens:
         begins: in decoding, rows in which a document begins, bool [B, 1]; None: none.
     """
 
-    def __init__(
-        self,
-        x: Tensor,
-        heads: tuple[Tensor, Tensor] | None,
-        batch: Batch,
-        *,
-        positions: Tensor | None = None,
-        centroids: Tensor | None = None,
-        impl: str = "auto",
-        before: Tensor | None = None,
-        begins: Tensor | None = None,
-        reported: bool = True,
-    ):
-        self.x, self.batch, self.centroids, self.impl = x, batch, centroids, impl
-        self.decoding, self.before, self.begins = not reported, before, begins
+    x: Tensor
+    heads: InitVar[tuple[Tensor, Tensor] | None]
+    batch: Batch
+    positions: Tensor | None = None
+    centroids: Tensor | None = None
+    impl: str = "auto"
+    before: Tensor | None = None
+    begins: Tensor | None = None
+    decoding: bool = False
+
+    def __post_init__(self, heads: tuple[Tensor, Tensor] | None):
         self.q, self.k = (None, None) if heads is None else heads
-        self._positions = positions
+        if self.positions is None:
+            self.positions = self.batch.positions(self.x)
 
     @property
     def padding_mask(self) -> Tensor | None:
         """Bool [B, N], True where a token is padding; None: none is."""
         return self.batch.padding_mask
-
-    @property
-    def positions(self) -> Tensor:
-        return self.batch.positions(self.x) if self._positions is None else self._positions
 
     def behind(self, number: int) -> "Tokens":
         """The same for parts that do not see the first ``number`` real tokens of each document:
@@ -91,16 +81,9 @@ class Tokens:
                 hidden = any_padding(hidden)
             return Batch(hidden, self.batch.documents)
 
-        return Tokens(
-            self.x,
-            None,
-            self.batch.cached(("behind", number), make),
-            positions=positions,
-            impl=self.impl,
-            before=None if self.before is None else (self.before - number).clamp(min=0),
-            begins=self.begins,
-            reported=not self.decoding,
-        )
+        before = None if self.before is None else (self.before - number).clamp(min=0)
+        batch = self.batch.cached(("behind", number), make)
+        return replace(self, heads=None, batch=batch, positions=positions, before=before)
 
 
 class Round(NamedTuple):

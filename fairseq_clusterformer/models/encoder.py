@@ -59,7 +59,7 @@ class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
     def __init__(self, cfg: TransformerConfig, *args, **kwargs):
         super().__init__(cfg, *args, **kwargs)
         routers = [r for layer in self.all_layers() for r in layer.self_attn.routers]
-        clusters = {r.rule.clusters for r in routers if r.traits.needs_centroids}
+        clusters = {r.rule.clusters for r in routers if r.rule.needs_centroids}
         self.centroids = None
         if len(clusters) > 1:
             problem = f"layers of {sorted(clusters)} clusters hand on their centroids"

@@ -19,6 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_clusterformer.attention import AttentionPlan, OptionError, attention_kinds
+from fairseq_clusterformer.attention.heads import HeadForm
 from fairseq_clusterformer.attention.options import flag_of, option
 from fairseq_clusterformer.attention.projections import Rotary
 from fairseq_clusterformer.attention.registry import Registered, listen, registered
@@ -245,8 +246,7 @@ def attention_plan(
     _check_kernel(args.attention_kernel, kinds)
     _check_copying(args, side)
     _set_positions(args, side)
-    return AttentionPlan(
-        tuple(kinds),
+    form = HeadForm(
         kv_heads=shared,
         head_dim=_option(args, "head_dim", side) or None,
         biases=_option(args, "biases"),
@@ -255,8 +255,8 @@ def attention_plan(
         relative=args.positions == "relative",
         short_convolution=args.short_convolution,
         copying_start=args.copying_start and side == "decoder",
-        kernel=args.attention_kernel,
     )
+    return AttentionPlan(tuple(kinds), form, args.attention_kernel)
 
 
 def _kinds_of_layers(

@@ -64,7 +64,7 @@ def planned(
 ) -> MultiheadAttention:
     """The attention of a layer, with what all layers of a plan have; or ValueError."""
     try:
-        return module(*sizes, **how, **plan.of_layers())
+        return module(*sizes, **how, form=plan.form, kernel=plan.kernel)
     except OptionError as error:
         raise flagged(error) from None
 

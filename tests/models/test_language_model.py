@@ -118,7 +118,7 @@ def test_the_architecture_for_bytes_begins_as_what_copies():
         assert torch.equal(attention.q_proj.weight, attention.k_proj.weight)
         (kind,) = attention.routers
         assert (kind.options.window, kind.options.clusters, kind.rule.gap) == (32, 16, 32)
-        assert kind.traits.reads_qk
+        assert kind.rule.reads_qk
 
 
 def test_what_is_given_wins_over_the_architecture():

@@ -11,8 +11,6 @@ Queries of another cluster never see a key that would help them, so it gets no g
 training some keys are therefore put into a cluster drawn at random, as if they were sure of it: a
 bias of 0 there, with the gradient of log p. One that helps there is drawn to it.
 A query's own key, which may lie in another cluster, is always seen, with q . k / sqrt(E).
-
-Shape letters: B batch, H heads, N tokens, E head width, K clusters.
 """
 
 from dataclasses import dataclass

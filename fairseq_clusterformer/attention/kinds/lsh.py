@@ -1,7 +1,4 @@
-"""Attention by locality-sensitive hashing (Reformer, Kitaev et al. 2020).
-
-Shape letters: B batch, H heads, N tokens, E head width, K buckets, R rounds.
-"""
+"""Attention by locality-sensitive hashing (Reformer, Kitaev et al. 2020)."""
 
 from dataclasses import dataclass
 

@@ -70,12 +70,12 @@ class Neural(Kind):
         clusters, report, state = self.clustering.assign(
             tokens.x,
             tokens.padding_mask,
-            tokens.centroids if self.traits.needs_centroids else None,
+            tokens.centroids if self.rule.needs_centroids else None,
             state,
             reports=not tokens.decoding,
         )
         clusters = clusters.unsqueeze(1)
-        updated = report.centroids if self.traits.needs_centroids else None
+        updated = report.centroids if self.rule.needs_centroids else None
         report = report._replace(clusters=clusters, centroids=updated)
         return Assignment.once(clusters, report=report), state
 

@@ -1,7 +1,4 @@
-"""Attention by K-Means of queries and keys (Routing Transformer, Roy et al. 2021).
-
-Shape letters: B batch, H heads, N tokens, E head width, K clusters.
-"""
+"""Attention by K-Means of queries and keys (Routing Transformer, Roy et al. 2021)."""
 
 from dataclasses import dataclass
 

@@ -100,7 +100,7 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
     const T* end = p.near + (of_key_head + 1) * p.room * p.entry_width;
     sight.entries(end - count * p.entry_width, count, false);  // near, biases do not count
   }
-  sight.entries(p.sinks + of_key_head * p.number_of_sinks * p.entry_width, p.number_of_sinks, biased);
+  sight.entries(p.sinks + of_key_head * p.number_of_sinks * p.entry_width, p.number_of_sinks, false);
   const int64_t* looked = p.looked_into + (row * p.heads + head) * p.looks;
   const T* sums = p.sums + of_key_head * p.chunks * p.clusters * (2 * p.width + 1);
   for (int64_t k = 0; k < p.clusters; k++, sums += 2 * p.width + 1) {

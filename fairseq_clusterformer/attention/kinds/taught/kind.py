@@ -9,8 +9,7 @@ The task trains what is attended, and never what routes: its gradient would have
 Learned selection elsewhere is taught alike (DeepSeek-V3.2, 2025: an indexer that learns from the
 attention of the dense model). Here what is learned are clusters: inference is linear, too.
 
-Shape letters: B batch, H heads, J heads of keys that have clusters of their own, each for H / J
-queries, N tokens, D width, R width of what routes, K clusters.
+Shape letters: J heads of keys that have clusters of their own, R width of what routes.
 """
 
 from dataclasses import dataclass, replace

@@ -6,9 +6,8 @@ contributes to some mean, at linear cost. Keys that a full ring has dropped stay
 except to queries of their own cluster. (NSA, Yuan et al. 2025, and RetroInfer, Chen et al. 2025,
 attend to blocks and clusters alike.)
 
-Shape letters: B batch, H heads, J those of keys, N tokens, E head width, K clusters, that of
-dropped keys among them, M chunks, S tokens of a chunk, C = 2 E + 1 numbers of a sum: of keys, of
-values, and how many there are.
+Shape letters: K clusters, that of dropped keys among them, M chunks, S tokens of a chunk,
+C = 2 E + 1 numbers of a sum: of keys, of values, and how many there are.
 """
 
 from dataclasses import dataclass
@@ -28,15 +27,23 @@ from .scouts import gather_tokens
 
 
 @dataclass
-class MeansOfOthers(Other):
-    """Not causal: means of all keys of a row but the query's own, which it sees besides."""
-
+class _Means(Other):
     #: clusters of which a query sees keys, and no mean, int64 [B, H, N] each
     looked_into: tuple[Tensor, ...]
     keys: Tensor  # the cluster of each key, int64 [B, G, N]
     clusters: int  # K
-    tokens: Tokens  # without sinks
+    tokens: Tokens  # a batch, or those behind what is kept; without sinks
     blind: Tensor | None = None  # queries that see no mean, bool [B, H, N]; None: none
+
+    def lse(self, lse: Tensor) -> Tensor:
+        """A log-sum-exp [B, H, N], where padding and some queries see nothing."""
+        if self.tokens.padding_mask is not None:
+            lse = lse.masked_fill(self.tokens.padding_mask.unsqueeze(1), -torch.inf)
+        return lse if self.blind is None else lse.masked_fill(self.blind, -torch.inf)
+
+
+class MeansOfOthers(_Means):
+    """Not causal: means of all keys of a row but the query's own, which it sees besides."""
 
     @full_float32()
     def attend(self, heads: QKV, kept: None) -> tuple[Result, None]:
@@ -69,7 +76,7 @@ class MeansOfOthers(Other):
         weights = dropped(weights, heads.dropout)
         own_mean = gather_tokens(mean_v, cluster.squeeze(-1))
         out = weights @ mean_v + weights.gather(-1, cluster) * (own_mean - v) / rest
-        return (out.to(heads.q.dtype), _hidden(lse, mask, self.blind)), None
+        return (out.to(heads.q.dtype), self.lse(lse)), None
 
 
 class Places(NamedTuple):
@@ -91,36 +98,30 @@ class Sums(Kept):
 
 
 @dataclass
-class MeansSoFar(Other):
+class MeansSoFar(_Means):
     """Causal: a text is cut into chunks of S tokens. The queries of a chunk see means of
     the keys that are ``gap`` tokens or more before its begin: no key counts both here and in a
     near window. What decoding keeps are sums, of a fixed size."""
 
-    #: clusters of which a query sees keys, and no mean, int64 [B, H, N] each
-    looked_into: tuple[Tensor, ...]
-    keys: Tensor  # the cluster of each key, int64 [B, G, N]
-    clusters: int  # K
-    tokens: Tokens  # a batch, or those behind what is kept; without sinks
-    blind: Tensor | None  # queries that see no mean, bool [B, H, N]; None: none
-    every: int  # S
-    gap: int  # tokens between a chunk and the keys that it sees means of, and one more
+    every: int = 1  # S
+    gap: int = 1  # tokens between a chunk and the keys that it sees means of, and one more
 
     @full_float32()
     def attend(self, heads: QKV, kept: Sums | None) -> tuple[Result, Sums]:
-        if heads.q.size(2) == 1:
-            return self._attend_one(heads, self._kept(heads, kept))
-        q, at, mask = heads.q, self.places(), self.tokens.padding_mask
+        q, at, one = heads.q, self.places(), heads.q.size(2) == 1
         sums, behind = self.sums(heads, at, kept)
-        slot, slots = at.slot.unsqueeze(1), at.chunks * self.every
-        in_order = mask is None and kept is None  # slots are places
+        slot, slots = at.slot.unsqueeze(1), 1 if one else at.chunks * self.every
+        # slots are places
+        in_order = one or (self.tokens.padding_mask is None and kept is None)
 
         def by_chunk(x: Tensor) -> Tensor:  # [B, H, N, ...] to [B, H, M, S, ...]
             if in_order:
-                x = pad(x, (*(0, 0) * (x.dim() - 3), 0, slots - x.size(2)))
-                return x.unflatten(2, (at.chunks, self.every))
-            into = slot.view(*slot.shape, *(1,) * (x.dim() - 3)).expand_as(x)
-            filled = x.new_zeros(*x.shape[:2], slots + 1, *x.shape[3:]).scatter(2, into, x)
-            return filled[:, :, :-1].unflatten(2, (at.chunks, self.every))
+                filled = pad(x, (*(0, 0) * (x.dim() - 3), 0, slots - x.size(2)))
+            else:
+                into = slot.view(*slot.shape, *(1,) * (x.dim() - 3)).expand_as(x)
+                filled = x.new_zeros(*x.shape[:2], slots + 1, *x.shape[3:])
+                filled = filled.scatter(2, into, x)[:, :, :-1]
+            return filled.unflatten(2, (at.chunks, -1))
 
         k, v, bias, none = (for_each(q, t) for t in _means(sums))
         logits = by_chunk(at_least_float32(q)) @ (k.mT * q.size(-1) ** -0.5) + bias.unsqueeze(-2)
@@ -135,7 +136,7 @@ class MeansSoFar(Other):
         else:
             slot = slot.clamp(max=slots - 1).expand(q.shape[:3])
             out, lse = gather_tokens(out, slot), lse.gather(2, slot)
-        return (out.to(q.dtype), _hidden(lse, mask, self.blind)), Sums(behind)
+        return (out.to(q.dtype), self.lse(lse)), Sums(behind)
 
     def in_cpu_step(self, heads: QKV, kept: Sums | None) -> tuple[dict[str, Any], Sums] | None:
         if kept is None or kept.sums.dtype != heads.q.dtype:
@@ -146,59 +147,13 @@ class MeansSoFar(Other):
         given = {"sums": kept.sums, "looked_into": looked_into, "cluster": cluster}
         return given | {"since": at.since, "ends": at.end}, kept
 
-    def _attend_one(self, heads: QKV, kept: Tensor) -> tuple[Result, Sums]:
-        """The same of one token, whose chunk sees the first of the sums."""
-        q = at_least_float32(heads.q)
-        k, v, bias, none = (for_each(q, t) for t in _means(kept[:, :, 0]))
-        logits = q @ (k.mT * q.size(-1) ** -0.5) + bias.unsqueeze(-2)
-        hidden = none.unsqueeze(-2)
-        for clusters in self.looked_into:
-            hidden = hidden.scatter(-1, clusters.expand(*q.shape[:3]).unsqueeze(-1), True)
-        weights, lse = _softmax(logits, hidden)
-        lse = _hidden(lse, self.tokens.padding_mask, self.blind)
-        return (weights @ v, lse), Sums(self._kept_with(heads, kept))
-
-    def _kept(self, heads: QKV, kept: Sums | None) -> Tensor:
-        """Sums that the chunk of one token sees, and what comes to them in each chunk behind it,
-        [B, J, 1 + later, K, C]."""
-        if kept is not None:
-            return kept.sums
-        chunks, wide = 1 + self.places().later, at_least_float32(heads.k)
-        sizes = chunks, self.clusters, 2 * heads.k.size(-1) + 1
-        return wide.new_zeros(*heads.k.shape[:2], *sizes)
-
-    def _kept_with(self, heads: QKV, kept: Tensor) -> Tensor:
-        """The same behind the token, which no query of its chunk sees."""
-        at, mask, entry = self.places(), self.tokens.padding_mask, _entries(heads.k, heads.v)
-        since = at.since
-        if mask is not None:
-            entry = entry.masked_fill(mask[:, None, :, None], 0.0)
-            since = since.masked_fill(mask, 0)
-        place = since.unsqueeze(1) * self.clusters + for_each(heads.k, self.keys)
-        flat, place = kept.flatten(2, 3), place.unsqueeze(-1).expand_as(entry)
-        if torch.is_grad_enabled():
-            flat = flat.scatter_add(2, place, entry)
-        else:
-            flat.scatter_add_(2, place, entry)
-        kept = flat.view_as(kept)
-        ends = at.end > 0  # the next token begins a chunk
-        waits = ends.is_cuda or torch.compiler.is_compiling()
-        if not waits and not ends.any():
-            return kept
-        now, coming = kept[:, :, :2].sum(2, keepdim=True), kept[:, :, 2:]
-        later = torch.cat([now, coming, torch.zeros_like(now)], dim=2)
-        return torch.where(ends.view(-1, 1, 1, 1, 1), later, kept)
-
     def places(self) -> Places:
         """Where the tokens stand; padding gets a slot and a chunk behind all others."""
         return self.tokens.batch.cached(("means", self.every, self.gap), self._places)
 
     def _places(self) -> Places:
-        mask, (batch, length), every = (
-            self.tokens.padding_mask,
-            self.tokens.x.shape[:2],
-            self.every,
-        )
+        mask, every = self.tokens.padding_mask, self.every
+        batch, length = self.tokens.x.shape[:2]
         positions = self.tokens.positions.expand(batch, -1)
         first, number = positions[:, :1], length
         if mask is not None:
@@ -233,11 +188,14 @@ class MeansSoFar(Other):
         entries = _entries(k, heads.v)
         place = at.since.unsqueeze(1) * self.clusters + for_each(k, self.keys)
         place = place.clamp(max=number * self.clusters).unsqueeze(-1).expand_as(entries)
-        sums = entries.new_zeros(*k.shape[:2], number * self.clusters + 1, entries.size(-1))
-        sums = sums.scatter_add(2, place, entries)[:, :, :-1]
+        rows = number * self.clusters + 1
+        if kept is None:
+            sums = entries.new_zeros(*k.shape[:2], rows, entries.size(-1))
+        else:
+            sums = kept.sums.flatten(2, 3)
+            sums = pad(sums, (0, 0, 0, rows - sums.size(2)))
+        sums = sums.scatter_add_(2, place, entries)[:, :, :-1]
         sums = sums.unflatten(2, (number, self.clusters))
-        if kept is not None:
-            sums = sums + pad(kept.sums, (0, 0, 0, 0, 0, number - kept.sums.size(2)))
         seen = sums.cumsum(2)
         end = at.end.view(-1, 1, 1, 1, 1)
         behind = end + torch.arange(1, at.later + 1, device=k.device).view(-1, 1, 1)
@@ -269,10 +227,3 @@ def _softmax(logits: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
     largest, at_largest = logits.max(-1, keepdim=True)
     # without another exponential
     return weights, (largest - weights.gather(-1, at_largest).log()).squeeze(-1)
-
-
-def _hidden(lse: Tensor, mask: Tensor | None, blind: Tensor | None) -> Tensor:
-    """A log-sum-exp [B, H, N], where padding and some queries see nothing."""
-    if mask is not None:
-        lse = lse.masked_fill(mask.unsqueeze(1), -torch.inf)
-    return lse if blind is None else lse.masked_fill(blind, -torch.inf)

@@ -12,7 +12,7 @@ balance is needed. It teaches the shares alone: queries and keys learn from the 
 task has a gradient, it weighs the mean (:func:`weighed`): softmax attends to something even where
 nothing is asked for, and that would teach as well.
 
-Shape letters: B batch, H heads, N tokens, S scouts, E head width, K clusters.
+Shape letters: S scouts.
 """
 
 from collections.abc import Sequence
