@@ -20,17 +20,7 @@ from ..kernels import chosen, join, joint_attention
 from ..kernels.cpu import step
 from ..precision import at_least_float32
 from .layout import blinded
-from .past import (
-    Entries,
-    Kept,
-    Keys,
-    Near,
-    Rings,
-    Sinks,
-    Stores,
-    entries_of,
-    for_each,
-)
+from .past import Entries, Kept, Keys, Near, Rings, Sinks, Stores, entries_of, for_each
 from .projections import QKV, rotated
 from .sight import Result, Rule, Seen, Text
 from .tokens import Tokens
@@ -127,8 +117,7 @@ def _behind(
         rings = rings.to(entries.device)
     keys = Keys(entries, rings, text.batch.padding_mask)
     if rule.gap > 1:
-        near = Near.empty(entries, *rings.shape[1:3], rule.gap - 1)
-        waiting = near.fill(keys)
+        near, waiting = Near.of(keys, rule.gap - 1)
         hidden = waiting if keys.hidden is None else keys.hidden | waiting
         keys = keys._replace(hidden=hidden)
     how = {"clusters": rule.clusters, "window": rule.by_cluster, "counted": rule.drops_keys}
@@ -150,10 +139,10 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
         )
     written, mask = written.squeeze(-1), behind.padding_mask
     near, rings = stores.near, stores.rings
-    if gap > 1 and near is None:
-        near = Near.empty(entries, groups, written.size(2), gap - 1)
     if rings is None:
-        rings = Rings.empty(entries, groups, written.size(2), rule.clusters)
+        nothing = Keys(entries[:, :, :0], written.unsqueeze(-1)[..., :0], None)
+        rings = Rings.of(nothing, clusters=rule.clusters, window=None, counted=False)
+        near = Near.of(nothing, gap - 1)[0] if gap > 1 else None
     rings.open(rule.by_cluster)
     if rule.drops_keys or gap > 1 or mask is not None or tokens.begins is not None:
         rings.count()
@@ -162,7 +151,8 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     if in_cpp is not None:
         given, others = in_cpp
         given |= {"entry": entries, "rings": rule.clusters, "read": read, "written": written}
-        given["kept"], given["seen"] = rings.in_cpu_step()
+        given |= {"kept": rings.kept, "seen": rings.given}
+        rings.steps += 1  # it stores the token
         if gap > 0:
             given |= {"own": True, "own_bias": rule.own_bias}
         if near is not None:

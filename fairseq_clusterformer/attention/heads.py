@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from ..clustering import State
 from ..precision import exact_linear, full_float32, is_exact
 from .batch import Batch
-from .projections import RelativePositions, RMSNorm, Rotary, ShortConvolution, turned
+from .projections import QKV, RelativePositions, RMSNorm, Rotary, ShortConvolution, turned
 
 BIASES = ("all", "qkv", "none")
 
@@ -23,7 +23,8 @@ class Projected(NamedTuple):
         x: [B, N, D].
         q: [B, H, N, E].
         k, v: [B, J, N, E], J divides H.
-        exact: queries and keys in full float32, of ``exactly``'s heads; None: the others are.
+        exact: queries and keys in full float32, of ``exactly``'s heads [B, heads, N, E]; None: the
+            others are.
         constant: keys and values of x without its gradient; None: nobody asked.
     """
 
@@ -178,7 +179,7 @@ class ProjectedHeads(nn.Module):
             if name in self.convolutions:
                 made = around(self.convolutions[name], f"{name}.exact.before", made)
             found.append(self.split(name, made))
-        return tuple(found)
+        return QKV(*found, found[1]).repeated()[:2]
 
     def _placed(
         self, q: Tensor, k: Tensor, v: Tensor, heads: slice, positions: Tensor, batch: Batch

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import Layout
+from .batch import Batch
 from .kind import Kind
+from .layout import recent_layouts
 from .sight import LAST_RESORT, Seen
 
 T = TypeVar("T")
@@ -125,9 +127,7 @@ def oldest_key_in_sight(clusters: Tensor, window: int) -> Tensor:
     Returns:
         int64 [N]; at most the query's own position.
     """
-    oldest = torch.empty_like(clusters)
-    for cluster in clusters.unique():
-        (members,) = (clusters == cluster).nonzero(as_tuple=True)
-        rank = torch.arange(len(members), device=members.device)
-        oldest[members] = members[(rank - window + 1).clamp(min=0)]
-    return oldest
+    found = clusters.view(1, 1, -1), int(clusters.max()) + 1, window
+    (layout,) = recent_layouts(*found, causal=True, batch=Batch())
+    oldest = layout.key_order.gather(-1, layout.lo)
+    return oldest.scatter(-1, layout.query_order, oldest)[0, 0]

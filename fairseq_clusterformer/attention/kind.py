@@ -16,26 +16,16 @@ from .layout import chunk_layout, without_own
 from .options import OptionError, Options
 from .past import Stores
 from .projections import QKV
-from .sight import (
-    LAST_RESORT,
-    Other,
-    Rule,
-    Seen,
-    Sight,
-    Text,
-    Traits,
-    completed,
-    recent,
-    text_of,
-)
+from .sight import Other, Rule, Seen, Sight, Text, Traits, completed, recent, text_of
 from .tokens import Assignment, Shape, Tokens
 
 
 class Kind(nn.Module, ABC):
     """A kind of attention for some heads of a layer.
 
-    Subclasses define ``assign``. What a kind learns from data other than by gradient is its
-    ``learner``'s, of which ``assign`` reports an observation.
+    Subclasses define ``assign``. What a kind learns from data other than by gradient is that of
+    a :class:`~fairseq_clusterformer.clustering.learner.Learner` among its parts, of which
+    ``assign`` reports an observation.
 
     Args:
         options: of the dataclass that the kind was registered with.
@@ -80,7 +70,7 @@ class Kind(nn.Module, ABC):
     @property
     def learner(self) -> Learner | None:
         """The part that learns from observations; None: none does."""
-        return None
+        return next((part for part in self.children() if isinstance(part, Learner)), None)
 
     @property
     def by_tokens(self) -> bool:
@@ -147,7 +137,7 @@ class Kind(nn.Module, ABC):
         if self.rule.own != "fallback":
             return Sight(tuple(layouts))
         sides = (side for layout in layouts for side in without_own(layout))
-        return Sight(tuple(sides), own=Own(LAST_RESORT))
+        return Sight(tuple(sides), own=Own(self.rule.own_bias))
 
     def others(self, tokens: Tokens, assignment: Assignment) -> tuple[Other, ...]:
         """What queries see besides single keys, of tokens without sinks."""

@@ -138,7 +138,14 @@ class MultiheadAttention(ProjectedHeads):
         given: dict[str, Any] = {"decoding": not reported, "centroids": centroids}
         convolved, begins, kinds = None, None, (None,) * len(self.routers)
         if past is not None:
-            self._check(x, past, batch)
+            for router in self.routers:
+                if not router.can_step:
+                    raise ValueError(router.why_no_steps)
+                if batch.documents is not None and not router.rule.per_token:
+                    raise ValueError(router.why_apart)
+            documents = batch.documents is not None or past.document is not None
+            if x.size(1) != 1 and documents:
+                raise ValueError("documents in a prompt; allowed: one document, or step by step")
             if not x.size(1):
                 return x, past, []
             before, begins, after = _place(x, past, batch)
@@ -158,17 +165,6 @@ class MultiheadAttention(ProjectedHeads):
             past = replace(after, convolved=around.after, kinds=kinds)
         return self.merge(outputs), past, list(reports)
 
-    def _check(self, x: Tensor, past: Past, batch: Batch) -> None:
-        """Refuse what cannot follow."""
-        for router in self.routers:
-            if not router.can_step:
-                raise ValueError(router.why_no_steps)
-            if batch.documents is not None and not router.rule.per_token:
-                raise ValueError(router.why_apart)
-        documents = batch.documents is not None or past.document is not None
-        if x.size(1) != 1 and documents:
-            raise ValueError("documents in a prompt; allowed: one document, or step by step")
-
     def _attend(
         self, i: int, heads: Projected, batch: Batch, stores: Stores | None, given: dict[str, Any]
     ) -> tuple[Tensor, Stores | None, Report]:
@@ -187,39 +183,28 @@ class MultiheadAttention(ProjectedHeads):
             if report.clusters is not None:
                 report = report._replace(clusters=batch.together(report.clusters))
             return batch.together(out), None, report
-        tokens, qkv = self._of_kind(i, heads, batch, given)
+        size, dropout = self.num_heads // len(self.kinds), self.dropout if self.training else 0.0
+        q, k, v = (self._share(i, t) for t in heads[1:4])
+        q, k = router.project(q, k)
+        read = constant = None
+        if router.rule.reads_qk:
+            read = q, k
+            if heads.exact is not None:
+                first = i * size - self.exactly.start  # of those that are exact
+                read = router.project(*(t[:, first : first + size] for t in heads.exact))
+            read = QKV(*read, read[1]).repeated()[:2]
+        tokens = Tokens(heads.x, read, batch, impl=self.impl, **given)
+        where = slice(i * size, (i + 1) * size), tokens.positions, batch
+        if router.rule.reads_constants:
+            of_k, of_v = (self._share(i, t) for t in heads.constant)
+            constant = self._placed(q, router.project(q, of_k)[1], of_v, *where)[1:]
+        qkv = QKV(*self._placed(q, k, v, *where), dropout, self.rotary, constant)
         seen = router(tokens, stores)
         if stores is None or qkv.k.size(1) < seen.assignment.groups:
             qkv = qkv.repeated()  # heads whose queries share keys have clusters of their own
         out, stores = attend(qkv, seen, router.rule, stores)
         out, report = router.attended(out[..., : self.head_dim], qkv, seen)
         return out, stores, report
-
-    def _of_kind(
-        self, i: int, heads: Projected, batch: Batch, given: dict[str, Any]
-    ) -> tuple[Tokens, QKV]:
-        """What a kind may read, and what its heads attend with."""
-        router, size = self.routers[i], self.num_heads // len(self.kinds)
-        q, k, v = (self._share(i, t) for t in heads[1:4])
-        q, k = router.project(q, k)
-        read = None
-        if router.rule.reads_qk:
-            read = q, k
-            if heads.exact is not None:
-                first = i * size - self.exactly.start  # of those that are exact
-                some = slice(first, first + size)
-                whole = self.exactly == slice(0, self.num_heads)
-                exact = (self._share(i, t) if whole else t[:, some] for t in heads.exact)
-                read = router.project(*exact)
-            read = QKV(*read, read[1]).repeated()[:2]
-        tokens = Tokens(heads.x, read, batch, impl=self.impl, **given)
-        where = slice(i * size, (i + 1) * size), tokens.positions, batch
-        constant = None
-        if router.rule.reads_constants:
-            of_k, of_v = (self._share(i, t) for t in heads.constant)
-            constant = self._placed(q, router.project(q, of_k)[1], of_v, *where)[1:]
-        dropout = self.dropout if self.training else 0.0
-        return tokens, QKV(*self._placed(q, k, v, *where), dropout, self.rotary, constant)
 
     def _share(self, i: int, x: Tensor) -> Tensor:
         """A kind's share of the heads [B, H, N, E]. Heads of keys stay shared where the kind takes

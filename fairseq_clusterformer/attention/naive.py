@@ -30,7 +30,7 @@ class Head(NamedTuple):
     v: Tensor
     looks: list[list[list[int]]]  # of each round: the P clusters that each query looks into
     of_keys: list[list[int]]  # the cluster of each key
-    bias: Tensor | list[float]  # of keys that are seen by their cluster [N]
+    bias: list[float]  # of keys that are seen by their cluster
 
 
 @torch.no_grad()
@@ -45,10 +45,11 @@ def naive(layer: MultiheadAttention, x: Tensor, centroids: Tensor | None = None)
         q, k = router.project(q, k)
         rounds, bias = ASSIGN.get(kind.kind, as_it_says)(router, x, q, k, centroids)
         for h in range(size):
-            looks = [queries[h % len(queries)].tolist() for queries, _ in rounds]
-            of_keys = [keys[h % len(keys)].tolist() for _, keys in rounds]
-            of_head = q[h], k[h], v[h], looks, of_keys, len(x) * [0.0] if bias is None else bias[h]
-            head = Head(kind.kind, router, h, *of_head)
+            looks, of_keys = (
+                [t[h % len(t)].tolist() for t in of] for of in zip(*rounds, strict=True)
+            )
+            of_keys_bias = len(x) * [0.0] if bias is None else bias[h].tolist()
+            head = Head(kind.kind, router, h, q[h], k[h], v[h], looks, of_keys, of_keys_bias)
             outputs.append(torch.stack([_attended(head, i) for i in range(len(x))]))
     return layer.merge([torch.stack(outputs).unsqueeze(0)])[0]
 
@@ -65,7 +66,7 @@ def _attended(head: Head, i: int) -> Tensor:
         near += [j for j in range(rule.sinks, len(k)) if 0 < back[j] < rule.gap]
     if i not in far and not (rule.own == "fallback" and far + near):
         near.append(i)  # its own key
-    entries = [(k[j], v[j], float(head.bias[j])) for j in far] + [(k[j], v[j], 0.0) for j in near]
+    entries = [(k[j], v[j], head.bias[j]) for j in far] + [(k[j], v[j], 0.0) for j in near]
     for some in means(head, i):
         entries.append((k[some].mean(0), v[some].mean(0), math.log(len(some))))
     keys, values, bias = zip(*entries, strict=True)
@@ -133,63 +134,61 @@ def means(head: Head, i: int) -> list[list[int]]:
     return list(found.values())
 
 
-# Clusters of tokens: of each round those that each query looks into [H or 1, N, P], and the one of
-# each key [H or 1, N]; and biases of keys [H, N], if there are any.
+# Rounds: the clusters that each query looks into [H or 1, N, P], and the one of each key [H or 1,
+# N]; and biases of keys [H, N], if there are any.
 
 
 def as_it_says(router, x, q, k, _):
     found, _ = router.assign(Tokens(x[None], (q[None], k[None]), Batch()), {})
     rounds = [(torch.stack(one.queries, -1)[0], one.of_keys[0]) for one in found.rounds]
+    rounds = rounds or alike(torch.zeros(1, len(x)))[0]
     return rounds, None if found.key_bias is None else found.key_bias[0]
 
 
-def together(router, x, q, k, _):
-    return [(torch.zeros(1, len(x), 1), torch.zeros(1, len(x)))], None
+def one_cluster(router, x, q, k, _):
+    return alike(torch.zeros(1, len(x)))
 
 
 def strided(router, x, q, k, _):
     stride = router.options.stride or router.options.clusters
     place = torch.arange(len(x))[None] % stride
     if router.options.pattern == "fixed":
-        return [(torch.zeros(1, len(x), 1), (place != stride - 1).int())], None
-    return [(place[..., None], place)], None
+        return alike(torch.zeros(1, len(x)), (place != stride - 1).int())
+    return alike(place)
 
 
 def kmeans(router, x, q, k, _):
-    nearest = phi("cosine", x, router.clustering.centroids).argmax(-1)[None]
-    return [(nearest[..., None], nearest)], None
+    return alike(phi("cosine", x, router.clustering.centroids).argmax(-1)[None])
 
 
 def routing(router, x, q, k, _):
-    of_q, of_k = (phi("cosine", t, router.means.centroids).argmax(-1) for t in (q, k))
-    return [(of_q[..., None], of_k)], None
+    return alike(*(phi("cosine", t, router.means.centroids).argmax(-1) for t in (q, k)))
 
 
 def lsh(router, x, q, k, _):
     turned = [k @ rotation for rotation in router.rotations.to(k)]
     buckets = [torch.cat([t, -t], -1)[..., : router.rule.clusters].argmax(-1) for t in turned]
-    return [(bucket[..., None], bucket) for bucket in buckets], None
+    return [alike(bucket)[0][0] for bucket in buckets], None
 
 
 def neural(router, x, q, k, centroids):
     """CF22 eq. 2 and 4."""
     part = router.clustering
-    of_layer = part.centroids if centroids is None else centroids
-    s = phi(router.options.similarity, part.w_c(x), of_layer) / part.temperature
+    centroids = part.centroids if centroids is None else centroids
+    s = phi(router.options.similarity, part.w_c(x), centroids) / part.temperature
     if part.normalizer == "running":
         offsets = torch.stack([s[: j + 1].logsumexp(0) for j in range(len(s))])
     else:
         mean = part.log_normalizer if part.normalizer == "average" else s.logsumexp(0)
         offsets = mean.to(s).expand_as(s)
-    nearest = lowest_argmax(s - offsets, offsets)[None]
-    return [(nearest[..., None], nearest)], None
+    return alike(lowest_argmax(s - offsets, offsets)[None])
 
 
 def gated(router, x, q, k, _):
-    vectors, offsets = router.centroids, router.normalizer.log_normalizer.to(x)[:, :, None]
-    s = phi(router.options.similarity, torch.stack([q, k]), vectors) / router.temperature
-    of_q, of_k = (s - offsets).log_softmax(-1)
-    return [(of_q.argmax(-1)[..., None], of_k.argmax(-1))], of_k.amax(-1)
+    offsets = router.normalizer.log_normalizer.to(x)[:, :, None]
+    s = phi(router.options.similarity, torch.stack([q, k]), router.centroids)
+    of_q, of_k = (s / router.temperature - offsets).log_softmax(-1)
+    return alike(of_q.argmax(-1), of_k.argmax(-1))[0], of_k.amax(-1)
 
 
 def taught(router, x, q, k, _):
@@ -197,14 +196,18 @@ def taught(router, x, q, k, _):
         x = router.convolution(x[None], Batch())[0]
     of_q, of_k = router.routing(x[None], Tokens(x[None], (q[None], k[None]), Batch()))
     each = router.centroids.repeat_interleave(router.sharing, 0)
-    s_q = phi(router.options.similarity, of_q[0], each) / router.temperature
-    s_k = phi(router.options.similarity, of_k[0], router.centroids) / router.temperature
-    keys = (s_k - router.normalizer.log_normalizer.to(x)[:, None]).argmax(-1)
+    looks = phi(router.options.similarity, of_q[0], each).topk(router.options.probes).indices
+    s = phi(router.options.similarity, of_k[0], router.centroids) / router.temperature
+    keys = (s - router.normalizer.log_normalizer.to(x)[:, None]).argmax(-1)
     if router.gate is not None:
-        gate = router.gate(x[None])[0] / router.temperature
-        keys = keys.masked_fill(gate < router.normalizer.average[:, None], router.rule.clusters)
-    keys = keys.repeat_interleave(router.sharing, 0)
-    return [(s_q.topk(router.options.probes).indices, keys)], None
+        held = router.gate(x[None])[0] / router.temperature >= router.normalizer.average[:, None]
+        keys = keys.where(held, router.rule.clusters)
+    return [(looks, keys.repeat_interleave(router.sharing, 0))], None
+
+
+def alike(queries: Tensor, keys: Tensor | None = None):
+    """One round; keys as queries, if they are not given."""
+    return [(queries[..., None], queries if keys is None else keys)], None
 
 
 def phi(similarity: str, x: Tensor, centroids: Tensor) -> Tensor:
@@ -214,7 +217,6 @@ def phi(similarity: str, x: Tensor, centroids: Tensor) -> Tensor:
     return x @ centroids.mT / (x.size(-1) ** 0.5 if similarity == "scaled-dot" else 1)
 
 
-ASSIGN = {"full": together, "window": together, "xl": together, "strided": strided, "lsh": lsh}
-ASSIGN |= {"kmeans": kmeans, "routing": routing, "neural": neural, "gated": gated}
-ASSIGN |= {"taught": taught}
+ASSIGN = {name: one_cluster for name in ("full", "window", "xl")}
+ASSIGN |= {f.__name__: f for f in (strided, kmeans, routing, lsh, neural, gated, taught)}
 SIGHT = {("routing", "chunk"): top, ("xl", "recent"): segment}

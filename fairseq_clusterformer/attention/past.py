@@ -29,10 +29,6 @@ class Kept:
     """Base of what is kept: a dataclass of tensors, whose first dimension is the batch, of numbers
     that the host knows, and of other objects that are kept."""
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Any:
-        """The same with a function of each tensor in its place."""
-        return each(self, change)
-
     def reorder(self, rows: Tensor) -> Any:
         """The same for a beam search's choice of hypotheses, int64 [new batch]."""
         return each(self, lambda t: t.index_select(0, rows))
@@ -104,16 +100,6 @@ class Rings(Kept):
     steps: int  # tokens that were given, or more
     clusters: int  # K
 
-    @classmethod
-    def empty(cls, entries: Tensor, groups: int, rounds: int, clusters: int) -> "Rings":
-        """With no key, for entries like these [B, J, N, C]."""
-        batch, heads, _, width = entries.shape
-        sizes = batch, groups, rounds * clusters, heads // groups, 0, width
-        found = cls(entries.new_zeros(sizes), None, 0, clusters)
-        if clusters > 1:
-            found.count()
-        return found
-
     def count(self) -> None:
         """From now on, not all rings are given the same tokens."""
         self.seen = self.given
@@ -180,13 +166,6 @@ class Rings(Kept):
         hidden = None if hidden is None else hidden.flatten(2).unsqueeze(2)
         return Entries(kept.flatten(0, 3), hidden)
 
-    def in_cpu_step(self) -> tuple[Tensor, Tensor]:
-        """For the step in C++, which stores the token: keys, and how many tokens each ring was
-        given before it."""
-        seen = self.given
-        self.steps += 1
-        return self.kept, seen
-
     def keys(self) -> Keys:
         """All that is kept."""
         seen = self.given.unflatten(-1, (-1, self.clusters))  # [B, G, L, K]
@@ -229,7 +208,11 @@ class Rings(Kept):
             rings = rings.masked_fill(hidden[:, None, None], clusters)
         (groups, rounds, length), width = rings.shape[1:], entries.size(-1)
         if not length:
-            return cls.empty(entries, groups, rounds, clusters)
+            sizes = len(entries), groups, rounds * clusters, entries.size(1) // groups, 0, width
+            found = cls(entries.new_zeros(sizes), None, 0, clusters)
+            if clusters > 1:
+                found.count()
+            return found
         room = length if window is None else min(window, length)
         entries = entries.unflatten(1, (groups, -1)).unsqueeze(2)  # [B, G, 1, J / G, N, C]
         if clusters == 1 and not counted and hidden is None:
@@ -259,15 +242,6 @@ class Near(Kept):
 
     kept: Tensor  # [B, G, J / G, gap - 1, C]
     ring: Tensor  # where each will go, int64 [B, G, L, gap - 1]
-
-    @classmethod
-    def empty(cls, entry: Tensor, groups: int, rounds: int, room: int) -> "Near":
-        """With nothing in it, for entries like these [B, J, N, C]."""
-        batch, heads, _, width = entry.shape
-        kept = entry.new_zeros(batch, groups, heads // groups, room, width)
-        return cls(
-            kept, torch.zeros(batch, groups, rounds, room, dtype=torch.long).to(kept.device)
-        )
 
     def _hidden(self, before: Tensor) -> Tensor:
         """Empty slots, bool [B, gap - 1], where rows have had so many tokens, int64 [B, 1]."""
@@ -301,9 +275,10 @@ class Near(Kept):
         """All that is kept."""
         return Keys(self.kept.flatten(1, 2), self.ring, self._hidden(before))
 
-    def fill(self, text: Keys) -> Tensor:
-        """Keep the latest real tokens of a text, and return which those are, bool [B, M]."""
-        room, (batch, *_, length) = self.kept.size(-2), text.rings.shape
+    @classmethod
+    def of(cls, text: Keys, room: int) -> "tuple[Near, Tensor]":
+        """The latest real tokens of a text, and which those are, bool [B, M]."""
+        batch, groups, _, length = text.rings.shape
         real = torch.ones(batch, length, dtype=torch.bool, device=text.rings.device)
         if text.hidden is not None:
             real = ~text.hidden
@@ -311,11 +286,10 @@ class Near(Kept):
         entries = text.entries.masked_fill(~real[:, None, :, None], 0.0)
         at = order.unsqueeze(-1).expand(-1, *entries.shape[1:2], -1, entries.size(-1))
         ring = text.rings.gather(-1, order.unsqueeze(1).expand(*text.rings.shape[:3], -1))
-        kept = entries.gather(-2, at).unflatten(1, self.kept.shape[1:3])
+        kept = entries.gather(-2, at).unflatten(1, (groups, -1))
         if (missing := room - ring.size(-1)) > 0:
             kept, ring = pad(kept, (0, 0, missing, 0)), pad(ring, (missing, 0))
-        self.kept, self.ring = kept, ring
-        return real & (real.flip(1).cumsum(1).flip(1) <= room)
+        return cls(kept, ring), real & (real.flip(1).cumsum(1).flip(1) <= room)
 
 
 @dataclass

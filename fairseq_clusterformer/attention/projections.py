@@ -84,9 +84,14 @@ class ShortConvolution(nn.Module):
     def forward(self, x: Tensor, batch: Batch, wide: bool = False) -> Tensor:
         """[B, N, C] to the same; anything at padding. ``wide``: to at least float32; on a CPU what
         the backward pass needs of x is kept as it was given."""
-        if batch.padding_mask is not None:
-            return self._without_padding(x, batch, wide)
         documents = batch.documents
+        if batch.padding_mask is not None:  # real tokens are moved together
+            order = batch.real_first.unsqueeze(-1).expand_as(x)
+            x = x.masked_fill(batch.padding_mask.unsqueeze(-1), 0.0).gather(1, order)
+            if documents is not None:
+                documents = documents.gather(1, batch.real_first)
+            out = self(x, Batch(documents=documents), wide)
+            return torch.empty_like(out).scatter(1, order, out)
         weight = self.weight.to(torch.promote_types(x.dtype, torch.float32) if wide else x.dtype)
         if documents is None and (x.is_cuda or weight.dtype in HALF):  # rounded once
             x = x.to(weight.dtype)
@@ -96,15 +101,6 @@ class ShortConvolution(nn.Module):
         # On a CPU conv1d would take four times as long.
         convolve = _convolved if torch.compiler.is_compiling() else _Convolved.apply
         return convolve(x, weight[:, 0].T.contiguous(), self.own, documents)
-
-    def _without_padding(self, x: Tensor, batch: Batch, wide: bool) -> Tensor:
-        """The same of rows whose real tokens are moved together."""
-        mask, order, documents = batch.padding_mask, batch.real_first, batch.documents
-        moved = x.masked_fill(mask.unsqueeze(-1), 0.0).gather(1, order.unsqueeze(-1).expand_as(x))
-        if documents is not None:
-            documents = documents.gather(1, order)
-        out = self(moved, Batch(documents=documents), wide)
-        return torch.empty_like(out).scatter(1, order.unsqueeze(-1).expand_as(out), out)
 
     def following(
         self,

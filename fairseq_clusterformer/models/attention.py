@@ -7,6 +7,7 @@ from fairseq.incremental_decoding_utils import with_incremental_state
 from torch import Tensor, nn
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, Past
+from fairseq_clusterformer.attention.past import each
 from fairseq_clusterformer.clustering import Report
 
 State = dict[str, Past | dict[str, Tensor | None]]  # of our modules and fairseq's, by their names
@@ -49,7 +50,7 @@ class SelfAttention(MultiheadAttention):
         if isinstance(incremental_state, SegmentState):
             past = incremental_state.layers.get(self, Past())
             out, past, reports = self.following(x, past, batch, reported=True)
-            incremental_state.layers[self] = past.each(Tensor.detach)
+            incremental_state.layers[self] = each(past, Tensor.detach)
             return out.transpose(0, 1), reports
         past = self.get_incremental_state(incremental_state, "attention")
         out, past = self.step(x, past, batch)

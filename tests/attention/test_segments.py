@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.attention import Past
+from fairseq_clusterformer.attention.past import each
 from tests.kinds import WIDTH, build, every_causal_kind, losses_of, pads
 
 BOUNDS = (0, 9, 13, 15, 31)
@@ -19,7 +20,7 @@ def in_segments(module, x, mask=None, bounds=BOUNDS):
     for first, end in pairwise(bounds):
         hidden = None if mask is None else mask[:, first:end]
         out, past, report = module.following(x[:, first:end], past, hidden, reported=True)
-        past = past.each(torch.Tensor.detach)
+        past = each(past, torch.Tensor.detach)
         outputs.append(out)
         reports += report
     return torch.cat(outputs, dim=1), reports

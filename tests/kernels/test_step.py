@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.attention import Round
-from fairseq_clusterformer.attention.past import tensors
+from fairseq_clusterformer.attention.past import each, tensors
 from fairseq_clusterformer.kernels.cpu import library
 from fairseq_clusterformer.kernels.cpu import step as of_cpu
 from tests.kinds import WIDTH, build, every_causal_kind
@@ -91,7 +91,7 @@ def test_a_state_of_another_precision(kind, taken):
         module = build(kind, causal=True, impl=impl, dtype=torch.float32)
         x = torch.randn(1, 31, WIDTH)
         past = module.step(x[:, :30])[1]
-        past = past.each(lambda t: t.bfloat16() if t.is_floating_point() else t)
+        past = each(past, lambda t: t.bfloat16() if t.is_floating_point() else t)
         found.append(module.step(x[:, 30:], past)[0])
     assert not taken
     torch.testing.assert_close(*found)

@@ -64,10 +64,6 @@ class Gated(Kind):
         )
         self.normalizer = AverageNormalizer((2, *clusters))  # of queries, and of keys
 
-    @property
-    def learner(self) -> AverageNormalizer:
-        return self.normalizer
-
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         found = assign_both(
             tokens.q,

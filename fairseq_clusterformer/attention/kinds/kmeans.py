@@ -56,10 +56,6 @@ class KMeans(Kind):
             interval=options.interval,
         )
 
-    @property
-    def learner(self) -> KMeansClustering:
-        return self.clustering
-
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         x, mask = tokens.x, tokens.padding_mask
         clusters = self.clustering(x).unsqueeze(1)

@@ -62,10 +62,6 @@ class Neural(Kind):
             own_centroids=options.own_centroids,
         )
 
-    @property
-    def learner(self) -> NeuralClustering:
-        return self.clustering
-
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         clusters, report, state = self.clustering.assign(
             tokens.x,

@@ -51,10 +51,6 @@ class RoutingAttention(Kind):
         super().__init__(options, shape)
         self.means = SphericalMeans(shape.num_heads, options.clusters, shape.head_dim)
 
-    @property
-    def learner(self) -> SphericalMeans:
-        return self.means
-
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if not self.rule.causal:
             return _on_sphere(q), _on_sphere(k)

@@ -34,12 +34,9 @@ class Window(Kind):
 
 
 @register_attention("full", Options)
-class Full(Kind):
+class Full(Window):
     """Every query sees every key; causal: every key up to itself."""
 
     @staticmethod
     def declare(options: Options, shape: Shape) -> Traits:
         return Traits(reads_qk=False)
-
-    def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
-        return Assignment(), state

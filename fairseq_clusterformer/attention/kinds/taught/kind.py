@@ -111,10 +111,6 @@ class Teaching(Assignment):
     scouts: Scouts | None = None
 
 
-def _scouts_of(assignment: Assignment) -> Scouts | None:
-    return assignment.scouts if isinstance(assignment, Teaching) else None
-
-
 @register_attention("taught", TaughtOptions)
 class Taught(Kind):
     """Each head clusters its queries and its keys, apart, around the same centroids."""
@@ -172,10 +168,6 @@ class Taught(Kind):
             self.begins = updates < dense
             self.teaches = self.begins or updates % every == 0
 
-    @property
-    def learner(self) -> AverageNormalizer:
-        return self.normalizer
-
     @full_float32()
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         x = tokens.x.detach()
@@ -209,7 +201,7 @@ class Taught(Kind):
             keys = keys.masked_fill(drop, self.options.clusters)
         rounds = (Round((found.queries, *found.probes), keys),)
         if tokens.decoding:
-            return Assignment(rounds), state
+            return Teaching(rounds), state
         if gates is not None:
             least = held_from if least is None else least
             least = torch.where(found.tokens > 0, least * found.tokens, 0.0)
@@ -220,10 +212,10 @@ class Taught(Kind):
             scouts = self._scouts(tokens, x, q, k, log_held, found.log_mass)
         return Teaching(rounds, report=report, scouts=scouts), state
 
-    def others(self, tokens: Tokens, assignment: Assignment) -> tuple[Other, ...]:
+    def others(self, tokens: Tokens, assignment: Teaching) -> tuple[Other, ...]:
         if not self.options.summaries:
             return ()
-        ((looked_into, keys),), scouts = assignment.rounds, _scouts_of(assignment)
+        ((looked_into, keys),), scouts = assignment.rounds, assignment.scouts
         blind = None if scouts is None else scouts.queries
         count = self.rule.clusters + self.rule.drops_keys  # dropped keys have a mean, too
         given = looked_into, keys, count, tokens, blind
@@ -231,8 +223,8 @@ class Taught(Kind):
             return (MeansOfOthers(*given),)
         return (MeansSoFar(*given, self.options.summaries, self.rule.gap),)
 
-    def sight(self, text: Text, assignment: Assignment) -> Sight:
-        sight, scouts = super().sight(text, assignment), _scouts_of(assignment)
+    def sight(self, text: Text, assignment: Teaching) -> Sight:
+        sight, scouts = super().sight(text, assignment), assignment.scouts
         if scouts is None:
             return sight
         queries, empty = pad(scouts.queries, (text.past, 0)), None
@@ -245,7 +237,7 @@ class Taught(Kind):
 
     def attended(self, out: Tensor, heads: QKV, seen: Seen) -> tuple[Tensor, Report]:
         """The same values, whose gradient weighs what scouts teach, of these tokens alone."""
-        report, scouts = seen.assignment.report, _scouts_of(seen.assignment)
+        report, scouts = seen.assignment.report, seen.assignment.scouts
         if scouts is None or seen.text is None:
             return out, report
         heads, text = heads.repeated(), seen.text
