@@ -11,7 +11,13 @@ from itertools import count
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import Batch, MultiheadAttention, Past, parse_attention
+from fairseq_clusterformer.attention import (
+    Batch,
+    MultiheadAttention,
+    Past,
+    any_padding,
+    parse_attention,
+)
 from fairseq_clusterformer.clustering import LOSSES
 
 WINDOW = 5
@@ -266,6 +272,7 @@ def by_steps(
             past = past.reorder(rows)
         part = slice(t, t := min(t + next(sizes, 1), x.size(1)))
         hidden, numbers = (None if o is None else o[:, part] for o in (mask, documents))
+        hidden = None if hidden is None else any_padding(hidden)
         out, past = module.step(x[:, part], past, Batch(hidden, numbers))
         outputs.append(out)
     return torch.cat(outputs, dim=1), past

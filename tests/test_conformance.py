@@ -300,6 +300,7 @@ def test_the_leaking_rule_leaks_and_cannot_generate():
     past = slice(0, LENGTH // 2)
     changed = (module(x)[0][:, past] - module(edited)[0][:, past]).abs().amax(-1) > 1e-6
     assert changed.any()
+    torch.testing.assert_close(module(x)[0][0], naive(module, x[0]), rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="cluster rule is 'leaking-chunk'"):
         module.step(x[:, :1])
 

@@ -92,13 +92,14 @@ def recent(head: Head, looks: list[int], of_keys: list[int], i: int) -> list[int
 
 def chunk(head: Head, looks: list[int], of_keys: list[int], i: int) -> list[int]:
     """CF22 eq. 5 and 8 to 10: of the tokens sorted by cluster, cut into K chunks, the query's own
-    chunk and the one before; kmeans (CF20 eq. 6): its own, of W."""
+    chunk and the one before; kmeans (CF20 eq. 6): its own, of W. A leaking one: eq. 13 on top."""
     rule, alone = head.router.rule, head.kind == "kmeans"
     tokens = sorted(range(len(of_keys)), key=lambda j: of_keys[j])
     size = rule.window if alone else -(-len(tokens) // rule.clusters)
     chunks = [tokens[at : at + size] for at in range(0, len(tokens), size)]
     own = next(number for number, some in enumerate(chunks) if i in some)
     seen = {*chunks[own]} if alone else {*chunks[own], *chunks[own - 1]}
+    seen = {j for j in seen if j <= i} if rule.causal else seen
     return [j for j in seen if j != i or rule.own != "fallback"]
 
 

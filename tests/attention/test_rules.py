@@ -10,6 +10,7 @@ from fairseq_clusterformer.attention import (
     Batch,
     ClusterOptions,
     Kind,
+    MultiheadAttention,
     Round,
     Shape,
     Tokens,
@@ -98,3 +99,10 @@ def test_so_it_is_in_a_graph():
         compiled(ids() + 1)
     assert math.isfinite(compiled(ids()).sum())
     torch._dynamo.reset()
+
+
+def test_a_head_that_is_too_wide_for_the_kernel():
+    pytest.importorskip("triton", reason="triton is not installed")
+    module = MultiheadAttention(257, 1, kinds="window", causal=True, kernel="triton")
+    with pytest.raises(ValueError, match="head is 257 wide; allowed for the kernel triton"):
+        module(torch.randn(1, 1, 257))

@@ -158,10 +158,10 @@ def routing_gain(
     """
     q, k = (at_least_float32(t.detach()) for t in (q, k))
     places, shares = scouts.places, scouts.query_shares.to(q.dtype)
-    lo, hi = _ranges(layouts, places)
-    given = _for_cpp(q, k, shares.detach(), layouts, scouts, lo, hi, impl)
+    lo, hi = bounds = _ranges(layouts, places)
+    given = _for_cpp(q, k, layouts, scouts, bounds, impl)
     if given is None:
-        lands, in_sight = _by_torch(q, k, layouts, scouts, lo, hi, impl)
+        lands, in_sight = _by_torch(q, k, layouts, scouts, bounds, impl)
     else:
         keys = scouts.key_shares
         lands, in_sight = _InCpp.apply(given, shares, keys.x, keys.vectors, keys.log_held)
@@ -171,8 +171,10 @@ def routing_gain(
     return Gain(gain, scouts.queries.gather(-1, places) & (seen > 0), places)
 
 
-def _ranges(layouts: Sequence[Layout], places: Tensor) -> tuple[Tensor, Tensor]:
-    """Key slots that scouts see, from and up to, int64 [layouts, B, H, S]."""
+Bounds = tuple[Tensor, Tensor]  # key slots that scouts see, from and up to, [layouts, B, H, S]
+
+
+def _ranges(layouts: Sequence[Layout], places: Tensor) -> Bounds:
     bounds = []
     for layout in layouts:
         slot = torch.arange(layout.query_order.size(-1), device=places.device)
@@ -185,14 +187,7 @@ def _ranges(layouts: Sequence[Layout], places: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _for_cpp(
-    q: Tensor,
-    k: Tensor,
-    shares: Tensor,
-    layouts: Sequence[Layout],
-    scouts: Scouts,
-    lo: Tensor,
-    hi: Tensor,
-    impl: str,
+    q: Tensor, k: Tensor, layouts: Sequence[Layout], scouts: Scouts, bounds: Bounds, impl: str
 ) -> Looking | None:
     """What C++ is given; None: torch computes it."""
     keys, order = scouts.key_shares, layouts[0].key_order
@@ -204,8 +199,8 @@ def _for_cpp(
         return None
     k = k if k.stride(-1) == 1 else k.contiguous()
     held = None if keys.log_held is None else keys.log_held.detach().to(q.dtype)
-    of_scouts = gather_tokens(q, scouts.places), shares.contiguous()
-    return Looking(*of_scouts, k, held, order, lo, hi, scores)
+    shares = scouts.query_shares.detach().to(q.dtype).contiguous()
+    return Looking(gather_tokens(q, scouts.places), shares, k, held, order, *bounds, scores)
 
 
 class _InCpp(torch.autograd.Function):
@@ -236,13 +231,7 @@ class _InCpp(torch.autograd.Function):
 
 
 def _by_torch(
-    q: Tensor,
-    k: Tensor,
-    layouts: Sequence[Layout],
-    scouts: Scouts,
-    lo: Tensor,
-    hi: Tensor,
-    impl: str,
+    q: Tensor, k: Tensor, layouts: Sequence[Layout], scouts: Scouts, bounds: Bounds, impl: str
 ) -> tuple[Tensor, Tensor]:
     """What :class:`_InCpp` finds, by torch, on any device."""
     width, places = q.size(-1), scouts.places
@@ -255,7 +244,7 @@ def _by_torch(
         for part in parts
     ]
     attended = torch.cat([gather_tokens(part, places) for part in attended], dim=-1)
-    attended, total = attended[..., : shares.size(-1)], _sums(shares, layouts, lo, hi)
+    attended, total = attended[..., : shares.size(-1)], _sums(shares, layouts, *bounds)
     of_queries = scouts.query_shares.to(q.dtype)
     return (attended * of_queries).sum(-1), (total * of_queries).sum(-1)
 
