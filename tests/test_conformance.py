@@ -223,19 +223,6 @@ def test_training_observes_and_learns(kind, causal, precision):
 
 
 @every_causal_kind()
-@torch.no_grad()
-def test_lengths_of_several_tiles(kind):
-    """Three tiles and a bit, and a window of more than one: the kernels against the plain one."""
-    module = build(kind, causal=True, window=70)
-    x = inputs(batch=2, length=203)
-    outputs = []
-    for impl in ("blocks", "reference"):
-        module.impl = impl
-        outputs.append(module(x)[0])
-    torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-12)
-
-
-@every_causal_kind()
 def test_a_window_is_of_as_many_keys_in_every_kind(kind):
     """W keys, the query's own included, and besides them sinks and what a gap shows by position;
     lsh sees as many in each round of hashing."""
@@ -269,25 +256,6 @@ def test_gradients_of_the_layer(kind, causal):
 
     step = torch.zeros(10, dtype=x.dtype, requires_grad=True)
     assert torch.autograd.gradcheck(outputs, (step,), eps=1e-7, rtol=1e-6, atol=1e-5)
-
-
-def test_heads_of_several_kinds_compute_what_they_would_alone():
-    mixed = build("window+neural", causal=True)
-    half = WIDTH // 2
-    x = inputs()
-    alone = torch.zeros_like(x)
-    for i, kind in enumerate(("window", "neural")):
-        module = build(kind, causal=True)
-        state = {n: t for n, t in mixed.state_dict().items() if not n.startswith("routers")}
-        prefix = f"routers.{i}."
-        routers = {n: t for n, t in mixed.state_dict().items() if n.startswith(prefix)}
-        state |= {n.replace(prefix, "routers.0."): t for n, t in routers.items()}
-        module.load_state_dict(state)
-        with torch.no_grad():  # only this kind's heads leave the layer
-            module.out_proj.bias.zero_()
-            module.out_proj.weight[:, (1 - i) * half : (2 - i) * half] = 0.0
-        alone = alone + module(x)[0]
-    torch.testing.assert_close(mixed(x)[0], alone + mixed.out_proj.bias, rtol=0, atol=1e-12)
 
 
 def test_the_leaking_rule_leaks_and_cannot_generate():
