@@ -99,8 +99,17 @@ def _sinks(entries: Tensor, seen: Seen, rule: Rule, stores: Stores) -> Sinks | N
     """Those behind new tokens of these entries."""
     if not rule.sinks:
         return None
-    tokens = seen.tokens
-    return Sinks.behind(stores.sinks, entries, rule.sinks, tokens.positions, tokens.padding_mask)
+    place, mask, number = seen.tokens.positions, seen.tokens.padding_mask, rule.sinks
+    place = place.clamp(max=number)
+    if mask is not None:
+        place = place.masked_fill(mask, number)
+    if stores.sinks is None:
+        kept = entries.new_zeros(*entries.shape[:2], number, entries.size(-1))
+    else:
+        kept = stores.sinks.kept
+    at = place[:, None, :, None].expand(*entries.shape)
+    # One slot more, which is dropped, takes what is no sink.
+    return Sinks(pad(kept, (0, 0, 0, 1)).scatter(2, at, entries)[:, :, :-1].contiguous())
 
 
 def _behind(

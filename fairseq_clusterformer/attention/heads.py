@@ -17,22 +17,15 @@ BIASES = ("all", "qkv", "none")
 
 
 class Projected(NamedTuple):
-    """A layer's input and its heads, without positions.
+    """A layer's input and its heads, without positions."""
 
-    Attributes:
-        x: [B, N, D].
-        q: [B, H, N, E].
-        k, v: [B, J, N, E], J divides H.
-        exact: queries and keys in full float32, of ``exactly``'s heads [B, heads, N, E]; None: the
-            others are.
-        constant: keys and values of x without its gradient; None: nobody asked.
-    """
-
-    x: Tensor
-    q: Tensor
-    k: Tensor
+    x: Tensor  # [B, N, D]
+    q: Tensor  # [B, H, N, E]
+    k: Tensor  # as v [B, J, N, E]
     v: Tensor
+    #: queries and keys in full float32, of ``exactly``'s heads; None: the others are
     exact: tuple[Tensor, Tensor] | None = None
+    #: keys and values of x without its gradient; None: nobody asked
     constant: tuple[Tensor, Tensor] | None = None
 
     def apart(self, place: Tensor) -> "Projected":
@@ -71,27 +64,17 @@ def check_divides(number: int, of: str, whole: int, what: str) -> None:
 
 @dataclass(frozen=True)
 class HeadForm:
-    """What all heads of a layer have in common.
+    """What all heads of a layer have in common."""
 
-    Attributes:
-        kv_heads: J, each for H / J queries (Ainslie et al. 2023); None: H.
-        head_dim: E; None: D / H.
-        biases: of the projections: "all" have one, "qkv" (the output has none), or "none".
-        qk_norm: epsilon of a root-mean-square norm over each query and each key; None: no norm.
-        rotary: queries and keys carry rotary positions; a ``Rotary`` says how fast they turn.
-        relative: logits depend on distances, as in Transformer-XL.
-        short_convolution: width of the convolutions over queries, keys and values; 0: none.
-        copying_start: begin as heads that copy; causal, with a short convolution of 3 or more.
-    """
-
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    biases: str = "all"
+    kv_heads: int | None = None  # J, each for H / J queries (Ainslie et al. 2023); None: H
+    head_dim: int | None = None  # E; None: D / H
+    biases: str = "all"  # of projections; "qkv": all but the output's; "none"
+    #: epsilon of a root-mean-square norm over each query and each key; None: no norm
     qk_norm: float | None = None
-    rotary: bool | Rotary | None = None
-    relative: bool = False
-    short_convolution: int = 0
-    copying_start: bool = False
+    rotary: bool | Rotary | None = None  # positions of queries and keys, and how fast they turn
+    relative: bool = False  # logits depend on distances, as in Transformer-XL
+    short_convolution: int = 0  # width of convolutions over queries, keys and values; 0: none
+    copying_start: bool = False  # as heads that copy; causal, with a convolution of 3 or more
 
 
 class ProjectedHeads(nn.Module):

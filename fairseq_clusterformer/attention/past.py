@@ -298,34 +298,6 @@ class Sinks(Kept):
 
     kept: Tensor  # [B, J, S, C]
 
-    @classmethod
-    def behind(
-        cls,
-        before: "Sinks | None",
-        new: Tensor,
-        number: int,
-        positions: Tensor,
-        mask: Tensor | None,
-    ) -> "Sinks":
-        """With those of new tokens that are sinks.
-
-        Args:
-            before: of the tokens before.
-            new: their entries [B, J, N, C].
-            number: S.
-            positions: int64 [1 or B, N].
-            mask: bool [B, N], True where a token is padding.
-        """
-        place = positions.clamp(max=number)
-        if mask is not None:
-            place = place.masked_fill(mask, number)
-        kept = (
-            new.new_zeros(*new.shape[:2], number, new.size(-1)) if before is None else before.kept
-        )
-        at = place[:, None, :, None].expand(*new.shape)
-        # One slot more, which is dropped, takes what is no sink.
-        return cls(pad(kept, (0, 0, 0, 1)).scatter(2, at, new)[:, :, :-1].contiguous())
-
 
 @dataclass
 class Stores(Kept):

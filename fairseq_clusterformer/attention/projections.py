@@ -110,19 +110,10 @@ class ShortConvolution(nn.Module):
         begins: Tensor | None = None,
         wide: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Convolve tokens that stand behind others; causal.
-
-        Args:
-            x: [B, N, C].
-            before: the second result for the tokens before; None: there are none.
-            batch: of these tokens.
-            begins: rows in which a document begins with the only token, bool [B, 1].
-            wide: as of :meth:`forward`.
-
-        Returns:
-            [B, N, C], and the ``width - 1`` latest real tokens of each row, after zeros if there
-            are fewer.
-        """
+        """Convolve tokens [B, N, C] that stand behind others; causal. ``before``: the second
+        result for these, if there are any; ``begins``: rows in which a document begins with the
+        only token, bool [B, 1]. Returns [B, N, C], and the ``width - 1`` latest real tokens of
+        each row, after zeros if there are fewer."""
         mask = batch.padding_mask
         if before is None:
             return self(x, batch, wide), self._latest(x, mask)

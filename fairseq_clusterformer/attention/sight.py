@@ -30,35 +30,23 @@ LAST_RESORT = -5e4
 
 @dataclass(frozen=True)
 class Traits:
-    """What a kind declares of itself.
+    """What a kind declares of itself."""
 
-    Attributes:
-        own: how a query sees its own key: "in_cluster" (like any other of its cluster), "always",
-            or "fallback" (only where it sees nothing else: for kinds whose query and key are one
-            vector). Of the last two and causal, the gap is 1 at least.
-        least_gap: 1 where it is not seen as one of its cluster, in what is not causal, too.
-        drops_keys: a key may be in no cluster, which is then number K.
-        clusters, window: K and W; None: as the options have them.
-        last_place: where a query stands behind sinks, at most, by rotary positions; None: where
-            it is.
-        per_token: a token is assigned without regard to other tokens of its row.
-        per_token_with: options with which it would be, for the error message.
-        reads_qk: it reads ``tokens.q`` or ``tokens.k``.
-        reads_constants: its sight has ``constant`` layouts.
-        needs_centroids: it must be given the centroids of the layer before.
-    """
-
+    #: how a query sees its own key: "in_cluster" (like any other of its cluster), "always", or
+    #: "fallback" (only where it sees nothing else: for kinds whose query and key are one vector);
+    #: of the last two and causal, the gap is 1 at least
     own: str = "in_cluster"
-    least_gap: int = 0
-    drops_keys: bool = False
-    clusters: int | None = None
-    window: int | None = None
+    least_gap: int = 0  # 1 where it is not seen as one of its cluster, in what is not causal, too
+    drops_keys: bool = False  # a key may be in no cluster, which is then number K
+    clusters: int | None = None  # K; None, as of W: as the options have it
+    window: int | None = None  # W
+    #: where a query stands behind sinks, at most, by rotary positions; None: where it is
     last_place: int | None = None
-    per_token: bool = True
-    per_token_with: str = "a kind that does not"
-    reads_qk: bool = True
-    reads_constants: bool = False
-    needs_centroids: bool = False
+    per_token: bool = True  # a token is assigned without regard to other tokens of its row
+    per_token_with: str = "a kind that does not"  # allowed where it must be, for the error message
+    reads_qk: bool = True  # it reads ``tokens.q`` or ``tokens.k``
+    reads_constants: bool = False  # its sight has ``constant`` layouts
+    needs_centroids: bool = False  # it must be given the centroids of the layer before
 
 
 @dataclass(frozen=True)
@@ -68,19 +56,13 @@ class Rule(Traits):
     W is said here, for all kinds: a query sees W keys by its cluster, its own included; besides
     them sinks, and with a gap of G the G - 1 keys that are nearer. What is not causal sees W on
     either side, and its own.
-
-    Attributes:
-        causal: a query sees no later token.
-        name: "recent", "chunk", or "leaking-chunk" (CF22's Appendix B).
-        gap: G; keys that are nearer than G tokens are seen by position, and not by cluster.
-        sinks: first tokens of a document that each of its queries sees.
     """
 
     clusters: int = 1
-    causal: bool = True
-    name: str = "recent"
-    gap: int = 0
-    sinks: int = 0
+    causal: bool = True  # a query sees no later token
+    name: str = "recent"  # or "chunk", or "leaking-chunk" (CF22's Appendix B)
+    gap: int = 0  # G; keys that are nearer than G tokens are seen by position, not by cluster
+    sinks: int = 0  # first tokens of a document that each of its queries sees
 
     @property
     def by_cluster(self) -> int | None:
@@ -107,26 +89,17 @@ class Rule(Traits):
 
 @dataclass(frozen=True)
 class Text:
-    """Keys that may be seen: M that are kept, and those of the new tokens, which alone ask.
+    """Keys that may be seen: M that are kept, and those of the new tokens, which alone ask."""
 
-    Attributes:
-        tokens: the new ones; sinks among them count as padding.
-        rounds: clusters of T tokens, for each head.
-        rings: the clusters of keys as they are kept, K for none, int64 [B, G, L, T]; None: nothing
-            is kept, and all are in one.
-        batch: what stands in ranges: no padding, empty slot, or sink.
-        sinks: what sinks are counted among: no padding, or kept key but a sink.
-        kept: [B, J, M, C]; None: M is 0.
-        key_bias: of the new tokens, as of :class:`Assignment`.
-    """
-
-    tokens: Tokens
-    rounds: tuple[Round, ...]
+    tokens: Tokens  # the new ones; sinks among them count as padding
+    rounds: tuple[Round, ...]  # clusters of T tokens, for each head
+    #: the clusters of keys as they are kept, K for none, int64 [B, G, L, T]; None: nothing is
+    #: kept, and all are in one
     rings: Tensor | None
-    batch: Batch
-    sinks: Batch
-    kept: Tensor | None = None
-    key_bias: Tensor | None = None
+    batch: Batch  # what stands in ranges: no padding, empty slot, or sink
+    sinks: Batch  # what sinks are counted among: no padding, or kept key but a sink
+    kept: Tensor | None = None  # [B, J, M, C]; None: M is 0
+    key_bias: Tensor | None = None  # of the new tokens, as of :class:`Assignment`
 
     @property
     def past(self) -> int:
@@ -175,21 +148,13 @@ def text_of(rule: Rule, tokens: Tokens, assignment: Assignment, stores: Stores |
 
 @dataclass(frozen=True)
 class Sight:
-    """What each query of a text sees, under one softmax; what two layouts show counts twice.
+    """What each query of a text sees, under one softmax; what two layouts show counts twice."""
 
-    Attributes:
-        ranges: keys by cluster.
-        near: keys by position.
-        sinks: the first tokens of its document.
-        constant: keys whose states get no gradient.
-        own: its own key, where no layout shows it.
-    """
-
-    ranges: tuple[Layout, ...] = ()
-    near: tuple[Layout, ...] = ()
-    sinks: Layout | None = None
-    constant: tuple[Layout, ...] = ()
-    own: Own | None = None
+    ranges: tuple[Layout, ...] = ()  # keys by cluster
+    near: tuple[Layout, ...] = ()  # keys by position
+    sinks: Layout | None = None  # the first tokens of its document
+    constant: tuple[Layout, ...] = ()  # keys whose states get no gradient
+    own: Own | None = None  # its own key, where no layout shows it
 
     @property
     def layouts(self) -> tuple[Layout, ...]:

@@ -20,30 +20,18 @@ _OUTSIDE = r"(?![^()]*\))"  # of parentheses
 
 
 class Heads(NamedTuple):
-    """The kind of some heads of a layer.
+    """The kind of some heads of a layer."""
 
-    Attributes:
-        kind: name of a registered kind.
-        options: of that kind.
-        written: as a spec names it.
-    """
-
-    kind: str
-    options: Options
-    written: str
+    kind: str  # name of a registered kind
+    options: Options  # of that kind
+    written: str  # as a spec names it
 
 
 class AttentionPlan(NamedTuple):
-    """The attention of an encoder's or a decoder's layers; made once, and handed down.
+    """The attention of an encoder's or a decoder's layers; made once, and handed down."""
 
-    Attributes:
-        layers: kinds of each layer's heads.
-        form, kernel: of all layers, as of :class:`~fairseq_clusterformer.attention.\
-MultiheadAttention`.
-    """
-
-    layers: tuple[tuple[Heads, ...], ...]
-    form: HeadForm = HeadForm()
+    layers: tuple[tuple[Heads, ...], ...]  # kinds of each layer's heads
+    form: HeadForm = HeadForm()  # of all layers, as the kernel
     kernel: str = "auto"
 
 

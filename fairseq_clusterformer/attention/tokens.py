@@ -11,51 +11,36 @@ from .batch import Batch, any_padding
 
 
 class Shape(NamedTuple):
-    """What a kind is built for.
+    """What a kind is built for."""
 
-    Attributes:
-        embed_dim: D.
-        num_heads: H, heads of this kind.
-        head_dim: E.
-        causal: a query sees no later token.
-        kv_heads: J, heads of keys and values, each for H / J queries; None: H.
-    """
-
-    embed_dim: int
-    num_heads: int
-    head_dim: int
-    causal: bool
-    kv_heads: int | None = None
+    embed_dim: int  # D
+    num_heads: int  # H, heads of this kind
+    head_dim: int  # E
+    causal: bool  # a query sees no later token
+    kv_heads: int | None = None  # J; None: H
 
 
 @dataclass
 class Tokens:
     """What a kind may read: a batch, or in decoding one more token of each row, or several.
 
-    Attributes:
-        x: input of the attention layer [B, N, D].
-        q, k: queries and keys [B, H, N, E] as ``Kind.project`` returned them, without positions,
-            in full float32 or float64: what is assigned must not depend on how a product was
-            rounded. For a kind that ``reads_qk``.
-        batch: which tokens are real, and of which document; in decoding, padding alone.
-        positions: of each token among the real ones of its document, int64 [1 or B, N].
-        centroids: handed on by the layer before, [B, K, D], or None.
-        impl: of the attention, see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
-        decoding: nobody reads a report.
-        before: in decoding, or in a later segment of a text, real tokens of the document before
-            these, int64 [B, 1].
-        begins: in decoding, rows in which a document begins, bool [B, 1]; None: none.
+    ``q`` and ``k``, of a kind that ``reads_qk``, are queries and keys [B, H, N, E] as
+    ``Kind.project`` returned them, without positions, in full float32 or float64: what is assigned
+    must not depend on how a product was rounded.
     """
 
-    x: Tensor
+    x: Tensor  # input of the attention layer [B, N, D]
     heads: InitVar[tuple[Tensor, Tensor] | None]
-    batch: Batch
+    batch: Batch  # which tokens are real, and of which document; in decoding, padding alone
+    #: of each token among the real ones of its document, int64 [1 or B, N]
     positions: Tensor | None = None
-    centroids: Tensor | None = None
-    impl: str = "auto"
+    centroids: Tensor | None = None  # handed on by the layer before, [B, K, D]
+    impl: str = "auto"  # of :func:`~fairseq_clusterformer.kernels.ranged_attention`
+    #: in decoding, or in a later segment of a text, real tokens of the document before these,
+    #: int64 [B, 1]
     before: Tensor | None = None
-    begins: Tensor | None = None
-    decoding: bool = False
+    begins: Tensor | None = None  # rows in which a document begins in decoding, bool [B, 1]
+    decoding: bool = False  # nobody reads a report
 
     def __post_init__(self, heads: tuple[Tensor, Tensor] | None):
         self.q, self.k = (None, None) if heads is None else heads
@@ -111,20 +96,14 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Assignment:
-    """To which cluster each token belongs, as a query and as a key.
+    """To which cluster each token belongs, as a query and as a key."""
 
-    Attributes:
-        rounds: one for each time that tokens are assigned; none: all tokens are in one cluster.
-        key_bias: added to the logits of a key that is seen by its cluster, floating point
-            [B, G, N].
-        latest: how many of the latest keys a query sees, if fewer than W, int64 [1 or B, N].
-        report: for the losses, the log and the layer above.
-    """
-
-    rounds: tuple[Round, ...] = ()
+    rounds: tuple[Round, ...] = ()  # of assignments; none: all tokens are in one cluster
+    #: added to the logits of a key that is seen by its cluster, floating point [B, G, N]
     key_bias: Tensor | None = None
+    #: how many of the latest keys a query sees, if fewer than W, int64 [1 or B, N]
     latest: Tensor | None = None
-    report: Report = Report()
+    report: Report = Report()  # for the losses, the log and the layer above
 
     @classmethod
     def once(cls, queries: Tensor, keys: Tensor | None = None, **others: Any) -> "Assignment":

@@ -313,12 +313,8 @@ class Taught(Kind):
 
         Keys are normalised by those of the batch that are held. By the average, which is a
         constant, the loss would draw keys to a cluster that the average then pushes away again.
-        No output depends on these shares.
-
-        Args:
-            q, k: what routes some queries and all keys, [B, H, S, R] and [B, J, N, R].
-            log_held: log of the probability that a key is held [B, J, N]; None: all are.
-        """
+        No output depends on these shares. q and k route some queries [B, H, S, R] and all keys [B,
+        J, N, R], each held with a probability of ``log_held.exp()`` [B, J, N]; None: all are."""
         vectors = self.similarity.vectors(self.centroids.to(q.dtype)) / self.temperature
         of_heads = vectors.repeat_interleave(self.sharing, dim=0).transpose(-1, -2)
         of_queries = (self.similarity.vectors(q) @ of_heads).softmax(-1)

@@ -178,12 +178,8 @@ class MeansSoFar(_Means):
 
     @full_float32()
     def sums(self, heads: QKV, at: Places, kept: Sums | None) -> tuple[Tensor, Tensor]:
-        """Sums of keys and values by cluster, as the queries of each chunk see them.
-
-        Returns:
-            Sums of each chunk, at least float32 [B, J, M, K, C]; and, for the next tokens, those
-            that their chunk sees, and what comes to them in each of the chunks behind it.
-        """
+        """Sums of keys and values by cluster, as the queries of each chunk see them, at least
+        float32 [B, J, M, K, C]; and those of :class:`Sums`."""
         k, number = heads.k, at.chunks + at.later + 1
         entries = _entries(k, heads.v)
         place = at.since.unsqueeze(1) * self.clusters + for_each(k, self.keys)

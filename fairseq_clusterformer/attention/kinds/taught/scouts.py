@@ -76,15 +76,9 @@ def draw_scouts(
     number: int, heads: int, x: Tensor, padding_mask: Tensor | None, share: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """That many real tokens of each row and head, or as many as there are or `share` allows,
-    drawn by torch's generator of the device: an activation checkpoint draws the same.
-
-    Args:
-        x: [B, N, ...], for its length and device.
-        share: the most scouts of a row, as a share of its real tokens; one at least.
-
-    Returns:
-        ``queries`` and ``places`` of :class:`Scouts`.
-    """
+    drawn by torch's generator of the device: an activation checkpoint draws the same. x [B, N,
+    ...] says the length; `share`, of a row's real tokens, allows one at least. Returns ``queries``
+    and ``places`` of :class:`Scouts`."""
     batch, length = x.shape[:2]
     number = min(number, max(1, int(share * length)))
     if padding_mask is None and number == length:
@@ -149,13 +143,8 @@ def _of_queries(layout: Layout, queries: Tensor) -> Layout:
 def routing_gain(
     q: Tensor, k: Tensor, layouts: Sequence[Layout], scouts: Scouts, *, impl: str
 ) -> Gain:
-    """The logarithm above, of each scout.
-
-    Args:
-        q, k: as they are attended, [B, H, N, E]; they get no gradient.
-        layouts: of the scouts.
-        impl: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
-    """
+    """The logarithm above, of each scout; q and k [B, H, N, E] as they are attended, which get no
+    gradient, and layouts of the scouts."""
     q, k = (at_least_float32(t.detach()) for t in (q, k))
     places, shares = scouts.places, scouts.query_shares.to(q.dtype)
     lo, hi = bounds = _ranges(layouts, places)
@@ -260,9 +249,6 @@ def weighed(attended: Tensor, gain: Gain) -> tuple[Tensor, Gain]:
     scouts of its head. What nobody needs, attention to noise by noise, then teaches nothing.
 
     Where a head gets no gradient, or not in the same backward pass, all its scouts count alike.
-
-    Args:
-        attended: [B, H, N, E].
     """
     attended, nats = _Weighed.apply(attended, *gain)
     return attended, gain._replace(nats=nats)
