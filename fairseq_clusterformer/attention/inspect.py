@@ -118,15 +118,8 @@ def _of_routers(
 
 
 def oldest_key_in_sight(clusters: Tensor, window: int) -> Tensor:
-    """Position of the oldest key that each query of the causal recent rule sees.
-
-    Args:
-        clusters: int64 [N], of one text without padding.
-        window: W, keys of its own cluster that a query sees, its own included.
-
-    Returns:
-        int64 [N]; at most the query's own position.
-    """
+    """Position of the oldest key that each query of the causal recent rule sees, int64 [N]: of W
+    keys of its own cluster, its own included; ``clusters`` [N] of one text without padding."""
     found = clusters.view(1, 1, -1), int(clusters.max()) + 1, window
     (layout,) = recent_layouts(*found, causal=True, batch=Batch())
     oldest = layout.key_order.gather(-1, layout.lo)

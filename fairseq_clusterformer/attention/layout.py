@@ -17,14 +17,9 @@ from .batch import Batch
 def window_layouts(
     length: int, window: int | None, *, causal: bool, batch: Batch, device: torch.device
 ) -> tuple[Layout, ...]:
-    """Identity order: each query sees its neighbours.
-
-    Args:
-        length: N.
-        window: W. Causal: the last W tokens, the query's own included. Otherwise W tokens on
-            either side and the query's own. None: all (full attention).
-        batch: distances count real tokens, and no document sees another.
-    """
+    """Identity order: each query sees the last W tokens, its own included; not causal: W tokens on
+    either side and its own; None: all (full attention). Distances count real tokens of the
+    document, and no document sees another."""
 
     def make() -> tuple[Layout, ...]:
         if not batch.is_plain:
@@ -118,14 +113,9 @@ def recent_layouts(
 
 
 def sink_layout(positions: Tensor, number: int, *, itself: bool, batch: Batch) -> Layout:
-    """Each query sees the first tokens of its document that stand before it.
-
-    Args:
-        positions: of the tokens in their documents, int64 [1 or B, N].
-        number: of first tokens.
-        itself: a query that is one of them sees its own key, too.
-        batch: padding is not seen.
-    """
+    """Each query sees so many first tokens of its document that stand before it; a query that is
+    one of them may see itself, too. Positions are those in documents, int64 [1 or B, N]. Padding
+    of the batch is not seen."""
     order = None
     if batch.padding_mask is not None:
         order = batch.real_first.unsqueeze(1)

@@ -231,14 +231,8 @@ class RelativePositions(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, positions: Tensor, heads: slice
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys of E + D numbers, whose product is the logit above by ``sqrt(E + D)``.
-
-        Args:
-            q: of some heads [B, H, N, E].
-            k: the same, or of fewer heads, that several queries share.
-            positions: int64 [1 or B, N].
-            heads: those of q.
-        """
+        """Queries and keys of E + D numbers, whose product is the logit above by ``sqrt(E + D)``:
+        of the heads of q [B, H, N, E], and k [B, J, N, E], at positions int64 [1 or B, N]."""
         half = self.width // 2
         wide = torch.promote_types(q.dtype, torch.float32)
         sin, cos = (t.to(wide) for t in _turns(positions, _rates(half, q.device)))
@@ -264,13 +258,8 @@ class RMSNorm(nn.RMSNorm):
 
 def rotated(x: Tensor, positions: Tensor, rotary: Rotary | None = None) -> Tensor:
     """Rotary positions (RoFormer, Su et al. 2021, eq. 34): products of queries and keys depend on
-    distances alone.
-
-    Args:
-        x: [B, H, N, E], E even.
-        positions: int64 [1 or B, N].
-        rotary: how fast they turn; None: as Su et al. have it.
-    """
+    distances alone. Of x [B, H, N, E], E even, and positions int64 [1 or B, N]; ``rotary``: how
+    fast they turn; None: as Su et al. have it."""
     return turned(x, *(rotary or Rotary()).turns(positions, x.size(-1) // 2))
 
 
