@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
+from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES
 from fairseq_clusterformer.ranges import Range
 
 
@@ -136,6 +137,29 @@ class ClusterOptions(WindowOptions):
         flag="cluster_gap",
         at_least=0,
     )
+
+
+@dataclass(frozen=True)
+class FuzzyOptions(ClusterOptions):
+    """Options of kinds that assign by a similarity over a temperature (CF22 eq. 2)."""
+
+    similarity: str = option(
+        "cosine",
+        "similarity of tokens and centroids",
+        flag="cluster_similarity",
+        choices=SIMILARITIES,
+    )
+    temperature: float | None = option(
+        None,
+        "number that divides the similarity before the softmax (default: 0.2 for gated heads, 0.1 "
+        "for the others)",
+        flag="cluster_temperature",
+        above=0,
+    )
+
+    def temperature_or(self, suits: float) -> float:
+        """The temperature, or what suits the kind."""
+        return suits if self.temperature is None else self.temperature
 
 
 def rule_option(*choices: str) -> Any:

@@ -22,10 +22,9 @@ from ...clustering import AverageNormalizer, Report, State
 from ...clustering.fuzzy import Similarity
 from ...clustering.shares import assign_both
 from ..kind import Kind, Traits
-from ..options import option
+from ..options import FuzzyOptions, option
 from ..registry import register_attention
 from ..tokens import Assignment, Shape, Tokens
-from .fuzzy import FuzzyOptions
 
 
 @dataclass(frozen=True)

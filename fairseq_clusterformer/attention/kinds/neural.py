@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from ...clustering import NeuralClustering, State
 from ..kind import Kind, Traits
-from ..options import OptionError, option, rule_option
+from ..options import FuzzyOptions, OptionError, option, rule_option
 from ..registry import register_attention
 from ..tokens import Assignment, Shape, Tokens
-from .fuzzy import FuzzyOptions
 
 
 @dataclass(frozen=True)

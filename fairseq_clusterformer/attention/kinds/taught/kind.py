@@ -26,13 +26,12 @@ from ....precision import ExactLinear, at_least_float32, full_float32
 from ...batch import Batch
 from ...kind import Kind, Traits
 from ...layout import blinded
-from ...options import OptionError, option
+from ...options import FuzzyOptions, OptionError, option
 from ...past import for_each
 from ...projections import QKV, ShortConvolution
 from ...registry import register_attention
 from ...sight import Other, Seen, Sight, Text
 from ...tokens import Assignment, Round, Shape, Tokens
-from ..fuzzy import FuzzyOptions
 from .means import MeansOfOthers, MeansSoFar
 from .scouts import (
     Scouts,
