@@ -6,6 +6,7 @@ are assigned apart (1, J or H); a file names those that it alone has.
 """
 
 from .batch import Batch, any_padding
+from .heads import HeadForm
 from .kind import Kind, Traits
 from .kinds import gated, kmeans, lsh, neural, routing, strided, window, xl  # noqa: F401
 from .kinds.taught import kind as taught  # noqa: F401 (all register)
@@ -22,6 +23,7 @@ __all__ = [
     "AttentionPlan",
     "Batch",
     "ClusterOptions",
+    "HeadForm",
     "Heads",
     "Kept",
     "Kind",

@@ -18,8 +18,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
-from fairseq_clusterformer.attention import AttentionPlan, OptionError, attention_kinds
-from fairseq_clusterformer.attention.heads import HeadForm
+from fairseq_clusterformer.attention import AttentionPlan, HeadForm, OptionError, attention_kinds
 from fairseq_clusterformer.attention.options import flag_of, option
 from fairseq_clusterformer.attention.projections import Rotary
 from fairseq_clusterformer.attention.registry import Registered, listen, registered
