@@ -71,7 +71,8 @@ class RecordData(Sequence):
         counts = {part: len(data) for part, data in self._parts.items()}
         counts |= {"lines": len(self._lines) - 1}
         if len(set(counts.values())) != 1 or self._texts.stat().st_size != self._lines[-1]:
-            raise ValueError(f"{prefix}: its files are of different data: {counts}")
+            allowed = f"; allowed: files as `{made_by}` made them"
+            raise ValueError(f"{prefix}: its files are of different data: {counts}{allowed}")
 
     def __len__(self) -> int:
         return len(self._lines) - 1

@@ -1,8 +1,5 @@
 """Options of fairseq's that work as they do in fairseq, or again."""
 
-import argparse
-import contextlib
-import io
 import re
 
 import pytest
@@ -10,6 +7,7 @@ import torch
 from bitarray import bitarray
 from fairseq import options
 from fairseq.data.huffman.huffman_coder import HuffmanCodeBuilder
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from fairseq_clusterformer.compat import checks, processes
 from tests.cli.conftest import binarize
@@ -17,6 +15,7 @@ from tests.cli.in_process import (
     CLUSTERED_TRANSLATION,
     CLUSTERFORMER,
     DENSE_TRANSLATION,
+    HERE,
     TRANSFORMER,
     generate,
     train,
@@ -51,16 +50,15 @@ def test_buckets_of_lengths(line, parallel_data, tmp_path):
 
 @pytest.mark.parametrize("line", [CLUSTERFORMER, TRANSFORMER])
 def test_half_precision_that_saves_memory(line, byte_data, tmp_path):
-    args = [str(byte_data), *line.split(), "--memory-efficient-fp16"]
-    given = options.parse_args_and_arch(options.get_training_parser(), args)
-    checks.check_training(options_of(given))
-    run = train(byte_data, f"{line} {SHORT} --memory-efficient-fp16", tmp_path)
+    line += " --memory-efficient-fp16"
+    checks.check_training(options_of(f"{byte_data} {line}"))
+    run = train(byte_data, f"{line} {SHORT}", tmp_path)
     assert {p.dtype for p in run.model.parameters()} == {torch.float16}
 
 
-def options_of(args: argparse.Namespace):
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
+def options_of(line: str):
+    """What ``fairseq-train LINE`` reads."""
+    args = options.parse_args_and_arch(options.get_training_parser(), line.split())
     return convert_namespace_to_omegaconf(args)
 
 
@@ -82,6 +80,37 @@ def test_constraints_that_no_data_has(parallel_data, translator, tmp_path):
         generate(parallel_data, translator, line, tmp_path)
 
 
+SIDES = "--encoder-embed-dim 8 --decoder-embed-dim 8 --encoder-layers 1 --decoder-layers 1"
+NAT = f"{SIDES} --criterion nat_loss --noise full_mask --pred-length-offset --apply-bert-init"
+PAIRS = "--lang-pairs src-tgt,tgt-src --encoder-langtok src --decoder-langtok"
+KERNELS = "--encoder-kernel-size-list [3] --decoder-kernel-size-list [3]"
+LANGUAGES = "--source-lang src --target-lang tgt"
+#: as in fairseq's own tests of its programs; the last two make the longest way
+OF_FAIRSEQ = [
+    f"translation --arch fconv {SIDES} --encoder-layers [(8,3)]*2 --decoder-layers [(8,3)]",
+    f"translation --arch lstm {SIDES} --encoder-bidirectional --decoder-out-embed-dim 8",
+    f"translation --arch transformer {SIDES} --no-cross-attention --cross-self-attention",
+    f"translation --arch lightconv {SIDES} {KERNELS}",
+    f"translation_lev --arch cmlm_transformer {NAT}",
+    f"translation_lev --arch nonautoregressive_transformer {NAT}",
+    f"multilingual_translation --arch multilingual_transformer {SIDES} {PAIRS}",
+    f"translation_multi_simple_epoch --arch transformer {SIDES} {PAIRS} --virtual-epoch-size 100",
+]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [*(pytest.param(m, marks=pytest.mark.whole) for m in OF_FAIRSEQ[:-2]), *OF_FAIRSEQ[-2:]],
+)
+def test_models_of_fairseq_s_own(model, parallel_data, tmp_path):
+    pairs = PAIRS if PAIRS in model else ""
+    line = f"--task {model} --optimizer nag --lr 0.05 --max-tokens 500 {SHORT} {HERE}"
+    train(parallel_data, line if pairs else f"{line} {LANGUAGES}", tmp_path)
+    last, line = tmp_path / "checkpoint_last.pt", f"--task {model.split()[0]} {pairs} {LANGUAGES}"
+    printed = generate(parallel_data, last, f"{line} --gen-subset test --beam 2", tmp_path)
+    assert sum(row.startswith("H-") for row in printed) == 24
+
+
 def test_names_that_libraries_have_dropped():
     builder = HuffmanCodeBuilder()
     builder.add_symbols(*"aab")
@@ -91,18 +120,17 @@ def test_names_that_libraries_have_dropped():
 
 
 @pytest.mark.parametrize("words", ["--help", "--help --task translation", "-h --arch nope"])
-def test_help(words):
+def test_help(words, capsys):
     """What fairseq lists is listed, whatever else the line has."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
-        options.parse_args_and_arch(options.get_training_parser(), words.split())
+    with pytest.raises(SystemExit) as ended:
+        options_of(words)
     assert ended.value.code == 0
-    assert "--max-epoch" in out.getvalue()
+    assert "--max-epoch" in capsys.readouterr().out
 
 
 def test_no_model():
     with pytest.raises(ValueError, match="--arch is not given; allowed: a model, such as"):
-        options.parse_args_and_arch(options.get_training_parser(), ["d", "--task", "translation"])
+        options_of("d --task translation")
 
 
 @pytest.mark.parametrize(
@@ -115,18 +143,14 @@ def test_no_model():
 )
 def test_extensions_that_are_left_out(line, said, monkeypatch):
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
-    args = ["d", "--task", "language_modeling", *line.split()]
-    given = options.parse_args_and_arch(options.get_training_parser(), args)
     with pytest.raises(ValueError, match=re.escape(said)):
-        checks.check(options_of(given), ("model",))
+        checks.check(options_of(f"d --task language_modeling {line}"), ("model",))
 
 
 @pytest.mark.parametrize("backend", ["fully_sharded", "slowmo", "c10d", "legacy_ddp"])
 def test_what_shares_gradients_on_cpus_is_said(backend, caplog):
     line = f"d --arch clusterformer_lm --task language_modeling --cpu --ddp-backend {backend}"
-    line += " --distributed-world-size 2"
-    given = options.parse_args_and_arch(options.get_training_parser(), line.split())
-    cfg = options_of(given)
+    cfg = options_of(f"{line} --distributed-world-size 2")
     with caplog.at_level("INFO"):
         processes._join(cfg)
     assert cfg.distributed_training.ddp_backend == "legacy_ddp"
