@@ -2,7 +2,6 @@
 
 import contextlib
 import glob
-import gzip
 import importlib
 import io
 import json
@@ -10,12 +9,10 @@ import re
 import runpy
 import shlex
 import shutil
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
 import yaml
 from fairseq import checkpoint_utils
@@ -30,6 +27,7 @@ from tests.cli.towns import squad
 from tests.conversion.dense import llama
 from tests.data.tokenizers import made
 from tests.documents.commands import run
+from tests.mnist import write_mnist
 from tests.pages import (
     CONFIGURATIONS,
     PAGES,
@@ -132,15 +130,7 @@ def write_inputs(folder: Path) -> None:
     told = [story.format(*found) for found in (("Ada", "mill", 1), ("Bob", "town", 2)) * 20]
     for name in ("qa1_train.txt", "qa1_test.txt"):
         (folder / name).write_text("".join(told))
-    (folder / "mnist").mkdir()
-    draw = np.random.default_rng(1)
-    for name, number in (("train", 200), ("t10k", 60)):
-        images = draw.integers(0, 256, (number, 4, 4), dtype=np.uint8)
-        labels = draw.integers(0, 10, number, dtype=np.uint8)
-        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
-            head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
-            with gzip.open(folder / "mnist" / f"{name}-{kind}-ubyte.gz", "wb") as file:
-                file.write(head + array.tobytes())
+    write_mnist(folder / "mnist")
 
 
 def write_encoder(folder: Path) -> None:

@@ -37,6 +37,7 @@ def arguments(*more: str) -> Namespace:
     return args
 
 
+@pytest.mark.whole
 def test_models_alternate_and_are_timed(capsys, tmp_path, calls):
     path, picture = tmp_path / "rows.json", tmp_path / "rows.png"
     words = [*TINY, "--json", str(path), "--plot", str(picture)]

@@ -1,10 +1,12 @@
 """Every grid of the examples would run: each row as far as its model, and one of each kind of grid
-to its scores, from data in the official formats."""
+to its scores. Every result says where it comes from, by a command that today's programs read."""
 
+import argparse
 import contextlib
 import importlib
 import logging
 import re
+import shlex
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,26 +17,74 @@ import fairseq_cli.train
 import pytest
 import torch
 import yaml
-from fairseq import checkpoint_utils, tasks
+from fairseq import checkpoint_utils, options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 
+import xlqa  # noqa: F401  plug-ins of grids
 from examples.language_model import recall
-from scripts.experiments import run
+from examples.question_answering import distance
+from fairseq_clusterformer.cli import main as clusterformer
+from fairseq_clusterformer.errors import UserError
+from openkp import prepare
+from openkp.tests.web_pages import pages_with_headings, write_pages
+from scripts.experiments import results, run
 from scripts.experiments.grids import FILES, load_grid, runs_of
 from scripts.experiments.programs import options_of
-from scripts.experiments.results import read
 from scripts.experiments.scores import TASKS, Place
 from scripts.experiments.tables import lookup
 from tests.cli.in_process import quiet
-from tests.experiments.grids import FAIRSEQ, GRIDS, parse, start
-from tests.experiments.small_data import CASES
+from tests.conftest import REPO_ROOT
+from tests.corpora.commands import run as command
+from tests.mnist import write_mnist
 
+GRIDS = sorted(p for p in REPO_ROOT.glob("examples/**/*.yaml") if p.parent.name != "config")
+FAIRSEQ = {
+    "fairseq-train": options.get_training_parser,
+    "fairseq-eval-lm": options.get_eval_lm_parser,
+    "fairseq-validate": options.get_validation_parser,
+}
+WHOLE = pytest.mark.whole
 every_grid = pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
 #: options that do not fit a dictionary of few words
 FEW_WORDS = {
     "table5_wikitext103": {"adaptive-input-cutoff": "20,40", "adaptive-softmax-cutoff": "20,40"}
 }
+#: where the results of a grid are, if not in the folder of the grid's name
+FOLDERS = {f"grid_{name}": name for name in "attention cf20 clustering gated speed".split()}
+FOLDERS |= {f"grid_{name}": name for name in "ablation iwslt14 multi30k".split()}
+FOLDERS |= {f"grid_{name}": name for name in "far far_8192 far_long short_convolution".split()}
+
+
+class ParsedError(Exception):
+    """A command line was read to its end."""
+
+
+def parse(words: list[str]) -> argparse.Namespace | None:
+    """Read a command line as its program does; the test fails if it cannot."""
+    if words[0] in FAIRSEQ:
+        return options.parse_args_and_arch(FAIRSEQ[words[0]](), words[1:])
+    read = argparse.ArgumentParser.parse_args
+
+    def read_alone(self, *given):
+        read(self, *given)
+        raise ParsedError
+
+    reading = mock.patch.object(argparse.ArgumentParser, "parse_args", read_alone)
+    with reading, pytest.raises(ParsedError):
+        start(words)
+    return None
+
+
+def start(words: list[str]) -> int | None:
+    """Call the main function of a command that is not fairseq's; returns its status."""
+    if words[0] == "clusterformer":
+        return clusterformer.main(words[1:])
+    assert words[:2] == ["python", "-m"], words
+    module = importlib.import_module(words[2])
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"{words[2]}.__main__")
+    return module.main(words[3:])
 
 
 @pytest.fixture(scope="module")
@@ -57,22 +107,24 @@ def build(args: Namespace, whole: bool) -> None:
         task.build_criterion(cfg.criterion if whole else args)
 
 
+@pytest.mark.parametrize("rows", [slice(-1, None), pytest.param(slice(-1), marks=WHOLE)])
 @every_grid
-def test_every_row_has_a_model(path, words, monkeypatch):
+def test_every_row_has_a_model(path, rows, words, monkeypatch):
     """A training checks its options and kinds of attention where it builds its model. Of weights
     and vectors that others have made, rows have none here."""
     monkeypatch.setattr(recall, "train", lambda setting: {"accuracy": recall.Model(setting).tied})
     grid, wrong = load_grid(path), {}
+    assert "task" in grid["shared"] or grid["score"] in ("clustering", "recall")
     task = TASKS[grid["score"]]
-    for each in runs_of(grid, quick=True):
-        options = each.options | dict.fromkeys(FILES) | FEW_WORDS.get(path.stem, {})
-        row = replace(each, folder="", options=options)
+    for each in runs_of(grid, quick=True)[rows]:
+        given = each.options | dict.fromkeys(FILES) | FEW_WORDS.get(path.stem, {})
+        row = replace(each, folder="", options=given)
         place = Place(row, grid, words, Path("runs") / each.name, Path("keep"))
-        command = [*task.train(place), *options_of(task.unshown(place))]
+        training = [*task.train(place), *options_of(task.unshown(place))]
         try:
             if grid["score"] == "recall":
-                assert recall.main(command[3 : command.index("--json")]) == 0
-            elif (args := parse([*map(str, command)])) is not None:
+                assert recall.main(training[3 : training.index("--json")]) == 0
+            elif (args := parse([*map(str, training)])) is not None:
                 # fairseq's transformer reads its sizes from the whole configuration alone
                 build(args, whole=grid["score"] == "translation")
         except (Exception, SystemExit) as error:
@@ -83,46 +135,27 @@ def test_every_row_has_a_model(path, words, monkeypatch):
 
 
 @every_grid
-def test_what_is_missing_is_said_before_any_work(path, tmp_path, capsys, monkeypatch):
-    """The data of each row; with these, the weights and vectors that others have made."""
+def test_what_is_missing_is_said_with_the_rows_that_need_it(path, tmp_path, monkeypatch):
+    """The data of each row, what it is scored on, and files that others have made."""
     monkeypatch.chdir(tmp_path)
     grid = load_grid(path)
     task, runs = TASKS[grid["score"]], runs_of(grid, quick=True)
-    places = [Place(each, grid, None, Path()) for each in runs]
-    needed: dict[str, list[str]] = {}
-    for folder, pattern in dict.fromkeys(file for place in places for file in task.files(place)):
-        needed.setdefault(folder, []).append(pattern)
-    assert set(needed) >= {each.folder for each in runs if task.needs}
-    assert set(needed) >= {*grid.get("tests", {}).values()}
-    files: dict[str, dict] = {}
+    args = Namespace(data=tmp_path / "data", keep=None)
+    missing = [f"{folder}/" for folder in grid.get("tests", {}).values()]
+    missing += [task.made_by, *(each.row for each in runs)] if task.needs else []
     for each in runs:
         for option, value in each.options.items():
             is_path = isinstance(value, str) and re.search(r"/|\.(pt|txt|json|model)$", value)
             if is_path and option != "user-dir":
                 assert option in FILES
-                files.setdefault(f"--{option} is {value}: no such file or folder; for", {})[
-                    each.row
-                ] = None
-    args = Namespace(data=tmp_path / "data", keep=None)
-    given = [path, "--quick", "--data", args.data, "--out", "out.jsonl", "--keep", "keep"]
-    if task.needs:
-        assert run.main([*map(str, given)]) == 1
-        said = capsys.readouterr().err
-        firsts = [Path(folder) / patterns[0] for folder, patterns in needed.items()]
-        assert all(f"a folder with {first}, made by {task.made_by}" in said for first in firsts)
-        assert all(each.row in said for each in runs)
-        for folder, patterns in needed.items():
-            (args.data / folder).mkdir(parents=True, exist_ok=True)
-            for pattern in patterns:
-                (args.data / folder / pattern.replace("*", "de")).touch()
-    if files:
-        assert run.main([*map(str, given)]) == 1
-        said = capsys.readouterr().err.removeprefix("python -m scripts.experiments.run: error: ")
-        lines = {f"{what} {', '.join(rows)}" for what, rows in files.items()}
-        assert {line.strip() for line in said.splitlines()} == lines
-    else:
+                missing += [f"--{option} is {value}: no such file", each.row]
+    said = ""
+    try:
         run.check_there(runs, grid, args)
-    assert [each.name for each in tmp_path.iterdir()] == ["data"] * bool(task.needs)
+    except UserError as error:
+        said = str(error)
+    assert all(each in said for each in missing)
+    assert bool(said) == bool(missing)
 
 
 def run_here(programs: Mapping, threads: int) -> dict[str, tuple[float, float]]:
@@ -151,21 +184,104 @@ def run_here(programs: Mapping, threads: int) -> dict[str, tuple[float, float]]:
     return {name: (1.0, 1.0)}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_grid_of_each_kind_is_trained(name, tmp_path, monkeypatch, capsys):
+def translations(data: Path) -> None:
+    pairs = "".join(f"a boat {i}\tb taob a {i}\n" for i in range(60))
+    (data.parent / "pairs.tsv").write_text(pairs)
+    how = "--source-lang en --target-lang de --bpe-operations 280"
+    assert (
+        command("prepare translation text", data, "--train", data.parent / "pairs.tsv", how) == 0
+    )
+
+
+def distances(data: Path) -> None:
+    told = [f"The old boat {i} sails far. The sea is wide. A wind blows. " * 3 for i in range(60)]
+    (passages := data.parent / "passages.txt").write_text("\n".join(told) + "\n")
+    made = data.parent / "made"
+    words = ["make", made, "--passages", passages, "--pieces", 300, "--distances", 500]
+    assert distance.main([*map(str, words), "--questions", "2", "--scale", "0.001"]) == 0
+    model = ("--sentencepiece-model", made / "sentencepiece.model")
+    assert command("prepare qa text", made, data, *model) == 0
+
+
+def pages(data: Path) -> None:
+    path = write_pages(data.parent / "pages.jsonl", pages_with_headings(16))
+    assert prepare.main([str(data), "--train", str(path), "--valid", str(path)]) == 0
+
+
+#: by a grid's path in examples/: its row, its data (a fixture's name, or what makes it) and where
+#: it is sought, options that make it smaller, and which of its data sets
+KEYPHRASES = {"arch": "etc_keyphrases_tiny", "lift": None, "update-freq": 1, "cpu": True}
+HIDDEN = "sentences, hidden ones recognised"
+SHORT_BLEU = {"eval-bleu-args": '{"max_len_b": 5}'}
+CASES = {
+    "language_model/grid_cf20": ("kmeans-64", "byte_data", "", {"tokens-per-sample": 256}, []),
+    "etc/babi1": ("sentences", "stories", "babi1", {}, []),
+    "classification/table3": ("ClusterFormer", "pair_data", "quora", {}, ["quora"]),
+    "clustering/table6": ("neural", write_mnist, "mnist", {}, ["mnist-10"]),
+    "etc/openkp/openkp": ("default", pages, "openkp", KEYPHRASES, []),
+    "etc/pretraining": (HIDDEN, "sentences", "", {"tokens-per-sample": 128}, []),
+    "question_answering/distance": ("kmeans-64", distances, "", {}, []),
+    "translation/grid_ablation": ("window+neural to neural", translations, "", SHORT_BLEU, []),
+}
+SAMPLE = ("language_model/grid_cf20", "etc/babi1", "classification/table3")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SAMPLE else WHOLE) for name in CASES]
+)
+def test_a_grid_of_each_kind_is_trained(name, request, tmp_path, monkeypatch, capsys):
     """One row, for three updates, and it is scored: every column of the table has a number."""
-    row, make, smaller, only = CASES[name]
+    row, made, place, smaller, only = CASES[name]
     (path,) = (path for path in GRIDS if path.match(f"{name}.yaml"))
     grid = {"like": str(path), "shared": smaller, "rows": {row: {}}}
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
-    make(tmp_path / "source", tmp_path / "data")
+    folder = tmp_path / "data" / place
+    folder.parent.mkdir(exist_ok=True)
+    if isinstance(made, str):
+        folder.symlink_to(request.getfixturevalue(made))
+    else:
+        made(folder)
     monkeypatch.setattr(run, "run_together", run_here)
     words = [tmp_path / "grid.yaml", "--quick", "--data", tmp_path / "data"]
     words += ["--out", tmp_path / "out.jsonl", *(["--only", *only] if only else [])]
     assert run.main([*map(str, words)]) == 0, capsys.readouterr().err
-    (result,) = read(tmp_path / "out.jsonl").values()
+    (result,) = results.read(tmp_path / "out.jsonl").values()
     for head, column in load_grid(tmp_path / "grid.yaml")["columns"].items():
         told = column if isinstance(column, dict) else {}
         longer = re.fullmatch(r"EM at \d{4}", head)  # than the documents that are asked about
         if told.get("data", result["data"]) == result["data"] and not longer:
             assert lookup(result, told.get("score", head)) is not None, head
+
+
+def test_every_result_has_the_fields_of_provenance(capsys):
+    assert results.main(["--check"]) == 0, capsys.readouterr().err
+    complete = dict.fromkeys(results.FIELDS, "x")
+    for changed, is_wrong in (
+        ({}, False),
+        ({"cpu": None}, True),
+        ({"cpu": None, "added": {}}, False),
+        ({"command": None, "added": {}}, True),
+    ):
+        assert bool(list(results.problems(complete | changed))) == is_wrong
+
+
+@every_grid
+def test_results_are_of_todays_grids(path):
+    out = path.parent / "results" / FOLDERS.get(path.stem, path.stem)
+    args = Namespace(data=None, out=out.with_suffix(".jsonl"))
+    grid = load_grid(path)
+    assert set(results.read(args.out)) == set(run.results(runs_of(grid), grid, args))
+
+
+def test_every_command_of_a_result_parses_today():
+    """Those that differ in a number or a fold once."""
+    found = {}
+    for _, records in results.results():
+        for record in records:
+            for line in [record["command"], *record.get("scored by", [])]:
+                if line is not None:
+                    key = re.sub(r"DATA\S*|KEEP/[^ ']*|--seed \d+|'KEEP[^']*'", "", line)
+                    found.setdefault(re.sub(r"(\d+\.)?\d+", "0", key), line)
+    assert len(found) > 20
+    for line in {*found.values()}:
+        parse(shlex.split(line.split(";")[0]))
