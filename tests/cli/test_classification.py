@@ -16,12 +16,12 @@ from tests.cli.in_process import (
     load_model,
     load_state,
     train,
-    trained,
     validate,
 )
-from tests.cli.tasks import MASKED, last
+from tests.cli.tasks import last
 
 LEARNED = "--max-update 45 --validate-interval 3 --lr 0.005 --no-epoch-checkpoints"
+BOTH = "window+neural"
 TASK = "--task clusterformer_sentence --valid-subset test"
 
 
@@ -30,20 +30,26 @@ def valid_accuracy(run: Run, batches: int) -> float:
     return sum(log["ncorrect"] for log in logs) / sum(log["sample_size"] for log in logs)
 
 
-classifier = trained("text_data", f"{CLASSIFICATION} {LEARNED}")
+@pytest.fixture(scope="module")
+def learned(text_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
+    """Three classes, about as often."""
+    folder = tmp_path_factory.mktemp("learned")
+    run = train(text_data, f"{CLASSIFICATION} {LEARNED}", folder, "--encoder-attention", BOTH)
+    return last(folder), run
 
 
 class TestTrain:
-    def test_texts(self, text_data, tmp_path):
-        """Three classes, about as often."""
-        line = f"{CLASSIFICATION} {LEARNED} --encoder-attention window+neural"
-        run = train(text_data, line, tmp_path)
+    def test_texts(self, learned):
+        _, run = learned
         assert valid_accuracy(run, 3) > 0.6
         assert_logged(run)
         for update in run.updates + run.valid:
             assert update["clustered_size"] == update["sample_size"]
 
-    @pytest.mark.parametrize(("form", "pooling"), [("joined", "first"), ("siamese", "mean")])
+    @pytest.mark.parametrize(
+        ("form", "pooling"),
+        [("siamese", "mean"), pytest.param("joined", "first", marks=pytest.mark.whole)],
+    )
     def test_pairs(self, form, pooling, pair_data, tmp_path):
         line = f"{CLASSIFICATION} {LEARNED} --pair-form {form} --pooling {pooling}"
         run = train(pair_data, line, tmp_path)
@@ -65,7 +71,8 @@ class TestValidate:
                 log_probs.append(model(**batch["net_input"])[0].log_softmax(-1)[0])
         return torch.stack(log_probs).numpy(), dataset.labels.numpy()
 
-    def test_accuracy(self, text_data, classifier):
+    def test_accuracy(self, text_data, learned):
+        classifier, _ = learned
         printed = validate(text_data, classifier, TASK, "--batch-size", 5)
         log_probs, target = self.score(classifier, text_data)
         expected = 100 * accuracy_score(target, log_probs.argmax(1))
@@ -146,17 +153,3 @@ class TestPretrained:
             "4 tensors starting anew",
         ]
         assert len(run.updates) == 1
-
-
-def test_etc_lifts_a_dense_model(text_data, tmp_path):
-    dense = f"{MASKED} --encoder-attention full --layernorm-embedding --max-update 1"
-    train(text_data / "input0", dense, tmp_path / "dense")
-    line = MASKED.replace("--task masked_lm", "--task clusterformer_masked_lm")
-    line = line.replace("clusterformer_masked_lm --encoder", "etc_masked_lm --radius 4 --encoder")
-    line = line.replace(" --attention-window 4", "") + " --max-update 1 --lr 0 --optimizer sgd"
-    path = last(tmp_path / "dense")
-    train(text_data / "input0", line, tmp_path / "etc", "--lift", path)
-    given, now = (load_state(p)["model"] for p in (path, last(tmp_path / "etc")))
-    for name in ("k_g2g", "k_l2g"):
-        lifted = now[f"encoder.layers.1.self_attn.linear.{name}.weight"]
-        assert torch.equal(lifted, given["encoder.layers.1.self_attn.k_proj.weight"])

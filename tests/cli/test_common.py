@@ -19,34 +19,22 @@ from fairseq_clusterformer.cli.main import main, program
 from fairseq_clusterformer.errors import UserError
 
 
-def test_files_of_somebody_else_are_kept(tmp_path):
+def test_outputs_are_checked_before_anything_is_computed(tmp_path):
+    """And the check leaves nothing."""
     (tmp_path / "clusters.png").write_text("mine")
-    with pytest.raises(UserError, match=r"--out is .*/clusters\.png: it exists; allowed: "):
-        check_files(tmp_path, ["clusters.html", "clusters.png"])
+    (tmp_path / "file").write_text("mine")
+    for place, names, said in (
+        ("", ["clusters.html", "clusters.png"], r"clusters\.png: it exists"),
+        ("file", ["scores.json"], "file: it is a file; allowed: a folder"),
+        ("file/out", ["scores.json"], "file cannot be written to; allowed: a folder to write"),
+        (300 * "x", ["scores.json"], "name too long; allowed: a folder to write"),
+    ):
+        with pytest.raises(UserError, match=f"(?i)--out is .*{said}"):
+            check_files(tmp_path / place, names)
     check_files(tmp_path, ["clusters.html"])
-    check_files(tmp_path, ["clusters.png"], force=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["clusters.png"]
-
-
-def test_a_file_is_no_folder(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(UserError, match="--out is .*file: it is a file; allowed: a folder"):
-        check_files(tmp_path / "file", ["scores.json"])
-    with pytest.raises(UserError, match="--out is .*file/out: .*; allowed: a folder"):
-        check_files(tmp_path / "file" / "out", ["scores.json"])
-
-
-def test_where_nothing_can_be_made(tmp_path):
-    """Before anything is computed."""
-    (tmp_path / "file").write_text("mine")
-    for place, said in (("file/out", "file cannot be written to"), (300 * "x", "name too long")):
-        with pytest.raises(UserError, match=f"(?i)--out is .*{said}; allowed: a folder to write"):
-            check_files(tmp_path / place, ["scores.json"])
-
-
-def test_a_check_leaves_nothing(tmp_path):
     check_files(tmp_path / "new", ["scores.json"])
-    assert not list(tmp_path.iterdir())
+    check_files(tmp_path, ["clusters.png"], force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clusters.png", "file"]
 
 
 @pytest.mark.parametrize("bad", ["\x1b", "\x9b", "\x7f", "\r", "\0", "\u202e"])
@@ -66,23 +54,10 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
         list(read_lines(file, "--input"))
 
 
-def test_plugin_of_a_users_own(tmp_path, capsys):
-    """A kind of attention in it is known afterwards; what is no package is one line."""
-    from fairseq_clusterformer.attention import attention_kinds, registry
-
+def test_a_plug_in_that_is_none(tmp_path, capsys):
+    """tests/cli/test_train.py has one."""
     parser = Parser(prog="test")
     add_places(parser)
-    folder = tmp_path / "plugin_of_a_test"
-    folder.mkdir()
-    code = "from fairseq_clusterformer.attention import register_attention\n"
-    code += "from fairseq_clusterformer.attention.kinds.window import Window\n"
-    code += "@register_attention('windows_of_a_test')\nclass Mine(Window):\n    pass\n"
-    (folder / "__init__.py").write_text(code)
-    try:
-        parser.parse_args(["--user-dir", str(folder)])
-        assert "windows_of_a_test" in attention_kinds()
-    finally:
-        registry._KINDS.pop("windows_of_a_test", None)
     with pytest.raises(SystemExit):
         parser.parse_args(["--user-dir", str(tmp_path / "no")])
     assert capsys.readouterr().err.startswith("test: error: --user-dir is ")

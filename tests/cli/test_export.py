@@ -160,30 +160,10 @@ def classifier(pair_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return last
 
 
-def test_a_classifier_labels_as_ours(classifier, tmp_path):
-    out = classifier.parent / "out"
-    ours = fairseq_clusterformer.load(classifier, device="cpu")
-    model = AutoModelForSequenceClassification.from_pretrained(out).eval()
-    tokenizer = AutoTokenizer.from_pretrained(out)
-    words = ours.loaded.task.dictionary.symbols[4:10]
-    pairs = [(" ".join(words[:3]), f"{words[4]}, nobody"), (words[5].upper(), " ".join(words))]
-    given = tokenizer(*map(list, zip(*pairs, strict=True)), return_tensors="pt", padding=True)
-    found = model(**given).logits.softmax(-1).tolist()
-    for row, wanted in zip(found, ours.classify(pairs), strict=True):
-        for number, label in model.config.id2label.items():
-            assert row[number] == pytest.approx(wanted.probabilities[label], abs=1e-6)
-    label = pipeline("text-classification", model=model, tokenizer=tokenizer)
-    piped = label({"text": pairs[0][0], "text_pair": pairs[0][1]})
-    piped = piped[0] if isinstance(piped, list) else piped
-    assert piped["label"] == ours.classify(pairs)[0].label
-    assert run("export", out, tmp_path / "back", "--to", "fairseq") == 0
-    again = fairseq_clusterformer.load(tmp_path / "back", device="cpu")
-    assert again.classify(pairs) == ours.classify(pairs)
-
-
 @pytest.mark.parametrize("labels", [None, ["no", "perhaps", "quite so"]])
-def test_a_fine_tuned_classifier_has_its_labels(labels, classifier, tmp_path):
-    """Its own, or others of another number."""
+def test_a_classifier_labels_as_ours(labels, classifier, tmp_path):
+    """Also on the way back, by its own labels or those of a fine-tuning; see test_pretrained.py
+    for what other texts and a pipeline's tokens are."""
     out, tuned = classifier.parent / "out", tmp_path / "tuned"
     new = {"id2label": dict(enumerate(labels)), "ignore_mismatched_sizes": True} if labels else {}
     model = AutoModelForSequenceClassification.from_pretrained(out, **new).eval()
@@ -192,9 +172,19 @@ def test_a_fine_tuned_classifier_has_its_labels(labels, classifier, tmp_path):
     assert run("export", tuned, tmp_path / "bundle", "--to", "fairseq") == 0
     again = fairseq_clusterformer.load(tmp_path / "bundle", device="cpu")
     assert again.labels == (labels or list(model.config.id2label.values()))
-    with torch.no_grad():
-        wanted = model(**tokenizer("a b", "e", return_tensors="pt")).logits.softmax(-1)[0]
-    assert again.classify(("a b", "e")).probability == pytest.approx(float(wanted.max()), abs=1e-6)
+    words = again.loaded.task.dictionary.symbols[4:10]
+    pairs = [(" ".join(words[:3]), f"{words[4]}, nobody"), (words[5].upper(), " ".join(words))]
+    given = tokenizer(*map(list, zip(*pairs, strict=True)), return_tensors="pt", padding=True)
+    found = model(**given).logits.softmax(-1).tolist()
+    ours = [again] if labels else [again, fairseq_clusterformer.load(classifier, device="cpu")]
+    for row, *each in zip(found, *(one.classify(pairs) for one in ours), strict=True):
+        for wanted in each:
+            shown = [wanted.probabilities[label] for label in again.labels]
+            assert row == pytest.approx(shown, abs=1e-6)
+    label = pipeline("text-classification", model=model, tokenizer=tokenizer)
+    piped = label({"text": pairs[0][0], "text_pair": pairs[0][1]})
+    piped = piped[0] if isinstance(piped, list) else piped
+    assert piped["label"] == again.classify(pairs)[0].label
 
 
 @pytest.mark.parametrize("titles", [False, True])
@@ -259,20 +249,6 @@ def test_cards(checkpoint, classifier, exported, tmp_path, capsys):
     assert "it holds something else, or was changed" in error(capsys, *words, "--force")
 
 
-def test_paragraphs_that_begin_with_titles(tmp_path):
-    (titled := tmp_path / "titled").mkdir()
-    for name in ("dict.txt", "tokenizer.json"):
-        shutil.copy(SHIPPED / "reader-en" / name, titled)
-    (titled / "prepared.json").write_text('{"recipe": {"titles": true}}')
-    words = ("export", "reader-en", tmp_path / "out", "--to", "transformers", "--data", titled)
-    assert run(*words) == 0
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    found = tokenizer("who?", "bern\nit rains.\nit snows.")
-    assert tokenizer.decode(found["input_ids"], skip_special_tokens=True).count("bern") == 2
-    found = tokenizer.convert_ids_to_tokens(found["input_ids"])
-    assert found[:3] == ["<s>", "who", "?"]
-
-
 WRONG = {
     "languages": ["de/../..", "en"],
     "task": {"a": 1},
@@ -291,11 +267,8 @@ def test_mistakes_are_one_line(exported, towns_reader, tmp_path, capsys):  # noq
     assert "it exists" in error(capsys, "export", TRANSLATOR, exported, *to, "--dtype", "float16")
     line = error(capsys, "export", towns_reader, tmp_path / "o", *to)
     assert "transformers has no place for bidaf_reader" in line
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "x").touch()
-    assert "something else" in error(capsys, "export", TRANSLATOR, tmp_path / "full", *to)
     back = ("--to", "fairseq")
-    for folder, problem in ((tmp_path / "full", "config.json"), (tmp_path / "no", "no such")):
+    for folder, problem in ((exported.parent, "config.json"), (tmp_path / "no", "no such")):
         assert problem in error(capsys, "export", folder, tmp_path / "o", *back)
     damaged = tmp_path / "damaged"
     shutil.copytree(exported, damaged)

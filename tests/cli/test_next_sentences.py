@@ -1,6 +1,5 @@
 """Pre-training on pairs of texts by fairseq's commands, and a classifier that starts from it."""
 
-import random
 from pathlib import Path
 
 import pytest
@@ -10,44 +9,25 @@ from fairseq_clusterformer import load
 from tests.cli.in_process import CLASSIFICATION, Run, load_model, load_state, train, validate
 from tests.cli.sentence_data import binarize
 from tests.cli.tasks import MASKED, last
-from tests.corpora.commands import run
 
 LINE = MASKED.replace("--task masked_lm", "--task clusterformer_masked_lm")
 PAIRS = f"{LINE} --next-sentence --attention-window 32 --sample-break-mode none --batch-size 16"
-TOPICS = ("one two three four", "red green blue black", "cat dog cow hen", "iron gold tin lead")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents of six sentences on one topic each."""
-    folder, draw = tmp_path_factory.mktemp("pairs"), random.Random(1)
-    (folder / "text").mkdir()
-    for split, number in (("train", 120), ("valid", 40), ("test", 4)):
-        lines = []
-        for i in range(number):
-            words = TOPICS[i % 4].split()
-            lines += [" ".join(draw.choices(words, k=4)) for _ in range(6)]
-            lines.append("##")
-        (folder / "text" / f"{split}.txt").write_text("\n".join(lines) + "\n")
-    options = "--words --sentences --document-separator ##"
-    assert run("prepare lm text", folder / "text", folder / "data", options) == 0
-    return folder / "data"
-
-
-@pytest.fixture(scope="module")
-def learned(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
+def learned(sentences: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     folder = tmp_path_factory.mktemp("learned")
-    return folder, train(data, f"{PAIRS} --max-update 60 --lr 0.01 --dropout 0", folder)
+    return folder, train(sentences, f"{PAIRS} --max-update 60 --lr 0.01 --dropout 0", folder)
 
 
 @torch.no_grad()
-def test_it_learns_and_counts_what_follows(data, learned):
+def test_it_learns_and_counts_what_follows(sentences, learned):
     """What is printed is what the model says of each pair."""
     folder, told = learned
     assert told.updates[0]["pairs"] == 16
     assert told.mean_loss(-1) < told.mean_loss(0) - 0.3
-    printed = validate(data, last(folder), "--task clusterformer_masked_lm --batch-size 16")
-    model, task = load_model(last(folder), data)
+    printed = validate(sentences, last(folder), "--task clusterformer_masked_lm --batch-size 16")
+    model, task = load_model(last(folder), sentences)
     task.load_dataset("valid")
     dataset, right, pairs = task.dataset("valid"), 0, 0
     for index in range(len(dataset)):
@@ -71,8 +51,9 @@ def classifier_from(learned: Path, words: Path, sides: tuple[str, ...], folder: 
     return tuple(load_state(last(path))["model"] for path in (learned, folder / "out"))
 
 
-def test_a_classifier_of_pairs_starts_from_it(data, learned, tmp_path):
-    given, now = classifier_from(learned[0], data / "dict.txt", ("input0", "input1"), tmp_path)
+def test_a_classifier_of_pairs_starts_from_it(sentences, learned, tmp_path):
+    sides = ("input0", "input1")
+    given, now = classifier_from(learned[0], sentences / "dict.txt", sides, tmp_path)
     for theirs, ours in (
         ("segments.weight", "segments.weight"),
         ("pooler.weight", "classifier.1.weight"),
@@ -82,20 +63,19 @@ def test_a_classifier_of_pairs_starts_from_it(data, learned, tmp_path):
         assert torch.equal(given[theirs], now[ours])
 
 
-def test_a_classifier_of_texts_has_the_first_segment_in_its_words(data, learned, tmp_path):
-    given, now = classifier_from(learned[0], data / "dict.txt", ("input0",), tmp_path)
+def test_a_classifier_of_texts_has_the_first_segment_in_its_words(sentences, learned, tmp_path):
+    given, now = classifier_from(learned[0], sentences / "dict.txt", ("input0",), tmp_path)
     words = given["encoder.embed_tokens.weight"].clone()
     words[0] += given["segments.weight"][0]
     words[2:] += given["segments.weight"][0]  # all but padding
     assert torch.equal(now["encoder.embed_tokens.weight"], words)
 
 
-def test_states_are_of_the_first_text(data, learned):
+def test_states_are_of_the_first_text(sentences, learned):
     """`encode` is the encoder with the first text's segment."""
     folder, _ = learned
-    model = load(last(folder), data=data)
-    tokens = model.loaded.task.dictionary.encode_line("red blue", add_if_not_exist=False)
-    tokens = torch.cat([torch.tensor([0]), tokens.long()])
+    model = load(last(folder), data=sentences)
+    tokens = torch.tensor([0, *model.coding.encode("red blue"), 2])
     inner = model.model.eval()
     embedded = inner.encoder.embed_tokens(tokens[None]) + inner.segments.weight[0]
     wanted = inner.encoder(tokens[None], token_embeddings=embedded)["encoder_out"][0][:, 0]
@@ -113,6 +93,6 @@ def test_states_are_of_the_first_text(data, learned):
         ("--tokens-per-sample 4", "--tokens-per-sample is 4; allowed: 5 or more with --next-"),
     ],
 )
-def test_refused_options(more, error, data, tmp_path, no_update):
+def test_refused_options(more, error, sentences, tmp_path, no_update):
     with pytest.raises(ValueError, match=error):
-        train(data, f"{PAIRS} {more}", tmp_path)
+        train(sentences, f"{PAIRS} {more}", tmp_path)
