@@ -1,4 +1,5 @@
-"""What a converted model loses: as many keys for windows, prompts with a key, and the tables."""
+"""What a converted model loses: nothing if it sees all, as many keys for windows, prompts with a
+key, and the tables; its rivals without training against plain loops."""
 
 import json
 from pathlib import Path
@@ -8,56 +9,89 @@ import torch
 
 pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
+from transformers import BertForMaskedLM  # noqa: E402
+
 from examples.language_model import converted  # noqa: E402
-from examples.language_model.rivals import RIVALS  # noqa: E402
+from examples.language_model.rivals import BLOCK, RIVALS, Sight, few_keys, sight_of  # noqa: E402
+from examples.question_answering import converted_encoder  # noqa: E402
 from fairseq_clusterformer.attention.inspect import tokens_seen  # noqa: E402
 from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
+from fairseq_clusterformer.clustering.kmeans import kmeans  # noqa: E402
 from fairseq_clusterformer.use.language_model import LanguageModel  # noqa: E402
 from tests.conversion.dense import TEXT, llama  # noqa: E402
 from tests.documents.commands import run  # noqa: E402
+from tests.models.bert import folder_of  # noqa: E402
 
 SEES_ALL = "taught(window=128,clusters=1,gap=0)"
-FEW = "taught(window=4,clusters=4,probes=2,gap=8,sinks=2)"
+SIGHT = Sight(near=8, sinks=2, clusters=5, probes=2, window=3)
+H, N, E = 2, BLOCK + 40, 4
+
+
+def write_encoder(folder: Path) -> None:
+    """Of 40 positions; attention says much in it."""
+    model = BertForMaskedLM.from_pretrained(folder_of("bert", folder, "MaskedLM"))
+    for name, parameter in model.named_parameters():
+        if "LayerNorm" in name or name.endswith("bias"):
+            torch.nn.init.constant_(parameter, float(name.endswith("LayerNorm.weight")))
+    model.save_pretrained(folder)
+
+
+#: what writes the dense model, its text, what the converted model of few keys sees, more options
+MODELS = {
+    "decoder": (llama, TEXT, "taught(window=4,clusters=4,probes=2,gap=8,sinks=2)", []),
+    "encoder": (
+        *(write_encoder, "a fish and a lake, cafe\nA caf\u00e9 and fish.\n" * 40),
+        *("taught(window=3,clusters=4,probes=2,gap=5)", ["--max-positions", 100]),
+    ),
+}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A dense model, a text, and the model converted in two ways."""
-    folder = tmp_path_factory.mktemp("converted")
-    torch.manual_seed(3)
-    llama(folder / "dense")
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-    for name, spec in (("all", SEES_ALL), ("few", FEW)):
-        words = ["--attention", spec, "--text", folder / "text.txt", "--near-window", 8]
-        words += ["--updates", 0, "--tokens", 500]
-        assert run("convert", folder / "dense", folder / name, *words) == 0
-    return folder
+    found = {}
+    for kind, (write, text, few, more) in MODELS.items():
+        folder = found[kind] = tmp_path_factory.mktemp(kind)
+        torch.manual_seed(3)
+        write(folder / "dense")
+        (folder / "text.txt").write_text(text, encoding="utf-8")
+        for name, spec in (("all", SEES_ALL), ("few", few)):
+            words = ["--attention", spec, "--text", folder / "text.txt", "--near-window", 8]
+            words += ["--updates", 0, "--tokens", 400, *more]
+            assert run("convert", folder / "dense", folder / name, *words) == 0
+    return found
 
 
 @torch.no_grad()
-def test_windows_show_as_many_keys(folder):
-    model = load_checkpoint(folder / "few" / "checkpoint.pt").model
-    assert converted.sight_of(model) == (8, 2, 4, 2, 3)
-    attention = model.decoder.layers[0].self_attn
-    x = torch.randn(100, 4, 16)
-    seen = torch.cat([*tokens_seen(attention, x, None).values()], dim=1).sum(-1)
-    assert seen.max() == 16
+def test_windows_show_as_many_keys(folders):
+    model = load_checkpoint(folders["decoder"] / "few" / "checkpoint.pt").model
+    assert sight_of(model) == (8, 2, 4, 2, 3)
+    seen = tokens_seen(model.decoder.layers[0].self_attn, torch.randn(100, 4, 16), None)
+    assert torch.cat([*seen.values()], dim=1).sum(-1).max() == 16
+    model = load_checkpoint(folders["encoder"] / "few" / "checkpoint.pt").model
+    sight = sight_of(model)
+    most = 2 * (sight.near + sight.far - 1) + 1
+    seen = tokens_seen(model.encoder.layers[0].self_attn, torch.randn(100, 4, 16), None)
+    assert max(int(kind.sum(-1).max()) for kind in seen.values()) <= most == 21
 
 
-def test_the_tables(folder, capsys):
-    """A model that sees all loses nothing, others do."""
-    results = {}
-    for name in ("all", "few"):
-        words = [folder / name / "checkpoint.pt", "--dense", folder / "dense", "--length", 120]
-        words += ["--text", folder / "text.txt", "--out", folder / f"{name}.json", "--rivals"]
-        assert converted.main([*map(str, words)]) == 0
-        results[name] = json.loads((folder / f"{name}.json").read_text())
+def results(program, folder: Path, name: str, *words: object) -> dict:
+    given = [folder / name / "checkpoint.pt", "--dense", folder / "dense", *words]
+    given += ["--text", folder / "text.txt", "--out", folder / f"{name}.json"]
+    assert program.main([*map(str, given)]) == 0
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def test_a_decoder_that_sees_all_loses_nothing(folders, capsys):
+    more = ("--length", 120, "--rivals")
+    of_all, of_few = (
+        results(converted, folders["decoder"], name, *more) for name in ("all", "few")
+    )
     table = capsys.readouterr().out.splitlines()
     assert table[-12].split() == ["nats", "by", "position,", "from", "0", "64"]
     assert table[-3].startswith("window(14,sinks=2)")
-    for of in results["all"].values():
-        assert of["all"] == pytest.approx(results["all"]["dense"]["all"], rel=1e-5)
-    of_few = results["few"]
+    for of in of_all.values():
+        assert of["all"] == pytest.approx(of_all["dense"]["all"], rel=1e-5)
     assert list(of_few) == ["dense", "converted", "window(14,sinks=2)", *RIVALS]
     assert len({round(of["all"], 3) for of in of_few.values()}) == 5
     for of in of_few.values():
@@ -66,7 +100,25 @@ def test_the_tables(folder, capsys):
         assert of["all"] == pytest.approx((64 * places["0"] + 56 * places["64"]) / 120, rel=1e-3)
 
 
-def test_prompts_with_a_key(folder, monkeypatch):
+def test_an_encoder_that_sees_all_loses_nothing(folders, capsys):
+    more = ("--texts", 3, "--lengths", 30, 100)
+    of_all, of_few = (
+        results(converted_encoder, folders["encoder"], name, *more) for name in ("all", "few")
+    )
+    table = capsys.readouterr().out.splitlines()
+    assert table[-4].split()[:3] == ["100", "dense", "1.0000"]
+    for length in ("30", "100"):
+        assert list(of_few[length]) == ["dense", "converted", "window(10)", "pieces of 40"]
+        for column in ("states", "vector"):
+            assert of_all[length]["converted"][column] == pytest.approx(1, abs=1e-4)
+            assert of_few[length]["dense"][column] == pytest.approx(1, abs=1e-4)
+            assert of_few[length]["converted"][column] < 0.9998
+            assert of_few[length]["window(10)"][column] < 0.9998
+    assert of_few["30"]["pieces of 40"]["states"] == pytest.approx(1, abs=1e-4)
+    assert of_few["100"]["pieces of 40"]["states"] < 0.9998
+
+
+def test_prompts_with_a_key(folders, monkeypatch):
     places = []
     for depth in (0.0, 0.5, 1.0):
         text = converted.prompt(12345, 400, depth, lambda part: len(part.split()))
@@ -76,7 +128,7 @@ def test_prompts_with_a_key(folder, monkeypatch):
     assert places == sorted(places)
     assert places[0] < 0.1
     assert places[2] > 0.85
-    loaded, asked = load_checkpoint(folder / "all" / "checkpoint.pt"), []
+    loaded, asked = load_checkpoint(folders["decoder"] / "all" / "checkpoint.pt"), []
 
     def reads_half(self: LanguageModel, text: str, tokens: int, temperature: float) -> str:
         asked.append(text)
@@ -89,12 +141,48 @@ def test_prompts_with_a_key(folder, monkeypatch):
     assert len({*asked}) == 10
 
 
-def test_a_mistake_is_one_line(folder, capsys):
-    few, dense = folder / "few" / "checkpoint.pt", folder / "dense"
-    for words, told in (
-        ([few, "--dense", dense], "--text is not given; allowed: --text or --passkey"),
-        ([folder / "dense-bundle", "--dense", dense, "--passkey", 9], "CHECKPOINT is "),
-        ([few, "--dense", dense, "--passkey", 9], "--passkey is 9; allowed: "),
+def test_mistakes_are_one_line(folders, tmp_path, capsys):
+    (latin := tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    text = folders["encoder"] / "text.txt"
+    for program, kind, words, told in (
+        (converted, "decoder", [], "--text is not given; allowed: --text or --passkey"),
+        (converted, "decoder", ["--passkey", 9], "--passkey is 9; allowed: "),
+        (converted_encoder, "encoder", ["--text", text, "--lengths", 101], "allowed: 3 to 100"),
+        (converted_encoder, "encoder", ["--text", tmp_path / "none"], "--text is "),
+        (converted_encoder, "encoder", ["--text", latin], "; allowed: a file of UTF-8"),
     ):
-        assert converted.main([*map(str, words)]) == 1
+        folder = folders[kind]
+        given = [folder / "few" / "checkpoint.pt", "--dense", folder / "dense", *words]
+        given += ["--lengths", 30] if words[:1] == ["--text"] and "--lengths" not in words else []
+        assert program.main([*map(str, given)]) == 1
         assert told in capsys.readouterr().err
+
+
+def _seen_by_heaviest(q, k, far: list[int], centroids) -> set[int]:
+    return set(sorted(far, key=lambda j: -float(q @ k[j]))[: SIGHT.probes * SIGHT.window])
+
+
+def _seen_by_clusters(q, k, far: list[int], centroids) -> set[int]:
+    cluster = [int((centroids - key).norm(dim=-1).argmin()) for key in k]
+    looked_into = sorted(range(SIGHT.clusters), key=lambda c: -float(q @ centroids[c]))
+    seen = set()
+    for c in looked_into[: SIGHT.probes]:
+        seen |= set([j for j in far if cluster[j] == c][-SIGHT.window :])
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("name", "choose"), [*zip(RIVALS, (_seen_by_heaviest, _seen_by_clusters), strict=True)]
+)
+def test_rivals_are_loops(name, choose):
+    torch.manual_seed(1)
+    q, k, v = torch.randn(3, H, N, E)
+    found = few_keys(q, k, v, RIVALS[name], SIGHT)
+    for head in range(H):
+        centroids = kmeans(k[head], SIGHT.clusters, spherical=False)
+        for i in (0, 3, 9, 60, BLOCK - 1, BLOCK, N - 1):
+            near = {j for j in range(i + 1) if j < SIGHT.sinks or j > i - SIGHT.near}
+            far = [j for j in range(i + 1) if j not in near]
+            seen = sorted(near | choose(q[head, i], k[head], far, centroids))
+            weights = (k[head, seen] @ q[head, i] / E**0.5).softmax(0)
+            torch.testing.assert_close(found[head, i], weights @ v[head, seen])
