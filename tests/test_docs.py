@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import importlib
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -243,22 +242,8 @@ def test_attention_without_fairseq():
     assert names["y"].shape == names["x"].shape
 
 
-def test_every_command_and_kind_is_named():
-    changelog = (ROOT / "CHANGELOG.md").read_text()
-    assert [name for name in COMMANDS if name.split()[0] not in changelog] == []
+def test_every_kind_is_named():
     page = (ROOT / "docs" / "attention-kinds.md").read_text()
     for kind in attention_kinds():
         if kinds.registered(kind).kind.__module__.startswith("fairseq_clusterformer."):
             assert f"| `{kind}` |" in page, kind
-
-
-def test_speed_is_what_was_measured():
-    record = json.loads((ROOT / "examples/efficiency/results/attention_cpu.json").read_text())
-    measured = {(row["N"], row["kind"]): row["times as fast as dense"] for row in record["rows"]}
-    found = re.search(
-        r"at ([\d,]+) tokens: `neural` is (\d+) .* `taught` (\d+); with losses (\d+), (\d+)",
-        " ".join((ROOT / "README.md").read_text().split()),
-    )
-    length = int(found[1].replace(",", ""))
-    shown = ("neural", "taught", "neural+losses", "taught+losses")
-    assert [round(measured[length, kind]) for kind in shown] == [*map(int, found.groups()[1:])]

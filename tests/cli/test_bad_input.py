@@ -5,12 +5,10 @@ import shutil
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import attention_kinds
 from tests.cli.expected import last_line
-from tests.cli.in_process import CLUSTERFORMER, HERE, RESET, train, validate
+from tests.cli.in_process import HERE, RESET, train, validate
 from tests.cli.sentence_data import binarize
 from tests.cli.tasks import TASKS
-from tests.conftest import RunCli
 
 #: of each task; tests/attention/test_spec.py has more of --attention and its options
 BAD_OPTIONS = {
@@ -257,21 +255,3 @@ def test_word_vectors(content, message, train_task, tmp_path):
     with pytest.raises(ValueError, match="allowed") as caught:
         train_task("classifier", f"--word-vectors {path}")
     assert f"--word-vectors is {path}: {message}" in last_line(caught.value)
-
-
-class TestCommandLine:
-    """The promise itself: the last line that is printed, and the exit status."""
-
-    def run(self, run_cli: RunCli, *words: object) -> str:
-        run = run_cli(*words, check=False)
-        assert run.returncode not in (0, None)
-        assert "Start iterating over samples" not in run.stdout
-        return run.stdout.splitlines()[-1]
-
-    def test_unknown_kind(self, run_cli, byte_data, tmp_path):
-        words = [*CLUSTERFORMER.split(), "--attention", "nueral", "--save-dir", tmp_path]
-        line = self.run(run_cli, "fairseq-train", byte_data, *words)
-        assert line == (
-            "ValueError: --attention is nueral: unknown kind 'nueral'; "
-            f"allowed: {', '.join(attention_kinds())}"
-        )

@@ -222,23 +222,6 @@ def test_the_command_that_it_prints(dense_checkpoint, byte_data, tmp_path, capsy
     assert (options.probes, options.window) == (2, 4)  # 2 clusters share --far-window 8
 
 
-def test_roberta_of_more_positions(roberta, byte_data, tmp_path, capsys):
-    text = tmp_path / "text.txt"
-    text.write_text("The cat sat on the mat. " * 40)
-    words = ["--text", text, "--max-positions", 300, *FAST.split(), "--window-below", 0]
-    assert convert(roberta, tmp_path / "out", *words) == 0
-    loaded = load_checkpoint(tmp_path / "out" / "checkpoint.pt")
-    assert loaded.model.max_positions() == loaded.task.max_positions() == 300
-    heads = json.loads((tmp_path / "out" / "convert.json").read_text())["heads"]
-    assert all(head["after"] < head["best"] + 1e-6 for head in heads)
-    learned = loaded.model.encoder.embed_positions.weight
-    assert torch.equal(learned[2:66], learned[66:130])
-    encoder = fairseq_clusterformer.load(tmp_path / "out" / "checkpoint.pt", device="cpu")
-    assert len(encoder.encode("a " * 149)[0]) == 300  # bytes, and one symbol at either end
-    run = train(byte_data, "", tmp_path / "on", *words_of(capsys), "--max-update", 1)
-    assert run.updates[0]["routing_loss"] != 0
-
-
 def words_of(capsys: pytest.CaptureFixture) -> list[str]:
     """What the printed command says, to train in this process."""
     printed = capsys.readouterr().out.partition("To go on with training:\n\n")[2]

@@ -18,21 +18,13 @@ def tokens_of(data: Path, split: str, task) -> Tensor:
 
 
 @torch.no_grad()
-def bits_per_token(
-    model: nn.Module, tokens: Tensor, *, targets: int, context: int, skip: int = 0
-) -> float:
-    """Mean negative log2 probability of all but the first token, block by block.
-
-    Args:
-        targets: scored in a block.
-        context: tokens in front of them that are seen, as far as there are any.
-    """
+def bits_per_token(model: nn.Module, tokens: Tensor, targets: int) -> float:
+    """Mean negative log2 probability of all but the first token, in blocks of so many."""
     total, count = 0.0, len(tokens) - 1
     for start in range(0, count, targets):
         end = min(start + targets, count)
-        begin = max(0, start - context)
-        logits, _ = model(tokens[begin:end].unsqueeze(0))
-        log_probs = logits[0].double().log_softmax(-1)[start - begin :]
+        logits, _ = model(tokens[start:end].unsqueeze(0))
+        log_probs = logits[0].double().log_softmax(-1)
         total -= log_probs.gather(-1, tokens[start + 1 : end + 1, None]).sum().item()
     return total / count / math.log(2)
 
@@ -42,21 +34,11 @@ class TestEvalLm:
         model, task = load_model(checkpoint, byte_data)
         tokens = tokens_of(byte_data, "test", task)
         for length in (64, 37):
-            bits = bits_per_token(model, tokens, targets=length, context=0)
+            bits = bits_per_token(model, tokens, length)
             for batch_size in (1, 7):
                 line = f"--tokens-per-sample {length} --batch-size {batch_size}"
                 results = eval_lm(byte_data, checkpoint, line)
                 assert math.isclose(results["loss"], bits, rel_tol=1e-6)
-
-    def test_context_window(self, byte_data, checkpoint):
-        """Each block sees 40 tokens before it; rows of the first batches are padded."""
-        model, task = load_model(checkpoint, byte_data)
-        tokens = tokens_of(byte_data, "test", task)
-        bits = bits_per_token(model, tokens, targets=24, context=40)
-        assert abs(bits - bits_per_token(model, tokens, targets=24, context=0)) > 1e-3
-        for batch_size in (1, 7):
-            line = f"--tokens-per-sample 64 --context-window 40 --batch-size {batch_size}"
-            assert math.isclose(eval_lm(byte_data, checkpoint, line)["loss"], bits, rel_tol=1e-6)
 
 
 def test_logged_losses_are_the_tasks_alone(byte_data, tmp_path):

@@ -64,7 +64,12 @@ def word_checkpoint(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.mark.parametrize(
     ("unit", "bos", "begin"),
-    [("bytes", False, []), ("bytes", True, [0]), ("words", False, [2]), ("words", True, [0, 2])],
+    [
+        ("bytes", False, []),
+        ("words", True, [0, 2]),
+        pytest.param("bytes", True, [0], marks=pytest.mark.whole),
+        pytest.param("words", False, [2], marks=pytest.mark.whole),
+    ],
 )
 def test_a_language_model_is_fairseqs(unit, bos, begin, checkpoint, word_checkpoint, tmp_path):
     """Tensors, how a text begins (--add-bos-token), perplexity, and greedy text; also after the

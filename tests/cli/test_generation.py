@@ -17,7 +17,6 @@ BLOCKS = (
     f" --max-len-a 0 --max-len-b {LENGTH} {ALL}"
 )
 BEAM = f"{BLOCKS} --beam 3"
-GREEDY = f"{BLOCKS} --beam 1"
 PROMPTS = [b"The for stat", b"x", b"assert expr", b"class C:\n    def "]
 
 
@@ -38,12 +37,6 @@ class TestGenerate:
             log2 = logits[0].log_softmax(-1).gather(-1, torch.tensor(tokens[1:])[:, None])
             expected = log2.squeeze(-1) / math.log(2)
             torch.testing.assert_close(torch.tensor(positions), expected, rtol=1e-4, atol=2e-4)
-
-    def test_beyond_the_length_of_training(self, byte_data, checkpoint, tmp_path):
-        line = GREEDY.replace(f"--max-len-b {LENGTH}", "--max-len-b 300")
-        line += " --batch-size 10 --model-overrides {'max_target_positions':400}"
-        results = parse(generate(byte_data, checkpoint, line, tmp_path, "--min-len", 300))
-        assert {len(positions) for [(_, _, positions)] in results.values()} == {301}
 
 
 class TestInteractive:

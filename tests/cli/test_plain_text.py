@@ -20,6 +20,7 @@ from tests.cli.in_process import (
 
 BPE = "--bpe clusterformer"
 WRITE = f"{BPE} --max-len-a 0 --max-len-b 40 --beam 2 --buffer-size 2 --batch-size 2"
+WHOLE = pytest.mark.whole
 UNITS = {"bytes": ["--bytes"], "pieces": ["--sentencepiece", "400"], "words": ["--words"]}
 
 
@@ -29,7 +30,9 @@ def fields(printed: str, kind: str) -> list[str]:
     return [line[-1] for line in lines]
 
 
-@pytest.fixture(scope="module", params=UNITS)
+@pytest.fixture(
+    scope="module", params=["pieces", *(pytest.param(u, marks=WHOLE) for u in ("bytes", "words"))]
+)
 def language_model(request, tmp_path_factory) -> tuple[str, Path, Path]:
     """The unit, the data and the folder of a language model after one update."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -71,7 +74,7 @@ VERBS = {"isn't well-fed": "n'est pas repu", "sings": "chante", "eats": "mange",
 PAIRS = {f"{a} {c}.": f"{b} {d}." for a, b in SUBJECTS.items() for c, d in VERBS.items()}
 
 
-@pytest.fixture(scope="module", params=["subword-nmt", "sentencepiece"])
+@pytest.fixture(scope="module", params=["subword-nmt", pytest.param("sentencepiece", marks=WHOLE)])
 def translator(request, tmp_path_factory) -> tuple[Path, Path]:
     """The data and the folder of a model from French to English after one update."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -105,7 +105,10 @@ def assert_starts_from(checkpoint: Path, out: Path) -> None:
             assert torch.equal(tensor, before[name]), name
 
 
-@pytest.mark.parametrize(("family", "pair"), [("bert", False), ("bert", True), ("roberta", True)])
+@pytest.mark.parametrize(
+    ("family", "pair"),
+    [("bert", False), ("roberta", True), pytest.param("bert", True, marks=pytest.mark.whole)],
+)
 def test_a_classifier_is_exported_and_comes_back(family, pair, tmp_path):
     """With its tokens and labels, however long a text is and whatever stands in it; also what was
     fine-tuned there."""

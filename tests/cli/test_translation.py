@@ -5,17 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cli.expected import STATISTICS, Results, assert_same, parse, targets
+from tests.cli.expected import Results, assert_same, parse, targets
 from tests.cli.in_process import (
     CLUSTERED_TRANSLATION,
-    TRANSLATION,
     generate,
     interactive,
     load_model,
     load_state,
     train,
 )
-from tests.cli.tasks import last
 
 TASK = "--task translation --source-lang src --target-lang tgt --max-len-a 1 --max-len-b 5"
 
@@ -27,27 +25,6 @@ def translate(
 
 
 class TestTrain:
-    def test_command_line(self, parallel_data, tmp_path, run_cli):
-        """A named architecture; and its checkpoint in a process that knows nothing else."""
-        line = TRANSLATION[: TRANSLATION.index("--encoder-layers")]
-        run = run_cli(
-            *("fairseq-train", parallel_data, *line.split(), "--arch", "clusterformer_tiny"),
-            *("--criterion", "clusterformer_label_smoothed_cross_entropy", "--max-update", 2),
-            *("--optimizer", "adam", "--lr", 0.001, "--save-dir", tmp_path, "--cpu"),
-            *("--log-format", "json", "--log-interval", 1),
-        )
-        assert "done training" in run.stdout
-        for name in STATISTICS | {"loss", "nll_loss", "gnorm"}:
-            assert run.stdout.count(f'"train_{name}": ') == 1, run.stdout
-            assert run.stdout.count(f'"{name}": ') == 2
-        w_c = load_state(last(tmp_path))["model"][
-            "encoder.layers.2.self_attn.routers.1.clustering.w_c.weight"
-        ]
-        assert w_c.shape == (128, 128)
-        words = ["--task", "translation", "--path", last(tmp_path), "--cpu", "--batch-size", 8]
-        run = run_cli("fairseq-generate", parallel_data, *words)
-        assert parse(run.stdout.splitlines()).keys() == set(range(24))
-
     def test_best_checkpoint_by_bleu(self, parallel_data, translator, tmp_path):
         """Large steps ruin the model after its first update, whose step is 0."""
         line = (

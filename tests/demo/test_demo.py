@@ -5,7 +5,6 @@ import os
 import time
 from itertools import pairwise
 
-import filelock
 import pytest
 
 from fairseq_clusterformer.errors import UserError
@@ -122,19 +121,6 @@ def test_interruption_keeps_older_results(tmp_path, monkeypatch, capsys):
 # The folder
 
 
-def test_results_appear_at_once_and_replace_older_ones(tmp_path):
-    out = tmp_path / "out"
-    for number in "12":
-        with demo.workspace(out) as work:
-            (work / "model").mkdir()
-            (work / "model" / number).touch()
-            (work / "results.json").write_text(number)
-            demo.publish(work, out)
-    assert [path.name for path in (out / "model").iterdir()] == ["2"]
-    assert (out / "results.json").read_text() == "2"
-    assert not (out / "unfinished").exists()
-
-
 def test_what_is_somebody_elses_is_refused(tmp_path, capsys):
     file = tmp_path / "thesis.tex"
     file.touch()
@@ -143,22 +129,6 @@ def test_what_is_somebody_elses_is_refused(tmp_path, capsys):
         error = capsys.readouterr().err
         assert error.startswith(f"demo: error: --out is {out}: {problem}")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_two_demos_in_one_folder_are_refused(tmp_path, capsys):
-    (tmp_path / demo.MARK).touch()
-    with filelock.FileLock(tmp_path / f"{demo.MARK}.lock"):
-        assert demo.main(["--out", str(tmp_path)]) == 1
-    assert "another demo works in it; allowed: another folder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", ["--minutes=0", "--context=many"])
-def test_numbers_out_of_range_are_refused(words, tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        demo.main([words, "--out", str(tmp_path)])
-    error = capsys.readouterr().err
-    assert words.replace("=", " is ") in error
-    assert error.count("\n") == 1
 
 
 # Fairness

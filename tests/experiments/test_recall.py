@@ -77,17 +77,6 @@ def test_rows_of_a_phone_book():
         assert queries_at == [72 + 6 * i + j for i in range(4) for j in range(1, 5)]
 
 
-def test_what_is_near_a_query_says_nothing_of_its_answer():
-    rows = rows_of(4096)
-    count = torch.zeros(SYMBOLS, SYMBOLS)
-    queries = rows.tokens[:, -PAIRS:] - SYMBOLS
-    count.index_put_((queries, rows.answers), torch.ones(()), accumulate=True)
-    chance = 1 / SYMBOLS
-    assert (count / count.sum(1, keepdim=True) - chance).abs().max() < 0.03
-    by_place = torch.nn.functional.one_hot(rows.answers, SYMBOLS).float().mean(0)
-    assert (by_place - chance).abs().max() < 0.02
-
-
 def test_no_window_of_the_defaults_reaches_a_pair():
     rows = rows_of(20)
     first_query = LENGTH - PAIRS
