@@ -48,7 +48,8 @@ def test_scores_come_when_they_are_asked_for(run_cli):
     run_cli("python", "-c", QUIET + ABSENT + SCORES, cwd=REPO_ROOT)
 
 
-@pytest.mark.parametrize("name", ["sklearn", pytest.param("scipy.stats", marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("name", ["sklearn", "scipy.stats"])
 def test_what_is_imported_before_stays(run_cli, name):
     before = f"import sys, {name}\nbefore = sys.modules[{name!r}]\n"
     after = f"assert sys.modules[{name!r}] is before"
@@ -68,6 +69,7 @@ def test_an_answer_imports_no_more(run_cli, tmp_path):
     assert end["frozen"] > 100_000
 
 
+@pytest.mark.whole
 def test_triton_reports_no_leaks(run_cli):
     """It does where Python's end frees less than it might."""
     pytest.importorskip("triton")

@@ -192,10 +192,12 @@ def assert_registered(run: subprocess.CompletedProcess[str], package: Path) -> N
 
 
 class TestUserDir:
+    @pytest.mark.whole
     def test_relative(self, run_cli):
         words = ("-I", "-c", IMPORT_USER_DIR, f"../{NAME}/")
         assert_registered(run_cli("python", *words, cwd=REPO_ROOT / "tests"), PACKAGE)
 
+    @pytest.mark.whole
     @pytest.mark.skipif(
         Path(sys.prefix) != REPO_ROOT / ".venv", reason="not the environment of scripts/setup.sh"
     )
@@ -217,6 +219,7 @@ for user_dir in ({str(PACKAGE)!r}, {NAME!r}):
         run = run_cli("python", "-c", code, tmp_path / NAME, cwd=REPO_ROOT)
         assert_registered(run, PACKAGE)
 
+    @pytest.mark.whole
     def test_installed(self, run_cli, tmp_path):
         """From a wheel, named only, in an empty folder."""
         site = tmp_path / "site-packages"

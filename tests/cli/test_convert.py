@@ -67,7 +67,11 @@ class TestSameOutputs:
 
     @pytest.mark.parametrize(
         ("which", "more"),
-        [("dense_checkpoint", ()), ("rotary", ()), ("roberta", ("--max-positions", 150))],
+        [
+            ("dense_checkpoint", ()),
+            ("rotary", ()),
+            pytest.param("roberta", ("--max-positions", 150), marks=pytest.mark.whole),
+        ],
     )
     def test_language_model(self, which, more, byte_data, tmp_path, request):
         dense = request.getfixturevalue(which)
@@ -79,6 +83,7 @@ class TestSameOutputs:
         expected = outputs(dense, byte_data, tokens)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
+    @pytest.mark.whole
     def test_translator(self, dense_translator, parallel_data, tmp_path):
         words = ["--encoder-attention", WIDE, "--decoder-attention", f"full,{WIDE}"]
         words += [*FAST.split(), "--near-window", 2]

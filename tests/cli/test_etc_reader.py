@@ -129,6 +129,7 @@ def test_a_long_page_is_read_in_windows(tmp_path, capsys, caplog):
     assert printed["em"] == pytest.approx(found[20], abs=0.01)
 
 
+@pytest.mark.whole
 def test_wikihop_from_its_file_to_an_accuracy(tmp_path, capsys):
     """Candidates' words alone decide: no text mentions one; other questions are scored."""
     draw, items = random.Random(1), []

@@ -192,7 +192,7 @@ def test_a_classifier_labels_as_ours(labels, classifier, tmp_path):
     assert piped["label"] == again.classify(pairs)[0].label
 
 
-@pytest.mark.parametrize("titles", [False, True])
+@pytest.mark.parametrize("titles", [pytest.param(False, marks=pytest.mark.whole), True])
 def test_a_reader_reads_as_ours(titles, tmp_path):
     """The tokens of the preparation, also where the title, a document's first line, stands before
     each paragraph, which tokenizer.json cannot say; and the same logits."""

@@ -32,7 +32,7 @@ CLASSIFIER = (
 transformers = pytest.importorskip("transformers")
 
 BERT = "BertForQuestionAnswering"
-FORMS = [("", "ClusterformerForQuestionAnswering")]
+FORMS = [pytest.param("", "ClusterformerForQuestionAnswering", marks=pytest.mark.whole)]
 FORMS += [("--cluster-attention window --shared-softmax", BERT)]
 
 

@@ -32,6 +32,7 @@ def learned(qa_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 
 
 class TestTrain:
+    @pytest.mark.whole
     def test_every_type_is_learned_by_heart(self, learned, qa_data):
         checkpoint, run = learned
         printed = validate(qa_data, checkpoint, TASK, "--batch-size", 7)

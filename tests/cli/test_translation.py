@@ -67,7 +67,7 @@ class TestGenerate:
         right = [found[0][1].split() == wanted[number] for number, found in parse(lines).items()]
         assert 0 < sum(right) < 24, sum(right)
 
-    @pytest.mark.parametrize("ensemble", [False, True])
+    @pytest.mark.parametrize("ensemble", [False, pytest.param(True, marks=pytest.mark.whole)])
     @torch.no_grad()
     def test_probabilities_are_the_parallel_models(
         self, ensemble, parallel_data, translator, dense_translator, tmp_path
