@@ -24,11 +24,10 @@ from tests.cli.in_process import (
 )
 from tests.documents.commands import error, run
 
-MODELS = (
-    *("checkpoint", "dense_checkpoint", "word_checkpoint", "kmeans_checkpoint"),
-    *("translation_model", "clustered_translator", "masked_checkpoint"),
-    *("classifier", "siamese_classifier", "reader"),
-)
+SAMPLE = ("word_checkpoint", "clustered_translator", "siamese_classifier", "reader")
+MORE = ("checkpoint", "dense_checkpoint", "kmeans_checkpoint", "translation_model")
+MORE += ("masked_checkpoint", "classifier")
+MODELS = (*SAMPLE, *(pytest.param(name, marks=pytest.mark.whole) for name in MORE))
 
 
 @pytest.fixture(scope="module")

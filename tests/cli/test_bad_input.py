@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.cli.expected import last_line
-from tests.cli.in_process import HERE, RESET, train, validate
+from tests.cli.in_process import RESET, train, validate
 from tests.cli.sentence_data import binarize
 from tests.cli.tasks import TASKS
 
@@ -210,28 +210,6 @@ class TestData:
         binarize(data / "label", splits, dictionary=text_data / "label" / "dict.txt")
         with pytest.raises(ValueError, match="line 17 is '<unk>'; allowed: one label of .*: "):
             train(data, TASKS["classifier"][1], tmp_path)
-
-    @pytest.mark.parametrize(
-        ("line", "message"),
-        [
-            (
-                "--task clusterformer_qa --arch clusterformer_masked_lm --criterion "
-                f"clusterformer_qa --batch-size 4 {HERE}",
-                "--arch is clusterformer_masked_lm: --task clusterformer_qa does not train it; "
-                "allowed: bidaf_reader, clusterformer_reader, etc_reader, qanet_reader and ",
-            ),
-            (
-                TASKS["reader"][1]
-                .replace("--task clusterformer_qa", "--task masked_lm")
-                .replace("--max-question-positions 16", "--tokens-per-sample 16"),
-                "--criterion is clusterformer_qa, and --task masked_lm; allowed: clusterform",
-            ),
-        ],
-    )
-    def test_another_task(self, line, message, qa_data, byte_data, tmp_path):
-        with pytest.raises(ValueError, match="allowed") as caught:
-            train(byte_data if "masked_lm;" in message else qa_data, line, tmp_path)
-        assert message in last_line(caught.value)
 
 
 @pytest.mark.usefixtures("no_update")
