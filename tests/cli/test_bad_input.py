@@ -13,8 +13,6 @@ from tests.cli.tasks import TASKS
 #: of each task; tests/attention/test_spec.py has more of --attention and its options
 BAD_OPTIONS = {
     "lm": {
-        "--attention window,,neural": "'' is not a layer; allowed: KIND, KIND(OPTION=VALUE), KIN",
-        "--attention neural(clusters=few)": "neural: clusters is few; allowed: a whole number",
         "--decoder-attention-heads 5": "--decoder-attention-heads is 5; allowed: a number that",
         "--cluster-rule newest": "--cluster-rule is newest; allowed: recent, leaking-chunk",
         "--attention window+taught --cluster-rule leaking-chunk": "--cluster-rule is "
