@@ -64,7 +64,7 @@ def test_encodes_texts(sentences, trained, tmp_path):
         model.encode(" ")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.whole)])
 def test_another_epoch_has_other_words_to_guess(sentences, workers):
     parser = options.get_training_parser()
     words = [str(sentences), *LINE.replace("--num-workers 0", "").split()]
