@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     if not args.sentence.strip():
         raise bad_option("sentence", "empty", "a text")
     check_encoder(args.encoder)
-    from fairseq_clusterformer.documents.index import Encodings
+    from fairseq_clusterformer.documents.index import Encodings, Index
     from fairseq_clusterformer.documents.passages import Passages
     from fairseq_clusterformer.documents.sentences import SentenceEncoder
     from fairseq_clusterformer.documents.sources import read_sources
@@ -47,7 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     sources = read_sources(args.document, args.encoding, report=parser.say)
     encoder = SentenceEncoder(args.encoder, device_of("cpu" if args.cpu else None))
     sections = [section for source in sources for section in encoder.sections(source)]
-    vectors = Encodings(encoder.model, encoder.of_sections, args.index)
+    index = args.index and Index(args.index)
+    vectors = Encodings(encoder.model, encoder.of_sections, index)
     vectors.prepare(sections)
     passages = Passages(sections, vectors.of(sections), encoder.of_question)
     for rank, (place, cosine) in enumerate(passages.nearest(args.sentence, args.top), 1):

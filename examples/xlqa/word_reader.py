@@ -17,7 +17,7 @@ from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
-from fairseq_clusterformer.answers import SharedLogits
+from fairseq_clusterformer.answers import AnswerLogits
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
@@ -194,7 +194,7 @@ class SpanHeads(nn.Module):
         self.others = nn.ModuleList(ExactLinear(width, 3) for _ in range(2))  # yes, no, long
         self.paragraph = ExactLinear(width, 1)
 
-    def forward(self, reading: WordReading, starts: Tensor, text_mask: Tensor) -> SharedLogits:
+    def forward(self, reading: WordReading, starts: Tensor, text_mask: Tensor) -> AnswerLogits:
         """Logits of B documents; ``starts`` are each ``<s>``, and ``text_mask`` is True where a
         short answer can begin and end, bool [B, N]."""
         words, real = reading.words, ~reading.document_padding
@@ -213,7 +213,7 @@ class SpanHeads(nn.Module):
         begin, end = logits
         paragraph = words.at_tokens(self.paragraph(reading.begin).squeeze(-1))
         paragraph = paragraph.masked_fill(~(starts & real), -torch.inf)
-        return SharedLogits.of(begin, end, paragraph, torch.stack(slots, dim=1), bounds)
+        return AnswerLogits.shared(begin, end, paragraph, torch.stack(slots, dim=1), bounds)
 
 
 class WordReaderEncoder(nn.Module):
@@ -284,7 +284,7 @@ class WordReader(ReaderModel):
         document_tokens: Tensor,
         text_mask: Tensor | None = None,
         states: Tensor | None = None,
-    ) -> tuple[SharedLogits, dict[str, Any]]:
+    ) -> tuple[AnswerLogits, dict[str, Any]]:
         """As `ClusterformerReader.forward`; ``states`` are what :meth:`encode` made of the same
         documents, [B, W, D], None: it is made here."""
         starts, text = self.starts_and_text(document_tokens, text_mask)

@@ -6,9 +6,6 @@ from .documents import (  # noqa: F401
     AnswerLogits,
     Answers,
     Document,
-    Logits,
-    SharedLogits,
-    StructureLogits,
     text_mask,
 )
 from .ensemble import mean_logits  # noqa: F401

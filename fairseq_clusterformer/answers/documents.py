@@ -21,59 +21,39 @@ _EAST_ASIAN = 0x2E80  # the first of their letters
 
 
 class AnswerLogits(NamedTuple):
-    """What a reader says of questions and their documents, in float32."""
+    """What a reader says of questions and their documents, in float32. In BERT's form for SQuAD
+    2.0, spans, yes, no, "long" and "none" share the softmaxes of starts and ends: the last four
+    have ``slots`` there, and ``type`` sums the best span of any length, or those of a slot."""
 
     #: of each token being a short answer's first, [B, N]; -inf for padding, ``<s>`` and what else
-    #: is no text
+    #: is no text; of a reader of words, finite at the first token of a word
     start: Tensor
     end: Tensor  # of each being its last, [B, N]; -inf likewise
     #: at each ``<s>``, of its paragraph being the long answer, [B, N]; -inf elsewhere
     paragraph: Tensor
     type: Tensor  # of each of :data:`TYPES`, [B, 5]
-
-
-class SharedLogits(NamedTuple):
-    """What a reader says in which spans, yes, no, "long" and "none" share softmaxes, as spans and
-    "no answer" do in BERT's form for SQuAD 2.0; see :class:`AnswerLogits`."""
-
-    start: Tensor  # of a reader of words, finite at the first token of a word of the text
-    end: Tensor  # and at the last one
-    paragraph: Tensor
-    type: Tensor  # the sum of the best span of any length, and that of each slot, [B, 5]
-    #: of places in front of the document, one for each of :data:`TYPES` but the first, which share
-    #: the softmaxes of starts and ends with the tokens, [B, 2, 4]
-    slots: Tensor
+    #: of each sentence supporting the answer, each on its own, [B, S]; -inf where there are no
+    #: more; None: it does not say
+    sentences: Tensor | None = None
+    #: of each candidate being the answer, [B, C]; -inf where there are no more; None: no question
+    #: of the batch has candidates
+    candidates: Tensor | None = None
+    #: of places in front of the document, one for each of :data:`TYPES` but the first, [B, 2, 4];
+    #: None: types are apart
+    slots: Tensor | None = None
     #: of a reader of words, the first and last token of each token's word, int64 [B, N, 2]
-    bounds: Tensor | None
+    bounds: Tensor | None = None
 
     @staticmethod
-    def of(
+    def shared(
         start: Tensor, end: Tensor, paragraph: Tensor, slots: Tensor, bounds: Tensor | None = None
-    ) -> "SharedLogits":
-        """With the logits of the types."""
+    ) -> "AnswerLogits":
+        """With ``slots``, and the logits of the types."""
         best = slots.new_full((len(slots),), -torch.inf)  # of the spans whose end is not first
         if start.size(1):
             best = (end + start.cummax(1).values).amax(1)  # the best start up to each end
         types = torch.cat([best.unsqueeze(-1), slots.sum(1)], dim=-1)
-        return SharedLogits(start, end, paragraph, types, slots, bounds)
-
-
-class StructureLogits(NamedTuple):
-    """What a reader of structured documents says; see :class:`AnswerLogits`."""
-
-    start: Tensor
-    end: Tensor
-    paragraph: Tensor
-    type: Tensor
-    #: of each supporting the answer, each on its own, [B, S]; -inf where there are no more; None:
-    #: it does not say
-    sentences: Tensor | None = None
-    #: of each being the answer, [B, C]; -inf where there are no more; None: no question of the
-    #: batch has candidates
-    candidates: Tensor | None = None
-
-
-Logits = AnswerLogits | SharedLogits | StructureLogits
+        return AnswerLogits(start, end, paragraph, types, slots=slots, bounds=bounds)
 
 
 def text_mask(characters: Tensor) -> Tensor:

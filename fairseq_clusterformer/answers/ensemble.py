@@ -6,18 +6,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .documents import Logits, SharedLogits, StructureLogits
+from .documents import AnswerLogits
 
 
-def mean_logits(found: Sequence[Logits]) -> Logits:
+def mean_logits(found: Sequence[AnswerLogits]) -> AnswerLogits:
     """Logits of the mean of several readers' probabilities of the same questions and documents: of
     starts, of ends, of paragraphs and of types, and of what else they say. Of one reader, its own
     logits."""
     first = found[0]
     if len(found) == 1:
         return first
-    fields = {name: [getattr(logits, name) for logits in found] for name in first._fields}
-    if isinstance(first, SharedLogits):
+    said = [name for name, value in first._asdict().items() if value is not None]
+    fields = {name: [getattr(logits, name) for logits in found] for name in said}
+    if first.slots is not None:
         sides = []
         for i, name in enumerate(("start", "end")):
             tokens = zip(fields["slots"], fields[name], strict=True)
@@ -25,14 +26,11 @@ def mean_logits(found: Sequence[Logits]) -> Logits:
         number = first.slots.size(-1)
         slots = torch.stack([side[:, :number] for side in sides], dim=1)
         start, end = (side[:, number:] for side in sides)
-        return SharedLogits.of(start, end, _mean(fields["paragraph"]), slots, first.bounds)
-    means = {name: _mean(fields[name]) for name in ("start", "end", "paragraph", "type")}
-    if isinstance(first, StructureLogits):
-        if first.sentences is not None:
-            means["sentences"] = torch.stack(fields["sentences"]).sigmoid().mean(0).logit()
-        if first.candidates is not None:
-            means["candidates"] = _mean(fields["candidates"])
-    return type(first)(**means)
+        return AnswerLogits.shared(start, end, _mean(fields["paragraph"]), slots, first.bounds)
+    means = {name: _mean(each) for name, each in fields.items()}
+    if first.sentences is not None:
+        means["sentences"] = torch.stack(fields["sentences"]).sigmoid().mean(0).logit()
+    return AnswerLogits(**means)
 
 
 def _mean(logits: Sequence[Tensor]) -> Tensor:

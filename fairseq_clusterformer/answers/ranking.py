@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .documents import TYPES, Answer, Answers, Document, Logits, SharedLogits, StructureLogits
+from .documents import TYPES, Answer, AnswerLogits, Answers, Document
 
 _SPANS = 20  # for each that is wanted: most overlap a better one
 _LEAST = -1e9  # JSON has no infinity
@@ -18,7 +18,7 @@ _TOKENS = 4  # of a word, at most: of text without blanks, a span has so many ti
 
 @torch.no_grad()
 def ranked_answers(
-    logits: Logits,
+    logits: AnswerLogits,
     documents: Sequence[Document],
     *,
     top: int = 1,
@@ -54,20 +54,19 @@ def ranked_answers(
         elsewhere = numbers != numbers.gather(1, paragraph.argmax(-1, keepdim=True))
         start, end = (x.masked_fill(elsewhere, -torch.inf) for x in (start, end))
     within, supporting, of_candidates = numbers, [None] * len(documents), None
-    if isinstance(logits, StructureLogits):
-        if logits.sentences is not None:
-            rows = zip(logits.sentences.sigmoid().cpu(), documents, strict=True)
-            supporting = [_supporting(*row, supporting_threshold) for row in rows]
-            rows = zip(supporting, documents, numbers, start, strict=True)
-            within, hidden = map(torch.stack, zip(*(_in_facts(*row) for row in rows), strict=True))
-            start, end = (x.masked_fill(hidden, -torch.inf) for x in (start, end))
-        if logits.candidates is not None:
-            of_candidates = logits.candidates.log_softmax(-1).cpu()
+    if logits.sentences is not None:
+        rows = zip(logits.sentences.sigmoid().cpu(), documents, strict=True)
+        supporting = [_supporting(*row, supporting_threshold) for row in rows]
+        rows = zip(supporting, documents, numbers, start, strict=True)
+        within, hidden = map(torch.stack, zip(*(_in_facts(*row) for row in rows), strict=True))
+        start, end = (x.masked_fill(hidden, -torch.inf) for x in (start, end))
+    if logits.candidates is not None:
+        of_candidates = logits.candidates.log_softmax(-1).cpu()
     words = torch.stack([document.word_of(start.size(1)) for document in documents])
     limits = {"max_length": max_answer_length, "words": words, "top": _SPANS * top}
     spans = best_spans(start, end, within, **limits)
     nones = [None] * len(documents)
-    if isinstance(logits, SharedLogits):
+    if logits.slots is not None:
         # the model's own best span may be too long to be an answer
         nothing = torch.full_like(evidence, -torch.inf).unsqueeze(-1)
         best = torch.cat([spans[0], nothing], dim=-1).amax(-1) + evidence

@@ -94,8 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     reader = Reader(loaded, index=args.index, encoder=args.encoder, device=device)
     windows = reader.windows if args.windows is None else int(args.windows)
     if args.serve:
-        from fairseq_clusterformer.documents.desk import Desk
-        from fairseq_clusterformer.documents.serve import serve
+        from fairseq_clusterformer.documents.serve import Desk, serve
 
         desk = Desk(
             reader,

@@ -68,7 +68,7 @@ def _clusters(args: argparse.Namespace) -> tuple:
     from fairseq.models import FairseqLanguageModel
 
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
-    from fairseq_clusterformer.documents import drawing as document
+    from fairseq_clusterformer.documents import drawing
     from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
     from fairseq_clusterformer.visual import figure, language_model, pages
 
@@ -76,15 +76,14 @@ def _clusters(args: argparse.Namespace) -> tuple:
     if isinstance(loaded.model, ClusterformerReader):
         if args.question is None:
             raise bad_option("--question", "missing", "a question, which a reader always needs")
-        text = document.read_clusters(loaded, args.text, args.question)
-        draw = document.draw_document
+        text = drawing.read_clusters(loaded, args.text, args.question)
     elif isinstance(loaded.model, FairseqLanguageModel):
         if args.question is not None:
             raise bad_option("--question", args.question, "none for a language model")
-        text, draw = language_model.read_clusters(loaded, args.text), figure.draw_passage
+        text = language_model.read_clusters(loaded, args.text)
     else:
         what = f"is a {type(loaded.model).__name__}"
         allowed = "a language model, or a reader of the architecture clusterformer_reader"
         raise bad_option("--checkpoint", args.checkpoint, allowed, what)
     layer = text.most_spread(args.layer)
-    return draw(text, layer), layer.name, pages.cluster_page(text, layer)
+    return figure.draw_passage(text, layer), layer.name, pages.cluster_page(text, layer)

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fairseq_clusterformer.answers import (
-    Logits,
-    SharedLogits,
+    AnswerLogits,
     ranked_answers,
     ranking_options,
 )
@@ -107,7 +106,7 @@ def whole_words(spans: Tensor, bounds: Tensor) -> Tensor:
 
 
 def with_slots(
-    logits: SharedLogits, spans: Tensor, types: Tensor
+    logits: AnswerLogits, spans: Tensor, types: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Logits of starts and ends [B, 4 + N] behind those of the slots, and the right spans, int64
     [B, A + 4, 2], of which those of slots are last; ``types`` as a reader's targets have them."""
@@ -121,14 +120,14 @@ def with_slots(
 
 
 def answer_parts(
-    logits: Logits, spans: Tensor, types: Tensor, marginal: str = "joint"
+    logits: AnswerLogits, spans: Tensor, types: Tensor, marginal: str = "joint"
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Losses of the short answer and of its type in nats, [B], and which questions have a target
     for each, bool [B], by ``spans`` and ``types`` of a reader's targets. Both together are - log
     of the probability of the right answer. Of logits that share softmaxes, the types are among the
     spans."""
     start, end = logits.start, logits.end
-    if isinstance(logits, SharedLogits):
+    if logits.slots is not None:
         spans = spans if logits.bounds is None else whole_words(spans, logits.bounds)
         start, end, spans = with_slots(logits, spans, types)
         types = torch.ones_like(types)
@@ -165,15 +164,15 @@ class QACriterion(SummedLogs, FairseqCriterion):
     def forward(self, model, sample, reduce=True):
         logits, _ = model(**sample["net_input"])
         target = sample["target"]
-        types, shared = target["types"], isinstance(logits, SharedLogits)
+        types, shared = target["types"], logits.slots is not None
         # of each part: its loss [B], and whether the question has a target for it, bool [B]
         of_answer = answer_parts(logits, target["spans"], types, self.span_marginal)
-        paragraphs, facts = target["paragraphs"], getattr(logits, "sentences", None)
+        paragraphs, facts = target["paragraphs"], logits.sentences
         long = marginal_nll(logits.paragraph, paragraphs), paragraphs.any(-1)
         parts = {"span": of_answer["span"], "long": long, "type": of_answer["type"]}
         nothing = torch.zeros_like(parts["span"][0])
         parts["support"] = parts["candidate"] = nothing, nothing > 0
-        if (candidates := getattr(logits, "candidates", None)) is not None:
+        if (candidates := logits.candidates) is not None:
             # the right candidate is the answer, wherever it stands
             right = target["candidate"] >= 0
             for name, (loss, known) in parts.items():
@@ -197,7 +196,7 @@ class QACriterion(SummedLogs, FairseqCriterion):
             log |= self._scores(logits, sample)
         return loss.sum() if reduce else loss, size, log
 
-    def _scores(self, logits: Logits, sample) -> dict[str, float]:
+    def _scores(self, logits: AnswerLogits, sample) -> dict[str, float]:
         """Sums over the questions of a batch whose answers are known."""
         data, numbers = self.task.dataset(sample["split"]).data, sample["id"].tolist()
         whole = data.whole

@@ -1,29 +1,20 @@
-"""The clusters that a reader sees in a document: as text with colours, and as a picture.
+"""The clusters that a reader sees in a document. Words are whole, also where a token is part of
+one; ``<s>`` leads a paragraph."""
 
-The picture has a row for each of the largest clusters of a layer: its number and share, the words
-that it has more of than chance would give, and where in the document its tokens stand. Words are
-whole, also where a token is part of one; ``<s>`` leads a paragraph.
-"""
-
-from collections import Counter
 from pathlib import Path
 
 import regex
-from matplotlib.figure import Figure
 
 from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.errors import bad_option
 
-from ..visual.figure import INK, MARGIN, ROW, SOFT, WIDTH, Drawing
 from ..visual.language_model import describe_model
 from ..visual.words import ClusteredText, DrawnLayer, describe
 from .read import Reader
 from .sections import Section
 from .sources import read_source
 
-TABLE, STRIP, MARK = 128, 660, 3  # pixels: the first row's top, and the widths of where
 START = "<s>"
-MOST_ROWS = 16  # clusters in the picture
 TOKENS = 20_000  # of a document, from its beginning
 
 
@@ -70,36 +61,3 @@ def read_clusters(loaded: Loaded, path: Path, question: str) -> ClusteredText:
         note=f"The document is {source.name}.",
         layers=layers,
     )
-
-
-def draw_document(text: ClusteredText, layer: DrawnLayer) -> Figure:
-    """Draw the largest clusters of a layer."""
-    found = [cluster for cluster in layer.clusters if cluster.size]
-    rows = sorted(found, key=lambda cluster: -cluster.size)[:MOST_ROWS]
-    what = f"{layer.name}: the {len(rows)} largest of {len(found)} clusters. {text.note}"
-    height = TABLE + ROW * len(rows) + MARGIN
-    drawing = Drawing(height, "What clustered together, and where", what)
-    left, right, length = WIDTH - MARGIN - STRIP, WIDTH - MARGIN, len(layer.passage)
-    heads = "cluster, share, and words that it has more of"
-    drawing.text(MARGIN, TABLE - 16, heads, 18, color=SOFT)
-    drawing.text(left, TABLE - 16, "token 0", 18, color=SOFT)
-    drawing.text(right, TABLE - 16, f"token {length - 1:,}", 18, color=SOFT, at="right")
-    marks = min(STRIP // MARK, length)
-    for number, cluster in enumerate(rows):
-        top = TABLE + number * ROW
-        middle = drawing.cluster_number(top, cluster.index)
-        drawing.text(MARGIN + 118, middle, f"{cluster.share:.1%}", 19, at="right")
-        drawing.words(MARGIN + 136, middle, cluster.endings, left - MARGIN - 156)
-        drawing.box(left, top, STRIP, ROW - 8, facecolor="#f2f4f6")
-        places = (place for place, own in enumerate(layer.passage) if own == cluster.index)
-        counts = Counter(place * marks // length for place in places)
-        width, darkest = STRIP / marks, max(counts.values())
-        for mark, count in counts.items():
-            how = {"facecolor": INK, "alpha": shade(count, darkest)}
-            drawing.box(left + mark * width, top, width, ROW - 8, **how)
-    return drawing.figure
-
-
-def shade(count: int, most: int) -> float:
-    """How dark a mark of so many tokens is, above 0.2 and at most 1; ``most`` is the darkest's."""
-    return min(1.0, 0.2 + 0.8 * count / most)  # rounding exceeds 1

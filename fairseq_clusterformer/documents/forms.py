@@ -12,44 +12,55 @@ import json
 import re
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import PurePath
+from xml.etree import ElementTree
 
+from markdown_it import MarkdownIt
+
+from .pages import declared_encoding, of_html
+from .pdf import of_pdf
 from .texts import of_plain, paragraphs
 
 Parsed = tuple[str, list[tuple[str, str]]]
 
-MARKDOWN = (".md", ".markdown")
-HTML = (".html", ".htm", ".xhtml", ".xht")
-MAIL = (".eml", ".mht", ".mhtml")
-#: of other forms that are read, by their endings
-_OTHERS = {".pdf": "PDF", ".ipynb": "notebook", ".rtf": "RTF", ".docx": "Word document"}
-_OTHERS |= {".xlsx": "Excel workbook", ".epub": "e-book"}
-ENDINGS = (".txt", ".text", *MARKDOWN, *HTML, *MAIL, *_OTHERS)
-#: what nothing here reads, by endings and first bytes
-_CLOSED = {
-    "a picture": "jpg jpeg png gif webp bmp tif tiff heic ico psd",
-    "a sound or a film": "mp3 wav ogg flac m4a mp4 mov avi mkv webm",
-    "an archive": "zip tar gz tgz bz2 xz 7z rar zst",
-    "an Office file of an older form": "doc xls ppt",
-    "a presentation": "pptx odp key",
-    "an OpenDocument file": "odt ods",
+#: each form's endings and first bytes; those with a reader first
+_FORMS: dict[str, tuple[str, tuple[bytes, ...]]] = {
+    "text": ("txt text", ()),
+    "Markdown": ("md markdown", ()),
+    "HTML": ("html htm xhtml xht", ()),
+    "e-mail": ("eml mht mhtml", ()),
+    "PDF": ("pdf", (b"%PDF-",)),
+    "notebook": ("ipynb", ()),
+    "RTF": ("rtf", (b"{\\rtf",)),
+    "Word document": ("docx", ()),
+    "Excel workbook": ("xlsx", ()),
+    "e-book": ("epub", ()),
+    "a picture": (
+        "jpg jpeg png gif webp bmp tif tiff heic ico psd",
+        (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*", b"BM"),
+    ),
+    "a sound or a film": (
+        "mp3 wav ogg flac m4a mp4 mov avi mkv webm",
+        (b"ID3", b"OggS", b"fLaC", b"RIFF", b"\x1aE\xdf\xa3"),
+    ),
+    "an archive": (
+        "zip tar gz tgz bz2 xz 7z rar zst",
+        (b"PK\3\4", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf", b"Rar!"),
+    ),
+    "an Office file of an older form": ("doc xls ppt", (b"\xd0\xcf\x11\xe0",)),
+    "a presentation": ("pptx odp key", ()),
+    "an OpenDocument file": ("odt ods", ()),
+    "a program": ("", (b"\x7fELF",)),
+    "a database": ("", (b"SQLite format 3",)),
 }
-_MAGIC = {
-    "PDF": (b"%PDF-",),
-    "RTF": (b"{\\rtf",),
-    "a picture": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*", b"BM"),
-    "a sound or a film": (b"ID3", b"OggS", b"fLaC", b"RIFF", b"\x1aE\xdf\xa3"),
-    "an archive": (b"PK\3\4", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf", b"Rar!"),
-    "an Office file of an older form": (b"\xd0\xcf\x11\xe0",),
-    "a program": (b"\x7fELF",),
-    "a database": (b"SQLite format 3",),
-}
-_OF_ARCHIVE = {  # by the files within
-    "word/document.xml": "Word document",
-    "xl/workbook.xml": "Excel workbook",
-    "META-INF/container.xml": "e-book",
-    "ppt/presentation.xml": "a presentation",
-    "content.xml": "an OpenDocument file",
+_OF_ARCHIVE = {  # by what stands in an archive
+    b"mimetypeapplication/epub": "e-book",
+    b"word/document.xml": "Word document",
+    b"xl/workbook.xml": "Excel workbook",
+    b"META-INF/container.xml": "e-book",
+    b"ppt/presentation.xml": "a presentation",
+    b"content.xml": "an OpenDocument file",
 }
 _IS_HTML = re.compile(
     rb"(?i)(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*"
@@ -69,7 +80,6 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-_XML_ENCODING = re.compile(rb"""<\?xml[^>]*\bencoding\s*=\s*["']([\w.:-]+)""")
 #: what browsers read by the names of encodings (WHATWG's Encoding Standard): a superset
 _WIDER = {"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874"}
 _WIDER |= {"tis-620": "cp874", "euc_kr": "cp949"}
@@ -109,23 +119,20 @@ def form_of(name: str, head: bytes) -> str | None:
     """What a file is, by its name and its first bytes or all: "text", "Markdown", "HTML",
     "e-mail", a form that a library reads, or what it is in words ("a picture"); None: nothing
     that is known."""
-    ending = PurePath(name).suffix.lower()
-    magic = next((form for form, first in _MAGIC.items() if head.startswith(first)), None)
-    magic = magic if magic in _READERS or _NO_TEXT.search(head) else None
-    if magic == "an archive" and ending not in _OTHERS:
-        inside = (form for file, form in _OF_ARCHIVE.items() if file.encode() in head)
-        magic = "e-book" if b"mimetypeapplication/epub" in head else next(inside, magic)
-    if magic and not (magic == "an archive" and ending in _OTHERS):
-        return magic
-    if ending in MARKDOWN:
-        return "Markdown"
-    if ending in HTML or _IS_HTML.match(head):
+    ending = PurePath(name).suffix.lower()[1:]
+    named = next((form for form, (own, _) in _FORMS.items() if ending in own.split()), None)
+    first = (form for form, (_, own) in _FORMS.items() if own and head.startswith(own))
+    form = next(first, None)
+    if form == "an archive":
+        usual = named if named in _OF_ARCHIVE.values() else form
+        form = next((form for file, form in _OF_ARCHIVE.items() if file in head), usual)
+    if form and (form in _READERS or _NO_TEXT.search(head)):
+        return form
+    if named in ("Markdown", "HTML"):
+        return named
+    if _IS_HTML.match(head):
         return "HTML"
-    if ending in MAIL or _IS_MAIL.match(head):
-        return "e-mail"
-    if ending in ENDINGS:
-        return _OTHERS.get(ending, "text")
-    return next((what for what, own in _CLOSED.items() if ending[1:] in own.split()), None)
+    return "e-mail" if _IS_MAIL.match(head) else named
 
 
 def parse(name: str, data: bytes, encoding: str | None, main_text: bool) -> Parsed:
@@ -156,37 +163,20 @@ def _text(data: bytes, encoding: str | None, _main: bool) -> Parsed:
     return "", [(text, "") for text in of_plain(_decoded(data, encoding))]
 
 
-def _markdown(data: bytes, encoding: str | None, _main: bool) -> Parsed:
-    """As the HTML that it stands for."""
-    return _of_markdown(_decoded(data, encoding))
-
-
 def _of_markdown(text: str) -> Parsed:
-    from markdown_it import MarkdownIt
-
-    from .pages import of_html
-
-    return "", of_html(MarkdownIt().enable(["table", "strikethrough"]).render(text), marks=True)[1]
+    """As the HTML that it stands for."""
+    return of_html(MarkdownIt().enable(["table", "strikethrough"]).render(text), marks=True)
 
 
 def _html(data: bytes, encoding: str | None, main_text: bool) -> Parsed:
-    from .pages import of_html
-
-    text = _decoded(data, encoding, None if encoding else _declared(data))
+    text = _decoded(data, encoding, None if encoding else _codec(*declared_encoding(data)))
     title, texts = of_html(text)
     if main_text:
         import trafilatura
 
-        texts = of_html(
-            trafilatura.extract(text, output_format="html", include_comments=False) or ""
-        )[1]
+        main = trafilatura.extract(text, output_format="html", include_comments=False)
+        texts = of_html(main or "")[1]
     return title, texts
-
-
-def _pdf(data: bytes, _encoding: str | None, _main: bool) -> Parsed:
-    from .pdf import of_pdf
-
-    return of_pdf(data)
 
 
 def _mail(data: bytes, encoding: str | None, main_text: bool) -> Parsed:
@@ -196,16 +186,14 @@ def _mail(data: bytes, encoding: str | None, main_text: bool) -> Parsed:
     body = message.get_body(("html", "plain"))
     if body is None:
         raise Unreadable("is an e-mail without a text")
-    content, charset = body.get_payload(decode=True), body.get_content_charset()
-    if body.get_content_type() == "text/html":
-        _, texts = _html(content, encoding or _codec(charset), main_text)
-    else:
-        _, texts = _text(content, encoding or _codec(charset), main_text)
+    read = _html if body.get_content_type() == "text/html" else _text
+    own = encoding or _codec(body.get_content_charset() or "")
+    _, texts = read(body.get_payload(decode=True), own, main_text)
     is_page = message.get_content_type() == "multipart/related"
     return str(message["Subject"] or ""), texts if is_page else heads + texts
 
 
-def _notebook(data: bytes, _encoding: str | None, _main: bool) -> Parsed:
+def _notebook(data: bytes, *_: object) -> Parsed:
     """Its cells as Markdown, and what the code printed."""
     found = []
     for cell in json.loads(data)["cells"]:
@@ -218,15 +206,13 @@ def _notebook(data: bytes, _encoding: str | None, _main: bool) -> Parsed:
     return _of_markdown("\n\n".join(found))
 
 
-def _word(data: bytes, _encoding: str | None, _main: bool) -> Parsed:
+def _word(data: bytes, *_: object) -> Parsed:
     import mammoth
 
-    from .pages import of_html
-
-    return "", of_html(mammoth.convert_to_html(io.BytesIO(data)).value, marks=True)[1]
+    return of_html(mammoth.convert_to_html(io.BytesIO(data)).value, marks=True)
 
 
-def _workbook(data: bytes, _encoding: str | None, _main: bool) -> Parsed:
+def _workbook(data: bytes, *_: object) -> Parsed:
     """Rows of all sheets, with bars between the cells."""
     import openpyxl
 
@@ -238,7 +224,7 @@ def _workbook(data: bytes, _encoding: str | None, _main: bool) -> Parsed:
     ]
 
 
-def _rich_text(data: bytes, _encoding: str | None, _main: bool) -> Parsed:
+def _rich_text(data: bytes, *_: object) -> Parsed:
     from striprtf.striprtf import rtf_to_text
 
     return "", [(line, "") for line in rtf_to_text(data.decode("latin-1")).split("\n")]
@@ -246,8 +232,6 @@ def _rich_text(data: bytes, _encoding: str | None, _main: bool) -> Parsed:
 
 def _book(data: bytes, encoding: str | None, main_text: bool) -> Parsed:
     """The chapters of an EPUB in their order."""
-    from xml.etree import ElementTree
-
     with zipfile.ZipFile(io.BytesIO(data)) as book:
         packed = ElementTree.fromstring(book.read("META-INF/container.xml")).find(".//{*}rootfile")
         where = PurePath(packed.attrib["full-path"])
@@ -263,9 +247,9 @@ def _book(data: bytes, encoding: str | None, main_text: bool) -> Parsed:
 
 _READERS: dict[str, Callable[[bytes, str | None, bool], Parsed]] = {
     "text": _text,
-    "Markdown": _markdown,
+    "Markdown": lambda data, encoding, _: _of_markdown(_decoded(data, encoding)),
     "HTML": _html,
-    "PDF": _pdf,
+    "PDF": lambda data, *_: of_pdf(data),
     "e-mail": _mail,
     "notebook": _notebook,
     "Word document": _word,
@@ -275,35 +259,16 @@ _READERS: dict[str, Callable[[bytes, str | None, bool], Parsed]] = {
 }
 
 
-def _codec(label: str | None) -> str | None:
-    """Python's name of the encoding that browsers read by a label; None: they do not know it."""
-    label = (label or "").strip().lower()
-    short = re.sub(r"^iso8859(\d+)$", r"iso8859-\1", label.removeprefix("x-"))
-    for name in (label, short):
-        try:
-            found = _LABELS.get(name) or codecs.lookup(name).name
-        except (LookupError, ValueError):
-            continue
-        return _WIDER.get(found, found)
+def _codec(*labels: str) -> str | None:
+    """Python's name of the encoding that browsers read by the first label that they know; None: by
+    none."""
+    for label in (label.strip().lower() for label in labels):
+        short = re.sub(r"^iso8859(\d+)$", r"iso8859-\1", label.removeprefix("x-"))
+        for name in (label, short):
+            with suppress(LookupError, ValueError):
+                found = _LABELS.get(name) or codecs.lookup(name).name
+                return _WIDER.get(found, found)
     return None
-
-
-def _declared(data: bytes) -> str | None:
-    """The encoding that a page says it is in, where browsers heed it: in a ``<meta>`` of its own,
-    or in the declaration of XML."""
-    from selectolax.lexbor import LexborHTMLParser
-
-    tree = LexborHTMLParser(data[:100_000].decode("latin-1"))
-    for meta in tree.css("meta"):
-        own = {name.lower(): value or "" for name, value in meta.attributes.items()}
-        label = own.get("charset")
-        if label is None and own.get("http-equiv", "").lower() == "content-type":
-            found = re.search(r"""(?i)charset\s*=\s*["']?\s*([^\s"';]+)""", own.get("content", ""))
-            label = found and found[1]
-        if codec := _codec(label):
-            return codec
-    found = _XML_ENCODING.match(data.lstrip())
-    return _codec(found[1].decode()) if found else None
 
 
 def _of_no_letter(error: UnicodeDecodeError) -> tuple[str, int]:
@@ -320,12 +285,11 @@ def _decoded(data: bytes, encoding: str | None, declared: str | None = None) -> 
     may hold a few bytes that are in no encoding."""
     marked = next((name for mark, name in _MARKS.items() if data.startswith(mark)), None)
     used = encoding or marked or declared or "utf-8"
+    is_strict = not declared or bool(encoding or marked)
     try:
-        how = "as-browsers" if declared and not (encoding or marked) else "strict"
-        reader = io.TextIOWrapper(io.BytesIO(data), encoding=used, errors=how)
-        text = reader.read().removeprefix("\ufeff")
+        text = data.decode(used, "strict" if is_strict else "as-browsers").removeprefix("\ufeff")
         text.encode()  # some encodings know halves of characters
-        if how != "strict" and text.count("\ufffd") > len(text) / 1000:
+        if not is_strict and text.count("\ufffd") > len(text) / 1000:
             data.decode(used)
     except UnicodeError as error:
         if _NO_TEXT.search(data):
@@ -335,4 +299,4 @@ def _decoded(data: bytes, encoding: str | None, declared: str | None = None) -> 
         raise Unreadable(f"is not in {used}{at}: {remedy}") from None
     if "\0" in text:
         raise Unreadable(f"holds the character NUL, so it is no text in {used}")
-    return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")

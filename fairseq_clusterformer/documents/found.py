@@ -59,11 +59,6 @@ class FoundAnswer:
     found: bool = False  # whether it is likely enough to be an answer; else it is a guess
 
     @property
-    def score(self) -> float:
-        """The logarithm of its probability."""
-        return math.log(max(self.probability, 1e-300))
-
-    @property
     def features(self) -> dict[str, float]:
         """What :class:`Weights` weighs, by its name there."""
         none = math.log(max(self.read.answers.types["none"], 1e-300))
@@ -81,28 +76,19 @@ class FoundAnswer:
         """The sentence around the answer."""
         return "".join(self.around())
 
-    def around(self, most: int = _AROUND) -> tuple[str, str, str]:
-        """What stands before the answer in its sentence, the answer as it is written there, and
-        what stands behind it; up to `most` characters on either side."""
+    def around(self, most: int = _AROUND, *, whole: bool = False) -> tuple[str, str, str]:
+        """What stands before the answer in its sentence, or `whole` paragraph, the answer as it is
+        written there, and what stands behind it; up to `most` characters of words on either
+        side."""
         if self.characters is None:
             return "", self.text, ""
         text, (start, end) = self._paragraph, self.characters
-        first, last = sentence_around(text, start, end)
-        before = text[first:start]
-        before = before if len(before) <= most else "\u2026" + before[-most:]
-        behind = text[end:last].rstrip()
-        return before, text[start:end], behind if len(behind) <= most else behind[:most] + "\u2026"
-
-    def passage(self, most: int) -> tuple[str, str, str]:
-        """As :meth:`around`, of the whole paragraph, cut between words."""
-        if self.characters is None:
-            return "", self.text, ""
-        text, (start, end) = self._paragraph, self.characters
-        before, behind = text[:start], text[end:]
+        first, last = (0, len(text)) if whole else sentence_around(text, start, end)
+        before, behind = text[first:start], text[end:last].rstrip()
         if len(before) > most:
-            before = "\u2026 " + before[-most:].partition(" ")[2]
+            before = "\u2026 " + (before[-most:].partition(" ")[2] or before[-most:])
         if len(behind) > most:
-            behind = behind[:most].rpartition(" ")[0] + " \u2026"
+            behind = (behind[:most].rpartition(" ")[0] or behind[:most]) + " \u2026"
         return before, text[start:end], behind
 
     @property
@@ -198,8 +184,8 @@ class Ranking(list[FoundAnswer]):
         self.no_answer, self.least = no_answer, least
         self.by_margin, self.calibrated = by_margin, calibrated
         self.unknown_words = False
-        wanted = least == -math.inf or no_answer < _sigmoid(-least)  # which may both be 1
-        self.found = bool(answers) and wanted
+        enough = least == -math.inf or no_answer < _sigmoid(-least)  # which may both be 1
+        self.found = bool(answers) and enough
         kept = answers if self.found else _guesses(answers)
         super().__init__(replace(x, found=self.found and x.margin > least) for x in kept)
 
@@ -304,56 +290,57 @@ def ranked(
             continue
         if len(kept) < top and not any(map(answer.overlaps, kept)):
             kept.append(answer)
-    if weights.threshold is not None:
+    if calibrated := weights.threshold is not None:
         least += math.log(weights.threshold / (1 - weights.threshold))
         sums = [(each, weights.of(each)) for each in kept]
         kept = [replace(each, margin=x, probability=_sigmoid(x)) for each, x in sums]
-    if by_margin or weights.threshold is not None:
+    if by_margin or calibrated:
         none = _sigmoid(-kept[0].margin) if kept else 1.0
-    calibrated = weights.threshold is not None
     return Ranking(kept, none, least, by_margin=by_margin, calibrated=calibrated)
 
 
 def ranked_candidates(reads: Sequence[SectionRead], top: int) -> Ranking:
     """The likeliest of a question's candidates. Each has the mean of its log-probabilities in the
     sections, normalised again, and is shown where it is likeliest among its mentions."""
-    sums: dict[str, float] = {}
-    best: dict[str, tuple[bool, float, Answer, SectionRead]] = {}
+    of_text: dict[str, list[tuple[Answer, SectionRead]]] = {}
     for read in reads:
         for answer in read.answers.short:
-            sums[answer.text] = sums.get(answer.text, 0.0) + answer.score / len(reads)
-            shown = (answer.paragraph is not None, answer.score, answer, read)
-            best[answer.text] = max(best.get(answer.text, shown), shown, key=lambda each: each[:2])
-    shares = torch.tensor([*sums.values()], dtype=torch.float64).softmax(0).tolist()
+            of_text.setdefault(answer.text, []).append((answer, read))
+    sums = [sum(answer.score for answer, _ in own) / len(reads) for own in of_text.values()]
+    shares = torch.tensor(sums, dtype=torch.float64).softmax(0).tolist()
     found = []
-    for (text, (has_place, *_, answer, read)), share in zip(best.items(), shares, strict=True):
-        number = read.section.pieces[answer.paragraph].number if has_place else None
-        place = read.section.source.name, number, answer.characters
-        found.append(FoundAnswer(text, "short", share, math.inf, *place, read))
+    for own, share in zip(of_text.values(), shares, strict=True):
+        answer, read = max(own, key=lambda each: (each[0].paragraph is not None, each[0].score))
+        found.append(_found(share, math.inf, answer, "short", read))
     return Ranking(sorted(found, key=lambda each: -each.probability)[:top], 0.0)
 
 
 def _candidates(read: SectionRead) -> Iterator[tuple[str, Answer]]:
-    """The answers of a section and their types, with scores that its types are in."""
+    """The answers of a section and their types, with scores that its types are in; of a paragraph
+    as much as the section holds, if it is more than blanks."""
     for answer in read.answers.short:
         yield answer.type, answer
     log_long = math.log(max(read.answers.types["long"], 1e-300))
+    document, length = read.section.document, read.section.length
     for number, score in read.answers.long:
-        if paragraph := _paragraph(read.section, number, score + log_long):
-            yield "long", paragraph
+        own = (document.paragraph_of(length) == number) & text_mask(document.characters)
+        if tokens := own.nonzero()[:, 0].tolist():
+            yield "long", document.answer(tokens[0], tokens[-1] + 1, score + log_long)
 
 
 def _found(
     probability: float, margin: float, answer: Answer, type_: str, read: SectionRead
 ) -> FoundAnswer:
-    """An answer among all, in whole words."""
-    how, file = (type_, probability, margin), read.section.source.name
-    if answer.paragraph is None:
-        return FoundAnswer(answer.text, *how, file, None, None, read)
-    number = read.section.pieces[answer.paragraph].number
-    text = read.section.source.paragraphs[number]
-    place = whole_words(text, *answer.characters) if type_ == "short" else answer.characters
-    return FoundAnswer(text[slice(*place)], *how, file, number, place, read)
+    """An answer among all; of text, in whole words."""
+    text, number, place = answer.text, None, answer.characters
+    if answer.paragraph is not None:
+        number = read.section.pieces[answer.paragraph].number
+        paragraph = read.section.source.paragraphs[number]
+        if type_ == "short" and answer.candidate is None:
+            place = whole_words(paragraph, *place)
+        text = text if answer.candidate is not None else paragraph[slice(*place)]
+    how, name = (type_, probability, margin), read.section.source.name
+    return FoundAnswer(text, *how, name, number, place, read)
 
 
 def _sigmoid(x: float) -> float:
@@ -383,11 +370,3 @@ def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
         elif inside[-1:] == partner and mark not in inside[:-1]:
             end -= 1
     return start, end
-
-
-def _paragraph(section: Section, number: int, score: float) -> Answer | None:
-    """As much of a paragraph as the section holds, as an answer; None of blanks alone."""
-    document = section.document
-    own = document.paragraph_of(section.length) == number
-    tokens = (own & text_mask(document.characters)).nonzero()[:, 0].tolist()
-    return document.answer(tokens[0], tokens[-1] + 1, score) if tokens else None

@@ -6,12 +6,11 @@ Block elements divide paragraphs, and so do two line ends (``<br><br>``) and bla
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from .texts import clean, of_plain
-
-if TYPE_CHECKING:
-    from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 _BLOCKS = set(
     "address article aside blockquote body caption center dd details dialog dir div dl dt "
@@ -37,6 +36,22 @@ _BLOCK = re.compile(r"(?i)(?:^|[;{\s])display\s*:\s*(?:block|flex|flow|grid|list
 _SHOWN = re.compile(r"(?i)(?:^|[;{\s])(?:display\s*:\s*(?!none)|visibility\s*:\s*visible)")
 _SCREEN = r"(?i)@media\s+(?:only\s+)?(?:screen|all)\s*\{((?:[^{}]*\{[^{}]*\})*)[^{}]*\}"
 _HEADING = 80  # characters of one that are shown
+_CHARSET = re.compile(r"""(?i)charset\s*=\s*["']?\s*([^\s"';]+)""")
+_XML_ENCODING = re.compile(r"""\s*<\?xml[^>]*\bencoding\s*=\s*["']([\w.:-]+)""")
+
+
+def declared_encoding(data: bytes) -> Iterator[str]:
+    """The labels of the encoding that a page says it is in, where browsers heed them: in a
+    ``<meta>`` of its own, or in the declaration of XML."""
+    text = data[:100_000].decode("latin-1")
+    for meta in LexborHTMLParser(text).css("meta"):
+        own = {name.lower(): value or "" for name, value in meta.attributes.items()}
+        if "charset" in own:
+            yield own["charset"]
+        elif own.get("http-equiv", "").lower() == "content-type":
+            yield from _CHARSET.findall(own.get("content", ""))[:1]
+    if found := _XML_ENCODING.match(text):
+        yield found[1]
 
 
 def _without_noscript(text: str) -> str:
@@ -73,8 +88,6 @@ def of_html(text: str, *, marks: bool = False) -> tuple[str, list[tuple[str, str
     Args:
         marks: bars part the cells of a row, and items of lists have a dash or their number.
     """
-    from selectolax.lexbor import LexborHTMLParser
-
     tree = LexborHTMLParser(_without_noscript(text))
     title = next((node.text() for node in tree.css("head > title")), "")
     lines = [*_Lines(tree, marks).read(tree.root)]
@@ -87,7 +100,7 @@ def of_html(text: str, *, marks: bool = False) -> tuple[str, list[tuple[str, str
 class _Lines:
     """Reads a tree, node by node."""
 
-    def __init__(self, tree: "LexborHTMLParser", marks: bool) -> None:
+    def __init__(self, tree: LexborHTMLParser, marks: bool) -> None:
         (self._hidden, self._blocks), self._marks = _styled(tree), marks
         self._place = self._heading = ""
         self._parts: list[str] = []
@@ -95,7 +108,7 @@ class _Lines:
         self._menu, self._numbers = 0, {}
         self._border: set[str] = set()  # elements that ended or began here and part numbers
 
-    def read(self, root: "LexborNode | None") -> Iterator[_Line]:
+    def read(self, root: LexborNode | None) -> Iterator[_Line]:
         opened: list[_Open] = []
         for node in root.traverse(include_text=True) if root else ():
             parent = node.parent.mem_id if opened else 0
@@ -114,7 +127,7 @@ class _Lines:
             yield from self._end(each)
         yield from self._flush()
 
-    def _opened(self, node: "LexborNode", above: _Open) -> _Open:
+    def _opened(self, node: LexborNode, above: _Open) -> _Open:
         tag, given = node.tag, node.attributes
         style = given.get("style") or ""
         hidden = "hidden" in given and given["hidden"] != "until-found"
@@ -135,7 +148,7 @@ class _Lines:
             linked=above.linked or tag in ("a", "button"),
         )
 
-    def _begin(self, own: _Open, node: "LexborNode", above: _Open) -> Iterator[_Line]:
+    def _begin(self, own: _Open, node: LexborNode, above: _Open) -> Iterator[_Line]:
         tag = own.tag
         if own.block:
             yield from self._flush()
@@ -204,7 +217,7 @@ class _Lines:
                 yield _Line(part, self._place, self._menu, is_link, is_prose)
 
 
-def _styled(tree: "LexborHTMLParser") -> tuple[set[int], set[int]]:
+def _styled(tree: LexborHTMLParser) -> tuple[set[int], set[int]]:
     """The nodes that a rule of the page's style hides, unless another one shows them, and those
     that it makes blocks."""
     hidden, shown, blocks = set(), set(), set()

@@ -1,7 +1,7 @@
 """Which passages of documents a reader reads for a question, by their words and their meaning.
 
-Words are ranked by BM25 of bm25s, which an index keeps in a folder, with a hash of what was ranked
-and checksums: what has changed, or was damaged or edited, is made anew.
+Words are ranked by BM25 of bm25s, which an index keeps by a hash of what was ranked: what has
+changed is made anew.
 """
 
 import hashlib
@@ -9,26 +9,28 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from pathlib import Path
 
 import bm25s
 import numpy as np
 import regex
+import torch
 from torch import Tensor
 
 from fairseq_clusterformer.data.unicode import READ_FORM, composed
-from fairseq_clusterformer.errors import read_json
+from fairseq_clusterformer.errors import UserError
 
+from .index import Index
 from .sections import Section
 from .texts import visible
 
 logger = logging.getLogger(__name__)
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it tells each step
 
-FOLDER = "words"
+OWNER = b"words"  # of what an index keeps of them
 RANKS = 60  # of reciprocal rank fusion
 STEM = 5  # letters that make two words one: "builds" and "building"
 _WEIGHING = {"k1": 1.2, "b": 0.75}
+_SCORES = ("indptr", "indices", "data")  # of bm25s: a sparse matrix, by words
 # Numbers with their points, initials with theirs, and words with apostrophes except for an 's. In
 # scripts that put no blanks between words, each letter is one.
 WORD = regex.compile(
@@ -50,7 +52,7 @@ class Passages:
         sections: those of one document together and in their order.
         vectors: of each section, [parts, D] of length 1; none: words alone.
         encode: makes the vector [D] of a question.
-        folder: an index, which keeps what is made of the words; None: none does.
+        index: keeps what is made of the words; None: none does.
     """
 
     def __init__(
@@ -58,10 +60,10 @@ class Passages:
         sections: Sequence[Section],
         vectors: Sequence[Tensor] = (),
         encode: Callable[[str], Tensor] | None = None,
-        folder: Path | None = None,
+        index: Index | None = None,
     ) -> None:
-        self.sections, self._encode, self._folder = [*sections], encode, folder
-        self._ranker: bm25s.BM25 | None = None
+        self.sections, self._encode, self._index = [*sections], encode, index
+        self._words: dict[str, np.ndarray] = {}
         if len(vectors):
             self._vectors = np.concatenate([part.float().numpy() for part in vectors])
             self._first = np.cumsum([0, *map(len, vectors[:-1])])
@@ -97,18 +99,32 @@ class Passages:
 
     def by_words(self, question: str) -> np.ndarray:
         """How relevant each section is by its words, from 0, float32 [S]."""
-        known = self.index_words().vocab_dict if self.sections else {}
-        asked = [stem for stem in stems(question) if stem in known]
-        return self._ranker.get_scores(asked) if asked else np.zeros(len(self), np.float32)
+        found = np.zeros(len(self), np.float32)
+        if self.sections:
+            self.index_words()
+            firsts, sections, scores = (self._words[name] for name in _SCORES)
+            for word in (self._known[stem] for stem in stems(question) if stem in self._known):
+                own = slice(firsts[word], firsts[word + 1])
+                found[sections[own]] += scores[own]
+        return found
 
-    def index_words(self) -> bm25s.BM25:
-        """The words of the sections, indexed once, when this is first called."""
-        if self._ranker is None:
-            content = self._hash() if self._folder else ""
-            self._ranker = (self._folder and self._kept(content)) or self._made(content)
-        return self._ranker
+    def index_words(self) -> None:
+        """Weigh the words of the sections, once, when this is first called."""
+        if self._words:
+            return
+        key = self._hash() if self._index else b""
+        kept = self._index.get([key]) if self._index else {}
+        made = kept.get(key) or self._made()
+        if self._index and not kept:
+            try:
+                self._index.replace(OWNER, key, made)
+            except UserError as error:  # where nobody may write
+                logger.warning("%s; words are indexed again", error)
+        self._words = {name: value.numpy() for name, value in made.items()}
+        words = json.loads(self._words["words"].tobytes())
+        self._known = {word: number for number, word in enumerate(words)}
 
-    def _made(self, content: str) -> bm25s.BM25:
+    def _made(self) -> dict[str, Tensor]:
         known: dict[str, int] = {}
         ids = [
             np.array([known.setdefault(stem, len(known)) for stem in stems(each.text)], np.int32)
@@ -118,44 +134,16 @@ class Passages:
         if not known:  # it divides by the number of words
             known, ids = {"": 0}, [np.zeros(1, np.int32), *ids[1:]]
         made.index((ids, known), create_empty_token=False, show_progress=False)
-        if self._folder is not None:
-            folder = self._folder / FOLDER
-            try:
-                made.save(folder, show_progress=False)
-                about = {"content": content, "files": _checksums(folder)}
-                (folder / "about").write_text(json.dumps(about))
-            except OSError as error:  # where nobody may write, it is made each time
-                logger.warning("%s cannot be written (%s): words are indexed again", folder, error)
-        return made
+        words = torch.frombuffer(bytearray(json.dumps([*known]).encode()), dtype=torch.uint8)
+        return {name: torch.from_numpy(made.scores[name]) for name in _SCORES} | {"words": words}
 
-    def _kept(self, content: str) -> bm25s.BM25 | None:
-        """What an earlier run made of the same sections, if it is whole."""
-        folder = self._folder / FOLDER
-        try:
-            about = read_json(folder / "about")
-            if about["content"] != content:
-                return None
-            if about["files"] != _checksums(folder):
-                raise ValueError("it has another checksum")
-            return bm25s.BM25.load(folder)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            logger.warning("%s is damaged (%s): it is made anew", folder, error)
-            return None
-
-    def _hash(self) -> str:
+    def _hash(self) -> bytes:
         """Of the texts of sections, and of how their words are weighed."""
         found = hashlib.sha256(f"{bm25s.__version__} {_WEIGHING} {WORD.pattern} {STEM}".encode())
         for section in self.sections:
             text = section.text.encode(errors="surrogatepass")
             found.update(len(text).to_bytes(8) + text)
-        return found.hexdigest()
-
-
-def _checksums(folder: Path) -> dict[str, str]:
-    files = sorted(folder.glob("*.index.*"))
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+        return found.digest()
 
 
 def stems(text: str) -> Iterator[str]:

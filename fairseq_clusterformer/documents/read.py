@@ -23,12 +23,12 @@ from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.errors import UserError, bad_option, read_json
 from fairseq_clusterformer.models.stack import ClusteredStack
 
-from ..answers import Logits, ranked_answers, ranking_options, text_mask
+from ..answers import AnswerLogits, ranked_answers, ranking_options, text_mask
 from ..checkpoints.bundle import CALIBRATION
 from ..checkpoints.load import Loaded
 from ..use.base import Pretrained
 from .found import Ranking, SectionRead, Weights, ranked, ranked_candidates
-from .index import Encodings, claim
+from .index import Encodings, Index
 from .passages import Passages
 from .sections import Section, Splitter, together
 from .sentences import SentenceEncoder
@@ -43,7 +43,6 @@ TASK = "clusterformer_qa"
 TOKENS_AT_ONCE = 100_000  # of a document, for a model whose training had no limit
 # passages that are read for a question: by a model that encodes them before, or with the question
 WINDOWS, WINDOWS_WITH_QUESTION = 32, 10
-_BESIDE = 64  # characters before and behind a passage; a word that it cuts ends there
 IN_A_BATCH = 4096  # tokens of sections that are read together
 _LENGTH = attrgetter("length")
 
@@ -103,9 +102,8 @@ class Reader(Pretrained):
             sentences=structured,
         )
 
-    def _keep_in(self, index: Path | None, encoder: Path | None) -> None:
-        if index is not None:
-            claim(index)  # before anything changes
+    def _keep_in(self, folder: Path | None, encoder: Path | None) -> None:
+        index = folder and Index(folder)  # before anything changes
         self._encodings = self._vectors = self._sentences = None
         if self.model.encodes_apart:
             self._encodings = Encodings(self.model.encoder, self._encode_sections, index)
@@ -113,7 +111,7 @@ class Reader(Pretrained):
             dtype = next(self.model.parameters()).dtype
             self._sentences = found = SentenceEncoder(encoder, self.device, dtype)
             self._vectors = Encodings(found.model, found.of_sections, index)
-        self._kept_in = index, encoder
+        self._index, self._kept_in = index, (folder, encoder)
 
     def index(
         self,
@@ -217,11 +215,10 @@ class Reader(Pretrained):
         are too many for memory, see `Encodings`."""
         for encodings in filter(None, (self._encodings, self._vectors)):
             encodings.prepare(sections)
-        folder, _ = self._kept_in
         if self._vectors is None or not sections:
-            return Passages(sections, folder=folder)
+            return Passages(sections, index=self._index)
         vectors = self._vectors.of(sections)
-        return Passages(sections, vectors, self._sentences.of_question, folder)
+        return Passages(sections, vectors, self._sentences.of_question, self._index)
 
     def sections(self, source: Source, most: int | None = None) -> list[Section]:
         """A document in sections of up to `most` tokens (None: `window`), of whole paragraphs, or
@@ -248,16 +245,6 @@ class Reader(Pretrained):
         """Read a section for a question, and keep the `top` best answers in it."""
         return self._read_all(question, [section], top)[0]
 
-    @torch.no_grad()
-    def _together(
-        self, question: Tensor, sections: Sequence[Section], *more: object
-    ) -> tuple[Logits, dict]:
-        """What the model returns for a question and some sections, one of a structured model."""
-        if self._structure is not None and not more:
-            more = (self._globals(question, sections[0]),)
-        rows = question.expand(len(sections), -1).to(self.device)
-        return self.model(rows, *self._padded(sections), *more)
-
     def _names(self, candidates: Sequence[str]) -> dict[str, Tensor]:
         """Candidates and their tokens. Raises UserError: this reader takes none, or not these."""
         if not candidates:
@@ -278,23 +265,14 @@ class Reader(Pretrained):
 
     def _weigh(self, question: Tensor, section: Section, names: dict[str, Tensor]) -> SectionRead:
         """Read a section for a question with candidates."""
-        document, paragraphs = section.document, section.paragraphs()
-        begins, ends = document.characters
-        mentions = []
-        for _, text, tokens in paragraphs:
-            part = slice(tokens.start, tokens.stop)
-            shown = begins[part] >= 0
-            if not shown.any():
-                continue
-            # the piece, and enough text around it to see whether its words are whole
-            cut = max(0, int(begins[part][shown].min()) - _BESIDE)
-            piece = text[cut : int(ends[part].max()) + _BESIDE]
-            for number, _, start, end in mentions_of("", [*names], [Paragraph("", piece)]):
-                start, end = start + cut, end + cut
-                inside = shown & (begins[part] < end) & (ends[part] > start)
-                places = (inside.nonzero()[:, 0] + part.start).tolist()
-                if places and begins[places[0]] <= start and ends[places[-1]] >= end:
-                    mentions.append((number, places[0], places[-1] + 1))
+        document, (begins, ends) = section.document, section.document.characters
+        of_tokens, shown = document.paragraph_of(section.length), begins >= 0
+        paragraphs, mentions = [Paragraph("", text) for text in document.texts], []
+        for number, place, start, end in mentions_of("", [*names], paragraphs):
+            inside = shown & (of_tokens == place) & (begins < end) & (ends > start)
+            tokens = inside.nonzero()[:, 0].tolist()
+            if tokens and begins[tokens[0]] <= start and ends[tokens[-1]] >= end:
+                mentions.append((number, tokens[0], tokens[-1] + 1))
         mentions = torch.tensor(mentions, dtype=torch.int64).view(-1, 3)
         document = replace(document, candidates=[*names], mentions=mentions)
         asked = Outline(document.sentences, names=(*names.values(),), mentions=mentions)
@@ -306,6 +284,16 @@ class Reader(Pretrained):
         logits, _ = self._together(question, [section], structure)
         (answers,) = ranked_answers(logits, [document], top=len(names))
         return SectionRead(section, answers)
+
+    @torch.no_grad()
+    def _together(
+        self, question: Tensor, sections: Sequence[Section], *more: object
+    ) -> tuple[AnswerLogits, dict]:
+        """What the model returns for a question and some sections, one of a structured model."""
+        if self._structure is not None and not more:
+            more = (self._globals(question, sections[0]),)
+        rows = question.expand(len(sections), -1).to(self.device)
+        return self.model(rows, *self._padded(sections), *more)
 
     def _clusters(self, question: Tensor, section: Section) -> dict[tuple[int, str], Tensor]:
         encoder = self.model.encoder

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from fairseq.data import Dictionary
+from fairseq.data.data_utils import batch_by_size
 from torch import Tensor
 
 from fairseq_clusterformer.corpora.question_answering.encode import (
@@ -180,15 +181,11 @@ def together(
 ) -> list:
     """What `read` makes of each item; it is given items of like sizes, which have up to `most`
     tokens together, or one alone."""
-    batches: list[list[int]] = []
-    lengths = [*map(size, items)]
-    for place in sorted(range(len(items)), key=lengths.__getitem__):
-        if not batches or lengths[place] * (len(batches[-1]) + 1) > most:
-            batches.append([])
-        batches[-1].append(place)
+    lengths = np.minimum([*map(size, items)], most).astype(np.int64)
+    order = np.argsort(lengths, kind="stable")
     found: dict[int, object] = {}
-    for batch in batches:
-        found |= zip(batch, read([items[place] for place in batch]), strict=True)
+    for batch in batch_by_size(order, None, lengths, max_tokens=most):
+        found |= zip(batch.tolist(), read([items[place] for place in batch]), strict=True)
     return [found[place] for place in range(len(items))]
 
 

@@ -10,12 +10,13 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fairseq_clusterformer.errors import UserError, bad_option
 
-from .forms import ENDINGS, Unreadable, form_of
+from .forms import Unreadable, form_of
 from .parsing import parse_elsewhere
 from .pdf import DATE
 from .texts import of_plain, paragraphs
@@ -111,17 +112,20 @@ def read_sources(
             source = read_source(path, encoding, main_text=main_text)
             sources.setdefault(path.resolve(), source)
             continue
-        files, others, unread = _files(path)
-        for file in files:
+        good, others, unread = 0, 0, {}
+        for file in _files(path):
             try:
-                sources.setdefault(file.resolve(), _read(file, encoding, main_text))
+                if _is_document(file):
+                    sources.setdefault(file.resolve(), _read(file, encoding, main_text))
+                    good += 1
+                else:
+                    others += 1
             except Unreadable as error:
                 unread.setdefault(str(error), []).append(file)
         for reason, own in unread.items():
             more = f" and {len(own) - _NAMED:,} more" if len(own) > _NAMED else ""
             report(f"skipped {', '.join(map(str, own[:_NAMED]))}{more}: {reason}")
         bad = sum(map(len, unread.values()))
-        good = sum(file.resolve() in sources for file in files)
         what = f"{good} read, {bad} unreadable, {others} skipped (hidden or of other kinds)"
         if not good:
             raise bad_option("--document", path, ALLOWED, f"no document in this folder: {what}")
@@ -159,36 +163,30 @@ def _is_heading(texts: Sequence[str], place: int) -> bool:
 
 
 def state_of(path: Path) -> list[tuple[str, int, int]]:
-    """What changes when a file, or one that is read of a folder, changes: names, times, sizes."""
-    files = _files(path)[0] if path.is_dir() else [path] if path.exists() else []
-    found = ((file, file.stat()) for file in files)
-    return [(str(file), state.st_mtime_ns, state.st_size) for file, state in found]
+    """What changes when a file, or one of a folder, changes: names, times, sizes."""
+    files = _files(path) if path.is_dir() else [path]
+    found = ((str(file), file.stat()) for file in files if os.path.exists(file))
+    return [(name, state.st_mtime_ns, state.st_size) for name, state in found]
 
 
-def _files(folder: Path) -> tuple[list[Path], int, dict[str, list[Path]]]:
-    """The documents below a folder in order, how many other files there are, and those that are
-    no files or of a form that nothing reads, by the reason."""
-    found, others, closed = [], 0, {}
+def _files(folder: Path) -> Iterator[Path]:
+    """What is below a folder in order, but for what hidden folders hold."""
     for place, folders, names in os.walk(folder):
         links = [name for name in folders if Path(place, name).is_symlink()]
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted([*names, *links]):
-            file, form = Path(place, name), None
-            if name.startswith("."):
-                others += 1
-                continue
-            try:
-                _check_file(file)
-                with file.open("rb") as opened:
-                    form = form_of(name, opened.read(_HEAD))
-            except Unreadable as error:
-                closed.setdefault(str(error), []).append(file)
-                continue
-            except OSError:  # reading says why
-                form = "text" if file.suffix.lower() in ENDINGS else None
-            found += [file] if form else []
-            others += not form
-    return found, others, closed
+        yield from (Path(place, name) for name in sorted([*names, *links]))
+
+
+def _is_document(path: Path) -> bool:
+    """Whether a file is not hidden and of a known form, which need not be readable. Raises
+    Unreadable: what is no file."""
+    if path.name.startswith("."):
+        return False
+    _check_file(path)
+    head = b""
+    with suppress(OSError), path.open("rb") as opened:  # reading says why
+        head = opened.read(_HEAD)
+    return form_of(path.name, head) is not None
 
 
 def _check_file(path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fairseq_clusterformer.answers import TYPES, StructureLogits
+from fairseq_clusterformer.answers import TYPES, AnswerLogits
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.errors import refused
@@ -234,7 +234,7 @@ class StructureHeads(nn.Module):
         self.register_buffer("had_candidates", torch.tensor(False))
         self.told = False  # that there were none
 
-    def forward(self, reading: ETCReading, text_mask: Tensor) -> StructureLogits:
+    def forward(self, reading: ETCReading, text_mask: Tensor) -> AnswerLogits:
         """Logits of B documents; bool [B, N] is True where a short answer can begin and end."""
         text = text_mask & ~reading.document_padding
         start, end = self.span(reading.document).unbind(-1)
@@ -258,7 +258,7 @@ class StructureHeads(nn.Module):
         if not candidates.size(1):
             # workers of a distributed training expect a gradient, of 0, for each parameter
             of_types, candidates = of_types + candidates.sum(), None
-        return StructureLogits(
+        return AnswerLogits(
             start=start.masked_fill(~text, -torch.inf),
             end=end.masked_fill(~text, -torch.inf),
             paragraph=paragraph,
@@ -319,7 +319,7 @@ class ETCReader(ETCModel, ReaderModel):
         document_tokens: Tensor,
         text_mask: Tensor | None = None,
         structure: dict[str, Tensor] | None = None,
-    ) -> tuple[StructureLogits, dict[str, Any]]:
+    ) -> tuple[AnswerLogits, dict[str, Any]]:
         """As `ClusterformerReader.forward`; ``structure`` is a batch of global tokens, of
         `DocumentStructure`; None: one for each paragraph."""
         _, text = self.starts_and_text(document_tokens, text_mask)

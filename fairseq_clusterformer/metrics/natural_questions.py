@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .answers import require_questions, some
+from .answers import overlap, require_questions, some
 
 MIN_ANNOTATORS = 2  # must give an answer, or the question has none; of one annotator, that one
 PRECISIONS = (0.5, 0.75, 0.9)  # at which recall is reported
@@ -171,34 +171,25 @@ def _same_short(label: Label, prediction: Label) -> bool:
 def _scores(outcomes: Sequence[_Outcome]) -> Iterator[tuple[str, float]]:
     """Scores of all predictions, those at the best threshold, and the most recall at some
     precisions."""
-    at_score = {}  # precision and recall of all predictions as sure as that or surer
+    at_score = {}  # precision, recall and F1 of all predictions as sure as that or surer
     correct = predicted = 0
     gold = sum(outcome.gold for outcome in outcomes)
     for outcome in sorted(outcomes, key=lambda outcome: -outcome.score):
         correct += outcome.correct
         predicted += outcome.predicted
-        at_score[outcome.score] = _divide(correct, predicted), _divide(correct, gold)
+        at_score[outcome.score] = overlap(correct, predicted, gold)
     yield "answer-n", len(outcomes)
-    for name, value in _named(*at_score[min(at_score)]).items():
-        yield f"answer-{name}", value
-    best, threshold = _named(0.0, 0.0), 0.0
-    for score, found in at_score.items():
-        if (named := _named(*found))["f1"] > best["f1"]:
-            best, threshold = named, score
-    yield "best-threshold", threshold
-    for name, value in best.items():
-        yield f"best-threshold-{name}", value
+    yield from zip(_named("answer"), at_score[min(at_score)], strict=True)
+    best = max(at_score, key=lambda score: at_score[score][2])
+    found = at_score[best]
+    yield "best-threshold", best if found[2] else 0.0
+    yield from zip(_named("best-threshold"), found, strict=True)
     for least in PRECISIONS:
         reached = [found for found in at_score.values() if found[0] >= least]
-        precision, recall = max(reached, key=lambda found: found[1], default=(0.0, 0.0))
+        precision, recall, _ = max(reached, key=lambda found: found[1], default=(0.0,) * 3)
         yield f"recall-at-precision>={least}", recall
         yield f"precision-at-precision>={least}", precision if recall else 0.0
 
 
-def _named(precision: float, recall: float) -> dict[str, float]:
-    f1 = _divide(2 * precision * recall, precision + recall)
-    return {"f1": f1, "precision": precision, "recall": recall}
-
-
-def _divide(x: float, y: float) -> float:
-    return x / y if y else 0.0
+def _named(of: str) -> list[str]:
+    return [f"{of}-{name}" for name in ("precision", "recall", "f1")]

@@ -1,5 +1,7 @@
 """Mean average precision and mean reciprocal rank of ranked candidate answers."""
 
+import math
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +32,7 @@ def ranking_scores(
     as a string comes first, so that the order of the data cannot help.
 
     Args:
-        questions: the question that each candidate answers, [n], of any type that sorts.
+        questions: the question that each candidate answers, [n], of any type that has a hash.
         scores: higher is better, [n].
         relevant: whether it is a right answer, bool or 0 and 1, [n].
         candidates: names, different within a question, [n]; default: their numbers.
@@ -43,36 +45,27 @@ def ranking_scores(
     """
     if without_answer not in ("skip", "zero"):
         raise ValueError(f"without_answer is {without_answer!r}; allowed: skip, zero")
-    questions, relevant = np.asarray(questions), np.asarray(relevant, dtype=bool)
-    scores = np.asarray(scores, dtype=np.float32)
-    names = np.arange(len(scores)) if candidates is None else np.asarray(candidates)
-    lengths = [len(questions), len(scores), len(relevant), len(names)]
+    names = range(len(scores)) if candidates is None else candidates
+    lengths = [*map(len, (questions, scores, relevant, names))]
     if len(set(lengths)) > 1:
         raise ValueError(
             f"questions, scores, relevant and candidates have lengths {lengths}; allowed: one"
         )
+    scores = np.asarray(scores, dtype=np.float32)
     if np.isnan(scores).any():
         raise ValueError(f"score {int(np.isnan(scores).argmax())} is NaN; allowed: numbers")
-
-    _, question = np.unique(questions, return_inverse=True)
-    _, name = np.unique(names.astype(str), return_inverse=True)
-    order = np.lexsort((-name, -scores, question))  # by question, the best first
-    question, right = question[order], relevant[order]
-
-    candidates_of = np.bincount(question)
-    first = candidates_of.cumsum() - candidates_of
-    rank = np.arange(len(order)) - first[question] + 1
-    answers_of = np.bincount(question, right, minlength=len(first)).astype(int)
-    # Right answers up to a rank: the running count, less that of the questions before.
-    found_before = answers_of.cumsum() - answers_of
-    precision = np.where(right, (right.cumsum() - found_before[question]) / rank, 0.0)
-    average = np.bincount(question, precision, len(first)) / np.maximum(answers_of, 1)
-    reciprocal = np.zeros(len(first))
-    np.maximum.at(reciprocal, question, right / rank)
-
-    counted = answers_of > 0 if without_answer == "skip" else np.full(len(first), True)
-    if not counted.any():
-        return RankingScores(float("nan"), float("nan"), 0)
-    return RankingScores(
-        float(average[counted].mean()), float(reciprocal[counted].mean()), int(counted.sum())
-    )
+    of_question = defaultdict(list)
+    for question, *row in zip(questions, scores.tolist(), map(str, names), relevant, strict=True):
+        of_question[question].append(row)
+    precisions, reciprocals = [], []
+    for rows in of_question.values():
+        rows.sort(reverse=True)
+        ranks = [rank for rank, (*_, right) in enumerate(rows, 1) if right]
+        if ranks or without_answer == "zero":
+            found = [count / rank for count, rank in enumerate(ranks, 1)]
+            precisions.append(sum(found) / max(1, len(found)))
+            reciprocals.append(1 / ranks[0] if ranks else 0.0)
+    number = len(precisions)
+    if not number:
+        return RankingScores(math.nan, math.nan, 0)
+    return RankingScores(sum(precisions) / number, sum(reciprocals) / number, number)

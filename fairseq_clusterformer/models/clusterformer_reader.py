@@ -9,7 +9,7 @@ from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from fairseq_clusterformer.answers import TYPES, AnswerLogits, SharedLogits
+from fairseq_clusterformer.answers import TYPES, AnswerLogits
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.precision import ExactLinear
 
@@ -109,9 +109,7 @@ class AnswerHeads(nn.Module):
         for head in self.children():
             nn.init.zeros_(head.bias)
 
-    def forward(
-        self, reading: Reading, paragraph_mask: Tensor, text_mask: Tensor
-    ) -> AnswerLogits | SharedLogits:
+    def forward(self, reading: Reading, paragraph_mask: Tensor, text_mask: Tensor) -> AnswerLogits:
         """Logits of what a reading of B documents answers.
 
         Args:
@@ -133,7 +131,7 @@ class AnswerHeads(nn.Module):
             return AnswerLogits(start, end, paragraph, types)
         others = types[:, None, 1:4].expand(-1, 2, -1) / 2  # yes, no and long
         slots = torch.cat([others, self.span(state).unsqueeze(-1)], dim=-1)
-        return SharedLogits.of(start, end, paragraph, slots)
+        return AnswerLogits.shared(start, end, paragraph, slots)
 
 
 @register_model("clusterformer_reader", dataclass=ClusterformerReaderConfig)
@@ -201,7 +199,7 @@ class ClusterformerReader(ReaderModel):
 
     def forward(
         self, question_tokens: Tensor, document_tokens: Tensor, text_mask: Tensor | None = None
-    ) -> tuple[AnswerLogits | SharedLogits, dict[str, Any]]:
+    ) -> tuple[AnswerLogits, dict[str, Any]]:
         """Answer questions from a document each: logits, the ``reading`` of the encoder, and its
         layers' ``reports``.
 

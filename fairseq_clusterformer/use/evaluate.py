@@ -15,8 +15,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_clusterformer.answers import (
+    AnswerLogits,
     Answers,
-    Logits,
     mean_logits,
     natural_question,
     ranked_answers,
@@ -159,9 +159,9 @@ def _check_alike(loaded: Loaded, other: Loaded) -> None:
         raise bad_option("--checkpoint", other.path, allowed)
 
 
-def _nll(logits: Logits, target: dict[str, Tensor]) -> list[tuple[float, float] | None]:
+def _nll(logits: AnswerLogits, target: dict[str, Tensor]) -> list[tuple[float, float] | None]:
     """`Predictions.nll` of a batch; None where no target is left, or it is among candidates."""
-    if getattr(logits, "candidates", None) is not None:
+    if logits.candidates is not None:
         return [None] * len(target["types"])
     of_all, of_last = (
         answer_parts(logits, target[name], target["types"]) for name in ("spans", "last_span")

@@ -1,6 +1,7 @@
 """Pictures for a README or a paper: of clusters, and of where a reader is right."""
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from matplotlib.patches import Rectangle
 
 from fairseq_clusterformer.attention.inspect import oldest_key_in_sight
 
-from .words import Cluster, ClusteredText, DrawnLayer, Item, colour, pattern, visible
+from .words import LABELS, Cluster, ClusteredText, DrawnLayer, Item, colour, pattern, visible
 
 # All in pixels.
 WIDTH, MARGIN = 1600, 44
@@ -19,6 +20,7 @@ TITLE, LINE, ROW, HEAD = 104, 37, 50, 84
 ADVANCE = 0.602  # width of a character of DejaVu Sans Mono, in its size
 MOST_LINES, MOST_COLUMNS = 18, 84
 MOST_ROWS = 12  # clusters in the table; the largest, if there are more
+STRIP, MARK = 480, 3  # of where a cluster stands in the passage
 INK, SOFT, ACCENT = "#1c2733", "#51606f", "#b00020"
 DPI = 100
 
@@ -77,6 +79,17 @@ class Drawing:
             last_x = x + advance * len(before)
             self.text(last_x, y, last, size, mono=True, color=ACCENT, weight="bold")
             x += advance * (len(word) + 1.4)
+
+    def places(self, x, y, passage: list[int], cluster: int) -> None:
+        """A strip that is dark where a cluster stands in a passage."""
+        self.box(x, y, STRIP, ROW - 8, facecolor="#f2f4f6")
+        marks = min(STRIP // MARK, len(passage))
+        own = (place for place, each in enumerate(passage) if each == cluster)
+        counts = Counter(place * marks // len(passage) for place in own)
+        width, darkest = STRIP / marks, max(counts.values(), default=1)
+        for mark, count in counts.items():
+            style = {"facecolor": INK, "alpha": min(1.0, 0.2 + 0.8 * count / darkest)}
+            self.box(x + mark * width, y, width, ROW - 8, **style)
 
 
 def draw_passage(text: ClusteredText, layer: DrawnLayer) -> Figure:
@@ -148,12 +161,14 @@ def _draw_table(
     drawing: Drawing, text: ClusteredText, layer: DrawnLayer, rows: list[Cluster], top: int
 ) -> None:
     bar, tokens, words, reach = MARGIN + 60, MARGIN + 300, MARGIN + 590, WIDTH - MARGIN
-    unit = "characters" if text.unit == "byte" else f"{text.unit}s"
-    heads = {bar: "share", tokens: f"its {unit}", words: "its words, as far as read"}
+    heads = dict(zip((bar, tokens, words), ("share", *LABELS[text.unit]), strict=True))
     for x, head in heads.items():
         drawing.text(x, top + 54, head, 19, color=SOFT)
-    if layer.window is not None:
-        drawing.text(reach, top + 54, f"sees back, {text.unit}s", 19, color=SOFT, at="right")
+    shows_places = layer.window is None
+    where = f"from the first of {len(layer.passage):,} {text.unit}s to the last"
+    last = where if shows_places else f"sees back, {text.unit}s"
+    drawing.text(reach, top + 54, last, 19, color=SOFT, at="right")
+    room = STRIP if shows_places else 90
     most = max(c.share for c in rows) or 1
     for number, cluster in enumerate(rows):
         y = top + HEAD + number * ROW
@@ -161,8 +176,13 @@ def _draw_table(
         drawing.cluster_box(bar, y, 130 * cluster.share / most, ROW - 8, cluster.index)
         drawing.text(bar + 140, middle, f"{cluster.share:.0%}", 20)
         drawing.words(tokens, middle, cluster.tokens, words - tokens - 20)
-        drawing.words(words, middle, cluster.endings, reach - words - 110, accent=True)
-        if cluster.reach is not None:
+        is_accented = text.unit != "subword"  # of which words are whole
+        drawing.words(
+            words, middle, cluster.endings, reach - words - room - 20, accent=is_accented
+        )
+        if shows_places:
+            drawing.places(reach - STRIP, y, layer.passage, cluster.index)
+        elif cluster.reach is not None:
             drawing.text(reach, middle, f"{cluster.reach:,}", 20, at="right")
     below = text.counted
     if others := len(layer.clusters) - len(rows):

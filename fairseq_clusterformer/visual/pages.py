@@ -9,18 +9,11 @@ from pathlib import Path
 
 import jinja2
 
-from .words import ClusteredText, DrawnLayer, css, visible
+from .words import LABELS, ClusteredText, DrawnLayer, css, visible
 
 MOST_ROWS = 24  # clusters in a table; the largest, if there are more
 MOST_POSITIONS = 8  # of the passage, for each cluster
 SIGNS = {" ": "\u00b7", "\n": "\u23ce", "\t": "\u21e5"}  # of tokens that would not be seen
-#: what a page calls a token, and the words that tokens belong to, by the unit of the text
-LABELS = {
-    "byte": ("characters", "words, as far as read"),
-    "piece": ("pieces", "words, as far as read"),
-    "word": ("words", "after the one before"),
-    "subword": ("subwords", "whole words"),
-}
 
 ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),

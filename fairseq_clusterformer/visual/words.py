@@ -26,6 +26,14 @@ _LIGHT = "#77aadd #ee8866 #eedd88 #44bb99 #ffaabb #bbcc33 #99ddff #dddddd #aaaa0
 # From the tenth cluster on, the colours come again with a pattern: the angles of its stripes.
 _PATTERNS = {"": (), "//": (-45,), "\\\\": (45,), "xx": (-45, 45)}
 
+#: what a token is called, and the words that tokens belong to, by the unit of the text
+LABELS = {
+    "byte": ("characters", "words, as far as read"),
+    "piece": ("pieces", "words, as far as read"),
+    "word": ("words", "after the one before"),
+    "subword": ("subwords", "whole words"),
+}
+
 
 class Item(NamedTuple):
     """Something that a cluster has more of than chance would give it: ``inside`` the cluster so

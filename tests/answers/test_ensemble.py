@@ -5,8 +5,6 @@ import torch
 
 from fairseq_clusterformer.answers import (
     AnswerLogits,
-    SharedLogits,
-    StructureLogits,
     mean_logits,
 )
 
@@ -17,7 +15,7 @@ def test_probabilities_are_means():
     for one in readers:
         one.start[:, 2] = one.end[0] = one.paragraph[1] = -torch.inf
     found = mean_logits(readers)
-    for name in AnswerLogits._fields:
+    for name in ("start", "end", "paragraph", "type"):
         each = torch.stack([getattr(one, name).softmax(-1).nan_to_num(0.0) for one in readers])
         torch.testing.assert_close(getattr(found, name).exp(), each.mean(0))
     assert mean_logits(readers[:1]) is readers[0]
@@ -25,7 +23,7 @@ def test_probabilities_are_means():
 
 def test_what_shares_a_softmax_has_one_mean():
     readers = [
-        SharedLogits.of(torch.randn(2, 6), torch.randn(2, 6), torch.randn(2, 6), slots)
+        AnswerLogits.shared(torch.randn(2, 6), torch.randn(2, 6), torch.randn(2, 6), slots)
         for slots in torch.randn(2, 2, 2, 4)
     ]
     found = mean_logits(readers)
@@ -39,7 +37,7 @@ def test_what_shares_a_softmax_has_one_mean():
 @pytest.mark.parametrize("candidates", [None, 3])
 def test_sentences_each_have_their_own(candidates):
     readers = [
-        StructureLogits(
+        AnswerLogits(
             *(torch.randn(2, n) for n in (6, 6, 6, 5, 4)),
             None if candidates is None else torch.randn(2, candidates),
         )

@@ -18,7 +18,7 @@ def answers(*short: Answer, long: tuple = ((1, -0.5), (0, -2.0)), **types: float
     return Answers(dict.fromkeys(TYPES, 0.0) | types, list(short), list(long))
 
 
-def test_spans_of_tokens() -> None:
+def test_spans_of_tokens():
     is_not = Answer("is not", -1.5, 1, (6, 12), (9, 11))
     found = natural_question("-77", answers(is_not, short=0.75, none=0.25), PARAGRAPHS)
     assert found["example_id"] == -77
@@ -34,13 +34,13 @@ def test_spans_of_tokens() -> None:
     ("characters", "tokens"),
     [((0, 2), (4, 5)), ((3, 9), (5, 6)), ((4, 11), (5, 7)), ((13, 16), (7, 8))],
 )
-def test_words_in_part(characters: tuple[int, int], tokens: tuple[int, int]) -> None:
+def test_words_in_part(characters, tokens):
     answer = Answer("...", -1.0, 0, characters, (1, 2))
     (span,) = natural_question("x", answers(answer), PARAGRAPHS)["short_answers"]
     assert (span["start_token"], span["end_token"]) == tokens
 
 
-def test_yes() -> None:
+def test_yes():
     yes, span = Answer("yes", -0.1), Answer("May", -3.0, 0, (13, 16), (4, 5))
     found = natural_question("x", answers(yes, span, yes=1.0), PARAGRAPHS)
     assert (found["example_id"], found["yes_no_answer"]) == ("x", "YES")
@@ -48,7 +48,7 @@ def test_yes() -> None:
     assert found["short_answers"] == []
 
 
-def test_scores_are_numbers() -> None:
+def test_scores_are_numbers():
     never = Answer("no", -math.inf)
     found = natural_question("x", answers(never, long=(), none=1.0), PARAGRAPHS)
     assert found["long_answer_score"] == found["short_answers_score"] == -1e9

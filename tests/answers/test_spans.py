@@ -35,7 +35,7 @@ def every_span(
 @pytest.mark.parametrize("length", [1, 2, 7, 23])
 @pytest.mark.parametrize("top", [1, 4, 1000])
 @pytest.mark.parametrize("in_words", [False, True])
-def test_against_every_pair(longest: int, length: int, top: int, in_words: bool) -> None:
+def test_against_every_pair(longest, length, top, in_words):
     logits = draw(4, length)
     words = torch.arange(length).repeat(4, 1) // torch.tensor([[1], [2], [3], [4]])
     words = words if in_words else None
@@ -51,7 +51,7 @@ def test_against_every_pair(longest: int, length: int, top: int, in_words: bool)
         assert found == expected[:top]
 
 
-def test_no_span_at_all() -> None:
+def test_no_span_at_all():
     start, end, paragraph = draw(1, 9)
     for barred in (torch.full_like(end, -torch.inf), torch.full_like(end, torch.nan)):
         for pair in ((start, barred), (barred, end), (barred, barred)):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fairseq_clusterformer.answers import Document, StructureLogits, ranked_answers
+from fairseq_clusterformer.answers import AnswerLogits, Document, ranked_answers
 
 # <s> A . B . <s> C .
 DOCUMENT = Document(
@@ -17,7 +17,7 @@ DOCUMENT = Document(
 TEXT = torch.tensor([1, 2, 3, 4, 6, 7])
 
 
-def logits(sentences: list[float] | None, start: dict[int, float], **more) -> StructureLogits:
+def logits(sentences: list[float] | None, start: dict[int, float], **more) -> AnswerLogits:
     """Each token that is given begins and ends spans; the others are as likely as each other."""
     of_tokens = torch.full((1, 8), -torch.inf)
     of_tokens[0, TEXT] = 0.0
@@ -26,7 +26,7 @@ def logits(sentences: list[float] | None, start: dict[int, float], **more) -> St
     paragraph = torch.full((1, 8), -torch.inf)
     paragraph[0, DOCUMENT.starts] = 0.0
     sentences = None if sentences is None else torch.tensor([sentences])
-    return StructureLogits(
+    return AnswerLogits(
         of_tokens, of_tokens.clone(), paragraph, torch.zeros(1, 5), sentences, **more
     )
 
@@ -40,7 +40,7 @@ def logits(sentences: list[float] | None, start: dict[int, float], **more) -> St
         (None, "C", None),
     ],
 )
-def test_spans_are_in_supporting_sentences(sentences, text: str, facts) -> None:
+def test_spans_are_in_supporting_sentences(sentences, text, facts):
     """C is likeliest by itself, then A, then B."""
     (found,) = ranked_answers(logits(sentences, {6: 5.0, 1: 4.0, 3: 3.0}), [DOCUMENT])
     assert found.text == text
@@ -49,14 +49,14 @@ def test_spans_are_in_supporting_sentences(sentences, text: str, facts) -> None:
         assert probability == pytest.approx(torch.tensor(sentences[number]).sigmoid().item())
 
 
-def test_the_threshold() -> None:
+def test_the_threshold():
     given = logits([0.0, 1.0, -1.0], {})
     for threshold, facts in ((0.2, [0, 1, 2]), (0.5, [0, 1]), (0.51, [1]), (1.0, [])):
         (found,) = ranked_answers(given, [DOCUMENT], supporting_threshold=threshold)
         assert [number for number, _ in found.supporting] == facts
 
 
-def test_no_span_goes_from_one_sentence_into_the_next() -> None:
+def test_no_span_goes_from_one_sentence_into_the_next():
     start = logits([5.0, 5.0, -5.0], {1: 9.0})
     end = logits(None, {3: 9.0}).end
     (found,) = ranked_answers(start._replace(end=end), [DOCUMENT])
@@ -65,7 +65,7 @@ def test_no_span_goes_from_one_sentence_into_the_next() -> None:
     assert found.text == "A. B"
 
 
-def test_a_title_above_a_supporting_sentence_may_be_the_answer() -> None:
+def test_a_title_above_a_supporting_sentence_may_be_the_answer():
     """But supports nothing itself: of the first paragraph, "A." is the title."""
     titled = replace(DOCUMENT, titled=True)
     assert titled.titles == {0: 0, 1: 2}
@@ -78,7 +78,7 @@ def test_a_title_above_a_supporting_sentence_may_be_the_answer() -> None:
         )
 
 
-def test_candidates() -> None:
+def test_candidates():
     """Their text is the answer, wherever they stand; one of them stands nowhere."""
     mentions = torch.tensor([[0, 6, 7], [2, 3, 4], [2, 1, 2]])
     document = Document(

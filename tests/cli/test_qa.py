@@ -89,7 +89,7 @@ class TestValidate:
             inputs = dataset.collater([dataset[index]])["net_input"]
             with torch.no_grad():
                 logits, _ = model(**inputs)
-            start, end, paragraph, types = (x[0].tolist() for x in logits)
+            start, end, paragraph, types = (x[0].tolist() for x in logits[:4])
             likeliest = TYPES[types.index(max(types))]
             spans = [
                 (start[i] + end[j], i, j + 1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.answers import TYPES, AnswerLogits, StructureLogits
+from fairseq_clusterformer.answers import TYPES, AnswerLogits
 from fairseq_clusterformer.criterions.clusterformer_qa import (
     MARGINALS,
     ClusterformerQA,
@@ -94,7 +94,7 @@ class Model:
 
     training = True
 
-    def __init__(self, logits: AnswerLogits | StructureLogits):
+    def __init__(self, logits: AnswerLogits):
         self.logits = logits
 
     def __call__(self, **inputs):
@@ -171,7 +171,7 @@ def test_the_loss_of_a_structured_reader_is_the_mean_of_its_parts(candidates):
     sentences = torch.randn(2, 4, dtype=torch.float64)
     of_candidates = torch.randn(2, 3, dtype=torch.float64) if candidates else None
     types = torch.randn(2, 5, dtype=torch.float64)
-    logits = StructureLogits(start, end, paragraph, types, sentences, of_candidates)
+    logits = AnswerLogits(start, end, paragraph, types, sentences, of_candidates)
     target = {
         "spans": torch.tensor([[[2, 3]], [[-1, -1]]]),
         "paragraphs": torch.zeros(2, 9, dtype=torch.bool),

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fairseq_clusterformer.documents import passages as ranking
-from fairseq_clusterformer.documents.passages import FOLDER, Passages, stems
+from fairseq_clusterformer.documents.index import Index
+from fairseq_clusterformer.documents.passages import Passages, stems
 from fairseq_clusterformer.documents.sentences import SentenceEncoder
 from fairseq_clusterformer.errors import UserError
 from tests.documents.sections import sections_of
@@ -52,9 +53,7 @@ def by_hand(texts: list[str], question: str) -> list[float]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many sections each index of words is made of that is made from now on."""
     make, made = Passages._made, []
-    monkeypatch.setattr(
-        Passages, "_made", lambda self, content: made.append(len(self)) or make(self, content)
-    )
+    monkeypatch.setattr(Passages, "_made", lambda self: made.append(len(self)) or make(self))
     return made
 
 
@@ -85,13 +84,14 @@ class TestWords:
         made, sections = counted(monkeypatch), sections_of(*texts)
         expected = Passages(sections).by_words(self.ASKED)
         for _ in range(3):
-            found = Passages(sections, folder=tmp_path).by_words(self.ASKED)
+            found = Passages(sections, index=Index(tmp_path)).by_words(self.ASKED)
             np.testing.assert_array_equal(found, expected)
         assert made == [len(texts)] * 2 if texts else not made
 
     @pytest.mark.parametrize("change", ["a text", "order", "parts", "weighing"])
     def test_what_changed_is_made_anew(self, change, tmp_path, monkeypatch):
-        Passages(sections_of(*self.TEXTS), folder=tmp_path).index_words()
+        index = Index(tmp_path)
+        Passages(sections_of(*self.TEXTS), index=index).index_words()
         changed = {
             "a text": ["Ada rules Ulm. Otto is old.", *self.TEXTS[1:]],
             "order": self.TEXTS[::-1],
@@ -101,37 +101,33 @@ class TestWords:
             monkeypatch.setattr(ranking, "_WEIGHING", {"k1": 2.0, "b": 0.5})
         made, sections = counted(monkeypatch), sections_of(*changed)
         for _ in range(2):
-            found = Passages(sections, folder=tmp_path).by_words(self.ASKED)
+            found = Passages(sections, index=index).by_words(self.ASKED)
         assert made == [len(changed)]
+        assert len(index.owners()) == 1
         np.testing.assert_array_equal(found, Passages(sections).by_words(self.ASKED))
 
-    @pytest.mark.parametrize("damage", ["cut", "empty", "edited", "gone", "no record"])
-    def test_what_is_damaged_is_made_anew(self, damage, tmp_path, monkeypatch, caplog):
-        sections, file = sections_of(*self.TEXTS), tmp_path / FOLDER / "data.csc.index.npy"
-        expected = Passages(sections, folder=tmp_path).by_words(self.ASKED)
-        content = file.read_bytes()
-        if damage == "gone":
-            file.unlink()
-        elif damage == "no record":
-            (tmp_path / FOLDER / "about").write_text("[]")
-        else:
-            damaged = {"cut": content[:-5], "empty": b"", "edited": content[:-1] + b"x"}
-            file.write_bytes(damaged[damage])
-        made = counted(monkeypatch)
-        for _ in range(2):
-            found = Passages(sections, folder=tmp_path).by_words(self.ASKED)
-            np.testing.assert_array_equal(found, expected)
-        assert made == [len(self.TEXTS)]
-        assert f"{tmp_path / FOLDER} is damaged" in caplog.text
-
-    def test_where_nobody_may_write(self, tmp_path, caplog):
+    def test_where_nobody_may_write(self, tmp_path, caplog, monkeypatch):
         """The answer does without."""
-        (tmp_path / FOLDER).touch()
-        found = Passages(sections_of(*self.TEXTS), folder=tmp_path).by_words(self.ASKED)
+        index = Index(tmp_path)
+        monkeypatch.setattr(index, "_run", refuse_to_write(index._run))
+        found = Passages(sections_of(*self.TEXTS), index=index).by_words(self.ASKED)
         np.testing.assert_array_equal(
             found, Passages(sections_of(*self.TEXTS)).by_words(self.ASKED)
         )
-        assert f"{tmp_path / FOLDER} cannot be written" in caplog.text
+        assert "words are indexed again" in caplog.text
+
+
+def refuse_to_write(run):
+    """As a database that may only be read."""
+
+    def read(use):
+        def locked(database):
+            database.execute("PRAGMA query_only = 1")
+            return use(database)
+
+        return run(locked)
+
+    return read
 
 
 @pytest.fixture(scope="module")

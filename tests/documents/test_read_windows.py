@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from fairseq_clusterformer import load
-from fairseq_clusterformer.answers import Document, SharedLogits, ranked_answers
+from fairseq_clusterformer.answers import AnswerLogits, Document, ranked_answers
 from fairseq_clusterformer.checkpoints import bundle
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.documents import index, sources
 from fairseq_clusterformer.documents.found import Ranking, SectionRead, Weights, ranked
-from fairseq_clusterformer.documents.passages import FOLDER, Passages
+from fairseq_clusterformer.documents.passages import OWNER, Passages
 from fairseq_clusterformer.documents.read import Reader
 from fairseq_clusterformer.documents.sources import Source, text_source
 from fairseq_clusterformer.errors import UserError
@@ -37,7 +37,8 @@ ASKED = "Who rules Bree?"
 def keys(folder: Path) -> set[bytes]:
     """What an index has encodings of."""
     with closing(sqlite3.connect(folder / index.FILE)) as database:
-        return {key for (key,) in database.execute("SELECT key FROM states")}
+        query = "SELECT key FROM kept WHERE owner != ?"
+        return {key for (key,) in database.execute(query, (OWNER,))}
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +59,14 @@ def test_what_was_encoded_before_is_read_as_at_once(name):
         padded = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
         found, _ = model(question, document, None, padded)
         changed, _ = model(question, document, None, -padded)
-    for field in SharedLogits._fields:
-        torch.testing.assert_close(getattr(found, field), getattr(expected, field), **CLOSE)
+    for pair in zip(found, expected, strict=True):
+        assert (pair[0] is None) == (pair[1] is None)
+        if pair[0] is not None:
+            torch.testing.assert_close(*pair, **CLOSE)
     assert not torch.allclose(changed.type, expected.type)
 
 
-def logits(start: list[float], end: list[float], none: float) -> SharedLogits:
+def logits(start: list[float], end: list[float], none: float) -> AnswerLogits:
     """Of words of one token each, behind an ``<s>``."""
     start, end = (torch.tensor([[-math.inf, *x]]) for x in (start, end))
     best = (end + start.cummax(1).values).amax(1)
@@ -71,7 +74,7 @@ def logits(start: list[float], end: list[float], none: float) -> SharedLogits:
     paragraph = torch.full_like(start, -math.inf)
     paragraph[:, 0] = 0
     type_ = torch.cat([best[:, None], slots.sum(1)], 1)
-    return SharedLogits(start, end, paragraph, type_, slots, None)
+    return AnswerLogits(start, end, paragraph, type_, slots=slots)
 
 
 def read_of(name: str, *given) -> SectionRead:
@@ -229,11 +232,6 @@ class TestWeights:
         assert shown[1] == "1. Noor"
 
 
-def likeliest(question: str, parts: list) -> list[int]:
-    """The one that is most relevant by its words, or all."""
-    return [place for place, *_ in Passages(parts).likeliest(question, 1)]
-
-
 class TestWindows:
     def test_they_are_as_long_as_in_training(self, towns_reader):
         short = Reader(load_checkpoint(towns_reader, max_positions=50), device="cpu")
@@ -293,38 +291,16 @@ class TestWindows:
         )
         assert reader.ask(ASKED, reader.passages(sections), 3, least=-100).found
 
-    def test_those_that_share_words_with_the_question(self, reader, monkeypatch):
-        """A few are read, the right one among them, and are ranked as among all."""
-        sections = reader.sections(text_source(long_text("Mary-Ann", 20, 60), "x"), 60)
-        seen, read_words = [], reader._read_all
-
-        def record(tokens, chosen, top):
-            seen.extend(chosen)
-            return read_words(tokens, chosen, top)
-
-        monkeypatch.setattr(reader, "_read_all", record)
-        ranking = reader.ask(ASKED, reader.passages(sections), 1, windows=3)
-        assert len(seen) == 3
-        assert [section for section in sections if section in seen] == seen
-        monkeypatch.undo()
-        (expected,) = reader.ask(ASKED, reader.passages(sections), 1)
-        assert ranking[0].text == expected.text == "Mary-Ann"
-        assert ranking[0].margin == pytest.approx(expected.margin, abs=1e-4)
-
     def test_words_are_known_by_their_beginning(self, reader):
         """Each window has its own words, also where it is a piece of a paragraph."""
         texts = ["Ulm and Pisa. " * 20, "The buildings of Ulm. " * 20, "Ulm or Tyre. " * 20]
         parts = reader.sections(text_source("\n\n".join(texts), "x"), 90)
-        numbers = [part.pieces[0].number for part in parts]
         for question, number in (("Who builds?", 1), ("TYRE", 2), ("Pisa Ulm", 0)):
-            (first,) = likeliest(question, parts)
-            assert numbers[first] == number
-        assert likeliest("誰？", parts) == [0]  # nothing is shared
-        (long,) = reader.sections(text_source("Lund is here. " * 30 + "Bree.", "x"), 900)
+            ((first, *_),) = Passages(parts).likeliest(question, 1)
+            assert parts[first].pieces[0].number == number
         pieces = reader.sections(text_source("Lund is here. " * 30 + "Bree.", "x"), 90)
-        assert likeliest("Bree", [long, *pieces]) == [len(pieces)]
-        assert likeliest("Bree", [long]) == [0]
-        assert likeliest("Bree", []) == []
+        ((last, *_),) = Passages(pieces).likeliest("Bree", 1)
+        assert last == len(pieces) - 1 > 0
 
     def test_a_long_document_takes_little_more_memory_than_its_text(self, reader):
         """Tokens are made when they are read: those of all would take 20 times the text, and its
@@ -394,7 +370,7 @@ class TestIndex:
             assert found == without
             assert bool(encoded) is once
         assert (folder / index.FILE).stat().st_size < 100_000
-        assert {path.name for path in folder.iterdir()} == {index.MARK, index.FILE, FOLDER}
+        assert {path.name for path in folder.iterdir()} == {index.MARK, index.FILE}
 
     def test_a_changed_file_is_encoded_anew(self, towns_reader, document, tmp_path):
         """It alone, and what was there of it before goes."""
@@ -414,20 +390,20 @@ class TestIndex:
         """An interruption costs what was not written."""
         folder = tmp_path / "index"
         monkeypatch.setattr(index, "_AT_ONCE", 2)
-        write, written = index.Encodings._write, []
+        write, written = index.Index.put, []
 
-        def stop(self, database, sections):
+        def stop(self, values):
             if written:
                 raise KeyboardInterrupt
-            written.extend(sections)
-            write(self, database, sections)
+            written.append(None)
+            write(self, values)
 
-        monkeypatch.setattr(index.Encodings, "_write", stop)
+        monkeypatch.setattr(index.Index, "put", stop)
         with pytest.raises(KeyboardInterrupt):
             self.ask(towns_reader, folder, document)
-        monkeypatch.setattr(index.Encodings, "_write", write)
+        monkeypatch.setattr(index.Index, "put", write)
         before = keys(folder)
-        assert len(before) == len(written) == 2
+        assert len(before) == 2
         _, encoded = self.ask(towns_reader, folder, document)
         assert encoded == len(keys(folder) - before)
 
@@ -456,7 +432,7 @@ class TestIndex:
         file = folder / index.FILE
         if damage == "edited":
             with closing(sqlite3.connect(file)) as database, database:
-                database.execute("UPDATE states SET states = zeroblob(length(states))")
+                database.execute("UPDATE kept SET value = zeroblob(length(value))")
         else:
             content = file.read_bytes()
             file.write_bytes(content[: len(content) // 2] if damage == "cut" else b"{}" * 4000)
@@ -494,7 +470,7 @@ class TestIndex:
             assert run(*line) == 0
             assert capsys.readouterr().out.startswith("1. Ada Lovelace\n")
             made.append({p.name: p.stat().st_mtime_ns for p in (tmp_path / "index").iterdir()})
-        assert set(made[0]) == {index.MARK, FOLDER}
+        assert set(made[0]) == {index.MARK, index.FILE}
         assert made[0] == made[1]
 
 

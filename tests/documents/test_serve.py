@@ -22,11 +22,9 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
-from fairseq_clusterformer.documents import desk as desks
 from fairseq_clusterformer.documents import serve as serving
-from fairseq_clusterformer.documents.desk import Desk
 from fairseq_clusterformer.documents.read import Reader
-from fairseq_clusterformer.documents.serve import PAGE, build_app, is_loopback
+from fairseq_clusterformer.documents.serve import PAGE, Desk, build_app, is_loopback
 from fairseq_clusterformer.documents.sources import Source, text_source
 from tests.documents.commands import error, usage_error
 from tests.documents.papers import pdf
@@ -90,7 +88,7 @@ class TestDocuments:
             assert found["note"] == 'Each probability is against "no answer" alone.'
 
     def test_the_passage_around_an_answer(self, client, monkeypatch):
-        monkeypatch.setattr(desks, "AROUND", 30)
+        monkeypatch.setattr(serving, "AROUND", 30)
         upload(client, "a.txt", f"Otto rules Ulm.\n\n{TOWNS}")
         best = client.post("/ask", content=ASKED).json()["answers"][0]
         assert best["place"] == "paragraph 2"
@@ -171,7 +169,7 @@ class TestDocuments:
         assert "big.txt is too large; allowed: 20,000 bytes or fewer" in refused(
             upload(client, "big.txt", b"a" * (LIMIT + 1)), 413
         )
-        monkeypatch.setattr(desks, "MOST_CHARACTERS", 100)
+        monkeypatch.setattr(serving, "MOST_CHARACTERS", 100)
         assert upload(client, "a.txt", TOWNS).status_code == 200
         assert "114 characters; allowed: 100 in all" in refused(upload(client, "b.txt", TOWNS))
         assert upload(client, "a.txt", TOWNS).status_code == 200  # in place of itself

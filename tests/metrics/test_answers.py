@@ -44,13 +44,6 @@ def test_best_of_several_gold_answers_counts():
     }
 
 
-def test_triviaqa_normalises_its_own_way():
-    gold, predictions = {"tc_1": ["rock n roll"]}, {"tc_1": "Rock ’n’ Roll"}
-    assert answers.evaluate(gold, predictions)["exact_match"] == 0
-    scores = answers.evaluate(gold, predictions, normalise=answers.normalise_triviaqa)
-    assert scores["exact_match"] == 100
-
-
 def test_hotpotqa_gives_yes_and_no_no_partial_credit():
     gold = {"1": "yes", "2": "no", "3": "no way out", "4": "noanswer", "5": "Kansas Song"}
     predictions = {"1": "Yes.", "2": "no way out", "3": "no", "4": "no answer", "5": "the Song"}

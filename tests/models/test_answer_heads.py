@@ -119,12 +119,12 @@ def test_half_precision(dtype):
     model = with_heads().to(dtype)
     logits, extra = model(**batch(model))
     assert extra["reading"].document.dtype == dtype
-    assert {x.dtype for x in logits} == {torch.float32}
+    assert {x.dtype for x in logits[:4]} == {torch.float32}
     states = extra["reading"].document.float()
     expected = states @ model.heads.span.weight.float().t() + model.heads.span.bias.float()
     some = logits.start > -torch.inf
     torch.testing.assert_close(logits.start[some], expected[..., 0][some])
-    sum(x[x > -torch.inf].sum() for x in logits).backward()
+    sum(x[x > -torch.inf].sum() for x in logits[:4]).backward()
     assert all(torch.isfinite(p.grad).all() for p in model.heads.parameters())
 
 

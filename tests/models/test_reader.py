@@ -200,7 +200,7 @@ def test_every_attention_trains(attention):
         for loss in (report.clustering_loss, report.sorting_loss)
         if loss is not None
     ]
-    answered = sum(x[x > -torch.inf].square().sum() for x in logits)
+    answered = sum(x[x > -torch.inf].square().sum() for x in logits[:4])
     (answered + sum(losses)).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name

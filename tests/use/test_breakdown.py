@@ -51,7 +51,7 @@ def test_what_is_no_byte_ends_an_identifier():
 
 
 @pytest.mark.parametrize("front", [[], [0]])
-def test_words_repeat_in_pairs(front: list[int]):
+def test_words_repeat_in_pairs(front):
     """Also behind ``<s>``, after which the first word is not scored."""
     coding = TextCoding(dictionary(["a", "b", "c"]))
     a, b, c = (coding.dictionary.index(word) for word in "abc")

@@ -5,13 +5,13 @@ import re
 import struct
 import warnings
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
 import torch
 from fairseq import tasks
+from selectolax.lexbor import LexborHTMLParser
 from torch import nn
 
 from fairseq_clusterformer.attention import MultiheadAttention
@@ -158,31 +158,14 @@ def test_tokens_of_words_join_to_the_words(texts, tmp_path):
     assert tokens == ["the", " value", " of", "\n", "\n", "<unk>", " the", "\n"]
 
 
-class _Passage(HTMLParser):
-    """The text in the page's passage, and what the page would fetch."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.inside, self.text, self.links = False, "", []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        attrs = dict(attrs)
-        self.inside |= attrs.get("class") == "passage"
-        self.links += [v for k, v in attrs.items() if k in ("src", "href", "srcset", "data")]
-
-    def handle_endtag(self, tag):
-        self.inside &= tag != "pre"
-
-    def handle_data(self, data):
-        self.text += data if self.inside else ""
+def shown_passage(page: str) -> str:
+    return LexborHTMLParser(page).css_first(".passage").text()
 
 
 def assert_stands_alone(page: str, passage: str) -> None:
     """Every character of the passage in order, and nothing from elsewhere."""
-    parsed = _Passage(page)
-    assert parsed.text == passage
-    assert parsed.links == []
+    assert shown_passage(page) == passage
+    assert LexborHTMLParser(page).css("[src],[href],[srcset],[data]") == []
     assert not re.search(r"https?://|@import|url\(|<!--[A-Z]", page)
 
 
@@ -271,7 +254,7 @@ def test_pieces_and_words(unit, loaded, texts):
     if unit == "piece":
         assert_stands_alone(page, PASSAGE)
     else:
-        pairs = zip(PASSAGE.split(), _Passage(page).text.split(), strict=True)
+        pairs = zip(PASSAGE.split(), shown_passage(page).split(), strict=True)
         assert all(shown in (word, "<unk>") for word, shown in pairs)
 
 
