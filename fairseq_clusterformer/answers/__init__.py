@@ -6,7 +6,7 @@ from .documents import (  # noqa: F401
     AnswerLogits,
     Answers,
     Document,
+    mean_logits,
     text_mask,
 )
-from .ensemble import mean_logits  # noqa: F401
 from .ranking import best_spans, natural_question, ranked_answers, ranking_options  # noqa: F401
