@@ -68,4 +68,4 @@ def ranking_scores(
     number = len(precisions)
     if not number:
         return RankingScores(math.nan, math.nan, 0)
-    return RankingScores(sum(precisions) / number, sum(reciprocals) / number, number)
+    return RankingScores(*(math.fsum(x) / number for x in (precisions, reciprocals)), number)
