@@ -283,14 +283,6 @@ class TestWindows:
         assert ranking.found
         assert all(best.margin > other.margin for other in others)
 
-    def test_no_answer_in_any_window(self, reader):
-        sections = reader.sections(text_source(long_text(), "x"), 60)
-        assert (
-            "Most likely, no answer here"
-            in reader.ask(ASKED, reader.passages(sections), 3).verdict
-        )
-        assert reader.ask(ASKED, reader.passages(sections), 3, least=-100).found
-
     def test_words_are_known_by_their_beginning(self, reader):
         """Each window has its own words, also where it is a piece of a paragraph."""
         texts = ["Ulm and Pisa. " * 20, "The buildings of Ulm. " * 20, "Ulm or Tyre. " * 20]

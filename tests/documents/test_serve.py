@@ -245,14 +245,6 @@ class TestWhoIsAnswered:
         assert "unsafe" not in policy
         assert response.headers["x-content-type-options"] == "nosniff"
 
-    def test_text_goes_out_as_json(self, client):
-        upload(client, "<b>.txt", EVIL)
-        response = client.post("/ask", content="Who rules Lund?")
-        assert response.headers["content-type"] == "application/json"
-        assert response.headers["x-content-type-options"] == "nosniff"
-        best = response.json()["answers"][0]
-        assert best["before"] + best["text"] + best["behind"] == EVIL
-
     @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "", "127.0.0.1.evil"])
     def test_another_name_is_refused(self, host, client):
         response = client.get("/documents", headers={"host": host})

@@ -48,24 +48,6 @@ def test_by_hand():
     assert score(["a b c d e"], ["a b c x e"], TextPipeline())["tokenised"]["bleu"] == 0
 
 
-def test_lower_cased_data(translation_data):
-    text = TextPipeline.from_folder(translation_data)
-    lines = [[text.encode(line, "en") for line in lines] for lines in (WRONG, REFERENCES)]
-    assert any("@@ " in line for line in lines[0])
-    rows = score(*lines, text, "en", REFERENCES)
-    assert list(rows) == ["tokenised", "sacreBLEU"]
-    words = [[line.replace("@@ ", "") for line in side] for side in lines]
-    metric = BLEU(tokenize="none", smooth_method="none", force=True)
-    expected = metric.corpus_score(words[0], [words[1]]).score
-    assert 10 < expected < 95
-    assert rows["tokenised"]["bleu"] == pytest.approx(expected, rel=1e-12)
-    metric = BLEU(lowercase=True)
-    expected = metric.corpus_score(WRONG, [REFERENCES])
-    assert rows["sacreBLEU"]["bleu"] == pytest.approx(expected.score, rel=1e-12)
-    assert rows["sacreBLEU"]["signature"] == str(metric.get_signature())
-    assert "case:lc" in rows["sacreBLEU"]["signature"]
-
-
 def test_compounds_are_split():
     split = split_compounds
     # what perl -ple 's{(\S)-(\S)}{$1 ##AT##-##AT## $2}g' prints

@@ -281,13 +281,3 @@ def test_questions_of_another_file(trained, tmp_path, capsys):
     gold.write_text("".join(gold.read_text().splitlines(keepends=True)[3:]))
     assert run(trained, "natural-questions", "--gold", gold) == 1
     assert "question 0 is not there; allowed: the files" in capsys.readouterr().err
-
-
-def test_damaged_data(trained, tmp_path, capsys):
-    shutil.copytree(trained[0], tmp_path / "data")
-    with open(tmp_path / "data" / "valid.jsonl", "ab") as file:
-        file.truncate(100)
-    assert run((tmp_path / "data", trained[1]), "squad1") == 1
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith("clusterformer evaluate qa: error: --split is valid: ")
-    assert "its files are of different data" in line

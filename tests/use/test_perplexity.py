@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
-from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.use.language_model import LanguageModel
 from fairseq_clusterformer.use.perplexity import in_one_pass, split_blocks, text_blocks
@@ -46,17 +45,6 @@ def test_a_longer_memory_than_in_training(tmp_path, byte_data, capsys):
     capsys.readouterr()
 
 
-def test_a_text_file_is_scored_as_its_split(tmp_path, byte_data, checkpoint, lm_bundle):
-    text = byte_data.parent / "text" / "test.txt"
-    split = numbers(tmp_path, "--checkpoint", checkpoint, "--gen-subset", "test")
-    words = ["--checkpoint", lm_bundle, "--text", text, "--teacher-forced"]
-    result = numbers(tmp_path, *words)
-    assert result["teacher-forced bits"] == pytest.approx(split["teacher-forced bits"], abs=1e-6)
-    assert result["teacher-forced bits per byte"] == result["teacher-forced bits"]
-    assert "stepwise bits" not in result
-    assert numbers(tmp_path, *words, "--max-blocks", 2)["tokens"] == 128
-
-
 def test_a_breakdown_counts_each_token(tmp_path, checkpoint, capsys):
     words = ["--checkpoint", checkpoint, "--gen-subset", "test", "--teacher-forced"]
     result = numbers(tmp_path, *words, "--breakdown", "--rare", "1000")
@@ -64,6 +52,7 @@ def test_a_breakdown_counts_each_token(tmp_path, checkpoint, capsys):
     assert sum(bucket["tokens"] for bucket in buckets) == result["tokens"]
     bits = sum(bucket["bits"] * bucket["tokens"] for bucket in buckets) / result["tokens"]
     assert bits == pytest.approx(result["teacher-forced bits"], abs=1e-6)
+    assert result["teacher-forced bits per byte"] == result["teacher-forced bits"]
     assert result["bits on repeats by distance"]
     assert "bits on repeats by distance" in capsys.readouterr().out
 
@@ -95,15 +84,6 @@ def test_a_stream_is_one_pass_over_all_of_it(
     assert len(sizes) == 1
     line = error(capsys, "perplexity", "--checkpoint", dense_checkpoint, "--stream", "--cpu")
     assert "--stream is TransformerLanguageModel: it keeps every token; allowed: " in line
-
-
-@pytest.mark.parametrize("text", ["a b\nc", "a b\nc\n", "a", "\n"])
-def test_a_text_is_the_prepared_file_with_it(word_data, word_checkpoint, tmp_path, text):
-    loaded = load_checkpoint(word_checkpoint)
-    (tmp_path / "text.txt").write_text(text)
-    file = torch.cat(list(TextCoding.from_folder(word_data).items(tmp_path / "text.txt")))
-    for given in (text, tmp_path / "text.txt"):
-        assert torch.equal(torch.cat([target for _, target in text_blocks(loaded, given)]), file)
 
 
 def with_options(checkpoint: Path, out: Path, **options: object) -> Path:
