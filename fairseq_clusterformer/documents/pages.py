@@ -102,7 +102,7 @@ class _Lines:
 
     def __init__(self, tree: LexborHTMLParser, marks: bool) -> None:
         (self._hidden, self._blocks), self._marks = _styled(tree), marks
-        self._place = self._heading = ""
+        self._place = ""
         self._parts: list[str] = []
         self._bare = 0  # characters of them that are in no link
         self._menu, self._numbers = 0, {}
