@@ -12,43 +12,29 @@ from typing import Any
 from fairseq_clusterformer.checkpoints.bundle import CHAT_FILES
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data import RECORD
-from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
+from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords, byte_level
 from fairseq_clusterformer.data.text import TARGETS_OWN, VOCABULARIES, TextPipeline
 from fairseq_clusterformer.errors import read_json
 
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 
 
-def gpt2_text(folder: Path, data: Path, config: Any) -> list[int]:
-    """Byte-level BPE whose one special symbol is the end of a text."""
-    words = _byte_pairs(folder, data, config)
-    return [-1, -1, config.eos_token_id, -1, *words]
-
-
-def roberta_text(folder: Path, data: Path, config: Any) -> list[int]:
-    """Byte-level BPE with fairseq's special symbols, and ``<mask>`` last."""
-    words = _byte_pairs(folder, data, config, {"<unk>": 3, "<mask>": config.vocab_size - 1})
-    special = [config.bos_token_id, config.pad_token_id, config.eos_token_id, 3]
-    return [*special, *words, config.vocab_size - 1]
-
-
 def tokenizer_text(folder: Path, data: Path, config: Any) -> list[int]:
     """The text of a ``tokenizer.json``. Our texts begin by ``</s>``, which is here the token that
     the tokenizer puts in front, or the model's end of a text."""
-    subwords = Subwords(folder / TOKENIZER)
-    symbols, end = subwords.symbols, config.eos_token_id
+    subwords, end = _tokenizer(folder, data, config), config.eos_token_id
+    symbols = subwords.symbols
     begin = end[0] if isinstance(end, list) and end else end
     begin = begin if subwords.first is None else subwords.first
     if not isinstance(begin, int):
         raise ValueError(f"its eos_token_id is {end}, not a number")
-    _check_size(len(symbols) - 1, config)
     named = [symbols.index(name) if name in symbols else -1 for name in _SPECIAL]
     special = [-1 if number == begin else number for number in named]
     special[2] = begin
     others = [number for number in range(len(symbols)) if number not in special]
     names = (f"<token-{i}>" if symbols[i] in _SPECIAL else symbols[i] for i in others)
     _write_dictionary(data, list(names))
-    for name in (TOKENIZER, *CHAT_FILES):
+    for name in CHAT_FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, data / name)
     return [*special, *others]
@@ -56,22 +42,18 @@ def tokenizer_text(folder: Path, data: Path, config: Any) -> list[int]:
 
 def bert_text(folder: Path, data: Path, config: Any) -> list[int]:
     """The text of a ``tokenizer.json``, symbol by symbol, whose mask is ours."""
-    shutil.copyfile(folder / TOKENIZER, data / TOKENIZER)
-    symbols = Subwords(data / TOKENIZER).symbols
+    symbols = _tokenizer(folder, data, config).symbols
     words = symbol_dictionary(symbols)
     words.save(str(data / "dict.txt"))
     words.add_symbol("<mask>")  # as fairseq's task does
-    missing = [symbol for symbol in words.symbols if symbol not in symbols]
-    if missing:
+    if missing := [symbol for symbol in words.symbols if symbol not in symbols]:
         raise ValueError(f"its tokenizer lacks {missing[0]}")
     return [symbols.index(symbol) for symbol in words.symbols]
 
 
 def bart_text(folder: Path, data: Path, config: Any) -> list[int]:
-    """RoBERTa's, of both languages."""
-    numbers = roberta_text(folder, data, config)
-    with (data / "dict.txt").open("a", encoding="utf-8") as file:
-        file.write("<mask> 1\n")  # fairseq's task of translation adds none
+    """The same, of both languages."""
+    numbers = bert_text(folder, data, config)
     _write_recipe(folder, data, bpe="gpt2")
     return numbers
 
@@ -97,38 +79,21 @@ def languages(folder: Path) -> tuple[str, str]:
     return (first, second) if first and second and first != second else ("source", "target")
 
 
-def _byte_pairs(
-    folder: Path, data: Path, config: Any, fixed: dict[str, int] | None = None
-) -> list[int]:
-    """Write the files that GPT-2's coding is read from; return the model's numbers of the pieces.
-    Symbols of ``fixed`` must have these numbers if they are there, else ValueError."""
-    pieces, merges = _vocabulary(folder)
-    if not isinstance(config.eos_token_id, int):
-        raise ValueError(f"its eos_token_id is {config.eos_token_id}, not a number")
-    _check_size(max(pieces.values(), default=0), config)
-    for symbol, wanted in (fixed or {}).items():
-        if (found := pieces.get(symbol, wanted)) != wanted:
-            raise ValueError(f"its {symbol} is number {found}, not {wanted}")
-    special = {config.bos_token_id, config.eos_token_id, config.pad_token_id}
-    special |= {pieces[name] for name in (*_SPECIAL, "<mask>") if name in pieces}
-    in_order = sorted((number, piece) for piece, number in pieces.items() if number not in special)
-    encoder = {piece: i for i, (_, piece) in enumerate(in_order)}
-    (data / "encoder.json").write_text(json.dumps(encoder), encoding="utf-8")
-    text = "\n".join(["#version: 0.2", *merges, ""])
-    (data / "vocab.bpe").write_text(text, encoding="utf-8")
-    _write_dictionary(data, [str(i) for i in range(len(in_order))])
-    return [number for number, _ in in_order]
-
-
-def _vocabulary(folder: Path) -> tuple[dict[str, int], list[str]]:
-    """Pieces with their numbers, and merges, of byte-level BPE."""
-    if (folder / "tokenizer.json").is_file():
-        model = _read_json(folder / "tokenizer.json")["model"]
-        merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
-        return model["vocab"], merges
-    lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
-    merges = [line for line in lines if line and not line.startswith("#version")]
-    return _read_json(folder / "vocab.json"), merges
+def _tokenizer(folder: Path, data: Path, config: Any) -> Subwords:
+    """Write ``tokenizer.json``, also of a folder that has GPT-2's files instead, and read it."""
+    if (folder / TOKENIZER).is_file():
+        shutil.copyfile(folder / TOKENIZER, data / TOKENIZER)
+    else:
+        pieces = _read_json(folder / "vocab.json")
+        lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+        merges = [tuple(line.split()) for line in lines if line and line[:8] != "#version"]
+        made = byte_level(pieces, merges)
+        special = [name for name in (*_SPECIAL, "<mask>", "<|endoftext|>") if name in pieces]
+        made.add_special_tokens(special)
+        made.save(str(data / TOKENIZER))
+    found = Subwords(data / TOKENIZER)
+    _check_size(len(found.symbols) - 1, config)
+    return found
 
 
 def _check_size(most: int, config: Any) -> None:
@@ -144,7 +109,10 @@ def _write_dictionary(data: Path, symbols: list[str]) -> None:
 def _write_recipe(folder: Path, data: Path, **how: object) -> None:
     """Name the dictionary of each language, and say how texts become subwords."""
     pipeline = TextPipeline(languages=languages(folder), tokenizer="none", **how)
-    (data / RECORD).write_text(json.dumps({"recipe": pipeline.recipe()}), encoding="utf-8")
+    recipe = pipeline.recipe()
+    if (data / TOKENIZER).is_file():
+        recipe["bpe_model"] = TOKENIZER
+    (data / RECORD).write_text(json.dumps({"recipe": recipe}), encoding="utf-8")
     for language in pipeline.languages:
         shutil.copyfile(data / "dict.txt", data / f"dict.{language}.txt")
     (data / "dict.txt").unlink()
@@ -152,8 +120,6 @@ def _write_recipe(folder: Path, data: Path, **how: object) -> None:
 
 #: by what a family says, see `fairseq_clusterformer.models.families`
 TEXTS = {
-    "gpt2": gpt2_text,
-    "roberta": roberta_text,
     "bert": bert_text,
     "tokenizer": tokenizer_text,
     "bart": bart_text,

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -56,33 +55,16 @@ def key_of(text: str) -> int:
 
 
 class SeenTexts:
-    """A set of texts that takes 11 to 22 bytes for each: a hash table of their 8-byte keys."""
+    """A set of texts that holds a number for each."""
 
     def __init__(self) -> None:
-        self._keys = array("Q", bytes(8 << 10))  # 0: a free slot
-        self._count = 0
+        self._keys: set[int] = set()
 
     def __contains__(self, text: str) -> bool:
-        return self._keys[self._slot(key_of(text))] != 0
+        return key_of(text) in self._keys
 
     def add(self, text: str) -> bool:
         """Add a text; returns whether it is new."""
-        key = key_of(text)
-        slot = self._slot(key)
-        if self._keys[slot]:
-            return False
-        self._keys[slot] = key
-        self._count += 1
-        if 4 * self._count > 3 * len(self._keys):
-            old, self._keys = self._keys, array("Q", bytes(16 * len(self._keys)))
-            for key in filter(None, old):
-                self._keys[self._slot(key)] = key
-        return True
-
-    def _slot(self, key: int) -> int:
-        """The slot of a key, or the free one where it belongs: linear probing."""
-        mask = len(self._keys) - 1  # their number is a power of 2
-        slot = key & mask
-        while self._keys[slot] not in (0, key):
-            slot = (slot + 1) & mask
-        return slot
+        before = len(self._keys)
+        self._keys.add(key_of(text))
+        return len(self._keys) > before

@@ -93,6 +93,12 @@ class QAWriter(RecordWriter):
         dtypes = (tokens, tokens, np.int32, np.int32, np.int32)
         super().__init__(folder, split, dict(zip(PARTS, dtypes, strict=True)))
 
+    @staticmethod
+    def items(example: Example, characters: np.ndarray, outline: Outline) -> list[np.ndarray]:
+        """A question as the items of its files; `characters` of the document's tokens, [2, N]."""
+        tokens = example.question.numpy(), example.document.numpy()
+        return [*tokens, example.spans(), characters.ravel(), outline.item()]
+
     def add(
         self,
         example: Example,
@@ -100,15 +106,9 @@ class QAWriter(RecordWriter):
         texts: Mapping,
         outline: Outline | None = None,
     ) -> None:
-        """Add a question.
-
-        Args:
-            characters: of the document's tokens, [2, N]; see above.
-            texts: what becomes its line of ``SPLIT.jsonl``.
-            outline: of the document; None: nothing is known of it.
-        """
-        items = (example.question, example.document, example.spans(), characters.ravel())
-        self._add((*items, (outline or Outline()).item()), texts)
+        """Add a question, as :meth:`items` has it, and what becomes its line of ``SPLIT.jsonl``;
+        without an outline, nothing is known of the document."""
+        self.write(self.items(example, characters, outline or Outline()), texts)
 
     def append(self, folder: Path, split: str) -> None:
         """Add all questions of another split, written with the same ``dict.txt``."""

@@ -32,7 +32,7 @@ class RecordWriter(ExitStack):
         self._texts = self.enter_context(open(f"{self._prefix}.jsonl", "wb"))  # noqa: SIM115
         self._lines = [0]
 
-    def _add(self, items: Sequence, texts: Mapping) -> None:
+    def write(self, items: Sequence, texts: Mapping) -> None:
         """Add a record: an item for each part, and what becomes its line."""
         for builder, item in zip(self._builders.values(), items, strict=True):
             builder.add_item(torch.as_tensor(item))

@@ -142,7 +142,8 @@ class TextPipeline:
             allowed = f"the file of {self.bpe}'s model"
             raise bad_option("the subword model", self.model, allowed, "no such file")
         own = self.model.with_name(TARGETS_OWN)
-        first = load(self.model.parent if self.bpe == "gpt2" else self.model)
+        older = self.model.name == VOCABULARIES["gpt2"]
+        first = load(self.model.parent if older else self.model)
         return [first, load(own) if own.is_file() else first]
 
     def _model_of(self, lang: str | None) -> "Subwords":

@@ -177,7 +177,6 @@ _ROBERTA = replace(
     | {"window_positions": lambda config: config.max_position_embeddings - 2},
     names=_BERT.names | _LM_HEAD,
     fixed=_BERT.fixed | {"pad_token_id": 1},
-    text="roberta",
     prefix="roberta.",
 )
 _DISTILBERT = replace(
@@ -276,7 +275,6 @@ _GPT2 = Family(
     },
     architecture="clusterformer_lm",
     task="language_modeling",
-    text="gpt2",
     auto="AutoModelForCausalLM",
     split=_gpt2_split,
 )

@@ -1,7 +1,6 @@
 """Packed files that are locked, strange, or far larger than they look."""
 
 import lzma
-import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 
 from fairseq_clusterformer.corpora import lines
 from fairseq_clusterformer.corpora.lines import members
-from fairseq_clusterformer.corpora.splits import SeenTexts
 from fairseq_clusterformer.errors import UserError
 from tests.corpora.commands import one_line, run, write
 
@@ -51,19 +49,6 @@ def test_a_line_may_not_fill_the_memory(tmp_path, monkeypatch):
     plain = tmp_path / "a.txt"
     plain.write_bytes(b"a" * 5_000_000)  # as long as it looks
     assert len(read_lines(plain)) == 1
-
-
-def test_texts_seen_before_take_a_few_bytes_each():
-    texts = [f"line {i}" for i in range(20_000)]
-    tracemalloc.start()
-    seen = SeenTexts()
-    assert all(map(seen.add, texts))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 40 * len(texts)
-    assert all(text in seen for text in texts)
-    assert not any(map(seen.add, texts))
-    assert "line" not in seen
 
 
 UTF8 = "Stra\u00dfe\tstreet\nx\ty\n" * 4

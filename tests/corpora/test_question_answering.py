@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -114,15 +113,6 @@ def test_squad_to_folder_and_back(source, model, tmp_path, capsys):
     assert snapshot(dest) == before
 
 
-def test_workers_make_no_difference(source, pieces, tmp_path, monkeypatch):
-    monkeypatch.setattr(encode, "_BATCH", 2)
-    for workers in (1, 2):
-        arguments = ("--sentencepiece-model", pieces, "--workers", workers)
-        assert run("squad2", tmp_path / str(workers), "--source", source, *arguments) == 0
-    assert snapshot(tmp_path / "1") == snapshot(tmp_path / "2")
-    assert_answers(tmp_path / "2", "train")
-
-
 def test_a_model_of_its_own(source, tmp_path, capsys):
     arguments = ("squad2", tmp_path / "dest", "--source", source, "--sentencepiece")
     assert run(*arguments, 9000) == 1
@@ -189,43 +179,14 @@ def test_interrupted_goes_on_with_whole_files(source, model, tmp_path, monkeypat
     interrupt, calls[:] = False, []
     assert run("squad2", dest, *arguments) == 0
     assert calls == ["0a", "0b"] * 2  # of train's first file no more
-    assert run("squad2", tmp_path / "other", *arguments) == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(encode, "_BATCH", 2)
+    assert run("squad2", tmp_path / "other", *arguments, "--workers", 2) == 0
     assert snapshot(dest) == snapshot(tmp_path / "other")
     assert_answers(dest, "train")
     assert len(QAData(dest, "train")) == 8
     assert record_of(dest)["splits"]["train"]["questions"] == 8
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dest", "other", "source"]
-
-
-def test_parts_of_another_recipe_are_made_anew(source, model, tmp_path, monkeypatch):
-    arguments = ("squad2", tmp_path / "dest", "--source", source, "--gpt2-bpe", model)
-    encode_record = encode.encode_record
-
-    def fail_on_valid(record, **options):
-        if "🍰" in record.texts:
-            raise KeyboardInterrupt
-        return encode_record(record, **options)
-
-    monkeypatch.setattr(encode, "encode_record", fail_on_valid)
-    assert run(*arguments) == 130
-    monkeypatch.setattr(encode, "encode_record", encode_record)
-    other = write_gpt2(tmp_path / "elsewhere" / model.name, merges=5)
-    assert run(*arguments[:-1], other) == 0
-    assert run("squad2", tmp_path / "other", *arguments[2:-1], other) == 0
-    assert snapshot(tmp_path / "dest") == snapshot(tmp_path / "other")
-    assert run(*arguments) == 1  # another model of the same name
-
-
-def test_a_dictionary_that_is_there(source, model, tmp_path, capsys):
-    symbols = subwords.load(model).symbols
-    path = tmp_path / "dict.txt"
-    path.write_text("".join(f"{symbol} 1\n" for symbol in reversed(symbols)))
-    arguments = ("squad2", tmp_path / "dest", "--source", source, "--gpt2-bpe", model)
-    assert run(*arguments, "--dict", path) == 0
-    assert load_dictionary(tmp_path / "dest").index(symbols[-1]) == 4
-    path.write_text("".join(f"{symbol} 1\n" for symbol in symbols[2:]))
-    assert run("squad2", tmp_path / "other", *arguments[2:], "--dict", path) == 1
-    assert "lacks 2 of its" in capsys.readouterr().err
 
 
 def test_a_corpus_that_has_moved(tmp_path, capsys):
@@ -393,13 +354,6 @@ def test_own_files_of_splits(source, model, tmp_path):
         assert questions_of(tmp_path / name) == {"train": 6, "valid": 2}
         data = QAData(tmp_path / name, "train")
         assert {len(example.paragraph_starts) for example in data} == {paragraphs}
-
-
-def test_own_files_to_evaluate_on_alone(source, model, tmp_path):
-    (tmp_path / "own").mkdir()
-    shutil.copy(source / "dev-v2.0.json", tmp_path / "own")
-    assert run("text", tmp_path / "own", tmp_path / "dest", "--gpt2-bpe", model) == 0
-    assert questions_of(tmp_path / "dest") == {"valid": 2}
 
 
 def test_squad_validates_on_articles_of_train(tmp_path, model, capsys):

@@ -1,15 +1,13 @@
 """Small models of subwords, made here: no network, seconds."""
 
 import io
-import json
-from collections import Counter
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 
-import regex
 import sentencepiece
-from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from fairseq_clusterformer.data.subwords import GPT2_FILES
 
 TEXTS = [
     "The café opened in 1901, and the cakes were good.\tIt's a café of the old style.\r\n",
@@ -20,37 +18,16 @@ TEXTS = [
 
 def write_gpt2(folder: Path, texts: Iterable[str] = TEXTS, merges: int = 120) -> Path:
     """Write encoder.json and vocab.bpe, learned from a few texts."""
-    symbols = bytes_to_unicode()
-    split = regex.compile(r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+")
-    words = Counter(
-        tuple(symbols[b] for b in word.encode()) for text in texts for word in split.findall(text)
-    )
-    learned = []
-    for _ in range(merges):
-        pairs = Counter()
-        for word, count in words.items():
-            for pair in pairwise(word):
-                pairs[pair] += count
-        best = max(sorted(pairs), key=pairs.get)
-        learned.append(best)
-        words = Counter({merge(word, best): count for word, count in words.items()})
-    pieces = [*symbols.values(), *map("".join, learned)]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    how = {"initial_alphabet": alphabet, "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=len(alphabet) + merges, **how)
+    tokenizer.train_from_iterator(texts, trainer)
     folder.mkdir(parents=True, exist_ok=True)
-    encoder = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
-    (folder / "encoder.json").write_text(json.dumps(encoder))
-    lines = ["#version: 0.2", *map(" ".join, learned)]
-    (folder / "vocab.bpe").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for file, name in zip(tokenizer.model.save(str(folder)), GPT2_FILES, strict=True):
+        (folder / file).rename(folder / name)
     return folder
-
-
-def merge(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
-    merged = []
-    for symbol in word:
-        if merged and (merged[-1], symbol) == pair:
-            merged[-1] += symbol
-        else:
-            merged.append(symbol)
-    return tuple(merged)
 
 
 def write_sentencepiece(path: Path, texts: Iterable[str] = TEXTS, **options) -> Path:

@@ -8,7 +8,7 @@ from fairseq.data import Dictionary
 from tokenizers import Tokenizer
 
 from fairseq_clusterformer.corpora import binarize
-from fairseq_clusterformer.data.coding import BYTES_PER_ITEM, TextCoding
+from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import Subwords, load
 from fairseq_clusterformer.errors import UserError
 from tests.data.tokenizers import made
@@ -57,13 +57,6 @@ def test_items_of_a_file_are_its_text(coding, tmp_path):
     else:
         for item, line in zip(items, LINES, strict=True):
             assert torch.equal(item, coding.encode(line + "\n"))
-
-
-def test_items_of_bytes_have_one_length(folders, tmp_path):
-    file = tmp_path / "text"
-    file.write_bytes(bytes(range(256)) * 40)
-    items = list(TextCoding.from_folder(folders["byte"]).items(file))
-    assert [len(item) for item in items] == [BYTES_PER_ITEM] * 2 + [10240 - 2 * BYTES_PER_ITEM]
 
 
 def test_a_continuation_keeps_its_blank(coding):

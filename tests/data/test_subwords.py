@@ -1,6 +1,5 @@
 """Subwords and characters: what a span of one is in the other, whatever the text."""
 
-import json
 import random
 
 import numpy as np
@@ -96,30 +95,6 @@ def test_gpt2_is_roberta_s(tmp_path):
             assert token_bytes in characters
             # no more than the one character at each end is not whole
             assert len(characters) - len(token_bytes) <= 6
-
-
-def test_gpt2_by_hand(tmp_path):
-    """'th' + 'e' merged, and a blank with 'the'; the cake's four bytes are all of it."""
-    write_gpt2(tmp_path, merges=0)
-    encoder = json.loads((tmp_path / "encoder.json").read_text())
-    encoder |= {"th": 256, "the": 257, "Ġthe": 258}
-    (tmp_path / "encoder.json").write_text(json.dumps(encoder))
-    (tmp_path / "vocab.bpe").write_text("#version: 0.2\nt h\nth e\nĠ the\n", encoding="utf-8")
-    tokens = subwords.load(tmp_path).encode("the the🍰t")
-    assert tokens.ids[:2].tolist() == [257, 258]
-    spans = list(zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True))
-    assert spans == [(0, 3), (3, 7), (7, 8), (7, 8), (7, 8), (7, 8), (8, 9)]
-    assert tokens.cover(4, 7) == (1, 2)
-    assert tokens.text("the the🍰t", 1, 2) == "the"
-    assert tokens.cover(7, 8) == (2, 6)
-
-
-def test_all_bytes_of_a_character_are_its_cover(model):
-    tokens = model.encode("𝔘𝔘")
-    mark = len(tokens) - 8  # sentencepiece's, of the beginning: in no answer
-    assert mark == isinstance(model, subwords.SentencePieceSubwords)
-    assert tokens.cover(0, 1) == (mark, mark + 4)
-    assert tokens.cover(1, 2) == (mark + 4, mark + 8)
 
 
 def test_empty_tokens_are_in_no_cover():

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.subwords import Subwords
 from tests.data.tokenizers import TEXT, made
 
@@ -13,12 +12,6 @@ from tests.data.tokenizers import TEXT, made
 @pytest.fixture(params=["wordpiece", "bytes", "unigram"])
 def model(request, tmp_path: Path):
     return Subwords(made(request.param, tmp_path / "tokenizer.json"))
-
-
-def test_special_symbols_are_fairseqs(model):
-    assert {"<s>", "<pad>", "</s>", "<unk>"} <= set(model.symbols)
-    assert not {"[CLS]", "[PAD]"} & set(model.symbols)
-    assert len(set(model.symbols)) == len(model.symbols)
 
 
 def test_offsets_are_of_the_text(model):
@@ -38,11 +31,6 @@ def test_special_symbols_of_a_text_are_text(model):
     assert not special & set(model.encode("[CLS] a [SEP] </s> <pad> [PAD]").ids.tolist())
 
 
-def test_texts_join_to_the_text(model):
-    ids = model.encode("a lake and a fish").ids
-    assert "".join(model.texts[i] for i in ids).strip() == "a lake and a fish"
-
-
 def test_a_form_keeps_the_places(model):
     """What is decomposed has the same tokens as what is composed, at its own places."""
     model.form = "NFKC"
@@ -58,8 +46,3 @@ def test_damaged(content, tmp_path):
     file.write_text(content)
     with pytest.raises(ValueError, match=str(file)):
         Subwords(file)
-
-
-def test_load_knows_the_file(tmp_path):
-    file = made("wordpiece", tmp_path / "tokenizer.json")
-    assert subwords.load(file).symbols == subwords.load_prepared(tmp_path).symbols

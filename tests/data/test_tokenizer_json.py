@@ -8,7 +8,7 @@ from pydoc_data.topics import topics
 import pytest
 import sentencepiece
 from fairseq.data import Dictionary
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models
 
 from fairseq_clusterformer.corpora.binarize import train_sentencepiece
 from fairseq_clusterformer.corpora.classification.tokenise import split_words
@@ -16,6 +16,7 @@ from fairseq_clusterformer.data.bytes import byte_symbols
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import Subwords, load, load_prepared
 from fairseq_clusterformer.data.tokenizer_json import make
+from tests.data.subword_models import write_gpt2
 
 # of equal signs in a row, the two split some in other places
 PAGE = "".join(topics[name] for name in ("assignment", "strings", "calls", "with"))
@@ -64,16 +65,8 @@ def pieces(folder: Path, how: str) -> None:
 
 
 def gpt2(folder: Path) -> None:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator([PAGE], trainer)
-    model = json.loads(tokenizer.to_str())["model"]
-    (folder / "encoder.json").write_text(json.dumps(model["vocab"]))
-    merges = "".join(f"{' '.join(pair)}\n" for pair in model["merges"])
-    (folder / "vocab.bpe").write_text("#version: 0.2\n" + merges, encoding="utf-8")
-    write(folder, [str(i) for i in reversed(range(len(model["vocab"])))])
+    symbols = load(write_gpt2(folder, [PAGE], merges=144)).symbols
+    write(folder, symbols[::-1])
 
 
 def words(folder: Path) -> None:

@@ -196,14 +196,6 @@ def test_half_precision(auto, dtype, tmp_path):
     assert (out.float() - model(**given)[0]).abs().mean() < 0.1
 
 
-def test_device_map(auto, tmp_path):
-    pytest.importorskip("accelerate")
-    model, given = make(auto), inputs(auto)
-    model.save_pretrained(tmp_path)
-    again = auto.from_pretrained(tmp_path, device_map="cpu").eval()
-    assert torch.equal(model(**given)[0], again(**given)[0])
-
-
 def test_a_folder_of_another_class_is_one_line(tmp_path):
     language_model().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="allowed in ClusterformerForMaskedLM: one of") as error:

@@ -177,7 +177,7 @@ class PageWriter(RecordWriter):
 
     def add(self, page: Page, texts: Mapping) -> None:
         """Add a page, and what becomes its line of ``SPLIT.jsonl``."""
-        self._add((page.tokens, page.item()), texts)
+        self.write((page.tokens, page.item()), texts)
 
 
 class PageData(RecordData):

@@ -4,12 +4,13 @@ Workers turn records into tokens; the main process reads and writes.
 """
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
 from fairseq.data import Dictionary
+from torch import Tensor
 
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.qa import Example, QAWriter
@@ -23,67 +24,43 @@ COUNTS = ("questions", "answers", "paragraphs", "tokens", "longest")
 _BATCH = 5  # records that a worker takes at a time; one may be a book
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """A record in the model's ids; -1 stands for ``<s>``. See `Example` and `QAWriter.add`."""
-
-    question: np.ndarray
-    document: np.ndarray
-    characters: np.ndarray
-    paragraph_starts: list[int]
-    answers: list[tuple[int, int]]
-    record: Record
-    sentences: list[tuple[int, int]]
-    mentions: list[tuple[int, int, int]]
-    names: list[np.ndarray]  # of the candidates
-
-
 def write_file(
     path: Path, out: Path, split: str, *, read: Reader, model: Path, titles: bool, workers: int
 ) -> tuple[dict[str, int], Drops]:
     """Write the records of a corpus's file as a split in `out`, by the subwords in the folder
     `model`; return `COUNTS`, and what was dropped."""
-    dictionary, pieces = load_dictionary(model), subwords.load_prepared(model)
-    to_index = np.array([dictionary.index(symbol) for symbol in pieces.symbols])
+    dictionary = load_dictionary(model)
     drops, counts = Drops(keep_unfound=split != "train"), dict.fromkeys(COUNTS, 0)
-    encode = functools.partial(encode_record, model=pieces, titles=titles)
-    label = f"{split} {path.name}"
+    pieces, label = subwords.load_prepared(model), f"{split} {path.name}"
+    to_index = np.array([dictionary.index(symbol) for symbol in pieces.symbols])
+    how = {"model": pieces, "titles": titles, "dictionary": dictionary, "to_index": to_index}
+    encode = functools.partial(encode_record, **how)
     encoded = parallel(encode, read(path, drops), workers, label, batch=_BATCH, unit=" records")
     with QAWriter(out, split, vocab_size=len(dictionary)) as writer:
         for item in encoded:
             if isinstance(item, Unusable):
                 drops.add(str(path), item.reason, item.detail)
                 continue
-            record, length = item.record, len(item.document)
-            document = symbols_of(item.document, to_index, dictionary)
-            example = Example(
-                question=torch.from_numpy(to_index[item.question]),
-                document=torch.from_numpy(document),
-                paragraph_starts=torch.tensor(item.paragraph_starts),
-                answers=torch.tensor(item.answers, dtype=torch.int64).view(-1, 2),
-                long_answers=torch.tensor(record.long_answers, dtype=torch.int64),
-                answerable=record.answerable,
-                yes_no=record.yes_no,
-            )
-            right = [i for i, text in enumerate(record.candidates) if text in record.texts]
-            known = record.supporting
-            outline = Outline(
-                sentences=torch.tensor(item.sentences, dtype=torch.int64).view(-1, 2),
-                supporting=None if known is None else torch.tensor(known, dtype=int),
-                names=tuple(torch.from_numpy(to_index[ids]) for ids in item.names),
-                right=right[0] if right else None,
-                mentions=torch.tensor(item.mentions, dtype=torch.int64).view(-1, 3),
-            )
-            writer.add(example, item.characters, _texts(record), outline)
-            of_item = (1, len(item.answers), len(item.paragraph_starts), length)
-            for name, number in zip(COUNTS, of_item, strict=False):
-                counts[name] += number
-            counts["longest"] = max(counts["longest"], length)
+            writer.write(*item)
+            _, document, spans, *_ = item[0]
+            counts["questions"] += 1
+            counts["paragraphs"] += int(spans[2])
+            counts["answers"] += int(spans[3])
+            counts["tokens"] += len(document)
+            counts["longest"] = max(counts["longest"], len(document))
     return counts, drops
 
 
-def encode_record(record: Record, *, model: subwords.Subwords, titles: bool) -> Encoded | Unusable:
-    """Return a record's tokens; or why it has none."""
+def encode_record(
+    record: Record,
+    *,
+    model: subwords.Subwords,
+    titles: bool,
+    dictionary: Dictionary,
+    to_index: np.ndarray,
+) -> tuple[list[np.ndarray], dict] | Unusable:
+    """Return a record as `QAWriter.write` takes it; or why it has no tokens. `to_index`: the
+    dictionary's number of each of the model's symbols."""
     encode = functools.partial(_encode, model)
     ids, characters, paragraph_starts, texts, position = [], [], [], [], 0
     for paragraph in record.paragraphs:
@@ -104,24 +81,43 @@ def encode_record(record: Record, *, model: subwords.Subwords, titles: bool) -> 
             raise Unusable(f"{what} in no token", f"question {record.id}: {error}") from None
         return offset + first, offset + last
 
+    def numbers(found: Iterable) -> Tensor:
+        return torch.tensor(list(found), dtype=torch.int64)
+
     sentences = record.sentences
     if sentences is None:
         sentences = sentences_of(record.paragraphs)
+    right = [i for i, text in enumerate(record.candidates) if text in record.texts]
+    known = record.supporting
     try:
-        return Encoded(
-            question=encode(record.question).ids,
-            document=np.concatenate(ids),
-            characters=np.concatenate(characters, axis=1),
-            paragraph_starts=paragraph_starts,
-            answers=[covered("answer", a.paragraph, a.start, a.end) for a in record.answers],
-            record=record,
+        example = Example(
+            question=torch.from_numpy(to_index[encode(record.question).ids]),
+            document=torch.from_numpy(symbols_of(np.concatenate(ids), to_index, dictionary)),
+            paragraph_starts=numbers(paragraph_starts),
+            answers=numbers(
+                covered("answer", a.paragraph, a.start, a.end) for a in record.answers
+            ).view(-1, 2),
+            long_answers=numbers(record.long_answers),
+            answerable=record.answerable,
+            yes_no=record.yes_no,
+        )
+        outline = Outline(
             # a sentence without a token is a place within its paragraph
-            sentences=[token_span(*texts[p], start, end) for p, start, end in sentences],
-            mentions=[(m.candidate, *covered("mention", *m[1:])) for m in record.mentions],
-            names=[encode(text).ids for text in record.candidates],
+            sentences=numbers(
+                token_span(*texts[p], start, end) for p, start, end in sentences
+            ).view(-1, 2),
+            supporting=None if known is None else numbers(known),
+            names=tuple(
+                torch.from_numpy(to_index[encode(text).ids]) for text in record.candidates
+            ),
+            right=right[0] if right else None,
+            mentions=numbers(
+                (m.candidate, *covered("mention", *m[1:])) for m in record.mentions
+            ).view(-1, 3),
         )
     except Unusable as error:
         return error
+    return QAWriter.items(example, np.concatenate(characters, axis=1), outline), _texts(record)
 
 
 def token_span(offset: int, tokens: subwords.Tokens, start: int, end: int) -> tuple[int, int]:
