@@ -7,29 +7,9 @@ byte and no ``</s>``: with ``--sample-break-mode none``, fairseq's ``loss`` is t
 per byte.
 """
 
-from collections.abc import Iterable
-
-_SYMBOLS = tuple(chr(byte) if 0x21 <= byte <= 0x7E else f"<{byte:02X}>" for byte in range(256))
-_VALUES = {symbol: byte for byte, symbol in enumerate(_SYMBOLS)}
+_SYMBOLS = [chr(byte) if 0x21 <= byte <= 0x7E else f"<{byte:02X}>" for byte in range(256)]
 
 
 def byte_symbols() -> list[str]:
     """Return the 256 symbols in dictionary order: ``byte_symbols()[value]`` is a byte's symbol."""
     return list(_SYMBOLS)
-
-
-def encode(data: bytes) -> list[str]:
-    """Return the symbol of each byte; for text, ``encode(text.encode("utf-8"))``."""
-    return [_SYMBOLS[byte] for byte in data]
-
-
-def decode(symbols: Iterable[str]) -> bytes:
-    """Return the bytes that `symbols` stand for, which need not be whole characters. Raises
-    ValueError: for what is no byte's symbol, such as fairseq's ``</s>`` and ``<unk>``."""
-    try:
-        return bytes(_VALUES[symbol] for symbol in symbols)
-    except KeyError as error:
-        raise ValueError(
-            f"{error.args[0]!r} is no byte's symbol: those are the printable ASCII characters "
-            "and <00> to <FF> for all other bytes"
-        ) from None

@@ -19,7 +19,7 @@ import numpy as np
 from fairseq_clusterformer.errors import reading
 
 from . import TOKENIZER
-from .bytes import encode
+from .bytes import byte_symbols
 from .unicode import READ_FORM, form_of, with_places
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ def _speller(content: dict):
             if not letters.keys() >= set(token):
                 return token, _of_piece(token)
             content = bytes(letters[letter] for letter in token)
-            return token if model["merges"] else encode(content)[0], content
+            return token if model["merges"] else byte_symbols()[content[0]], content
 
     else:
 

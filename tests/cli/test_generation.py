@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_clusterformer.data.bytes import encode
+from fairseq_clusterformer.data.bytes import byte_symbols
 from tests.cli.expected import assert_same, parse
 from tests.cli.in_process import ALL, generate, interactive, load_model
 
@@ -18,6 +18,10 @@ BLOCKS = (
 )
 BEAM = f"{BLOCKS} --beam 3"
 PROMPTS = [b"The for stat", b"x", b"assert expr", b"class C:\n    def "]
+
+
+def symbols_of(data: bytes) -> list[str]:
+    return [byte_symbols()[byte] for byte in data]
 
 
 class TestGenerate:
@@ -43,7 +47,7 @@ class TestInteractive:
     @pytest.fixture
     def prompts(self, tmp_path: Path) -> Path:
         path = tmp_path / "prompts.txt"
-        path.write_text("".join(" ".join(encode(prompt)) + "\n" for prompt in PROMPTS))
+        path.write_text("".join(" ".join(symbols_of(prompt)) + "\n" for prompt in PROMPTS))
         return path
 
     OPTIONS = f"--max-len-a 0 --max-len-b {LENGTH} --beam 3"
@@ -54,7 +58,7 @@ class TestInteractive:
         alone = parse(capsys.readouterr().out.splitlines())
         for number, prompt in enumerate(PROMPTS):
             [(_, text, _)] = alone[number]
-            assert text.split()[: len(prompt)] == encode(prompt)
+            assert text.split()[: len(prompt)] == symbols_of(prompt)
             assert len(text.split()) > len(prompt)
 
         capsys.readouterr()
