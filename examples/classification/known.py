@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
 from fairseq_clusterformer.corpora.classification.readers import (
+    LabelledCorpus,
     LabelledText,
     at,
     lines_of,

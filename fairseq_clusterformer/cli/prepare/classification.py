@@ -14,8 +14,8 @@ from itertools import chain
 from pathlib import Path
 
 from fairseq_clusterformer.corpora.classification.build import Settings, prepare
-from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
 from fairseq_clusterformer.corpora.classification.own import FORMATS, FileFormat, own_corpus
+from fairseq_clusterformer.corpora.classification.readers import LabelledCorpus
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.moved import check_corpus
 from fairseq_clusterformer.outputs import resolved

@@ -24,7 +24,7 @@ from .. import SPLITS
 from ..download import checksum
 from ..lines import wrong
 from ..vocabulary import Vocabulary, load_model
-from .corpora import LabelledCorpus
+from .readers import LabelledCorpus
 from .tokenise import TokenisedPart, tokenise
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from fairseq_clusterformer.errors import bad_option
 from .. import SPLITS
 from ..lines import OPENERS, naming_all, read_lines, wrong
 from ..splits import split_of
-from .corpora import LabelledCorpus
 from .readers import (
+    LabelledCorpus,
     LabelledText,
     read_labelled_lines,
     read_objects,

@@ -13,8 +13,7 @@ from fairseq_clusterformer.data.words import words_of
 
 from ..lines import wrong
 from ..splits import key_of
-from .corpora import LabelledCorpus
-from .readers import some
+from .readers import LabelledCorpus, some
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.data.subwords import Subwords
