@@ -17,11 +17,11 @@ from transformers import AutoConfig, PretrainedConfig
 
 from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
 from fairseq_clusterformer.errors import UserError, bad_option, read_json
+from fairseq_clusterformer.families import FAMILIES, KNOWN, Family
 from fairseq_clusterformer.hf.configuration import ClusterformerConfig, build_model
 from fairseq_clusterformer.hf.folder import pretrained
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.encoder_only import fingerprint
-from fairseq_clusterformer.models.families import FAMILIES, KNOWN, Family
 from fairseq_clusterformer.models.pretrained import load_folder
 
 from .model import CRITERIONS

@@ -118,7 +118,7 @@ def _write_recipe(folder: Path, data: Path, **how: object) -> None:
     (data / "dict.txt").unlink()
 
 
-#: by what a family says, see `fairseq_clusterformer.models.families`
+#: by what a family says, see `fairseq_clusterformer.families`
 TEXTS = {
     "bert": bert_text,
     "tokenizer": tokenizer_text,

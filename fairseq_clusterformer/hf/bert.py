@@ -8,8 +8,8 @@ out: "yes", "no" and whole paragraphs as answers.
 
 from transformers import BertConfig, BertForQuestionAnswering
 
+from fairseq_clusterformer.families import ACTIVATIONS, FAMILIES
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-from fairseq_clusterformer.models.families import ACTIVATIONS, FAMILIES
 from fairseq_clusterformer.tasks.clusterformer_qa import ClusterformerQATask
 
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.errors import check_no_pipes, first_line, read_json
+from fairseq_clusterformer.families import ENCODERS, FAMILIES
 
 from .checkpoints import CheckpointError, read_checkpoint, unfit
 from .encoder_only import EncoderOnlyModel, tell
-from .families import ENCODERS, FAMILIES
 from .options import flag, set_defaults
 
 _WRITTEN = "a folder that transformers has written"

@@ -12,11 +12,11 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data.subwords import Subwords
+from fairseq_clusterformer.families import ENCODERS
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.clusterformer_classifier import ClusterformerClassifier
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-from fairseq_clusterformer.models.families import ENCODERS
 from fairseq_clusterformer.models.pretrained import load_pretrained
 from tests.data.tokenizers import made
 from tests.models.bert import folder_of
