@@ -85,27 +85,23 @@ def make(
     line_end, given, ends = FORMS[form].line_end, folder / TOKENIZER, False
     is_of_bytes = TextCoding.is_of_bytes(dictionary)
     if is_of_bytes:
-        letters = sorted(letters_of_bytes(), key=letters_of_bytes().get)
-        special = dictionary.symbols[: dictionary.nspecial]
-        more = dictionary.symbols[dictionary.nspecial + len(letters) :]
-        names = {name: number for number, name in enumerate([*special, *letters, *more])}
-        content = _content(byte_level(names, [], use_regex=False, unk_token="<unk>"))
+        model = Subwords(byte_level(letters_of_bytes(), [], use_regex=False))
     elif given.is_file():
-        content = numbered(Subwords(given), dictionary)
+        model = Subwords(given)
     elif (folder / MODEL).is_file():
-        content, ends = (
-            numbered(Subwords(pieces_tokenizer(folder / MODEL, form)), dictionary),
-            True,
-        )
+        model, ends = Subwords(pieces_tokenizer(folder / MODEL, form)), True
     elif (folder / GPT2_FILES[0]).is_file():
-        content, ends = numbered(gpt2(folder), dictionary), form == "reader"
-        if ends:
-            steps = [*_paragraphs(), normalizers.Replace("\n", line_end)]
-            made = Tokenizer(models.WordLevel({}, ""))
-            made.normalizer = normalizers.Sequence(steps)
-            content["normalizer"] = _content(made)["normalizer"]
+        model, ends = gpt2(folder), form == "reader"
     else:
-        content, ends = _content(_words(dictionary, form, tokenised)), form != "sentence"
+        model, ends = None, form != "sentence"
+    content = (
+        numbered(model, dictionary) if model else _content(_words(dictionary, form, tokenised))
+    )
+    if ends and (folder / GPT2_FILES[0]).is_file():
+        made = Tokenizer(models.WordLevel({}, ""))
+        steps = [*_paragraphs(), normalizers.Replace("\n", line_end)]
+        made.normalizer = normalizers.Sequence(steps)
+        content["normalizer"] = _content(made)["normalizer"]
     if unicode != "none" and f'"{unicode}"' not in json.dumps(content["normalizer"]):
         steps = [{"type": unicode}, *filter(None, [content["normalizer"]])]
         content["normalizer"] = {"type": "Sequence", "normalizers": steps}

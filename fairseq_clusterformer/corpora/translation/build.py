@@ -170,7 +170,7 @@ class _Job:
         corpus, languages = self.corpus, self.pipeline.languages
         clean = corpus.cleaning.keeps if corpus.cleaning.unit == "tokens" else lambda pair: True
         held_out = [SeenTexts(), SeenTexts()]  # the lines of valid and test in each language
-        found = dict.fromkeys(self.counts, 0)
+        found: Counter[str] = Counter()
         train = self.counts["train"]
         train["dropped by length"] = 0
         if corpus.disjoint or extra:
@@ -185,42 +185,36 @@ class _Job:
                 return True
             return False
 
-        def tokens(pairs: Iterator[Pair], label: str, tokenised: bool, kept: str) -> Iterator:
-            function = functools.partial(_tokens, self.pipeline, tokenised)
-            total = corpus.about(label) or corpus.expected.get(label)
-            how = {"total": total, "kept": work / "parts" / kept}
-            return parallel(function, pairs, self.workers, label, batch=_PAIRS, **how)
-
+        read = corpus.read(self.work).items()
+        sources = [(s, s, pairs, corpus.tokenised, corpus.disjoint) for s, pairs in read]
+        for number, files in enumerate(extra):
+            pairs = pairs_of(files, languages, languages[::-1])  # columns as Tatoeba's
+            sources.append((f"extra-{number}", "train", pairs, False, True))
         with self._writer(out) as write:
-
-            def store(split: str, raw: Pair, words: Pair) -> None:
-                write(split, words)
-                self.counts[split]["pairs"] += 1
-                if split != "train":
-                    write(f"{split}.raw", raw)
-                    for known, line in zip(held_out, words, strict=True):
-                        known.add(line)
-
-            for split, pairs in corpus.read(self.work).items():
-                number, held_out_each = 0, split == "train" and corpus.hold_out
-                for raw, words in tokens(pairs, split, corpus.tokenised, split):
-                    found[split] += 1
-                    if split == "train" and not keeps(words, corpus.disjoint):
+            for name, split, pairs, tokenised, disjoint in sources:
+                function = functools.partial(_tokens, self.pipeline, tokenised)
+                total = corpus.about(name) or corpus.expected.get(name)
+                how = {"batch": _PAIRS, "total": total, "kept": work / "parts" / name}
+                number, hold_out = 0, name == "train" and corpus.hold_out
+                for raw, words in parallel(function, pairs, self.workers, name, **how):
+                    found[name] += 1
+                    if split == "train" and not keeps(words, disjoint):
                         continue
                     number += 1
-                    is_valid = held_out_each and not number % held_out_each
-                    store("valid" if is_valid else split, raw, words)
-            for split, number in corpus.expected.items():
-                if found[split] != number:
-                    problem = f"the download has {found[split]:,} pairs for {split}"
-                    allowed = f"{number:,}, as in the known edition; --source takes another one"
-                    raise wrong(corpus.name, problem, allowed)
-            for number, files in enumerate(extra):
-                pairs = pairs_of(files, languages, languages[::-1])  # columns as Tatoeba's
-                for raw, words in tokens(pairs, files[0].name, False, f"extra-{number}"):
-                    if keeps(words, disjoint=True):
-                        store("train", raw, words)
-                        train["extra pairs"] = train.get("extra pairs", 0) + 1
+                    to = "valid" if hold_out and not number % hold_out else split
+                    write(to, words)
+                    self.counts[to]["pairs"] += 1
+                    if to != "train":
+                        write(f"{to}.raw", raw)
+                        for known, line in zip(held_out, words, strict=True):
+                            known.add(line)
+                if name != split:
+                    train["extra pairs"] = train.get("extra pairs", 0) + number
+        for split, number in corpus.expected.items():
+            if found[split] != number:
+                problem = f"the download has {found[split]:,} pairs for {split}"
+                allowed = f"{number:,}, as in the known edition; --source takes another one"
+                raise wrong(corpus.name, problem, allowed)
         self._check_pairs()
         return {"splits": self.counts}
 
