@@ -104,7 +104,9 @@ class Subwords:
             for token in self.content["added_tokens"]:
                 token["special"] |= token["content"] in ROLES  # a line's end, too
             self.tokenizer = Tokenizer.from_str(json.dumps(self.content))
-            spell = _speller(self.content)
+            model = self.content["model"]
+            steps = [self.content.get(name) for name in ("pre_tokenizer", "decoder")]
+            is_of_bytes = '"ByteLevel"' in json.dumps(steps)
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{tokenizer}: is no tokenizer.json: {error}") from None
         self.tokenizer.no_padding()
@@ -126,7 +128,7 @@ class Subwords:
         for token, number in self.vocabulary.items():
             self.symbols[number], content = names.get(token, token), b""
             if number not in added:
-                symbol, content = spell(token)
+                symbol, content = _spelled(token, model, is_of_bytes)
                 self.symbols[number] = names.get(token, symbol)
             elif not added[number].special:
                 content = token.encode()  # a text's own, such as <think>
@@ -300,41 +302,19 @@ def _of_piece(symbol: str) -> bytes:
     return symbol.replace("\u2581", " ").encode()
 
 
-def _speller(content: dict):
-    """What gives the symbol of a token, and what the token stands for, led by a blank where a word
-    begins, by the content of a ``tokenizer.json``."""
-    model, steps = content["model"], [content.get("pre_tokenizer"), content.get("decoder")]
-    prefix, letters = model.get("continuing_subword_prefix"), letters_of_bytes()
+def _spelled(token: str, model: dict, is_of_bytes: bool) -> tuple[str, bytes]:
+    """The symbol of a token, and what it stands for, led by a blank where a word begins."""
     if model.get("end_of_word_suffix") == END:  # codes of subword-nmt
-
-        def spell(token: str) -> tuple[str, bytes]:
-            whole = token.removesuffix(END)
-            return (
-                (whole, f"{whole} ".encode()) if whole != token else (f"{token}@@", token.encode())
-            )
-
-    elif model["type"] in ("WordPiece", "WordLevel"):
-
-        def spell(token: str) -> tuple[str, bytes]:
-            rest = token.removeprefix(prefix) if prefix else token
-            return token.removeprefix(" "), (
-                f" {token.strip()}" if rest == token else rest
-            ).encode()
-
-    elif '"ByteLevel"' in json.dumps(steps):
-
-        def spell(token: str) -> tuple[str, bytes]:
-            if not letters.keys() >= set(token):
-                return token, _of_piece(token)
-            content = bytes(letters[letter] for letter in token)
-            return token if model["merges"] else byte_symbols()[content[0]], content
-
-    else:
-
-        def spell(token: str) -> tuple[str, bytes]:
-            return token, _of_piece(token)
-
-    return spell
+        whole = token.removesuffix(END)
+        return (whole, f"{whole} ".encode()) if whole != token else (f"{token}@@", token.encode())
+    if model["type"] in ("WordPiece", "WordLevel"):
+        rest = token.removeprefix(model.get("continuing_subword_prefix") or "")
+        return token.removeprefix(" "), (f" {token.strip()}" if rest == token else rest).encode()
+    letters = letters_of_bytes()
+    if is_of_bytes and letters.keys() >= set(token):
+        content = bytes(letters[letter] for letter in token)
+        return token if model["merges"] else byte_symbols()[content[0]], content
+    return token, _of_piece(token)
 
 
 @cache

@@ -56,23 +56,16 @@ class TextPipeline:
         """The pipeline of a folder of translation data; raises UserError for another one."""
         folder = Path(folder)
         try:
-            match read_json(folder / RECORD):
-                case {
-                    "recipe": {
-                        "languages": [str(), str()] as languages,
-                        "bpe_model": str(model),
-                        **recipe,
-                    }
-                }:
-                    names = {field.name for field in fields(cls)} - {"languages", "model"}
-                    values = {name: ({"unicode": FORM} | recipe)[name] for name in names}
-                case _:
-                    raise ValueError("no recipe of translation data")
+            recipe = {"unicode": FORM} | read_json(folder / RECORD)["recipe"]
+            values = {f.name: recipe[f.name] for f in fields(cls) if f.name != "model"}
+            values["languages"] = languages = tuple(values["languages"])
+            if [*map(type, languages)] != [str, str] or type(recipe["bpe_model"]) is not str:
+                raise ValueError(f"languages are {languages}")
             for name, value in values.items():
                 if type(value) is not type(getattr(cls, name)):
                     raise ValueError(f"{name} is {value!r}")
-            return cls(languages=tuple(languages), model=folder / Path(model).name, **values)
-        except (OSError, ValueError, KeyError, UserError) as error:
+            return cls(model=folder / Path(recipe["bpe_model"]).name, **values)
+        except (OSError, ValueError, LookupError, TypeError, UserError) as error:
             allowed = "a folder that `clusterformer prepare translation` made"
             problem = f"no text pipeline in its {RECORD} ({type(error).__name__}: {error})"
             raise bad_option("the data folder", folder, allowed, problem) from None

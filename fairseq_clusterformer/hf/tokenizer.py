@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 from fairseq.data import Dictionary
@@ -195,26 +196,22 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs
     ) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        special, found, run = set(self.all_special_ids), [], []
-        for token in [*ids, None]:
-            if token in special and skip_special_tokens:
-                continue
-            if token is not None and token not in special:
-                run.append(self.target_symbols[token])
-                continue
-            found += [self._readable(run)] if run else []
-            found += [] if token is None else [self.target_symbols[token]]
-            run = []
-        return " ".join(found)
+        skipped = self.all_special_ids if skip_special_tokens else []
+        found = [self.target_symbols[token] for token in ids if token not in skipped]
+        return self.convert_tokens_to_string(found)
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """Readable text of symbols, as of a whole text, between the special ones."""
+        special, parts = self.all_special_tokens, []
+        for is_special, run in groupby(tokens, special.__contains__):
+            symbols = [*run]
+            parts += symbols if is_special else [self._readable(symbols)]
+        return " ".join(parts)
 
     def _readable(self, symbols: list[str]) -> str:
         if self.languages is not None:
             return self.pipeline.decode(" ".join(symbols), self.languages[1])
         return self.subwords.join(symbols)
-
-    def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """Readable text of symbols, as of a whole text."""
-        return self._readable(tokens)
 
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None

@@ -381,7 +381,6 @@ OWN_MISTAKES = {
     "given; allowed: one of both",
     "--train two.tsv --target-lang fr": r"--target-lang is fr; allowed: another",
     "--train two.tsv --target-lang f.r": r"--target-lang is f\.r; allowed: letters",
-    "": r"the following arguments are required: --train; usage: ",
 }
 
 
@@ -454,9 +453,6 @@ MISTAKES = {
 OPTIONS = {
     "--source nowhere": r"--source is nowhere: no such folder; allowed: .*de-en.tgz",
     "--source .": r"--source is \.: holds no train.tags.de-en.de; allowed: a folder",
-    "--bpe-operations 0": r"--bpe-operations is 0; allowed: a whole number",
-    "--vocabulary bpe": r"--vocabulary is bpe; allowed: subword-nmt, sentencepiece",
-    "--lower": r"unrecognized arguments: --lower; usage: .* iwslt14 \[",
     "--source {source} --extra-train none": r"--extra-train is none: found nothing; allowed: a "
     r"PREFIX with PREFIX\.de and PREFIX\.en",
     "--source {source} --extra-train one.tsv": r"one\.tsv: line 2 is 'only'; allowed: en<TAB>de",

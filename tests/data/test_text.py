@@ -40,13 +40,13 @@ def test_pipeline_refuses_what_it_cannot_do(tmp_path):
         TextPipeline.from_folder(tmp_path)
     for record in (1, {"recipe": 1}, {"recipe": {"languages": 1, "bpe_model": "x"}}):
         (tmp_path / "prepared.json").write_text(json.dumps(record))
-        with pytest.raises(UserError, match="no recipe of translation data"):
+        with pytest.raises(UserError, match="no text pipeline in its prepared.json"):
             TextPipeline.from_folder(tmp_path)
     recipe = TextPipeline().recipe()
     damaged = {"languages": [10**30, "en"], "lowercase": "no", "tokenizer": 1, "bpe": "x"}
     for name, value in damaged.items():
         (tmp_path / "prepared.json").write_text(json.dumps({"recipe": recipe | {name: value}}))
-        with pytest.raises(UserError, match=rf"the data folder is {tmp_path}: .* is |no recipe"):
+        with pytest.raises(UserError, match=rf"the data folder is {tmp_path}: "):
             TextPipeline.from_folder(tmp_path)
     with pytest.raises(UserError, match="the language is fr; allowed: de or en"):
         TextPipeline().tokens("Bonjour", "fr")

@@ -71,31 +71,13 @@ def test_a_prompt_is_read_at_once(kind):
         torch.testing.assert_close(found, after[0], rtol=1e-5, atol=1e-5)
 
 
-def test_a_translators_prompt_is_read_at_once():
-    """And its attention to the source goes on from there."""
-    model, source, ids = translator(), tokens(2, 6), tokens(2, 9)
-    ids[:, 0] = EOS
-    with torch.no_grad():
-        wanted = model(source, decoder_input_ids=ids).logits
-        first = model(source, decoder_input_ids=ids[:, :5], use_cache=True)
-        second = model(source, decoder_input_ids=ids[:, 5:], cache=first.cache)
-    found = torch.cat([first.logits, second.logits], dim=1)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-
-
+@torch.no_grad()
 def test_the_old_name_of_a_cache():
     """``past_key_values``, which transformers before 5.24 had."""
-    source, ids = tokens(2, 6), tokens(2, 9)
-    given = ({}, {"input_ids": source})
-    for model, inputs in zip((language_model(), translator()), given, strict=True):
-        name = "decoder_input_ids" if inputs else "input_ids"
-        with torch.no_grad():
-            caches = [
-                model(**inputs, **{name: ids[:, :5]}, use_cache=True).cache for _ in range(2)
-            ]
-            wanted = model(**inputs, **{name: ids[:, 5:]}, cache=caches[0]).logits
-            found = model(**inputs, **{name: ids[:, 5:]}, past_key_values=caches[1]).logits
-        assert torch.equal(found, wanted)
+    model, ids = language_model(), tokens(2, 9)
+    first, second = (model(ids[:, :5], use_cache=True).cache for _ in range(2))
+    wanted = model(ids[:, 5:], cache=first).logits
+    assert torch.equal(model(ids[:, 5:], past_key_values=second).logits, wanted)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -125,14 +107,6 @@ def test_padding_changes_nothing(make, search, side, masked):
         together = written(model, ids, **options)
         for row, found in zip(rows, together, strict=True):
             assert torch.equal(written(model, row[None], **HOW[search])[0][-12:], found[-12:])
-
-
-def test_an_encoders_padding_is_the_decoders():
-    model, (ids, _) = translator(), padded([tokens(1, 7)[0], tokens(1, 2)[0]], "right")
-    encoded, read = model.get_encoder()(ids), tokens(2, 5)
-    found = model(encoder_outputs=encoded, decoder_input_ids=read).logits
-    alone = model(ids[1:, :2], decoder_input_ids=read[1:]).logits
-    torch.testing.assert_close(found[1:], alone, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["window+neural", "gated", "xl"])
