@@ -9,6 +9,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from tests.data.tokenizers import byte_pairs
+
 ENGLISH = [
     "The cat sat on the mat.",
     "A dog, it was told, ran é away from the small cat.",
@@ -50,16 +52,7 @@ def save_byte_pairs(
         first: what stands in front of each text.
         options: of the tokenizer.
     """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size - ("<unk>" in special),
-        special_tokens=special,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer = byte_pairs([TEXT], size - ("<unk>" in special), special)
     if "<unk>" in special:
         tokenizer.add_special_tokens(["<mask>"])
     assert tokenizer.get_vocab_size() == size

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import sentencepiece
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from fairseq_clusterformer.data.subwords import GPT2_FILES
+from tests.data.tokenizers import byte_pairs
 
 TEXTS = [
     "The café opened in 1901, and the cakes were good.\tIt's a café of the old style.\r\n",
@@ -18,12 +18,7 @@ TEXTS = [
 
 def write_gpt2(folder: Path, texts: Iterable[str] = TEXTS, merges: int = 120) -> Path:
     """Write encoder.json and vocab.bpe, learned from a few texts."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    how = {"initial_alphabet": alphabet, "show_progress": False}
-    trainer = trainers.BpeTrainer(vocab_size=len(alphabet) + merges, **how)
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = byte_pairs(texts, 256 + merges)
     folder.mkdir(parents=True, exist_ok=True)
     for file, name in zip(tokenizer.model.save(str(folder)), GPT2_FILES, strict=True):
         (folder / file).rename(folder / name)

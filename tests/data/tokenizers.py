@@ -1,10 +1,23 @@
 """Small tokenizers of the library's kinds."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 TEXT = "Zürich's lake: 88 km², naïve cafés [SEP] </s> and ﬁsh."
+
+
+def byte_pairs(texts: Iterable[str], size: int, special: Sequence[str] = ()) -> Tokenizer:
+    """A byte-level BPE of so many pieces."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    how = {"special_tokens": list(special), "show_progress": False, "vocab_size": size}
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **how)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def made(kind: str, file: Path) -> Path:
@@ -15,23 +28,19 @@ def made(kind: str, file: Path) -> Path:
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         trainer = trainers.WordPieceTrainer(vocab_size=90, special_tokens=tokens)
-    elif kind == "bytes":
-        tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=300, special_tokens=tokens, initial_alphabet=alphabet
-        )
-    else:
+    elif kind != "bytes":
         tokens = ["<s>", "<pad>", "</s>", "<unk>"]
         tokenizer = Tokenizer(models.Unigram())
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
         trainer = trainers.UnigramTrainer(
             vocab_size=90, special_tokens=tokens, unk_token="<unk>", show_progress=False
         )
-    trainer.show_progress = False
-    tokenizer.train_from_iterator([TEXT, "A lake and a fish, cafés and a café."], trainer)
+    texts = [TEXT, "A lake and a fish, cafés and a café."]
+    if kind == "bytes":
+        tokenizer = byte_pairs(texts, 300, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    else:
+        trainer.show_progress = False
+        tokenizer.train_from_iterator(texts, trainer)
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(file))
