@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.corpora.question_answering import cloze
 from fairseq_clusterformer.corpora.question_answering.cloze import (
     cloze_questions,
     passages,
@@ -15,7 +14,6 @@ from fairseq_clusterformer.corpora.question_answering.cloze import (
 )
 from fairseq_clusterformer.corpora.question_answering.records import Drops
 from fairseq_clusterformer.data.qa import QAData
-from fairseq_clusterformer.errors import UserError
 
 FIRST = "In the old days the town of Ulm was ruled by Ida Brun, who came from Bree."
 SECOND = "For more than 1,200 years nobody but Ida Brun had asked for the keys of Ulm."
@@ -118,10 +116,3 @@ def test_mistakes(more, message, tmp_path, capsys):
     assert main(["prepare", "qa", *line]) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
-
-
-def test_other_text_than_utf8(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_bytes(PASSAGE.encode() + b"\n\xff\n")
-    with pytest.raises(UserError, match="line 2: byte 0xFF cannot be read as UTF-8"):
-        list(cloze.cloze_questions(path, Drops()))

@@ -6,7 +6,7 @@ from hashlib import sha1, sha256
 
 import pytest
 
-from fairseq_clusterformer.corpora.download import Archive, download, obtain
+from fairseq_clusterformer.corpora.download import Archive, checksum, checksums, download, obtain
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import make_folder
 from tests.corpora.commands import pack
@@ -126,3 +126,13 @@ def test_wrong_files_at_hand(archive, tmp_path, files, message):
         obtain([archive], tmp_path / "source", tmp_path)
     with pytest.raises(UserError, match="--source is nowhere: no such folder"):
         obtain([archive], type(tmp_path)("nowhere"), tmp_path)
+
+
+def test_sources_of_equal_names_keep_a_checksum_each(tmp_path):
+    paths = [tmp_path / place / "texts" / "train.txt" for place in ("first", "second")]
+    for number, path in enumerate(paths):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"text {number}\n")
+    found = checksums(paths)
+    assert list(found) == ["texts/train.txt", "texts/train.txt (2)"]
+    assert list(found.values()) == [checksum(path) for path in paths]

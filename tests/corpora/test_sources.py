@@ -1,6 +1,8 @@
-"""What is no plain file is refused by all that prepare, and so is what changes meanwhile."""
+"""What is no plain file is refused by all that prepare, and so is what changes meanwhile; what
+was edited is other data, at any size."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,16 @@ def test_a_source_that_changes_while_it_is_prepared(task, tmp_path, monkeypatch,
     said = capsys.readouterr().err.splitlines()[-1]
     assert "a source has changed meanwhile; allowed: run it again" in said
     assert not (tmp_path / "dest").exists()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_edit_of_the_same_size_is_seen(task, tmp_path, capsys):
+    (source := tmp_path / f"train.{SUFFIX.get(task, 'tsv')}").write_text(before := TASKS[task][1])
+    assert [prepare(task, source, tmp_path) for _ in range(2)] == [0, 0]
+    capsys.readouterr()
+    source.write_text(before.replace("1", "2"))
+    assert prepare(task, source, tmp_path) == 1
+    assert re.search(f"was prepared otherwise .*{source.name}", one_line(capsys))
+    source.write_text(before)
+    source.touch()
+    assert prepare(task, source, tmp_path) == 0
