@@ -81,7 +81,7 @@ def languages(folder: Path) -> tuple[str, str]:
 
 def _tokenizer(folder: Path, data: Path, config: Any) -> Subwords:
     """Write ``tokenizer.json``, also of a folder that has GPT-2's files instead, and read it."""
-    if (folder / TOKENIZER).is_file():
+    if (folder / TOKENIZER).is_file() or not (folder / "vocab.json").is_file():
         shutil.copyfile(folder / TOKENIZER, data / TOKENIZER)
     else:
         pieces = _read_json(folder / "vocab.json")
