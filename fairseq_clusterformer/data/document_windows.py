@@ -56,7 +56,8 @@ class WindowData:
         for number in range(len(whole)):
             example, held = whole[number], False
             for window in _windows(number, example, size, stride):
-                holds = _Answers.of(example, window).some
+                _, short, long = _answers(example, window)
+                holds = bool(len(short) or len(long))
                 held |= holds
                 if holds or share >= 1 or draw.random() < share:
                     self._windows.append(window)
@@ -73,18 +74,18 @@ class WindowData:
     def __getitem__(self, index: int) -> Example:
         window = self._windows[index]
         example = self.whole[window.question]
-        found = _Answers.of(example, window)
-        document, starts = example.document[window.first : window.last], found.starts
+        starts, short, long = _answers(example, window)
+        document = example.document[window.first : window.last]
         if window.led:
             document = torch.cat([example.document[:1], document])
         known = len(example.answers) or len(example.long_answers)
-        is_none = bool(known and not found.some)
+        is_none = bool(known and not len(short) and not len(long))
         return replace(
             example,
             document=document,
             paragraph_starts=starts,
-            answers=found.short,
-            long_answers=found.long,
+            answers=short,
+            long_answers=long,
             answerable=False if is_none else example.answerable,
             yes_no=None if is_none else example.yes_no,
         )
@@ -149,37 +150,22 @@ class WindowData:
         return found
 
 
-@dataclass(frozen=True)
-class _Answers:
-    """What a window holds, in tokens and paragraphs of its own; see `Example`."""
-
-    starts: Tensor
-    short: Tensor
-    long: Tensor
-
-    @classmethod
-    def of(cls, example: Example, window: _Window) -> "_Answers":
-        starts = example.paragraph_starts
-        own = (starts >= window.first) & (starts < window.last)
-        begins = starts[own]
-        begin, end = example.answers.T
-        inside = (begin >= window.first) & (end <= window.last)
-        # of a paragraph that is cut, the part with the answer, if this is known
-        ends = torch.cat([starts[1:], starts.new_tensor([len(example.document)])])
-        if len(example.answers) and not inside.any():
-            own = own & (ends <= window.last)
-        long = example.long_answers[own[example.long_answers]]
-        before = int(torch.searchsorted(starts, window.first, right=True)) - 1
-        return cls(
-            starts=torch.cat([starts.new_zeros(window.led), begins - window.shift]),
-            short=example.answers[inside] - window.shift,
-            long=long - before,
-        )
-
-    @property
-    def some(self) -> bool:
-        """Whether it holds one."""
-        return bool(len(self.short) or len(self.long))
+def _answers(example: Example, window: _Window) -> tuple[Tensor, Tensor, Tensor]:
+    """What a window holds, in tokens and paragraphs of its own: where paragraphs start, short and
+    long answers; see `Example`."""
+    starts = example.paragraph_starts
+    own = (starts >= window.first) & (starts < window.last)
+    begins = starts[own]
+    begin, end = example.answers.T
+    inside = (begin >= window.first) & (end <= window.last)
+    # of a paragraph that is cut, the part with the answer, if this is known
+    ends = torch.cat([starts[1:], starts.new_tensor([len(example.document)])])
+    if len(example.answers) and not inside.any():
+        own = own & (ends <= window.last)
+    long = example.long_answers[own[example.long_answers]]
+    before = int(torch.searchsorted(starts, window.first, right=True)) - 1
+    starts = torch.cat([starts.new_zeros(window.led), begins - window.shift])
+    return starts, example.answers[inside] - window.shift, long - before
 
 
 def _windows(question: int, example: Example, size: int, stride: int) -> Iterator[_Window]:
