@@ -87,7 +87,8 @@ _OF_TEXT = ClusterformerTokenizer.vocab_files_names
 _OF_PAIR = {"cls_token": "<s>", "sep_token": "</s>"}
 _ALLOWED = "a language model by byte pairs that keep line ends; a reader or classifier by byte "
 _ALLOWED += "pairs or word pieces; sentencepiece or GPT-2's subwords"
-_OF_LABELS = (WORDS, "dict.label.txt")
+_DAMAGED = (OSError, SafetensorError, ValueError, RuntimeError, LookupError, TypeError)
+_DAMAGED += (AttributeError, AssertionError, OmegaConfBaseException)
 
 
 def export(
@@ -337,9 +338,7 @@ def back(
         config = ClusterformerConfig.from_pretrained(folder)
         model = pretrained(KINDS[config.family], folder)
         own = None if (folder / TOKENIZER).is_file() else slow_tokenizer(folder, config)
-    except (OSError, SafetensorError, ValueError, RuntimeError, LookupError) as error:
-        raise bad_option("CHECKPOINT", folder, allowed, reason_of(error)) from None
-    except (TypeError, AttributeError, AssertionError, OmegaConfBaseException) as error:
+    except _DAMAGED as error:
         raise bad_option("CHECKPOINT", folder, allowed, reason_of(error)) from None
     if own is not None:
         for size, symbols in (

@@ -137,54 +137,35 @@ def texts(tmp_path):
 
 
 @pytest.mark.parametrize("sentences", [False, True])
-def test_subwords_of_a_pretrained_model(texts, tmp_path, sentences):
-    """By its own dictionary. Its line ends are subwords, or each sentence ends in ``</s>``."""
-    model = write_gpt2(tmp_path / "gpt2")
-    words = binarize.symbol_dictionary(reversed(subwords.load(model).symbols))
-    words.save(str(tmp_path / "dict.txt"))
-    options = f"--gpt2-bpe {model} --dict {tmp_path / 'dict.txt'} --document-separator ##"
-    options += " --sentences" * sentences
-    assert run("prepare lm text", texts, tmp_path / "dest", options) == 0
-    assert Dictionary.load(str(tmp_path / "dest" / "dict.txt")).symbols == words.symbols
-    gpt2 = subwords.gpt2(model)
-
-    def text_of(item) -> str:
-        return gpt2.tokenizer.decode([int(words[i]) for i in item])
-
-    items = items_of(tmp_path / "dest", "train")
-    if sentences:
-        assert all(item[-1] == words.eos() for item in items)
-        lines = ["The café is old.", "It's  good!", "Towns: 東京", "", "Cakes of 1901.", ""]
-        assert [text_of(item[:-1]) for item in items] == lines
+@pytest.mark.parametrize("kind", ["gpt2-bpe", "sentencepiece-model", "tokenizer"])
+def test_an_existing_model(kind, sentences, texts, tmp_path):
+    """It is kept; GPT-2's has a dictionary of its own. Each sentence ends in ``</s>``."""
+    dest, more = tmp_path / "dest", " --sentences" * sentences
+    if kind == "gpt2-bpe":
+        model = write_gpt2(tmp_path / "gpt2")
+        words = binarize.symbol_dictionary(reversed(subwords.load(model).symbols))
+        words.save(str(tmp_path / "dict.txt"))
+        more += f" --dict {tmp_path / 'dict.txt'}"
+    elif kind == "tokenizer":
+        model = made("bytes", tmp_path / "tokenizer.json")
     else:
-        assert "".join(map(text_of, items)) == TEXT.replace("##\n", "")
-    recipe = record_of(tmp_path / "dest")["recipe"]
-    assert list(recipe["subwords"]) == ["encoder.json", "vocab.bpe"]
-    assert list(recipe["dictionary"]) == ["dict.txt"]
-
-
-def test_a_tokenizer(texts, tmp_path):
-    """Also as one line for each sentence."""
-    model = made("wordpiece", tmp_path / "tokenizer.json")
-    for name, more in (("lines", ""), ("sentences", " --sentences")):
-        options = f"--tokenizer {model} --document-separator ##{more}"
-        assert run("prepare lm text", texts, tmp_path / name, options) == 0
-        read = TextCoding.from_folder(tmp_path / name)
-        items = items_of(tmp_path / name, "train")
+        model = write_sentencepiece(tmp_path / "sentencepiece.model", **LOSSLESS)
+    options = f"--{kind} {model} --document-separator ##{more}"
+    assert run("prepare lm text", texts, dest, options) == 0
+    read, items = TextCoding.from_folder(dest), items_of(dest, "train")
+    if kind == "gpt2-bpe":
+        assert read.dictionary.symbols == words.symbols
+    if sentences:
         assert all(item[-1] == read.dictionary.eos() for item in items)
-        assert len(items) == (6 if more else 4)
-    assert (tmp_path / "lines" / "tokenizer.json").read_bytes() == model.read_bytes()
-    assert list(record_of(tmp_path / "lines")["recipe"]["subwords"]) == ["tokenizer.json"]
-
-
-def test_an_existing_sentencepiece_model(texts, tmp_path):
-    model = write_sentencepiece(tmp_path / "some.model", **LOSSLESS)
-    options = f"--sentencepiece-model {model} --document-separator ##"
-    assert run("prepare lm text", texts, tmp_path / "dest", options) == 0
-    read = TextCoding.from_folder(tmp_path / "dest")
-    found = "".join(map(read.decode, items_of(tmp_path / "dest", "train")))
-    assert found == TEXT.replace("##\n", "")
-    assert (tmp_path / "dest" / "sentencepiece.model").read_bytes() == model.read_bytes()
+        lines = ["The café is old.", "It's  good!", "Towns: 東京", "", "Cakes of 1901.", ""]
+        assert [read.decode(item).removesuffix("\n") for item in items] == lines
+    else:
+        assert "".join(map(read.decode, items)) == TEXT.replace("##\n", "")
+    files = [model] if model.is_file() else sorted(model.iterdir())
+    assert list(record_of(dest)["recipe"]["subwords"]) == [file.name for file in files]
+    assert [(dest / file.name).read_bytes() for file in files] == [
+        file.read_bytes() for file in files
+    ]
 
 
 @pytest.mark.parametrize(
