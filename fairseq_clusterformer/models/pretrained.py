@@ -81,6 +81,12 @@ def folder_tensors(
     try:
         _check_options(args, options)
         found = family.state_of(theirs, config, numbers)
+        parts = [new for new in family.names.values() if new.startswith(".")]
+        layers = range(options["encoder_layers"])
+        needed = [f"encoder.layers.{number}{part}" for number in layers for part in parts]
+        for name in ("encoder.layernorm_embedding.", *needed):
+            if not found.keys() >= {f"{name}weight", f"{name}bias"}:
+                raise KeyError(name)
     except KeyError as error:
         raise unfit(option, folder, f"it has no {error}", _WRITTEN) from None
     except (TypeError, ValueError, IndexError, RuntimeError) as error:  # of what a file says
@@ -89,7 +95,8 @@ def folder_tensors(
     found = {
         name: tensor
         for name, tensor in found.items()
-        if name.startswith("encoder.") or (name in mine and (tied or "lm_head." not in name))
+        if (name in mine and (tied or "lm_head." not in name))
+        or (name.startswith("encoder.") and (not mine or name == "encoder.embed_types.weight"))
     }
     left = [name for name in theirs if family.named(name) not in found]
     return found, [name for name in left if "_embeddings." not in name]
@@ -112,19 +119,11 @@ def load_folder(
     rows = len(mine["encoder.embed_positions.weight"])
     places = torch.cat([places, *[places[2:]] * (rows // len(places[2:]))])
     loaded["encoder.embed_positions.weight"] = places[:rows]
-    names = [*loaded]
-    model.start_from(option, folder, loaded, _anew(mine, loaded), _WRITTEN)
-    tell(folder, mine, names, left)
-
-
-def _anew(mine: Collection[str], loaded: Collection[str]) -> list[str]:
-    """Names of what other models do not have: clusters, heads, and the mark of a version."""
-    return [
-        name
-        for name in mine
-        if name not in loaded
-        and (not name.startswith("encoder.") or ".routers." in name or name == "encoder.version")
-    ]
+    try:
+        model.load_state_dict(mine | loaded)
+    except (CheckpointError, RuntimeError) as error:
+        raise unfit(option, folder, f"it does not fit: {error}") from None
+    tell(folder, mine, loaded, left)
 
 
 def _read(path: Path, option: str) -> tuple[Namespace, dict[str, Any]]:
@@ -237,7 +236,14 @@ def _load_roberta(model: EncoderOnlyModel, path: str, option: str) -> None:
             loaded[name] = loaded[name][:-1]  # its task's last word, <mask>, is in no dict.txt
     names = list(loaded)
     allowed = "a RoBERTa of the same sizes, positions and words"
-    model.start_from(option, path, loaded, _anew(mine, loaded), allowed)
+    # what no RoBERTa has: clusters, heads of a reader, and the mark of its version
+    anew = [
+        name
+        for name in mine
+        if name not in loaded
+        and (not name.startswith("encoder.") or ".routers." in name or name == "encoder.version")
+    ]
+    model.start_from(option, path, loaded, anew, allowed)
     tell(path, mine, names, heads - {*names})
 
 
