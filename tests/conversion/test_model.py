@@ -18,7 +18,7 @@ from fairseq_clusterformer.conversion.heads import (
     order_of_heads,
     recall,
 )
-from fairseq_clusterformer.conversion.model import extend_positions, permute_heads
+from fairseq_clusterformer.conversion.model import permute_heads
 from fairseq_clusterformer.conversion.reading import read
 from fairseq_clusterformer.models.attention import SelfAttention
 
@@ -30,38 +30,10 @@ def attention(kinds: str = "full", **options) -> SelfAttention:
 
 
 class TestPermutedHeads:
-    @torch.no_grad()
-    @pytest.mark.parametrize(
-        ("options", "order"),
-        [
-            ({}, [3, 0, 5, 1, 2, 4]),
-            ({"causal": False, "short_convolution": 0}, [5, 4, 3, 2, 1, 0]),
-            ({"kv_heads": 3}, [4, 5, 1, 0, 2, 3]),
-            ({"kv_heads": 1}, [2, 5, 1, 0, 4, 3]),
-        ],
-    )
-    def test_change_no_output(self, options: dict, order: list[int]) -> None:
-        dense, moved = attention(**options), attention(**options)
-        state = {f"a.{name}": t.clone() for name, t in dense.state_dict().items()}
-        permute_heads(state, "a.", dense, order)
-        moved.load_state_dict({name[2:]: t for name, t in state.items()})
-        assert not torch.equal(moved.q_proj.weight, dense.q_proj.weight)
-        x = torch.randn(9, 2, 24)
-        torch.testing.assert_close(moved(x)[0], dense(x)[0], rtol=0, atol=1e-5)
-
     def test_heads_of_one_key_stay_together(self) -> None:
         dense = attention(kv_heads=3)
         with pytest.raises(ValueError, match="groups of 2 heads that stay together"):
             permute_heads(dict(dense.state_dict()), "", dense, [0, 2, 1, 3, 4, 5])
-
-
-def test_learned_positions_are_repeated() -> None:
-    given = torch.arange(5.0).unsqueeze(-1)  # two before the first position, and three of them
-    state = {"encoder.embed_positions.weight": given, "x": given}
-    wanted = {"encoder.embed_positions.weight": torch.zeros(9, 1), "x": torch.zeros(9, 1)}
-    extend_positions(state, wanted, padding=1)
-    assert state["encoder.embed_positions.weight"].flatten().tolist() == [0, 1, *[2, 3, 4] * 2, 2]
-    assert state["x"] is given
 
 
 def test_what_is_all_near_teaches_nothing() -> None:

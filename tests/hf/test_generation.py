@@ -164,25 +164,6 @@ def test_a_language_model_writes_as_fairseq(beam):
     assert [row[row.ne(PAD)][1:].tolist() for row in found] == wanted
 
 
-@pytest.mark.parametrize("beam", [1, 4])
-def test_a_translator_translates_as_fairseq(beam):
-    model = translator()
-    rows = [torch.cat([tokens(1, length)[0], torch.tensor([EOS])]) for length in (7, 2, 5)]
-    ids, mask = padded(rows, "left")
-    sample = {"src_tokens": ids, "src_lengths": mask.sum(1)}
-    found = model.generate(
-        ids,
-        attention_mask=mask,
-        num_beams=beam,
-        early_stopping=True,
-        max_new_tokens=21,
-        min_new_tokens=1,
-        forced_eos_token_id=EOS,
-    )
-    wanted = fairseq_beams(model, VOCABULARY, sample, beam)
-    assert [row[row.ne(PAD)][1:].tolist() for row in found] == wanted
-
-
 def test_a_long_text_keeps_a_cache_of_constant_size():
     """Once the rings are full, nothing grows, whatever the length."""
     sizes = {"decoder_layers": 1, "decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8}

@@ -13,7 +13,6 @@ from transformers import AutoTokenizer  # noqa: E402
 from fairseq_clusterformer.data.coding import TextCoding  # noqa: E402
 from fairseq_clusterformer.data.subwords import Subwords  # noqa: E402
 from fairseq_clusterformer.hf.tokenizer import (  # noqa: E402
-    ClusterformerTokenizer,
     write_tokenizer,
 )
 from tests.data.tokenizers import made  # noqa: E402
@@ -79,20 +78,3 @@ def test_another_library_s_tokenizer_by_our_numbers(kind, tmp_path):
     assert found["input_ids"] == [0, *wanted[0], 2, 0, *wanted[1]]
     assert tokenizer.chat_template == "{{ messages }}"
     assert tokenizer.cls_token_id == 0
-
-
-def test_titles_stand_before_paragraphs(tmp_path):
-    (tmp_path / "dict.txt").write_text("".join(f"{i} 1\n" for i in range(400)))
-    made("wordpiece", tmp_path / "subwords.json")
-    symbols = Subwords(tmp_path / "subwords.json").symbols
-    (tmp_path / "dict.txt").write_text("".join(f"{s} 1\n" for s in symbols[5:]))
-    tokenizer = ClusterformerTokenizer(str(tmp_path / "dict.txt"))
-    words = {word: tokenizer.subwords.split(word) for word in ("fish", "lake", "and")}
-    found = tokenizer("and", "fish\nlake\n\nand")
-    wanted = ["<s>", *words["and"], "</s>", "<s>", *words["fish"], *words["lake"]]
-    wanted += ["<s>", *words["fish"], *words["and"]]
-    assert tokenizer.convert_ids_to_tokens(found["input_ids"]) == wanted
-    assert found["token_type_ids"] == [0] * (len(words["and"]) + 2) + [1] * (
-        len(wanted) - len(words["and"]) - 2
-    )
-    assert tokenizer.decode(found["input_ids"], skip_special_tokens=True).split()[0] == "and"
