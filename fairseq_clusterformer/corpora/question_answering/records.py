@@ -109,15 +109,14 @@ class Record:
 
     def _check_structure(self) -> None:
         placed = self.sentences or ()
-        for name, parts in (("sentence", placed), ("mention", self.mentions)):
-            for number, (paragraph, start, end) in enumerate(part[-3:] for part in parts):
-                known = 0 <= paragraph < len(self.paragraphs)
-                length = len(self.paragraphs[paragraph].text) if known else 0
-                # a sentence of HotpotQA may be empty
-                if not known or not 0 <= start <= end <= length:
-                    place = f"characters [{start}, {end}) of paragraph {paragraph}"
-                    detail = f"{name} {number} is {place}, which has {length:,}"
-                    raise Unusable(f"{name} across paragraphs", detail)
+        for number, (paragraph, start, end) in enumerate(placed):
+            known = 0 <= paragraph < len(self.paragraphs)
+            length = len(self.paragraphs[paragraph].text) if known else 0
+            # a sentence of HotpotQA may be empty
+            if not known or not 0 <= start <= end <= length:
+                place = f"characters [{start}, {end}) of paragraph {paragraph}"
+                detail = f"sentence {number} is {place}, which has {length:,}"
+                raise Unusable("sentence across paragraphs", detail)
         for number, (one, other) in enumerate(pairwise(placed), 1):
             if other[:2] < one[:2]:
                 raise Unusable("sentences not in their order")
@@ -129,9 +128,6 @@ class Record:
         for number in self.supporting or ():
             if number not in range(len(placed)):
                 raise Unusable("no such sentence", f"supporting fact {number} of {len(placed)}")
-        for mention in self.mentions:
-            if mention.candidate not in range(len(self.candidates)):
-                raise Unusable("no such candidate", f"{mention} of {len(self.candidates)}")
 
 
 class Unusable(Exception):
