@@ -9,6 +9,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from tests.data.subword_models import write_sentencepiece
 from tests.data.tokenizers import byte_pairs
 
 ENGLISH = [
@@ -116,16 +117,8 @@ def marian(folder: Path) -> None:
     folder.mkdir()
     vocabulary = {"</s>": 0, "<unk>": 1}
     for name, lines in (("source", ENGLISH), ("target", GERMAN)):
-        (folder / "text").write_text("\n".join(lines * 9), encoding="utf-8")
-        sentencepiece.SentencePieceTrainer.train(
-            input=str(folder / "text"),
-            model_prefix=str(folder / name),
-            vocab_size=40,
-            hard_vocab_limit=False,
-            minloglevel=2,
-        )
-        (folder / f"{name}.model").rename(folder / f"{name}.spm")
-        read = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
+        model = write_sentencepiece(folder / f"{name}.spm", lines * 9, vocab_size=40)
+        read = sentencepiece.SentencePieceProcessor(model_file=str(model))
         for i in range(3, len(read)):
             vocabulary.setdefault(read.id_to_piece(i), len(vocabulary))
     pad = vocabulary["<pad>"] = len(vocabulary)

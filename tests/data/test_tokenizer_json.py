@@ -16,7 +16,7 @@ from fairseq_clusterformer.data.bytes import byte_symbols
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import Subwords, load, load_prepared
 from fairseq_clusterformer.data.tokenizer_json import make
-from tests.data.subword_models import write_gpt2
+from tests.data.subword_models import write_gpt2, write_sentencepiece
 
 # of equal signs in a row, the two split some in other places
 PAGE = "".join(topics[name] for name in ("assignment", "strings", "calls", "with"))
@@ -45,20 +45,15 @@ def write(folder: Path, symbols: list[str]) -> None:
 
 def pieces(folder: Path, how: str) -> None:
     """A sentencepiece model of real text."""
-    model, text = folder / "sentencepiece.model", folder / "text"
-    text.write_text("\n".join([PAGE, *TEXTS[1:4]]), encoding="utf-8")
+    model, text = folder / "sentencepiece.model", "\n".join([PAGE, *TEXTS[1:4]])
     if how == "ours":
-        train_sentencepiece([text], 900, model, words=["bounded", "cluster"])
+        (folder / "text").write_text(text, encoding="utf-8")
+        train_sentencepiece([folder / "text"], 900, model, words=["bounded", "cluster"])
     else:
-        sentencepiece.SentencePieceTrainer.train(
-            input=str(text),
-            model_prefix=str(folder / "sentencepiece"),
-            vocab_size=500,
-            model_type=how.removesuffix(" with bytes"),
-            byte_fallback="bytes" in how,
-            normalization_rule_name="identity" if "bpe" in how else "nmt_nfkc",
-            minloglevel=2,
-        )
+        options = {"model_type": how.removesuffix(" with bytes"), "byte_fallback": "bytes" in how}
+        rule = "identity" if "bpe" in how else "nmt_nfkc"
+        options |= {"vocab_size": 500, "normalization_rule_name": rule}
+        write_sentencepiece(model, text.split("\n"), **options)
     read = sentencepiece.SentencePieceProcessor(model_file=str(model))
     # in another order than the model's
     write(folder, sorted(read.id_to_piece(i) for i in range(3, len(read))))
