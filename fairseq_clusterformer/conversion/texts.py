@@ -60,7 +60,7 @@ def bart_text(folder: Path, data: Path, config: Any) -> list[int]:
 
 def marian_text(folder: Path, data: Path, config: Any) -> list[int]:
     """A sentencepiece model for each language, and one list of pieces."""
-    pieces = _read_json(folder / "vocab.json")
+    pieces = read_json(folder / "vocab.json")
     _check_size(max(pieces.values(), default=0), config)
     special = [config.pad_token_id, config.eos_token_id, pieces["<unk>"]]
     in_order = sorted((number, piece) for piece, number in pieces.items() if number not in special)
@@ -74,7 +74,7 @@ def marian_text(folder: Path, data: Path, config: Any) -> list[int]:
 def languages(folder: Path) -> tuple[str, str]:
     """Source and target, as Marian's tokenizer names them; "source" and "target" otherwise."""
     file = folder / "tokenizer_config.json"
-    found = _read_json(file) if file.is_file() else {}
+    found = read_json(file) if file.is_file() else {}
     first, second = found.get("source_lang"), found.get("target_lang")
     return (first, second) if first and second and first != second else ("source", "target")
 
@@ -84,7 +84,7 @@ def _tokenizer(folder: Path, data: Path, config: Any) -> Subwords:
     if (folder / TOKENIZER).is_file() or not (folder / "vocab.json").is_file():
         shutil.copyfile(folder / TOKENIZER, data / TOKENIZER)
     else:
-        pieces = _read_json(folder / "vocab.json")
+        pieces = read_json(folder / "vocab.json")
         lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
         merges = [tuple(line.split()) for line in lines if line and line[:8] != "#version"]
         made = byte_level(pieces, merges)
@@ -125,7 +125,3 @@ TEXTS = {
     "bart": bart_text,
     "marian": marian_text,
 }
-
-
-def _read_json(file: Path) -> dict:
-    return read_json(file)
