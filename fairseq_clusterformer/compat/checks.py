@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import re
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,8 +12,7 @@ import torch
 from fairseq import models, registry, tasks, utils
 from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Override
-from hydra.errors import ConfigCompositionException
+from hydra.errors import CompactHydraException
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from fairseq_clusterformer.errors import check_no_pipes, refused
@@ -139,21 +139,16 @@ def _allowed(error: OmegaConfBaseException) -> str:
     return next((text for word, text in types.items() if word in message), message)
 
 
-def wrong_override(override: Override, error: ConfigCompositionException) -> str:
-    """What is wrong with an option behind ``fairseq-hydra-train``, in one line."""
-    if error.__cause__ is None:
-        return f"{override.input_line}: {' '.join(str(error).split())}"
-    option = override.key_or_group
-    return _wrong(option, f"{option} is {override.value()}", error.__cause__)
-
-
-def wrong_file(name: str, error: ConfigCompositionException) -> str:
-    """What is wrong with a file of hydra's, in one line."""
-    cause = error.__cause__
+def wrong_configuration(error: CompactHydraException) -> str:
+    """What is wrong with a file of hydra's, or an option behind ``fairseq-hydra-train``, in one
+    line."""
+    cause, text = error.__cause__, " ".join(str(error).split())
     if not isinstance(cause, OmegaConfBaseException):
-        return f"{name}: {' '.join(str(error).split())}"
+        return text
+    if given := re.search(r"(?:override |use \+)\+*([^ =]+)=(.*)", text):
+        return _wrong(given[1], f"{given[1]} is {given[2]}", cause)
     value = f" is {cause.value}" if isinstance(cause, ValidationError) else ""
-    return f"{name}: {_wrong(cause.full_key, f'{cause.full_key}{value}', cause)}"
+    return f"{text}: {_wrong(cause.full_key, f'{cause.full_key}{value}', cause)}"
 
 
 def _wrong(option: str, given: str, error: OmegaConfBaseException) -> str:

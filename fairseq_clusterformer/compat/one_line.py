@@ -5,19 +5,18 @@ import re
 import sys
 from pathlib import Path
 
-from hydra._internal import config_loader_impl
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.errors import ConfigCompositionException
+from hydra.errors import CompactHydraException
 from torch.multiprocessing import ProcessRaisedException
 
-from .checks import wrong_file, wrong_override
+from .checks import wrong_configuration
 from .saving import what_is_saved
-from .wrapping import wraps
 
 
 def one_line(error: BaseException) -> str | None:
     """What a user needs to know of a mistake; None: it is an error of another kind."""
+    if isinstance(error, CompactHydraException):
+        return wrong_configuration(error)
     text = f"{type(error).__name__}: {error}"
     # these quote the traceback of their process
     if isinstance(error, ProcessRaisedException) or "Original Traceback" in text:
@@ -52,36 +51,12 @@ def report_in_one_line() -> None:
 
     excepthook.__wrapped__ = before
     sys.excepthook = excepthook
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # else hydra prints its errors itself, in several lines
 
     def return_value(self: JobReturn):
-        error = self._return_value
-        if self.status == JobStatus.FAILED and (line := one_line(error)):
-            raise SystemExit(line)  # hydra would print more
+        if self.status == JobStatus.FAILED:
+            raise self._return_value  # hydra would print a line before it
         return of_job.fget(self)
 
     of_job = JobReturn.return_value
     JobReturn.return_value = property(return_value, of_job.fset)
-
-    # hydra would print five lines of what a configuration, or an option behind it, has wrong
-
-    @wraps(ConfigLoaderImpl, "_apply_overrides_to_config")
-    def override_each(change, overrides, cfg):
-        for override in overrides:
-            try:
-                change([override], cfg)
-            except ConfigCompositionException as error:
-                raise SystemExit(wrong_override(override, error)) from error
-
-    @wraps(config_loader_impl, "create_defaults_list")
-    def choose(make, *args, **kwargs):
-        try:
-            return make(*args, **kwargs)
-        except ConfigCompositionException as error:
-            raise SystemExit(" ".join(str(error).split())) from error
-
-    @wraps(ConfigLoaderImpl, "_load_single_config")
-    def load(read, self, default, repo):
-        try:
-            return read(self, default, repo)
-        except ConfigCompositionException as error:
-            raise SystemExit(wrong_file(default.config_path, error)) from error
