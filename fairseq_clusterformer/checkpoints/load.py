@@ -32,7 +32,7 @@ from fairseq_clusterformer.checkpoints.bundle import (
     read_bundle,
 )
 from fairseq_clusterformer.compat.checks import dataclass_of
-from fairseq_clusterformer.compat.resuming import UNREADABLE, why_no_checkpoint
+from fairseq_clusterformer.compat.resuming import UNREADABLE, check_state, why_no_checkpoint
 from fairseq_clusterformer.errors import bad_option, check_no_pipes
 from fairseq_clusterformer.models import lora
 from fairseq_clusterformer.models.checkpoints import explained, unfit_numbers
@@ -231,19 +231,10 @@ def read_tensors(path: Path, option: str) -> dict:
         raise no_file(path, option)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
+        check_state(state)
     except UNREADABLE as error:
         problem = f"cannot be read ({why_no_checkpoint(error)})"
         raise bad_option(option, path, ALLOWED, problem) from None
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise bad_option(option, path, ALLOWED, "holds no model")
-    history = state.get("optimizer_history", [{}])  # fairseq's first versions wrote none
-    if not (isinstance(history, list) and history and isinstance(history[-1], dict)):
-        raise bad_option(option, path, ALLOWED, "its optimizer_history is empty or damaged")
-    updates = history[-1].get("num_updates", 0)
-    if not isinstance(updates, int):
-        raise bad_option(option, path, ALLOWED, f"its num_updates is {updates}")
-    if not all(isinstance(state.get(name, {}), dict) for name in ("extra_state", "task_state")):
-        raise bad_option(option, path, ALLOWED, "its extra_state or task_state is damaged")
     return state
 
 

@@ -102,34 +102,41 @@ def _are_tensors(value: object) -> bool:
     return all(t.layout is torch.strided and not t.is_complex() for t in tensors)
 
 
-#: for each part the function that is true of it, and what it should be
+def _are_numbers(value: Mapping) -> bool:
+    """Of a schedule; it has a best loss once there was a validation."""
+    return all(_is_number(v) or (v is None and n == "best") for n, v in value.items())
+
+
+#: what parts should be, the function that is true of it, and the parts; without training, there
+#: is no last_optimizer_state
 _PARTS = {
-    "model": (_are_tensors, "tensors of real numbers"),
-    "extra_state.ema": (_are_tensors, "tensors of real numbers"),
-    "optimizer_history": (lambda part: isinstance(part, list), "a list"),
-    "optimizer_history.-1.num_updates": (_is_count, "a whole number"),
-    "optimizer_history.-1.criterion_name": (lambda part: isinstance(part, str), "a name"),
-    "optimizer_history.-1.optimizer_name": (lambda part: isinstance(part, str), "a name"),
-    "optimizer_history.-1.lr_scheduler_state": (
-        # there is a best loss once there was a validation
-        lambda part: all(_is_number(v) or (v is None and n == "best") for n, v in part.items()),
-        "numbers",
+    "tensors of real numbers": (_are_tensors, "model extra_state.ema"),
+    "a list of updates": (lambda part: isinstance(part, list) and part, "optimizer_history"),
+    "a dictionary": (
+        lambda part: isinstance(part, Mapping),
+        "optimizer_history.-1 extra_state task_state",
     ),
-    "extra_state": (lambda part: isinstance(part, Mapping), "a dictionary"),
-    "extra_state.train_iterator.epoch": (_is_count, "a whole number"),
-    "extra_state.train_iterator.iterations_in_epoch": (_is_count, "a whole number"),
-    "extra_state.train_iterator.version": (_is_count, "a whole number"),
-    "extra_state.train_iterator.shuffle": (lambda part: isinstance(part, bool), "true or false"),
-    "extra_state.previous_training_time": (_is_number, "a number"),
-    "extra_state.best": (_is_number, "a number"),
-    "extra_state.early_stopping.num_runs": (_is_count, "a whole number"),
-    "extra_state.early_stopping.best": (_is_number, "a number"),
-    "last_optimizer_state": (  # of what was made without training, there is none
+    "a dictionary or nothing": (
         lambda part: part is None or isinstance(part, Mapping),
-        "a dictionary",
+        "last_optimizer_state",
     ),
-    "last_optimizer_state.loss_scale": (_is_number, "a number"),
-    "task_state": (lambda part: isinstance(part, Mapping), "a dictionary"),
+    "a name": (
+        lambda part: isinstance(part, str),
+        "optimizer_history.-1.criterion_name optimizer_history.-1.optimizer_name",
+    ),
+    "a whole number": (
+        _is_count,
+        "optimizer_history.-1.num_updates extra_state.train_iterator.epoch"
+        " extra_state.train_iterator.iterations_in_epoch extra_state.train_iterator.version"
+        " extra_state.early_stopping.num_runs",
+    ),
+    "true or false": (lambda part: isinstance(part, bool), "extra_state.train_iterator.shuffle"),
+    "a number": (
+        _is_number,
+        "extra_state.previous_training_time extra_state.best extra_state.early_stopping.best"
+        " last_optimizer_state.loss_scale",
+    ),
+    "numbers": (_are_numbers, "optimizer_history.-1.lr_scheduler_state"),
 }
 
 
@@ -137,23 +144,19 @@ def check_state(state: object) -> None:
     """Check what is the same for each model and optimizer. Raises DamagedError."""
     if not isinstance(state, Mapping) or "model" not in state:
         raise DamagedError("it holds no model")
-    for path, (is_right, what) in _PARTS.items():
-        part: Any = state
-        try:
-            for name in path.split("."):
-                part = part[int(name) if isinstance(part, list) else name]
-        except (KeyError, IndexError):
-            continue
-        except (TypeError, ValueError):
-            if part is None:  # which was allowed
+    for what, (is_right, paths) in _PARTS.items():
+        for path in paths.split():
+            part: Any = state
+            try:
+                for name in path.split("."):
+                    part = part[int(name) if isinstance(part, list) else name]
+                right = is_right(part)
+            except (KeyError, IndexError):
                 continue
-            raise DamagedError(f"its {path} cannot be found") from None
-        try:
-            right = is_right(part)
-        except (AttributeError, TypeError):
-            right = False
-        if not right:
-            raise DamagedError(f"its {path} is {str(part)[:60]}, not {what}")
+            except (TypeError, ValueError, AttributeError):
+                right = part is None  # which was allowed
+            if not right:
+                raise DamagedError(f"its {path} is {str(part)[:60]}, not {what}")
 
 
 def fitting_state(optimizer: torch.optim.Optimizer, state: object) -> dict:
@@ -169,21 +172,21 @@ def fitting_state(optimizer: torch.optim.Optimizer, state: object) -> dict:
         raise DamagedError("its last_optimizer_state is damaged") from None
     if sizes != [len(group["params"]) for group in own] or not known:
         raise DamagedError("its last_optimizer_state is of other parameters")
-    filled = []
     for group, mine in zip(groups, own, strict=True):
         for name, value in group.items():
             if name != "params" and not _alike(value, mine.get(name)):
                 raise DamagedError(f"its optimizer's {name} is {str(value)[:60]}")
-        filled.append({**mine, **group})
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     names: dict[int, set] = {}
     for number, weight in zip(numbers, weights, strict=True):
-        if number in entries:
-            kept = entries[number]
+        if (kept := entries.get(number)) is not None:
             for name, value in kept.items():
-                _check_kept(name, value, weight.shape)
+                if not _fits(value, weight.shape):
+                    problem = f"does not fit a parameter of {list(weight.shape)}"
+                    raise DamagedError(f"its optimizer's {name} {problem}")
             if kept.keys() != names.setdefault(weight.dim(), kept.keys()):
                 raise DamagedError("its last_optimizer_state lacks numbers of some parameters")
+    filled = [{**mine, **group} for group, mine in zip(groups, own, strict=True)]
     return {**state, "param_groups": filled}
 
 
@@ -197,15 +200,12 @@ def _alike(value: object, own: object) -> bool:
     return own is None or isinstance(value, type(own))
 
 
-def _check_kept(name: str, value: object, shape: torch.Size) -> None:
-    """Check what an optimizer keeps of a parameter: a number, or one for each of its numbers or
+def _fits(value: object, shape: torch.Size) -> bool:
+    """Whether an optimizer can keep it of a parameter: a number, or one for each of its numbers or
     (Adafactor) for its rows and columns."""
-    if torch.is_tensor(value):
-        rows, columns = shape[:-1], shape[:-2] + shape[-1:]
-        shapes = [(), (1,), shape, rows, columns, (*rows, 1), (*shape[:-2], 1, *shape[-1:])]
-        real = value.layout is torch.strided and not value.is_complex()
-        right = real and value.shape in map(torch.Size, shapes) and bool(value.isfinite().all())
-    else:
-        right = isinstance(value, Real) and math.isfinite(value)
-    if not right:
-        raise DamagedError(f"its optimizer's {name} does not fit a parameter of {list(shape)}")
+    if not torch.is_tensor(value):
+        return isinstance(value, Real) and math.isfinite(value)
+    rows, columns = shape[:-1], shape[:-2] + shape[-1:]
+    shapes = [(), (1,), shape, rows, columns, (*rows, 1), (*shape[:-2], 1, *shape[-1:])]
+    real = value.layout is torch.strided and not value.is_complex()
+    return real and value.shape in map(torch.Size, shapes) and bool(value.isfinite().all())
