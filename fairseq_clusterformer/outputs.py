@@ -151,25 +151,31 @@ def working(
 ) -> Iterator[object]:
     """Hold the working folder beside an output; clear it before and after of what is not `kept`,
     and remove it if nothing is left. Yields the recipe that a run which was stopped has noted.
-    Raises UserError: it is somebody else's, or another run's."""
-    if work.is_symlink():
-        raise bad_option(option, work, f"another {option}; or move it away", "it is a link")
-    work.mkdir(parents=True, exist_ok=True)
-    before = next((m for m in _marks(work, _ITSELF) if m["checksum"] == str(work)), None)
-    if before is None and {path.name for path in work.iterdir()} - {JOURNAL, _LOCK}:
-        allowed = f"another {option}; or move this folder away"
-        raise bad_option(option, work, allowed, "this working folder holds something else")
-    while True:
-        with suppress(FileNotFoundError):  # the run that had it has just removed it
-            work.mkdir(parents=True, exist_ok=True)
-            lock = hold(work / _LOCK, option, place or work, patience)
-            break
-    with ExitStack() as stack:
-        stack.callback(lock.release)
-        _mark(work, _ITSELF, str(work), before and before["recipe"])
-        _clear(work, kept)
-        stack.callback(_leave, work, kept)
-        yield before and before["recipe"]
+    Raises UserError: it is somebody else's, or another run's; or the output cannot be written."""
+    place = place or work
+    try:
+        if work.is_symlink():
+            raise bad_option(option, work, f"another {option}; or move it away", "it is a link")
+        work.mkdir(parents=True, exist_ok=True)
+        before = next((m for m in _marks(work, _ITSELF) if m["checksum"] == str(work)), None)
+        if before is None and {path.name for path in work.iterdir()} - {JOURNAL, _LOCK}:
+            allowed = f"another {option}; or move this folder away"
+            raise bad_option(option, work, allowed, "this working folder holds something else")
+        while True:
+            with suppress(FileNotFoundError):  # the run that had it has just removed it
+                work.mkdir(parents=True, exist_ok=True)
+                lock = hold(work / _LOCK, option, place, patience)
+                break
+        with ExitStack() as stack:
+            stack.callback(lock.release)
+            _mark(work, _ITSELF, str(work), before and before["recipe"])
+            _clear(work, kept)
+            stack.callback(_leave, work, kept)
+            yield before and before["recipe"]
+    except Exception as error:
+        if (problem := _unwritable(error, place)) is None:
+            raise
+        raise bad_option(option, place, "a place to write to", problem) from None
 
 
 def _leave(work: Path, kept: Collection[str]) -> None:
@@ -180,59 +186,45 @@ def _leave(work: Path, kept: Collection[str]) -> None:
 
 
 def _clear(work: Path, kept: Collection[str] = ()) -> None:
+    """Remove what is not kept, a folder at once: a kill leaves no half of it."""
+    gone = work / "gone"
+    shutil.rmtree(gone, ignore_errors=True)
     for path in work.iterdir():
         if path.is_symlink() or not path.is_dir():
             if path.name not in (JOURNAL, _LOCK):
                 path.unlink()
         elif path.name not in kept:
-            _drop(path)
+            shutil.rmtree(path.rename(gone))
 
 
-def _drop(folder: Path) -> None:
-    """Remove a folder in a working folder at once, so that a kill leaves no half of it."""
-    gone = folder.with_name("gone")
-    shutil.rmtree(gone, ignore_errors=True)
-    if folder.exists():
-        os.rename(folder, gone)
-        shutil.rmtree(gone)
-
-
-@contextmanager
-def _aside(option: str, path: Path, patience: float = 1) -> Iterator[Path]:
-    """The hidden working folder of an output."""
-    tag = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]
-    work = path.with_name(f".{path.name[:50]}.{tag}{JOURNAL}")
-    with _told(option, path), working(work, option, (), patience, path):
-        yield work
-
-
-@contextmanager
-def _told(option: str, path: Path) -> Iterator[None]:
-    """Lets what hinders writing be one line. torch and safetensors have errors of their own, of
-    which only the text says so."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        problem, folder = None, path.parent
-        if isinstance(error, OSError) and error.errno not in _FULL:
-            place = Path(os.fsdecode(error.filename or folder))
-            if folder in place.parents or place in (folder, *folder.parents):
-                problem = error.strerror
-        else:
-            texts, why = "", error
-            while why:
-                texts, why = f"{texts}{why}\n", why.__context__
-            problem = next((full for full in map(os.strerror, _FULL) if full in texts), None)
-            if "inline_container" in texts:  # of torch
-                problem = problem or "the disk is full, or a file must not be as large"
-        if problem is None:
-            raise
-        raise bad_option(option, path, "a place to write to", problem) from None
+def _unwritable(error: Exception, path: Path) -> str | None:
+    """What hinders writing, if that is what an error says. torch and safetensors have errors of
+    their own, of which only the text says so."""
+    if isinstance(error, UserError):
+        return None
+    if isinstance(error, OSError) and error.errno not in _FULL:
+        place = Path(os.fsdecode(error.filename or path))
+        near = path.parent in (place, *place.parents) or place in path.parents
+        return error.strerror if near else None
+    texts = ""
+    while error:
+        texts, error = f"{texts}{error}\n", error.__context__
+    full = next((text for text in map(os.strerror, _FULL) if text in texts), None)
+    of_torch = "inline_container" in texts
+    return full or ("the disk is full, or a file must not be as large" if of_torch else None)
 
 
 # Files and folders
+
+
+def _is_new(path: Path) -> bool:
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+
+
+def _beside(path: Path) -> Path:
+    """The hidden working folder of an output."""
+    tag = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]
+    return path.with_name(f".{path.name[:50]}.{tag}{JOURNAL}")
 
 
 def resolved(option: str, path: Path) -> Path:
@@ -249,10 +241,6 @@ def check_utf8(option: str, path: Path) -> None:
         str(path.absolute()).encode()
     except UnicodeEncodeError:
         raise bad_option(option, path, "a name in UTF-8", "its name is not in UTF-8") from None
-
-
-def _is_new(path: Path) -> bool:
-    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 
 
 def check_output(
@@ -279,7 +267,7 @@ def check_output(
     Raises:
         UserError: if the place is an input, in no folder, something else, or the user's.
     """
-    what = "folder" if folder else "file"
+    what, other = ("folder", "no folder") if folder else ("file", "no plain file")
     try:
         place = path.resolve()
         if not (makes_folder or folder or place.parent.is_dir()):
@@ -288,11 +276,7 @@ def check_output(
         if not path.exists() or (folder and _is_new(path)):
             return
         if not (path.is_dir() if folder else path.is_file()):
-            problem = (
-                "it is a folder"
-                if path.is_dir()
-                else f"it is no {what.replace('file', 'plain file')}"
-            )
+            problem = "it is a folder" if path.is_dir() else f"it is {other}"
             raise bad_option(option, path, f"a {what} to write", problem)
         ours, given = written(path) is not None, [each for each in inputs if each.exists()]
         is_input = any(path.samefile(each) or place in each.resolve().parents for each in given)
@@ -305,10 +289,9 @@ def check_output(
         problem = "it holds something else, or was changed since it was written"
         raise bad_option(option, path, "a new or empty folder", problem)
     if not force and (keep or folder or not ours):
-        whose = "" if folder else " what this program did not write"
-        raise bad_option(
-            option, path, f"a new {what}, or --force to replace{whose or ' it'}", "it exists"
-        )
+        allowed = f"a new {what}, or --force to replace "
+        allowed += "it" if folder else "what this program did not write"
+        raise bad_option(option, path, allowed, "it exists")
 
 
 @contextmanager
@@ -327,8 +310,8 @@ def whole_file(
     """
     check_output(option, path, **how | {"force": how.get("force") or keep})
     path = path.resolve()  # what a link names is written, and the link stays
-    with _aside(option, path) as work:
-        new = work / "new"
+    new = _beside(path) / "new"
+    with working(new.parent, option, (), place=path):
         if how.get("folder"):
             new.mkdir()
         yield new
@@ -372,9 +355,10 @@ def write_text(option: str, path: Path, text: str, **how) -> None:
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """As :func:`whole_file`, over whatever was there: where no user gives the name."""
-    with _aside("the output", path.absolute(), patience=60) as work:
-        yield work / "new"
-        os.replace(work / "new", path)
+    new = _beside(path.absolute()) / "new"
+    with working(new.parent, "the output", (), 60, path):
+        yield new
+        os.replace(new, path)
 
 
 def write_aside(path: Path, text: str) -> None:
@@ -414,14 +398,14 @@ def make_folder(
                     pass
             return None
     check_output("DEST", dest, **how)
-    with _told("DEST", dest), working(work, "DEST") as before:
+    with working(work, "DEST", place=dest) as before:
         parts, wanted, out = work / "parts", {**recipe, "version": __version__}, work / "out"
         if parts.exists() and before == wanted:
             print(f"going on with what is finished in {work}")
         elif parts.exists():
             other = difference(before or {}, wanted)
             print(f"beginning anew: {work} was made otherwise ({other})")
-            _drop(parts)
+            _clear(work, ("download",))
         _mark(work, _ITSELF, str(work), wanted)
         out.mkdir()
         try:
@@ -429,7 +413,7 @@ def make_folder(
             if json.loads(json.dumps(compute())) != recipe:
                 raise UserError("a source has changed meanwhile; allowed: run it again")
         except UserError:  # its remedy is another recipe
-            _drop(parts)
+            _clear(work, ("download",))
             raise
         files = sorted(path for path in out.rglob("*") if path.is_file())
         record["files"] = {path.relative_to(out).as_posix(): path.stat().st_size for path in files}
