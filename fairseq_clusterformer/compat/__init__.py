@@ -9,7 +9,6 @@ import argparse
 import ast
 import collections
 import contextlib
-import functools
 import io
 import math
 import os
@@ -50,12 +49,9 @@ from torch import nn
 from fairseq_clusterformer.errors import UserError, first_line, refused
 from fairseq_clusterformer.moved import check_moved
 
-from .checks import check_numbers
+from . import processes, resuming, saving  # noqa: F401  they mend as well
 from .one_line import report_in_one_line
-from .processes import train_in_several_processes
-from .resuming import check_what_is_loaded
-from .saving import keep_trainings_whole
-from .wrapping import wrap, wraps
+from .wrapping import mend, mends
 
 # fairseq calls torch.load without weights_only (checkpoint_utils.load_checkpoint_to_cpu,
 # distributed/utils._broadcast_object_slow), which since torch 2.6 means True. These are the types
@@ -87,38 +83,21 @@ KNOWN_WARNINGS = (
 )
 
 
-#: owner and name of fairseq's functions that give way, and what takes their place
-_MENDED: list[tuple[object, str, Callable]] = []
-
-
-def mends(owner: object, name: str) -> Callable[[Callable], Callable]:
-    """Decorator: :func:`apply` puts the function in the place of one of fairseq's."""
-
-    def note(function: Callable) -> Callable:
-        _MENDED.append((owner, name, function))
-        return function
-
-    return note
-
-
 def apply(begin: Callable[[], None] | None = None) -> None:
     """Apply all changes. Calling it again changes nothing.
 
     Args:
         begin: what a training's further processes call first.
     """
-    for owner, name, function in _MENDED:
-        wrap(owner, name, function)
+    mend()
     allow_checkpoint_types()
     read_options_as_values()
     restore_names()
-    check_numbers()
-    name_damaged_data()
     know_user_dir()
     silence_known_warnings()
-    check_what_is_loaded()
-    keep_trainings_whole()
-    train_in_several_processes(begin)
+    if begin is not None:
+        processes.started["begin"] = begin
+    processes.check_configurations()
     report_in_one_line()
 
 
@@ -132,10 +111,8 @@ def restore_names() -> None:
     (``--sample-break-mode eos``, generation from language models, ``--num-batch-buckets``),
     ``np.int`` and ``np.float`` (masks of spans, models with a CRF), and bitarray's ``rindex``
     (``--dataset-impl huffman``)."""
-    if not hasattr(np, "compat"):
-        np.compat = types.ModuleType("numpy.compat", "Put back for fairseq.")
     for owner, name, value in (
-        (np.compat, "long", int),
+        (np, "compat", types.SimpleNamespace(long=int)),
         (np, "int", int),
         (np, "float", float),
         (bitarray.util, "rindex", lambda bits, value=1: bits.index(value, right=True)),
@@ -383,20 +360,12 @@ def announce_saving(save, cfg, trainer, *args, **kwargs):
     return save(cfg, trainer, *args, **kwargs)
 
 
-def name_damaged_data() -> None:
-    """Lets one line name a dictionary or an indexed file that cannot be read."""
-    for owner, method, files in (
-        (Dictionary, "add_from_file", "{}"),
-        (MMapIndexedDataset, "_do_init", "{}.idx, .bin"),
-        (IndexedDataset, "read_index", "{}.idx, .bin"),
-    ):
-        wrap(owner, method, functools.partial(_name_file, files))
-    for owner in (MMapIndexedDataset, MMapIndexedDataset.Index):
-
-        @wraps(owner, "__del__")
-        def quiet(end, self):  # what was not begun has nothing to close
-            with contextlib.suppress(AttributeError):
-                end(self)
+@mends(MMapIndexedDataset, "__del__")
+@mends(MMapIndexedDataset.Index, "__del__")
+def end_quietly(end, self):
+    """What was not begun has nothing to close."""
+    with contextlib.suppress(AttributeError):
+        end(self)
 
 
 @mends(indexed_dataset, "make_dataset")
@@ -420,7 +389,11 @@ def name_unknown_tokens(item_of, self, index):
     return tokens
 
 
-def _name_file(files: str, read: Callable, self, path, *args, **kwargs):
+@mends(Dictionary, "add_from_file")
+@mends(MMapIndexedDataset, "_do_init")
+@mends(IndexedDataset, "read_index")
+def name_damaged_data(read, self, path, *args, **kwargs):
+    """Lets one line name a dictionary or an indexed file that cannot be read."""
     try:
         result = read(self, path, *args, **kwargs)
         if isinstance(self, MMapIndexedDataset):
@@ -431,9 +404,9 @@ def _name_file(files: str, read: Callable, self, path, *args, **kwargs):
     except Exception as error:  # of every kind, from AssertionError to struct.error
         if not isinstance(path, str) or isinstance(error, NamedError):
             raise
-        allowed = "a file as it was prepared"
-        message = f"{files.format(path)}: damaged ({first_line(error)}); allowed: {allowed}"
-        raise NamedError(message) from None
+        files = path if isinstance(self, Dictionary) else f"{path}.idx, .bin"
+        problem = f"damaged ({first_line(error)})"
+        raise NamedError(f"{files}: {problem}; allowed: a file as it was prepared") from None
 
 
 class NamedError(UserError, ValueError):

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from fairseq_clusterformer.errors import check_no_pipes, refused
 from fairseq_clusterformer.ranges import strays
 
-from .wrapping import wraps
+from .wrapping import mends
 
 #: tasks of fairseq's, and what prepares their data
 _PREPARED = {
@@ -31,17 +31,15 @@ _PREPARED = {
 _EXTENSIONS = dict.fromkeys(("levenshtein_transformer", "insertion_transformer"), "fairseq.libnat")
 
 
-def check_numbers() -> None:
+@mends(tasks, "setup_task")
+def check_numbers(setup, cfg, **kwargs):
     """Refuses options outside of their range wherever a task is set up, which every program does
     first. Of a checkpoint, only what its model and its task need is checked."""
-
-    @wraps(tasks, "setup_task")
-    def setup_task(setup, cfg, **kwargs):
-        root = cfg._get_root() if omegaconf.OmegaConf.is_config(cfg) else {"task": cfg}
-        check(root, ("task", "model") if kwargs.get("from_checkpoint") else tuple(root))
-        if not kwargs.get("from_checkpoint"):
-            check_data(cfg)
-        return setup(cfg, **kwargs)
+    root = cfg._get_root() if omegaconf.OmegaConf.is_config(cfg) else {"task": cfg}
+    check(root, ("task", "model") if kwargs.get("from_checkpoint") else tuple(root))
+    if not kwargs.get("from_checkpoint"):
+        check_data(cfg)
+    return setup(cfg, **kwargs)
 
 
 def check(root, sections: tuple[str, ...]) -> None:

@@ -18,8 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 from fairseq_clusterformer.errors import refused
 
 from .checks import check_names, check_training, wrong_option
-from .saving import keep_what_is_said, what_is_saved
-from .wrapping import wrap, wraps
+from .saving import now, what_is_saved
+from .wrapping import mends, wrap
 
 logger = logging.getLogger(__name__)
 
@@ -27,36 +27,35 @@ logger = logging.getLogger(__name__)
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 #: what shares gradients without GPUs
 _ON_CPUS = ("legacy_ddp", "no_c10d")
-SECONDS = 30  # that an interrupted process has to end by themselves
+SECONDS = 30  # that an interrupted process has to end by itself
+#: what each process that is started calls first, as "begin"
+started: dict[str, Callable[[], None]] = {}
 #: which job of a sweep saves where
 _jobs: dict[Path, int] = {}
 
 
-def train_in_several_processes(begin: Callable[[], None] | None = None) -> None:
+@mends(distributed_utils, "call_main")
+def call_main(call, cfg, main, **kwargs):
     """Lets torchrun, and on CPUs ``--distributed-world-size``, start processes that train one
-    model. fairseq counts GPUs: with none, or one a machine, each process trained its own model.
-    Each process that is started calls `begin` first.
-    """
-    if hasattr(distributed_utils.call_main, "__wrapped__"):
-        return
+    model. fairseq counts GPUs: with none, or one a machine, each process trained its own."""
+    if Path(main.__code__.co_filename).name == "train.py":
+        check_training(cfg)
+    if cfg.common.bf16 and utils.xm is None:
+        for section in cfg.values():  # fairseq takes --bf16 for a TPU, which is not here
+            if getattr(section, "tpu", False):
+                section.tpu = False
+    _join(cfg)
+    training = cfg.distributed_training
+    alone = training.distributed_world_size == 1
+    if alone or training.distributed_init_method or not _on_cpus(cfg):
+        return call(cfg, main, **kwargs)
+    return _spawn(cfg, main, kwargs)
 
-    @wraps(distributed_utils, "call_main")
-    def call_main(call, cfg, main, **kwargs):
-        if Path(main.__code__.co_filename).name == "train.py":
-            check_training(cfg)
-        if cfg.common.bf16 and utils.xm is None:
-            for section in cfg.values():  # fairseq takes --bf16 for a TPU, which is not here
-                if getattr(section, "tpu", False):
-                    section.tpu = False
-        _join(cfg)
-        training = cfg.distributed_training
-        alone = training.distributed_world_size == 1
-        if alone or training.distributed_init_method or not _on_cpus(cfg):
-            return call(cfg, main, **kwargs)
-        return _spawn(cfg, main, kwargs, begin)
 
-    # fairseq-hydra-train imports the plug-in later: in its job, before fairseq adds defaults a
-    # second time. A configuration's searchpath imports it before the job.
+def check_configurations() -> None:
+    """Check what ``fairseq-hydra-train`` has read, and give each job of a sweep its place."""
+    # It imports the plug-in later: in its job, before fairseq adds defaults a second time. A
+    # configuration's searchpath imports it before the job.
     train, in_job = sys.modules.get("fairseq_cli.train"), HydraConfig.initialized()
     commands = (sys.modules.get("fairseq_cli.hydra_train"), sys.modules["__main__"])
     if train is None:
@@ -105,7 +104,7 @@ def _join(cfg) -> None:
             training.distributed_no_spawn = True
 
 
-def _spawn(cfg, main, kwargs: dict, begin: Callable[[], None] | None) -> None:
+def _spawn(cfg, main, kwargs: dict) -> None:
     """Start all processes on this machine, and wait for them."""
     training = cfg.distributed_training
     with socket.socket() as free:
@@ -114,7 +113,7 @@ def _spawn(cfg, main, kwargs: dict, begin: Callable[[], None] | None) -> None:
     training.distributed_init_method = f"tcp://localhost:{port}"
     training.distributed_rank = None  # fairseq gives each its own
     said = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    given = (begin, main, cfg, {**kwargs, "start_rank": 0}, said)
+    given = (started.get("begin"), main, cfg, {**kwargs, "start_rank": 0}, said)
     # a terminal sends Ctrl-C to all processes: they begin with it blocked, the first lets it in
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     processes = torch.multiprocessing.spawn(
@@ -127,7 +126,7 @@ def _spawn(cfg, main, kwargs: dict, begin: Callable[[], None] | None) -> None:
     except KeyboardInterrupt:  # what the others say of a first that has left is not of interest
         processes.processes[0].join(timeout=SECONDS)
         if not said.empty():
-            keep_what_is_said(said.get())
+            now.said = said.get()
         raise
     finally:
         for process in processes.processes:

@@ -16,7 +16,7 @@ from fairseq.optim import FairseqOptimizer
 
 from fairseq_clusterformer.errors import first_line, refused
 
-from .wrapping import wraps
+from .wrapping import mends
 
 #: what torch.load ends in where a file is something else; no code of ours runs in it
 UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
@@ -28,43 +28,46 @@ class DamagedError(ValueError):
     """What is wrong with a checkpoint, in a few words."""
 
 
-def check_what_is_loaded() -> None:
-    """Makes fairseq refuse in one line what it would train with until it fails, or not load."""
+# What fairseq would train with until it fails, or not load, is refused in one line.
 
-    @wraps(checkpoint_utils, "load_checkpoint_to_cpu")
-    def load_checkpoint_to_cpu(load, path, *args, **kwargs):
-        try:
-            state = load(path, *args, **kwargs)
-            check_state(state)
-        except FileNotFoundError:
-            raise
-        except UNREADABLE as error:
-            problem = f"cannot be read ({why_no_checkpoint(error)})"
-            raise refused("the checkpoint", path, WRITTEN, problem) from error
-        return state
 
-    @wraps(FairseqOptimizer, "load_state_dict")
-    def load_optimizer(load, self, state_dict, optimizer_overrides=None):
-        load(self, fitting_state(self.optimizer, state_dict), optimizer_overrides)
+@mends(checkpoint_utils, "load_checkpoint_to_cpu")
+def load_checkpoint_to_cpu(load, path, *args, **kwargs):
+    try:
+        state = load(path, *args, **kwargs)
+        check_state(state)
+    except FileNotFoundError:
+        raise
+    except UNREADABLE as error:
+        problem = f"cannot be read ({why_no_checkpoint(error)})"
+        raise refused("the checkpoint", path, WRITTEN, problem) from error
+    return state
 
-    @wraps(metrics, "load_state_dict")
-    def load_metrics(load, state_dict):
-        measured = metrics.get_meter("default", "wall") is not None
-        load(state_dict)
-        for name in state_dict:
-            metrics.get_smoothed_values(name)  # what is no number shows here
-        if measured and metrics.get_meter("default", "wall") is None:
-            raise DamagedError("its metrics lack the time")
 
-    @wraps(EpochBatchIterator, "load_state_dict")
-    def load_place(load, self, state_dict):
-        try:
-            load(self, state_dict)
-        except RuntimeError:
-            place = f"batch {state_dict['iterations_in_epoch']} of epoch {state_dict['epoch']}"
-            allowed = "the same data and batches, or --reset-dataloader"
-            problem = "this training has no such batch"
-            raise refused("the checkpoint's place in the data", place, allowed, problem) from None
+@mends(FairseqOptimizer, "load_state_dict")
+def load_optimizer(load, self, state_dict, optimizer_overrides=None):
+    load(self, fitting_state(self.optimizer, state_dict), optimizer_overrides)
+
+
+@mends(metrics, "load_state_dict")
+def load_metrics(load, state_dict):
+    measured = metrics.get_meter("default", "wall") is not None
+    load(state_dict)
+    for name in state_dict:
+        metrics.get_smoothed_values(name)  # what is no number shows here
+    if measured and metrics.get_meter("default", "wall") is None:
+        raise DamagedError("its metrics lack the time")
+
+
+@mends(EpochBatchIterator, "load_state_dict")
+def load_place(load, self, state_dict):
+    try:
+        load(self, state_dict)
+    except RuntimeError:
+        place = f"batch {state_dict['iterations_in_epoch']} of epoch {state_dict['epoch']}"
+        allowed = "the same data and batches, or --reset-dataloader"
+        problem = "this training has no such batch"
+        raise refused("the checkpoint's place in the data", place, allowed, problem) from None
 
 
 def why_no_checkpoint(error: BaseException) -> str:

@@ -16,79 +16,71 @@ from fairseq.trainer import Trainer
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import hold
 
-from .wrapping import wraps
+from .wrapping import mends
 
 logger = logging.getLogger(__name__)
 
 LOCK = ".training"
 #: of the training in this process: its options, and the updates of what it saved last;
 #: of one in other processes that was interrupted: what its first process says of that
-_now = SimpleNamespace(cfg=None, trainer=None, saved=0, said="")
+now = SimpleNamespace(cfg=None, trainer=None, saved=0, said="")
 
 
-def keep_trainings_whole() -> None:
-    """Makes fairseq copy checkpoints whole or not at all, refuse a folder where another training
-    saves, and leave one that is finished as it is."""
-    if hasattr(checkpoint_utils.load_checkpoint, "__wrapped__"):
-        return
-    copy = PathManager.copy
+@mends(PathManager, "copy")
+def copy_whole(copy, source: str, target: str, overwrite: bool = False) -> bool:
+    """A copy of a checkpoint is whole or not there."""
+    if PathManager.path_requires_pathmanager(target):
+        return copy(source, target, overwrite)
+    aside = f"{target}.tmp"  # as fairseq calls a checkpoint that it is writing
+    copy(source, aside, True)
+    os.replace(aside, target)
+    return True
 
-    def copy_whole(source: str, target: str, overwrite: bool = False) -> bool:
-        if PathManager.path_requires_pathmanager(target):
-            return copy(source, target, overwrite)
-        aside = f"{target}.tmp"  # as fairseq calls a checkpoint that it is writing
-        copy(source, aside, True)
-        os.replace(aside, target)
-        return True
 
-    PathManager.copy = staticmethod(copy_whole)
+@mends(checkpoint_utils, "load_checkpoint")
+def load_checkpoint(load, cfg: CheckpointConfig, trainer: Trainer, **kwargs):
+    """Refuses a folder where another training saves, and leaves one that is finished."""
+    if trainer.is_data_parallel_master and not cfg.no_save:
+        _lock(Path(cfg.save_dir), trainer)
+    own = _last(cfg).is_file()
+    extra_state, batches = load(cfg, trainer, **kwargs)
+    now.cfg, now.trainer = cfg, weakref.ref(trainer)
+    now.saved = trainer.get_num_updates() if own else 0
+    if own and extra_state is not None:
+        stopping = extra_state.get("early_stopping")
+        if stopping and not cfg.reset_meters:
+            vars(_should_stop_early()).update(stopping)
+        if reason := _why_finished(trainer, batches):
+            logger.info(f"{_last(cfg)} is finished ({reason}): there is nothing to do")
+            # fairseq trains while this is at most the last epoch, which no NaN is
+            batches = SimpleNamespace(next_epoch_idx=math.nan)
+    return extra_state, batches
 
-    @wraps(checkpoint_utils, "load_checkpoint")
-    def load_checkpoint(load, cfg: CheckpointConfig, trainer: Trainer, **kwargs):
-        if trainer.is_data_parallel_master and not cfg.no_save:
-            _lock(Path(cfg.save_dir), trainer)
-        own = _last(cfg).is_file()
-        extra_state, batches = load(cfg, trainer, **kwargs)
-        _now.cfg, _now.trainer = cfg, weakref.ref(trainer)
-        _now.saved = trainer.get_num_updates() if own else 0
-        if own and extra_state is not None:
-            stopping = extra_state.get("early_stopping")
-            if stopping and not cfg.reset_meters:
-                vars(_should_stop_early()).update(stopping)
-            if reason := _why_finished(trainer, batches):
-                logger.info(f"{_last(cfg)} is finished ({reason}): there is nothing to do")
-                # fairseq trains while this is at most the last epoch, which no NaN is
-                batches = SimpleNamespace(next_epoch_idx=math.nan)
-        return extra_state, batches
 
-    @wraps(Trainer, "save_checkpoint")
-    def save_checkpoint(save, self: Trainer, filename: str, extra_state: dict):
-        stopping = vars(_should_stop_early())
-        if "best" in stopping:
-            extra_state["early_stopping"] = {k: stopping[k] for k in ("best", "num_runs")}
-        saved = save(self, filename, extra_state)
-        _now.saved = self.get_num_updates()
-        return saved
+@mends(Trainer, "save_checkpoint")
+def save_checkpoint(save, self: Trainer, filename: str, extra_state: dict):
+    """Saves also how long no validation was better."""
+    stopping = vars(_should_stop_early())
+    if "best" in stopping:
+        extra_state["early_stopping"] = {k: stopping[k] for k in ("best", "num_runs")}
+    saved = save(self, filename, extra_state)
+    now.saved = self.get_num_updates()
+    return saved
 
 
 def what_is_saved() -> str:
     """For the line that says that a training was interrupted."""
-    trainer = _now.trainer and _now.trainer()
-    if trainer is None or _now.cfg.no_save:
-        return _now.said
+    trainer = now.trainer and now.trainer()
+    if trainer is None or now.cfg.no_save:
+        return now.said
     said = f" at {trainer.get_num_updates()} updates; "
-    if not _now.saved:
-        return f"{said}{_now.cfg.save_dir} has no checkpoint of it yet"
-    last = Path(_now.cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
+    if not now.saved:
+        return f"{said}{now.cfg.save_dir} has no checkpoint of it yet"
+    last = Path(now.cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
     if not last.is_file():
-        return f"{said}the newest checkpoint in {_now.cfg.save_dir} has {_now.saved}"
-    goes_on = ", from which the same command goes on" if last == _last(_now.cfg) else ""
-    return f"{said}{last} has {_now.saved}{goes_on}"
-
-
-def keep_what_is_said(said: str) -> None:
-    """Let `what_is_saved` be this, of a training in other processes."""
-    _now.said = said
+        return f"{said}the newest checkpoint in {now.cfg.save_dir} has {now.saved}"
+    goes_on = ", from which the same command goes on" if last == _last(now.cfg) else ""
+    return f"{said}{last} has {now.saved}{goes_on}"
 
 
 def _last(cfg: CheckpointConfig) -> Path:

@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable
 
 _MARK = "__gave_way__"
+#: owner and name of functions that give way, and what takes their place
+_MENDED: list[tuple[object, str, Callable]] = []
 
 
 def wrap(owner: object, name: str, function: Callable) -> None:
@@ -20,6 +22,17 @@ def wrap(owner: object, name: str, function: Callable) -> None:
         setattr(owner, name, wrapper)
 
 
-def wraps(owner: object, name: str) -> Callable[[Callable], None]:
-    """:func:`wrap` as a decorator."""
-    return lambda function: wrap(owner, name, function)
+def mends(owner: object, name: str) -> Callable[[Callable], Callable]:
+    """Decorator: :func:`mend` wraps a function of fairseq's in this one."""
+
+    def note(function: Callable) -> Callable:
+        _MENDED.append((owner, name, function))
+        return function
+
+    return note
+
+
+def mend() -> None:
+    """Wrap all that was noted."""
+    for owner, name, function in _MENDED:
+        wrap(owner, name, function)

@@ -7,6 +7,3 @@ from . import (  # noqa: F401
     clusterformer_masked_lm,
     clusterformer_reader,
 )
-from .checkpoints import explain_loading
-
-explain_loading()

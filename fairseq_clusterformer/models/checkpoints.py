@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fairseq_clusterformer.attention.spec import written
 from fairseq_clusterformer.compat.resuming import UNREADABLE, WRITTEN, why_no_checkpoint
-from fairseq_clusterformer.compat.wrapping import wraps
+from fairseq_clusterformer.compat.wrapping import mends
 from fairseq_clusterformer.errors import first_line
 
 logger = logging.getLogger(__name__)
@@ -146,45 +146,43 @@ def read_checkpoint(option: str, path: str) -> dict[str, Any]:
         raise unfit(option, path, problem, WRITTEN) from error
 
 
-def explain_loading() -> None:
+@mends(Trainer, "load_checkpoint")
+def explain_loading(load, self: Trainer, filename: str, *args, **kwargs):
     """Lets fairseq's trainer say why it cannot load a checkpoint into one of our models, and go
     on from the newest whole one where the last one is broken or missing."""
-
-    @wraps(Trainer, "load_checkpoint")
-    def load_checkpoint(load, self: Trainer, filename: str, *args, **kwargs):
-        explains = isinstance(self.get_model(), ExplainedCheckpoints)
-        option, value = _option(self.cfg.checkpoint, filename)
-        ours = Path(filename).resolve().parent == Path(self.cfg.checkpoint.save_dir).resolve()
-        # one of --save-dir may be missing: jobs are started anew with the same command
-        missing = option == "--restore-file" and not ours and not Path(filename).is_file()
-        if explains and missing:
-            raise unfit(option, value, "no such file", "a checkpoint")
-        lost = option == "--save-dir" and not Path(filename).is_file()
-        if explains and lost and not self.cfg.checkpoint.no_last_checkpoints:
-            # else the best of the training would be written over by a new one's first
-            _restore_newest(self, filename, f"{option} is {value}: {filename} is missing")
-        try:
+    explains = isinstance(self.get_model(), ExplainedCheckpoints)
+    option, value = _option(self.cfg.checkpoint, filename)
+    ours = Path(filename).resolve().parent == Path(self.cfg.checkpoint.save_dir).resolve()
+    # one of --save-dir may be missing: jobs are started anew with the same command
+    missing = option == "--restore-file" and not ours and not Path(filename).is_file()
+    if explains and missing:
+        raise unfit(option, value, "no such file", "a checkpoint")
+    lost = option == "--save-dir" and not Path(filename).is_file()
+    if explains and lost and not self.cfg.checkpoint.no_last_checkpoints:
+        # else the best of the training would be written over by a new one's first
+        _restore_newest(self, filename, f"{option} is {value}: {filename} is missing")
+    try:
+        return load(self, filename, *args, **kwargs)
+    except Exception as error:
+        if reason := _why_unreadable(filename):
+            problem = f"{filename} cannot be read ({reason})"
+            if not _restore_newest(self, filename, f"{option} is {value}: {problem}"):
+                raise unfit(option, value, problem, WRITTEN) from error
             return load(self, filename, *args, **kwargs)
-        except Exception as error:
-            if reason := _why_unreadable(filename):
-                problem = f"{filename} cannot be read ({reason})"
-                if not _restore_newest(self, filename, f"{option} is {value}: {problem}"):
-                    raise unfit(option, value, problem, WRITTEN) from error
-                return load(self, filename, *args, **kwargs)
-            # fairseq's own says that architectures should match, in the place of what happened
-            cause = error.__context__ if type(error) is Exception else error
-            if isinstance(cause, MemoryError):
-                raise
-            if explains and isinstance(cause, CheckpointError):
-                problem = f"{filename} does not fit the model: {cause}"
-                allowed = "a checkpoint of this architecture or of the dense one that it extends, "
-                allowed += "with the same sizes and dictionary"
-                raise unfit(option, value, problem, allowed) from None
-            said = f"it has no {cause}" if isinstance(cause, KeyError) else _said(cause)
-            problem = f"{filename} does not fit this training ({said})"
-            allowed = "a checkpoint of the same model, criterion and optimizer; "
-            allowed += "--reset-optimizer, --reset-lr-scheduler, --reset-meters leave parts out"
-            raise unfit(option, value, problem, allowed) from error
+        # fairseq's own says that architectures should match, in the place of what happened
+        cause = error.__context__ if type(error) is Exception else error
+        if isinstance(cause, MemoryError):
+            raise
+        if explains and isinstance(cause, CheckpointError):
+            problem = f"{filename} does not fit the model: {cause}"
+            allowed = "a checkpoint of this architecture or of the dense one that it extends, "
+            allowed += "with the same sizes and dictionary"
+            raise unfit(option, value, problem, allowed) from None
+        said = f"it has no {cause}" if isinstance(cause, KeyError) else _said(cause)
+        problem = f"{filename} does not fit this training ({said})"
+        allowed = "a checkpoint of the same model, criterion and optimizer; "
+        allowed += "--reset-optimizer, --reset-lr-scheduler, --reset-meters leave parts out"
+        raise unfit(option, value, problem, allowed) from error
 
 
 def _said(error: BaseException) -> str:

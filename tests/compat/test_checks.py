@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 import fairseq_clusterformer.plugin  # noqa: F401
-from fairseq_clusterformer.compat.processes import train_in_several_processes
+from fairseq_clusterformer.compat.processes import check_configurations
 from tests.cli.in_process import CLUSTERFORMER, train
 
 
@@ -128,8 +128,7 @@ def test_a_configuration_of_hydra_s(changed, message, tmp_path, monkeypatch):
     monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
     monkeypatch.setattr(HydraConfig, "get", lambda: job)
     monkeypatch.setattr(fairseq_cli.train, "add_defaults", add_defaults)
-    monkeypatch.setattr(distributed_utils, "call_main", distributed_utils.call_main.__wrapped__)
-    train_in_several_processes()
+    check_configurations()
     with pytest.raises(ValueError, match="; allowed: ") as caught:
         fairseq_cli.train.add_defaults(hydra_config(**changed))
     assert message in str(caught.value)
