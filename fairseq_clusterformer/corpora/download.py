@@ -32,8 +32,7 @@ def checksums(paths: Iterable[Path]) -> dict[str, str]:
     numbered."""
     found, times = {}, Counter()
     for path in map(Path.resolve, paths):
-        name = f"{path.parent.name}/{path.name}"
-        times[name] += 1
+        times[name := f"{path.parent.name}/{path.name}"] += 1
         found[f"{name} ({times[name]})" if times[name] > 1 else name] = checksum(path)
     return found
 
@@ -100,11 +99,10 @@ def download(archive: Archive, folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     try:
         _fetch(archive.url, part)
+        verify(part, archive.checksum)
     except (OSError, HTTPException) as error:
         what = f"could not download {archive.url}: {error}"
         raise UserError(f"{what}; run again to go on, {elsewhere}") from None
-    try:
-        verify(part, archive.checksum)
     except UserError as error:
         part.unlink()
         what = f"{error} (downloaded from {archive.url}, removed)"
@@ -133,14 +131,10 @@ def _fetch(url: str, part: Path) -> None:
         if start and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return  # All of it is here; `download` verifies it.
         raise
-    with response:
-        if response.status != http.HTTPStatus.PARTIAL_CONTENT:
-            start = 0
-        size = start + int(response.headers.get("Content-Length", 0))
-        how = {"unit": "B", "unit_scale": True, "disable": None}
-        progress = tqdm(desc=part.stem, initial=start, total=size, **how)
-        with open(part, "ab" if start else "wb") as file, progress:
-            while block := response.read(1 << 20):
-                progress.update(file.write(block))
+    start *= response.status == http.HTTPStatus.PARTIAL_CONTENT
+    size = start + int(response.headers.get("Content-Length", 0))
+    shown = tqdm.wrapattr(response, "read", size, initial=start, desc=part.stem, disable=None)
+    with response, shown as body, open(part, "ab" if start else "wb") as file:
+        shutil.copyfileobj(body, file, 1 << 20)
     if part.stat().st_size < size:
         raise OSError(f"broken off after {part.stat().st_size:,} of {size:,} bytes")

@@ -50,36 +50,35 @@ def parallel(
             pool = ProcessPoolExecutor(workers, initializer=_start, initargs=(function,))
             stack.callback(pool.shutdown, cancel_futures=True)
             begin, ahead = lambda *given: pool.submit(_call, *given).result, 2 * workers
-        begun: deque[tuple[int, Callable[[], list]]] = deque()
-        start = 0
-        for each in itertools.chain(first, batches, [None] * (ahead + 1)):
+        begun: deque[tuple[int, Callable[[], list], Path | None]] = deque()
+        for start, end, each in itertools.chain(first, batches, [(0, 0, None)] * ahead):
             if each is not None:
-                end = start + sum(map(size, each))
                 file = kept and kept / f"{start}-{end}"
-                is_there = file is not None and file.exists()
-                begun.append((end - start, None if is_there else begin(each, file), file))
-                start = end
+                done = partial(_read, file) if file and file.exists() else begin(each, file)
+                begun.append((end - start, done))
             if len(begun) > ahead or (each is None and begun):
-                number, done, file = begun.popleft()
-                results = done() if done else None
-                yield from _read(file) if file else results
+                number, done = begun.popleft()
+                yield from done()
                 bar.update(number)
 
 
-def _batches(items: Iterable, most: int, size: Callable[[object], int]) -> Iterator[list]:
-    batch, held = [], 0
+def _batches(
+    items: Iterable, most: int, size: Callable[[object], int]
+) -> Iterator[tuple[int, int, list]]:
+    """Items, and the size of all before them and with them."""
+    batch, start, end = [], 0, 0
     for item in items:
         batch.append(item)
-        held += size(item)
-        if held >= most:
-            yield batch
-            batch, held = [], 0
+        end += size(item)
+        if end - start >= most:
+            yield start, end, batch
+            batch, start = [], end
     if batch:
-        yield batch
+        yield start, end, batch
 
 
-def _results(function: Callable, batch: list, file: Path | None) -> list | None:
-    """What is returned, or written to the file, in a form that can run no code."""
+def _results(function: Callable, batch: list, file: Path | None) -> list:
+    """The results, as the file has them if one is given, in a form that can run no code."""
     import numpy as np
 
     results = [function(item) for item in batch]
@@ -91,8 +90,7 @@ def _results(function: Callable, batch: list, file: Path | None) -> list | None:
             np.savez(opened, *results)
         else:
             opened.write(json.dumps(results).encode())
-    new.rename(file)
-    return None
+    return _read(new.rename(file))
 
 
 def _read(file: Path) -> list:
@@ -122,5 +120,5 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _call(batch: list, file: Path | None) -> list | None:
+def _call(batch: list, file: Path | None) -> list:
     return _results(_function, batch, file)
