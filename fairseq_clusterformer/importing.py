@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import MetaPathFinder
@@ -51,27 +51,24 @@ def _keep_root_logger() -> Iterator[None]:
 
 
 class _Later(ModuleType):
-    """Stands for a module. A function that is taken from it imports the module when called."""
+    """Stands for a module, and its members for theirs. A function that is taken from it imports
+    the module when called."""
 
-    def __getattr__(self, name: str) -> Callable:
+    def __getattr__(self, name: str) -> "_Later":
         if name.startswith("__"):
             raise AttributeError(name)
+        return _Later(f"{self.__name__}.{name}")
 
-        def function(*args, **kwargs):
-            return getattr(import_module(self.__name__), name)(*args, **kwargs)
-
-        return function
+    def __call__(self, *args, **kwargs):
+        module, _, name = self.__name__.rpartition(".")
+        return getattr(import_module(module), name)(*args, **kwargs)
 
 
 @contextmanager
 def _later(*names: str) -> Iterator[None]:
-    """Let others stand for modules that are not imported yet; parents before their children.
-    Afterwards, an import finds the modules themselves."""
+    """Let others stand for modules that are not imported yet. Afterwards, an import finds the
+    modules themselves."""
     modules = {name: _Later(name) for name in names if name not in sys.modules}
-    for name, module in modules.items():
-        parent, _, own = name.rpartition(".")
-        if parent in modules:
-            setattr(modules[parent], own, module)
     sys.modules.update(modules)
     try:
         yield

@@ -84,16 +84,13 @@ def not_compiled(function: Callable) -> Callable:
     return run
 
 
-def _constant(function: Callable) -> Callable:
-    """Decorator: as torch.compiler.assume_constant_result, which would import the compiler."""
-    function._dynamo_marked_constant = True
-    return function
-
-
-@_constant
 def _reduced(device: str) -> bool:
     """Whether float32 products on such a device may be of less than float32."""
     return device in _PRODUCTS and _PRODUCTS[device].fp32_precision not in ("ieee", "none")
+
+
+# as torch.compiler.assume_constant_result, which would import the compiler
+_reduced._dynamo_marked_constant = True
 
 
 def _any_reduced() -> bool:

@@ -89,7 +89,8 @@ def strays(values: Mapping[str, Any] | Namespace, options: type | None = None) -
     declared = {item.name: item for item in dataclasses.fields(options or Range)}
     for name, given in (vars(values) if isinstance(values, Namespace) else values).items():
         item = declared.get(name) if options else None
-        known = (item and item.metadata.get("range")) or _of_fairseq(str(name))
+        fits = (r for pattern, r in OF_FAIRSEQ.items() if re.fullmatch(pattern, str(name)))
+        known = (item and item.metadata.get("range")) or next(fits, None)
         several = isinstance(given, Sequence) and not isinstance(given, str)
         for value in given if several else [given]:
             if item and value == item.default:  # which may mean what no number says
@@ -97,10 +98,6 @@ def strays(values: Mapping[str, Any] | Namespace, options: type | None = None) -
             if known.forbids(value) if known else _is_no_number(value):
                 text = (known or Range()).allowed(value)
                 yield f"--{str(name).replace('_', '-')} is {value}; allowed: {text}"
-
-
-def _of_fairseq(name: str) -> Range | None:
-    return next((r for pattern, r in OF_FAIRSEQ.items() if re.fullmatch(pattern, name)), None)
 
 
 def _is_no_number(value: Any) -> bool:

@@ -129,17 +129,8 @@ def wrong_option(cfg, error: OmegaConfBaseException) -> str:
     return _wrong(error.full_key, error.full_key, error)
 
 
-def _allowed(error: OmegaConfBaseException) -> str:
-    message = str(error.msg).splitlines()[0]
-    types = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
-    types |= {"to string": "one word, or text in quotes", "expected": message.split("of ")[-1]}
-    types |= {"ListConfig": "a list, such as [0.001]"}
-    return next((text for word, text in types.items() if word in message), message)
-
-
 def wrong_configuration(error: CompactHydraException) -> str:
-    """What is wrong with a file of hydra's, or an option behind ``fairseq-hydra-train``, in one
-    line."""
+    """The same of a file of hydra's, or of an option behind ``fairseq-hydra-train``."""
     cause, text = error.__cause__, " ".join(str(error).split())
     if not isinstance(cause, OmegaConfBaseException):
         return text
@@ -151,7 +142,12 @@ def wrong_configuration(error: CompactHydraException) -> str:
 
 def _wrong(option: str, given: str, error: OmegaConfBaseException) -> str:
     if isinstance(error, ValidationError):
-        return f"{given}; allowed: {_allowed(error)}"
+        message = str(error.msg).splitlines()[0]
+        types = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
+        types |= {"to string": "one word, or text in quotes", "expected": message.split("of ")[-1]}
+        types |= {"ListConfig": "a list, such as [0.001]"}
+        allowed = next((text for word, text in types.items() if word in message), message)
+        return f"{given}; allowed: {allowed}"
     known = [str(key) for key in error.parent_node or ()]
     close = get_close_matches(option.rpartition(".")[2], known)
     allowed = ", ".join(close) or f"+{option}=..., if what it belongs to has such an option"
@@ -160,29 +156,24 @@ def _wrong(option: str, given: str, error: OmegaConfBaseException) -> str:
 
 def _check_optimizer(cfg) -> None:
     """Refuse what fairseq's optimizers and schedules would end in a traceback for."""
-    for name in ("adam_betas", "adamax_betas"):
-        betas = getattr(cfg.optimizer, name, None)
-        if isinstance(betas, str) and not _are_betas(betas):
-            option = f"--{name.replace('_', '-')}"
+    for option in ("--adam-betas", "--adamax-betas"):
+        betas = getattr(cfg.optimizer, option[2:].replace("-", "_"), None)
+        two = _literal(betas) if isinstance(betas, str) else (0, 0)
+        two = two if isinstance(two, (tuple, list)) and len(two) == 2 else (None, None)
+        if not all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in two):
             raise refused(option, betas, 'two numbers below 1: "(0.9, 0.98)"')
-    for name in ("lr", "update_freq"):
-        if cfg.optimization[name] is not None and not len(cfg.optimization[name]):
-            option = f"--{name.replace('_', '-')}"
-            raise refused(option, "empty", "numbers, separated by commas")
+    for option, given in (
+        ("lr", cfg.optimization.lr),
+        ("update-freq", cfg.optimization.update_freq),
+    ):
+        if given is not None and not len(given):
+            raise refused(f"--{option}", "empty", "numbers, separated by commas")
     overrides = cfg.checkpoint.optimizer_overrides
     if not isinstance(_literal(overrides), dict):
         raise refused("--optimizer-overrides", overrides, "a dictionary: \"{'eps': 1e-6}\"")
     schedule = getattr(cfg.lr_scheduler, "_name", None)
     if schedule == "inverse_sqrt" and cfg.lr_scheduler.warmup_updates == 0:
         raise refused("--warmup-updates", 0, "1 or more with --lr-scheduler inverse_sqrt")
-
-
-def _are_betas(written: str) -> bool:
-    try:
-        first, second = map(float, _literal(written))
-    except (ValueError, TypeError):
-        return False
-    return 0 <= first < 1 and 0 <= second < 1
 
 
 def _literal(written: str) -> object:

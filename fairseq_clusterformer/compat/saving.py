@@ -21,8 +21,8 @@ from .wrapping import mends
 logger = logging.getLogger(__name__)
 
 LOCK = ".training"
-#: of the training in this process: its options, and the updates of what it saved last;
-#: of one in other processes that was interrupted: what its first process says of that
+#: of the training in this process: its options, and the updates of what it saved last; of one in
+#: other processes that was interrupted: what its first process says of that
 now = SimpleNamespace(cfg=None, trainer=None, saved=0, said="")
 
 
@@ -123,11 +123,12 @@ def _lock(folder: Path, trainer: Trainer) -> None:
         lock = hold(folder / LOCK, "--save-dir", folder, what="training", **how)
     except UserError as error:
         raise ValueError(str(error)) from None
-    weakref.finalize(trainer, _let_go, folder / LOCK, lock, os.getpid())
+    owner = os.getpid()
 
+    def let_go() -> None:
+        if os.getpid() == owner:
+            if lock.lock_counter == 1:
+                (folder / LOCK).unlink(missing_ok=True)
+            lock.release()
 
-def _let_go(path: Path, lock, owner: int) -> None:
-    if os.getpid() == owner:
-        if lock.lock_counter == 1:
-            path.unlink(missing_ok=True)
-        lock.release()
+    weakref.finalize(trainer, let_go)
