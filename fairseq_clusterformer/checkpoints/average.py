@@ -97,8 +97,3 @@ def latest(folder: Path, count: int, by_update: bool, upper_bound: int | None) -
         problem = f"{folder} has {len(allowed)}{bound}"
         raise bad_option(option, count, f"as many as there are: {there}", problem)
     return [found[n] for n in allowed[:count]]
-
-
-def write_checkpoint(state: dict, path: Path) -> None:
-    """Write a checkpoint as fairseq reads it."""
-    torch.save(state, path)

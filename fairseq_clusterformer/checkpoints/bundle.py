@@ -280,17 +280,12 @@ def _read_record(folder: Path, option: str) -> dict:
     """What ``bundle.json`` holds, with all its keys and of the right types."""
     with _damage(folder, option):
         record = read_json(folder / MARK)
-        if not isinstance(record, dict):
-            raise ValueError(f"{MARK} is no JSON object")
         if record["format"] != FORMAT:
             problem = f"a bundle of format {record['format']}, and this version reads {FORMAT}"
             raise bad_option(option, folder, "one of this version", problem)
         for key, kind in _TYPES.items():
             if not isinstance(record[key], kind):
                 raise ValueError(f"{key} in {MARK} is {json.dumps(record[key])[:40]}")
-        for name in record["namespaces"]:
-            if not isinstance(record["cfg"][name], dict):
-                raise ValueError(f"{name} of cfg in {MARK} is no JSON object")
     return record
 
 

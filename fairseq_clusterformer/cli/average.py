@@ -41,13 +41,15 @@ def main(arguments: Sequence[str]) -> int:
     how = {"force": args.force, "makes_folder": True}
     check_output("--output", args.output, **how | {"force": True})
     done = is_zipfile(args.output) and not args.force  # or refused, when the average is known
-    from fairseq_clusterformer.checkpoints.average import average, write_checkpoint
+    import torch
+
+    from fairseq_clusterformer.checkpoints.average import average
 
     paths = _inputs(args)
     check_output("--output", args.output, inputs=paths, **how | {"force": args.force or done})
     state = average(paths, ema=args.ema)
     with whole_file("--output", args.output, inputs=paths, keep=True, **how) as new:
-        write_checkpoint(state, new)
+        torch.save(state, new)
     names = ", ".join(path.name for path in paths)
     print(f"{args.output} is already done" if done else f"{args.output}: the average of {names}")
     return 0

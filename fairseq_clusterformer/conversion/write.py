@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 import fairseq_clusterformer
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.checkpoints.average import write_checkpoint
 from fairseq_clusterformer.checkpoints.bundle import copy_data, is_bundle
 from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.outputs import whole_folder
@@ -44,7 +44,7 @@ def write(
             copy_data(converted.loaded.folder, new / DATA)
             with open_dict(converted.loaded.cfg):
                 converted.loaded.cfg.task.data = str(out.absolute() / DATA)
-        write_checkpoint(_state(converted.loaded), new / CHECKPOINT)
+        torch.save(_state(converted.loaded), new / CHECKPOINT)
         text = json.dumps(found, indent=1) + "\n"
         (new / REPORT).write_text(text, encoding="utf-8")
         save(draw_recall(converted.heads, converted.near), new / PICTURE)
