@@ -44,6 +44,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.errors import UserError
@@ -70,9 +71,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     _check(parser, args)
-    _forgive_streams()
-    if args.serve:
-        _check_server()
+    # of a stream's encoding, a wrong question alone is refused, and unknown letters are codes
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors=errors)
+    if args.serve and (missing := [n for n in ("fastapi", "uvicorn") if find_spec(n) is None]):
+        allowed = 'pip install "fairseq_clusterformer[serve]", or no --serve'
+        problem = f"--serve needs {missing[0]}, which is not installed"
+        raise UserError(f"{problem}; allowed: {allowed}")
     from fairseq_clusterformer.checkpoints.bundle import is_bundle, located, no_file, shipped_for
     from fairseq_clusterformer.documents.sources import read_sources
 
@@ -96,15 +102,9 @@ def main(arguments: Sequence[str]) -> int:
     if args.serve:
         from fairseq_clusterformer.documents.serve import Desk, serve
 
-        desk = Desk(
-            reader,
-            encoding=args.encoding,
-            main_text=args.main_text,
-            top=args.top,
-            most=args.tokens_at_once,
-            least=args.no_answer_margin,
-            windows=windows,
-        )
+        how = {"encoding": args.encoding, "main_text": args.main_text, "top": args.top}
+        how |= {"most": args.tokens_at_once, "least": args.no_answer_margin, "windows": windows}
+        desk = Desk(reader, **how)
         for source in sources:
             desk.add(source)
         return serve(desk, args.host, args.port, args.upload_limit * 1_000_000)
@@ -123,23 +123,6 @@ def main(arguments: Sequence[str]) -> int:
                 raise
             parser.say(f"error: {error}")
     return 0
-
-
-def _check_server() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        allowed = 'pip install "fairseq_clusterformer[serve]", or no --serve'
-        problem = f"--serve needs {error.name}, which is not installed"
-        raise UserError(f"{problem}; allowed: {allowed}") from None
-
-
-def _forgive_streams() -> None:
-    """Of a stream's encoding: a wrong question alone is refused, and unknown letters are codes."""
-    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors=errors)
 
 
 def _check(parser: Parser, args: argparse.Namespace) -> None:

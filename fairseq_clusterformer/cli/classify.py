@@ -47,7 +47,9 @@ def main(arguments: Sequence[str]) -> int:
     cut = 0
     while batch := list(itertools.islice(rows, 1 if typed else args.batch_size)):
         for row, found in zip(batch, classifier.classify(batch), strict=True):
-            print(_json(row, found, args.top) if args.json else _line(found, args.top))
+            best = dict(list(found.probabilities.items())[: args.top])
+            line = "\t".join(f"{label}\t{probability:.4f}" for label, probability in best.items())
+            print(_json(row, found, best) if args.json else harmless(line))
             cut += found.is_cut
         sys.stdout.flush()
     if cut:
@@ -70,14 +72,9 @@ def _rows(texts: Sequence[str], lines: Iterator[str], width: int) -> Iterator[Te
         yield row
 
 
-def _line(found: "Classification", top: int) -> str:
-    pairs = list(found.probabilities.items())[:top]
-    return harmless("\t".join(f"{label}\t{probability:.4f}" for label, probability in pairs))
-
-
-def _json(row: Texts, found: "Classification", top: int) -> str:
+def _json(row: Texts, found: "Classification", best: dict[str, float]) -> str:
     texts = {"text": row[0]} if len(row) == 1 else {"text1": row[0], "text2": row[1]}
     record = {**texts, "label": found.label, "probability": found.probability}
-    record["probabilities"] = dict(list(found.probabilities.items())[:top])
+    record["probabilities"] = best
     line = json.dumps(record, ensure_ascii=False)  # which spells some controls out, not all
     return line if line == harmless(line) else json.dumps(record)

@@ -7,7 +7,8 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -199,22 +200,19 @@ fraction = number(Range(above=0, below=1))
 finite = number(Range())
 
 
-def encoding(text: str) -> str:
-    """Return an option's value, the name of a text encoding that Python knows."""
-    try:
-        "".encode(text)  # refuses what is no encoding of text, such as hex
-    except LookupError:
-        allowed = "utf-8, latin-1, cp1252 and others that Python knows"
-        raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}") from None
-    return text
-
-
-def line_encoding(text: str) -> str:
-    """Return an option's value, the name of a text encoding in which lines end in one byte."""
-    if not "\n\n".encode(encoding(text)).endswith(b"\n\n"):
+def encoding(text: str, of_lines: bool = False) -> str:
+    """Return an option's value, the name of a text encoding that Python knows; `of_lines`: one in
+    which lines end in one byte."""
+    allowed = "utf-8, latin-1, cp1252 and others that Python knows"
+    with suppress(LookupError):
+        ends = "\n\n".encode(text)  # refuses what is no encoding of text, such as hex
+        if not of_lines or ends.endswith(b"\n\n"):
+            return text
         allowed = "an encoding whose line end is one byte, such as utf-8, latin-1, cp1252"
-        raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}")
-    return text
+    raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}")
+
+
+line_encoding = partial(encoding, of_lines=True)
 
 
 #: of an option's value, by what stands for it in the help; text otherwise
@@ -265,13 +263,7 @@ def add_output(parser: Parser, replaced: str) -> None:
 
 def read_card(path: Path | None) -> str | None:
     """The text of --card, or None where none was given."""
-    try:
-        if path is None:
-            return None
-        check_no_device("--card", path, "a file of UTF-8 text")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise bad_option("--card", path, "a file of UTF-8 text", str(error)) from None
+    return path and "".join(f"{line}\n" for line in read_lines(path, "--card"))
 
 
 def megabytes(folder: Path) -> str:

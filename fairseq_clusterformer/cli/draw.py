@@ -25,22 +25,6 @@ from .common import Parser, add_force, add_places, check_files, inputs_of, numbe
 
 
 def main(arguments: Sequence[str]) -> int:
-    args = _arguments(arguments)
-    how = {"inputs": inputs_of(args, args.text), "force": args.force}
-    picture, html = (args.out / name for name in ("clusters.png", "clusters.html"))
-    check_files(args.out, (picture.name, html.name), **how)
-    from fairseq_clusterformer.visual.figure import save
-
-    figure, what, page = _clusters(args)
-    how["makes_folder"] = True
-    with whole_file("--out", picture, **how) as new:
-        save(figure, new)
-    write_text("--out", html, page, **how)
-    print(f"{picture} ({what}) and {html}")
-    return 0
-
-
-def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="clusterformer draw", description=__doc__)
     add = parser.add
     add("--checkpoint PATH", "of a language model or a reader; a bundle", type=str)
@@ -60,7 +44,18 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     for name in ("checkpoint", "text"):
         if getattr(args, name) is None:
             parser.error(f"--{name} is missing; allowed: a path")
-    return args
+    how = {"inputs": inputs_of(args, args.text), "force": args.force}
+    picture, html = (args.out / name for name in ("clusters.png", "clusters.html"))
+    check_files(args.out, (picture.name, html.name), **how)
+    from fairseq_clusterformer.visual.figure import save
+
+    figure, what, page = _clusters(args)
+    how["makes_folder"] = True
+    with whole_file("--out", picture, **how) as new:
+        save(figure, new)
+    write_text("--out", html, page, **how)
+    print(f"{picture} ({what}) and {html}")
+    return 0
 
 
 def _clusters(args: argparse.Namespace) -> tuple:

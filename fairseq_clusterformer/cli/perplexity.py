@@ -65,9 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.use.language_model import LanguageModel
 
     length = args.tokens_per_sample
-    overrides = {"tokens_per_sample": length} if length else {}
-    overrides |= {"data": args.data, "task": "language_modeling"}
-    loaded = load_checkpoint(args.checkpoint, **overrides)
+    given = {"tokens_per_sample": length} if length else {}
+    loaded = load_checkpoint(args.checkpoint, data=args.data, task="language_modeling", **given)
     how["inputs"] += [loaded.path, loaded.folder]
     if args.out:
         check_output("--out", args.out, **how)
@@ -86,8 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     if args.breakdown:
         has_training = (loaded.folder / "train.idx").is_file()
         training = perplexity.training_items(loaded) if has_training else ()
-        rare = {} if args.rare is None else {"rare": args.rare}
-        breakdown = Breakdown(coding, training, **rare)
+        breakdown = Breakdown(coding, training, **({"rare": args.rare} if args.rare else {}))
     bar = partial(tqdm, unit="block", disable=not sys.stderr.isatty())
     streamed = {}
     if args.stream:

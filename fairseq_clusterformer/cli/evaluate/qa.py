@@ -17,10 +17,9 @@ probabilities.
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from fairseq_clusterformer.data import RECORD
-from fairseq_clusterformer.errors import UserError, bad_option, read_json
+from fairseq_clusterformer.errors import UserError, bad_option, read_json, reading
 from fairseq_clusterformer.outputs import whole_file, write_text
 from fairseq_clusterformer.ranges import Range
 
@@ -45,17 +44,9 @@ def _parser() -> Parser:
     add("--batch-size N", "questions at once", default=8)
     add_force(parser)
     for name in _OPTIONS:
-        name = f"--{name.replace('_', '-')} N"
-        add(name, "default: as in training", type=number(Range(whole=True)))
+        how = {"type": number(Range(whole=True))}
+        add(f"--{name.replace('_', '-')} N", "default: as in training", **how)
     return parser
-
-
-def _corpus(folder: Path) -> str:
-    try:
-        return read_json(folder / RECORD)["recipe"]["corpus"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        allowed = "a folder that `clusterformer prepare qa` has made"
-        raise bad_option("--data", folder, allowed, f"{RECORD}: {error!r}") from None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -66,7 +57,8 @@ def main(arguments: Sequence[str]) -> int:
     options = {name: vars(args)[name] for name in _OPTIONS if vars(args)[name] is not None}
     how = {"data": args.data, "task": "clusterformer_qa", **options}
     loaded, *others = [load_checkpoint(path, **how) for path in args.checkpoint]
-    corpus = _corpus(loaded.folder)
+    with reading(loaded.folder / RECORD, "what `clusterformer prepare qa` has written"):
+        corpus = read_json(loaded.folder / RECORD)["recipe"]["corpus"]
     if args.gold and corpus != "natural-questions":
         raise UserError(f"--gold is given for {corpus}; allowed: for natural-questions")
     if args.breakdown and corpus == "natural-questions":
@@ -85,10 +77,8 @@ def main(arguments: Sequence[str]) -> int:
     wanted = args.breakdown and found.gold  # which may be secret
     tables = breakdown(found, no_answer_threshold=threshold) if wanted else {}
     if args.out:
-        for name, content in {
-            **found.files(),
-            "scores.json": scores | {"read": read} | tables,
-        }.items():
+        files = {**found.files(), "scores.json": scores | {"read": read} | tables}
+        for name, content in files.items():
             text = json.dumps(content, ensure_ascii=False) + "\n"
             write_text("--out", args.out / name, text, makes_folder=True, **how)
         if tables:

@@ -60,11 +60,6 @@ two splits. If one of them is given, only valid is drawn.
 """
 
 
-def _parser(prog: str, about: str) -> tuple[Parser, argparse._SubParsersAction]:
-    parser = Parser(prog=prog, description=about)
-    return parser, parser.corpora()
-
-
 def _add_own(corpora: argparse._SubParsersAction) -> None:
     own = corpora.add_parser("text", description=_OWN, help="your own questions")
     own.add("source SOURCE", "a file or a folder; see above")
@@ -182,22 +177,23 @@ def _prepare(
 
 
 def prepare_known(
-    prog: str, about: str, known: Mapping[str, QuestionCorpus], arguments: Sequence[str]
+    prog: str,
+    about: str,
+    known: Mapping[str, QuestionCorpus],
+    arguments: Sequence[str],
+    own: bool = False,
 ) -> int:
-    """Run a command that prepares corpora of a table; returns the exit status."""
-    parser, corpora = _parser(prog, about)
+    """Run a command that prepares corpora of a table, and a user's own; returns the exit
+    status."""
+    parser = Parser(prog=prog, description=about)
+    corpora = parser.corpora()
+    if own:
+        _add_own(corpora)
     _add_known(corpora, known)
-    return _run(parser, known, arguments)
-
-
-def _run(parser: Parser, known: Mapping[str, QuestionCorpus], arguments: Sequence[str]) -> int:
     options = vars(parser.parse_args(arguments))
     return prepare_folder({"prepare": partial(_prepare, known), **options})
 
 
 def main(arguments: Sequence[str]) -> int:
     check_corpus("qa", arguments)
-    parser, corpora = _parser("clusterformer prepare qa", __doc__)
-    _add_own(corpora)
-    _add_known(corpora, CORPORA)
-    return _run(parser, CORPORA, arguments)
+    return prepare_known("clusterformer prepare qa", __doc__, CORPORA, arguments, own=True)

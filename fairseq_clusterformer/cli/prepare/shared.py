@@ -13,6 +13,11 @@ from ..common import Parser, add, check_file
 Files = dict[str, list[Path]]  # of each split
 
 
+def check_folder(folder: Path | None, option: str = "--source", allowed: str = "a folder") -> None:
+    if folder and not folder.is_dir():
+        raise bad_option(option, folder, allowed, "no such folder")
+
+
 def add_files(parser: Parser, source: str) -> None:
     """The options of a split's files, to be used in the place of what is found in ``source``."""
     for split in SPLITS:
@@ -22,11 +27,6 @@ def add_files(parser: Parser, source: str) -> None:
 
 def add_workers(parser: Parser) -> None:
     parser.add("--workers N", "processes (default: one for each core)")
-
-
-def check_folder(source: Path | None) -> None:
-    if source and not source.is_dir():
-        raise bad_option("--source", source, "a folder", "no such folder")
 
 
 def files_of_splits(
@@ -85,9 +85,7 @@ def take_existing(options: dict) -> Vocabulary | None:
     if words and not (gpt2_bpe or model or tokenizer):
         allowed = "with --gpt2-bpe, --sentencepiece-model or --tokenizer only"
         raise bad_option("--dict", words, allowed)
-    if gpt2_bpe and not gpt2_bpe.is_dir():
-        allowed = "a folder with encoder.json and vocab.bpe"
-        raise bad_option("--gpt2-bpe", gpt2_bpe, allowed, "no such folder")
+    check_folder(gpt2_bpe, "--gpt2-bpe", "a folder with encoder.json and vocab.bpe")
     instead = "a sentencepiece model, or --tokenizer FILE with a prepared folder's tokenizer.json"
     for option, path, what in (
         ("--sentencepiece-model", model, instead),
