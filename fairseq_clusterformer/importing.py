@@ -20,8 +20,6 @@ def watch() -> None:
 
 
 class _Fairseq(MetaPathFinder):
-    """Finds fairseq."""
-
     def find_spec(self, fullname, path=None, target=None):
         if fullname != "fairseq":
             return None

@@ -449,7 +449,6 @@ def copy_part(part: Path, out: Path) -> None:
 
 
 def _check_prepared(dest: Path, recipe: dict | None) -> None:
-    """Refuse a folder that was prepared otherwise, or that is none; None: made in any way."""
     allowed, problem = "another folder; or remove this one", ""
     try:
         record = read_json(dest / RECORD)

@@ -78,7 +78,6 @@ def _read(path: Path, option: str) -> dict:
 
 
 def _updates(state: dict) -> int:
-    """How many updates a checkpoint has seen; 0 if it does not say."""
     history = state.get("optimizer_history") or [{}]
     return history[-1].get("num_updates", 0)
 

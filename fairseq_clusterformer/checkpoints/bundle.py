@@ -277,7 +277,6 @@ def read_bundle(folder: Path, option: str) -> dict:
 
 
 def _read_record(folder: Path, option: str) -> dict:
-    """What ``bundle.json`` holds, with all its keys and of the right types."""
     with _damage(folder, option):
         record = read_json(folder / MARK)
         if record["format"] != FORMAT:
@@ -291,7 +290,6 @@ def _read_record(folder: Path, option: str) -> dict:
 
 @contextmanager
 def _damage(folder: Path, option: str) -> Iterator[None]:
-    """Lets a damaged bundle be one line."""
     try:
         yield
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -300,7 +298,6 @@ def _damage(folder: Path, option: str) -> Iterator[None]:
 
 
 def _with_data(sections: dict[str, dict], data: str | None) -> dict[str, dict]:
-    """The options with another data folder."""
     return {
         name: of | {"data": data} if isinstance(of, dict) and "data" in of else of
         for name, of in sections.items()

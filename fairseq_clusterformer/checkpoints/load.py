@@ -266,7 +266,6 @@ def _read_file(path: Path, option: str) -> dict:
 
 
 def _check_names(cfg: DictConfig, path: Path, option: str, allowed: Sequence[str] | None) -> None:
-    """Refuse tasks and architectures that are absent or unknown, or a task that is not wanted."""
     _check_sections(cfg, path, option)
     task, arch = cfg.task._name, cfg.model._name
     if allowed is not None and task not in allowed:
@@ -285,7 +284,6 @@ def _check_names(cfg: DictConfig, path: Path, option: str, allowed: Sequence[str
 
 
 def _check_sections(cfg: DictConfig, path: Path, option: str) -> None:
-    """Refuse options that name no task or no model."""
     for name in ("task", "model"):
         section = cfg.get(name)
         is_section = isinstance(section, (DictConfig, Namespace)) and "_name" in section

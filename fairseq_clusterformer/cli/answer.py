@@ -126,7 +126,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check(parser: Parser, args: argparse.Namespace) -> None:
-    """Refuse options that do not fit together."""
     if args.serve:
         for name in ("question", "interactive", "html", "candidates"):
             if value := getattr(args, name):
@@ -167,7 +166,6 @@ def _print(*texts: str, end: str = "\n") -> None:
 
 
 def _show(question: str, ranking: "Ranking", page: Callable[[str], None] | None) -> None:
-    """Print the best answers, and write the page if one is asked for."""
     from fairseq_clusterformer.documents.found import confidence
 
     if ranking.verdict:

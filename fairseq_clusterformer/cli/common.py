@@ -98,7 +98,6 @@ def add_places(parser: Parser) -> None:
 
 
 def _imported(folder: str) -> str:
-    """Import a plug-in as fairseq's --user-dir does."""
     from fairseq.utils import import_user_module
 
     try:

@@ -211,7 +211,6 @@ def _plan(args: argparse.Namespace, loaded):
 
 
 def _print(converted) -> None:
-    """A line for each head, and what the layers' attention is now."""
     print("side     layer head  place  kind      far   best  began (chance)  after (chance)")
     for head in converted.heads:
         began, after = "", f"{head.after:5.3f} ({head.chance:5.3f})"

@@ -41,12 +41,10 @@ COMMANDS = {
 
 
 def _below(words: Sequence[str]) -> list[str]:
-    """The commands that begin with ``words``."""
     return [name for name in COMMANDS if name.split()[: len(words)] == [*words]]
 
 
 def _usage(words: Sequence[str]) -> str:
-    """What there is below ``words``, a line for each command."""
     found = _below(words)
     width = max(map(len, found))
     lines = [" ".join(["usage: clusterformer", *words, "COMMAND ..."]), ""]

@@ -105,7 +105,6 @@ def _join(cfg) -> None:
 
 
 def _spawn(cfg, main, kwargs: dict) -> None:
-    """Start all processes on this machine, and wait for them."""
     training = cfg.distributed_training
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -84,7 +84,6 @@ def what_is_saved() -> str:
 
 
 def _last(cfg: CheckpointConfig) -> Path:
-    """The checkpoint from which the same command goes on."""
     suffix, name = cfg.checkpoint_suffix or "", CheckpointConfig.restore_file
     own = Path(cfg.save_dir, name.replace(".pt", f"{suffix}.pt"))
     given = Path(cfg.restore_file)

@@ -62,7 +62,6 @@ def _in_blocks(
     workers: int | None,
     kept: Path | None,
 ) -> Iterator:
-    """Yield what a function makes of each block of a text."""
     how = {"batch": _PIECE_OF_WORK, "size": len, "unit": "B", "total": text.stat().st_size}
     yield from parallel(function, blocks(text), workers, label, kept=kept and kept / label, **how)
 
@@ -75,7 +74,6 @@ def _coded(code: Callable, block: object) -> np.ndarray:
 
 
 def _counted(block: bytes, form: str) -> tuple[Counter, int]:
-    """The words of a block, and how many lines it has."""
     text = composed(block.decode(), form)
     return Counter(text.split()), len(split_lines(text))
 

@@ -49,7 +49,6 @@ class Vocabulary:
 
 
 def _digests(path: Path) -> dict[str, str]:
-    """Return the sha256 of a file, or of GPT-2's files in a folder."""
     from fairseq_clusterformer.data.subwords import GPT2_FILES
 
     files = [path / name for name in GPT2_FILES] if path.is_dir() else [path]

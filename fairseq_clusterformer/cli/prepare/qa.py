@@ -135,7 +135,6 @@ def _prepare(
     seed: int,
     **options,
 ) -> dict | None:
-    """Prepare a corpus; see `question_answering.build.prepare`."""
     how = {name: options.pop(name) for name in ("titles", "workers", "force")}
     known, made = known.get(corpus) or QuestionCorpus(own_questions), {}
     if options.pop("cloze", False):

@@ -158,7 +158,6 @@ def places(labels: Sequence[str], seed: int) -> list[float]:
 
 
 def _summary(folder: str, facts: dict[str, dict]) -> dict[str, dict[str, int]]:
-    """The rows that the command prints: one per fold, or one per split."""
     if folder:
         return {folder: {split: each["examples"] for split, each in facts.items()}}
     return {
@@ -169,7 +168,6 @@ def _summary(folder: str, facts: dict[str, dict]) -> dict[str, dict[str, int]]:
 
 
 def _route(parts: dict[str, TokenisedPart], dealt: Dealt, folder: Path) -> None:
-    """Write each split's columns, ``SPLIT.COLUMN``, one example per line."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for part, each in parts.items():
@@ -225,7 +223,6 @@ def _write_folder(
 
 
 def _label_items(block: bytes, dictionary: "Dictionary") -> Iterator["torch.Tensor"]:
-    """Yield each line's one symbol, without ``</s>``."""
     import torch
 
     from fairseq_clusterformer.data.coding import split_lines

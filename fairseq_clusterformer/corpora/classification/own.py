@@ -115,7 +115,6 @@ def _data(path: Path, option: str) -> tuple[Path, ...]:
 
 
 def _find_parts(source: Path) -> dict[str, tuple[Path, ...]]:
-    """The files or folders of each split; without splits, all is of train."""
     if not source.is_dir():
         return {"train": _data(source, "SOURCE")}
     entries = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
@@ -144,7 +143,6 @@ def _suffix(path: Path) -> str:
 def _read(
     files: Sequence[Path], *, form: FileFormat, places: Sequence[Path]
 ) -> Iterator[LabelledText]:
-    """Yield the examples of files and folders; `places` are those of all splits."""
     with naming_all(chain.from_iterable(map(_files_in, places)), form.encoding, _REMEDY):
         for example in chain.from_iterable(_examples_of(path, form) for path in files):
             label = " ".join(example.label.split())
@@ -162,7 +160,6 @@ def _files_in(place: Path) -> list[Path]:
 
 
 def _examples_of(path: Path, form: FileFormat) -> Iterator[LabelledText]:
-    """Yield the examples of a folder per label, or of a file in the format that it has."""
     if path.is_dir():
         return _read_folders(path, form)
     kind, names = form.of(path), None

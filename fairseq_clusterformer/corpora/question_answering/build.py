@@ -125,7 +125,6 @@ def prepare(
 
 
 def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int], Drops]:
-    """Write a split of all its parts, given with their records; return what is in it."""
     from fairseq_clusterformer.data.qa import QAWriter
     from fairseq_clusterformer.data.stored import load_dictionary
 
@@ -157,7 +156,6 @@ def _check_ids(out: Path, split: str) -> None:
 
 
 def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: Path) -> None:
-    """Train a sentencepiece model on questions and paragraphs, each line once."""
     seen, words = SeenTexts(), set()
     texts = (t for r in records for t in (r.question, *(part.text for part in r.paragraphs)))
     with open(text, "w", encoding="utf-8") as file:

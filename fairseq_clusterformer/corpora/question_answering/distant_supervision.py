@@ -96,6 +96,5 @@ def _folded(words: list[tuple[str, int, int]]) -> tuple[str, ...]:
 
 @lru_cache(1 << 18)
 def _fold(word: str) -> str:
-    """A word in lower case and without marks."""
     decomposed = unicodedata.normalize("NFKD", word).casefold()
     return "".join(char for char in decomposed if not unicodedata.combining(char))

@@ -186,7 +186,6 @@ def _answered(id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...], drops:
 
 
 def _answer(entry: str | Mapping) -> tuple[str, int, int | None]:
-    """An answer's text, its paragraph, and its first character or None."""
     if isinstance(entry, str):
         return entry, 0, None
     start = get(entry, "answer_start", int) if "answer_start" in entry else None

@@ -283,7 +283,6 @@ class _Job:
 
     @contextlib.contextmanager
     def _writer(self, folder: Path) -> Iterator[Callable[[str, Pair], None]]:
-        """Yield a function that writes pairs to the files ``NAME.LANGUAGE`` of a folder."""
         with contextlib.ExitStack() as stack:
 
             @functools.cache
