@@ -4,10 +4,6 @@ import errno
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -114,12 +110,6 @@ def test_what_was_there_stays_if_it_cannot_be_replaced(interrupted, system, tmp_
             write(out, "second", force=True)
     assert (out / "file").read_text() == ("second" if system == "exchanges" else "first")
     assert names(tmp_path) == ["out"]
-
-
-def test_nowhere_to_write(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="allowed: a place to write to"):
-        write(tmp_path / "file" / "out", "text")
 
 
 @pytest.mark.parametrize("way", ["itself", "link", "hard link", "spelling", "not UTF-8"])
@@ -414,33 +404,6 @@ def test_a_full_disk_in_a_prepared_folder(dest, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".clusterformer", "dest"]
 
 
-KILLED = """
-import pathlib, sys, time
-from fairseq_clusterformer.outputs import make_folder, make_part
-def build(work, out):
-    (out / "half").write_text("half")
-    (work / "reached").touch()
-    time.sleep(60)
-make_folder(pathlib.Path(sys.argv[1]), {}, build)
-"""
-
-
-def test_killed_run_is_cleared_and_two_runs_do_not_mix(dest, tmp_path):
-    work = tmp_path / "dest.partial"
-    with subprocess.Popen([sys.executable, "-c", KILLED, dest]) as process:
-        while not (work / "reached").exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-        said = r"another run \(process \d+ on .*\) is at work in it; allowed: another DEST"
-        with pytest.raises(UserError, match=said):
-            make_folder(dest, RECIPE, build)
-        process.send_signal(signal.SIGKILL)
-    assert (work / "out" / "half").exists()
-    assert not dest.exists()
-    assert set(make_folder(dest, RECIPE, build)["files"]) == {"raw/text"}
-    assert not work.exists()
-
-
 def test_what_a_run_that_was_killed_at_its_end_left_is_removed(dest, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(outputs, "_publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -452,15 +415,6 @@ def test_what_a_run_that_was_killed_at_its_end_left_is_removed(dest, tmp_path, m
     left.rename(tmp_path / "dest.partial")
     assert make_folder(dest, RECIPE, build) is None
     assert not (tmp_path / "dest.partial").exists()
-
-
-def test_planted_parts_are_not_used(dest, tmp_path):
-    """They belong to a run by its secret."""
-    work = plant(tmp_path / "dest.partial")
-    (work / "parts" / "one").mkdir(parents=True)
-    (work / "parts" / "one" / "prepared.json").write_text("{}")
-    with pytest.raises(UserError, match="this working folder holds something else; allowed: "):
-        make_folder(dest, RECIPE, lambda *_: pytest.fail("built"))
 
 
 def test_a_source_that_changes_meanwhile(dest, tmp_path):

@@ -186,30 +186,11 @@ def test_command(checkpoint, tmp_path, capsys):
     assert run("bundle", checkpoint, out, "--force", "--dtype", "float16") == 0
     assert json.loads((out / "bundle.json").read_text())["dtype"] == "float16"
 
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "thesis.txt").write_text("mine")
-    for more in ([], ["--force"]):
-        assert "holds something else" in error(capsys, "bundle", checkpoint, other, *more)
-    assert [path.name for path in other.iterdir()] == ["thesis.txt"]
     assert "CHECKPOINT is x: no such file" in error(capsys, "bundle", "x", tmp_path / "y")
     assert not (tmp_path / "y").exists()
-    file = other / "thesis.txt"
+    file = out / "bundle.json"
     line = error(capsys, "bundle", checkpoint, file / "bundle")
     assert f"OUT is {file / 'bundle'}: Not a directory; allowed: a place to write to" in line
-
-
-def test_force_deletes_nothing_that_a_planted_list_names(lm_bundle, checkpoint, tmp_path, capsys):
-    """A folder that says of itself to be a bundle, and what its files are."""
-    planted = tmp_path / "mine"
-    shutil.copytree(lm_bundle, planted)
-    record = json.loads((planted / "bundle.json").read_text())
-    (planted / "thesis.txt").write_text("mine")
-    record["files"] = [path.name for path in planted.iterdir()]
-    (planted / "bundle.json").write_text(json.dumps(record))
-    before = {path: path.read_bytes() for path in planted.iterdir()}
-    assert "holds something else" in error(capsys, "bundle", checkpoint, planted, "--force")
-    assert {path: path.read_bytes() for path in planted.iterdir()} == before
 
 
 def test_a_bundle_of_a_bundle_keeps_its_card(lm_bundle, tmp_path, capsys):

@@ -168,19 +168,6 @@ def test_a_bundle_edited(where, value, bundle):
         file.write_text(text)
 
 
-def test_options_that_are_no_options(bundle):
-    """Those of a model that argparse configures are checked as others are."""
-    file = bundle / "bundle.json"
-    text = file.read_text()
-    record = json.loads(text) | {"namespaces": ["model", "task"]}
-    record["cfg"]["model"]["decoder_layers"] = "x"
-    file.write_text(json.dumps(record))
-    try:
-        assert "its options are damaged (" in refused(bundle)
-    finally:
-        file.write_text(text)
-
-
 @pytest.mark.parametrize("task", ["language_model", "translation_model"])
 def test_no_file_that_an_option_names_is_opened(task, request, tmp_path):
     """Whatever its name: all options that are text, or nothing, name a file. fairseq evaluates
