@@ -54,11 +54,12 @@ def parallel(
         for start, end, each in itertools.chain(first, batches, [(0, 0, None)] * ahead):
             if each is not None:
                 file = kept and kept / f"{start}-{end}"
-                done = partial(_read, file) if file and file.exists() else begin(each, file)
-                begun.append((end - start, done))
+                is_there = file is not None and file.exists()
+                begun.append((end - start, None if is_there else begin(each, file), file))
             if len(begun) > ahead or (each is None and begun):
-                number, done = begun.popleft()
-                yield from done()
+                number, done, file = begun.popleft()
+                results = done() if done else None
+                yield from _read(file) if file else results
                 bar.update(number)
 
 
@@ -77,8 +78,8 @@ def _batches(
         yield start, end, batch
 
 
-def _results(function: Callable, batch: list, file: Path | None) -> list:
-    """The results, as the file has them if one is given, in a form that can run no code."""
+def _results(function: Callable, batch: list, file: Path | None) -> list | None:
+    """What is returned, or written to the file, in a form that can run no code."""
     import numpy as np
 
     results = [function(item) for item in batch]
@@ -90,7 +91,8 @@ def _results(function: Callable, batch: list, file: Path | None) -> list:
             np.savez(opened, *results)
         else:
             opened.write(json.dumps(results).encode())
-    return _read(new.rename(file))
+    new.rename(file)
+    return None
 
 
 def _read(file: Path) -> list:
@@ -120,5 +122,5 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _call(batch: list, file: Path | None) -> list:
+def _call(batch: list, file: Path | None) -> list | None:
     return _results(_function, batch, file)
