@@ -45,7 +45,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import check_output, write_text
@@ -62,9 +61,6 @@ from .common import (
     inputs_of,
     number,
 )
-
-if TYPE_CHECKING:
-    from fairseq_clusterformer.documents.found import Ranking
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -165,7 +161,7 @@ def _print(*texts: str, end: str = "\n") -> None:
     print(*map(harmless, texts), end=end)
 
 
-def _show(question: str, ranking: "Ranking", page: Callable[[str], None] | None) -> None:
+def _show(question: str, ranking, page: Callable[[str], None] | None) -> None:
     from fairseq_clusterformer.documents.found import confidence
 
     if ranking.verdict:

@@ -13,14 +13,10 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.errors import UserError
 
 from .common import Parser, add_model, harmless, input_lines
-
-if TYPE_CHECKING:
-    from fairseq_clusterformer.use.classify import Classification
 
 Texts = tuple[str, ...]  # one text, or the two of a pair
 
@@ -48,8 +44,15 @@ def main(arguments: Sequence[str]) -> int:
     while batch := list(itertools.islice(rows, 1 if typed else args.batch_size)):
         for row, found in zip(batch, classifier.classify(batch), strict=True):
             best = dict(list(found.probabilities.items())[: args.top])
-            line = "\t".join(f"{label}\t{probability:.4f}" for label, probability in best.items())
-            print(_json(row, found, best) if args.json else harmless(line))
+            if args.json:
+                texts = {"text": row[0]} if len(row) == 1 else {"text1": row[0], "text2": row[1]}
+                record = {**texts, "label": found.label, "probability": found.probability}
+                record["probabilities"] = best
+                line = json.dumps(record, ensure_ascii=False)  # spells some controls out, not all
+                line = line if line == harmless(line) else json.dumps(record)
+            else:
+                line = harmless("\t".join(f"{label}\t{p:.4f}" for label, p in best.items()))
+            print(line)
             cut += found.is_cut
         sys.stdout.flush()
     if cut:
@@ -70,11 +73,3 @@ def _rows(texts: Sequence[str], lines: Iterator[str], width: int) -> Iterator[Te
             allowed = "two texts with a tab between them, as the model was trained on pairs"
             raise UserError(f"line {number:,} has {len(row)} columns; allowed: {allowed}")
         yield row
-
-
-def _json(row: Texts, found: "Classification", best: dict[str, float]) -> str:
-    texts = {"text": row[0]} if len(row) == 1 else {"text1": row[0], "text2": row[1]}
-    record = {**texts, "label": found.label, "probability": found.probability}
-    record["probabilities"] = best
-    line = json.dumps(record, ensure_ascii=False)  # which spells some controls out, not all
-    return line if line == harmless(line) else json.dumps(record)

@@ -12,14 +12,10 @@ anything is translated: a line longer than the model allows is an error, which n
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.ranges import LENGTH_PENALTY
 
 from .common import Parser, add_model, harmless, input_lines, number
-
-if TYPE_CHECKING:
-    from fairseq_clusterformer.use.translate import Translator
 
 
 def add_translator(parser: Parser) -> None:
@@ -33,7 +29,7 @@ def add_translator(parser: Parser) -> None:
     parser.add("--lenpen F", "length penalty", type=number(LENGTH_PENALTY), default=1.0)
 
 
-def load_translator(args: argparse.Namespace) -> "Translator":
+def load_translator(args: argparse.Namespace):
     """The models of a command line, checked for the languages in it."""
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.use.translate import Translator

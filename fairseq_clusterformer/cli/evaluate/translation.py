@@ -17,7 +17,6 @@ The sentences are those of the prepared split. --out writes their translations a
 import argparse
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import composed
@@ -26,9 +25,6 @@ from fairseq_clusterformer.outputs import check_output, write_text
 
 from ..common import Parser, add_force, check_files, inputs_of, read_lines
 from ..translate import add_translator, load_translator
-
-if TYPE_CHECKING:
-    from fairseq_clusterformer.use.translate import Translator
 
 
 def _parser() -> Parser:
@@ -85,9 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _raw_references(
-    translator: "Translator", args: argparse.Namespace
-) -> tuple[str, list[str] | None]:
+def _raw_references(translator, args: argparse.Namespace) -> tuple[str, list[str] | None]:
     """Where the raw references are, and they; "tokens" and None of tokenised data."""
     if args.reference is not None:
         lines = map(composed, read_lines(args.reference, "--reference"))
