@@ -113,7 +113,6 @@ def _are_numbers(value: Mapping) -> bool:
 #: what parts should be, the function that is true of it, and the parts; without training, there
 #: is no last_optimizer_state
 _PARTS = {
-    "tensors of real numbers": (_are_tensors, "model extra_state.ema"),
     "a list of updates": (lambda part: isinstance(part, list) and part, "optimizer_history"),
     "a dictionary": (
         lambda part: isinstance(part, Mapping),
@@ -123,6 +122,7 @@ _PARTS = {
         lambda part: part is None or isinstance(part, Mapping),
         "last_optimizer_state",
     ),
+    "tensors of real numbers": (_are_tensors, "model extra_state.ema"),
     "a name": (
         lambda part: isinstance(part, str),
         "optimizer_history.-1.criterion_name optimizer_history.-1.optimizer_name",
