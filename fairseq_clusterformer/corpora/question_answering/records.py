@@ -119,7 +119,8 @@ class Record:
                 raise Unusable("sentence across paragraphs", detail)
         for number, (one, other) in enumerate(pairwise(placed), 1):
             if other[:2] < one[:2]:
-                raise Unusable("sentences not in their order")
+                detail = f"sentence {number} begins before sentence {number - 1}"
+                raise Unusable("sentences not in their order", detail)
             if one.paragraph == other.paragraph and other.start < one.end:
                 place = f"characters [{other.start}, {other.end}) of paragraph {other.paragraph}"
                 allowed = f"from {one.end}, where the one before ends"
