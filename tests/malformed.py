@@ -1,6 +1,6 @@
 """Malformed inputs of commands: no traceback, no hang, nothing of the user's lost.
 
-    python -m tests.malformed --runs 2000 [--first N] [--only WORD] [--json report.json]
+    python -m tests.malformed --runs 2000 [--first N] [--only WORD]
 
 A run is a command line of `COMMANDS` in a process that begins with everything imported, in which
 either a file was damaged or an option got a value that it may not take. Number and seed decide
@@ -541,10 +541,9 @@ def _main() -> int:
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--only", default="", help="commands that hold this")
-    parser.add_argument("--json", type=Path, help="every run that was not right")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    wrong, counts = [], Counter()
+    counts = Counter()
     with tempfile.TemporaryDirectory() as folder:
         make_inputs(Path(folder))
         for number in range(args.first, args.first + args.runs):
@@ -553,12 +552,9 @@ def _main() -> int:
             result = one(number, Path(folder))
             counts[result.verdict] += 1
             if not result.is_right or args.runs == 1:
-                wrong.append(vars(result))
                 print(*vars(result).values(), sep=" | ", flush=True)
     print(dict(counts))
-    if args.json:
-        args.json.write_text(json.dumps(wrong, indent=1))
-    return int(bool(wrong))
+    return int(not counts.keys() <= {"done", "line"})
 
 
 if __name__ == "__main__":

@@ -177,4 +177,5 @@ class QAData(RecordData):
 
     def characters(self, index: int) -> Tensor:
         """The characters of a document's tokens, int32 [2, N]; see above."""
-        return torch.as_tensor(self._parts["characters"][index]).view(2, -1)
+        with self.reading(index):
+            return torch.as_tensor(self._parts["characters"][index]).view(2, -1)

@@ -16,7 +16,7 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 
-from fairseq_clusterformer.errors import bad_option, first_line, refused
+from fairseq_clusterformer.errors import bad_option, first_line, reading, refused
 
 
 class RecordWriter(ExitStack):
@@ -66,10 +66,12 @@ class RecordData(Sequence):
                 allowed = f"a folder that `{made_by}` made, and a split of it"
                 raise FileNotFoundError(f"{prefix}.{name}: no such file; allowed: {allowed}")
         self._parts = {part: MMapIndexedDataset(f"{prefix}.{part}") for part in parts}
-        self._lines = np.load(f"{prefix}.lines.npy", mmap_mode="r")
+        with reading(Path(f"{prefix}.lines.npy"), f"a file that `{made_by}` made"):
+            self._lines = np.load(f"{prefix}.lines.npy", mmap_mode="r")
+            lines = len(self._lines) - 1
         self._texts = Path(f"{prefix}.jsonl")
         counts = {part: len(data) for part, data in self._parts.items()}
-        counts |= {"lines": len(self._lines) - 1}
+        counts |= {"lines": lines}
         if len(set(counts.values())) != 1 or self._texts.stat().st_size != self._lines[-1]:
             allowed = f"; allowed: files as `{made_by}` made them"
             raise ValueError(f"{prefix}: its files are of different data: {counts}{allowed}")

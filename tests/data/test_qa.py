@@ -75,6 +75,9 @@ def test_refuses_other_folders(folder):
         file.write(json.dumps(TEXTS).encode())
     with pytest.raises(ValueError, match="its files are of different data"):
         QAData(folder, "valid")
+    (folder / "valid.lines.npy").write_bytes(b"\x80\x04K\x01.")  # a pickle
+    with pytest.raises(UserError, match=r"valid.lines.npy: cannot be read \(.*; allowed: a file"):
+        QAData(folder, "valid")
 
 
 def test_nothing_is_finished_after_an_error(tmp_path):
