@@ -52,12 +52,13 @@ class FuzzyClusters(NamedTuple):
     """What :func:`fuzzy_clusters` finds."""
 
     clusters: Tensor  # of each token, int64 [B, N] (0 at padding)
-    #: log of the running denominator after the last token, float64 [B, 1, K]
-    so_far: Tensor | None
     #: log of eq. 2's denominator over the row [B, K] (-inf for a row of padding alone)
     log_mass: Tensor | None
     #: centroids Chat [B, K, D] (0 for such a row), differentiable in ``keys`` and ``centroids``
     updated: Tensor | None
+    #: log of the running denominator after the last token, float64 [B, 1, K]; last: torch.compile
+    #: counts what has no gradient without None
+    so_far: Tensor | None
 
 
 def fuzzy_clusters(
@@ -147,7 +148,7 @@ def _assigned(
             clusters[:, part] = lowest_argmax(of_row - mass, mass)
     if padding_mask is not None:
         clusters.masked_fill_(padding_mask, 0)
-    return FuzzyClusters(clusters, so_far, log_mass, updated if update else None)
+    return FuzzyClusters(clusters, log_mass, updated if update else None, so_far)
 
 
 class _FuzzyClusters(torch.autograd.Function):
@@ -156,7 +157,8 @@ class _FuzzyClusters(torch.autograd.Function):
         found = _assigned(*args, True)
         ctx.save_for_backward(*args[:3], found.log_mass, found.updated)
         ctx.similarity, ctx.temperature = args[3:5]
-        ctx.mark_non_differentiable(*(x for x in found[:3] if x is not None))
+        some = (found.clusters, found.log_mass, found.so_far)
+        ctx.mark_non_differentiable(*(x for x in some if x is not None))
         return tuple(found)
 
     @staticmethod
@@ -164,7 +166,7 @@ class _FuzzyClusters(torch.autograd.Function):
     @full_float32()
     def backward(ctx, *gradients):
         keys, vectors, padding_mask, log_mass, updated = ctx.saved_tensors
-        d_keys, d_updated = torch.empty_like(keys), gradients[-1]
+        d_keys, d_updated = torch.empty_like(keys), gradients[2]
         d_vectors = torch.zeros_like(updated)
         # Softmax backward: dS = U * (dU - delta), delta = sum over tokens of U * dU.
         delta = (updated * d_updated).sum(-1).unsqueeze(1)

@@ -54,7 +54,7 @@ def test_equal_to_the_equations(similarity, normalizer, handed_on, padded):
     expected_updated = membership.transpose(1, 2) @ keys
     expected_gradients = torch.autograd.grad((expected_updated * weight).sum(), (keys, centroids))
 
-    clusters, _, log_mass, updated = fuzzy_clusters(
+    clusters, log_mass, updated, _ = fuzzy_clusters(
         keys,
         centroids,
         similarity=Similarity(similarity),
@@ -94,7 +94,7 @@ def test_sums_of_clusters(similarity):
 def test_a_row_of_padding_alone_has_no_mass_and_no_gradient():
     keys = torch.randn(1, 4, WIDTH, requires_grad=True)
     centroids = torch.randn(CLUSTERS, WIDTH, requires_grad=True)
-    *_, log_mass, updated = fuzzy_clusters(
+    _, log_mass, updated, _ = fuzzy_clusters(
         keys,
         centroids,
         similarity=Similarity("cosine"),
