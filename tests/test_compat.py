@@ -3,7 +3,6 @@
 import argparse
 import os
 import random
-import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,15 +204,6 @@ def test_only_known_warnings_are_silenced():
         compat.silence_known_warnings()
         with pytest.raises(UserWarning, match="pin_memory"):
             warnings.warn(known, UserWarning, stacklevel=1)
-
-
-def test_training_prints_no_warning(translation_data, run_cli, tmp_path):
-    run = run_cli(
-        *("fairseq-train", translation_data, *TINY_TRANSLATION, "--save-dir", tmp_path),
-        env={"PYTHONWARNINGS": ""},
-        fresh=True,
-    )
-    assert re.findall(r".*\b\w*Warning: ?.*", run.stdout) == []
 
 
 def test_applying_twice_changes_nothing():

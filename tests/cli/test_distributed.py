@@ -35,24 +35,20 @@ WHOLE = pytest.mark.whole
 CLOSE = {"lm": {"rtol": 1e-5, "atol": 2e-6}, "translation": {"rtol": 1e-4, "atol": 5e-6}}
 
 
-@pytest.fixture(scope="session")
-def double_batch(request, byte_data, checkpoint, tmp_path_factory) -> dict[str, tuple]:
-    """Of two tasks: the data, a checkpoint whose normaliser is no longer at its start, and where
-    one process goes on from it with batches of 4."""
-    found = {}
-    for task in LINES:
-        data, begun = byte_data, checkpoint
-        if task == "translation":
-            data, begun = map(request.getfixturevalue, ("parallel_data", "translator"))
-        folder = tmp_path_factory.mktemp("double")
-        line = f"{LINES[task]} {RESET} --distributed-world-size 1 --batch-size 4"
-        train(data, line, folder, "--restore-file", begun)
-        found[task] = data, begun, last(folder)
-    return found
+@pytest.fixture(scope="module", params=["lm", pytest.param("translation", marks=WHOLE)])
+def double_batch(request, tmp_path_factory) -> tuple[str, Path, Path, Path]:
+    """A task, its data, a checkpoint whose normaliser is no longer at its start, and where one
+    process goes on from it with batches of 4."""
+    of = {"lm": ("byte_data", "checkpoint"), "translation": ("parallel_data", "translator")}
+    data, begun = map(request.getfixturevalue, of[request.param])
+    folder = tmp_path_factory.mktemp("double")
+    line = f"{LINES[request.param]} {RESET} --distributed-world-size 1 --batch-size 4"
+    train(data, line, folder, "--restore-file", begun)
+    return request.param, data, begun, last(folder)
 
 
-def assert_close_to(double_batch: dict[str, tuple], task: str, saved: Path) -> None:
-    _, started, expected = double_batch[task]
+def assert_close_to(double_batch: tuple, saved: Path) -> None:
+    task, _, started, expected = double_batch
     state = load_state(saved)["model"]
     assert_equal_states(state, load_state(expected)["model"], **CLOSE[task])
     # the comparison means something: all of it has moved further than that
@@ -61,12 +57,11 @@ def assert_close_to(double_batch: dict[str, tuple], task: str, saved: Path) -> N
             assert (state[name] - before).abs().max() > 100 * CLOSE[task]["atol"], name
 
 
-@pytest.mark.parametrize("task", LINES)
-def test_update_frequency(task, double_batch, tmp_path):
-    data, begun, _ = double_batch[task]
+def test_update_frequency(double_batch, tmp_path):
+    task, data, begun, _ = double_batch
     line = f"{LINES[task]} {RESET} --distributed-world-size 1 --batch-size 2 --update-freq 2"
     train(data, line, tmp_path, "--restore-file", begun)
-    assert_close_to(double_batch, task, last(tmp_path))
+    assert_close_to(double_batch, last(tmp_path))
 
 
 def in_two(run_cli: RunCli, data: Path, line: str, folder: Path, **how: bool) -> Path:
@@ -76,25 +71,24 @@ def in_two(run_cli: RunCli, data: Path, line: str, folder: Path, **how: bool) ->
     return last(folder)
 
 
-@pytest.mark.parametrize(
-    ("task", "torchrun"), [("lm", True), pytest.param("translation", False, marks=WHOLE)]
-)
-def test_two_processes(task, torchrun, double_batch, tmp_path, run_cli):
+def test_two_processes(double_batch, tmp_path, run_cli):
     """The checkpoint is read by the first and sent to the second."""
-    data, begun, _ = double_batch[task]
+    task, data, begun, _ = double_batch
     line = f"{LINES[task]} {RESET} --batch-size 2 --restore-file {begun}"
-    assert_close_to(double_batch, task, in_two(run_cli, data, line, tmp_path, torchrun=torchrun))
+    saved = in_two(run_cli, data, line, tmp_path, torchrun=task == "lm")
+    assert_close_to(double_batch, saved)
 
 
 @WHOLE
 def test_two_processes_that_fairseq_starts(double_batch, tmp_path, run_cli):
-    data, begun, _ = double_batch["lm"]
-    words = f"{LM} {RESET} --batch-size 2 --distributed-world-size 2".split()
+    task, data, begun, _ = double_batch
+    words = f"{LINES[task]} {RESET} --batch-size 2 --distributed-world-size 2".split()
     words += ["--save-dir", tmp_path, "--restore-file", begun]
     assert run_cli("fairseq-train", data, *words).stdout.count("done training") == 1
-    assert_close_to(double_batch, "lm", last(tmp_path))
+    assert_close_to(double_batch, last(tmp_path))
 
 
+@WHOLE
 def test_two_processes_that_stop_go_on_with_the_banks_of_both(byte_data, tmp_path, run_cli):
     line = (
         f"{LM} --attention kmeans --kmeans-interval 2 --kmeans-bank-size 200 --batch-size 2"
@@ -109,12 +103,13 @@ def test_two_processes_that_stop_go_on_with_the_banks_of_both(byte_data, tmp_pat
     assert_equal_states(*states)
 
 
+@WHOLE
 @pytest.mark.parametrize(
     ("task", "options"),
     [
         ("lm", f"--attention routing --max-update 3{LOSSES}"),
         # hidden parts are told from those of one worker, so none is hidden
-        pytest.param("etc", "--hide-parts 0 --max-update 6 --max-epoch 1", marks=WHOLE),
+        ("etc", "--hide-parts 0 --max-update 6 --max-epoch 1"),
     ],
 )
 def test_two_processes_from_scratch(task, options, request, tmp_path, run_cli):
