@@ -68,6 +68,8 @@ def main(arguments: Sequence[str]) -> int:
     given = {"tokens_per_sample": length} if length else {}
     loaded = load_checkpoint(args.checkpoint, data=args.data, task="language_modeling", **given)
     how["inputs"] += [loaded.path, loaded.folder]
+    if args.out:  # again: now the model's own files are known
+        check_output("--out", args.out, **how)
     language = LanguageModel(loaded, device="cpu" if args.cpu else None)
     model, coding = language.model, language.coding
     longest = model.max_positions()

@@ -54,6 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     source, target, text = translator.source, translator.target, translator.text
     references, raw = _raw_references(translator, args)
     how["inputs"] += [translator.loaded.path, translator.loaded.folder]
+    if args.json is not None:  # again: now the model's own files are known
+        check_output("--json", args.json, **how)
     if args.out is not None:
         check_files(args.out, [f"{args.split}.{target}"], **how)
     sizes = {"batch_size": args.batch_size, "max_tokens": args.max_tokens}
