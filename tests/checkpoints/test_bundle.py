@@ -70,7 +70,7 @@ def outputs(loaded) -> torch.Tensor:
         return model(tokens, torch.tensor([14, 14]), tokens)[0]
     if name == "clusterformer_qa":
         tokens[:, 0] = loaded.task.source_dictionary.bos()
-        return torch.cat([x.flatten() for x in model(tokens[:, :5], tokens)[0]])
+        return torch.cat([x.flatten() for x in model(tokens[:, :5], tokens)[0] if x is not None])
     if name == "clusterformer_sentence" and loaded.task.is_siamese:
         return model(tokens, pair_tokens=tokens)[0]
     return model(tokens)[0]
