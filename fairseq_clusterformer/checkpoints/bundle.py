@@ -192,14 +192,21 @@ def _from_int8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+def data_files(folder: Path) -> list[Path]:
+    """What a model reads from a data folder, beside its recipe: dictionaries and subwords. Raises
+    UserError: a link that leads out of it."""
+    files = [file for pattern in (*_FILES, *CHAT_FILES) for file in folder.glob(pattern)]
+    for file in files:
+        check_inside(file, folder)
+    return files
+
+
 def copy_data(source: Path, folder: Path) -> None:
-    """Copy what a model reads from a data folder: dictionaries, subwords and their recipe."""
-    for pattern in (*_FILES, *CHAT_FILES):
-        for file in source.glob(pattern):
-            check_inside(file, source)
-            copy = folder / file.relative_to(source)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)
+    """Copy what a model reads from a data folder, and its recipe."""
+    for file in data_files(source):
+        copy = folder / file.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
     copy_recipe(source, folder)
 
 

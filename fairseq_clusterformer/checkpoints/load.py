@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from fairseq_clusterformer.checkpoints import Loaded
 from fairseq_clusterformer.checkpoints.bundle import (
     ALLOWED,
+    data_files,
     is_bundle,
     located,
     no_file,
@@ -85,6 +86,7 @@ def load_checkpoint(
         given = f"{folder}{', as the checkpoint says' if data is None else ''}"
         raise bad_option("--data", given, allowed, "no such folder")
     check_no_pipes("--data", folder)
+    data_files(folder)
     try:
         _check_types(cfg)
         _check_sizes(cfg, state["model"])
