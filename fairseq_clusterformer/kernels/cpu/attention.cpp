@@ -48,22 +48,43 @@ struct Ahead {
   }
 };
 
+using Memory = std::unique_ptr<T[], Free>;
+
+// Memory that tasks hand on to later ones: as if for all key slots, but what is never touched takes
+// up no room.
+struct Pool {
+  const size_t size;
+  std::mutex mutex;
+  std::vector<Memory> unused;
+  explicit Pool(const Problem& p) : size(p.slots * (2 * P + 1)) {}
+  Memory take() {
+    std::lock_guard<std::mutex> lock(mutex);
+    Memory memory = unused.empty() ? allocated<T>(size) : std::move(unused.back());
+    if (!unused.empty()) unused.pop_back();
+    poison(memory.get(), size);
+    return memory;
+  }
+  void give_back(Memory& memory) {
+    std::lock_guard<std::mutex> lock(mutex);
+    unused.push_back(std::move(memory));
+  }
+};
+
 // What queries add to the gradients of the key slots that they see, [begin, end): rows of d_k and
 // d_v, d_bias.
 struct Part {
   int64_t begin = 0, end = 0;
-  std::unique_ptr<T[], Free> memory;
+  Memory memory;
   int64_t clean = 0;  // up to which slot it counts
-  // Memory for what the query slots [from, to) of a row and head see.
-  void cover(const Problem& p, int64_t row, int64_t head, int64_t from, int64_t to) {
+  // It is of what the query slots [from, to) of a row and head see.
+  void cover(const Problem& p, int64_t row, int64_t head, int64_t from, int64_t to, Pool& pool) {
     begin = p.slots, end = 0;
     for (int64_t slot = from; slot < to; slot++) {
       int64_t lo = *p.lo.at<int64_t>(row, head, slot), hi = *p.hi.at<int64_t>(row, head, slot);
       if (lo < hi) begin = std::min(begin, lo), end = std::max(end, hi);
     }
     begin = clean = std::min(begin, end);
-    memory = allocated<T>((end - begin) * (2 * P + 1));
-    poison(keys(), (end - begin) * (2 * P + 1));
+    memory = pool.take();
   }
   T* keys() const { return memory.get(); }
   T* values() const { return keys() + (end - begin) * P; }
@@ -552,7 +573,7 @@ void forward(const Problem& p) {
 // their order, each as soon as those before it are: few exist at a time.
 struct Sum {
   std::mutex mutex;
-  std::vector<std::unique_ptr<Part>> parts;  // those that are done, and not added yet
+  std::vector<Part> parts;  // those that have memory are done, and not added yet
   Part total;
   size_t next = 0;
 };
@@ -561,29 +582,30 @@ void backward(const Problem& p) {
   Tasks tasks(p);
   std::vector<Sum> sums(p.batch * p.heads);
   for (auto& sum : sums) sum.parts.resize(tasks.segments);
+  Pool of_parts(p), of_totals(p);  // apart, for parts touch less
   over_tasks<Attention>(p, tasks.count, [&](Attention& attention, int64_t task) {
     const int64_t both = task / tasks.segments, segment = task % tasks.segments;
     const int64_t row = both / p.heads, head = both % p.heads;
     const int64_t begin = segment * tasks.per_segment * TILE;
-    std::unique_ptr<Part> part(new Part);
-    part->cover(p, row, head, begin, std::min(begin + tasks.per_segment * TILE, p.length));
+    Part part;
+    const int64_t end = std::min(begin + tasks.per_segment * TILE, p.length);
+    part.cover(p, row, head, begin, end, of_parts);
     attention.of(row, head);
-    tasks.over_tiles(segment, [&](int64_t slot) { attention.backward_tile(slot, *part); });
-    part->clear(part->end);
-    if (tasks.segments == 1) return attention.store(*part);
-    // Add up, in their order, all parts that are done and have none missing before them.
+    tasks.over_tiles(segment, [&](int64_t slot) { attention.backward_tile(slot, part); });
+    part.clear(part.end);
     Sum& sum = sums[both];
     std::lock_guard<std::mutex> lock(sum.mutex);
     sum.parts[segment] = std::move(part);
-    for (; sum.next < sum.parts.size() && sum.parts[sum.next]; sum.next++) {
-      if (sum.next == 0) sum.total.cover(p, row, head, 0, p.length);
-      sum.total.add(*sum.parts[sum.next]);
-      sum.parts[sum.next].reset();
+    // Add up, in their order, all parts that are done and have none missing before them.
+    for (; sum.next < sum.parts.size() && sum.parts[sum.next].memory; sum.next++) {
+      Part& first = sum.parts[sum.next];
+      if (tasks.segments == 1) std::swap(sum.total, first);  // the only part is the sum
+      else if (sum.next == 0) sum.total.cover(p, row, head, 0, p.length, of_totals);
+      if (first.memory) sum.total.add(first), of_parts.give_back(first.memory);
     }
-    if (sum.next == sum.parts.size()) {
-      attention.store(sum.total);
-      sum.total.memory.reset();
-    }
+    if (sum.next < sum.parts.size()) return;
+    attention.store(sum.total);
+    (tasks.segments == 1 ? of_parts : of_totals).give_back(sum.total.memory);
   });
 }
 
