@@ -41,10 +41,9 @@ from fairseq_clusterformer.checkpoints.bundle import SHIPPED
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.compat.one_line import report_in_one_line
 from fairseq_clusterformer.errors import UserError
-from tests.cli.in_process import QUESTIONS
-from tests.cli.test_pretrained import CLASSIFIER
+from tests.cli.in_process import PRETRAINED_CLASSIFIER, QUESTIONS
 from tests.conversion.dense import LLAMAS, MAKERS
-from tests.documents import test_documents as forms
+from tests.documents import books
 from tests.documents.papers import pdf
 from tests.models.bert import folder_of
 
@@ -108,7 +107,7 @@ COMMANDS = {
     + " --attention window+neural --restore-file {last}": (
         "--lr --restore-file --optimizer-overrides --seed --max-update"
     ),
-    f"fairseq-train {{classes}} {CLASSIFIER} --max-update 1 --save-dir out"
+    f"fairseq-train {{classes}} {PRETRAINED_CLASSIFIER} --max-update 1 --save-dir out"
     " --pretrained {bert}": ("--max-positions --num-classes --encoder-attention --pretrained"),
     f"fairseq-train {{asked}} {QUESTIONS} --max-update 1 --save-dir out --disable-validation": (
         "--window-size --num-clusters --max-question-positions --cluster-attention"
@@ -155,9 +154,9 @@ def make_inputs(folder: Path) -> None:
     (folder / "page.md").write_text(f"# Title\n\n| a | b |\n|--|--|\n| c | d |\n\n{text[:500]}")
     (folder / "mail.eml").write_text("Subject: a\n\nThe author is Alice.")
     (folder / "letter.rtf").write_text(r"{\rtf1\ansi The author is Alice.\par}")
-    (folder / "book.ipynb").write_bytes(forms.NOTEBOOK)
-    (folder / "book.epub").write_bytes(forms.book(""))
-    (folder / "word.docx").write_bytes(forms.word("The author is Alice."))
+    (folder / "book.ipynb").write_bytes(books.NOTEBOOK)
+    (folder / "book.epub").write_bytes(books.book(""))
+    (folder / "word.docx").write_bytes(books.word("The author is Alice."))
     (folder / "document.pdf").write_bytes(pdf("The author is Alice.", "And Bob."))
     (folder / "notes.txt.xz").write_bytes(lzma.compress(text[:500].encode()))
     with zipfile.ZipFile(folder / "files.zip", "w") as archive:

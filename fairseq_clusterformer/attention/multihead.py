@@ -183,6 +183,19 @@ class MultiheadAttention(ProjectedHeads):
             if report.clusters is not None:
                 report = report._replace(clusters=batch.together(report.clusters))
             return batch.together(out), None, report
+        tokens, qkv = self._of_kind(i, heads, batch, given)
+        seen = router(tokens, stores)
+        if stores is None or qkv.k.size(1) < seen.assignment.groups:
+            qkv = qkv.repeated()  # heads whose queries share keys have clusters of their own
+        out, stores = attend(qkv, seen, router.rule, stores)
+        out, report = router.attended(out[..., : self.head_dim], qkv, seen)
+        return out, stores, report
+
+    def _of_kind(
+        self, i: int, heads: Projected, batch: Batch, given: dict[str, Any]
+    ) -> tuple[Tokens, QKV]:
+        """What a kind reads to assign, and what its heads attend with."""
+        router = self.routers[i]
         size, dropout = self.num_heads // len(self.kinds), self.dropout if self.training else 0.0
         q, k, v = (self._share(i, t) for t in heads[1:4])
         q, k = router.project(q, k)
@@ -198,13 +211,7 @@ class MultiheadAttention(ProjectedHeads):
         if router.rule.reads_constants:
             of_k, of_v = (self._share(i, t) for t in heads.constant)
             constant = self._placed(q, router.project(q, of_k)[1], of_v, *where)[1:]
-        qkv = QKV(*self._placed(q, k, v, *where), dropout, self.rotary, constant)
-        seen = router(tokens, stores)
-        if stores is None or qkv.k.size(1) < seen.assignment.groups:
-            qkv = qkv.repeated()  # heads whose queries share keys have clusters of their own
-        out, stores = attend(qkv, seen, router.rule, stores)
-        out, report = router.attended(out[..., : self.head_dim], qkv, seen)
-        return out, stores, report
+        return tokens, QKV(*self._placed(q, k, v, *where), dropout, self.rotary, constant)
 
     def _share(self, i: int, x: Tensor) -> Tensor:
         """A kind's share of the heads [B, H, N, E]. Heads of keys stay shared where the kind takes

@@ -86,6 +86,8 @@ def folder_tensors(
         needed = [f"encoder.layers.{number}{part}" for number in layers for part in parts]
         for name in ("encoder.layernorm_embedding.", *needed):
             if not found.keys() >= {f"{name}weight", f"{name}bias"}:
+                for theirs_is, ours_is in family.names.items():
+                    name = name.replace(ours_is, theirs_is)
                 raise KeyError(name)
     except KeyError as error:
         raise unfit(option, folder, f"it has no {error}", _WRITTEN) from None

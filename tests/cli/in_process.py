@@ -81,6 +81,12 @@ CLASSIFICATION = (
     f" --max-update 6 --optimizer adam --lr 0.003 --clip-norm 1 --seed 1 {HERE}"
 )
 # Question answering, three small layers of which one goes across windows.
+PRETRAINED_CLASSIFIER = (
+    "--task clusterformer_sentence --criterion clusterformer_sentence_prediction --num-classes 2"
+    " --arch clusterformer_classifier_pretrained --encoder-attention full --max-positions 38"
+    " --optimizer adam --lr 1e-2 --max-update 2 --batch-size 4 --cpu --num-workers 0"
+    " --disable-validation"
+)
 QUESTIONS = (
     "--task clusterformer_qa --arch clusterformer_reader --criterion clusterformer_qa"
     " --encoder-layers 3 --encoder-embed-dim 32 --encoder-ffn-embed-dim 64"

@@ -12,7 +12,7 @@ import torch
 import fairseq_clusterformer
 from fairseq_clusterformer.documents.sources import text_source
 from fairseq_clusterformer.models.pretrained import load_pretrained
-from tests.cli.in_process import train
+from tests.cli.in_process import PRETRAINED_CLASSIFIER, train
 from tests.documents.commands import run
 from tests.models.bert import folder_of
 
@@ -22,12 +22,6 @@ LINE = (
     " --encoder-attention-heads 2 --window-size 20 --window-stride 20 --cluster-layers 1"
     " --token-types 2 --layer-norm-eps 1e-12 --max-question-positions 12 --optimizer adam"
     " --lr 1e-4 --max-update 2 --batch-size 2 --cpu --num-workers 0 --disable-validation"
-)
-CLASSIFIER = (
-    "--task clusterformer_sentence --criterion clusterformer_sentence_prediction --num-classes 2"
-    " --arch clusterformer_classifier_pretrained --encoder-attention full --max-positions 38"
-    " --optimizer adam --lr 1e-2 --max-update 2 --batch-size 4 --cpu --num-workers 0"
-    " --disable-validation"
 )
 transformers = pytest.importorskip("transformers")
 
@@ -121,7 +115,7 @@ def test_a_classifier_is_exported_and_comes_back(family, pair, tmp_path):
     how = ["--tokenizer", folder / "tokenizer.json", "--valid-fraction", "0.2"]
     how += ["--test-fraction", "0.2"] + ([] if pair else ["--max-length", "20"])
     assert run(*prepare, tmp_path / "rows.tsv", tmp_path / "data", *how) == 0
-    train(tmp_path / "data", f"{CLASSIFIER} --pretrained {folder}", tmp_path / "saved")
+    train(tmp_path / "data", f"{PRETRAINED_CLASSIFIER} --pretrained {folder}", tmp_path / "saved")
     checkpoint, out = tmp_path / "saved" / "checkpoint_last.pt", tmp_path / "out"
     assert run("export", checkpoint, out, "--to", "transformers") == 0
     ours = fairseq_clusterformer.load(checkpoint, device="cpu")

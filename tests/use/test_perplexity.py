@@ -45,6 +45,17 @@ def test_a_longer_memory_than_in_training(tmp_path, byte_data, capsys):
     capsys.readouterr()
 
 
+def test_a_text_file_is_scored_as_its_split(tmp_path, byte_data, checkpoint, lm_bundle):
+    text = byte_data.parent / "text" / "test.txt"
+    split = numbers(tmp_path, "--checkpoint", checkpoint, "--gen-subset", "test")
+    words = ["--checkpoint", lm_bundle, "--text", text, "--teacher-forced"]
+    result = numbers(tmp_path, *words)
+    assert result["teacher-forced bits"] == pytest.approx(split["teacher-forced bits"], abs=1e-6)
+    assert result["teacher-forced bits per byte"] == result["teacher-forced bits"]
+    assert "stepwise bits" not in result
+    assert numbers(tmp_path, *words, "--max-blocks", 2)["tokens"] == 128
+
+
 def test_a_breakdown_counts_each_token(tmp_path, checkpoint, capsys):
     words = ["--checkpoint", checkpoint, "--gen-subset", "test", "--teacher-forced"]
     result = numbers(tmp_path, *words, "--breakdown", "--rare", "1000")
@@ -52,7 +63,6 @@ def test_a_breakdown_counts_each_token(tmp_path, checkpoint, capsys):
     assert sum(bucket["tokens"] for bucket in buckets) == result["tokens"]
     bits = sum(bucket["bits"] * bucket["tokens"] for bucket in buckets) / result["tokens"]
     assert bits == pytest.approx(result["teacher-forced bits"], abs=1e-6)
-    assert result["teacher-forced bits per byte"] == result["teacher-forced bits"]
     assert result["bits on repeats by distance"]
     assert "bits on repeats by distance" in capsys.readouterr().out
 
