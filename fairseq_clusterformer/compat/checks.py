@@ -10,7 +10,7 @@ from pathlib import Path
 import omegaconf
 import torch
 from fairseq import models, registry, tasks, utils
-from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from omegaconf.errors import OmegaConfBaseException, ValidationError
@@ -92,11 +92,15 @@ def check_training(cfg) -> None:
     ValueError: an option that cannot be, alone or with another."""
     check(cfg, ("common",))
     check_data(cfg.task)
+    if cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
+        raise refused("--batch-size", "not given", "--batch-size or --max-tokens")
     _check_optimizer(cfg)
     on_cpu = cfg.common.cpu or not torch.cuda.is_available()
     flat = not (cfg.common.fp16_no_flatten_grads or cfg.common.memory_efficient_fp16)
     if cfg.common.fp16 and on_cpu and flat:
         raise refused("--fp16", "given", "float32, or --fp16-no-flatten-grads with it", "no GPU")
+    if not cfg.checkpoint.no_save:
+        _check_save_dir(Path(cfg.checkpoint.save_dir))
 
 
 def check_names(cfg) -> None:
@@ -178,6 +182,16 @@ def _literal(written: str) -> object:
         return ast.literal_eval(written)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
+
+
+def _check_save_dir(folder: Path) -> None:
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        problem = "it is a file" if there == folder else f"{there} is a file"
+        raise refused("--save-dir", folder, "a folder to write to", problem)
+    if (last := folder / CheckpointConfig.restore_file).is_dir():
+        allowed = "a folder with checkpoints, or a new one"
+        raise refused("--save-dir", folder, allowed, f"{last} is a folder")
 
 
 def dataclass_of(section: str, options) -> type | None:

@@ -1,5 +1,6 @@
 """What a training is given is refused before it draws a number or writes a file."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -29,8 +30,11 @@ from tests.cli.in_process import CLUSTERFORMER, train
         ("file", "DATA is file: file is no folder; allowed: a folder that"),
         ("taken", "DATA is taken: taken has no dictionary; allowed: a folder that"),
         ("nope --task translation --arch transformer", "nope is no folder; allowed: a folder"),
+        ("data", "--batch-size is not given; allowed: --batch-size or --max-tokens"),
         ("--seed -1", "--seed is -1; allowed: 0 or more"),
         ("--seed 4294967296", "--seed is 4294967296; allowed: 0 or more, up to 2147483647"),
+        ("--save-dir file", "--save-dir is file: it is a file; allowed: a folder to write to"),
+        ("--save-dir file/a/b", "/file is a file; allowed: a folder to write to"),
         ("--optimizer adam --adam-betas (0.9,nan)", "--adam-betas is (0.9,nan); allowed: two"),
         ("--optimizer adam --adam-betas 0.9", "--adam-betas is 0.9; allowed: two numbers"),
         ("--optimizer-overrides x/y", "--optimizer-overrides is x/y; allowed: a dictionary"),
@@ -38,12 +42,13 @@ from tests.cli.in_process import CLUSTERFORMER, train
         ("--lr=", "--lr is empty; allowed: numbers, separated by commas"),
         ("--lr-scheduler inverse_sqrt --warmup-updates 0", "--warmup-updates is 0; allowed: 1"),
         ("--fp16", "--fp16 is given: no GPU; allowed: float32"),
+        ("--save-dir taken", "taken/checkpoint_last.pt is a folder; allowed: a folder with"),
     ],
 )
 def test_before_anything_is_written(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    Path("taken").mkdir()
+    os.makedirs("taken/checkpoint_last.pt")
     Path("data").mkdir()
     Path("data/dict.txt").touch()
     before = sorted(tmp_path.rglob("*"))
