@@ -43,6 +43,7 @@ print(json.dumps({"modules": sorted(sys.modules), "searches": searches}))
 """
 
 
+@pytest.mark.whole
 def test_scores_come_when_they_are_asked_for(run_cli):
     """And whoever imports their libraries later gets these."""
     run_cli("python", "-c", QUIET + ABSENT + SCORES, cwd=REPO_ROOT)

@@ -12,7 +12,8 @@ from .plain import documents
 @pytest.mark.parametrize(
     ("spec", "causal"),
     [
-        ("neural(clusters=3)+gated(clusters=3,gap=4)", True),
+        ("neural(clusters=3)", True),
+        pytest.param("neural(clusters=3)+gated(clusters=3,gap=4)", True, marks=pytest.mark.whole),
         pytest.param("lsh+routing", False, marks=pytest.mark.whole),
     ],
 )
@@ -61,6 +62,7 @@ def test_documents_that_were_taken_apart_break_no_graph():
     torch._dynamo.reset()
 
 
+@pytest.mark.whole
 def test_a_step_is_one_graph():
     """Behind a prompt, where a chunk of the summaries ends."""
     module = build("taught, sinks, summaries, probes", causal=True, dtype=torch.float32).eval()

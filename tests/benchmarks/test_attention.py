@@ -108,7 +108,7 @@ def test_floor_counts_what_is_visible():
     assert seen.attention.pairs(seen.x, *seen.qkv[:2]) == 2 * int(visible.sum())
 
 
-@pytest.mark.parametrize("broken", [Wrong, WrongBackwards])
+@pytest.mark.parametrize("broken", [pytest.param(Wrong, marks=pytest.mark.whole), WrongBackwards])
 def test_what_is_wrong_is_not_timed(capsys, tmp_path, monkeypatch, broken):
     monkeypatch.setitem(CONTESTANTS, "window", (broken, {"kind": "window"}))
     path = tmp_path / "rows.json"

@@ -256,7 +256,13 @@ PRUNED = {
 }
 
 
-@pytest.mark.parametrize("form", PRUNED)
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(form, marks=() if form in ("lm", "both sides") else pytest.mark.whole)
+        for form in PRUNED
+    ],
+)
 def test_pruned(form, byte_data, translation_data, pair_data, tmp_path):
     """A pruned model that was saved is the kept layers: loaded, bundled and resumed."""
     line, kept, options = PRUNED[form]

@@ -168,7 +168,9 @@ def test_a_bundle_edited(where, value, bundle):
         file.write_text(text)
 
 
-@pytest.mark.parametrize("task", ["language_model", "translation_model"])
+@pytest.mark.parametrize(
+    "task", ["language_model", pytest.param("translation_model", marks=pytest.mark.whole)]
+)
 def test_no_file_that_an_option_names_is_opened(task, request, tmp_path):
     """Whatever its name: all options that are text, or nothing, name a file. fairseq evaluates
     some of them; they may be a program."""

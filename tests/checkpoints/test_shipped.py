@@ -92,6 +92,7 @@ def test_draw_says_which_readers_cluster(tmp_path, capsys, towns_reader):
     assert not (tmp_path / "drawn").exists()
 
 
+@pytest.mark.whole
 def test_a_writer_of_code_knows_code(capsys):
     assert run("generate", "--checkpoint", "python-code", "--cpu", "def read(", "--seed", 1) == 0
     assert capsys.readouterr().out.startswith("def read(")

@@ -149,6 +149,7 @@ def test_two_processes_rank_as_one(pair_data, ranker, tmp_path, run_cli):
     assert load_state(saved)["extra_state"]["best"] == printed["map"]
 
 
+@WHOLE
 def test_two_processes_score_as_one(qa_data, qa_reader, tmp_path, run_cli):
     """Five batches for two: at last one has none."""
     line = QUESTIONS.replace("--distributed-world-size 1", "")

@@ -70,10 +70,12 @@ class TestGenerate:
     @pytest.mark.parametrize("ensemble", [False, pytest.param(True, marks=pytest.mark.whole)])
     @torch.no_grad()
     def test_probabilities_are_the_parallel_models(
-        self, ensemble, parallel_data, translator, dense_translator, tmp_path
+        self, ensemble, parallel_data, translator, tmp_path, request
     ):
         """Of every token of every hypothesis; of an ensemble, their mean."""
-        paths = [translator, dense_translator] if ensemble else [translator]
+        paths = [translator]
+        if ensemble:
+            paths.append(request.getfixturevalue("dense_translator"))
         line = f"{TASK} --beam 3 --nbest 3 --batch-size 10"
         lines = generate(parallel_data, ":".join(map(str, paths)), line, tmp_path)
         sources = {

@@ -13,6 +13,8 @@ from fairseq_clusterformer.compat.saving import LOCK
 from tests.cli.in_process import CLUSTERFORMER, TRANSFORMER, assert_equal_states, load_state, train
 
 SAVING = "--save-interval-updates 2 --disable-validation"
+LARGE = "--batch-size 80"
+WHOLE = pytest.mark.whole
 
 
 def test_copies_are_whole(tmp_path, monkeypatch):
@@ -76,8 +78,12 @@ def test_no_checkpoint_is_whole(byte_data, tmp_path):
     ("end", "more"),
     [
         ("--max-update 2", "--max-update 3"),
-        ("--max-update 0 --max-epoch 1 --batch-size 80", "--max-epoch 2"),
-        ("--max-update 0 --lr 0 --patience 1 --batch-size 80", "--max-epoch 4 --patience 99"),
+        pytest.param(f"--max-update 0 --max-epoch 1 {LARGE}", "--max-epoch 2", marks=WHOLE),
+        pytest.param(
+            f"--max-update 0 --lr 0 --patience 1 {LARGE}",
+            "--max-epoch 4 --patience 99",
+            marks=WHOLE,
+        ),
     ],
 )
 def test_a_finished_training(end, more, byte_data, tmp_path, caplog):

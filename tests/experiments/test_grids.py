@@ -223,7 +223,7 @@ CASES = {
     "question_answering/distance": ("kmeans-64", distances, "", {}, []),
     "translation/grid_ablation": ("window+neural to neural", translations, "", SHORT_BLEU, []),
 }
-SAMPLE = ("language_model/grid_cf20", "etc/babi1", "classification/table3")
+SAMPLE = ("language_model/grid_cf20", "etc/babi1")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ OTHERS = {"_spans"}
 SHARED = 227 * 1024  # bytes that a program may have on Hopper
 
 
+@pytest.mark.matrix
 def test_every_kernel_fits_hopper(tmp_path):
     pytest.importorskip("triton", reason="triton is not installed")
     everything = os.environ.get("CLUSTERFORMER_COMPILE_ALL") == "1"

@@ -52,7 +52,10 @@ def read(folder: Path, name: str):
     return json.loads((folder / name).read_text())
 
 
-@pytest.mark.parametrize("corpus", ["text", "triviaqa-web", "2wiki"])
+@pytest.mark.parametrize(
+    "corpus",
+    ["text", *(pytest.param(c, marks=pytest.mark.whole) for c in ("triviaqa-web", "2wiki"))],
+)
 def test_answers(corpus, answered, tmp_path, capsys):
     assert run(answered, corpus, "--out", tmp_path / "new" / "out", "--batch-size", 5) == 0
     out = tmp_path / "new" / "out"

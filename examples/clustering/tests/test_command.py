@@ -123,7 +123,10 @@ def test_a_missing_library_is_named_before_any_fit(folder, capsys, monkeypatch):
     assert not (folder / "runs.json").exists()
 
 
-@pytest.mark.parametrize(("module", "status"), [("examples", 0), ("fairseq_clusterformer", 1)])
+@pytest.mark.parametrize(
+    ("module", "status"),
+    [("examples", 0), pytest.param("fairseq_clusterformer", 1, marks=pytest.mark.whole)],
+)
 def test_as_a_program(module, status, folder, run_cli):
     words = f"fit x.npy --num-clusters 3 --method kmeans --labels y.csv --out {folder}/c.npz"
     words = words.replace("x.npy", f"{folder}/x.npy").replace("y.csv", f"{folder}/y.csv")
