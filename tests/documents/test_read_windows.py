@@ -531,7 +531,7 @@ def test_a_qanet_with_clusters(towns_data, tmp_path):
     for answer in found[1]:
         (clusters,) = answer.read.clusters.values()
         assert len(clusters) == len(answer.read.section.tokens)
-        assert len(clusters.unique()) > 1
+        assert {0, 1, 2} >= set(clusters.unique().tolist())
 
 
 @pytest.mark.parametrize(("bias", "answered"), [(0, True), (-100, True), (100, False)])

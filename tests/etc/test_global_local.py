@@ -398,7 +398,9 @@ def test_error_at_most_twice_the_reference(impl: str, form: str, dtype: torch.dt
 
     def error(tensors: list[Tensor], part: slice) -> Tensor:
         pairs = zip(tensors[part], exact[part], strict=True)
-        return torch.stack([(t - want).norm() / want.norm() for t, want in pairs]).norm()
+        # without what is 0 but for rounding, as the gradient of a bias of all keys is
+        errors = [(t - want).norm() / want.norm() for t, want in pairs if want.norm() > 1e-9]
+        return torch.stack(errors).norm()
 
     for part in (slice(0, 2), slice(2, 4), slice(4, None)):
         assert error(found, part) <= 2 * error(reference, part)
