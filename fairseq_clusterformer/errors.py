@@ -15,10 +15,11 @@ class UserError(Exception):
     line for each."""
 
     def __init__(self, *messages: str):
-        super().__init__("\n  ".join(map(_shortened, messages)))
+        super().__init__("\n  ".join(map(shortened, messages)))
 
 
-def _shortened(message: str) -> str:
+def shortened(message: str) -> str:
+    """A message of a bounded length: its beginning and its end."""
     return message if len(message) <= _LONGEST else f"{message[:500]} ... {message[-250:]}"
 
 
@@ -41,6 +42,19 @@ def check_no_device(option: str, path: Path, allowed: str) -> None:
             with open(path, "rb", buffering=0) as file:
                 if not file.isatty():
                     raise bad_option(option, path, allowed, "it is a device")
+
+
+def check_file(option: str, path: Path, allowed: str) -> None:
+    """Raise UserError if a path is not that of a plain file, which can be read twice."""
+    if not path.is_file():
+        raise bad_option(option, path, allowed, no_file(path))
+
+
+def no_file(path: Path) -> str:
+    """Why a path is not that of a plain file."""
+    if path.is_dir():
+        return "it is a folder"
+    return "it is no plain file" if path.exists() else "no such file"
 
 
 def check_no_pipes(option: str, folder: Path) -> None:

@@ -28,7 +28,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import UserError, bad_option, read_json
+from fairseq_clusterformer.errors import UserError, bad_option, no_file, read_json
 
 RECORD = "prepared.json"  # what a prepared folder says of itself
 JOURNAL, _LOCK = ".clusterformer", ".lock"
@@ -50,8 +50,7 @@ def checksum(path: Path) -> str:
     path leads into. Raises UserError for a device or a pipe, which cannot be read twice."""
     if not path.is_dir():
         if (file := next((p for p in (path, *path.parents) if p.is_file()), None)) is None:
-            problem = "it is no plain file" if path.exists() else "no such file"
-            raise bad_option("the file", path, "a plain file or a folder", problem)
+            raise bad_option("the file", path, "a plain file or a folder", no_file(path))
         return f"sha256:{digest(file)}"
     total, own = hashlib.sha256(), path / JOURNAL
     for file in sorted(file for file in path.rglob("*") if file.is_file() and file != own):

@@ -23,11 +23,11 @@ from pathlib import Path
 
 from examples.language_model.rivals import RIVALS, rival, sight_of
 from fairseq_clusterformer.checkpoints.load import Loaded, load_checkpoint
-from fairseq_clusterformer.cli.common import Parser, check_file
+from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.conversion import as_checkpoint
 from fairseq_clusterformer.conversion.convert import rebuilt
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import bad_option, check_file
 from fairseq_clusterformer.outputs import write_aside
 from fairseq_clusterformer.use.breakdown import POSITION, REPEATS, Breakdown
 from fairseq_clusterformer.use.language_model import LanguageModel

@@ -25,12 +25,12 @@ from torch.nn.functional import cosine_similarity
 
 from examples.language_model.rivals import sight_of
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
-from fairseq_clusterformer.cli.common import Parser, check_file
+from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.conversion import as_checkpoint
 from fairseq_clusterformer.conversion.convert import rebuilt
 from fairseq_clusterformer.data.coding import TextCoding
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import bad_option, check_file
 from fairseq_clusterformer.outputs import write_aside
 
 NAME = "python -m examples.question_answering.converted_encoder"

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fairseq_clusterformer import __version__
+from fairseq_clusterformer import __version__, errors
 from fairseq_clusterformer.checkpoints import Loaded
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.errors import UserError, bad_option, check_no_pipes, read_json, reading
@@ -101,7 +101,7 @@ def no_file(path: Path, option: str) -> UserError:
             if (path / name).is_file():
                 return bad_option(option, path, f"a checkpoint in it, {path / name}", problem)
     else:
-        problem = "no such file"
+        problem = errors.no_file(path)
     allowed = ", ".join([f"{ALLOWED}, or an installed model", *shipped()])
     return bad_option(option, path, allowed if shipped() else ALLOWED, problem)
 

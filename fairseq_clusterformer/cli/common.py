@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from fairseq_clusterformer.errors import UserError, bad_option, check_no_device
+from fairseq_clusterformer.errors import UserError, bad_option, check_no_device, shortened
 from fairseq_clusterformer.outputs import check_output
 from fairseq_clusterformer.ranges import Range
 
@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         if found := _CHOICE.match(message):
             option, value, allowed = (part.replace("'", "") for part in found.groups())
             message = f"{option} is {value}; allowed: {allowed}"
-        self.exit(2, f"{self.prog}: error: {message}; {usage}\n")
+        self.exit(2, f"{self.prog}: error: {shortened(message)}; {usage}\n")
 
     def _get_value(self, action: argparse.Action, text: str):
         """As `argparse` does; a path is not empty, which Python would take for this folder."""
@@ -125,13 +125,6 @@ def check_encoder(folder: Path | None) -> None:
     if folder is not None and not (folder / "config.json").is_file():
         allowed = "a folder of BERT's form that transformers has written"
         raise bad_option("--encoder", folder, allowed, "it has no config.json")
-
-
-def check_file(option: str, path: Path, allowed: str) -> None:
-    """Raise UserError if a path is not that of a file."""
-    if not path.is_file():
-        problem = "it is a folder" if path.is_dir() else "no such file"
-        raise bad_option(option, path, allowed, problem)
 
 
 def check_files(folder: Path, names: Sequence[str], **how) -> None:

@@ -25,11 +25,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, check_file
 from fairseq_clusterformer.outputs import check_output, check_utf8, checksum, written
 from fairseq_clusterformer.ranges import Range
 
-from .common import Parser, add_places, check_file, number
+from .common import Parser, add_places, number
 
 _LENGTH = 2048  # short texts are enough to teach a router
 _LEGEND = """\

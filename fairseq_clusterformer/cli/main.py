@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from fairseq_clusterformer import __version__, moved
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, shortened
 
 from .common import harmless
 
@@ -120,7 +120,7 @@ def program(name: str, command: Callable[[Sequence[str]], int], arguments: Seque
             # let Python's end not fail again on what stdout does not take
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not piped:
-            problem = harmless(str(error))
+            problem = harmless(shortened(str(error)))
             print(f"{name}: error: {problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

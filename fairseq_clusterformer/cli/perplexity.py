@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import bad_option, check_file
 from fairseq_clusterformer.outputs import check_output, write_text
 
-from .common import Parser, add_force, add_model, check_file, inputs_of
+from .common import Parser, add_force, add_model, inputs_of
 
 
 def _parser() -> Parser:

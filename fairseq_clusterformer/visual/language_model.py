@@ -10,7 +10,7 @@ from torch import Tensor
 from fairseq_clusterformer.attention.inspect import token_clusters
 from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.data.coding import TextCoding
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import bad_option, check_file
 
 from .words import ClusteredText, DrawnLayer, describe, word_endings, word_pairs
 
@@ -63,9 +63,7 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
 
 def encode_file(coding: TextCoding, text: Path) -> Tensor:
     """Tokens of a text file, int64 [N]; UserError if it has no text, or is not UTF-8."""
-    if not text.is_file():
-        problem = "it is a folder" if text.is_dir() else "no such file"
-        raise bad_option("--text", text, "a file of text", problem)
+    check_file("--text", text, "a file of text")
     tokens = coding.encode(text.read_bytes(), f"--text is {text}")
     if not len(tokens):
         raise bad_option("--text", text, f"a text of one {coding.unit} or more", "is empty")

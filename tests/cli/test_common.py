@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -208,10 +209,19 @@ def test_memory_that_runs_out_is_one_line(error, capsys):
     assert capsys.readouterr().err.startswith("clusterformer x: error: out of memory; allowed: ")
 
 
-def test_an_error_has_a_bound():
-    said = str(UserError("a" * 61_000 + "; allowed: less"))
-    assert len(said) < 1000
-    assert said.endswith("; allowed: less")
+@pytest.mark.parametrize("line", ["--top-k {}", "--checkpoint {}", "x {}"])
+def test_an_error_has_a_bound(line, capsys):
+    """What is wrong with a value, a name that the system does not take, and words too many."""
+    with suppress(SystemExit):
+        main(["generate", *line.format("a" * 61_000).split()])
+    assert 0 < len(capsys.readouterr().err) < 3000
+
+
+def test_a_pipe_is_called_one(tmp_path, capsys):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for line in ("perplexity --checkpoint x --text", "bundle", "average --output x --inputs"):
+        assert main([*line.split(), str(pipe), *["out"][: line == "bundle"]]) == 1
+        assert f"is {pipe}: it is no plain file; allowed: " in capsys.readouterr().err
 
 
 def test_a_name_that_is_not_utf8(tmp_path, capsys):

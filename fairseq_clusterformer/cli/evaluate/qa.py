@@ -19,11 +19,11 @@ import json
 from collections.abc import Sequence
 
 from fairseq_clusterformer.data import RECORD
-from fairseq_clusterformer.errors import UserError, bad_option, read_json, reading
+from fairseq_clusterformer.errors import UserError, bad_option, check_file, read_json, reading
 from fairseq_clusterformer.outputs import whole_file, write_text
 from fairseq_clusterformer.ranges import Range
 
-from ..common import Parser, add_force, add_model, check_file, check_files, number
+from ..common import Parser, add_force, add_model, check_files, number
 
 #: files in the folder of --out
 WRITTEN = ("predictions.json", "scores.json", "no_answer.json", "breakdown.png")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from fairseq_clusterformer.corpora import SPLITS, SUBWORDS
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, check_file
 
-from ..common import Parser, add, check_file
+from ..common import Parser, add
 
 Files = dict[str, list[Path]]  # of each split
 
