@@ -303,9 +303,19 @@ def to_run(page: Path) -> list[list[str]]:
     return [words for words in commands(page) if not reason(words)]
 
 
+def by_default(page: Path) -> bool:
+    """README.md, docs/, and of the examples one page and one configuration."""
+    folder, *inner = page.relative_to(ROOT).parts
+    return folder != "examples" or inner[0] == "classification"
+
+
 @pytest.mark.parametrize(
     "page",
-    [page for page in (*PAGES, *CONFIGURATIONS) if to_run(page)],
+    [
+        pytest.param(page, marks=() if by_default(page) else pytest.mark.whole)
+        for page in (*PAGES, *CONFIGURATIONS)
+        if to_run(page)
+    ],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_commands_run(page: Path, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:

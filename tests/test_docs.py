@@ -242,7 +242,9 @@ def test_attention_without_fairseq():
     assert names["y"].shape == names["x"].shape
 
 
-def test_every_kind_is_named():
+def test_every_command_and_kind_is_named():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert [name for name in COMMANDS if name.split()[0] not in changelog] == []
     page = (ROOT / "docs" / "attention-kinds.md").read_text()
     for kind in attention_kinds():
         if kinds.registered(kind).kind.__module__.startswith("fairseq_clusterformer."):

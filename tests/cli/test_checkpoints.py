@@ -27,13 +27,14 @@ NEW = {
 WHOLE = pytest.mark.whole
 RESUMED = {
     "lm": "--attention lsh+routing,window+gated,window,neural --decoder-layers 4",
-    "translation": "",
     "classifier": "",
     "reader": "--kmeans-interval 2 --max-update 8 --best-checkpoint-metric f1"
     " --maximize-best-checkpoint-metric",
 }
 KMEANS = "--attention kmeans --kmeans-interval 2 --kmeans-bank-size 300 --checkpoint-activations"
 MORE = [
+    ("translation", ""),
+    ("lm", KMEANS),
     ("lm", "--attention window+kmeans --kmeans-bank-size 300 --batch-size 80"),  # 4 an epoch
     ("bidaf", "--max-update 8"),
     ("qanet", "--attention window+taught,kmeans --stochastic-depth 0.3 --max-update 8"),
@@ -45,7 +46,6 @@ MORE = [
     ("task", "options"),
     [
         *RESUMED.items(),
-        ("lm", KMEANS),
         *(pytest.param(*of, marks=pytest.mark.whole) for of in MORE),
     ],
 )

@@ -14,7 +14,11 @@ from tests.cli.in_process import CLUSTERFORMER, TRANSFORMER, train
 SHORT = "--disable-validation --no-epoch-checkpoints --decoder-layers 1 --max-update"
 
 
-@pytest.fixture(scope="module", params=[CLUSTERFORMER, TRANSFORMER], ids=["ours", "dense"])
+@pytest.fixture(
+    scope="module",
+    params=[CLUSTERFORMER, pytest.param(TRANSFORMER, marks=pytest.mark.whole)],
+    ids=["ours", "dense"],
+)
 def trained(request, byte_data, tmp_path_factory) -> tuple[str, dict]:
     """The options of a training, and its checkpoint after two updates."""
     folder = tmp_path_factory.mktemp("trained")

@@ -40,6 +40,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+SAMPLE = ("gpt2", "marian")
+every_maker = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.whole) for name in MAKERS],
+)
+
+
 def texts(folders: Path, name: str) -> list[Path]:
     """Files to measure on."""
     files = ["source", "target"] if name in ("marian", "bart") else ["text"]
@@ -136,7 +143,7 @@ def test_pairs_have_the_same_logits(name: str, folders: Path) -> None:
             assert found[..., 0].max() < -1e3  # <s>, which Marian does not have
 
 
-@pytest.mark.parametrize("name", ["marian", "bart"])
+@pytest.mark.parametrize("name", ["marian", pytest.param("bart", marks=pytest.mark.whole)])
 def test_the_same_translations(name: str, folders: Path, tmp_path: Path) -> None:
     """By transformers from the dense model, from ours, and by fairseq; an empty text stays empty,
     and texts end where the positions end."""
@@ -176,7 +183,7 @@ def test_a_text_may_ask_for_a_language(folders: Path) -> None:
         assert ours.encode(text, "en").split() == theirs.tokenize(text)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@every_maker
 def test_clusters_that_see_all_change_nothing(name: str, folders: Path, tmp_path: Path) -> None:
     """And the checkpoint needs nothing but its folder."""
     wide = "taught(window=64,clusters=1,gap=0)+window(64)"  # wider than any text here
@@ -201,7 +208,7 @@ def test_clusters_that_see_all_change_nothing(name: str, folders: Path, tmp_path
     assert config.model_type == "clusterformer"
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@every_maker
 def test_clusters_by_what_the_heads_do(name: str, folders: Path, tmp_path: Path) -> None:
     """Without --attention, it is measured; the clustered model writes, and is replaced whole."""
     words = ["convert", folders / name, tmp_path / "out", "--tokens", 1500, "--updates", 1]

@@ -23,7 +23,15 @@ PROMPT = "The small cat é ran,\ntold on </s> and ☺ away from the mat. A dog s
 BEGINS_BY_BOS = ("llama", "mistral")
 
 
-@pytest.fixture(scope="module", params=LLAMAS)
+SAMPLE = ("llama", "qwen3")  # without a window and with one, begun by <s> or not
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in SAMPLE else pytest.mark.whole) for name in LLAMAS
+    ],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a family; its bundle stands behind "-bundle"."""
     folder = tmp_path_factory.mktemp("llamas") / request.param

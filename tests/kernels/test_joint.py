@@ -47,7 +47,7 @@ def test_it_is_one_softmax(impl, layouts, bias):
     check(impl, 30, layouts, bias)
 
 
-@pytest.mark.parametrize("layouts", [1, 3])
+@pytest.mark.parametrize("layouts", [pytest.param(1, marks=pytest.mark.matrix), 3])
 def test_long_texts(layouts):
     """Of several tiles, segments and chunks; whatever the number of threads."""
     before, found = torch.get_num_threads(), []
@@ -146,7 +146,7 @@ def test_what_is_hidden_may_be_nan(hidden):
     assert all(t.isfinite().all() for t in (out[:, :, :8], *gradients))
 
 
-@pytest.mark.parametrize("impl", ["blocks", "cpu"])
+@pytest.mark.parametrize("impl", [pytest.param("blocks", marks=pytest.mark.matrix), "cpu"])
 def test_gradients_through_dropout(impl):
     """Against finite differences; the own key is dropped as others are."""
     q, k, v, _ = make_inputs(5, batch=1, heads=1, width=3)

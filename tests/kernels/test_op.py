@@ -52,7 +52,9 @@ def test_one_graph_with_equal_results_and_gradients(impl, dtype):
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("impl", ["blocks", "cpu", "reference"])
+@pytest.mark.parametrize(
+    "impl", ["cpu", *(pytest.param(i, marks=pytest.mark.matrix) for i in ("blocks", "reference"))]
+)
 def test_several_layouts_and_the_own_key_in_one_graph(impl):
     """Each layout with a bias of its own, or none; float32 is rounded less often in eager code."""
     *qkv, bias = inputs_of(20)
