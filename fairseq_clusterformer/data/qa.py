@@ -178,4 +178,7 @@ class QAData(RecordData):
     def characters(self, index: int) -> Tensor:
         """The characters of a document's tokens, int32 [2, N]; see above."""
         with self.reading(index):
-            return torch.as_tensor(self._parts["characters"][index]).view(2, -1)
+            starts, ends = found = torch.as_tensor(self._parts["characters"][index]).view(2, -1)
+            if ((starts < -1) | (ends < starts)).any():
+                raise ValueError("tokens that end before they begin")
+            return found
