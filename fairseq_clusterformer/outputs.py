@@ -411,6 +411,11 @@ def make_folder(
             record = {"recipe": recipe, **build(work, out)}
             if json.loads(json.dumps(compute())) != recipe:
                 raise UserError("a source has changed meanwhile; allowed: run it again")
+        except FileNotFoundError as error:
+            if Path(str(error.filename or work)).is_relative_to(work):
+                raise
+            problem = "no such file, or no longer; allowed: run it again with it"
+            raise UserError(f"{error.filename}: {problem}") from None
         except UserError:  # its remedy is another recipe
             _clear(work, ("download",))
             raise

@@ -421,4 +421,6 @@ def test_a_source_that_changes_meanwhile(dest, tmp_path):
     sizes = iter([1, 2])
     with pytest.raises(UserError, match="a source has changed meanwhile; allowed: run it again"):
         make_folder(dest, lambda: {"size": next(sizes)}, build)
+    with pytest.raises(UserError, match="gone: no such file, or no longer; allowed: run it again"):
+        make_folder(dest, RECIPE, lambda *_: (tmp_path / "gone").read_text())
     assert not list(tmp_path.iterdir())
