@@ -108,7 +108,7 @@ def check(method: str, num_clusters: int, length: int, options: Options | None =
     for problem in strays(vars(options), kind):
         raise UserError(problem.replace("--", f"--{method.removeprefix('spherical-')}-", 1))
     if method == "som" and importlib.util.find_spec("minisom") is None:
-        needed = 'pip install "fairseq_clusterformer[clustering]"'
+        needed = 'pip install ".[clustering]" in the clone'
         raise bad_option("--method", "som", needed, "minisom is not installed")
     return options
 

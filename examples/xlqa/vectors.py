@@ -5,7 +5,7 @@
 
 OUT gets a line for each word, frequent words first: the word and its numbers, as GloVe's files
 have it. A word is a run of letters and digits, or one other character. gensim does the learning:
-pip install "fairseq_clusterformer[vectors]".
+pip install ".[vectors]" in the clone.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ def _gensim(method: str):
     try:
         from gensim.models import FastText, Word2Vec
     except ImportError as error:
-        allowed = 'pip install "fairseq_clusterformer[vectors]"'
+        allowed = 'pip install ".[vectors]" in the clone'
         raise UserError(f"{NAME} needs gensim ({error}); allowed: {allowed}") from None
     return dict(zip(METHODS, (Word2Vec, FastText), strict=True))[method]
 

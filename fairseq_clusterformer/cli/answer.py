@@ -18,7 +18,7 @@ the best answer is than "no answer", in nats: --no-answer-margin 1 asks for more
 with less.
 
 Text, Markdown, HTML, PDF, EPUB, e-mail (.eml, .mhtml) and notebooks (.ipynb) are read, and Word
-(.docx), Excel (.xlsx) and RTF with pip install "fairseq_clusterformer[documents]". Folders are
+(.docx), Excel (.xlsx) and RTF with pip install ".[documents]" in the clone. Folders are
 searched with all folders below them. What cannot be read there is named and skipped; hidden files
 and those of unknown forms are counted.
 
@@ -34,7 +34,7 @@ word.
 of the words, so that a later run need not make it again. A document that has changed is read anew.
 
 --serve opens a page to drop documents on and to ask in, at http://127.0.0.1:8000. It needs
-pip install "fairseq_clusterformer[serve]". There is no password: with another --host, everybody
+pip install ".[serve]" in the clone. There is no password: with another --host, everybody
 who can reach the page can read the documents.
 """
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors=errors)
     if args.serve and (missing := [n for n in ("fastapi", "uvicorn") if find_spec(n) is None]):
-        allowed = 'pip install "fairseq_clusterformer[serve]", or no --serve'
+        allowed = 'pip install ".[serve]" in the clone, or no --serve'
         problem = f"--serve needs {missing[0]}, which is not installed"
         raise UserError(f"{problem}; allowed: {allowed}")
     from fairseq_clusterformer.checkpoints.bundle import is_bundle, located, no_file, shipped_for

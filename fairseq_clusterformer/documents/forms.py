@@ -146,7 +146,7 @@ def parse(name: str, data: bytes, encoding: str | None, main_text: bool) -> Pars
     except (Unreadable, MemoryError):
         raise
     except ImportError as error:
-        extra = 'pip install "fairseq_clusterformer[documents]"'
+        extra = 'pip install ".[documents]" in the clone'
         raise Unreadable(f"needs {error.name} to be read as {form}: {extra}") from None
     except Exception as error:  # libraries end in many kinds of them where a file is damaged
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -212,7 +212,7 @@ def _read(path: Path, encoding: str | None, main_text: bool) -> Source:
 
 def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) -> Source:
     if main_text and importlib.util.find_spec("trafilatura") is None:
-        allowed = 'pip install "fairseq_clusterformer[documents]", or no --main-text'
+        allowed = 'pip install ".[documents]" in the clone, or no --main-text'
         problem = "--main-text needs trafilatura, which is not installed"
         raise UserError(f"{problem}; allowed: {allowed}")
     try:

@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "fairseq_clusterformer.hf needs the package transformers; allowed: "
-        "pip install 'fairseq_clusterformer[transformers]'"
+        "pip install '.[transformers]' in the clone"
     ) from error
 
 from .cache import ClusterformerCache

@@ -82,7 +82,7 @@ model = {auto}.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```
 """
-_NEEDS = "import fairseq_clusterformer.hf  # pip install 'fairseq_clusterformer[transformers]'\n"
+_NEEDS = "import fairseq_clusterformer.hf  # pip install '.[transformers]' in a clone of it\n"
 _OF_TEXT = ClusterformerTokenizer.vocab_files_names
 _OF_PAIR = {"cls_token": "<s>", "sep_token": "</s>"}
 _ALLOWED = "a language model by byte pairs that keep line ends; a reader or classifier by byte "

@@ -360,7 +360,7 @@ class TestCommand:
     def test_what_is_not_installed(self, monkeypatch, capsys):
         monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
         said = error(capsys, "answer", "--serve")
-        assert 'needs uvicorn, which is not installed; allowed: pip install "fairseq' in said
+        assert 'needs uvicorn, which is not installed; allowed: pip install ".[serve]' in said
 
     def test_it_serves(self, towns_reader, tmp_path, served, capsys):
         """The documents of the command line, at this computer alone."""

@@ -128,4 +128,4 @@ def test_what_is_refused(text, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "gensim.models", None)
     line = told(text, out, "--force")
     assert line.startswith(f"{vectors.NAME} needs gensim (")
-    assert line.endswith('allowed: pip install "fairseq_clusterformer[vectors]"')
+    assert line.endswith('allowed: pip install ".[vectors]" in the clone')
