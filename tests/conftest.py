@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 
 # Before torch and faiss read it: two pools of threads on few cores are slower than one thread.
@@ -112,6 +112,12 @@ def kernel_of(request: pytest.FixtureRequest) -> str | None:
 @pytest.fixture(scope="session", autouse=True)
 def _few_threads() -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def sampled(values: Iterable, sample: Container, mark: str = "whole") -> list:
+    """Values of a parametrisation, of which only those of the sample run by default."""
+    rest = getattr(pytest.mark, mark)
+    return [value if value in sample else pytest.param(value, marks=rest) for value in values]
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

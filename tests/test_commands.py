@@ -24,6 +24,7 @@ from hydra import compose, initialize_config_dir
 from fairseq_clusterformer.data.subwords import Subwords
 from tests.cli.in_process import QUESTIONS as READER
 from tests.cli.towns import squad
+from tests.conftest import sampled
 from tests.conversion.dense import llama
 from tests.data.tokenizers import made
 from tests.documents.commands import run
@@ -303,19 +304,14 @@ def to_run(page: Path) -> list[list[str]]:
     return [words for words in commands(page) if not reason(words)]
 
 
-def by_default(page: Path) -> bool:
-    """README.md, docs/, and of the examples one page and one configuration."""
-    folder, *inner = page.relative_to(ROOT).parts
-    return folder != "examples" or inner[0] == "classification"
+#: README.md, docs/, and of the examples one page and one configuration
+BY_DEFAULT = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+BY_DEFAULT += [*ROOT.glob("examples/classification/**/*.*")]
 
 
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, marks=() if by_default(page) else pytest.mark.whole)
-        for page in (*PAGES, *CONFIGURATIONS)
-        if to_run(page)
-    ],
+    sampled(filter(to_run, (*PAGES, *CONFIGURATIONS)), BY_DEFAULT),
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_commands_run(page: Path, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:

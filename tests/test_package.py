@@ -193,11 +193,6 @@ def assert_registered(run: subprocess.CompletedProcess[str], package: Path) -> N
 
 class TestUserDir:
     @pytest.mark.whole
-    def test_relative(self, run_cli):
-        words = ("-I", "-c", IMPORT_USER_DIR, f"../{NAME}/")
-        assert_registered(run_cli("python", *words, cwd=REPO_ROOT / "tests"), PACKAGE)
-
-    @pytest.mark.whole
     @pytest.mark.skipif(
         Path(sys.prefix) != REPO_ROOT / ".venv", reason="not the environment of scripts/setup.sh"
     )

@@ -22,12 +22,12 @@ from tests.cli.in_process import (
     assert_equal_states,
     train,
 )
+from tests.conftest import sampled
 from tests.documents.commands import error, run
 
 SAMPLE = ("word_checkpoint", "clustered_translator", "siamese_classifier", "reader")
 MORE = ("checkpoint", "dense_checkpoint", "kmeans_checkpoint", "translation_model")
-MORE += ("masked_checkpoint", "classifier")
-MODELS = (*SAMPLE, *(pytest.param(name, marks=pytest.mark.whole) for name in MORE))
+MODELS = sampled((*SAMPLE, *MORE, "masked_checkpoint", "classifier"), SAMPLE)
 
 
 @pytest.fixture(scope="module")
@@ -256,13 +256,7 @@ PRUNED = {
 }
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        pytest.param(form, marks=() if form in ("lm", "both sides") else pytest.mark.whole)
-        for form in PRUNED
-    ],
-)
+@pytest.mark.parametrize("form", sampled(PRUNED, ("lm", "both sides")))
 def test_pruned(form, byte_data, translation_data, pair_data, tmp_path):
     """A pruned model that was saved is the kept layers: loaded, bundled and resumed."""
     line, kept, options = PRUNED[form]

@@ -18,6 +18,7 @@ from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.data.subwords import load
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModel
+from tests.conftest import sampled
 
 
 def refused(path: Path, **options: object) -> str:
@@ -169,7 +170,7 @@ def test_a_bundle_edited(where, value, bundle):
 
 
 @pytest.mark.parametrize(
-    "task", ["language_model", pytest.param("translation_model", marks=pytest.mark.whole)]
+    "task", sampled(["language_model", "translation_model"], ["language_model"])
 )
 def test_no_file_that_an_option_names_is_opened(task, request, tmp_path):
     """Whatever its name: all options that are text, or nothing, name a file. fairseq evaluates

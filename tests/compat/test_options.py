@@ -21,6 +21,7 @@ from tests.cli.in_process import (
     train,
     trained,
 )
+from tests.conftest import sampled
 
 SHORT = "--disable-validation --no-epoch-checkpoints --max-update 1"
 translator = trained("parallel_data", DENSE_TRANSLATION, *SHORT.split())
@@ -98,10 +99,7 @@ OF_FAIRSEQ = [
 ]
 
 
-@pytest.mark.parametrize(
-    "model",
-    [*(pytest.param(m, marks=pytest.mark.whole) for m in OF_FAIRSEQ[:-2]), *OF_FAIRSEQ[-2:]],
-)
+@pytest.mark.parametrize("model", sampled(OF_FAIRSEQ, OF_FAIRSEQ[-2:]))
 def test_models_of_fairseq_s_own(model, parallel_data, tmp_path):
     pairs = PAIRS if PAIRS in model else ""
     line = f"--task {model} --optimizer nag --lr 0.05 --max-tokens 500 {SHORT} {HERE}"

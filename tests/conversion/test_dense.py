@@ -22,6 +22,7 @@ from transformers import (  # noqa: E402
 import fairseq_clusterformer  # noqa: E402
 from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
 from fairseq_clusterformer.conversion.batches import batches_of_text  # noqa: E402
+from tests.conftest import sampled  # noqa: E402
 from tests.conversion.dense import ENGLISH, GERMAN, MAKERS, TEXT  # noqa: E402
 from tests.documents.commands import error, run  # noqa: E402
 from tests.models.bert import folder_of  # noqa: E402
@@ -40,11 +41,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-SAMPLE = ("gpt2", "marian")
-every_maker = pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.whole) for name in MAKERS],
-)
+every_maker = pytest.mark.parametrize("name", sampled(MAKERS, ("gpt2", "marian")))
 
 
 def texts(folders: Path, name: str) -> list[Path]:

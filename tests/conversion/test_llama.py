@@ -16,6 +16,7 @@ import fairseq_clusterformer  # noqa: E402
 from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
 from fairseq_clusterformer.conversion import dense  # noqa: E402
 from fairseq_clusterformer.conversion.dense import read_dense  # noqa: E402
+from tests.conftest import sampled  # noqa: E402
 from tests.conversion.dense import LLAMAS, TEXT  # noqa: E402
 from tests.documents.commands import error, run  # noqa: E402
 
@@ -23,15 +24,8 @@ PROMPT = "The small cat é ran,\ntold on </s> and ☺ away from the mat. A dog s
 BEGINS_BY_BOS = ("llama", "mistral")
 
 
-SAMPLE = ("llama", "qwen3")  # without a window and with one, begun by <s> or not
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=() if name in SAMPLE else pytest.mark.whole) for name in LLAMAS
-    ],
-)
+# without a window and with one, begun by <s> or not
+@pytest.fixture(scope="module", params=sampled(LLAMAS, ("llama", "qwen3")))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a family; its bundle stands behind "-bundle"."""
     folder = tmp_path_factory.mktemp("llamas") / request.param

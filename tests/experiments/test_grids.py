@@ -34,7 +34,7 @@ from scripts.experiments.programs import options_of
 from scripts.experiments.scores import TASKS, Place
 from scripts.experiments.tables import lookup
 from tests.cli.in_process import quiet
-from tests.conftest import REPO_ROOT
+from tests.conftest import REPO_ROOT, sampled
 from tests.corpora.commands import run as command
 from tests.mnist import write_mnist
 
@@ -236,12 +236,9 @@ CASES = {
     "question_answering/distance": ("kmeans-64", distances, "", {}, []),
     "translation/grid_ablation": ("window+neural to neural", translations, "", SHORT_BLEU, []),
 }
-SAMPLE = ("language_model/grid_cf20", "etc/babi1")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in SAMPLE else WHOLE) for name in CASES]
-)
+@pytest.mark.parametrize("name", sampled(CASES, ("language_model/grid_cf20", "etc/babi1")))
 def test_a_grid_of_each_kind_is_trained(name, request, tmp_path, monkeypatch, capsys):
     """One row, for three updates, and it is scored: every column of the table has a number."""
     row, made, place, smaller, only = CASES[name]

@@ -8,6 +8,7 @@ from fairseq_clusterformer.kernels.autograd import _Attention, _flat
 from fairseq_clusterformer.kernels.blocks import Blocks
 from fairseq_clusterformer.kernels.layout import Call
 
+from ..conftest import sampled
 from .layouts import BATCH, HEADS, every_other, make_inputs, make_layout
 
 NAMES = ("queries and keys apart", "clusters, whole", "window, both sides")
@@ -47,7 +48,7 @@ def test_it_is_one_softmax(impl, layouts, bias):
     check(impl, 30, layouts, bias)
 
 
-@pytest.mark.parametrize("layouts", [pytest.param(1, marks=pytest.mark.matrix), 3])
+@pytest.mark.parametrize("layouts", sampled([1, 3], [3], "matrix"))
 def test_long_texts(layouts):
     """Of several tiles, segments and chunks; whatever the number of threads."""
     before, found = torch.get_num_threads(), []
@@ -146,7 +147,7 @@ def test_what_is_hidden_may_be_nan(hidden):
     assert all(t.isfinite().all() for t in (out[:, :, :8], *gradients))
 
 
-@pytest.mark.parametrize("impl", [pytest.param("blocks", marks=pytest.mark.matrix), "cpu"])
+@pytest.mark.parametrize("impl", sampled(["blocks", "cpu"], ["cpu"], "matrix"))
 def test_gradients_through_dropout(impl):
     """Against finite differences; the own key is dropped as others are."""
     q, k, v, _ = make_inputs(5, batch=1, heads=1, width=3)

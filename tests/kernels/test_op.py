@@ -9,6 +9,7 @@ from fairseq_clusterformer.kernels import Layout, Own, joint_attention, ranged_a
 from fairseq_clusterformer.kernels.autograd import ranged_attention as operator
 from fairseq_clusterformer.kernels.layout import TENSORS
 
+from ..conftest import sampled
 from ..kinds import pads
 from .layouts import LAYOUTS
 
@@ -52,9 +53,7 @@ def test_one_graph_with_equal_results_and_gradients(impl, dtype):
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize(
-    "impl", ["cpu", *(pytest.param(i, marks=pytest.mark.matrix) for i in ("blocks", "reference"))]
-)
+@pytest.mark.parametrize("impl", sampled(["cpu", "blocks", "reference"], ["cpu"], "matrix"))
 def test_several_layouts_and_the_own_key_in_one_graph(impl):
     """Each layout with a bias of its own, or none; float32 is rounded less often in eager code."""
     *qkv, bias = inputs_of(20)

@@ -14,6 +14,7 @@ from fairseq_clusterformer import kernels
 from fairseq_clusterformer.attention.layout import chunk_layout
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, Layout, chosen, ranged_attention
 
+from ..conftest import sampled
 from ..kinds import pads
 from .layouts import (
     BATCH,
@@ -59,13 +60,7 @@ def test_only_the_reference_attends_by_the_rule_leaking_chunk(impl):
     assert all(map(torch.equal, ranged_attention(q, k, v, layout), expected))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "queries and keys apart" else pytest.mark.matrix)
-        for name in LAYOUTS
-    ],
-)
+@pytest.mark.parametrize("name", sampled(LAYOUTS, ["queries and keys apart"], "matrix"))
 def test_gradients_of_the_reference_against_finite_differences(name):
     """Those of the others are compared with the reference's below."""
     length = 4
