@@ -92,19 +92,20 @@ def test_draw_says_which_readers_cluster(tmp_path, capsys, towns_reader):
     assert not (tmp_path / "drawn").exists()
 
 
-@pytest.mark.whole
-def test_a_writer_of_code_knows_code(capsys):
-    assert run("generate", "--checkpoint", "python-code", "--cpu", "def read(", "--seed", 1) == 0
-    assert capsys.readouterr().out.startswith("def read(")
-    model = fairseq_clusterformer.load("python-code", device="cpu")
-    code = "def total(values):\n    result = 0\n    for value in values:\n        return value\n"
-    assert model.perplexity(code) < 4 < 40 < model.perplexity("Zwei Hunde rennen am Strand.")
+CODE = "def total(values):\n    result = 0\n    for value in values:\n        return value\n"
+ENGLISH = "He opened the door, and went down the stairs to meet his friend in the garden."
+GERMAN = "Er öffnete die Tür und ging die Treppe hinab, um seinen Freund im Garten zu treffen."
 
 
-def test_a_writer_of_books_knows_english(capsys):
-    assert run("generate", "--checkpoint", "books-en", "--cpu", "It was", "--seed", 1) == 0
-    assert capsys.readouterr().out.startswith("It was")
-    model = fairseq_clusterformer.load("books-en", device="cpu")
-    english = "He opened the door, and went down the stairs to meet his friend in the garden."
-    german = "Er öffnete die Tür und ging die Treppe hinab, um seinen Freund im Garten zu treffen."
-    assert model.perplexity(english) < 150 < 400 < model.perplexity(german)
+@pytest.mark.parametrize(
+    ("name", "prompt", "known", "at_most", "at_least"),
+    [
+        pytest.param("python-code", "def read(", CODE, 4, 40, marks=pytest.mark.whole),
+        ("books-en", "It was", ENGLISH, 150, 400),
+    ],
+)
+def test_a_writer_knows_its_language(name, prompt, known, at_most, at_least, capsys):
+    assert run("generate", "--checkpoint", name, "--cpu", prompt, "--seed", 1) == 0
+    assert capsys.readouterr().out.startswith(prompt)
+    model = fairseq_clusterformer.load(name, device="cpu")
+    assert model.perplexity(known) < at_most < at_least < model.perplexity(GERMAN)

@@ -46,17 +46,12 @@ class TestTrain:
         for update in run.updates + run.valid:
             assert update["clustered_size"] == update["sample_size"]
 
-    @pytest.mark.parametrize(
-        ("form", "pooling"),
-        [("siamese", "mean"), pytest.param("joined", "first", marks=pytest.mark.whole)],
-    )
-    def test_pairs(self, form, pooling, pair_data, tmp_path):
-        line = f"{CLASSIFICATION} {LEARNED} --pair-form {form} --pooling {pooling}"
+    def test_pairs(self, pair_data, tmp_path):
+        line = f"{CLASSIFICATION} {LEARNED} --pair-form siamese --pooling mean"
         run = train(pair_data, line, tmp_path)
         losses = [run.mean_loss(update) for update in range(45)]
         assert sum(losses[-5:]) < sum(losses[:5])
-        if form == "siamese":  # of five seeds the worst has 0.90, and of the joined form 0.64
-            assert valid_accuracy(run, 3) > 0.8
+        assert valid_accuracy(run, 3) > 0.8  # of five seeds the worst has 0.90
 
 
 class TestValidate:

@@ -104,8 +104,7 @@ def with_options(checkpoint: Path, out: Path, **options: object) -> Path:
     return out
 
 
-@pytest.mark.parametrize("bos", [False, True])
-@pytest.mark.parametrize("mode", ["none", "complete", "eos"])
+@pytest.mark.parametrize(("mode", "bos"), [("none", False), ("complete", True), ("eos", True)])
 def test_texts_are_cut_as_fairseq_cuts_them(
     tmp_path, word_data, byte_data, word_checkpoint, mode, bos
 ):
