@@ -13,7 +13,7 @@ from fairseq_clusterformer.compat.saving import LOCK
 from tests.cli.in_process import CLUSTERFORMER, TRANSFORMER, assert_equal_states, load_state, train
 
 SAVING = "--save-interval-updates 2 --disable-validation"
-LARGE = "--batch-size 80"
+EPOCHS = "--max-update 0 --batch-size 80"
 WHOLE = pytest.mark.whole
 
 
@@ -78,12 +78,8 @@ def test_no_checkpoint_is_whole(byte_data, tmp_path):
     ("end", "more"),
     [
         ("--max-update 2", "--max-update 3"),
-        pytest.param(f"--max-update 0 --max-epoch 1 {LARGE}", "--max-epoch 2", marks=WHOLE),
-        pytest.param(
-            f"--max-update 0 --lr 0 --patience 1 {LARGE}",
-            "--max-epoch 4 --patience 99",
-            marks=WHOLE,
-        ),
+        pytest.param(f"{EPOCHS} --max-epoch 1", "--max-epoch 2", marks=WHOLE),
+        pytest.param(f"{EPOCHS} --lr 0 --patience 1", "--max-epoch 4 --patience 99", marks=WHOLE),
     ],
 )
 def test_a_finished_training(end, more, byte_data, tmp_path, caplog):
