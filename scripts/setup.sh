@@ -186,6 +186,7 @@ make_venv() {
 
 make_environment() {
   find_python
+  [[ ! -e "$venv" ]] || say "$venv is made anew: the old one is removed"
   rm -rf "$venv"
   mkdir "$venv"
   say "everything that the steps print is in $log"

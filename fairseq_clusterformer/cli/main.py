@@ -28,7 +28,7 @@ COMMANDS = {
     "generate": "continue a prompt with a language model",
     "translate": "translate raw text",
     "classify": "label texts",
-    "answer": "answer questions from text, HTML and PDF files",
+    "answer": "answer questions from files: text, HTML, PDF and others",
     "evaluate translation": "BLEU of a translation model",
     "evaluate qa": "a reader's scores, and its answers as each corpus's own script reads them",
     "perplexity": "perplexity step by step, as the model has it when it writes",

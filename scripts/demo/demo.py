@@ -81,8 +81,10 @@ def shared_options(context: int, layers: int) -> dict:
 
 
 def of_updates(updates: int) -> dict:
-    """Options of a training in which about so many updates are expected."""
-    return {"total-num-update": updates, "warmup-updates": min(20, updates // 3)}
+    """Options of a training in which about so many updates are expected; if more are made, they
+    learn at the last rate."""
+    rates = {"total-num-update": updates, "warmup-updates": min(20, updates // 3)}
+    return rates | {"end-learning-rate": 8e-4}
 
 
 def run_demo(out: Path, minutes: float, context: int, layers: int) -> None:

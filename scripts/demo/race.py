@@ -26,6 +26,7 @@ class Runner:
     parameters: int = 0
     peak_memory: float = 0.0  # MiB of the training
     bits_per_byte: float = 0.0  # on the held-out text
+    began: float = 0.0  # when its first update did
 
     @property
     def updates(self) -> int:
@@ -39,6 +40,8 @@ class Runner:
             self.progress.append(
                 (time.monotonic(), int(record["num_updates"]), float(record["loss"]))
             )
+        elif "Start iterating over samples" in line:
+            self.began = self.began or time.monotonic()
         elif "num. shared model params: " in line:
             count = line.split("num. shared model params: ")[1].split()[0]
             self.parameters = int(count.replace(",", ""))
@@ -97,8 +100,8 @@ def tokens_per_second(runners: list[Runner], tokens: int) -> list[float]:
     speeds = []
     for runner in runners:
         together = [point for point in runner.progress if begin <= point[0] <= end]
-        if len(together) < 2:  # a race of a few updates
-            together = runner.progress
+        if len(together) < 2:  # a race of a few updates, the first of which takes longer
+            together = [(runner.began, 0, 0.0), *runner.progress]
         (first, updates, _), (last, more, _) = together[0], together[-1]
         speeds.append((more - updates) * tokens / max(last - first, SHORTEST))
     return speeds

@@ -214,3 +214,12 @@ def test_speed_is_measured_while_all_train():
     times = [(12, 1), (16, 2), (20, 3), (21, 9), (22, 15)]
     slow = Runner("slow", {}, progress=[(*point, 3.0) for point in times])
     assert tokens_per_second([fast, slow], 100) == [100, 25]
+    once = Runner("once", {}, began=10, progress=[(14, 1, 8.0)])
+    assert tokens_per_second([fast, once], 100) == [100, 25]
+    heard = Runner("heard", {})
+    for line in (
+        "| Start iterating over samples",
+        '| train_inner | {"num_updates": 1, "loss": 8}',
+    ):
+        heard.listen(line)
+    assert 0 < heard.began <= heard.progress[0][0]
