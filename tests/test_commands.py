@@ -168,7 +168,7 @@ MODELS = {
     "MINILM": write_encoder,
     "a-llama": llama,
     "dense.pt": write_dense,
-    "clusterformer_reader.pt": write_reader,
+    "my-reader.pt": write_reader,
 }
 QUESTIONS = "prepare qa text questions.jsonl {} --sentencepiece 300"
 LABELS = "prepare classification text reviews.tsv {}"
