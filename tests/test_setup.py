@@ -64,6 +64,7 @@ def started(checkout: Path, **variables: object) -> subprocess.Popen[str]:
         text=True,
         env=env,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # of a shell's background
     )
 
 
