@@ -351,8 +351,8 @@ def layer_numbers(args: Namespace, name: str, layers: int, first: int = 0) -> tu
     except ValueError:
         numbers = [-1]
     if any(not first <= number < layers for number in numbers):
-        allowed = f"layers {first} to {layers - 1}, counted from 0, separated by commas"
-        raise refused(flag(name), text, allowed)
+        there = f"layers {first} to {layers - 1}, counted from 0, separated by commas"
+        raise refused(flag(name), text, there if layers > first else f"empty, with {layers} layer")
     return tuple(numbers)
 
 
