@@ -62,15 +62,15 @@ def targets(lines: list[str]) -> dict[int, list[str]]:
 
 
 def assert_same(results: Results, others: Results) -> None:
-    """Equal scores but for rounding, and equal texts but for the few whose scores tie."""
+    """Equal texts and scores, but for the few that a search loses by rounding."""
     assert results.keys() == others.keys()
     texts = []
     for number, hypotheses in results.items():
         for (score, text, positions), (other_score, other_text, other_positions) in zip(
             hypotheses, others[number], strict=True
         ):
-            assert math.isclose(score, other_score, rel_tol=1e-4)
             texts.append(text == other_text)
             if texts[-1]:
+                assert math.isclose(score, other_score, rel_tol=1e-4)
                 torch.testing.assert_close(positions, other_positions, rtol=1e-4, atol=2e-4)
     assert sum(texts) >= 0.9 * len(texts)
