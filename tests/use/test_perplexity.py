@@ -104,7 +104,8 @@ def with_options(checkpoint: Path, out: Path, **options: object) -> Path:
     return out
 
 
-@pytest.mark.parametrize(("mode", "bos"), [("none", False), ("complete", True), ("eos", True)])
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("mode", ["none", "complete", "eos"])
 def test_texts_are_cut_as_fairseq_cuts_them(
     tmp_path, word_data, byte_data, word_checkpoint, mode, bos
 ):
