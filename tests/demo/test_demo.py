@@ -217,9 +217,6 @@ def test_speed_is_measured_while_all_train():
     once = Runner("once", {}, began=10, progress=[(14, 1, 8.0)])
     assert tokens_per_second([fast, once], 100) == [100, 25]
     heard = Runner("heard", {})
-    for line in (
-        "| Start iterating over samples",
-        '| train_inner | {"num_updates": 1, "loss": 8}',
-    ):
-        heard.listen(line)
+    heard.listen("| Start iterating over samples")
+    heard.listen('| train_inner | {"num_updates": 1, "loss": 8}')
     assert 0 < heard.began <= heard.progress[0][0]
