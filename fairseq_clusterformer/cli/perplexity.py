@@ -14,8 +14,6 @@ difference.
 import json
 import sys
 from collections.abc import Sequence
-from functools import partial
-from itertools import islice
 
 from fairseq_clusterformer.errors import bad_option, check_file
 from fairseq_clusterformer.outputs import check_output, write_text
@@ -86,16 +84,12 @@ def main(arguments: Sequence[str]) -> int:
         has_training = (loaded.folder / "train.idx").is_file()
         training = perplexity.training_items(loaded) if has_training else ()
         breakdown = Breakdown(coding, training, **({"rare": args.rare} if args.rare else {}))
-    bar = partial(tqdm, unit="block", disable=not sys.stderr.isatty())
-    streamed = {}
-    if args.stream:
-        blocks = list(islice(blocks, args.max_blocks))
-        streamed = perplexity.as_one_text(model, bar(blocks), args.max_blocks)
-    how_far = {"stepwise": not args.teacher_forced, "most": args.max_blocks}
-    result = perplexity.compare(model, bar(blocks), breakdown=breakdown, **how_far) | streamed
+    blocks = tqdm(blocks, unit="block", disable=not sys.stderr.isatty())
+    ways = {"stepwise": not args.teacher_forced, "streamed": args.stream}
+    result = perplexity.compare(model, blocks, most=args.max_blocks, breakdown=breakdown, **ways)
     whole = args.max_blocks is None and coding.unit != "word"  # <unk> stands for any bytes
     if args.text and whole:
-        for way in ("teacher-forced", *(["streamed"] if streamed else [])):
+        for way in ("teacher-forced", *["streamed"] * args.stream):
             bits = result[f"{way} bits"] * result["tokens"]
             result[f"{way} bits per byte"] = bits / args.text.stat().st_size
     if perplexity.leaks_future(model):

@@ -129,11 +129,13 @@ def compare(
     blocks: Iterable[Block],
     *,
     stepwise: bool = True,
+    streamed: bool = False,
     most: int | None = None,
     breakdown: Breakdown | None = None,
 ) -> dict[str, float]:
     """Score each block on its own, in one pass and step by step. Returns bits per token,
-    perplexities, and the largest difference of a log-probability.
+    perplexities, and the largest difference of a log-probability between these two; of a stream
+    also the bytes that are kept. Raises UserError: see `Stream`.
 
     A model whose later tokens change earlier outputs cannot work step by step. It reads every
     prefix anew instead.
@@ -141,67 +143,63 @@ def compare(
     Args:
         model: a language model of fairseq, in evaluation mode.
         stepwise: whether to go step by step as well, which takes longer.
+        streamed: whether to read the blocks also as one text, by `Stream`.
         most: how many blocks to score; None: all.
         breakdown: is given each block, and what one pass found.
     """
     device = next(model.parameters()).device
+    stream = Stream(model) if streamed else None
     ways = {"teacher-forced": in_one_pass, **({"stepwise": step_by_step} if stepwise else {})}
+    ways |= {"streamed": stream} if streamed else {}
     sums, tokens, largest = dict.fromkeys(ways, 0.0), 0, 0.0
     for source, target in _batches(islice(blocks, most)):
         source, target = source.to(device), target.to(device)
         found = {name: score(model, source, target) for name, score in ways.items()}
         for name, log_probs in found.items():
             sums[name] -= log_probs.double().sum().item()
-            difference = (log_probs - found["teacher-forced"]).abs().max().item()
-            largest = max(largest, difference)
-        tokens += target.numel()
+        one_pass = found["teacher-forced"]
+        difference = (found["stepwise"] - one_pass).abs().max().item() if stepwise else 0.0
+        largest, tokens = max(largest, difference), tokens + target.numel()
         if breakdown is not None:
-            for block in zip(source, target, found["teacher-forced"], strict=True):
+            for block in zip(source, target, one_pass, strict=True):
                 breakdown.add(*block)
     bits = {name: total / tokens / math.log(2) for name, total in sums.items()}
     result = {"tokens": tokens, **{f"{name} bits": value for name, value in bits.items()}}
     result |= {f"{name} perplexity": 2**value for name, value in bits.items()}
-    return result | ({"largest difference of a log-probability": largest} if stepwise else {})
+    result |= {"largest difference of a log-probability": largest} if stepwise else {}
+    return result | ({"bytes kept": stream.kept()} if streamed else {})
 
 
-@torch.no_grad()
-def as_one_text(model: nn.Module, blocks: Iterable[Block], most: int | None = None) -> dict:
-    """Score blocks that follow each other, each behind what the layers keep of those before.
-    Returns bits per token, perplexity, and how many bytes are kept. Raises UserError: a model of
-    fairseq's own, one that leaks, or with learned positions.
+class Stream:
+    """Scores blocks that follow each other, each behind what the layers keep of those before: as
+    Transformer-XL (Dai et al. 2019) is evaluated. What is kept is bounded, except for the kind
+    ``full``. Raises UserError: a model of fairseq's own, one that leaks, or with learned
+    positions."""
 
-    What is kept is bounded (except for the kind ``full``), as in writing: so is the memory, for a
-    text of any length. Transformer-XL (Dai et al. 2019) is evaluated so.
+    def __init__(self, model: nn.Module) -> None:
+        decoder, problem = model.decoder, ""
+        if not isinstance(decoder, ClusterformerDecoder):
+            problem = "it keeps every token"
+        elif decoder.leaks_future:
+            problem = "later tokens change its earlier outputs"
+        elif isinstance(decoder.embed_positions, nn.Embedding):
+            problem = f"it has {decoder.max_positions()} positions, which were learned"
+        if problem:
+            allowed = "a clusterformer_lm that is causal, with no learned positions"
+            raise bad_option("--stream", type(model).__name__, allowed, problem)
+        self.state = DecoderState()
 
-    Args:
-        model: a language model of ours, in evaluation mode.
-        most: how many blocks to score; None: all.
-    """
-    decoder = model.decoder
-    problem = ""
-    if not isinstance(decoder, ClusterformerDecoder):
-        problem = "it keeps every token"
-    elif decoder.leaks_future:
-        problem = "later tokens change its earlier outputs"
-    elif isinstance(decoder.embed_positions, nn.Embedding):
-        problem = f"it has {decoder.max_positions()} positions, which were learned"
-    if problem:
-        allowed = "a clusterformer_lm that is causal, with no learned positions"
-        raise bad_option("--stream", type(model).__name__, allowed, problem)
-    device = next(model.parameters()).device
-    state, total, tokens = DecoderState(), 0.0, 0
-    for source, target in islice(blocks, most):
-        source, target = source[None].to(device), target[None].to(device)
-        out = decoder.output_layer(decode(decoder, source, state)), None
-        total -= _of_targets(model, out, target).double().sum().item()
-        tokens += target.numel()
-    kept = tensors(state.state)
-    bits = total / tokens / math.log(2)
-    return {
-        "streamed bits": bits,
-        "streamed perplexity": 2**bits,
-        "bytes kept": sum(t.numel() * t.element_size() for t in kept),
-    }
+    def __call__(self, model: nn.Module, tokens: Tensor, target: Tensor) -> Tensor:
+        """Log-probabilities of the targets [B, N], whose rows follow each other."""
+        rows = []
+        for row, of_row in zip(tokens[:, None], target[:, None], strict=True):
+            features = decode(model.decoder, row, self.state)
+            rows.append(_of_targets(model, (model.decoder.output_layer(features), None), of_row))
+        return torch.cat(rows)
+
+    def kept(self) -> int:
+        """Bytes of the state."""
+        return sum(t.numel() * t.element_size() for t in tensors(self.state.state))
 
 
 def _batches(blocks: Iterable[Block]) -> Iterator[tuple[Tensor, Tensor]]:
