@@ -11,7 +11,14 @@ from fairseq.logging import metrics
 
 from fairseq_clusterformer.criterions.fairseq_losses import ClusterformerCrossEntropy
 from tests.cli.expected import LOSSES, STATISTICS, assert_logged, assert_trains
-from tests.cli.in_process import CLUSTERFORMER, TRAINING, train
+from tests.cli.in_process import (
+    CLUSTERED_TRANSLATION,
+    CLUSTERFORMER,
+    TRAINING,
+    generate,
+    load_state,
+    train,
+)
 from tests.conftest import REPO_ROOT
 
 
@@ -149,6 +156,29 @@ def test_kmeans_each_epoch(byte_data, tmp_path, caplog):
 def test_adaptive_loss(byte_data, tmp_path):
     line = CLUSTERFORMER.replace("--share-decoder-input-output-embed", "")
     assert_trains(train(byte_data, f"{line} {ADAPTIVE}", tmp_path))
+
+
+def test_best_checkpoint_by_bleu(parallel_data, translator, tmp_path):
+    """Large steps ruin the model after its first update, whose step is 0."""
+    line = (
+        f"{CLUSTERED_TRANSLATION} --finetune-from-model {translator} --max-update 2"
+        " --lr-scheduler inverse_sqrt --warmup-init-lr 0 --warmup-updates 1 --lr 9"
+        " --save-interval-updates 1 --eval-bleu --eval-tokenized-bleu"
+        " --best-checkpoint-metric bleu --maximize-best-checkpoint-metric"
+    )
+    train(parallel_data, line, tmp_path, "--eval-bleu-args", '{"beam": 2}')
+    best, end = (load_state(tmp_path / f"checkpoint_{n}.pt") for n in ("best", "last"))
+    numbers = [state["optimizer_history"][-1]["num_updates"] for state in (best, end)]
+    assert numbers == [1, 2]
+    bleu = best["extra_state"]["best"]
+    assert bleu == end["extra_state"]["best"] > end["extra_state"]["val_loss"] + 5
+    # what fairseq-generate scores
+    line = "--gen-subset valid --beam 2 --scoring sacrebleu --sacrebleu-tokenizer none"
+    lines = generate(
+        *(parallel_data, tmp_path / "checkpoint_best.pt", f"--task translation {line}"),
+        *(tmp_path, "--batch-size", 24),
+    )
+    assert f" = {bleu:.2f} " in lines[-1]
 
 
 class TestLayerDrop:
