@@ -26,7 +26,7 @@ from fairseq_clusterformer.attention import (
     attention_kinds,
     parse_layer,
 )
-from fairseq_clusterformer.attention import registry as kinds
+from fairseq_clusterformer.attention import options as kinds
 from fairseq_clusterformer.attention.heads import Convolved
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.cli.main import COMMANDS

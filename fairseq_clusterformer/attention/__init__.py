@@ -7,14 +7,20 @@ are assigned apart (1, J or H); a file names those that it alone has.
 
 from .batch import Batch, any_padding
 from .heads import HeadForm
-from .kind import Kind, Traits
+from .kind import Kind, Other, Traits
 from .kinds import gated, kmeans, lsh, neural, routing, strided, window, xl  # noqa: F401
 from .kinds.taught import kind as taught  # noqa: F401 (all register)
 from .multihead import MultiheadAttention
-from .options import ClusterOptions, OptionError, Options, WindowOptions, option
+from .options import (
+    ClusterOptions,
+    OptionError,
+    Options,
+    WindowOptions,
+    attention_kinds,
+    option,
+    register_attention,
+)
 from .past import Kept, Past
-from .registry import attention_kinds, register_attention
-from .sight import Other
 from .spec import AttentionPlan, Heads, parse_attention, parse_layer
 from .tokens import Assignment, Round, Shape, Tokens
 

@@ -1,8 +1,8 @@
 """The one door to the kernels: what queries attend to, and what is kept behind them.
 
-Several tokens are attended by layouts of a text (:mod:`~fairseq_clusterformer.attention.sight`),
-kept keys in front of them. One more token of each row is attended from the stores as they stand:
-sorting a text for it would take longer than all else.
+Several tokens are attended by layouts of a text, kept keys in front of them. One more token of
+each row is attended from the stores as they stand: sorting a text for it would take longer than
+all else.
 
 Shape letters: N new tokens, M kept keys, C numbers of an entry.
 """
@@ -19,10 +19,11 @@ from torch.nn.functional import pad
 from ..kernels import chosen, join, joint_attention
 from ..kernels.cpu import step
 from ..precision import at_least_float32
+from .batch import for_each
+from .kind import Result, Rule, Seen, Text
 from .layout import blinded
-from .past import Entries, Kept, Keys, Near, Rings, Sinks, Stores, entries_of, for_each
+from .past import Entries, Kept, Keys, Near, Rings, Stores, entries_of
 from .projections import QKV, rotated
-from .sight import Result, Rule, Seen, Text
 from .tokens import Tokens
 
 
@@ -42,8 +43,8 @@ def attend(
         return _one(heads, seen, rule, stores)
     text, sight, past, beyond = seen.text, seen.sight, seen.text.past, rule.beyond(seen.tokens)
     whole, layouts = _over(text, heads), [*sight.ranges, *sight.near]
-    if text.key_bias is not None:
-        bias = _bias(heads, text)
+    if seen.assignment.key_bias is not None:
+        bias = _bias(heads, text, seen.assignment.key_bias)
         layouts[: len(sight.ranges)] = [replace(one, key_bias=bias) for one in sight.ranges]
     calls = [(whole, layouts, sight.own)]
     if sight.sinks is not None and beyond is None:
@@ -64,8 +65,7 @@ def attend(
         wide = (joined or len(some) + (own is not None) > 1) and not whole.q.is_cuda
         values, lse = joint_attention(*qkv.repeated()[:3], some, own, wide=wide, **how)
         results.append((values[:, :, past:], lse[..., past:]))
-    of_others, others = _of_others(heads, seen, stores)
-    out = join([*results, *of_others])[0].to(heads.q.dtype)
+    out, others = _joined(results, heads, seen, stores)
     return out, None if stores is None else _behind(heads, seen, rule, stores, others)
 
 
@@ -79,15 +79,24 @@ def _over(text: Text, heads: QKV) -> QKV:
     return heads._replace(q=pad(heads.q, (0, 0, text.past, 0)), k=k, v=v)
 
 
-def _bias(heads: QKV, text: Text) -> Tensor:
-    """Biases of a text's keys [B, 1 or H, T]."""
-    width, many = heads.k.size(-1), heads.q.size(1)
-    bias = text.key_bias.to(heads.k.dtype)  # decoding keeps it with its key, rounded like it
+def _bias(heads: QKV, text: Text, bias: Tensor) -> Tensor:
+    """Biases of a text's keys [B, 1 or H, T], by those of the new ones."""
+    bias = bias.to(heads.k.dtype)  # decoding keeps it with its key, rounded like it
     if text.past:
-        kept = text.kept[..., width]  # of each head of keys
+        kept = text.kept[..., heads.k.size(-1)]  # of each head of keys
         bias = for_each(kept, bias).expand(len(kept), kept.size(1), -1)
         bias = torch.cat([kept, bias], dim=-1)
-    return bias if bias.size(1) in (1, many) else bias.repeat_interleave(many // bias.size(1), 1)
+    return bias if bias.size(1) == 1 else for_each(heads.q, bias)
+
+
+def _joined(
+    results: list[Result], heads: QKV, seen: Seen, stores: Stores | None
+) -> tuple[Tensor, tuple[Kept, ...]]:
+    """Values of results joined with what a kind shows besides keys, and what is kept of that."""
+    kept = (stores and stores.others) or [None] * len(seen.others)
+    found = [other.attend(heads, store) for other, store in zip(seen.others, kept, strict=True)]
+    out = join([*results, *(result for result, _ in found)])[0]
+    return out.to(heads.q.dtype), tuple(store for _, store in found)
 
 
 def _entries(heads: QKV, seen: Seen) -> Tensor:
@@ -95,21 +104,19 @@ def _entries(heads: QKV, seen: Seen) -> Tensor:
     return entries_of(heads.k, heads.v, seen.assignment.key_bias, seen.assignment.groups)
 
 
-def _sinks(entries: Tensor, seen: Seen, rule: Rule, stores: Stores) -> Sinks | None:
+def _sinks(entries: Tensor, tokens: Tokens, rule: Rule, stores: Stores) -> Tensor | None:
     """Those behind new tokens of these entries."""
     if not rule.sinks:
         return None
-    place, mask, number = seen.tokens.positions, seen.tokens.padding_mask, rule.sinks
-    place = place.clamp(max=number)
-    if mask is not None:
-        place = place.masked_fill(mask, number)
-    if stores.sinks is None:
+    number, kept = rule.sinks, stores.sinks
+    if kept is None:
         kept = entries.new_zeros(*entries.shape[:2], number, entries.size(-1))
-    else:
-        kept = stores.sinks.kept
+    place = tokens.positions.clamp(max=number)
+    if tokens.padding_mask is not None:
+        place = place.masked_fill(tokens.padding_mask, number)
     at = place[:, None, :, None].expand(*entries.shape)
     # One slot more, which is dropped, takes what is no sink.
-    return Sinks(pad(kept, (0, 0, 0, 1)).scatter(2, at, entries)[:, :, :-1].contiguous())
+    return pad(kept, (0, 0, 0, 1)).scatter(2, at, entries)[:, :, :-1].contiguous()
 
 
 def _behind(
@@ -117,13 +124,13 @@ def _behind(
 ) -> Stores:
     """The stores behind several tokens."""
     text, near, entries = seen.text, None, _entries(heads, seen)
-    sinks = _sinks(entries, seen, rule, stores)
+    sinks = _sinks(entries, seen.tokens, rule, stores)
     if text.past:
         entries = torch.cat([text.kept, entries], dim=2)
     rings = text.rings
     if rings is None:
-        rings = torch.zeros(len(entries), 1, 1, text.length, dtype=torch.long)
-        rings = rings.to(entries.device)
+        shape = len(entries), 1, 1, text.length
+        rings = torch.zeros(shape, dtype=torch.long, device=entries.device)
     keys = Keys(entries, rings, text.batch.padding_mask)
     if rule.gap > 1:
         near, waiting = Near.of(keys, rule.gap - 1)
@@ -138,16 +145,14 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     enter its ring, and one softmax is taken over all entries that it sees."""
     tokens, assignment, gap = seen.tokens, seen.assignment, rule.gap
     behind, rounds = tokens.behind(rule.sinks) if rule.sinks else tokens, assignment.rounds
-    groups, entries = assignment.groups, _entries(heads, seen)
+    groups, entries, mask = assignment.groups, _entries(heads, seen), behind.padding_mask
     if rounds:
         written = torch.stack([found.of_keys for found in rounds], dim=2)
         read = torch.stack([torch.cat(found.queries, dim=-1) for found in rounds], dim=2)
     else:
-        written = read = torch.zeros(
-            len(entries), 1, 1, 1, dtype=torch.long, device=entries.device
-        )
-    written, mask = written.squeeze(-1), behind.padding_mask
-    near, rings = stores.near, stores.rings
+        shape = len(entries), 1, 1, 1
+        written = read = torch.zeros(shape, dtype=torch.long, device=entries.device)
+    written, near, rings = written.squeeze(-1), stores.near, stores.rings
     if rings is None:
         nothing = Keys(entries[:, :, :0], written.unsqueeze(-1)[..., :0], None)
         rings = Rings.of(nothing, clusters=rule.clusters, window=None, counted=False)
@@ -155,9 +160,8 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     rings.open(rule.by_cluster)
     if rule.drops_keys or gap > 1 or mask is not None or tokens.begins is not None:
         rings.count()
-    stores = replace(stores, rings=rings, near=near)
-    in_cpp = _in_cpp(heads, seen, behind, rule, stores)
-    if in_cpp is not None:
+    stores = replace(stores, assigned=seen.assigned, rings=rings, near=near)
+    if (in_cpp := _in_cpp(heads, seen, behind, rule, stores)) is not None:
         given, others = in_cpp
         given |= {"entry": entries, "rings": rule.clusters, "read": read, "written": written}
         given |= {"kept": rings.kept, "seen": rings.given}
@@ -166,13 +170,11 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
             given |= {"own": True, "own_bias": rule.own_bias}
         if near is not None:
             given |= {"near": near.kept, "near_ring": near.ring, "before": behind.before}
-        out = step.step(heads.q, **given)
-        return out, replace(stores, assigned=seen.assigned, others=others)
+        return step.step(heads.q, **given), replace(stores, others=others)
 
     def store() -> None:
         new = entries.unflatten(1, (groups, -1)).transpose(2, 3)  # [B, G, 1, J / G, C]
-        new, where = new.expand(-1, -1, written.size(2), -1, -1), written
-        skipped = mask
+        new, where, skipped = new.expand(-1, -1, written.size(2), -1, -1), written, mask
         if near is not None:
             new, where, skipped = near.push(new, written, behind.before, mask)
         skipped = None if skipped is None else skipped.unsqueeze(-1)
@@ -185,8 +187,8 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
         rings.forget(tokens.begins)
     if gap == 0:  # the query sees its own key in its ring
         store()
-    biased = assignment.key_bias is not None
     some = gap == 0 and not any(found.keys is not None for found in rounds)
+    biased = assignment.key_bias is not None
     visible = [rings.look(read, assignment.latest)._replace(some=some, biased=biased)]
     if gap > 0:  # its own
         hidden = tokens.padding_mask
@@ -196,15 +198,13 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
         visible.append(own)
     if near is not None:
         visible.append(near.look(behind.before))
-    sinks = _sinks(entries, seen, rule, stores)
-    if sinks is not None:
+    if (sinks := _sinks(entries, tokens, rule, stores)) is not None:
         visible.append(_sinks_in_sight(sinks, heads, seen, rule))
     out = _softmax(heads.q, visible, joined=bool(seen.others))
     if gap > 0:
         store()
-    results, others = _of_others(heads, seen, stores)
-    out = join([out, *results])[0].to(heads.q.dtype)
-    return out, Stores(seen.assigned, rings, near, sinks, others)
+    out, others = _joined([out], heads, seen, stores)
+    return out, replace(stores, sinks=sinks, others=others)
 
 
 def _in_cpp(
@@ -212,19 +212,18 @@ def _in_cpp(
 ) -> tuple[dict[str, Any], tuple[Kept, ...]] | None:
     """What the step in C++ is given of sinks and others, and what is kept of the others; None:
     that step does not know all that the token sees."""
-    q = heads.q
+    q, sinks, near = heads.q, stores.sinks, stores.near
     if q.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
     special = behind.padding_mask, seen.tokens.begins, seen.assignment.latest, rule.beyond(behind)
-    if any(t is not None for t in special) or (rule.sinks and stores.sinks is None):
+    if any(t is not None for t in special) or (rule.sinks and sinks is None):
         return None
-    kept = [store.kept for store in (stores.rings, stores.near, stores.sinks) if store is not None]
-    if any(t.dtype != q.dtype for t in kept):
+    kept = stores.rings.kept, sinks, None if near is None else near.kept
+    if any(t is not None and t.dtype != q.dtype for t in kept):
         return None
     if chosen(seen.tokens.impl, q) != "cpu" or not step.can_step(q):
         return None
-    given = {} if stores.sinks is None else {"sinks": stores.sinks.kept}
-    others = []
+    given, others = {} if sinks is None else {"sinks": sinks}, []
     for other, kept in zip(seen.others, stores.others or [None] * len(seen.others), strict=True):
         if (found := other.in_cpu_step(heads, kept)) is None:
             return None
@@ -233,20 +232,9 @@ def _in_cpp(
     return given, tuple(others)
 
 
-def _of_others(
-    heads: QKV, seen: Seen, stores: Stores | None
-) -> tuple[list[Result], tuple[Kept, ...]]:
-    """What new tokens see of what a kind shows besides keys, and what is kept behind them."""
-    kept = [None] * len(seen.others)
-    if stores is not None and stores.others:
-        kept = stores.others
-    found = [other.attend(heads, store) for other, store in zip(seen.others, kept, strict=True)]
-    return [result for result, _ in found], tuple(store for _, store in found)
-
-
-def _sinks_in_sight(sinks: Sinks, heads: QKV, seen: Seen, rule: Rule) -> Entries:
+def _sinks_in_sight(entries: Tensor, heads: QKV, seen: Seen, rule: Rule) -> Entries:
     """Sinks before one token, and itself if nothing else shows it."""
-    entries, place, width = sinks.kept, seen.tokens.positions, heads.q.size(-1)
+    place, width = seen.tokens.positions, heads.q.size(-1)
     if (beyond := rule.beyond(seen.tokens)) is not None:
         # the query is one for all that it sees: keys come nearer instead
         entries = entries.clone()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..precision import not_compiled
 
@@ -16,6 +17,12 @@ def any_padding(padding_mask: Tensor) -> Tensor | None:
     """The mask, or None if nothing is padding; always the mask where a graph is exported, which
     cannot ask its inputs."""
     return padding_mask if torch.compiler.is_exporting() or bool(padding_mask.any()) else None
+
+
+def for_each(read: Tensor, x: Tensor) -> Tensor:
+    """What G groups of heads have [B, G, ...], for each group that reads it [B, Q, ...]."""
+    times = read.size(1) // x.size(1)
+    return x if times == 1 else x.repeat_interleave(times, dim=1)
 
 
 class Batch:
@@ -78,14 +85,26 @@ class Batch:
         if self.documents is None:
             return position
         begins = self.documents.diff(dim=1, prepend=self.documents[:, :1] - 1) > 0
-        first = torch.where(begins, position, 0).cummax(1).values
-        return position - first
+        return position - torch.where(begins, position, 0).cummax(1).values
 
     @property
     def apart(self) -> tuple[Tensor, "Batch"]:
         """The documents as rows of their own: the place of each token in the batch's B * N, int64
-        [D, M], and the batch that they are."""
-        return self.cached("apart", lambda: _apart(self.documents, self.padding_mask))
+        [D, M], and the batch that they are; of padding alone one row is left."""
+        return self.cached("apart", self._apart)
+
+    def _apart(self) -> tuple[Tensor, "Batch"]:
+        numbers, mask = self.documents, self.padding_mask
+        real = torch.arange(numbers.numel(), device=numbers.device)
+        real = real if mask is None else real[~mask.flatten()]
+        if not len(real):
+            return numbers[:1, :1] * 0, Batch(mask[:1, :1])
+        row = torch.arange(len(numbers), device=numbers.device).unsqueeze(-1).expand_as(numbers)
+        of_each = torch.stack([row, numbers]).flatten(1)[:, real]
+        sizes = of_each.unique_consecutive(dim=1, return_counts=True)[1]
+        place = pad_sequence(real.split(sizes.tolist()), batch_first=True)
+        hidden = torch.arange(place.size(1), device=sizes.device) >= sizes.unsqueeze(-1)
+        return place, Batch(any_padding(hidden))
 
     def together(self, x: Tensor) -> Tensor:
         """The inverse: numbers of the documents' tokens [D, G, M, ...] to [B, G, N, ...]."""
@@ -102,22 +121,3 @@ class Batch:
         a compiled graph breaks here, unless it was made before."""
         if "apart" not in self._made:
             not_compiled(lambda: self.apart)()
-
-
-def _apart(documents: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Batch]:
-    batch, length = documents.shape
-    number = int(documents.max()) + 1
-    numbers = documents + number * torch.arange(batch, device=documents.device).unsqueeze(-1)
-    numbers = numbers.flatten()
-    if padding_mask is not None:
-        numbers = numbers.masked_fill(padding_mask.flatten(), batch * number)
-    sizes = numbers.bincount(minlength=batch * number + 1)[:-1]
-    first = sizes.cumsum(0) - sizes
-    used = sizes > 0
-    used[0] |= ~used.any()  # of padding alone one row is left, of padding
-    first, sizes = first[used], sizes[used]
-    order = numbers.argsort(stable=True)
-    slot = torch.arange(max(int(sizes.max()) if len(sizes) else 1, 1), device=order.device)
-    padding_mask = slot >= sizes.unsqueeze(-1)
-    place = order[(first.unsqueeze(-1) + slot).clamp(max=batch * length - 1)]
-    return place, Batch(any_padding(padding_mask))

@@ -102,15 +102,15 @@ class ProjectedHeads(nn.Module):
         self.norms = nn.ModuleDict({name: RMSNorm(self.head_dim, form.qk_norm) for name in normed})
         sizes = (num_heads, self.head_dim, embed_dim)
         self.relative = RelativePositions(*sizes) if form.relative else None
-        width, self.convolutions = form.short_convolution, nn.ModuleDict()
-        if width:
-            for name, channels in (("q", q_dim), ("k", kv_dim), ("v", kv_dim)):
-                self.convolutions[name] = ShortConvolution(channels, width, causal=causal)
+        width, channels = form.short_convolution, zip("qkv", (q_dim, kv_dim, kv_dim), strict=True)
+        self.convolutions = nn.ModuleDict(
+            {name: ShortConvolution(c, width, causal=causal) for name, c in channels if width}
+        )
+        if form.copying_start and (not causal or width < 3):
+            problem = f"a short convolution of {width}" if causal else "not causal"
+            allowed = "causal, with a short convolution of 3 or more"
+            raise ValueError(f"a copying start, {problem}; allowed: {allowed}")
         if form.copying_start:
-            if not causal or width < 3:
-                problem = f"a short convolution of {width}" if causal else "not causal"
-                allowed = "causal, with a short convolution of 3 or more"
-                raise ValueError(f"a copying start, {problem}; allowed: {allowed}")
             start_copying(self)
 
     def reset_parameters(self) -> None:
@@ -169,10 +169,8 @@ class ProjectedHeads(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys of some heads with their positions, and values as wide."""
         if self.rotary is not None:
-            half = self.head_dim // 2
-            turns = batch.cached(
-                ("turns", self.rotary, half), lambda: self.rotary.turns(positions, half)
-            )
+            key = "turns", self.rotary, self.head_dim // 2
+            turns = batch.cached(key, lambda: self.rotary.turns(positions, key[2]))
             q, k = (turned(t, *turns) for t in (q, k))
         if self.relative is not None:
             q, k = self.relative(q, k, positions, heads)
@@ -184,21 +182,9 @@ class ProjectedHeads(nn.Module):
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
-    def _load_from_state_dict(self, state_dict, prefix, *args):
-        """Also take a dense checkpoint: convolutions then change nothing, and heads of keys and
-        values that are shared here are averaged (Ainslie et al. 2023)."""
-        mine = {f"{prefix}convolutions.{n}" for n in self.convolutions.state_dict()}
-        if not mine & state_dict.keys():
-            for convolution in self.convolutions.values():
-                convolution.identity_()
-            for name, weight in self.convolutions.state_dict().items():
-                state_dict[f"{prefix}convolutions.{name}"] = weight
-        self.average_heads(state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     def average_heads(self, state_dict: State, prefix: str) -> None:
         """Where a checkpoint has more heads of keys and values, take means of those that are
-        one head here."""
+        one head here (Ainslie et al. 2023)."""
         for name in ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"):
             given, wanted = state_dict.get(prefix + name), self.kv_heads * self.head_dim
             if given is not None and len(given) > wanted and not len(given) % wanted:
@@ -219,15 +205,17 @@ def start_copying(attention: ProjectedHeads) -> None:
     token, not of the one before: those that cluster the layer's input, lsh and routing.
     """
     shape = attention.num_heads // attention.kv_heads, attention.head_dim, attention.embed_dim
-    of_keys = attention.k_proj.weight.unflatten(0, (attention.kv_heads, 1, -1)).expand(-1, *shape)
-    attention.q_proj.weight.copy_(of_keys.flatten(0, 2))
+
+    def for_queries(weight: Tensor) -> Tensor:
+        return weight.unflatten(0, (attention.kv_heads, 1, -1)).expand(-1, *shape).flatten(0, 2)
+
+    attention.q_proj.weight.copy_(for_queries(attention.k_proj.weight))
     for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
         if projection.bias is not None:
             nn.init.zeros_(projection.bias)
     of_values = torch.empty(attention.v_proj.weight.shape, dtype=torch.float32)  # not by halves
     attention.v_proj.weight.copy_(nn.init.orthogonal_(of_values, gain=2**-0.5))
-    back = attention.v_proj.weight.unflatten(0, (attention.kv_heads, 1, -1)).expand(-1, *shape)
-    attention.out_proj.weight.copy_(back.flatten(0, 2).T / shape[0])
+    attention.out_proj.weight.copy_(for_queries(attention.v_proj.weight).T / shape[0])
     of_queries, of_keys = (attention.convolutions[name].weight[:, 0] for name in "qk")
     of_keys[:, -1] -= 1.0
     of_keys[:, -2] += 1.0

@@ -9,14 +9,12 @@ from torch import Tensor, nn
 
 from ..kernels import Layout
 from .batch import Batch
-from .kind import Kind
+from .kind import LAST_RESORT, Kind, Seen
 from .layout import recent_layouts
-from .sight import LAST_RESORT, Seen
 
 T = TypeVar("T")
 
 
-@torch.no_grad()
 def token_clusters(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
     """Run a model, and return the cluster of each token in each layer that clusters.
 
@@ -32,16 +30,11 @@ def token_clusters(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tenso
     Raises:
         ValueError: a router ran more than once (a model that reads two texts, one by one).
     """
-
-    def clusters_of(seen: Seen) -> Tensor | None:
-        clusters = seen.assignment.report.clusters
-        return None if clusters is None else clusters.cpu()
-
-    found = _of_routers(clusters_of, model, *inputs, **named_inputs)
-    return {name: clusters for name, clusters in found.items() if clusters is not None}
+    reports = _of_routers(lambda seen: seen.assignment.report, model, *inputs, **named_inputs)
+    clusters = {name: report.clusters for name, report in reports.items()}
+    return {name: found.cpu() for name, found in clusters.items() if found is not None}
 
 
-@torch.no_grad()
 def tokens_seen(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
     """Run a model, and return which tokens each query sees, in each group of heads; arguments,
     names and errors as of :func:`token_clusters`.
@@ -59,20 +52,18 @@ def tokens_seen(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
 def seen_keys(layout: Layout) -> Tensor:
     """Which key (the last dimension) each query of a layout sees, by token, bool [B, G, N, N]; B
     and G are 1 where all rows or heads agree."""
-    length = layout.lo.size(-1)
-    identity = torch.arange(length, device=layout.lo.device).view(1, 1, -1)
+    length, device = layout.lo.size(-1), layout.lo.device
+    identity = torch.arange(length, device=device).view(1, 1, -1)
     key_order = identity if layout.key_order is None else layout.key_order
     query_order = identity if layout.query_order is None else layout.query_order
-    slot = torch.arange(key_order.size(-1), device=layout.lo.device)
+    slot = torch.arange(key_order.size(-1), device=device)
     in_range = (slot >= layout.lo.unsqueeze(-1)) & (slot < layout.hi.unsqueeze(-1))
     # [B, G, query slot, key slot] to [B, G, query slot, key], of which a slot may repeat one ...
     in_range, key = torch.broadcast_tensors(in_range, key_order.unsqueeze(-2))
-    count = torch.zeros(*in_range.shape[:-1], length, device=slot.device)
+    count = torch.zeros(*in_range.shape[:-1], length, device=device)
     count = count.scatter_add_(-1, key, in_range.float())
     # ... to [B, G, query, key].
-    groups = torch.broadcast_shapes(count.shape[:-2], query_order.shape[:-1])
-    count = count.expand(*groups, length, length)
-    slot_of = query_order.argsort(-1).unsqueeze(-1).expand(*groups, length, length)
+    count, slot_of = torch.broadcast_tensors(count, query_order.argsort(-1).unsqueeze(-1))
     seen = count.gather(-2, slot_of) > 0
     return seen.tril() if layout.earlier_only else seen
 
@@ -91,6 +82,7 @@ def _seen_by_any(found: Seen) -> Tensor:
     return seen | itself
 
 
+@torch.no_grad()
 def _of_routers(
     of: Callable[[Seen], T], model: nn.Module, *inputs, **named_inputs
 ) -> dict[str, T]:
@@ -98,17 +90,13 @@ def _of_routers(
     found: dict[str, T] = {}
 
     def keep(name: str, module: nn.Module, args: tuple, seen: Seen) -> None:
-        if found.get(name) is not None:
-            raise ValueError(
-                f"{name} ran more than once; allowed: a model that reads one text at a time"
-            )
+        if name in found:
+            allowed = "allowed: a model that reads one text at a time"
+            raise ValueError(f"{name} ran more than once; {allowed}")
         found[name] = of(seen)
 
-    hooks = [
-        module.register_forward_hook(partial(keep, name))
-        for name, module in model.named_modules()
-        if isinstance(module, Kind)
-    ]
+    routers = [pair for pair in model.named_modules() if isinstance(pair[1], Kind)]
+    hooks = [module.register_forward_hook(partial(keep, name)) for name, module in routers]
     try:
         model(*inputs, **named_inputs)
     finally:

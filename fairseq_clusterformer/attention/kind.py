@@ -1,23 +1,174 @@
 """What a kind of attention is: one function that assigns tokens to clusters, and its options.
 
-A kind never touches softmax. From what it assigns follows what a query sees
-(:mod:`~fairseq_clusterformer.attention.sight`), in training and in decoding.
+A kind never touches softmax. What its queries see follows from what it assigns and from its rule:
+the ranges of a text of keys. A batch and a portion of a text are one thing: kept keys stand in
+front of the new tokens as if they were a short text, of which the new tokens alone ask. In
+training nothing is kept. The rule "recent" is causal, and decoding follows it token by token.
+
+Shape letters: L rounds of clustering, M kept keys, N new tokens, T = M + N.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from ..clustering.learner import Learner
 from ..clustering.report import Report, State
-from ..kernels import Own
-from .layout import chunk_layout, without_own
+from ..kernels import Layout, Own
+from .batch import Batch, any_padding
+from .layout import chunk_layout, recent_layouts, sink_layout, window_layouts, without_own
 from .options import OptionError, Options
 from .past import Stores
 from .projections import QKV
-from .sight import Other, Rule, Seen, Sight, Text, Traits, completed, recent, text_of
-from .tokens import Assignment, Shape, Tokens
+from .tokens import Assignment, Round, Shape, Tokens
+
+# Bias of a key that counts only where a query sees nothing else: next to any other its weight is
+# 0, and float16 still holds the logit.
+LAST_RESORT = -5e4
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a kind declares of itself."""
+
+    #: how a query sees its own key: "in_cluster" (like any other of its cluster), "always", or
+    #: "fallback" (only where it sees nothing else: for kinds whose query and key are one vector);
+    #: of the last two and causal, the gap is 1 at least
+    own: str = "in_cluster"
+    least_gap: int = 0  # 1 where it is not seen as one of its cluster, in what is not causal, too
+    drops_keys: bool = False  # a key may be in no cluster, which is then number K
+    clusters: int | None = None  # K; None, as of W: as the options have it
+    window: int | None = None  # W
+    #: where a query stands behind sinks, at most, by rotary positions; None: where it is
+    last_place: int | None = None
+    per_token: bool = True  # a token is assigned without regard to other tokens of its row
+    per_token_with: str = "a kind that does not"  # allowed where it must be, for the error message
+    reads_qk: bool = True  # it reads ``tokens.q`` or ``tokens.k``
+    reads_constants: bool = False  # its sight has ``constant`` layouts
+    needs_centroids: bool = False  # it must be given the centroids of the layer before
+
+
+@dataclass(frozen=True)
+class Rule(Traits):
+    """Which keys a query of a kind sees.
+
+    W is said here, for all kinds: a query sees W keys by its cluster, its own included; besides
+    them sinks, and with a gap of G the G - 1 keys that are nearer. What is not causal sees W on
+    either side, and its own.
+    """
+
+    clusters: int = 1
+    causal: bool = True  # a query sees no later token
+    name: str = "recent"  # or "chunk", or "leaking-chunk" (CF22's Appendix B)
+    gap: int = 0  # G; keys that are nearer than G tokens are seen by position, not by cluster
+    sinks: int = 0  # first tokens of a document that each of its queries sees
+
+    @property
+    def by_cluster(self) -> int | None:
+        """Keys that a query sees by its cluster: W, or without its own where that is apart."""
+        apart = self.causal and self.gap > 0 and self.window is not None
+        return self.window - 1 if apart else self.window
+
+    @property
+    def own_bias(self) -> float:
+        """Bias of the query's own key where it is seen besides others."""
+        return LAST_RESORT if self.own == "fallback" else 0.0
+
+    @property
+    def can_step(self) -> bool:
+        """Whether it can decode step by step: no output depends on a later token."""
+        return self.causal and self.name == "recent"
+
+    def beyond(self, tokens: Tokens) -> Tensor | None:
+        """How far queries stand behind the last place, int64 [1 or B, N]."""
+        if self.last_place is None:
+            return None
+        return (tokens.positions - self.last_place).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Keys that may be seen: M that are kept, and those of the new tokens, which alone ask."""
+
+    tokens: Tokens  # the new ones; sinks among them count as padding
+    rounds: tuple[Round, ...]  # clusters of T tokens, for each head
+    #: the clusters of keys as they are kept, K for none, int64 [B, G, L, T]; None: nothing is
+    #: kept, and all are in one
+    rings: Tensor | None
+    batch: Batch  # what stands in ranges: no padding, empty slot, or sink
+    sinks: Batch  # what sinks are counted among: no padding, or kept key but a sink
+    kept: Tensor | None = None  # [B, J, M, C]; None: M is 0
+
+    @property
+    def past(self) -> int:
+        """M."""
+        return 0 if self.kept is None else self.kept.size(2)
+
+    @property
+    def length(self) -> int:
+        """T."""
+        return self.past + self.tokens.x.size(1)
+
+    def window(self, window: int | None, causal: bool) -> tuple[Layout, ...]:
+        """Keys by position: see :func:`~fairseq_clusterformer.attention.layout.window_layouts`."""
+        device = self.tokens.x.device
+        return window_layouts(self.length, window, causal=causal, batch=self.batch, device=device)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What each query of a text sees, under one softmax; what two layouts show counts twice."""
+
+    ranges: tuple[Layout, ...] = ()  # keys by cluster
+    near: tuple[Layout, ...] = ()  # keys by position
+    sinks: Layout | None = None  # the first tokens of its document
+    constant: tuple[Layout, ...] = ()  # keys whose states get no gradient
+    own: Own | None = None  # its own key, where no layout shows it
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """All of them."""
+        sinks = () if self.sinks is None else (self.sinks,)
+        return (*self.ranges, *self.near, *sinks, *self.constant)
+
+
+Result = tuple[Tensor, Tensor]  # values [B, H, N, E], and their log-sum-exp [B, H, N]
+
+
+class Other(ABC):
+    """What a kind shows besides single keys, or a selection of keys, with a store of its own."""
+
+    @abstractmethod
+    def attend(self, heads: QKV, kept: Any) -> tuple[Result, Any]:
+        """What new tokens, one or several, see of it and of those before them, under a softmax of
+        its own, and what is kept behind them.
+
+        Args:
+            heads: of the new tokens.
+            kept: the second result for the tokens before, a :class:`Kept`; None: there are none.
+        """
+
+    def in_cpu_step(self, heads: QKV, kept: Any) -> tuple[dict[str, Any], Any] | None:
+        """Arguments of :func:`~fairseq_clusterformer.kernels.cpu.step.step` by which that function
+        attends to it and changes what is kept; None: it does not know how."""
+        return None
+
+
+class Seen(NamedTuple):
+    """What a kind decides about its tokens."""
+
+    x: Tensor  # input of the layer; torch's backward hooks look for a tensor in front
+    tokens: Tokens
+    assignment: Assignment
+    assigned: State  # for the assignment of the next tokens
+    others: tuple[Other, ...]
+    #: None: of one token, which the stores show more
+    text: Text | None = None
+    sight: Sight | None = None
 
 
 class Kind(nn.Module, ABC):
@@ -50,11 +201,10 @@ class Kind(nn.Module, ABC):
         self.rule = rule = Rule(**vars(traits) | given | {"gap": max(options.gap, least_gap)})
         allowed = ("recent", "leaking-chunk") if shape.causal else ("chunk", "recent")
         if rule.name not in allowed:
-            rules = type(options).__dataclass_fields__["rule"].metadata["range"].choices
+            known = type(options).__dataclass_fields__["rule"].metadata["range"].choices
             where = "a causal model" if shape.causal else "an encoder"
-            raise OptionError(
-                "rule", rule.name, f"{', '.join(r for r in rules if r in allowed)} in {where}"
-            )
+            those = ", ".join(name for name in known if name in allowed)
+            raise OptionError("rule", rule.name, f"{those} in {where}")
         if rule.gap > least_gap and rule.name != "recent":
             raise OptionError("gap", rule.gap, f"{least_gap} with the rule {rule.name}")
         if rule.sinks and not rule.can_step:
@@ -78,31 +228,23 @@ class Kind(nn.Module, ABC):
         return self.rule.name == "recent" and self.rule.per_token
 
     @property
-    def can_step(self) -> bool:
-        """Whether it can decode step by step."""
-        return self.rule.can_step
-
-    @property
     def why_no_steps(self) -> str:
-        """The error for a user who asks for steps although ``can_step`` is false."""
+        """The error for a user who asks for steps although the rule cannot step."""
         if self.rule.causal:
             return (
                 f"the cluster rule is {self.rule.name!r}: it lets later tokens change earlier "
                 "outputs, so text cannot be generated with it; allowed: a model that you train "
                 "with the rule recent"
             )
-        return (
-            f"attention of kind {type(self).__name__} cannot decode step by step, for it sees "
-            "later tokens; allowed: a causal one"
-        )
+        kind, problem = type(self).__name__, "cannot decode step by step, for it sees later tokens"
+        return f"attention of kind {kind} {problem}; allowed: a causal one"
 
     @property
     def why_apart(self) -> str:
         """The error for rows of several documents where tokens are not assigned ``per_token``."""
-        return (
-            f"attention of kind {type(self).__name__} carries what it saw from token to token; "
-            f"allowed in rows of several documents: {self.rule.per_token_with}"
-        )
+        allowed = f"allowed in rows of several documents: {self.rule.per_token_with}"
+        carries = "carries what it saw from token to token"
+        return f"attention of kind {type(self).__name__} {carries}; {allowed}"
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys [B, H, N, E] as this kind assigns and attends them, made from the
@@ -124,7 +266,7 @@ class Kind(nn.Module, ABC):
     def sight(self, text: Text, assignment: Assignment) -> Sight:
         """What each query of a text sees, sinks apart."""
         if self.rule.name == "recent":
-            return recent(self.rule, text)
+            return _recent(self.rule, text)
         return self.chunks(text, assignment)
 
     def chunks(self, text: Text, assignment: Assignment) -> Sight:
@@ -148,17 +290,15 @@ class Kind(nn.Module, ABC):
         does not have, or a state of an assignment that is said to be ``per_token``."""
         assignment, state = self.assign(tokens, {} if stores is None else stores.assigned)
         if state and self.rule.per_token:
-            raise ValueError(
-                f"{type(self).__name__} is declared per_token=True, and assign returned a state; "
-                "allowed: False"
-            )
+            problem = "is declared per_token=True, and assign returned a state; allowed: False"
+            raise ValueError(f"{type(self).__name__} {problem}")
         behind = tokens.behind(self.rule.sinks) if self.rule.sinks else tokens
         seen = Seen(tokens.x, tokens, assignment, state, self.others(behind, assignment))
         if stores is not None and tokens.x.size(1) == 1:
             return seen
         self._check(tokens, assignment)
-        text = text_of(self.rule, tokens, assignment, stores)
-        sight = completed(self.rule, text, self.sight(text, assignment))
+        text = self._text(tokens, behind, assignment.rounds, stores)
+        sight = _with_sinks(self.rule, text, self.sight(text, assignment))
         return seen._replace(text=text, sight=sight)
 
     def attended(self, out: Tensor, heads: QKV, seen: Seen) -> tuple[Tensor, Report]:
@@ -171,9 +311,7 @@ class Kind(nn.Module, ABC):
         key. On CUDA, which is not waited for, and in a graph of ``torch.compile`` the error is
         torch's assertion."""
         for found in assignment.rounds:
-            for clusters in (*found.queries, found.keys):
-                if clusters is None:
-                    continue
+            for clusters in filter(lambda t: t is not None, (*found.queries, found.keys)):
                 count = self.rule.clusters + (self.rule.drops_keys and clusters is found.keys)
                 wrong = (clusters < 0) | (clusters >= count)
                 if tokens.padding_mask is not None:
@@ -185,6 +323,27 @@ class Kind(nn.Module, ABC):
                 elif wrong.any():
                     raise ValueError(f"{who} assigned cluster {clusters[wrong][0]}; {allowed}")
 
+    def _text(
+        self, tokens: Tokens, behind: Tokens, new: tuple[Round, ...], stores: Stores | None
+    ) -> Text:
+        """The text that new tokens see; ``behind`` are those without sinks."""
+        rings = torch.stack([found.of_keys for found in new], dim=2) if new else None
+        kept = None if stores is None else stores.keys(tokens.before, behind.before)
+        if kept is None:
+            rounds = tuple(found.for_each_head() for found in new)
+            return Text(behind, rounds, rings, behind.batch, tokens.batch)
+        (entries, old, hidden), no_sink = kept
+        past, length, masks = entries.size(2), tokens.x.size(1), []
+        rings = old.new_zeros(*old.shape[:3], length) if rings is None else rings
+        rings, rounds = torch.cat([old, rings], dim=-1), []
+        for found, keys in zip(new, rings.unbind(2), strict=False):
+            clusters = (pad(q, (past, 0), value=self.rule.clusters) for q in found.queries)
+            rounds.append(Round(tuple(clusters), keys).for_each_head())
+        for of_kept, mask in ((hidden, behind.padding_mask), (no_sink, tokens.padding_mask)):
+            mask = of_kept.new_zeros(len(of_kept), length) if mask is None else mask
+            masks.append(Batch(any_padding(torch.cat([of_kept, mask], dim=-1))))
+        return Text(behind, tuple(rounds), rings, *masks, entries)
+
     def observe(self, observation: Tensor) -> None:
         """Store a training batch's observation; called outside of any activation checkpoint."""
         if self.learner is not None:
@@ -194,6 +353,53 @@ class Kind(nn.Module, ABC):
         """Apply what was observed since the last call; called before each update."""
         if self.learner is not None:
             self.learner.commit()
+
+
+def _recent(rule: Rule, text: Text) -> Sight:
+    """The latest keys of its cluster that are ``gap`` tokens back or more, and those that are
+    nearer by position; not causal: on either side."""
+    causal, gap = rule.causal, rule.gap
+    if not text.rounds:
+        return Sight(text.window(rule.by_cluster, causal))
+    count = rule.clusters + (rule.drops_keys or text.past > 0)  # the last: of keys in none
+    how = {"causal": causal, "gap": gap, "batch": text.batch}
+    ranges = tuple(
+        layout
+        for found in text.rounds
+        for clusters in found.queries
+        for layout in recent_layouts(
+            clusters, count, rule.by_cluster, key_clusters=found.keys, **how
+        )
+    )
+    if gap > 1:
+        near = text.window(gap if causal else gap - 1, causal)
+        if rule.own != "fallback":
+            return Sight(ranges, near)
+        sides = without_own(near[0])
+        return Sight(ranges, sides[:1] if causal else sides, own=Own(LAST_RESORT))
+    if gap == 1 or rule.own == "fallback":
+        return Sight(ranges, own=Own(rule.own_bias))
+    if rule.own == "in_cluster" or text.rounds[0].keys is None:
+        return Sight(ranges)
+    ((probed, keys),) = text.rounds  # where it is in none of these clusters
+    hidden = torch.stack([clusters == keys for clusters in probed]).any(0)
+    return Sight(ranges, own=Own(hidden=hidden))
+
+
+def _with_sinks(rule: Rule, text: Text, sight: Sight) -> Sight:
+    """What is seen, with sinks; a query's own key is seen once, and not by padding."""
+    own, batch = sight.own, text.sinks
+    if own is not None:
+        own = own.within((batch if rule.gap > 0 else text.batch).padding_mask)
+    if not rule.sinks:
+        return replace(sight, own=own)
+    itself = own is None or rule.gap == 0
+    like = text.rings[:, 0, 0] if text.past else text.tokens.x
+    layout = batch.cached(
+        ("sinks", rule.sinks, itself),
+        lambda: sink_layout(batch.positions(like), rule.sinks, itself=itself, batch=batch),
+    )
+    return replace(sight, own=own, sinks=layout)
 
 
 def shared_vector(q: Tensor, k: Tensor) -> Tensor:

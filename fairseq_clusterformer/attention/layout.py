@@ -67,23 +67,22 @@ def recent_layouts(
         first = num_clusters * batch.documents.unsqueeze(1)
         clusters, num_clusters = clusters + first, num_clusters * batch.num_documents
         key_clusters = None if key_clusters is None else key_clusters + first
-    padding_mask = batch.padding_mask
+    padding_mask, length = batch.padding_mask, clusters.size(-1)
     query_order, key_code = _sort_by_cluster(clusters, num_clusters, padding_mask)
     key_order = query_order
     if key_clusters is not None:
         key_order, key_code = _sort_by_cluster(key_clusters, num_clusters, padding_mask)
-    length = clusters.size(-1)
-    query_cluster = clusters.gather(-1, query_order)
+    first = clusters.gather(-1, query_order) * length
 
     # Slots are sorted by code = cluster * N + position: a cluster's first slot, the slot after its
     # last, and the number of its keys up to a position are all found by bisection.
     def slots_below(position: Tensor | int) -> Tensor:
-        return torch.searchsorted(key_code, (query_cluster * length + position).contiguous())
+        return torch.searchsorted(key_code, (first + position).contiguous())
 
     def layout(lo: Tensor, hi: Tensor) -> Layout:
         found = _without_padding(lo, hi, query_order, key_order, padding_mask)
-        sides = 1 if causal or gap else 2
-        return replace(found, reach=length if window is None else sides * window)
+        most = length if window is None else window if causal or gap else 2 * window
+        return replace(found, reach=most)
 
     def tokens_on(number: int) -> Tensor:
         """The place of the token that is so many real ones behind each query; negative: before."""
@@ -95,21 +94,17 @@ def recent_layouts(
         place = place.masked_fill(rank >= real.sum(1, keepdim=True), length)
         return place.unsqueeze(1).expand_as(query_order).gather(-1, query_order)
 
-    begin = slots_below(0)
-    up_to = slots_below(tokens_on(1 - gap))
-    before = begin if window is None else torch.maximum(begin, up_to - window)
+    begin, up_to = slots_below(0), slots_below(tokens_on(1 - gap))
+    reach = length if window is None else window
+    before = layout(torch.maximum(begin, up_to - reach), up_to)
     if causal:
-        return (layout(before, up_to),)
+        return (before,)
     end = slots_below(length)
     if gap == 0:
-        lo, hi = begin, end
-        if window is not None:
-            lo = torch.maximum(begin, up_to - 1 - window)
-            hi = torch.minimum(end, up_to + window)
-        return (layout(lo, hi),)
+        up_to, lo = up_to + reach, up_to - 1 - reach
+        return (layout(torch.maximum(begin, lo), torch.minimum(end, up_to)),)
     after = slots_below(tokens_on(gap))
-    until = end if window is None else torch.minimum(end, after + window)
-    return layout(before, up_to), layout(after, until)
+    return before, layout(after, torch.minimum(end, after + reach))
 
 
 def sink_layout(positions: Tensor, number: int, *, itself: bool, batch: Batch) -> Layout:
@@ -171,8 +166,8 @@ def chunk_layout(
     """
     order, _ = _sort_by_cluster(clusters, num_clusters, padding_mask)
     length, real = clusters.size(-1), _real(order, padding_mask)
-    chunk = torch.div(real + num_clusters - 1, num_clusters, rounding_mode="floor").clamp(min=1)
-    num_chunks = torch.div(real + chunk - 1, chunk, rounding_mode="floor")
+    chunk = (-(-real // num_clusters)).clamp(min=1)
+    num_chunks = -(-real // chunk)
     # Slots of the last chunk, repeated in front of the first unless it is the first.
     last = torch.where(num_chunks > 1, real - (num_chunks - 1) * chunk, 0)
     real, chunk, last = (t.unsqueeze(-1) for t in (real, chunk, last))
@@ -182,7 +177,7 @@ def chunk_layout(
     source = torch.where(slot < last, real - last + slot, slot - last)
     key_order = order.gather(-1, source.clamp(min=0, max=length - 1))
 
-    index = torch.div(slot[:length], chunk, rounding_mode="floor")
+    index = slot[:length] // chunk
     lo = torch.where(index > 0, last + (index - 1) * chunk, 0)
     hi = torch.minimum(last + (index + 1) * chunk, last + real)
     layout = _without_padding(lo, hi, order, key_order, padding_mask)
@@ -192,11 +187,7 @@ def chunk_layout(
 
 
 def own_chunk_layout(
-    clusters: Tensor,
-    num_clusters: int,
-    chunk: int,
-    *,
-    padding_mask: Tensor | None = None,
+    clusters: Tensor, num_clusters: int, chunk: int, *, padding_mask: Tensor | None = None
 ) -> Layout:
     """Chunk rule of CF20 (eq. 6 and 7): tokens sorted by cluster, cut into chunks of C slots, and
     what is left over; a query sees its own chunk. Arguments as of :func:`chunk_layout`."""
@@ -228,15 +219,14 @@ def top_layout(
     real = _real(order, padding_mask)
     if padding_mask is not None:
         similarity = similarity.masked_fill(padding_mask[:, None, :, None], -torch.inf)
-    chunk = torch.div(real + num_clusters - 1, num_clusters, rounding_mode="floor")
-    count = torch.minimum(2 * chunk, real).unsqueeze(-1)
+    count = torch.minimum(-(-real // num_clusters) * 2, real).unsqueeze(-1)
     most = min(2 * -(-length // num_clusters), length)
     top = similarity.transpose(-1, -2).topk(most, dim=-1).indices.flatten(-2)
 
     # One slot too many where N would do: tokens may stand in several of them, or in none.
     slot = torch.arange(max(num_clusters * most, length + 1), device=order.device)
-    cluster = torch.div(slot, count.clamp(min=1), rounding_mode="floor")
-    source = cluster.clamp(max=num_clusters - 1) * most + slot % count.clamp(min=1)
+    cluster, place = slot // count.clamp(min=1), slot % count.clamp(min=1)
+    source = cluster.clamp(max=num_clusters - 1) * most + place
     lo = clusters.gather(-1, order) * count
     layout = _without_padding(lo, lo + count, order, top.gather(-1, source), padding_mask)
     return replace(layout, num_keys=num_clusters * count.squeeze(-1), reach=most)

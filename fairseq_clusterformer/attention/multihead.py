@@ -13,9 +13,8 @@ from .attend import QKV, attend
 from .batch import Batch
 from .heads import Convolved, HeadForm, Projected, ProjectedHeads, check_divides
 from .kind import Kind
-from .options import OptionError
+from .options import OptionError, registered
 from .past import Past, Stores
-from .registry import registered
 from .spec import Heads, parse_layer
 from .tokens import Shape, Tokens
 
@@ -97,7 +96,7 @@ class MultiheadAttention(ProjectedHeads):
     @property
     def can_step(self) -> bool:
         """Whether all kinds can decode step by step."""
-        return all(router.can_step for router in self.routers)
+        return all(router.rule.can_step for router in self.routers)
 
     @torch.no_grad()
     def step(
@@ -139,7 +138,7 @@ class MultiheadAttention(ProjectedHeads):
         convolved, begins, kinds = None, None, (None,) * len(self.routers)
         if past is not None:
             for router in self.routers:
-                if not router.can_step:
+                if not router.rule.can_step:
                     raise ValueError(router.why_no_steps)
                 if batch.documents is not None and not router.rule.per_token:
                     raise ValueError(router.why_apart)
@@ -233,12 +232,21 @@ class MultiheadAttention(ProjectedHeads):
             router.commit()
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
-        """Also take a dense checkpoint: what is clustered starts anew."""
-        mine = {f"{prefix}routers.{n}": t for n, t in self.routers.state_dict().items()}
-        if mine and not mine.keys() & state_dict.keys():
-            name = prefix.removesuffix(".") or "attention"
-            logger.info("%s: the checkpoint has no clusters; they start anew", name)
+        """Also take a dense checkpoint: what is clustered starts anew, convolutions change
+        nothing, and heads of keys and values that are shared here are averaged."""
+        for part in ("routers", "convolutions"):
+            of_part = getattr(self, part).state_dict()
+            mine = {f"{prefix}{part}.{name}": tensor for name, tensor in of_part.items()}
+            if not mine or mine.keys() & state_dict.keys():
+                continue
             state_dict.update(mine)
+            if part == "routers":
+                name = prefix.removesuffix(".") or "attention"
+                logger.info("%s: the checkpoint has no clusters; they start anew", name)
+            else:
+                for convolution in self.convolutions.values():
+                    convolution.identity_()
+        self.average_heads(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

@@ -1,16 +1,29 @@
-"""Options of the kinds of attention: each kind has a frozen dataclass.
+"""Options of the kinds of attention, and the kinds by their names.
 
-A field says all about its option, once: default, help, limits, and what it is called among the
-options of all kinds. The grammar of specs, fairseq's dataclasses (and so the command line, hydra
-and docs/options.md) and what errors say is allowed are made from it.
+Each kind has a frozen dataclass, a field of which says all about its option, once: default, help,
+limits, and what it is called among the options of all kinds. The grammar of specs, fairseq's
+dataclasses (and so the command line, hydra and docs/options.md) and what errors say is allowed are
+made from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, get_args, get_type_hints
+from types import NoneType
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from torch import nn
 
 from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES
 from fairseq_clusterformer.ranges import Range
+
+#: how a text becomes a value of a type, and what that is called
+_TYPES = {
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    bool: (lambda text: {"true": True, "false": False}[text.lower()], "true, false"),
+    NoneType: (lambda text: {"none": None}[text.lower()], "none"),
+}
 
 
 class OptionError(ValueError):
@@ -63,20 +76,11 @@ def parse(option: Field, kind: type, text: str) -> Any:
     """The value that an option's text stands for, by the option's type. Raises OptionError: a text
     of another type."""
     hint = get_type_hints(kind)[option.name]
-    types = get_args(hint) or (hint,)
-    if text.lower() == "none" and type(None) in types:
-        return None
-    for kind_of_value in types:
-        try:
-            if kind_of_value is bool:
-                return {"true": True, "false": False}[text.lower()]
-            if kind_of_value is not type(None):
-                return kind_of_value(text)
-        except (ValueError, KeyError):
-            continue
-    words = {int: "a whole number", float: "a number", bool: "true, false"}
-    allowed = [words.get(t, t.__name__) for t in types if t is not type(None)]
-    raise OptionError(option.name, text, ", ".join(allowed))
+    known = [_TYPES.get(of, (of, of.__name__)) for of in get_args(hint) or (hint,)]
+    for value_of, _ in reversed(known):  # "none" may also be a word
+        with suppress(ValueError, KeyError):
+            return value_of(text)
+    raise OptionError(option.name, text, ", ".join(name for _, name in known))
 
 
 @dataclass(frozen=True)
@@ -157,12 +161,69 @@ class FuzzyOptions(ClusterOptions):
         above=0,
     )
 
-    def temperature_or(self, suits: float) -> float:
-        """The temperature, or what suits the kind."""
-        return suits if self.temperature is None else self.temperature
-
 
 def rule_option(*choices: str) -> Any:
     """The option ``rule`` of a kind of clusters that has several."""
     help_text = "which tokens of its cluster a query sees"
     return option(choices[0], help_text, flag="cluster_rule", choices=choices)
+
+
+class Registered(NamedTuple):
+    """A kind, and the dataclass of its options."""
+
+    kind: type[nn.Module]  # a :class:`~fairseq_clusterformer.attention.kind.Kind`
+    options: type[Options]
+
+
+_KINDS: dict[str, Registered] = {}
+_LISTENERS: list[Callable[[Registered], None]] = []
+
+
+def register_attention(
+    name: str, options: type[Options] = Options
+) -> Callable[[type[nn.Module]], type[nn.Module]]:
+    """Class decorator: make a kind available in attention specs under ``name``.
+
+    Args:
+        name: of the kind.
+        options: dataclass of its options; each becomes an option of the command line.
+
+    Raises:
+        ValueError: the name is taken, or holds a character of the spec's grammar; or an option
+            that is not an :func:`option`, or whose flag has another default for another kind.
+    """
+    known = {flag_of(item): item for _, of in _KINDS.values() for item in fields(of)}
+    problem = "is registered already" if name in _KINDS else ""
+    if not name or set(name) & set(",+*()= "):
+        problem = "is no name; allowed: without any of ',+*()= '"
+    for item in fields(options):
+        if "help" not in item.metadata:
+            problem = f"has {item.name}, which is no option(default, help)"
+        elif (other := known.get(flag_of(item), item)).default != item.default:
+            allowed = f"{other.default}, as for other kinds, or another flag"
+            problem = f"has {flag_of(item)}: {item.default} by default; allowed: {allowed}"
+    if problem:
+        raise ValueError(f"attention kind {name!r} {problem}")
+
+    def register(cls: type[nn.Module]) -> type[nn.Module]:
+        _KINDS[name] = Registered(cls, options)
+        for listener in _LISTENERS:
+            listener(_KINDS[name])
+        return cls
+
+    return register
+
+
+def listen(listener: Callable[[Registered], None]) -> None:
+    """Call ``listener`` for each kind that is registered from now on."""
+    _LISTENERS.append(listener)
+
+
+def attention_kinds() -> tuple[str, ...]:
+    """Registered names, sorted."""
+    return tuple(sorted(_KINDS))
+
+
+def registered(name: str) -> Registered:
+    """The kind of a registered name."""
+    return _KINDS[name]

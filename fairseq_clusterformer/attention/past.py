@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from ..clustering import State
 from ..kernels.sorting import sort_by_cluster
-from .batch import any_padding
+from .batch import any_padding, for_each
 
 FIRST_ROOM = 8  # tokens that a history holds before it grows
 
@@ -85,12 +85,6 @@ def entries_of(k: Tensor, v: Tensor, bias: Tensor | None, groups: int = 1) -> Te
     return torch.cat(parts, dim=-1)
 
 
-def for_each(read: Tensor, x: Tensor) -> Tensor:
-    """What G groups of heads have [B, G, ...], for each group of those that read [B, Q, ...]."""
-    times = read.size(1) // x.size(1)
-    return x if times == 1 else x.repeat_interleave(times, dim=1)
-
-
 @dataclass
 class Rings(Kept):
     """The W latest keys of each ring; of fewer tokens, all of them."""
@@ -107,18 +101,20 @@ class Rings(Kept):
     @property
     def given(self) -> Tensor:
         """Tokens that each ring was given, int64 [B, G, L * K]."""
-        if self.seen is not None:
-            return self.seen
-        return torch.full(self.kept.shape[:3], self.steps, device=self.kept.device)
+        alike = self.seen is None
+        return (
+            self.kept.new_full(self.kept.shape[:3], self.steps, dtype=torch.long)
+            if alike
+            else self.seen
+        )
 
     def open(self, window: int | None) -> None:
         """Make room for one more token, in rings of W."""
         room = self.kept.size(-2)
         if self.steps >= room != window:
             more = max(room, FIRST_ROOM)
-            self.kept = pad(
-                self.kept, (0, 0, 0, more if window is None else min(more, window - room))
-            )
+            more = more if window is None else min(more, window - room)
+            self.kept = pad(self.kept, (0, 0, 0, more))
 
     def forget(self, rows: Tensor) -> None:
         """Drop all keys of some rows, bool [B, 1]."""
@@ -146,17 +142,14 @@ class Rings(Kept):
     def look(self, read: Tensor, latest: Tensor | None) -> Entries:
         """What a query sees of rings int64 [B, Q, L, P]: all, or so many of the latest keys, int64
         [1 or B, 1]."""
-        kept, seen, hidden = self.kept, self.seen, None
-        slots = min(self.steps, kept.size(-2))
-        if seen is not None or latest is not None:
+        slots = min(self.steps, self.kept.size(-2))
+        kept, stored, hidden = self.kept.narrow(-2, 0, slots), self.steps, None
+        if self.seen is not None or latest is not None:
             slot = torch.arange(slots, device=kept.device)
-        if seen is None:
-            kept, stored = kept.narrow(-2, 0, slots), self.steps
-        else:
-            rings, seen = kept.narrow(-2, 0, slots).flatten(0, 2), seen.view(-1)
-            read = self._place(read).flatten(2)
+        if self.seen is not None:
+            rings, read = kept.flatten(0, 2), self._place(read).flatten(2)
             kept = rings.index_select(0, read.flatten()).view(*read.shape, *rings.shape[1:])
-            stored = seen[read].unsqueeze(-1)
+            stored = self.seen.view(-1)[read].unsqueeze(-1)
             hidden = slot >= stored
         if latest is not None:
             old = (stored - 1 - slot) % kept.size(-2) >= latest.view(-1, 1, 1, 1)
@@ -206,20 +199,18 @@ class Rings(Kept):
         if hidden is not None:
             entries = entries.masked_fill(hidden[:, None, :, None], 0.0)
             rings = rings.masked_fill(hidden[:, None, None], clusters)
-        (groups, rounds, length), width = rings.shape[1:], entries.size(-1)
-        if not length:
-            sizes = len(entries), groups, rounds * clusters, entries.size(1) // groups, 0, width
-            found = cls(entries.new_zeros(sizes), None, 0, clusters)
-            if clusters > 1:
-                found.count()
-            return found
+        batch, groups, rounds, length = rings.shape
         room = length if window is None else min(window, length)
         entries = entries.unflatten(1, (groups, -1)).unsqueeze(2)  # [B, G, 1, J / G, N, C]
-        if clusters == 1 and not counted and hidden is None:
-            kept = entries[..., -room:, :].expand(-1, -1, rounds, -1, -1, -1)
-            return cls(kept.roll(length % room, -2), None, length, 1)
         entries = entries.expand(-1, -1, rounds, -1, -1, -1)
-        *sizes, heads = entries.shape[:4]
+        if clusters == 1 and not counted and hidden is None:
+            latest = entries[..., length - room :, :]
+            return cls(latest.roll(length % max(room, 1), -2), None, length, 1)
+        heads, width = entries.size(3), entries.size(-1)
+        shape = batch, groups, rounds * clusters, heads, room, width
+        if not length:
+            seen = rings.new_zeros(shape[:3])
+            return cls(entries.new_zeros(shape), seen, 0, clusters)
         entries, rings = entries.flatten(0, 2).transpose(1, 2), rings.flatten(0, 2)
         order, codes = sort_by_cluster(rings, clusters + 1)
         ring = codes // length  # of each slot of the order
@@ -230,9 +221,8 @@ class Rings(Kept):
         # One ring more, which is dropped, takes what is in none.
         kept = entries.new_zeros(len(ring), clusters + 1, room, heads, width)
         kept[row, ring, rank % room] = entries[row, order]
-        kept = kept[:, :clusters].transpose(2, 3).contiguous()
-        seen = seen[:, :clusters].contiguous().view(*sizes[:2], -1)
-        return cls(kept.view(*sizes[:2], -1, heads, room, width), seen, length, clusters)
+        kept = kept[:, :clusters].transpose(2, 3).contiguous().view(shape)
+        return cls(kept, seen[:, :clusters].contiguous().view(shape[:3]), length, clusters)
 
 
 @dataclass
@@ -293,20 +283,15 @@ class Near(Kept):
 
 
 @dataclass
-class Sinks(Kept):
-    """The first S tokens of a document, by position; 0 where it has had fewer."""
-
-    kept: Tensor  # [B, J, S, C]
-
-
-@dataclass
 class Stores(Kept):
     """What a kind keeps."""
 
     assigned: State = field(default_factory=dict)  # what ``Kind.assign`` returned
     rings: Rings | None = None
     near: Near | None = None
-    sinks: Sinks | None = None
+    sinks: Tensor | None = (
+        None  # the first S tokens of a document, 0 where there are fewer, [B, J, S, C]
+    )
     others: tuple[Kept | None, ...] = ()  # of what else the kind shows, in its order
 
     def keys(self, before: Tensor, behind_sinks: Tensor) -> "tuple[Keys, Tensor] | None":
@@ -324,10 +309,10 @@ class Stores(Kept):
             found.append(self.near.keys(behind_sinks))
         others = [torch.ones_like(keys.hidden) for keys in found]
         if self.sinks is not None:
-            number, rings = self.sinks.kept.size(2), found[0].rings
+            number, rings = self.sinks.size(2), found[0].rings
             missing = torch.arange(number, device=rings.device) >= before
             in_none = rings.new_full((*rings.shape[:3], number), self.rings.clusters)
-            found.insert(0, Keys(self.sinks.kept, in_none, torch.ones_like(missing)))
+            found.insert(0, Keys(self.sinks, in_none, torch.ones_like(missing)))
             others.insert(0, missing)
         entries, rings, hidden = zip(*found, strict=True)
         keys = Keys(torch.cat(entries, dim=2), torch.cat(rings, dim=-1), torch.cat(hidden, dim=-1))
@@ -338,9 +323,8 @@ class Stores(Kept):
 class Past(Kept):
     """What a layer keeps of the tokens before; empty at the beginning of a text."""
 
-    position: Tensor | None = (
-        None  # real tokens of its document that each row has had, int64 [B, 1]
-    )
+    #: real tokens of its document that each row has had, int64 [B, 1]
+    position: Tensor | None = None
     document: Tensor | None = None  # the number of the latest one, int64 [B, 1]
     convolved: State = field(default_factory=dict)  # what the convolutions of projections read
     kinds: tuple[Stores, ...] = ()

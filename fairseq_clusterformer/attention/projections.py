@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad, rms_norm
 
 from ..precision import HALF, at_least_float32
-from .batch import Batch
+from .batch import Batch, for_each
 
 
 class Rotary(NamedTuple):
@@ -27,13 +27,16 @@ class Rotary(NamedTuple):
     scaling: tuple[float, float, float, float] | None = None
 
     def turns(self, positions: Tensor, half: int) -> tuple[Tensor, Tensor]:
-        """Sines and cosines of ``half`` angles of each position, [1 or B, 1, N, half]."""
-        rate = _rates(half, positions.device, self.base)
+        """Sines and cosines of ``half`` angles of each position, [1 or B, 1, N, half], in float64,
+        for float32 knows an angle of millions to a tenth only."""
+        place = torch.arange(half, device=positions.device, dtype=torch.float64)
+        rate = self.base ** (-place / half)
         if self.scaling is not None:
             factor, low, high, length = self.scaling
             kept = ((length * rate / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
             rate = rate * (kept + (1 - kept) / factor)
-        return _turns(positions, rate)
+        angle = positions[:, None, :, None] * rate
+        return angle.sin(), angle.cos()
 
 
 class QKV(NamedTuple):
@@ -49,11 +52,7 @@ class QKV(NamedTuple):
 
     def repeated(self) -> "QKV":
         """With keys and values for each query."""
-        times = self.q.size(1) // self.k.size(1)
-        if times == 1:
-            return self
-        k, v = (t.repeat_interleave(times, dim=1) for t in (self.k, self.v))
-        return self._replace(k=k, v=v)
+        return self._replace(k=for_each(self.q, self.k), v=for_each(self.q, self.v))
 
 
 class ShortConvolution(nn.Module):
@@ -200,8 +199,8 @@ class _Convolved(torch.autograd.Function):
                 parts = (t.split(tokens, dim=1) for t in (d_here, x[:, there]))
                 for d_part, part in zip(*parts, strict=True):
                     d_taps[tap] += (d_part * part).sum((0, 1))
-        d_x = None if d_x is None else d_x.to(x.dtype)
-        return d_x, None if d_taps is None else d_taps.to(taps.dtype), None, None
+        gradients = ((d_x, x), (d_taps, taps))
+        return *(None if d is None else d.to(of.dtype) for d, of in gradients), None, None
 
 
 class RelativePositions(nn.Module):
@@ -235,7 +234,7 @@ class RelativePositions(nn.Module):
         of the heads of q [B, H, N, E], and k [B, J, N, E], at positions int64 [1 or B, N]."""
         half = self.width // 2
         wide = torch.promote_types(q.dtype, torch.float32)
-        sin, cos = (t.to(wide) for t in _turns(positions, _rates(half, q.device)))
+        sin, cos = (t.to(wide) for t in Rotary().turns(positions, half))
         content, distance = (
             q.to(wide) + bias[heads].unsqueeze(1).to(wide)
             for bias in (self.content_bias, self.distance_bias)
@@ -269,14 +268,3 @@ def turned(x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
     sin, cos = sin.to(wide), cos.to(wide)
     a, b = x.to(wide).chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
-
-
-def _rates(half: int, device: torch.device, base: float = 10_000.0) -> Tensor:
-    """Angles [half] of a token, in float64, for float32 knows one of millions to a tenth only."""
-    return base ** (-torch.arange(half, device=device, dtype=torch.float64) / half)
-
-
-def _turns(positions: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
-    """Sines and cosines of the angles of each position, [1 or B, 1, N, half]."""
-    angle = positions[:, None, :, None] * rate
-    return angle.sin(), angle.cos()

@@ -8,11 +8,11 @@ joined by ``+``, which divide its heads; ``*n`` repeats a layer. A kind may be g
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any, NamedTuple
 
 from .heads import HeadForm
-from .options import OptionError, Options, flag_of, parse
-from .registry import attention_kinds, registered
+from .options import OptionError, Options, attention_kinds, flag_of, parse, registered
 
 _LAYER = re.compile(r"(?P<kinds>(?:[^*()]|\([^()]*\))+?)(?:\*(?P<times>\d+))?")
 _KIND = re.compile(r"(?P<name>[^()=*+,]+)(?:\((?P<options>[^()]*)\))?")
@@ -64,24 +64,20 @@ def parse_attention(
     """
     layers: list[tuple[Heads, ...]] = []
     for part in re.split("," + _OUTSIDE, spec.replace(" ", "")):
-        match = _LAYER.fullmatch(part)
-        if match is None:
+        where = f"{option} is {spec}: {part!r}"
+        if (match := _LAYER.fullmatch(part)) is None:
             raise ValueError(
-                f"{option} is {spec}: {part!r} is not a layer; allowed: KIND, KIND(OPTION=VALUE), "
-                "KIND+KIND or KIND*TIMES, separated by commas, such as window*3,neural"
+                f"{where} is not a layer; allowed: KIND, KIND(OPTION=VALUE), KIND+KIND or "
+                "KIND*TIMES, separated by commas, such as window*3,neural"
             )
-        kinds = tuple(
-            _heads(text, f"{option} is {spec}", defaults or {})
-            for text in re.split(r"\+" + _OUTSIDE, match["kinds"])
-        )
+        texts = re.split(r"\+" + _OUTSIDE, match["kinds"])
+        kinds = tuple(_heads(text, f"{option} is {spec}", defaults or {}) for text in texts)
         if num_heads % len(kinds):
-            raise ValueError(
-                f"{option} is {spec}: {num_heads} heads do not divide among the {len(kinds)} "
-                f"kinds of {part!r}; allowed: a number of kinds that divides {num_heads}"
-            )
-        times = 1 if match["times"] is None else int(match["times"])
-        if times < 1:
-            raise ValueError(f"{option} is {spec}: {part!r} repeats {times} times; allowed: 1 up")
+            allowed = f"a number of kinds that divides {num_heads}"
+            problem = f"{num_heads} heads do not divide among the {len(kinds)} kinds"
+            raise ValueError(f"{where}: {problem}; allowed: {allowed}")
+        if (times := int(match["times"] or 1)) < 1:
+            raise ValueError(f"{where} repeats {times} times; allowed: 1 up")
         layers += [kinds] * min(times, num_layers)
     return [layers[i % len(layers)] for i in range(num_layers)]
 
@@ -101,45 +97,33 @@ def parse_layer(spec: str, **options: Any) -> tuple[Heads, ...]:
     Raises:
         ValueError: as :func:`parse_attention`, or an option of no kind.
     """
-    count = len(re.split(r"\+" + _OUTSIDE, spec))
-
-    def parsed(defaults: Mapping[str, Any]) -> tuple[Heads, ...]:
-        return parse_attention(
-            spec, num_layers=1, num_heads=count, option="kinds", defaults=defaults
-        )[0]
-
-    known = [item for heads in parsed({}) for item in fields(heads.options)]
-    names = {name: flag_of(item) for item in known for name in (item.name, flag_of(item))}
-    for name in options.keys() - names.keys():
-        raise ValueError(f"{spec} has no option {name!r}; allowed: {', '.join(sorted(names))}")
-    return parsed({names[name]: value for name, value in options.items()})
+    parsed = partial(parse_attention, spec, num_layers=1, num_heads=0, option="kinds")
+    known = [item for heads in parsed()[0] for item in fields(heads.options)]
+    flags = {name: flag_of(item) for item in known for name in (item.name, flag_of(item))}
+    for name in options.keys() - flags.keys():
+        raise ValueError(f"{spec} has no option {name!r}; allowed: {', '.join(sorted(flags))}")
+    return parsed(defaults={flags[name]: value for name, value in options.items()})[0]
 
 
 def _heads(text: str, where: str, defaults: Mapping[str, Any]) -> Heads:
-    match = _KIND.fullmatch(text)
-    if match is None:
+    if (match := _KIND.fullmatch(text)) is None:
         raise ValueError(f"{where}: {text!r} is not a kind; allowed: KIND or KIND(OPTION=VALUE)")
-    name = match["name"]
-    if name not in attention_kinds():
-        raise ValueError(
-            f"{where}: unknown kind {name!r}; allowed: {', '.join(attention_kinds())}"
-        )
+    if (name := match["name"]) not in attention_kinds():
+        allowed = ", ".join(attention_kinds())
+        raise ValueError(f"{where}: unknown kind {name!r}; allowed: {allowed}")
     kind = registered(name).options
-    own = {item.name: item for item in fields(kind)}
-    given = {}
+    own, given = {item.name: item for item in fields(kind)}, {}
     for part in filter(None, (match["options"] or "").split(",")):
         option, _, value = part.rpartition("=")
         option = option or next(iter(own), "")
-        if option not in own:
-            raise ValueError(
-                f"{where}: {name} has no option {option!r}; allowed: {', '.join(own) or 'none'}"
-            )
-        if option in given:
-            raise ValueError(f"{where}: {name}: {option} is given twice; allowed: once")
+        if option not in own or option in given:
+            problem = f"{option} twice" if option in given else f"no option {option!r}"
+            allowed = ", ".join(own) or "none"
+            raise ValueError(f"{where}: {name} has {problem}; allowed: {allowed}")
         given[option] = value
     try:
-        parsed = {flag_of(own[o]): parse(own[o], kind, value) for o, value in given.items()}
-        return Heads(name, kind.of({**defaults, **parsed}), text)
+        values = {flag_of(own[o]): parse(own[o], kind, value) for o, value in given.items()}
+        return Heads(name, kind.of({**defaults, **values}), text)
     except OptionError as error:
         if error.name not in given:
             raise

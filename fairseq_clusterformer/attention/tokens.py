@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..clustering.report import Report
-from .batch import Batch, any_padding
+from .batch import Batch, any_padding, for_each
 
 
 class Shape(NamedTuple):
@@ -88,10 +88,8 @@ class Round(NamedTuple):
 
     def for_each_head(self) -> "Round":
         """With clusters of keys for each group of queries."""
-        if self.keys is None or self.keys.size(1) == self.queries[0].size(1):
-            return self
-        times = self.queries[0].size(1) // self.keys.size(1)
-        return self._replace(keys=self.keys.repeat_interleave(times, dim=1))
+        keys = None if self.keys is None else for_each(self.queries[0], self.keys)
+        return self._replace(keys=keys)
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         )
         routers = [router for layer in decoder.all_layers() for router in layer.self_attn.routers]
         for router in routers if args.separate_documents else ():
-            if router.can_step and not router.rule.per_token:
+            if router.rule.can_step and not router.rule.per_token:
                 raise ValueError(f"--separate-documents is given, and {router.why_apart}")
         model = cls(decoder)
         model.truncated_bptt = args.truncated_bptt

@@ -19,9 +19,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_clusterformer.attention import AttentionPlan, HeadForm, OptionError, attention_kinds
-from fairseq_clusterformer.attention.options import flag_of, option
+from fairseq_clusterformer.attention.options import Registered, flag_of, listen, option, registered
 from fairseq_clusterformer.attention.projections import Rotary
-from fairseq_clusterformer.attention.registry import Registered, listen, registered
 from fairseq_clusterformer.attention.spec import Heads, parse_attention, written
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, WIDEST

@@ -32,7 +32,7 @@ def check(args: Namespace, decoder: nn.Module) -> None:
         raise refused("--truncated-bptt", 1, "0, or 2 tokens or more")
     for layer in decoder.all_layers():
         for router in layer.self_attn.routers:
-            if not router.can_step:
+            if not router.rule.can_step:
                 raise ValueError(f"--truncated-bptt is {size}, and {router.why_no_steps}")
     for name in _WITHOUT:
         if given := getattr(args, name, None):

@@ -32,9 +32,9 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from fairseq_clusterformer.attention import Batch, Shape, Tokens, parse_attention
 from fairseq_clusterformer.attention.attend import attend
+from fairseq_clusterformer.attention.kind import Seen
+from fairseq_clusterformer.attention.options import registered
 from fairseq_clusterformer.attention.projections import QKV
-from fairseq_clusterformer.attention.registry import registered
-from fairseq_clusterformer.attention.sight import Seen
 from fairseq_clusterformer.clustering import LOSSES, Report
 from fairseq_clusterformer.kernels import Layout
 from scripts.benchmarks.common import DTYPES, Unavailable, require_memory

@@ -58,7 +58,7 @@ def test_the_task_teaches_keys_and_centroids(causal):
     def bias(k, centroids):
         tokens = Tokens(x, (q, k), Batch())
         seen = torch.func.functional_call(router, {"centroids": centroids}, (tokens,))
-        return seen.text.key_bias
+        return seen.assignment.key_bias
 
     k, centroids = (t.detach().requires_grad_() for t in (k, router.centroids))
     assert torch.autograd.gradcheck(bias, (k, centroids), eps=1e-7, atol=1e-6)

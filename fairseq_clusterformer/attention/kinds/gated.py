@@ -22,8 +22,7 @@ from ...clustering import AverageNormalizer, Report, State
 from ...clustering.fuzzy import Similarity
 from ...clustering.shares import assign_both
 from ..kind import Kind, Traits
-from ..options import FuzzyOptions, option
-from ..registry import register_attention
+from ..options import FuzzyOptions, option, register_attention
 from ..tokens import Assignment, Shape, Tokens
 
 
@@ -56,7 +55,7 @@ class Gated(Kind):
     def __init__(self, options: GatedOptions, shape: Shape):
         super().__init__(options, shape)
         self.similarity = Similarity(options.similarity)
-        self.temperature = options.temperature_or(0.2)
+        self.temperature = options.temperature or 0.2
         clusters = (shape.num_heads, options.clusters)
         self.centroids = nn.Parameter(
             torch.randn(*clusters, shape.head_dim) * shape.head_dim**-0.5

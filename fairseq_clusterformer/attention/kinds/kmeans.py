@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 
 from ...clustering import KMeansClustering, Report, State, cluster_sizes
-from ..kind import Kind, Traits
+from ..kind import Kind, Sight, Text, Traits
 from ..layout import own_chunk_layout
-from ..options import ClusterOptions, OptionError, option, rule_option
-from ..registry import register_attention
-from ..sight import Sight, Text
+from ..options import ClusterOptions, OptionError, option, register_attention, rule_option
 from ..tokens import Assignment, Shape, Tokens
 
 

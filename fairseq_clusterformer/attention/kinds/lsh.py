@@ -9,8 +9,7 @@ from ...clustering import Report, State, cluster_sizes
 from ...clustering.fuzzy import lowest_argmax
 from ...precision import Float32Buffers, at_least_float32, full_float32
 from ..kind import Kind, Traits, shared_vector
-from ..options import ClusterOptions, option, rule_option
-from ..registry import register_attention
+from ..options import ClusterOptions, option, register_attention, rule_option
 from ..tokens import Assignment, Round, Shape, Tokens
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from ...clustering import NeuralClustering, State
 from ..kind import Kind, Traits
-from ..options import FuzzyOptions, OptionError, option, rule_option
-from ..registry import register_attention
+from ..options import FuzzyOptions, OptionError, option, register_attention, rule_option
 from ..tokens import Assignment, Shape, Tokens
 
 
@@ -56,7 +55,7 @@ class Neural(Kind):
             shape.embed_dim,
             options.clusters,
             similarity=options.similarity,
-            temperature=options.temperature_or(0.1),
+            temperature=options.temperature or 0.1,
             normalizer=_normalizer(options, shape),
             own_centroids=options.own_centroids,
         )

@@ -8,11 +8,9 @@ from torch.nn.functional import layer_norm
 from ...clustering import Report, State, cluster_sizes
 from ...clustering.spherical import SphericalMeans
 from ...precision import at_least_float32
-from ..kind import Kind, Traits, shared_vector
+from ..kind import Kind, Sight, Text, Traits, shared_vector
 from ..layout import top_layout
-from ..options import ClusterOptions, rule_option
-from ..registry import register_attention
-from ..sight import Sight, Text
+from ..options import ClusterOptions, register_attention, rule_option
 from ..tokens import Assignment, Shape, Tokens
 
 

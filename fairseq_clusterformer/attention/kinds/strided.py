@@ -6,8 +6,7 @@ import torch
 
 from ...clustering import State
 from ..kind import Kind, Traits
-from ..options import ClusterOptions, option
-from ..registry import register_attention
+from ..options import ClusterOptions, option, register_attention
 from ..tokens import Assignment, Shape, Tokens
 
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from ...clustering import State
 from ..kind import Kind, Traits
-from ..options import Options, WindowOptions, option
-from ..registry import register_attention
+from ..options import Options, WindowOptions, option, register_attention
 from ..tokens import Assignment, Shape, Tokens
 
 

@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 from torch.nn.functional import pad
 
 from ...clustering import State
-from ..kind import Kind, Traits
+from ..kind import Kind, Sight, Text, Traits
 from ..layout import recent_layouts
-from ..options import OptionError, WindowOptions, option
-from ..registry import register_attention
-from ..sight import Sight, Text
+from ..options import OptionError, WindowOptions, option, register_attention
 from ..tokens import Assignment, Shape, Tokens
 
 

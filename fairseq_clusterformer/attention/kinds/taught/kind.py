@@ -21,27 +21,16 @@ from torch.nn.functional import pad
 from ....clustering import AverageNormalizer, Report, State
 from ....clustering.fuzzy import TIE, Similarity
 from ....clustering.shares import KeyShares, assign_both
-from ....kernels import Layout
 from ....precision import ExactLinear, at_least_float32, full_float32
-from ...batch import Batch
-from ...kind import Kind, Traits
+from ...batch import for_each
+from ...kind import Kind, Other, Seen, Sight, Text, Traits
 from ...layout import blinded
-from ...options import FuzzyOptions, OptionError, option
-from ...past import for_each
+from ...options import FuzzyOptions, OptionError, option, register_attention
 from ...projections import QKV, ShortConvolution
-from ...registry import register_attention
-from ...sight import Other, Seen, Sight, Text
 from ...tokens import Assignment, Round, Shape, Tokens
+from . import scouts as of_scouts
 from .means import MeansOfOthers, MeansSoFar
-from .scouts import (
-    Scouts,
-    draw_scouts,
-    gather_tokens,
-    routing_gain,
-    routing_loss,
-    scout_layouts,
-    weighed,
-)
+from .scouts import Scouts, routing_loss
 
 
 @dataclass(frozen=True)
@@ -135,7 +124,7 @@ class Taught(Kind):
         if options.summaries and not shape.causal and self.rule.gap > 1:
             raise OptionError("summaries", options.summaries, "0 in an encoder with a gap")
         self.similarity = Similarity(options.similarity)
-        self.temperature = options.temperature_or(0.2)
+        self.temperature = options.temperature or 0.2
         queries, width = shape.num_heads, options.routing_width
         heads = queries if options.clusters_per == "head" else shape.kv_heads or queries
         self.sharing = queries // heads  # queries that look into the same clusters
@@ -230,26 +219,21 @@ class Taught(Kind):
         if text.past:  # they see all that is kept
             kept = text.rings[:, :, 0, : text.past] == self.rule.clusters
             empty = pad(for_each(queries, kept), (0, scouts.queries.size(-1)))
-        everything = self._layouts_of(queries, text.batch, empty)
-        ranges = *blinded(sight.ranges, queries), *everything
-        return replace(sight, ranges=tuple(ranges))
+        how = {"causal": self.rule.causal, "gap": self.rule.gap, "batch": text.batch}
+        everything = of_scouts.scout_layouts(queries, hidden=empty, **how)
+        return replace(sight, ranges=(*blinded(sight.ranges, queries), *everything))
 
     def attended(self, out: Tensor, heads: QKV, seen: Seen) -> tuple[Tensor, Report]:
         """The same values, whose gradient weighs what scouts teach, of these tokens alone."""
         report, scouts = seen.assignment.report, seen.assignment.scouts
         if scouts is None or seen.text is None:
             return out, report
-        heads, text = heads.repeated(), seen.text
-        layouts = self._layouts_of(scouts.queries, text.tokens.batch, None)
-        gain = routing_gain(heads.q, heads.k, layouts, scouts, impl=seen.tokens.impl)
-        out, gain = weighed(out, gain)
-        return out, report._replace(routing_loss=routing_loss(gain))
-
-    def _layouts_of(
-        self, scouts: Tensor, batch: Batch, hidden: Tensor | None
-    ) -> tuple[Layout, ...]:
-        how = {"causal": self.rule.causal, "gap": self.rule.gap, "batch": batch}
-        return scout_layouts(scouts, hidden=hidden, **how)
+        how = {"causal": self.rule.causal, "gap": self.rule.gap, "batch": seen.text.tokens.batch}
+        layouts = of_scouts.scout_layouts(scouts.queries, **how)
+        q, k = heads.repeated()[:2]
+        gain = of_scouts.routing_gain(q, k, layouts, scouts, impl=seen.tokens.impl)
+        out, nats = of_scouts.Weighed.apply(out, *gain)
+        return out, report._replace(routing_loss=routing_loss(gain._replace(nats=nats)))
 
     def routing(self, x: Tensor, tokens: Tokens | None) -> tuple[Tensor, Tensor]:
         """What routes queries [B, H, N, R] and keys [B, J, N, R], of the layer's input as routing
@@ -257,19 +241,17 @@ class Taught(Kind):
         if self.by_heads:
             keys = tokens.k[:, :: self.sharing]
             return self.query_proj(tokens.q.detach()), self.key_proj(keys.detach())
-        width = self.options.routing_width
-        return tuple(
-            projection(x).unflatten(-1, (-1, width)).transpose(1, 2)
-            for projection in (self.query_proj, self.key_proj)
-        )
+        shape = -1, self.options.routing_width
+        both = self.query_proj(x), self.key_proj(x)
+        return tuple(found.unflatten(-1, shape).transpose(1, 2) for found in both)
 
     def _held(self, gates: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """By the batch's own least gate [J] of those of keys [B, J, N]: the log of the probability
         that a key is held [B, J, N], and that gate."""
-        of_batch = gates.detach()
+        of_batch, real = gates.detach(), gates[:, 0].numel()
         if padding_mask is not None:
             of_batch = of_batch.masked_fill(padding_mask.unsqueeze(1), torch.inf)
-        real = gates[:, 0].numel() if padding_mask is None else (~padding_mask).sum()
+            real = (~padding_mask).sum()
         place = torch.as_tensor(self.options.drop_keys * real, device=gates.device).long()
         ordered = of_batch.transpose(0, 1).flatten(1).sort(-1).values
         place = place.clamp(max=ordered.size(-1) - 1).expand(len(ordered), 1)
@@ -291,7 +273,7 @@ class Taught(Kind):
         if number == 0 or not self.teaches:
             return None
         heads, mask = self.shape.num_heads, tokens.padding_mask
-        drawn = draw_scouts(number, heads, tokens.x, mask, share)
+        drawn = of_scouts.draw_scouts(number, heads, tokens.x, mask, share)
         of_queries, of_keys = self.shares(self._of_scouts(x, q, drawn[1]), k, mask, log_held)
         return Scouts(*drawn, of_queries, of_keys._replace(log_mass=log_mass))
 
@@ -299,7 +281,7 @@ class Taught(Kind):
         """What routes scouts, [B, H, S, R]. Of few it is computed again: its gradient then is that
         of few queries, not of all."""
         if self.by_heads or places[0].numel() > x.size(1):
-            return gather_tokens(q, places)
+            return of_scouts.gather_tokens(q, places)
         of_heads = places.flatten(1).unsqueeze(-1).expand(-1, -1, x.size(-1))
         x = at_least_float32(x.gather(1, of_heads)).unflatten(1, places.shape[1:])
         weight = self.query_proj.weight.to(x.dtype).unflatten(0, (places.size(1), -1))
@@ -334,9 +316,8 @@ class _Gate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         found = nn.functional.gelu(self.hidden(x))
-        found, wanted = (
-            nn.functional.normalize(t, dim=-1) for t in (found, self.wanted.to(found.dtype))
-        )
+        both = found, self.wanted.to(found.dtype)
+        found, wanted = (nn.functional.normalize(t, dim=-1) for t in both)
         return (found @ wanted.T).transpose(1, 2)
 
 

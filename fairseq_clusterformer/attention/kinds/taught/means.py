@@ -19,9 +19,10 @@ from torch.nn.functional import dropout as dropped
 from torch.nn.functional import pad
 
 from ....precision import at_least_float32, full_float32
-from ...past import Kept, for_each
+from ...batch import for_each
+from ...kind import Other, Result
+from ...past import Kept
 from ...projections import QKV
-from ...sight import Other, Result
 from ...tokens import Tokens
 from .scouts import gather_tokens
 

@@ -9,7 +9,7 @@ what attention finds there, in nats:
 
 All tokens in one cluster earn nothing, and neither does attention to everything alike: no loss of
 balance is needed. It teaches the shares alone: queries and keys learn from the task. Where the
-task has a gradient, it weighs the mean (:func:`weighed`): softmax attends to something even where
+task has a gradient, it weighs the mean (:class:`Weighed`): softmax attends to something even where
 nothing is asked for, and that would teach as well.
 
 Shape letters: S scouts.
@@ -105,38 +105,27 @@ def gather_tokens(x: Tensor, places: Tensor) -> Tensor:
 
 def scout_layouts(
     scouts: Tensor, *, causal: bool, gap: int, batch: Batch, hidden: Tensor | None = None
-) -> tuple[Layout, ...]:
+) -> list[Layout]:
     """What scouts see: all keys of their documents that are ``gap`` tokens back or more, and, not
     causal, those that follow likewise; but none that are hidden, bool [B, 1 or H, N]."""
-    how = {"causal": causal, "gap": gap, "batch": batch}
 
     def everything() -> tuple[Layout, ...]:
-        alike = torch.zeros(
-            len(scouts), 1, scouts.size(-1), dtype=torch.long, device=scouts.device
-        )
-        if hidden is None:
-            return recent_layouts(alike, 1, None, **how)
-        alike = alike.expand(*hidden.shape)
-        return recent_layouts(alike, 2, None, key_clusters=hidden.long(), **how)
+        given = hidden is not None
+        alike = torch.zeros_like(hidden if given else scouts[:, :1], dtype=torch.long)
+        keys, how = hidden.long() if given else None, {"causal": causal, "gap": gap}
+        return recent_layouts(alike, 1 + given, None, key_clusters=keys, batch=batch, **how)
 
-    if hidden is not None:
-        return tuple(_of_queries(layout, scouts) for layout in everything())
-    layouts = batch.cached(("everything", causal, gap), everything)
-    return tuple(_of_queries(layout, scouts) for layout in layouts)
+    def of_scouts(layout: Layout) -> Layout:
+        order = layout.query_order.expand_as(scouts)
+        others = ~scouts.gather(-1, order)
+        slots, _ = sort_by_cluster(others.long(), 2)
+        bounds = (bound.expand_as(scouts) for bound in (layout.lo, layout.hi))
+        lo, hi = (bound.masked_fill(others, 0).gather(-1, slots) for bound in bounds)
+        order, number = order.gather(-1, slots), scouts.sum(-1)
+        return replace(layout, lo=lo, hi=hi, query_order=order, num_queries=number)
 
-
-def _of_queries(layout: Layout, queries: Tensor) -> Layout:
-    """A layout of some of its queries alone."""
-    order = layout.query_order.expand_as(queries)
-    others = ~queries.gather(-1, order)
-    slots, _ = sort_by_cluster(others.long(), 2)
-    lo, hi = (
-        bound.expand_as(queries).masked_fill(others, 0).gather(-1, slots)
-        for bound in (layout.lo, layout.hi)
-    )
-    return replace(
-        layout, lo=lo, hi=hi, query_order=order.gather(-1, slots), num_queries=queries.sum(-1)
-    )
+    key = "everything", causal, gap
+    return [*map(of_scouts, batch.cached(key, everything) if hidden is None else everything())]
 
 
 @full_float32()
@@ -166,10 +155,9 @@ Bounds = tuple[Tensor, Tensor]  # key slots that scouts see, from and up to, [la
 def _ranges(layouts: Sequence[Layout], places: Tensor) -> Bounds:
     bounds = []
     for layout in layouts:
-        slot = torch.arange(layout.query_order.size(-1), device=places.device)
-        of_token = torch.empty_like(layout.query_order)
-        of_token.scatter_(-1, layout.query_order, slot.expand_as(of_token))
-        slots = of_token.gather(-1, places)
+        order = layout.query_order
+        slot = torch.arange(order.size(-1), device=places.device).expand_as(order)
+        slots = torch.empty_like(order).scatter_(-1, order, slot).gather(-1, places)
         bounds.append((layout.lo.gather(-1, slots), layout.hi.gather(-1, slots)))
     lo, hi = (torch.stack(found) for found in zip(*bounds, strict=True))
     return lo, torch.maximum(lo, hi)
@@ -233,7 +221,11 @@ def _by_torch(
         for part in parts
     ]
     attended = torch.cat([gather_tokens(part, places) for part in attended], dim=-1)
-    attended, total = attended[..., : shares.size(-1)], _sums(shares, layouts, *bounds)
+    attended, total = attended[..., : shares.size(-1)], 0.0
+    for layout, lo, hi in zip(layouts, *bounds, strict=True):
+        order = layout.key_order.expand(shares.shape[:3])
+        below = pad(gather_tokens(shares, order).cumsum(2), (0, 0, 1, 0))  # sums before each slot
+        total = total + gather_tokens(below, hi) - gather_tokens(below, lo)
     of_queries = scouts.query_shares.to(q.dtype)
     return (attended * of_queries).sum(-1), (total * of_queries).sum(-1)
 
@@ -243,18 +235,13 @@ def routing_loss(gain: Gain) -> Tensor:
     return -gain.nats.masked_fill(~gain.of, 0.0).sum() / gain.of.sum().clamp(min=1)
 
 
-def weighed(attended: Tensor, gain: Gain) -> tuple[Tensor, Gain]:
-    """The same values and gains, but backward a scout's gain counts by how much the task's loss
-    depends on what it attends to: by the norm of the gradient there, over the mean of the batch's
-    scouts of its head. What nobody needs, attention to noise by noise, then teaches nothing.
+class Weighed(torch.autograd.Function):
+    """The same values and nats of a :class:`Gain`, but backward a scout's gain counts by how much
+    the task's loss depends on what it attends to: by the norm of the gradient there, over the mean
+    of the batch's scouts of its head. What nobody needs, attention to noise by noise, then teaches
+    nothing. Where a head gets no gradient, or not in the same backward pass, all its scouts count
+    alike."""
 
-    Where a head gets no gradient, or not in the same backward pass, all its scouts count alike.
-    """
-    attended, nats = _Weighed.apply(attended, *gain)
-    return attended, gain._replace(nats=nats)
-
-
-class _Weighed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, attended, nats, of, places):
         ctx.set_materialize_grads(False)
@@ -268,21 +255,6 @@ class _Weighed(torch.autograd.Function):
         of, places = ctx.saved_tensors
         need = gather_tokens(of_attended.detach(), places).to(of_nats.dtype).norm(dim=-1)
         need = need.masked_fill(~of, 0.0)
-        count = of.sum((0, 2), keepdim=True).clamp(min=1)
-        mean = need.sum((0, 2), keepdim=True) / count
+        mean = need.sum((0, 2), keepdim=True) / of.sum((0, 2), keepdim=True).clamp(min=1)
         weight = torch.where(mean > 0, need / mean.clamp(min=1e-30), torch.ones_like(need))
         return of_attended, of_nats * weight, None, None
-
-
-def _sums(values: Tensor, layouts: Sequence[Layout], los: Tensor, his: Tensor) -> Tensor:
-    """Sums of the values that each scout sees [B, H, S, K], of those of all keys [B, H, N, K]."""
-    total = values.new_zeros(*los.shape[1:], values.size(-1))
-    for layout, lo, hi in zip(layouts, los, his, strict=True):
-        sums = gather_tokens(values, layout.key_order.expand(values.shape[:3])).cumsum(2)
-
-        def below(slot: Tensor, sums: Tensor = sums) -> Tensor:
-            found = gather_tokens(sums, (slot - 1).clamp(min=0))
-            return found.masked_fill((slot == 0).unsqueeze(-1), 0.0)
-
-        total = total + below(hi) - below(lo)
-    return total
