@@ -138,7 +138,7 @@ def _neural(x: Tensor, num_clusters: int, seed: int, options: NeuralOptions) -> 
             order = torch.randperm(len(x), generator=generator)
             # Drop the rest of an epoch: eq. 2 over a handful of vectors is another one.
             for batch in order.split(batch_size)[: len(x) // batch_size]:
-                _, report = learner(x[batch].unsqueeze(0))
+                _, report, _ = learner(x[batch].unsqueeze(0))
                 loss = report.clustering_loss + options.sorting_weight * report.sorting_loss
                 optimizer.zero_grad()
                 loss.backward()

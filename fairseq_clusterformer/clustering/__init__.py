@@ -1,7 +1,6 @@
 """Centroids: how they are learned, and how tokens are assigned to them."""
 
 from .kmeans import KMeansClustering  # noqa: F401
-from .learner import Learner  # noqa: F401
+from .learner import AverageNormalizer, Learner  # noqa: F401
 from .neural import NeuralClustering, initial_centroids  # noqa: F401
-from .normalizer import AverageNormalizer  # noqa: F401
 from .report import LOSSES, ClusterUse, Report, State, cluster_sizes, cluster_use, summary  # noqa: F401

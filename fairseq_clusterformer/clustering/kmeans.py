@@ -4,7 +4,6 @@ Shape letters: B batch, N tokens, D width, K clusters, M states of the memory ba
 """
 
 import logging
-import time
 from collections import deque
 
 import torch
@@ -21,36 +20,25 @@ logger = logging.getLogger(__name__)
 logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # it logs which of its builds is used
 
 ITERATIONS = 10  # of 100,000 states about 512 directions; the tenth moves the objective by nothing
-_BLOCK = 8192  # states that are assigned at once
 
 
 class MemoryBank:
     """The latest M = ``size`` states, first in, first out; on the CPU and in half precision."""
 
     def __init__(self, size: int):
-        self.size = size
-        self.fill(torch.empty(0, 0))
+        self.size, self.batches = size, deque[Tensor]()
 
     def add(self, states: Tensor) -> None:
         """Keep states [n, D], of which the last ones are the latest."""
-        if not len(states):
-            return
-        self._batches.append(states[-self.size :].detach().to("cpu", torch.float16))
-        self._count += len(self._batches[-1])
-        while self._count - len(self._batches[0]) >= self.size:
-            self._count -= len(self._batches.popleft())
+        if len(states):
+            self.batches.append(states[-self.size :].detach().to("cpu", torch.float16))
+        while sum(map(len, [*self.batches][1:])) >= self.size:
+            self.batches.popleft()
 
     def latest(self, number: int) -> Tensor:
         """The latest states, the oldest of them first: float16 [min(number, kept), D]."""
-        if not self._batches:
-            return torch.empty(0, 0, dtype=torch.float16, device="cpu")
-        return torch.cat(list(self._batches))[-min(number, self.size) :]
-
-    def fill(self, states: Tensor) -> None:
-        """Hold what ``latest`` returned, and nothing else."""
-        self._batches: deque[Tensor] = deque()
-        self._count = 0
-        self.add(states)
+        nothing = torch.empty(0, 0, dtype=torch.float16, device="cpu")
+        return torch.cat([*self.batches] or [nothing])[-min(number, self.size) :]
 
 
 class KMeansClustering(Learner):
@@ -116,31 +104,21 @@ class KMeansClustering(Learner):
         """New centroids from what all workers remember; called by all of them at once. Fewer
         states than clusters leave the centroids as they are."""
         banks = self._all_banks()
-        states = None if banks is None else torch.cat(banks).float()
+        states = torch.empty(0) if banks is None else torch.cat(banks).float()
         number = self.num_clusters
-        if states is not None and len(states) < number:
-            logger.info(
-                f"K-Means: {len(states)} states for {number} clusters are too few; "
-                "the centroids stay as they are"
-            )
-        elif states is not None:
+        if len(states) >= number:
             logger.info(f"K-Means of {len(states):,} states in {number} clusters ...")
-            began = time.perf_counter()
             start = self.centroids.float().cpu() if self.found else None
             centroids = kmeans(states, number, start=start)
             centroids = centroids[nearest_neighbour_order(centroids)]
-            seconds = time.perf_counter() - began
-            best = [(block @ centroids.t()).max(-1) for block in states.split(_BLOCK)]
-            cosine = torch.cat([b.values for b in best]).mean()
-            sizes = torch.cat([b.indices for b in best]).bincount(minlength=number)
-            use = cluster_use(sizes)
-            logger.info(
-                f"K-Means: {seconds:.1f} s, mean cosine {cosine:.3f}; clusters of "
-                f"{int(sizes.min())} to {int(sizes.max())} states, effective number "
-                f"{use.effective:.1f}, {use.empty / number:.1%} empty"
-            )
+            use = cluster_use(nearest_by_cosine(states, centroids).bincount(minlength=number))
+            empty = f"{use.empty / number:.1%} empty"
+            logger.info(f"K-Means: effective number {use.effective:.1f}, {empty}")
             self.centroids.copy_(centroids)
             self.found = True
+        elif banks is not None:
+            problem = f"{len(states)} states for {number} clusters are too few"
+            logger.info(f"K-Means: {problem}; the centroids stay as they are")
         if workers() > 1:
             dist.broadcast(self.centroids, 0)
 
@@ -158,9 +136,9 @@ class KMeansClustering(Learner):
         banks, number = [bank.view(torch.float16) for bank in state["banks"]], workers()
         if len(banks) != number:
             banks = torch.cat(banks).tensor_split(number)
-        self.bank.fill(banks[dist.get_rank() if number > 1 else 0])
-        self.age, self.epoch = state["age"], state["epoch"]
-        self.found = state.get("found", False)
+        self.bank.batches.clear()
+        self.bank.add(banks[dist.get_rank() if number > 1 else 0])
+        self.age, self.epoch, self.found = state["age"], state["epoch"], state["found"]
         self._banks = None
 
     def _all_banks(self) -> list[Tensor] | None:

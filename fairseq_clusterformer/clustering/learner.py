@@ -1,7 +1,9 @@
-"""What learns from data other than by gradient."""
+"""What learns from data other than by gradient, such as a normaliser of CF22 eq. 2."""
 
+import math
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from ..precision import Float32Buffers
@@ -29,3 +31,75 @@ class Learner(Float32Buffers, ABC):
     def commit(self) -> None:
         """Apply what was observed since the last update, if anything was. What is not finite (an
         overflow that a loss scaler skips) is dropped."""
+
+
+class AverageNormalizer(Learner):
+    """A normaliser of eq. 2 that no later token changes: keeps, for each cluster, the log of a
+    moving average of exp(s) over the tokens seen in training.
+
+    Args:
+        shape: of what is kept, the clusters last; None: nothing is kept, or observed.
+        momentum: of the moving average.
+        others: how many other numbers are averaged, weighed by tokens, as they are.
+
+    Attributes:
+        log_normalizer: float32 of ``shape``, to subtract from the exponents of eq. 2.
+        average: float32 of ``[others]``.
+    """
+
+    def __init__(self, shape: tuple[int, ...] | None, *, momentum: float = 0.9, others: int = 0):
+        super().__init__()
+        self.exchanges, self.momentum = shape is not None, momentum
+        if shape is None:
+            return
+        self.register_buffer("log_normalizer", torch.zeros(shape))
+        # Seen since the last update: a log-sum-exp, and the number of tokens.
+        self.register_buffer("pending_log_mass", torch.full(shape, -math.inf))
+        self.register_buffer("pending_tokens", torch.zeros(()))
+        for name in ("average", "pending_sums"):
+            self.register_buffer(name, torch.zeros(others), persistent=others > 0)
+        self.register_buffer("updates", torch.zeros(()))  # floating point: models are averaged
+
+    def observation(
+        self, log_mass: Tensor, tokens: Tensor, others: Tensor | None = None
+    ) -> Tensor | None:
+        """What :meth:`observe` takes (None if nothing is kept) of a batch: the log of the sum of
+        exp(s), of ``shape``, the number of tokens, and sums of the other numbers over them."""
+        if not self.exchanges:
+            return None
+        sums = [] if others is None else [others.to(log_mass.dtype)]
+        return torch.cat([log_mass.flatten(), *sums, tokens.view(1)])
+
+    @torch.no_grad()
+    def take(self) -> Tensor:
+        taken = self.observation(self.pending_log_mass, self.pending_tokens, self.pending_sums)
+        self._forget()
+        return taken
+
+    @torch.no_grad()
+    def observe(self, observation: Tensor) -> None:
+        mass, sums = self.pending_log_mass, self.pending_sums
+        log_mass, of_others, tokens = observation.to(mass).split([mass.numel(), len(sums), 1])
+        mass.copy_(torch.logaddexp(mass, log_mass.view_as(mass)))
+        sums += of_others
+        self.pending_tokens += tokens.squeeze(0)
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        if not self.exchanges:
+            return
+        seen = self.pending_log_mass - self.pending_tokens.log()
+        usable = torch.isfinite(seen).all() & (self.pending_tokens > 0)
+        mean = self.pending_sums / self.pending_tokens
+        # The first observation is taken as it is.
+        share = torch.where(self.updates > 0, 1.0 - self.momentum, 1.0).to(seen.dtype)
+        for kept, new in ((self.log_normalizer, seen), (self.average, mean)):
+            good = usable & torch.isfinite(new).all()
+            kept.copy_(torch.where(good, torch.lerp(kept, new, share), kept))
+        self.updates += usable
+        self._forget()
+
+    def _forget(self) -> None:
+        self.pending_log_mass.fill_(-math.inf)
+        self.pending_tokens.zero_()
+        self.pending_sums.zero_()

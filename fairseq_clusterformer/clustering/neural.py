@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..precision import ExactLinear, full_float32
 from .fuzzy import FuzzyClusters, Similarity, cluster_sums, fuzzy_clusters
-from .normalizer import AverageNormalizer
+from .learner import AverageNormalizer
 from .report import Report, State, cluster_sizes
 
 
@@ -28,7 +28,7 @@ class NeuralClustering(AverageNormalizer):
             "average": an exponential moving average of the mean over training batches, a constant
             for each cluster. The last two keep an assignment independent of later tokens.
         momentum: of that average.
-        own_centroids: False: the centroids are given to each ``assign``.
+        own_centroids: False: the centroids are given to each call.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class NeuralClustering(AverageNormalizer):
         nn.init.xavier_uniform_(self.w_c.weight)
 
     @full_float32()
-    def assign(
+    def forward(
         self,
         x: Tensor,
         padding_mask: Tensor | None = None,
@@ -101,41 +101,28 @@ class NeuralClustering(AverageNormalizer):
         sizes = cluster_sizes(found.clusters.unsqueeze(1), self.num_clusters, padding_mask)[0]
         report = Report(cluster_sizes=sizes, centroids=found.updated)
         if learns:
-            report = self._taught(report, x, found, padding_mask)
+            report = report._replace(**self._taught(x, found, padding_mask))
         return found.clusters, report, state
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, centroids: Tensor | None = None
-    ) -> tuple[Tensor, Report]:
-        """Clusters and report of ``assign``."""
-        return self.assign(x, padding_mask, centroids)[:2]
-
     def _taught(
-        self, report: Report, x: Tensor, found: FuzzyClusters, padding_mask: Tensor | None
-    ) -> Report:
-        """The report with what teaches: losses, and the normaliser's observation."""
+        self, x: Tensor, found: FuzzyClusters, padding_mask: Tensor | None
+    ) -> dict[str, Tensor | None]:
+        """What teaches, of a report: losses, and the normaliser's observation."""
         vectors = self.similarity.vectors(found.updated)
-        if padding_mask is None:
-            real = vectors.new_ones(x.shape[:2])
-        else:
+        real = vectors.new_ones(x.shape[:2])
+        if padding_mask is not None:
             real = (~padding_mask).to(vectors)
         tokens = real.sum()
-
+        some = tokens.clamp(min=1.0)
         # CF22 eq. 6: the sum over tokens of phi(x_j, c_{I_j}), cluster by cluster.
-        sums = cluster_sums(
-            x, found.clusters, self.num_clusters, similarity=self.similarity, weight=real
-        )
-        clustering_loss = -(sums * vectors).sum() / tokens.clamp(min=1.0)
-
+        how = {"similarity": self.similarity, "weight": real}
+        sums = cluster_sums(x, found.clusters, self.num_clusters, **how)
         neighbours = (vectors * vectors.roll(1, dims=1)).sum(-1).mean(-1)  # the ring of eq. 11
-        weight = real.sum(-1) / tokens.clamp(min=1.0)
-        sorting_loss = -(neighbours * weight).sum()  # CF22 eq. 11
-
-        return report._replace(
-            clustering_loss=clustering_loss,
-            sorting_loss=sorting_loss,
-            observation=self.observation(torch.logsumexp(found.log_mass, dim=0), tokens),
-        )
+        return {
+            "clustering_loss": -(sums * vectors).sum() / some,
+            "sorting_loss": -(neighbours * (real.sum(-1) / some)).sum(),  # CF22 eq. 11
+            "observation": self.observation(torch.logsumexp(found.log_mass, dim=0), tokens),
+        }
 
 
 def initial_centroids(num_clusters: int, embed_dim: int) -> nn.Parameter:

@@ -37,33 +37,23 @@ class Scores(NamedTuple):
         does not: results must not depend on what the process did before.
         """
         few = self.x[..., 0].numel() * self.vectors.size(1) < CPP_FROM
-        if (few and not steps) or impl not in ("auto", "cpu"):
+        if (few and not steps) or impl not in ("auto", "cpu") or torch.compiler.is_compiling():
             return None
-        x, mask = self.x.to(self.vectors.dtype), self.padding_mask
-        if torch.compiler.is_compiling() or (few and not is_loaded(x.dtype, x.size(-1), "shares")):
+        x = self.x.to(self.vectors.dtype)
+        if few and not is_loaded(x.dtype, x.size(-1), "shares") or not can_run("shares", x):
             return None
-        if not can_run("shares", x):
-            return None
-        x = x if x.stride(-1) == 1 else x.contiguous()
-        mask = None if mask is None else mask.contiguous()
-        return Scores(
-            x, self.vectors.contiguous(), self.offsets.contiguous(), mask, self.similarity
-        )
+        x, mask = x if x.stride(-1) == 1 else x.contiguous(), self.padding_mask
+        rest = self.vectors.contiguous(), self.offsets.contiguous()
+        return Scores(x, *rest, None if mask is None else mask.contiguous(), self.similarity)
 
-    def fields(self) -> dict[str, Any]:
-        """Of the struct in scores.h, where they are for C++."""
-        tensors = self._asdict()
-        similarity = tensors.pop("similarity")
-        sizes = dict(zip(("batch", "heads", "length"), self.x.shape, strict=False))
-        unit = similarity.kind == "cosine"
-        scale = 1.0 if unit else similarity.scale(self.x)
-        how = {"num_clusters": self.vectors.size(1), "unit": unit, "scale": scale}
-        return tensors | sizes | how | {"smallest": NORM_EPS}
-
-    def run(self, function: str, **values: Any) -> None:
-        """Run shares.cpp, for which they are."""
-        x = self.x
-        run("shares", function, x.dtype, x.size(-1), tie=TIE, **self.fields(), **values)
+    def run(self, source: str, function: str, **values: Any) -> None:
+        """Run a function of shares.cpp or scouts.cpp, with the struct of scores.h among others."""
+        unit, x = self.similarity.kind == "cosine", self.x
+        given = dict(zip(("batch", "heads", "length"), x.shape, strict=False)) | self._asdict()
+        del given["similarity"]
+        given |= {"num_clusters": self.vectors.size(1), "smallest": NORM_EPS, "unit": unit}
+        given |= {"scale": 1.0 if unit else self.similarity.scale(x)}
+        run(source, function, x.dtype, x.size(-1), **given, **values)
 
     def of(self, part: slice) -> tuple[Tensor, Tensor | float, Tensor]:
         """Of a slice of tokens (0 at padding): vectors [B, H, n, E], what these were multiplied
@@ -77,10 +67,10 @@ class Scores(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What :func:`_assign` finds. Without shares or mass these are None."""
+    """What :func:`_assign` finds; None: what was not asked for."""
 
-    clusters: Tensor  # int64 [probes, B, H, N]
-    sizes: Tensor  # [H, K]
+    clusters: Sequence[Tensor]  # int64 [B, H, N], of each probe
+    sizes: Tensor | None  # [H, K]
     log_mass: Tensor | None  # [H, K]
     log_share: Tensor | None = None  # [B, H, N]
     log_total: Tensor | None = None  # log of the sum of exp(score) of each token [B, H, N]
@@ -190,30 +180,26 @@ def assign_both(
     queries = Scores(q, of_each, of_queries.to(dtype), *rest)
     keys = Scores(k, vectors, of_keys.to(dtype), *rest)
     with torch.no_grad():  # only an argmax is taken of scores, but for shares
-        if not counted:
-            (first, *more), (of_keys,) = _nearest(queries, impl, probes), _nearest(keys, impl, 1)
-            return Assigned(first, of_keys, None, None, None, probes=tuple(more))
-        queries = _assign(queries, impl, probes=probes, mass=both)
+        found = _assign(queries, impl, probes=probes, mass=both and counted, counted=counted)
         if exploration is None:
-            keys = _assign(keys, impl, log_weights=log_weights)
+            how = {"mass": counted, "counted": counted, "log_weights": log_weights}
+            of_keys = _assign(keys, impl, **how)
     if exploration is not None:
         explored = None  # the cluster that was drawn, -1: none
         if exploration > 0:
             drawn = torch.rand(k.shape[:3], device=k.device) < exploration
             cluster = torch.randint(vectors.size(1), drawn.shape, device=k.device)
             explored = cluster.masked_fill(~drawn, -1)
-        keys = Found(*_LogShares.apply(explored, impl, *keys))
+        cluster, *others = _LogShares.apply(explored, impl, *keys)
+        of_keys = Found([cluster], *others)
+    (first, *more), (key,) = found.clusters, of_keys.clusters
+    if not counted:
+        return Assigned(first, key, None, None, None, tuple(more))
     number = q.size(0) * q.size(2) if padding_mask is None else (~padding_mask).sum()
-    (first, *more), (of_keys,) = queries.clusters, keys.clusters
-    return Assigned(
-        first,
-        of_keys,
-        torch.stack([queries.log_mass, keys.log_mass]) if both else keys.log_mass,
-        torch.stack([queries.sizes, keys.sizes.repeat_interleave(sharing, dim=0)]),
-        torch.as_tensor(number, device=k.device, dtype=dtype),
-        tuple(more),
-        keys.log_share,
-    )
+    mass = torch.stack([found.log_mass, of_keys.log_mass]) if both else of_keys.log_mass
+    sizes = torch.stack([found.sizes, of_keys.sizes.repeat_interleave(sharing, dim=0)])
+    tokens = torch.as_tensor(number, device=k.device, dtype=dtype)
+    return Assigned(first, key, mass, sizes, tokens, tuple(more), of_keys.log_share)
 
 
 class _LogShares(torch.autograd.Function):
@@ -221,22 +207,24 @@ class _LogShares(torch.autograd.Function):
     def forward(ctx, explored, impl, *scores):
         scores = Scores(*scores)
         ctx.given = impl, scores.similarity
-        *found, log_share, log_total = _assign(scores, impl, shares=True, explored=explored)
-        ctx.save_for_backward(*scores[:4], log_total, found[0])
-        ctx.mark_non_differentiable(*found)
-        return *found, log_share
+        found = _assign(scores, impl, shares=True, explored=explored)
+        clusters = found.clusters[0]
+        ctx.save_for_backward(*scores[:4], found.log_total, clusters)
+        ctx.mark_non_differentiable(clusters, found.sizes, found.log_mass)
+        return clusters, found.sizes, found.log_mass, found.log_share
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     @full_float32()
     def backward(ctx, *gradients):
-        (*tensors, log_total, (keys,)), d_log_share = ctx.saved_tensors, gradients[-1]
+        (*tensors, log_total, keys), d_log_share = ctx.saved_tensors, gradients[-1]
         impl, similarity = ctx.given
         scored, (k, vectors, _, padding_mask) = Scores(*tensors, similarity), tensors
         if (scores := scored.for_cpp(impl)) is not None:
             d_k, d_vectors = torch.empty_like(scores.x), torch.empty_like(scores.vectors)
             given = {"clusters": keys, "log_total": log_total, "d_log_share": d_log_share}
-            scores.run("shares_backward", d_x=d_k, d_vectors=d_vectors, probes=1, **given)
+            given |= {"d_x": d_k, "d_vectors": d_vectors, "probes": 1, "tie": TIE}
+            scores.run("shares", "shares_backward", **given)
             return None, None, d_k.to(k.dtype), d_vectors, None, None, None
         d_k, d_vectors = torch.empty_like(k), torch.zeros_like(vectors)
         for part in chunks(k, vectors.size(1)):
@@ -253,27 +241,21 @@ class _LogShares(torch.autograd.Function):
         return None, None, d_k, d_vectors, None, None, None
 
 
-def _nearest(scores: Scores, impl: str, number: int) -> Sequence[Tensor]:
-    """The nearest clusters of vectors, with as few operations as may be for one token."""
-    if scores.x.size(2) > 1:
-        return _assign(scores, impl, probes=number, mass=False).clusters
-    if (given := scores.for_cpp(impl, steps=True)) is not None:
-        return _in_cpp(given, probes=number, mass=False).clusters
-    return largest_few(scores.of(slice(None))[-1], number, scores.offsets.unsqueeze(1))
-
-
-def _assign(scores: Scores, impl: str, *, mass: bool = True, **how: Any) -> Found:
+def _assign(
+    scores: Scores, impl: str, *, counted: bool = True, mass: bool = True, **how: Any
+) -> Found:
     """The nearest clusters of each token, by C++ or by torch, and of each cluster the log of the
     sum of exp(s) over real tokens.
 
     Args:
+        counted, mass, shares: whether sizes, masses and shares are wanted.
         probes: how many clusters of each token.
-        mass, shares: whether these are wanted.
         explored: the cluster that was drawn instead, -1 for none, int64 [B, H, N].
         log_weights: log of how much each token counts in the mass [B, H, N].
     """
-    given = scores.for_cpp(impl)
-    found = _in_chunks(scores, mass, **how) if given is None else _in_cpp(given, mass, **how)
+    step = scores.x.size(2) == 1 and not counted
+    given = scores.for_cpp(impl, step)
+    found = _in_cpp(given, mass, **how) if given else _by_torch(scores, counted, mass, **how)
     return found._replace(log_mass=found.log_mass + scores.offsets) if mass else found
 
 
@@ -294,13 +276,14 @@ def _in_cpp(
         x.new_empty(heads, clusters) if mass else None,
         *(x.new_empty(x.shape[:3]) if shares else None for _ in range(2)),
     )
-    given |= found._asdict() | {"clusters": found.clusters[0], "probes": probes}
-    scores.run("shares", probe_stride=found.clusters.stride(0), **given)
+    given |= found._asdict() | {"clusters": found.clusters[0], "probes": probes, "tie": TIE}
+    scores.run("shares", "shares", probe_stride=found.clusters.stride(0), **given)
     return found
 
 
-def _in_chunks(
+def _by_torch(
     scores: Scores,
+    counted: bool,
     mass: bool,
     *,
     probes: int = 1,
@@ -309,39 +292,36 @@ def _in_chunks(
     log_weights: Tensor | None = None,
 ) -> Found:
     """The same as :func:`_in_cpp` by torch, on any device."""
-    x, vectors, offsets, padding_mask, _ = scores
-    given, offsets = scores, offsets.unsqueeze(1)
-    clusters = torch.empty(probes, *x.shape[:3], dtype=torch.long, device=x.device)
-    log_mass = log_share = log_total = None
-    if mass:
-        log_mass = vectors.new_full(vectors.shape[:2], -math.inf)
-    if shares:
-        log_share, log_total = vectors.new_empty(2, *x.shape[:3])
-    for part in chunks(x, vectors.size(1)):
-        _, _, scores = given.of(part)
-        for one, found in zip(clusters, largest_few(scores, probes, offsets), strict=True):
-            one[:, :, part] = found
+    mask, number, parts = scores.padding_mask, scores.vectors.size(1), []
+    for part in chunks(scores.x, number):
+        of_part, log_share, total, log_mass = scores.of(part)[-1], None, None, None
+        nearest = largest_few(of_part, probes, scores.offsets.unsqueeze(1))
         if shares:
-            own = clusters[0][:, :, part]
+            own = nearest[0]
             if explored is not None:
                 own = torch.where(explored[:, :, part] < 0, own, explored[:, :, part])
-            largest = scores.amax(-1, keepdim=True)
-            # log-sum-exp over the clusters, the largest taken out
-            total = (scores - largest).exp_().sum(-1).log_().add_(largest.squeeze(-1))
-            log_total[:, :, part] = total
-            log_share[:, :, part] = scores.gather(-1, own.unsqueeze(-1)).squeeze(-1).sub_(total)
-        if not mass:
-            continue
-        if log_weights is not None:
-            scores.add_(log_weights[:, :, part].unsqueeze(-1))
-        if padding_mask is not None:
-            scores.masked_fill_(padding_mask[:, None, part, None], -math.inf)
-        log_mass = torch.logaddexp(log_mass, log_sum_over_tokens(scores))
-    sizes = cluster_sizes(clusters[0], vectors.size(1), padding_mask).to(vectors.dtype)
+            total = of_part.logsumexp(-1)
+            log_share = of_part.gather(-1, own.unsqueeze(-1)).squeeze(-1) - total
+        if mass:
+            if log_weights is not None:
+                of_part.add_(log_weights[:, :, part].unsqueeze(-1))
+            if mask is not None:
+                of_part.masked_fill_(mask[:, None, part, None], -math.inf)
+            log_mass = log_sum_over_tokens(of_part)
+        parts.append((log_mass, *nearest, log_share, total))
+    log_mass, *clusters, log_share, total = map(_whole, zip(*parts, strict=True))
+    sizes = cluster_sizes(clusters[0], number, mask).to(scores.vectors.dtype) if counted else None
     if explored is not None:
-        clusters = torch.where(explored < 0, clusters, explored)
+        clusters = [torch.where(explored < 0, clusters[0], explored)]
         log_share.masked_fill_(explored >= 0, 0.0)
-    return Found(clusters, sizes, log_mass, log_share, log_total)
+    return Found(clusters, sizes, log_mass, log_share, total)
+
+
+def _whole(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """What parts of the tokens have, [B, H, n]; of masses [H, K], their sum."""
+    if len(parts) == 1 or parts[0] is None:
+        return parts[0]
+    return torch.stack(parts).logsumexp(0) if parts[0].dim() == 2 else torch.cat(parts, dim=-1)
 
 
 def log_sum_over_tokens(scores: Tensor) -> Tensor:

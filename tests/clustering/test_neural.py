@@ -50,7 +50,7 @@ def test_equations_2_to_6_and_11(similarity, lengths):
     module = make(similarity)
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
     mask = torch.arange(LENGTH) >= torch.tensor(lengths).unsqueeze(-1)
-    clusters, report, _ = module.assign(x, mask if mask.any() else None)
+    clusters, report, _ = module(x, mask if mask.any() else None)
     l1 = l2 = 0.0
     sizes = [0] * CLUSTERS
     for row, n in enumerate(lengths):
@@ -76,7 +76,7 @@ def test_the_average_normaliser_is_the_mean_over_what_was_seen():
         batches = [torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64) for _ in range(2)]
         before = module.log_normalizer.clone()
         for batch in batches:
-            _, report, _ = module.assign(batch)
+            _, report, _ = module(batch)
             module.observe(report.observation)
         assert torch.equal(module.log_normalizer, before)  # fixed while a batch runs
         module.commit()
@@ -95,15 +95,15 @@ def test_the_average_normaliser_is_the_mean_over_what_was_seen():
 def test_an_overflow_does_not_break_the_average():
     module = make(normalizer="average")
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
-    module.observe(module.assign(x)[1].observation)
+    module.observe(module(x)[1].observation)
     module.commit()
     good = module.log_normalizer.clone()
     broken = x.clone()
     broken[0, 3] = math.inf
-    module.observe(module.assign(broken)[1].observation)
+    module.observe(module(broken)[1].observation)
     module.commit()
     assert torch.equal(module.log_normalizer, good)
-    module.observe(module.assign(x + 1)[1].observation)
+    module.observe(module(x + 1)[1].observation)
     module.commit()
     assert torch.isfinite(module.log_normalizer).all()
     assert not torch.equal(module.log_normalizer, good)
@@ -112,10 +112,10 @@ def test_an_overflow_does_not_break_the_average():
 def test_after_an_overflow_the_first_that_is_finite_is_taken_as_it_is():
     module = make(normalizer="average")
     other, x = copy.deepcopy(module), torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
-    module.observe(module.assign(x + math.inf)[1].observation)
+    module.observe(module(x + math.inf)[1].observation)
     module.commit()
     for each in (module, other):
-        each.observe(each.assign(x)[1].observation)
+        each.observe(each(x)[1].observation)
         each.commit()
     assert torch.equal(module.log_normalizer, other.log_normalizer)
 
@@ -124,10 +124,10 @@ def test_after_an_overflow_the_first_that_is_finite_is_taken_as_it_is():
 def test_the_running_normaliser_does_not_drift_in_float32():
     """A constant text is a tie of all clusters at every step; the sum is kept in float64."""
     module, x = make(normalizer="running", temperature=0.1).float(), torch.randn(1, 1, WIDTH)
-    assert module.assign(x.expand(1, 3000, -1))[0].eq(0).all()
+    assert module(x.expand(1, 3000, -1))[0].eq(0).all()
     state = {}
     for _ in range(300):
-        cluster, _, state = module.assign(x, state=state)
+        cluster, _, state = module(x, state=state)
         assert cluster == 0
     assert state["log_sum"].dtype == torch.float64
 
@@ -139,11 +139,11 @@ def test_the_average_keeps_clusters_in_use():
         module.w_c.weight.copy_(torch.eye(WIDTH))
         module.centroids[0] = 1.0
     x = 0.3 * torch.randn(8, 50, WIDTH, dtype=torch.float64) + 1.0
-    _, report, _ = module.assign(x)
+    _, report, _ = module(x)
     alone = cluster_use(report.cluster_sizes).effective
     module.observe(report.observation)
     module.commit()
-    _, report, _ = module.assign(x)
+    _, report, _ = module(x)
     assert alone < 1.2
     assert cluster_use(report.cluster_sizes).effective > 2.5
 
@@ -154,7 +154,7 @@ def test_gradients_of_the_losses_against_finite_differences(similarity):
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
 
     def losses(x, centroids, _w_c):
-        _, report, _ = module.assign(x, None, centroids)
+        _, report, _ = module(x, None, centroids)
         return report.clustering_loss, report.sorting_loss, report.centroids
 
     centroids = torch.randn(BATCH, CLUSTERS, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -173,13 +173,13 @@ def test_token_by_token_equals_the_whole(normalizer, dtype, side, monkeypatch):
         module.log_normalizer.normal_()
     x = torch.randn(3, 50, WIDTH, dtype=dtype)
     mask = None if side is None else pads([50, 20, 0], 50, side)
-    whole, _, last = module.assign(x, mask)
+    whole, _, last = module(x, mask)
     module.eval()
     for size in (1, 7):
         state, found = {"other": x}, []
         for part in torch.arange(50).split(size):
             given = None if mask is None else mask[:, part]
-            clusters, _, state = module.assign(x[:, part], given, state=state)
+            clusters, _, state = module(x[:, part], given, state=state)
             found.append(clusters)
         assert torch.equal(torch.cat(found, dim=1), whole)
         assert state.pop("other") is x
@@ -206,11 +206,11 @@ def test_running_sums_are_to_the_bit_those_of_the_whole(size):
 def test_nothing_that_teaches_is_computed_in_evaluation(normalizer):
     module = make(normalizer=normalizer)
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
-    clusters, taught, _ = module.assign(x)
+    clusters, taught, _ = module(x)
     with torch.no_grad():
-        again, same, _ = module.assign(x)  # as in an activation checkpoint
+        again, same, _ = module(x)  # as in an activation checkpoint
         module.eval()
-        evaluated, report, _ = module.assign(x)
+        evaluated, report, _ = module(x)
     assert torch.equal(clusters, again)
     assert torch.equal(clusters, evaluated)
     for one, other in zip(taught, same, strict=True):
@@ -221,7 +221,7 @@ def test_nothing_that_teaches_is_computed_in_evaluation(normalizer):
     ]
     handed_on, module.centroids = module.centroids, None
     with torch.no_grad():
-        _, report, _ = module.assign(x, None, handed_on)
+        _, report, _ = module(x, None, handed_on)
     assert torch.equal(report.centroids, taught.centroids)
     assert report.clustering_loss is None
 

@@ -214,7 +214,7 @@ def test_no_scores_are_kept():
     )
     neural = NeuralClustering(heads * width, clusters, normalizer="average")
     assert of_shares < 12.5 * heads * length + 5 * centroids.numel() * 4
-    assert of_shares < kept(lambda: neural.assign(x), x)
+    assert of_shares < kept(lambda: neural(x), x)
 
 
 def test_a_gated_layer_keeps_little_more_than_a_neural_one():

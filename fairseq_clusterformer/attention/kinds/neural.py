@@ -61,7 +61,7 @@ class Neural(Kind):
         )
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
-        clusters, report, state = self.clustering.assign(
+        clusters, report, state = self.clustering(
             tokens.x,
             tokens.padding_mask,
             tokens.centroids if self.rule.needs_centroids else None,

@@ -17,7 +17,7 @@ Shape letters: S scouts.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 
 from ....clustering.shares import KeyShares, Scores
 from ....kernels import Layout, join, ranged_attention
-from ....kernels.cpu.library import can_run, run
+from ....kernels.cpu.library import can_run
 from ....kernels.sorting import sort_by_cluster
 from ....precision import at_least_float32, full_float32
 from ...batch import Batch
@@ -65,11 +65,10 @@ class Looking(NamedTuple):
     scores: Scores  # of what routes keys; offsets are the logs of the clusters' masses
 
     def run(self, function: str, **values: Tensor | None) -> None:
-        x, (_, heads, number, width) = self.scores.x, self.q.shape
-        given: dict[str, Any] = self._asdict() | values
-        given |= given.pop("scores").fields()
-        given |= {"query_heads": heads, "scouts": number, "width": width, "ranges": len(self.lo)}
-        run("scouts", function, x.dtype, x.size(-1), **given)
+        _, heads, number, width = self.q.shape
+        values |= {"query_heads": heads, "scouts": number, "width": width, "ranges": len(self.lo)}
+        values |= self._asdict()
+        values.pop("scores").run("scouts", function, **values)
 
 
 def draw_scouts(
