@@ -19,7 +19,7 @@ from fairseq_clusterformer.models.encoder_only import EncoderOptions
 from fairseq_clusterformer.models.options import check_heads, option, sized
 from fairseq_clusterformer.models.stack import activation
 
-from .global_local import NUM_LABELS, PROJECTIONS, GlobalLocalAttention, Structure
+from .global_local import NUM_LABELS, PROJECTIONS, SAME_CLUSTER, GlobalLocalAttention, Structure
 
 GLOBAL_TYPE, LONG_TYPE, NUM_TYPES = 0, 1, 16
 
@@ -80,27 +80,18 @@ class Streams(NamedTuple):
 
     of_global: Tensor  # [B, G, D]
     of_long: Tensor  # [B, N, D]
-    structure: Structure  # of the batch
 
 
 def fixed_blocks(tokens: Tensor, block: int, pad: int) -> Structure:
     """The paper's "fixed blocks": parts of ``block`` tokens each, the last one of what is left; of
     tokens int64 [B, N], with padding behind."""
     padding = tokens.eq(pad)
-    length = tokens.size(1)
-    real = (~padding).sum(1, keepdim=True)
-    begin = torch.arange(0, max(length, 1), block, device=tokens.device).expand(len(tokens), -1)
-    begin = begin.minimum(real)
-    end = (begin + block).minimum(real)
-    empty = begin >= end
+    real = (~padding).sum(1).view(-1, 1, 1)
+    begin = torch.arange(0, max(tokens.size(1), 1), block, device=tokens.device)
+    spans = torch.stack([begin, begin + block], dim=-1).minimum(real)
+    empty = spans[..., 0] >= spans[..., 1]
     empty[:, 0] = False  # one global token of a row of padding
-    some = bool(padding.any())
-    return Structure(
-        torch.stack([begin, end], dim=-1),
-        length,
-        long_padding=padding if some else None,
-        global_padding=empty if some else None,
-    )
+    return Structure(spans, tokens.size(1), long_padding=padding, global_padding=empty)
 
 
 class ETCLayer(nn.Module):
@@ -166,11 +157,10 @@ class ETCEncoder(nn.Module):
         if args.same_cluster and not args.clusters:
             given = f"{args.same_cluster}, and --clusters 0"
             raise refused("--same-cluster", given, "0 without clusters")
-        own = 5 if args.same_cluster else 4  # labels that are no distances, and the token's own
-        if args.num_labels < (labels := 2 * args.max_distance + own):
+        labels = 2 * args.max_distance + SAME_CLUSTER + bool(args.same_cluster)
+        if args.num_labels < labels:
             given = f"{args.max_distance}, and --num-labels {args.num_labels}"
-            allowed = f"{(args.num_labels - own) // 2} or less, or {labels} labels"
-            raise refused("--max-distance", given, allowed)
+            raise refused("--max-distance", given, f"with {labels} labels or more")
         self.dictionary, self.block, self.dropout = dictionary, args.block, args.dropout
         self.checkpoint_activations = args.checkpoint_activations
         width = args.encoder_embed_dim
@@ -195,8 +185,7 @@ class ETCEncoder(nn.Module):
         types: Tensor | None = None,
         global_types: Tensor | None = None,
     ) -> Streams:
-        """Encode. Raises ValueError: padding before a token, or streams that do not fit the
-        structure.
+        """Encode. Raises ValueError for padding before a token.
 
         Args:
             tokens: of the long input, int64 [B, N], with padding behind.
@@ -210,24 +199,17 @@ class ETCEncoder(nn.Module):
         if bool((padding[:, :-1] & ~padding[:, 1:]).any()):
             raise ValueError("padding stands before a token; allowed: behind the last one")
         if self.centroids is not None:
-            structure = self._of_clusters(tokens, structure)
-        elif structure is None:
-            structure = fixed_blocks(tokens, self.block, self.dictionary.pad())
-        shape = structure.spans.shape[:2]
-        if global_tokens is None or self.centroids is not None:
-            global_tokens = tokens.new_full(shape, self.dictionary.bos())
-        given = [tuple(tokens.shape), tuple(global_tokens.shape)]
-        made = [(shape[0], structure.length), tuple(shape)]
-        if given != made:
-            allowed = f"{made[0]} and {made[1]}, as the structure has them"
-            raise ValueError(f"{given[0]} long and {given[1]} global tokens; allowed: {allowed}")
-        streams = [
-            self._embedded(global_tokens, global_types, GLOBAL_TYPE),
-            self._embedded(tokens, types, LONG_TYPE),
-        ]
-        if self.centroids is not None:
-            of_each = self.centroids.repeat(shape[1] // len(self.centroids), 1)
-            streams[0] = self.layernorm_embedding(of_each).expand(len(tokens), -1, -1)
+            structure = self._of_clusters(padding, structure)
+            of_each = self.layernorm_embedding(self.centroids)
+            of_global = of_each.repeat(structure.spans.size(1) // len(of_each), 1)
+            of_global = of_global.expand(len(tokens), -1, -1)
+        else:
+            if structure is None:
+                structure = fixed_blocks(tokens, self.block, self.dictionary.pad())
+            if global_tokens is None:
+                global_tokens = tokens.new_full(structure.spans.shape[:2], self.dictionary.bos())
+            of_global = self._embedded(global_tokens, global_types, GLOBAL_TYPE)
+        streams = of_global, self._embedded(tokens, types, LONG_TYPE)
         for layer in self.layers:
             if self.checkpoint_activations and self.training:
                 streams = checkpoint(layer, *streams, structure, use_reentrant=False)
@@ -238,35 +220,37 @@ class ETCEncoder(nn.Module):
         of_global, of_long = streams
         if self.training:  # workers that exchange gradients expect one of each parameter
             of_long = of_long + of_global[:, :0].sum()  # 0, whatever the states are
-        return Streams(of_global, of_long, structure)
+        return Streams(of_global, of_long)
 
     def _embedded(self, words: Tensor, types: Tensor | None, default: int) -> Tensor:
-        more = types if types is not None and types.is_floating_point() else None
-        if types is None or more is not None:
-            types = torch.full_like(words, default)
-        x = self.embed_tokens(words) + self.embed_types(types)
-        x = self.layernorm_embedding(x if more is None else x + more)
-        return dropout(x, self.dropout, self.training)
+        x = self.embed_tokens(words)
+        if types is not None and not types.is_floating_point():
+            x = x + self.embed_types(types)
+        else:
+            x = x + self.embed_types.weight[default]
+            x = x if types is None else x + types
+        return dropout(self.layernorm_embedding(x), self.dropout, self.training)
 
-    def _of_clusters(self, tokens: Tensor, given: Structure | None) -> Structure:
+    def _of_clusters(self, padding: Tensor, given: Structure | None) -> Structure:
         """Each example's own centroids, as global tokens of it."""
-        if given is not None and given.spans.size(1):
-            both = f"{given.spans.size(1)} global tokens of parts, and {len(self.centroids)} "
-            allowed = "--parts none, or --clusters 0"
-            raise ValueError(f"{both}centroids (--clusters); allowed: {allowed}")
-        examples = None if given is None else given.long_examples
-        last = 0 if examples is None else int(examples.max()) if examples.numel() else 0
-        number = torch.arange(last + 1, device=tokens.device)
-        number = number.repeat_interleave(len(self.centroids)).expand(len(tokens), -1)
-        padding = tokens.eq(self.dictionary.pad())
+        examples = torch.zeros_like(padding, dtype=torch.long)
+        if given is not None:
+            if given.spans.size(1):
+                both = f"{given.spans.size(1)} global tokens of parts, and {len(self.centroids)} "
+                allowed = "--parts none, or --clusters 0"
+                raise ValueError(f"{both}centroids (--clusters); allowed: {allowed}")
+            examples = given.long_examples
+        last = int(examples.max()) if examples.numel() else 0
+        number = torch.arange(last + 1, device=padding.device)
+        number = number.repeat_interleave(len(self.centroids)).expand(len(padding), -1)
         return Structure(
-            torch.zeros(*number.shape, 2, dtype=torch.long, device=tokens.device),
-            tokens.size(1),
-            long_padding=padding if bool(padding.any()) else None,
+            number.new_zeros(*number.shape, 2),
+            padding.size(1),
+            long_padding=padding,
             long_examples=examples,
-            global_examples=None if examples is None else number,
+            global_examples=number,
             # centroids have no order, so no distance
-            paragraphs=torch.arange(number.size(1), device=tokens.device).expand_as(number),
+            paragraphs=torch.arange(number.size(1), device=number.device).expand_as(number),
         )
 
     def max_positions(self) -> int:

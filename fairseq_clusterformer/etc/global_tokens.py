@@ -11,6 +11,8 @@ mentions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -21,10 +23,8 @@ from torch.nn.utils.rnn import pad_sequence
 from fairseq_clusterformer.data.structure import Outline
 
 #: types of tokens, which ETC adds to their words; pre-training has the first two alone
-OF_SENTENCE, OF_TEXT, OF_QUESTION, OF_PARAGRAPH, OF_ALL, OF_CANDIDATE, IN_QUESTION, IN_TITLE = (
-    range(8)
-)
-IN_CANDIDATE = 8
+OF_SENTENCE, OF_TEXT, OF_QUESTION, OF_PARAGRAPH, OF_ALL, OF_CANDIDATE = range(6)
+IN_QUESTION, IN_TITLE, IN_CANDIDATE = range(6, 9)
 
 
 class GlobalTokens(NamedTuple):
@@ -100,42 +100,34 @@ class DocumentStructure:
             starts: of the paragraphs in the document, int64 [P].
             length, outline: of the document.
         """
-        before, names = len(question), torch.tensor([len(name) + 1 for name in outline.names])
-        asked = before - 2 - int(names.sum())
+        before, bos = len(question), dictionary.bos()
+        names = [len(name) + 1 for name in outline.names]
+        asked = before - 2 - sum(names)
+        # of each its symbol, type, first token and the one past the last
+        found = [(bos, OF_ALL, 0, 1)]
+        if names:
+            ends = accumulate(names, initial=asked + 2)
+            found = [(bos, OF_CANDIDATE, *span) for span in pairwise(ends)]
+        own = len(found)
+        paragraphs = [*range(own), *[own] * asked]
+        words = enumerate(question[1 : asked + 1].tolist(), 1)
+        found += [(word, OF_QUESTION, place, place + 1) for place, word in words]
         starts = starts[starts < length]
-        ends = torch.cat([starts[1:], starts.new_tensor([length])])
-        of_sentence = outline.paragraph_of(starts)
-        # a paragraph stands in front of its sentences
-        number = torch.arange(len(starts))
-        owner = torch.cat([number, of_sentence])
-        is_sentence = torch.cat([torch.zeros_like(number), torch.ones_like(of_sentence)])
-        order = (2 * owner + is_sentence).argsort(stable=True)
+        spans = pairwise([*starts.tolist(), length])
+        parts = [(number, OF_PARAGRAPH, *span) for number, span in enumerate(spans)]
+        of_sentences = outline.paragraph_of(starts).tolist()
+        for number, span in zip(of_sentences, outline.sentences.tolist(), strict=True):
+            parts.append((number, OF_SENTENCE, *span))
+        parts.sort(key=itemgetter(0))  # a paragraph stands in front of its sentences
         if self.by_parts and self.most:
-            order = order[: self.most - max(len(outline.names), 1) - asked]
-        parts = torch.cat([torch.stack([starts, ends], 1), outline.sentences])[order] + before
-        types = torch.where(is_sentence[order] > 0, OF_SENTENCE, OF_PARAGRAPH)
-
-        first, kind = torch.tensor([[0, 1]]), OF_ALL
-        if outline.names:
-            ends = asked + 2 + names.cumsum(0)
-            first, kind = torch.stack([ends - names, ends], 1), OF_CANDIDATE
-        place = torch.arange(1, asked + 1)
-        ones = torch.ones_like(place)
-        words = torch.full((len(first) + asked + len(parts),), dictionary.bos())
-        words[len(first) : len(first) + asked] = question[1 : asked + 1]
-        behind = owner[order] + len(first) + 1
-        return GlobalTokens(
-            words=words,
-            types=torch.cat([torch.full((len(first),), kind), OF_QUESTION * ones, types]),
-            spans=torch.cat([first, torch.stack([place, place + 1], 1), parts]),
-            links=outline.mentions + torch.tensor([0, before, before]),
-            paragraphs=torch.cat([torch.arange(len(first)), len(first) * ones, behind]),
-        )
+            parts = parts[: self.most - len(found)]
+        paragraphs += [own + 1 + number for number, *_ in parts]
+        found += [(bos, kind, before + first, before + last) for _, kind, first, last in parts]
+        words, types, *ends = torch.tensor(found).unbind(1)
+        links = outline.mentions + torch.tensor([0, before, before])
+        return GlobalTokens(words, types, torch.stack(ends, 1), links, torch.tensor(paragraphs))
 
     def batch(self, rows: Sequence[GlobalTokens], pad: int) -> dict[str, Tensor]:
         """Global tokens of B questions by their fields; padding is ``pad``, or an empty span."""
-        fill = {"words": pad}
-        return {
-            name: pad_sequence([getattr(row, name) for row in rows], True, fill.get(name, 0))
-            for name in GlobalTokens._fields
-        }
+        columns = zip(GlobalTokens._fields, zip(*rows, strict=True), strict=True)
+        return {name: pad_sequence(x, True, pad if name == "words" else 0) for name, x in columns}

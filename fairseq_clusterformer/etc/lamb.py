@@ -16,34 +16,24 @@ from omegaconf import II
 from fairseq_clusterformer.models.options import option
 
 
-class Lamb(torch.optim.Optimizer):
-    """Adam's update of each tensor x plus ``weight_decay * x``, scaled to the norm of x times the
-    learning rate; not scaled where one of both norms is 0. State is float32 or more."""
-
-    def __init__(self, params: Any, lr: float, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0):
-        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
+class Lamb(torch.optim.AdamW):
+    """AdamW's update of each tensor x, scaled to the norm of x times the learning rate; not scaled
+    where one of both norms is 0."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         """Update all parameters that have a gradient."""
+        before = [[x.clone() for x in group["params"]] for group in self.param_groups]
+        rates = [group["lr"] for group in self.param_groups]
         for group in self.param_groups:
-            (beta, beta_of_squares), rate = group["betas"], group["lr"]
-            for x in group["params"]:
-                if x.grad is None:
-                    continue
-                state, gradient, value = self.state[x], x.grad.float(), x.float()
-                if not state:
-                    state.update(step=0, exp_avg=torch.zeros_like(gradient))
-                    state["exp_avg_sq"] = torch.zeros_like(gradient)
-                state["step"] += 1
-                mean = state["exp_avg"].lerp_(gradient, 1 - beta)
-                square = state["exp_avg_sq"].lerp_(gradient.square(), 1 - beta_of_squares)
-                root = (square / (1 - beta_of_squares ** state["step"])).sqrt() + group["eps"]
-                update = mean / (1 - beta ** state["step"]) / root + group["weight_decay"] * value
-                norm, of_update = value.norm(), update.norm()
+            group["lr"] = 1.0
+        super().step()
+        for group, olds, group["lr"] in zip(self.param_groups, before, rates, strict=True):
+            for x, old in zip(group["params"], olds, strict=True):
+                update = old - x
+                norm, of_update = old.norm(), update.norm()
                 trust = torch.where((norm > 0) & (of_update > 0), norm / of_update, 1.0)
-                x.sub_((rate * trust * update).to(x.dtype))
+                x.copy_(old - group["lr"] * trust * update)
 
 
 @dataclass
@@ -67,7 +57,6 @@ class FairseqLamb(FairseqOptimizer):
     @property
     def optimizer_config(self) -> dict[str, Any]:
         """What overrides the options in a checkpoint."""
-        cfg = self.cfg
-        rate = cfg.lr[0] if isinstance(cfg.lr, Collection) else cfg.lr
-        how = {"betas": literal_eval(cfg.lamb_betas), "eps": cfg.lamb_eps}
-        return {"lr": rate, "weight_decay": cfg.weight_decay, **how}
+        rate, decay = self.cfg.lr, self.cfg.weight_decay
+        how = {"lr": rate[0] if isinstance(rate, Collection) else rate, "weight_decay": decay}
+        return how | {"betas": literal_eval(self.cfg.lamb_betas), "eps": self.cfg.lamb_eps}

@@ -16,8 +16,6 @@ from .global_local import Structure
 from .lift import ETCModel, register_etc
 from .masked_parts import NO_EXAMPLE
 
-_GLOBAL = ("<s>", "<mask>")  # words of the global tokens of parts that are seen, and hidden
-
 
 @register_etc("etc_masked_lm", ETCOptions)
 class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
@@ -46,8 +44,8 @@ class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
     def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
         """As fairseq's; the two maps are left out where the task hides no parts."""
         super().upgrade_state_dict(state_dict)
-        if self.contrast is None:
-            for name in [name for name in state_dict if name.startswith("contrast.")]:
+        for name in [*state_dict] if self.contrast is None else ():
+            if name.startswith("contrast."):
                 del state_dict[name]
 
     def forward(
@@ -62,16 +60,18 @@ class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
         what the S hidden parts should be like, and what they are, both [S, D]."""
         if parts is None:
             return super().forward(src_tokens, masked_tokens=masked_tokens)
-        streams = self.read(src_tokens, parts)
-        extra = {"reports": {"encoder": []}}
+        streams, extra = self.read(src_tokens, parts), {"reports": {"encoder": []}}
         if self.contrast is not None:
-            expected = self.contrast["context"](streams.of_global[parts["hidden"]])
-            extra["contrast"] = expected, self.contrast["alone"](self._alone(parts["alone"]))
+            expected, alone = streams.of_global[parts["hidden"]], parts["alone"]
+            actual, (rows, places) = expected, alone["at"].unbind(-1)
+            if len(rows):
+                actual = self.read(alone["src_tokens"], alone).of_global[rows, places]
+            extra["contrast"] = self.contrast["context"](expected), self.contrast["alone"](actual)
         return self.lm_head(streams.of_long, masked_tokens), extra
 
     def read(self, src_tokens: Tensor, parts: dict[str, Tensor]) -> Streams:
         """The encoder's states of documents with their parts; see `forward`."""
-        words = self.encoder.dictionary
+        words, hidden = self.encoder.dictionary, parts["hidden"]
         structure = Structure(
             parts["spans"],
             src_tokens.size(1),
@@ -80,16 +80,9 @@ class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
             long_examples=parts["long_examples"],
             global_examples=parts["global_examples"],
         )
-        hidden = parts["hidden"]
-        begin, mask = (hidden.new_full((), words.index(w), dtype=torch.long) for w in _GLOBAL)
+        # words of the global tokens of parts that are hidden, and seen
+        mask, begin = (src_tokens.new_tensor(words.index(word)) for word in ("<mask>", "<s>"))
         return self.encoder(src_tokens, structure, torch.where(hidden, mask, begin))
-
-    def _alone(self, alone: dict[str, Tensor]) -> Tensor:
-        """States of the global tokens of parts that stand alone, [S, D]."""
-        rows, places = alone["at"].unbind(-1)
-        if not len(rows):
-            return self.lm_head.dense.weight.new_empty(0, self.args.encoder_embed_dim)
-        return self.read(alone["src_tokens"], alone).of_global[rows, places]
 
     def encoded(self, src_tokens: Tensor, segments: None = None) -> tuple[Tensor, list[Report]]:
         """As its parent's; no layer clusters."""

@@ -58,12 +58,8 @@ class ETCMaskedLMLoss(SummedLogs, FairseqCriterion):
         logits, extra = model(**sample["net_input"], masked_tokens=masked)
         target, size = sample["target"][masked], max(int(masked.sum()), 1)
         words = cross_entropy(at_least_float32(logits), target, reduction="sum")
-        log = {
-            "loss": words.detach(),
-            "sample_size": size,
-            "ntokens": sample["ntokens"],
-            "nsentences": sample["nsentences"],
-        }
+        log = {"loss": words.detach(), "sample_size": size}
+        log |= {name: sample[name] for name in ("ntokens", "nsentences")}
         total = self.words_weight * words
         if "contrast" in extra:
             expected, actual = map(at_least_float32, extra["contrast"])
@@ -71,12 +67,9 @@ class ETCMaskedLMLoss(SummedLogs, FairseqCriterion):
             own = torch.arange(len(alike), device=alike.device)
             parts = cross_entropy(alike, own, reduction="sum")
             total = total + self.parts_weight * size * parts / max(len(own), 1)
-            log |= {
-                "parts_loss": parts.detach(),
-                # a tensor in each worker, also of no part: fairseq adds up numbers apart
-                "parts_right": (alike.argmax(-1) == own).sum() if len(own) else own.sum(),
-                "parts": len(own),
-            }
+            # a tensor in each worker, also of no part: fairseq adds up numbers apart
+            right = (alike.argmax(-1) == own).sum() if len(own) else own.sum()
+            log |= {"parts_loss": parts.detach(), "parts_right": right, "parts": len(own)}
         return total, size, log
 
     @staticmethod
@@ -154,45 +147,38 @@ class ETCMaskedLMTask(OwnModels):
     ) -> MaskedParts:
         """Load "train", "valid" or "test", and log what is left out; raises FileNotFoundError or
         ValueError: no such split, or none with a word."""
-        path = shard_of(self.cfg.data, epoch) / split
+        cfg, path = self.cfg, shard_of(self.cfg.data, epoch) / split
         lines = data_utils.load_indexed_dataset(str(path), self.dictionary, combine=combine)
         if lines is None:
             raise FileNotFoundError(f"{path}.idx: no such file; allowed: a split of DATA")
         if not (lines.sizes == 1).any():
             problem = "has no empty line, which ends a document"
             raise ValueError(f"{path} {problem}; allowed: a folder that `{self.made_by}` made")
-        dataset = self._in_rows(
-            lines,
-            most=self.cfg.tokens_per_sample,
-            most_parts=self.cfg.max_parts,
-            least_lines=self.cfg.min_sentences,
-            hidden_parts=self.cfg.hide_parts,
-            guessed=self.cfg.mask_prob,
-        )
-        if not len(dataset):
-            least = f"in a document of --min-sentences {self.cfg.min_sentences} or more"
+        sizes = {"most": cfg.tokens_per_sample, "most_parts": cfg.max_parts}
+        found = self._in_rows(lines, **sizes, hidden_parts=cfg.hide_parts, guessed=cfg.mask_prob)
+        if not len(found):
+            least = f"in a document of --min-sentences {cfg.min_sentences} or more"
             raise ValueError(f"{path} has no word {least}; allowed: one or more")
         logger.info(
-            f"{split}: {len(dataset.pieces)} pieces of documents in {len(dataset)} rows of "
-            f"{dataset.sizes.mean():.0f} tokens"
+            f"{split}: {len(found.pieces)} pieces of documents in {len(found)} rows of "
+            f"{found.sizes.mean():.0f} tokens; left out: {found.left_out} lines of short "
+            f"documents, {found.lost} tokens at the ends of long lines"
         )
-        if dataset.left_out:
-            logger.info(f"{split}: {dataset.left_out} lines of short documents are left out")
-        if dataset.lost:
-            logger.info(f"{split}: {dataset.lost} tokens at the ends of long lines are left out")
-        self.datasets[split] = dataset
-        return dataset
+        self.datasets[split] = found
+        return found
 
     def _in_rows(self, lines, **options) -> MaskedParts:
+        cfg = self.cfg
         return MaskedParts(
             lines,
             self.dictionary,
             self._begins_word,
-            parts=self.cfg.parts,
-            block=self.cfg.part_tokens,
-            kept=self.cfg.leave_unmasked_prob,
-            replaced=self.cfg.random_token_prob,
-            seed=self.cfg.seed,
+            parts=cfg.parts,
+            block=cfg.part_tokens,
+            least_lines=cfg.min_sentences,
+            kept=cfg.leave_unmasked_prob,
+            replaced=cfg.random_token_prob,
+            seed=cfg.seed,
             **options,
         )
 

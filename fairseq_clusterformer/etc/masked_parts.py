@@ -2,19 +2,21 @@
 pre-trained on (Ainslie et al. 2020, sections 3.3 and 4.1)."""
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from fairseq.data import Dictionary
-from fairseq.data.data_utils import collate_tokens
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.data.by_size import BySize
 
 PARTS = ("sentences", "blocks", "none")
 NO_EXAMPLE = -1  # of a global token that is padding
 _ALONE = 512  # tokens of a row of hidden parts, or those of the longest
+_TRIES = 64  # rows that a piece is tried in
 
 
 def pieces_of(
@@ -31,43 +33,33 @@ def pieces_of(
     lines = np.bincount(document, weights=sizes > 0)
     sizes = np.where(lines[document] < least_lines, 0, sizes)
     pieces, first, room = [], 0, most
-    for line, size in enumerate(sizes.tolist()):
+    for line, size in enumerate([*sizes.tolist(), 0]):
         if line > first and (size == 0 or size > room or line - first == most_lines):
             pieces.append((first, line))
             first, room = line, most
-        if size == 0:
-            first, room = line + 1, most
-        else:
-            room -= size
-    if first < len(sizes):
-        pieces.append((first, len(sizes)))
+        first, room = (line + 1, most) if size == 0 else (first, room - size)
     return pieces
 
 
 def packed(tokens: np.ndarray, parts: np.ndarray, most: int, most_parts: int) -> list[list[int]]:
     """Rows of short pieces, numbers rising: each piece, the longest first, joins the row that it
-    fills best among those that surely have room for its parts. ``tokens`` and ``parts`` of each
-    piece, int [n], are ``most`` and ``most_parts`` or less."""
+    fills best of those with room for it. ``tokens`` and ``parts`` of each piece, int [n], 1 or
+    more, are ``most`` and ``most_parts`` or less."""
     rows: list[list[int]] = []
-    # by powers of 2 of the parts that are left: tokens that are left, parts that are, and the row
-    free: list[list[tuple[int, int, int]]] = [[] for _ in range(most_parts.bit_length() + 1)]
+    free: list[tuple[int, int, int]] = []  # rising: tokens and parts that are left, and the row
     for piece in np.argsort(-tokens, kind="stable").tolist():
         size, count = int(tokens[piece]), int(parts[piece])
-        found = []
-        for level in range((max(count, 1) - 1).bit_length(), len(free)):
-            at = bisect_left(free[level], (size, 0, 0))
-            if at < len(free[level]):
-                found.append((free[level][at], level, at))
-        if found:
-            (room, left, row), level, at = min(found)
-            free[level].pop(at)
-            rows[row].append(piece)
-        else:
+        first = bisect_left(free, (size, 0, 0))
+        tried = range(first, min(first + _TRIES, len(free)))
+        at = next((at for at in tried if free[at][1] >= count), None)
+        if at is None:
             room, left, row = most, most_parts, len(rows)
-            rows.append([piece])
-        room, left = room - size, left - count
-        if room and left:
-            insort(free[left.bit_length() - 1], (room, left, row))
+            rows.append([])
+        else:
+            room, left, row = free.pop(at)
+        rows[row].append(piece)
+        if room > size and left > count:
+            insort(free, (room - size, left - count, row))
     return [sorted(row) for row in rows]
 
 
@@ -116,28 +108,24 @@ class MaskedParts(BySize):
         self.parts, self.block = parts, block
         self.hidden_parts, self.guessed = hidden_parts, guessed
         self.kept, self.replaced, self.seed, self.epoch = kept, replaced, seed, 1
-        self._lengths = np.minimum(np.asarray(lines.sizes) - 1, most)  # without </s>
-        if parts == "blocks":
-            most = min(most, most_parts * block)
-            self._lengths = np.minimum(self._lengths, most)
-        most_lines = most_parts if parts == "sentences" else len(self._lengths)
+        sizes = np.asarray(lines.sizes) - 1  # without </s>
+        most = min(most, most_parts * block) if parts == "blocks" else most
+        self._lengths = np.minimum(sizes, most)
+        most_lines = most_parts if parts == "sentences" else len(sizes)
         self.pieces = pieces_of(self._lengths, most, most_lines, least_lines)
-        self._tokens = np.array([self._lengths[slice(*piece)].sum() for piece in self.pieces], int)
-        used = sum(last - first for first, last in self.pieces)
-        self.left_out = int((self._lengths > 0).sum()) - used
-        self.lost = int((np.asarray(lines.sizes) - 1 - self._lengths).sum())
-        counts = np.array([len(self._ends(piece)) for piece in range(len(self.pieces))], int)
-        self.rows = packed(self._tokens, counts.clip(min=1), most, most_parts)
-        self.sizes = np.array([self._tokens[row].sum() for row in self.rows], int)
+        self.left_out = int((sizes > 0).sum()) - sum(last - first for first, last in self.pieces)
+        self.lost = int((sizes - self._lengths).sum())
+        tokens = np.array([self._lengths[slice(*piece)].sum() for piece in self.pieces], int)
+        counts = np.array([len(self._ends(*piece)) for piece in self.pieces], int)
+        self.rows = packed(tokens, counts.clip(min=1), most, most_parts)
+        self.sizes = np.array([tokens[row].sum() for row in self.rows], int)
 
-    def _ends(self, piece: int) -> np.ndarray:
+    def _ends(self, first: int, last: int) -> np.ndarray:
         """Where the parts of a piece end, int [parts]."""
-        if self.parts == "sentences":
-            return self._lengths[slice(*self.pieces[piece])].cumsum()
-        if self.parts == "none":
-            return np.empty(0, int)
-        length = self._tokens[piece]
-        return np.minimum(np.arange(0, length, self.block) + self.block, length)
+        ends = self._lengths[first:last].cumsum()
+        if self.parts == "blocks":
+            ends = np.minimum(np.arange(0, ends[-1], self.block) + self.block, ends[-1])
+        return ends[:0] if self.parts == "none" else ends
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -147,36 +135,22 @@ class MaskedParts(BySize):
         self.epoch = epoch
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        pieces = self.rows[index]
-        lines = [line for piece in pieces for line in range(*self.pieces[piece])]
-        tokens = torch.cat([self.lines[line][: self._lengths[line]] for line in lines]).numpy()
-        examples, sizes = np.arange(len(pieces)), self._tokens[pieces]
-        first = sizes.cumsum() - sizes  # where each piece begins in the row
-        ends = [self._ends(piece) for piece in pieces]
-        starts = [np.concatenate([[0], of_piece[:-1]])[: len(of_piece)] for of_piece in ends]
-        of_parts = np.repeat(examples, [len(of_piece) for of_piece in ends])
-        spans = np.stack([np.concatenate(x) for x in (starts, ends)], -1).astype(int)
-        spans += first[of_parts, None]  # from places in a piece to places in the row
+        pieces = [self.pieces[number] for number in self.rows[index]]
+        lines = [[self.lines[line][: self._lengths[line]] for line in range(*p)] for p in pieces]
+        row = _row([torch.cat(piece).numpy() for piece in lines], [self._ends(*p) for p in pieces])
+        tokens, spans = row["src_tokens"], row["spans"]
         words, of_spans = (
             np.random.default_rng((self.seed, self.epoch, index, of)) for of in range(2)
         )  # what is guessed does not depend on what parts there are
-        hidden = of_spans.random(len(spans)) < self.hidden_parts
+        row["hidden"] = of_spans.random(len(spans)) < self.hidden_parts
+        alone = [tokens[slice(*span)] for span in spans[row["hidden"]]]
         in_hidden = np.zeros(len(tokens), bool)
-        for span in spans[hidden]:
+        for span in spans[row["hidden"]]:
             in_hidden[slice(*span)] = True
         begins = self.begins_word[tokens]
-        begins[np.cumsum([0, *self._lengths[lines[:-1]]])] = True  # so does every line
+        begins[np.cumsum([0, *(len(line) for piece in lines for line in piece)])[:-1]] = True
         shown, target = self._masked(tokens, begins, in_hidden, words)
-        return {
-            "id": index,
-            "tokens": torch.from_numpy(shown),
-            "target": torch.from_numpy(target),
-            "spans": torch.from_numpy(spans),
-            "hidden": torch.from_numpy(hidden),
-            "long_examples": torch.from_numpy(np.repeat(examples, sizes)),
-            "global_examples": torch.from_numpy(of_parts),
-            "alone": [torch.from_numpy(tokens[slice(*span)]) for span in spans[hidden]],
-        }
+        return {"id": index, "row": row | {"src_tokens": shown}, "target": target, "alone": alone}
 
     def _masked(
         self, tokens: np.ndarray, begins: np.ndarray, hidden: np.ndarray, draw: np.random.Generator
@@ -185,12 +159,11 @@ class MaskedParts(BySize):
         whether each begins a word, and whether it is of a hidden part, bool [N]."""
         word = begins.cumsum() - 1  # one draw a word: all its tokens are guessed, or none
         guessed = (draw.random(len(tokens)) < self.guessed)[word] & ~hidden
-        change = draw.random(len(tokens))
+        change, mask = draw.random(len(tokens)), self.dictionary.index("<mask>")
         others = draw.integers(self.dictionary.nspecial, len(self.dictionary), len(tokens))
-        shown = np.where(change < 1 - self.kept, self.dictionary.index("<mask>"), tokens)
+        shown = np.where(change < 1 - self.kept, mask, tokens)
         shown = np.where(change < self.replaced, others, shown)
-        shown = np.where(guessed, shown, tokens)
-        shown = np.where(hidden, self.dictionary.index("<mask>"), shown)
+        shown = np.where(hidden, mask, np.where(guessed, shown, tokens))
         return shown, np.where(guessed, tokens, self.dictionary.pad())
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -200,55 +173,53 @@ class MaskedParts(BySize):
         each other, with the same fields, and where each global token is, ``at`` int64 [S, 2]."""
         if not samples:
             return {}
-        alone = [tokens for sample in samples for tokens in sample["alone"]]
-        tokens, target = (
-            collate_tokens([sample[name] for sample in samples], self.dictionary.pad())
-            for name in ("tokens", "target")
-        )
-        parts = {**_parts_of(samples), "alone": self._alone(alone)}
+        pad = self.dictionary.pad()
+        parts = _batch([sample["row"] for sample in samples], pad)
+        alone = _alone([tokens for sample in samples for tokens in sample["alone"]], pad)
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
-            "net_input": {"src_tokens": tokens, "parts": parts},
-            "target": target,
+            "net_input": {
+                "src_tokens": parts.pop("src_tokens"),
+                "parts": parts | {"alone": alone},
+            },
+            "target": _padded([sample["target"] for sample in samples], pad),
             "nsentences": len(samples),
-            "ntokens": sum(len(sample["tokens"]) for sample in samples),
+            "ntokens": sum(len(sample["target"]) for sample in samples),
         }
 
-    def _alone(self, parts: list[Tensor]) -> dict[str, Tensor]:
-        """Parts as examples of rows, each of which has one global token."""
-        sizes = torch.tensor([len(part) for part in parts], dtype=torch.int64)
-        samples, at = [], torch.zeros(len(parts), 2, dtype=torch.int64)
-        if not parts:
-            return {"at": at}
-        most = max(int(sizes.max()), _ALONE)
-        rows = packed(sizes.numpy(), np.ones(len(parts), int), most, len(parts))
-        for row, numbers in enumerate(rows):
-            ends = sizes[numbers].cumsum(0)
-            number = torch.arange(len(numbers))
-            at[numbers] = torch.stack([torch.full_like(number, row), number], -1)
-            samples.append(
-                {
-                    "tokens": torch.cat([parts[part] for part in numbers]),
-                    "spans": torch.stack([ends - sizes[numbers], ends], -1),
-                    "hidden": torch.zeros_like(number, dtype=torch.bool),
-                    "long_examples": number.repeat_interleave(sizes[numbers]),
-                    "global_examples": number,
-                }
-            )
-        tokens = collate_tokens([sample["tokens"] for sample in samples], self.dictionary.pad())
-        return {"src_tokens": tokens, "at": at, **_parts_of(samples)}
 
-
-def _parts_of(samples: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Fields of a batch that say what parts are in it."""
-
-    def column(name: str, pad: int) -> Tensor:
-        return collate_tokens([sample[name] for sample in samples], pad)
-
-    sides = [collate_tokens([s["spans"][:, side] for s in samples], 0) for side in range(2)]
+def _row(pieces: Sequence[np.ndarray], ends: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """A row of examples: of each its tokens, int [n], and where its parts end. None is hidden."""
+    sizes, number = np.array(list(map(len, pieces))), np.arange(len(pieces))
+    owner = np.repeat(number, list(map(len, ends)))
+    starts = [np.append(0, of_piece)[:-1].astype(int) for of_piece in ends]
+    spans = np.stack([np.concatenate(starts), np.concatenate(ends)], -1)
     return {
-        "spans": torch.stack(sides, -1),
-        "hidden": column("hidden", False),
-        "long_examples": column("long_examples", 0),
-        "global_examples": column("global_examples", NO_EXAMPLE),
+        "src_tokens": np.concatenate(pieces),
+        "spans": spans + (sizes.cumsum() - sizes)[owner, None],
+        "hidden": np.zeros(len(spans), bool),
+        "long_examples": np.repeat(number, sizes),
+        "global_examples": owner,
     }
+
+
+def _batch(rows: list[dict[str, np.ndarray]], pad: int) -> dict[str, Tensor]:
+    fill = {"src_tokens": pad, "global_examples": NO_EXAMPLE}
+    return {name: _padded([row[name] for row in rows], fill.get(name, 0)) for name in rows[0]}
+
+
+def _padded(rows: list[np.ndarray], fill: int) -> Tensor:
+    return pad_sequence([torch.from_numpy(row) for row in rows], True, fill)
+
+
+def _alone(parts: list[np.ndarray], pad: int) -> dict[str, Tensor]:
+    """Parts as examples of rows, each of which has one global token."""
+    at, sizes = torch.zeros(len(parts), 2, dtype=torch.int64), np.array(list(map(len, parts)), int)
+    if not parts:
+        return {"at": at}
+    most = max(int(sizes.max()), _ALONE)
+    rows = packed(sizes, np.ones_like(sizes), most, len(parts))
+    for row, numbers in enumerate(rows):
+        at[numbers, 0], at[numbers, 1] = row, torch.arange(len(numbers))
+    made = [_row([parts[n] for n in numbers], sizes[numbers, None]) for numbers in rows]
+    return {**_batch(made, pad), "at": at}

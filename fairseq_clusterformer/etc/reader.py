@@ -4,8 +4,8 @@ The question and the document are one long input (Ainslie et al. 2020, section 4
 Global tokens stand for all of it, for each token of the question, each paragraph and each
 sentence; see :class:`~fairseq_clusterformer.etc.global_tokens.DocumentStructure`.
 
-Shape letters: B batch, Q question tokens, N document tokens, G global tokens, S sentences,
-C candidates, D width.
+Shape letters: B batch, Q question tokens, N document tokens, L tokens of both, G global tokens,
+D width.
 """
 
 import logging
@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_clusterformer.answers import TYPES, AnswerLogits
 from fairseq_clusterformer.clustering import Report
-from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.errors import refused
-from fairseq_clusterformer.models.encoder_only import set_epsilon
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
 from fairseq_clusterformer.precision import ExactLinear
@@ -86,16 +84,6 @@ class ETCReading(NamedTuple):
     starts: Tensor  # the first document token of each, int64 [B, G]; negative in front of it
 
 
-class _LongInput(NamedTuple):
-    """Questions and documents behind them, L tokens."""
-
-    tokens: Tensor  # int64 [B, L]
-    types: Tensor  # int64 [B, L]
-    padding: Tensor  # bool [B, L]
-    paragraphs: Tensor  # int64 [B, L]
-    asked: Tensor  # tokens of each question, int64 [B, 1]
-
-
 class ETCReaderEncoder(ETCEncoder):
     """An encoder of questions and documents."""
 
@@ -108,81 +96,59 @@ class ETCReaderEncoder(ETCEncoder):
         self,
         question_tokens: Tensor,
         document_tokens: Tensor,
-        text_mask: Tensor | None = None,
-        structure: dict[str, Tensor] | None = None,
+        text_mask: Tensor,
+        given: dict[str, Tensor],
     ) -> ETCReading:
         """Encode documents, each with its question; see :meth:`ETCReader.forward`."""
         pad = self.dictionary.pad()
         check_padding(question_tokens, document_tokens, pad)
-        if structure is None:
-            structure = self._paragraphs(question_tokens, document_tokens)
-        if text_mask is None:
-            text_mask = document_tokens.ne(self.dictionary.bos())
-        long = self._long_input(question_tokens, document_tokens, text_mask)
-        if self.by_parts:
-            streams = super().forward(
-                long.tokens,
-                self._parts(structure, long),
-                structure["words"],
-                long.types,
-                structure["types"],
-            )
-        else:
-            streams = super().forward(long.tokens, types=long.types)
-
-        def of_long(places: Tensor) -> Tensor:
-            """States at places [B, n] of the long input, [B, n, D]."""
-            places = places.clamp(max=long.tokens.size(1) - 1).unsqueeze(-1)
-            return streams.of_long.gather(1, places.expand(-1, -1, streams.of_long.size(-1)))
-
-        number = torch.arange(document_tokens.size(1), device=long.tokens.device)
-        first = structure["spans"][:, :, 0]
-        return ETCReading(
-            question=streams.of_long[:, : question_tokens.size(1)].unsqueeze(1),
-            document=of_long(long.asked + number),
-            question_padding=question_tokens.eq(pad).unsqueeze(1),
-            document_padding=document_tokens.eq(pad),
-            reports=[],
-            of_global=streams.of_global if self.by_parts else of_long(first),
-            types=structure["types"].masked_fill(structure["words"].eq(pad), -1),
-            starts=first - long.asked,
-        )
-
-    def _long_input(
-        self, question_tokens: Tensor, document_tokens: Tensor, text_mask: Tensor
-    ) -> _LongInput:
-        """The question and the document behind it, with no padding in between."""
-        pad, bos = self.dictionary.pad(), self.dictionary.bos()
         asked, read = (  # tokens of each
             tokens.ne(pad).sum(1, keepdim=True) for tokens in (question_tokens, document_tokens)
         )
         both = torch.cat([question_tokens, document_tokens], dim=1)
         place = torch.arange(int((asked + read).max()), device=both.device).expand(len(both), -1)
-        in_question = place < asked
+        in_question, padding = place < asked, place >= asked + read
         # the place in `both` of each token: behind the question, its padding is skipped
         source = torch.where(in_question, place, place - asked + question_tokens.size(1))
         source = source.clamp(max=both.size(1) - 1)
-        padding = place >= asked + read
         tokens = both.gather(1, source).masked_fill(padding, pad)
-        is_text = torch.cat([torch.zeros_like(question_tokens, dtype=torch.bool), text_mask], 1)
-        types = torch.where(is_text.gather(1, source), OF_TEXT, IN_TITLE)
         ends = tokens.eq(self.dictionary.eos())  # candidates stand behind the question's
-        of_question = torch.where(ends.cumsum(1) > ends, IN_CANDIDATE, IN_QUESTION)
-        return _LongInput(
-            tokens=tokens,
-            types=torch.where(in_question, of_question, types),
-            padding=padding,
+        types = torch.where(ends.cumsum(1) > ends, IN_CANDIDATE, IN_QUESTION)
+        is_text = torch.cat([torch.zeros_like(question_tokens).bool(), text_mask], 1)
+        of_document = torch.where(is_text.gather(1, source), OF_TEXT, IN_TITLE)
+        more = {"types": torch.where(in_question, types, of_document)}
+        if self.by_parts:
             # each begins with <s>; the question's <s> is a paragraph of its own
-            paragraphs=(tokens.eq(bos) | place.eq(asked) | place.eq(1)).cumsum(1),
-            asked=asked,
+            begins = tokens.eq(self.dictionary.bos()) | place.eq(asked) | place.eq(1)
+            more["structure"] = self._structure(given, padding, begins.cumsum(1))
+            more |= {"global_tokens": given["words"], "global_types": given["types"]}
+        streams = super().forward(tokens, **more)
+
+        def of_long(places: Tensor) -> Tensor:
+            """States at places [B, n] of the long input, [B, n, D]."""
+            places = places.clamp(max=tokens.size(1) - 1).unsqueeze(-1)
+            return streams.of_long.gather(1, places.expand(-1, -1, streams.of_long.size(-1)))
+
+        number = torch.arange(document_tokens.size(1), device=tokens.device)
+        first = given["spans"][:, :, 0]
+        return ETCReading(
+            question=streams.of_long[:, : question_tokens.size(1)].unsqueeze(1),
+            document=of_long(asked + number),
+            question_padding=question_tokens.eq(pad).unsqueeze(1),
+            document_padding=document_tokens.eq(pad),
+            reports=[],
+            of_global=streams.of_global if self.by_parts else of_long(first),
+            types=given["types"].masked_fill(given["words"].eq(pad), -1),
+            starts=first - asked,
         )
 
-    def _parts(self, given: dict[str, Tensor], long: _LongInput) -> Structure:
-        spans, types = given["spans"], given["types"]
-        hidden = given["words"].eq(self.dictionary.pad())
-        seen = {"long_padding": long.padding, "global_padding": hidden}
-        linked = torch.ones_like(hidden)
+    def _structure(
+        self, given: dict[str, Tensor], padding: Tensor, paragraphs: Tensor
+    ) -> Structure:
+        """Of the long input's padding and paragraphs, [B, L]."""
+        types, hidden = given["types"], given["words"].eq(self.dictionary.pad())
         of_candidate = types.eq(OF_CANDIDATE) & ~hidden
+        linked, seen = torch.ones_like(hidden), {}
         # hard g2l exempts candidates and their question
         exempt = types.eq(OF_QUESTION) & of_candidate.any(1, keepdim=True) | of_candidate
         if self.structure == "flat":
@@ -191,28 +157,17 @@ class ETCReaderEncoder(ETCEncoder):
             seen["links"] = given["links"]
             if not self.narrow_cls:
                 exempt = exempt | types.eq(OF_ALL)
-        if bool(exempt.any()):
-            seen["exempt"] = exempt & ~hidden
         if self.structure == "contexts":
-            seen |= {"paragraphs": given["paragraphs"], "long_paragraphs": long.paragraphs}
+            seen |= {"paragraphs": given["paragraphs"], "long_paragraphs": paragraphs}
             linked = types.ne(OF_ALL)
-        return Structure(spans * linked.unsqueeze(-1), long.tokens.size(1), **seen)
-
-    def _paragraphs(self, question_tokens: Tensor, document_tokens: Tensor) -> dict[str, Tensor]:
-        """Global tokens of documents whose sentences are unknown."""
-        pad, bos = self.dictionary.pad(), self.dictionary.bos()
-        plain, rows = DocumentStructure(), []
-        for question, document in zip(question_tokens.cpu(), document_tokens.cpu(), strict=True):
-            question, document = question[question != pad], document[document != pad]
-            (starts,) = document.eq(bos).nonzero(as_tuple=True)
-            row = plain.rows(question, starts, len(document), Outline(), self.dictionary)
-            rows.append(row)
-        batch = plain.batch(rows, pad)
-        return {name: tensor.to(document_tokens.device) for name, tensor in batch.items()}
-
-    def clusters(self, reading: ETCReading) -> dict:
-        """None: no layer clusters."""
-        return {}
+        return Structure(
+            given["spans"] * linked.unsqueeze(-1),
+            padding.size(1),
+            long_padding=padding,
+            global_padding=hidden,
+            exempt=exempt & ~hidden,
+            **seen,
+        )
 
 
 class StructureHeads(nn.Module):
@@ -236,40 +191,34 @@ class StructureHeads(nn.Module):
 
     def forward(self, reading: ETCReading, text_mask: Tensor) -> AnswerLogits:
         """Logits of B documents; bool [B, N] is True where a short answer can begin and end."""
-        text = text_mask & ~reading.document_padding
-        start, end = self.span(reading.document).unbind(-1)
+        hidden = ~text_mask | reading.document_padding
+        spans = self.span(reading.document).masked_fill(hidden.unsqueeze(-1), -torch.inf)
         of_global, types = reading.of_global, reading.types
-        paragraph = start.new_full(start.shape, -torch.inf)
         rows, tokens = types.eq(OF_PARAGRAPH).nonzero(as_tuple=True)
-        of_paragraph = self.paragraph(of_global[rows, tokens]).squeeze(-1)
-        paragraph = paragraph.index_put((rows, reading.starts[rows, tokens]), of_paragraph)
+        of_paragraphs = self.paragraph(of_global[rows, tokens]).squeeze(-1)
+        paragraph = spans.new_full(hidden.shape, -torch.inf)
+        paragraph = paragraph.index_put((rows, reading.starts[rows, tokens]), of_paragraphs)
         # a question with candidates has no global token for all
-        plain = types[:, :1].eq(OF_ALL)
-        of_types = self.answer_type(of_global[:, 0]) * plain
+        of_types = self.answer_type(of_global[:, 0]) * types[:, :1].eq(OF_ALL)
         sentences = None
         if self.supporting is not None:
             sentences = _chosen(self.supporting(of_global), types.eq(OF_SENTENCE))
         candidates = _chosen(self.candidate(of_global), types.eq(OF_CANDIDATE))
-        if candidates.size(1) and self.training:
-            self.had_candidates.fill_(True)
-        elif candidates.size(1) and not (self.told or self.had_candidates):
-            logger.warning("this reader was never trained on candidates: its choices are random")
-            self.told = True
         if not candidates.size(1):
             # workers of a distributed training expect a gradient, of 0, for each parameter
             of_types, candidates = of_types + candidates.sum(), None
+        elif self.training:
+            self.had_candidates.fill_(True)
+        elif not (self.told or self.had_candidates):
+            logger.warning("this reader was never trained on candidates: its choices are random")
+            self.told = True
         return AnswerLogits(
-            start=start.masked_fill(~text, -torch.inf),
-            end=end.masked_fill(~text, -torch.inf),
+            *spans.unbind(-1),
             paragraph=paragraph,
             type=of_types,
             sentences=sentences,
             candidates=candidates,
         )
-
-    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Called before a checkpoint is loaded: older ones do not say whether there were any."""
-        state_dict.setdefault(f"{name}.had_candidates", torch.tensor(True))
 
 
 def _chosen(logits: Tensor, chosen: Tensor) -> Tensor:
@@ -284,6 +233,8 @@ def _chosen(logits: Tensor, chosen: Tensor) -> Tensor:
 class ETCReader(ETCModel, ReaderModel):
     """An :class:`ETCReaderEncoder`, and what it answers."""
 
+    encoder_class = ETCReaderEncoder
+
     def __init__(self, args, task):
         super().__init__(args, task)
         self.heads = StructureHeads(args.encoder_embed_dim, supporting=args.supporting_facts)
@@ -294,22 +245,16 @@ class ETCReader(ETCModel, ReaderModel):
         )
 
     @classmethod
-    def build_encoder(cls, args, task) -> ETCReaderEncoder:
-        encoder = ETCReaderEncoder(args, task.source_dictionary)
-        return set_epsilon(encoder, args.layer_norm_eps)
-
-    @classmethod
     def check(cls, args, task) -> None:
         if args.clusters and args.fixed_blocks:
             given = f"{args.clusters}, and --fixed-blocks is given"
             raise refused("--clusters", given, "one of them")
         if args.structure != "contexts" and (args.clusters or args.fixed_blocks):
-            allowed = "without --clusters and --fixed-blocks, whose global tokens stand for "
-            raise refused("--structure", args.structure, f"{allowed}nothing of the structure")
-        if args.narrow_cls and args.structure != "text":
-            raise refused("--narrow-cls", f"given, and --structure {args.structure}", "text")
-        if args.narrow_cls and not args.hard_global:
-            raise refused("--narrow-cls", "given", "with --hard-global")
+            allowed = "contexts with --clusters or --fixed-blocks, which know of no structure"
+            raise refused("--structure", args.structure, allowed)
+        if args.narrow_cls and not (args.structure == "text" and args.hard_global):
+            allowed = "with --structure text --hard-global"
+            raise refused("--narrow-cls", f"given, and --structure {args.structure}", allowed)
         if args.paragraphs_alone and args.supporting_facts:
             raise refused("--paragraphs-alone", "given, and --supporting-facts", "one of them")
 
@@ -317,11 +262,11 @@ class ETCReader(ETCModel, ReaderModel):
         self,
         question_tokens: Tensor,
         document_tokens: Tensor,
-        text_mask: Tensor | None = None,
-        structure: dict[str, Tensor] | None = None,
+        text_mask: Tensor | None,
+        structure: dict[str, Tensor],
     ) -> tuple[AnswerLogits, dict[str, Any]]:
         """As `ClusterformerReader.forward`; ``structure`` is a batch of global tokens, of
-        `DocumentStructure`; None: one for each paragraph."""
+        `DocumentStructure`."""
         _, text = self.starts_and_text(document_tokens, text_mask)
-        reading = self.encoder(question_tokens, document_tokens, text_mask, structure)
+        reading = self.encoder(question_tokens, document_tokens, text, structure)
         return self.heads(reading, text), {"reading": reading, "reports": {"encoder": []}}

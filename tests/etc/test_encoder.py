@@ -1,6 +1,5 @@
 """ETC's encoder: sizes of the paper, lifting, blocks, and documents with hidden parts."""
 
-import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -42,13 +41,6 @@ def model_of_parts(**options) -> ETCMaskedLM:
     return build(ETCMaskedLM, make_task("<mask>", words=20, hides_parts=True), **options)
 
 
-def no_global_token(tokens: Tensor) -> Structure:
-    """One that is padding."""
-    hidden = torch.ones(len(tokens), 1, dtype=torch.bool)
-    spans = torch.zeros(len(tokens), 1, 2, dtype=torch.long)
-    return Structure(spans, tokens.size(1), global_padding=hidden, long_padding=tokens.eq(1))
-
-
 @pytest.mark.parametrize(("name", "millions"), [("base", 166), ("large", 539)])
 def test_sizes_are_those_of_the_paper(name: str, millions: int) -> None:
     """Ainslie et al. 2020, section 4.1; by the vocabulary of BERT, without its head."""
@@ -71,7 +63,6 @@ def test_fixed_blocks() -> None:
         [[0, 0], [0, 0], [0, 0]],
     ]
     assert found.global_padding.int().tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 1]]
-    assert etc.fixed_blocks(tokens[:1], 4, 1).long_padding is None
 
 
 def roberta() -> RobertaModel:
@@ -88,24 +79,29 @@ def dense(words: int = 20, **options) -> ClusterformerMaskedLM:
     return ClusterformerMaskedLM.build_model(args, make_task(words=words))
 
 
+def read(lifted: ETCMaskedLM, tokens: Tensor) -> Tensor:
+    """What it makes of tokens that see no global token, with labels and types of zeros."""
+    anew = [p for n, p in lifted.encoder.named_parameters() if "label_" in n or "types" in n]
+    assert len(anew) == 2 * SIZES["encoder_layers"] + 1
+    for parameter in anew:
+        assert parameter.any() or parameter.dim() == 3  # biases of labels begin as zeros
+        torch.nn.init.zeros_(parameter)
+    hidden, spans = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, 1, 2, dtype=torch.long)
+    nothing = Structure(spans, tokens.size(1), global_padding=hidden, long_padding=tokens.eq(1))
+    return lifted.encoder(tokens, nothing).of_long
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("form", ["after", "before", "roberta"])
 def test_lifted_is_dense(tmp_path: Path, form: str) -> None:
-    """Equal to a dense encoder without positions, where the radius covers the text and no global
-    token is seen."""
+    """Equal to a dense encoder without positions, where the radius covers the text."""
     shared = {"encoder_normalize_before": form == "before"}
     given = (roberta() if form == "roberta" else dense(**shared)).eval()
     for parameter in given.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     path = write(tmp_path / "dense.pt", given.state_dict())
     lifted = model(radius=50, lift=str(path), **shared)
-    before = {name: tensor.clone() for name, tensor in lifted.encoder.state_dict().items()}
     lifted.load_initial_weights()
-    anew = {n: p for n, p in lifted.encoder.named_parameters() if "label_" in n or "types" in n}
-    assert len(anew) == 2 * SIZES["encoder_layers"] + 1
-    for name, parameter in anew.items():  # which the dense encoder does not have
-        assert torch.equal(parameter, before[name])
-        torch.nn.init.zeros_(parameter)
     stack = given.double().encoder
     if form == "roberta":
         stack = stack.sentence_encoder
@@ -114,114 +110,59 @@ def test_lifted_is_dense(tmp_path: Path, form: str) -> None:
         layer.activation_fn = torch.nn.functional.gelu
     tokens = torch.randint(4, 24, (2, 30))
     tokens[1, 20:] = 1
-    found = lifted.encoder(tokens, no_global_token(tokens)).of_long
     expected = stack(tokens)["encoder_out"][0].transpose(0, 1)
-    torch.testing.assert_close(found[tokens != 1], expected[tokens != 1], **CLOSE)
+    torch.testing.assert_close(read(lifted, tokens)[tokens != 1], expected[tokens != 1], **CLOSE)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
 def test_lifted_from_a_folder(tmp_path: Path, family: str) -> None:
     """Equal to transformers' model without positions; its first type is in the words."""
-    folder = folder_of(family, tmp_path / family)
-    words = Dictionary()
-    for symbol in Subwords(folder / "tokenizer.json").symbols:
-        words.add_symbol(symbol)
-    task = make_task(words=20)
-    task.source_dictionary = words
+    folder, task = folder_of(family, tmp_path / family), make_task()
+    task.source_dictionary, symbols = Dictionary(), Subwords(folder / "tokenizer.json").symbols
+    for symbol in symbols:
+        task.source_dictionary.add_symbol(symbol)
     sizes = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 32, "encoder_attention_heads": 2}
-    options = {"activation_fn": "gelu", "layer_norm_eps": 1e-12, "lift": str(folder)}
-    lifted = build(ETCMaskedLM, task, **sizes, **options, encoder_layers=2, radius=50)
+    lifted = build(ETCMaskedLM, task, **sizes, layer_norm_eps=1e-12, lift=str(folder), radius=50)
     lifted.load_initial_weights()
-    for name, parameter in lifted.encoder.named_parameters():
-        if "label_" in name or "types" in name:
-            torch.nn.init.zeros_(parameter)
     theirs = AutoModel.from_pretrained(folder).eval().double()
     theirs.embeddings.position_embeddings.weight.zero_()
     tokens = torch.randint(4, 24, (2, 30))
-    symbols = Subwords(folder / "tokenizer.json").symbols
-    numbers = torch.tensor([symbols.index(symbol) for symbol in words.symbols])
-    found = lifted.encoder(tokens, no_global_token(tokens)).of_long
+    numbers = torch.tensor([symbols.index(s) for s in task.source_dictionary.symbols])
     expected = theirs(numbers[tokens]).last_hidden_state
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(read(lifted, tokens), expected, rtol=0, atol=1e-6)
 
 
-def test_lifting_needs_the_words_of_the_other_model(tmp_path: Path) -> None:
+def other_words(path: Path) -> dict[str, Tensor]:
     """RoBERTa's checkpoint says none: its dict.txt is looked at, if it is there."""
-    lifted = model(lift=str(write(tmp_path / "model.pt", roberta().state_dict())))
     words = make_task(words=20).source_dictionary
-    words.save(str(tmp_path / "dict.txt"))
-    lifted.load_initial_weights()
     words.symbols[6], words.symbols[7] = words.symbols[7], words.symbols[6]
-    words.save(str(tmp_path / "dict.txt"))
-    message = r"--lift is .*dict.txt is another dictionary \(word 6 is"
-    with pytest.raises(ValueError, match=message):
-        lifted.load_initial_weights()
-
-
-def test_activation_checkpoints_change_nothing() -> None:
-    tokens = torch.randint(4, 24, (2, 30))
-    gradients = []
-    for saves in (False, True):
-        torch.manual_seed(1)
-        built = model(checkpoint_activations=saves).train()
-        built(tokens)[0].square().sum().backward()
-        gradients.append([p.grad for p in built.parameters()])
-    for one, other in zip(*gradients, strict=True):
-        assert (one is None) == (other is None)
-        assert one is None or torch.equal(one, other)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"projections": "no"}, "--projections is no; allowed: separate, shared-kv, shared"),
-        ({"encoder_attention_heads": 5}, "--encoder-attention-heads is 5; allowed: a number that"),
-        ({"same_cluster": 4}, "--same-cluster is 4, and --clusters 0; allowed: 0 without"),
-        (
-            {"same_cluster": 4, "clusters": 3, "max_distance": 14},
-            "--num-labels 32; allowed: 13 or less, or 33 labels",
-        ),
-    ],
-)
-def test_refuses(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        model(**options)
-
-
-def test_inputs_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match="padding stands before a token"):
-        model()(torch.tensor([[1, 5, 6]]))
-    structure = Structure(torch.zeros(1, 3, 2, dtype=torch.long), 4)
-    message = "(2, 4) long and (1, 3) global tokens; allowed: (1, 4) and (1, 3), as the structure"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        model().encoder(torch.full((2, 4), 5), structure)
+    words.save(str(path / "dict.txt"))
+    return roberta().state_dict()
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (lambda: {"encoder.x": torch.zeros(1)}, "it has no embed_tokens.weight"),
-        (lambda: dense(encoder_layers=3).state_dict(), "it also has layers.2.*"),
-        (lambda: dense(encoder_normalize_before=True).state_dict(), "it also has layer_norm.*"),
-        (lambda: dense(encoder_ffn_embed_dim=8).state_dict(), "size mismatch for layers.0.fc1.*"),
-        (lambda: dense(21).state_dict(), "it was trained with another dictionary .dict.txt."),
-        (lambda: model(num_labels=9).state_dict(), "its --max-distance is 3"),
+        (other_words, r".*dict.txt is another dictionary \(word 6 is.*"),
+        (lambda _: {"encoder.x": torch.zeros(1)}, ".* missing: .*encoder.embed_tokens.weight.*"),
+        (lambda _: dense(encoder_layers=3).state_dict(), ".* of another model: .*layers.2.*"),
+        (
+            lambda _: dense(encoder_normalize_before=True).state_dict(),
+            ".* of another model: .*encoder.layer_norm.*",
+        ),
+        (
+            lambda _: dense(encoder_ffn_embed_dim=8).state_dict(),
+            r".* of another shape: .*layers.0.fc1.weight \[8, 12\], here \[20, 12\]",
+        ),
+        (lambda _: dense(21).state_dict(), ".*was trained with another dictionary .dict.txt."),
+        (lambda _: model(num_labels=9).state_dict(), "its --max-distance is 3"),
     ],
 )
 def test_what_is_not_lifted_is_named(given, message: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "other.pt", given(), max_distance=3)
+    path = write(tmp_path / "other.pt", given(tmp_path), max_distance=3)
     with pytest.raises(ValueError, match=f"--lift is .*other.pt: {message}; allowed: "):
         model(lift=str(path)).load_initial_weights()
-
-
-def batch_of(lines: list[list[int]], **options) -> dict:
-    """All of it in one row; no word is guessed."""
-    words = make_task("<mask>", words=20).source_dictionary
-    options = {"most": 64, "most_parts": 16, "guessed": 0, **options}
-    data = MaskedParts(sentences(*lines), words, np.ones(30, bool), **options)
-    assert len(data) == 1
-    return data.collater([data[0]])["net_input"]
 
 
 @torch.no_grad()
@@ -238,6 +179,53 @@ def test_starts_from_another_of_its_kind(tmp_path: Path, clusters: int | None) -
     for name, tensor in given.encoder.state_dict().items():
         assert torch.equal(tensor[: len(found[name])], found[name]), name
     assert torch.equal(found.get("centroids", own), own)
+
+
+def test_activation_checkpoints_change_nothing() -> None:
+    tokens = torch.randint(4, 24, (2, 30))
+    gradients = []
+    for saves in (False, True):
+        torch.manual_seed(1)
+        built = model(checkpoint_activations=saves).train()
+        built(tokens)[0].square().sum().backward()
+        gradients.append([p.grad for p in built.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one, other)
+
+
+def batch_of(lines: list[list[int]], **options) -> dict:
+    """All of it in one row; no word is guessed."""
+    words = make_task("<mask>", words=20).source_dictionary
+    options = {"most": 64, "most_parts": 16, "guessed": 0, **options}
+    data = MaskedParts(sentences(*lines), words, np.ones(30, bool), **options)
+    assert len(data) == 1
+    return data.collater([data[0]])["net_input"]
+
+
+WITH_MASK = make_task("<mask>", cfg=Namespace(parts="sentences"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"projections": "no"}, "--projections is no; allowed: separate, shared-kv, shared"),
+        ({"encoder_attention_heads": 5}, "--encoder-attention-heads is 5; allowed: a number that"),
+        ({"same_cluster": 4}, "--same-cluster is 4, and --clusters 0; allowed: 0 without"),
+        ({"max_distance": 15}, "--max-distance is 15, and --num-labels 32; allowed: with 34"),
+        ({"clusters": 3, "task": WITH_MASK}, "--clusters is 3, and --parts sentences; allowed"),
+    ],
+)
+def test_refuses(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(ETCMaskedLM, **options)
+
+
+def test_inputs_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="padding stands before a token"):
+        model()(torch.tensor([[1, 5, 6]]))
+    with pytest.raises(ValueError, match="allowed: --parts none, or --clusters 0"):
+        model_of_parts(clusters=3)(**batch_of([[5, 6], [7]], hidden_parts=0))
 
 
 @torch.no_grad()
@@ -288,11 +276,3 @@ def test_every_parameter_has_a_gradient(options: dict) -> None:
     logits, extra = built(**batch_of([[5, 6], [7]], parts=parts, hidden_parts=0))
     sum(x.sum() for x in (logits, *extra.get("contrast", ()))).backward()
     assert_all_have_gradients(built)
-
-
-def test_clusters_and_parts_at_once() -> None:
-    task = make_task("<mask>", cfg=Namespace(parts="sentences"))
-    with pytest.raises(ValueError, match="--clusters is 3, and --parts sentences; allowed"):
-        build(ETCMaskedLM, task, clusters=3)
-    with pytest.raises(ValueError, match="allowed: --parts none, or --clusters 0"):
-        model_of_parts(clusters=3)(**batch_of([[5, 6], [7]], hidden_parts=0))

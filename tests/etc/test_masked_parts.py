@@ -8,6 +8,7 @@ from fairseq_clusterformer.etc.masked_parts import NO_EXAMPLE, MaskedParts, pack
 from tests.etc.models import make_dictionary, sentences
 
 WORDS = 40
+MASK = make_dictionary(WORDS, "<mask>").index("<mask>")
 
 
 def make(lines: list, *, begins: np.ndarray | None = None, **options) -> MaskedParts:
@@ -28,9 +29,12 @@ def test_documents_are_cut_between_lines() -> None:
 
 
 def test_short_pieces_share_rows() -> None:
-    """Each goes where it leaves the least room; the last row is full of parts."""
+    """Each goes where it leaves the least room; the last row is full of parts. Packing many takes
+    no time."""
     tokens, parts = np.array([5, 9, 4, 1, 3, 2]), np.array([1, 1, 1, 1, 3, 1])
     assert packed(tokens, parts, 10, 3) == [[1], [0, 2, 3], [4], [5]]
+    rows = packed(np.full(20_000, 30), np.full(20_000, 3), 4096, 4)
+    assert sorted(piece for row in rows for piece in row) == [*range(20_000)]
 
 
 def test_rows_are_documents_in_parts() -> None:
@@ -53,37 +57,36 @@ def test_rows_are_documents_in_parts() -> None:
 
 def test_blocks_and_none() -> None:
     lines = sentences([4, 5, 6], [7, 8], [], [9])
-    blocks = make(lines, parts="blocks", block=2, hidden_parts=0)[0]
+    blocks = make(lines, parts="blocks", block=2, hidden_parts=0)[0]["row"]
     assert blocks["spans"].tolist() == [[0, 2], [2, 4], [4, 5], [5, 6]]
     assert blocks["global_examples"].tolist() == [0, 0, 0, 1]
     none = make(lines, parts="none")
     assert none.collater([none[0]])["net_input"]["parts"]["spans"].shape == (1, 0, 2)
 
 
-def test_a_line_that_is_too_long_loses_its_end() -> None:
-    assert make(sentences([*range(4, 24)]), hidden_parts=0, guessed=0)[0]["tokens"].tolist() == [
-        *range(4, 16)
-    ]
+def test_what_is_left_out_is_counted() -> None:
+    """Ends of lines that are too long, and lines of documents that are too short."""
+    found = make(sentences([*range(4, 24)], [5] * 3), hidden_parts=0, guessed=0)
+    assert found.lost == 8
+    assert found[0]["row"]["src_tokens"].tolist() == [*range(4, 16)]
+    for least, left_out in ((1, 0), (2, 1)):
+        lines = sentences([4] * 3, [], [5] * 3, [6])
+        assert make(lines, least_lines=least).left_out == left_out
 
 
 def test_hidden_parts_show_nothing_and_stand_alone() -> None:
-    found = make(
-        sentences([4, 5], [6, 7, 8], [9]), hidden_parts=0.5, guessed=1, kept=0, replaced=0
-    )
-    mask, seen = make_dictionary(WORDS, "<mask>").index("<mask>"), set()
+    parts, seen = [[4, 5], [6, 7, 8], [9]], set()
+    found = make(sentences(*parts), hidden_parts=0.5, guessed=1, kept=0, replaced=0)
     for epoch in range(1, 31):
         found.set_epoch(epoch)
         sample = found[0]
-        hidden = sample["hidden"].tolist()
+        hidden = sample["row"]["hidden"].tolist()
         seen.add(tuple(hidden))
-        assert sample["tokens"].tolist() == [mask] * 6
-        parts = [[4, 5], [6, 7, 8], [9]]
-        assert [t.tolist() for t in sample["alone"]] == [
-            p for p, h in zip(parts, hidden, strict=True) if h
-        ]
-        expected = [1 if h else word for p, h in zip(parts, hidden, strict=True) for word in p]
-        assert sample["target"].tolist() == expected
-        assert found[0]["tokens"].equal(sample["tokens"])
+        pairs = [*zip(parts, hidden, strict=True)]
+        assert sample["row"]["src_tokens"].tolist() == [MASK] * 6
+        assert [t.tolist() for t in sample["alone"]] == [part for part, h in pairs if h]
+        expected = [1 if h else word for part, h in pairs for word in part]
+        assert sample["target"].tolist() == found[0]["target"].tolist() == expected
     assert len(seen) > 5
 
 
@@ -91,28 +94,14 @@ def test_hidden_parts_share_rows() -> None:
     """Of any lengths, in rows of as many tokens as the longest of them, or 512."""
     lines = [[4 + i % WORDS] * (1 + 37 * i % 600) for i in range(40)]
     found = make(sentences(*lines), most=20_000, most_parts=40, hidden_parts=1)
-    batch = found.collater([found[0]])
-    alone = batch["net_input"]["parts"]["alone"]
+    alone = found.collater([found[0]])["net_input"]["parts"]["alone"]
     assert alone["src_tokens"].numel() < 1.3 * sum(map(len, lines))
     assert len(alone["at"]) == 40
     for words, (row, place) in zip(found[0]["alone"], alone["at"].tolist(), strict=True):
         begin, end = alone["spans"][row, place].tolist()
-        assert torch.equal(alone["src_tokens"][row, begin:end], words)
+        assert alone["src_tokens"][row, begin:end].tolist() == words.tolist()
         assert (alone["long_examples"][row, begin:end] == place).all()
         assert alone["global_examples"][row, place] == place
-
-
-def test_packing_many_takes_no_time() -> None:
-    tokens, parts = np.full(20_000, 30), np.full(20_000, 3)
-    rows = packed(tokens, parts, 4096, 4)
-    assert sorted(piece for row in rows for piece in row) == [*range(20_000)]
-
-
-def test_ends_that_are_lost_are_counted() -> None:
-    assert make(sentences([4] * 20, [5] * 3)).lost == 8
-    assert make(sentences([4] * 12, [5] * 3)).lost == 0
-    assert make(sentences([4] * 3, [], [5] * 3, [6])).left_out == 0
-    assert make(sentences([4] * 3, [], [5] * 3, [6]), least_lines=2).left_out == 1
 
 
 def test_words_are_guessed_whole_in_the_shares_asked_for() -> None:
@@ -121,20 +110,17 @@ def test_words_are_guessed_whole_in_the_shares_asked_for() -> None:
     rng = np.random.default_rng(0)
     lines = sentences(*rng.integers(4, 4 + WORDS, (1000, 40)).tolist())
     found = make(lines, begins=begins, most=40_000, most_parts=1000, hidden_parts=0, kept=0.2)
-    sample = found[0]
-    tokens = torch.cat([line[:-1] for line in lines])
-    guessed = sample["target"] != 1
-    assert sample["target"][guessed].equal(tokens[guessed])
-    assert sample["tokens"][~guessed].equal(tokens[~guessed])
-    starts = torch.from_numpy(begins)[tokens]
+    sample, tokens = found[0], torch.cat([line[:-1] for line in lines]).numpy()
+    shown, guessed = sample["row"]["src_tokens"], sample["target"] != 1
+    assert (sample["target"][guessed] == tokens[guessed]).all()
+    assert (shown[~guessed] == tokens[~guessed]).all()
+    starts = begins[tokens]
     starts[::40] = True
     inside = ~starts[1:]
-    assert guessed[1:][inside].equal(guessed[:-1][inside])
-    anew = starts & ~torch.from_numpy(begins)[tokens]  # words that a line alone begins
-    assert not guessed[1:][anew[1:]].equal(guessed[:-1][anew[1:]])
-    assert guessed.float().mean().item() == pytest.approx(0.15, abs=0.01)
-    shown = sample["tokens"][guessed]
-    share = (shown == make_dictionary(WORDS, "<mask>").index("<mask>")).float().mean().item()
-    assert share == pytest.approx(0.7, abs=0.03)
-    same = (shown == tokens[guessed]).float().mean().item()
+    assert (guessed[1:][inside] == guessed[:-1][inside]).all()
+    anew = starts[1:] & ~begins[tokens][1:]  # words that a line alone begins
+    assert (guessed[1:][anew] != guessed[:-1][anew]).any()
+    assert guessed.mean() == pytest.approx(0.15, abs=0.01)
+    assert (shown[guessed] == MASK).mean() == pytest.approx(0.7, abs=0.03)
+    same = (shown[guessed] == tokens[guessed]).mean()
     assert same == pytest.approx(0.2 + 0.1 / (WORDS + 1), abs=0.03)
