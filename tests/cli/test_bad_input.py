@@ -71,7 +71,7 @@ BAD_OPTIONS = {
         "--random-token-prob 0.6 --leave-unmasked-prob 0.6": "--random-token-prob is 0.6, and "
         "--leave-unmasked-prob 0.6; allowed: a sum of 1",
         "--clusters 4": "--clusters is 4, and --parts sentences; allowed: --parts none",
-        "--max-distance 15": "--num-labels 32; allowed: 14 or less, or 34 labels",
+        "--max-distance 15": "--num-labels 32; allowed: with 34 labels or more",
         "--criterion masked_lm": "--task is etc_masked_lm, and --criterion masked_lm; allowed: et",
     },
     "etc_reader": {

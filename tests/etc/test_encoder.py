@@ -203,17 +203,12 @@ def batch_of(lines: list[list[int]], **options) -> dict:
     return data.collater([data[0]])["net_input"]
 
 
-WITH_MASK = make_task("<mask>", cfg=Namespace(parts="sentences"))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"projections": "no"}, "--projections is no; allowed: separate, shared-kv, shared"),
         ({"encoder_attention_heads": 5}, "--encoder-attention-heads is 5; allowed: a number that"),
         ({"same_cluster": 4}, "--same-cluster is 4, and --clusters 0; allowed: 0 without"),
-        ({"max_distance": 15}, "--max-distance is 15, and --num-labels 32; allowed: with 34"),
-        ({"clusters": 3, "task": WITH_MASK}, "--clusters is 3, and --parts sentences; allowed"),
     ],
 )
 def test_refuses(options: dict, message: str) -> None:
