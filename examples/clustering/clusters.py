@@ -6,18 +6,18 @@ Shape letters: N vectors, D width, K clusters.
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, Similarity, fuzzy_clusters
 from fairseq_clusterformer.errors import UserError, bad_option, reading
 from fairseq_clusterformer.precision import full_float32
 
-COLUMNS, INCH = 10, 0.8  # of a picture of centroids: images beside each other, and a side
+COLUMNS, PIXELS = 10, 80  # of a picture of centroids: images in a row, and the side of each
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,6 @@ class Clusters:
     temperature: float | None = None  # that divides it
     w_c: Tensor | None = None  # W_c of eq. 2, [D, D]; None: the identity
 
-    def __post_init__(self) -> None:
-        neural = (self.log_normalizer, self.similarity, self.temperature)
-        if {value is not None for value in neural} != {self.spherical is None}:
-            raise ValueError("spherical, or what neural clusters have, is missing or too many")
-        if self.similarity not in (None, *SIMILARITIES):
-            raise ValueError(f"similarity is {self.similarity}")
-
     @torch.no_grad()
     @full_float32()
     def assign(self, x: np.ndarray | Tensor) -> Tensor:
@@ -49,7 +42,7 @@ class Clusters:
         if x.dim() != 2 or x.size(1) != self.centroids.size(1):
             allowed = f"[N, {self.centroids.size(1)}], as fitted"
             raise UserError(f"vectors have shape {tuple(x.shape)}; allowed: {allowed}")
-        if self.log_normalizer is None:
+        if self.spherical is not None:
             import faiss
 
             # The nearest by cosine: a vector's own length does not matter.
@@ -57,14 +50,9 @@ class Clusters:
             _, nearest = faiss.knn(x.numpy(), self.centroids.numpy(), 1, metric=metric)
             return torch.from_numpy(nearest[:, 0])
         keys = x if self.w_c is None else linear(x, self.w_c)
-        return fuzzy_clusters(
-            keys.unsqueeze(0),  # one sentence
-            self.centroids,
-            similarity=Similarity(self.similarity),
-            temperature=self.temperature,
-            normalizer=self.log_normalizer,
-            update=False,
-        ).clusters.squeeze(0)
+        how = {"similarity": Similarity(self.similarity), "temperature": self.temperature}
+        how |= {"normalizer": self.log_normalizer, "update": False}
+        return fuzzy_clusters(keys.unsqueeze(0), self.centroids, **how).clusters.squeeze(0)
 
     def save(self, file: Path | str | IO[bytes]) -> None:
         """Write all that :meth:`assign` needs as an npz file of arrays."""
@@ -79,28 +67,28 @@ def load_clusters(path: Path | str) -> Clusters:
             arrays = {name: content[name] for name in content.files}
         found = {n: torch.from_numpy(a) if a.ndim else a.item() for n, a in arrays.items()}
         clusters = Clusters(**found)
+        neural = (clusters.log_normalizer, clusters.temperature)
+        known = clusters.similarity in SIMILARITIES and all(each is not None for each in neural)
+        if clusters.spherical is None and not known:
+            raise ValueError("it is neither of K-Means nor neural")
         clusters.assign(torch.zeros(1, clusters.centroids.size(1)))  # that all of it fits
     return clusters
 
 
-def draw_centroids(path: Path) -> tuple[Any, int]:
-    """Matplotlib's figure of all centroids of the file that ``fit --out`` wrote, and their number.
-    Raises UserError for another file, or centroids that are no square images."""
-    from matplotlib.figure import Figure
-
+def picture(path: Path) -> Tensor:
+    """All centroids of the file that ``fit --out`` wrote as images in rows, of numbers from 0 to 1
+    [height, width]; each image by its largest number. Raises UserError for another file, or
+    centroids that are no square images."""
     centroids = load_clusters(path).centroids
-    num_clusters, width = centroids.shape
-    side = math.isqrt(width)
-    if side * side != width:
+    side = math.isqrt(centroids.size(1))
+    if side * side != centroids.size(1):
         allowed = "centroids of square images, such as 28 x 28"
-        raise bad_option("the file", path, allowed, f"they have {width} values each")
-    columns = min(COLUMNS, num_clusters)
-    rows = math.ceil(num_clusters / columns)
-    figure = Figure(figsize=(columns * INCH, rows * INCH))
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes in grid:
-        axes.axis("off")
-    for axes, image in zip(grid, centroids.unflatten(1, (side, side)), strict=False):
-        axes.imshow(image.numpy(), cmap="gray_r", vmin=0, aspect="auto")
-    figure.subplots_adjust(0.005, 0.005, 0.995, 0.995, wspace=0.06, hspace=0.06)
-    return figure, num_clusters
+        raise bad_option("the file", path, allowed, f"they have {centroids.size(1)} values each")
+    columns = min(COLUMNS, len(centroids))
+    rows = math.ceil(len(centroids) / columns)
+    images = centroids.clamp(min=0).unflatten(1, (side, side))
+    images = images / images.amax((1, 2), keepdim=True).clamp(min=1e-9)
+    for axis in (1, 2):
+        images = images.repeat_interleave(max(1, PIXELS // (side + 2)), axis)
+    images = pad(images, (1, 1, 1, 1, 0, rows * columns - len(images)))
+    return images.unflatten(0, (rows, columns)).transpose(1, 2).flatten(2).flatten(0, 1)

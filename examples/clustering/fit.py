@@ -8,9 +8,8 @@ appendix A).
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,55 +17,49 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from tqdm import tqdm
 
+from fairseq_clusterformer.attention.options import option
 from fairseq_clusterformer.clustering import NeuralClustering
 from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, fuzzy_clusters
 from fairseq_clusterformer.clustering.kmeans import kmeans
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.precision import full_float32
-from fairseq_clusterformer.ranges import Range, strays
+from fairseq_clusterformer.ranges import strays
 
 from .clusters import Clusters
-
-
-def _option(default: Any, help: str, *limits: float, **others: Any) -> Any:
-    return field(default=default, metadata={"help": help, "range": Range(*limits, **others)})
-
-
-_count, _positive = partial(_option, at_least=1, whole=True), partial(_option, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeuralOptions:
     """How neural clustering learns on its own: minibatches, and Adam along a cosine."""
 
-    epochs: int = _count(5, "passes over INPUT")
-    batch_size: int = _count(500, "vectors over which eq. 2 is normalised in learning")
-    learning_rate: float = _positive(
-        0.1, "of Adam, in units of the root mean square of the first centroids; falls to 0"
+    epochs: int = option(5, "passes over INPUT", at_least=1)
+    batch_size: int = option(500, "vectors over which eq. 2 is normalised in learning", at_least=1)
+    learning_rate: float = option(
+        0.1, "of Adam, by the first centroids' root mean square; falls to 0", above=0
     )
-    similarity: str = _option("cosine", "phi; dot is the paper's", choices=SIMILARITIES)
-    temperature: float = _positive(0.1, "divides phi inside the exponent of eq. 2")
-    w_c: str = _option(
+    similarity: str = option("cosine", "phi; dot is the paper's", choices=SIMILARITIES)
+    temperature: float = option(0.1, "divides phi inside the exponent of eq. 2", above=0)
+    w_c: str = option(
         "identity", "W_c of eq. 2; learned is the paper's", choices=("identity", "learned")
     )
-    sorting_weight: float = _option(0.0, "nu: weight of the centroid sorting loss (eq. 11)", 0)
+    sorting_weight: float = option(0.0, "nu, of the centroid sorting loss (eq. 11)", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KMeansOptions:
     """How faiss's K-Means learns, with and without ``spherical``."""
 
-    iterations: int = _count(25, "of each run, spherical-kmeans too")
-    redos: int = _count(3, "runs, of which the best by its loss is kept, spherical-kmeans too")
+    iterations: int = option(25, "of each run, spherical-kmeans too", at_least=1)
+    redos: int = option(3, "runs, the best by its loss is kept, spherical-kmeans too", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SomOptions:
     """How MiniSom's self-organising map learns."""
 
-    epochs: int = _count(1, "vectors seen, in multiples of N")
-    learning_rate: float = _positive(0.2, "the first; it falls to 0")
-    sigma: float = _positive(1.0, "first width of the neighbourhood; it falls to a third")
+    epochs: int = option(1, "vectors seen, in multiples of N", at_least=1)
+    learning_rate: float = option(0.2, "the first; it falls to 0", above=0)
+    sigma: float = option(1.0, "first width of the neighbourhood; it falls to a third", above=0)
 
 
 Options = NeuralOptions | KMeansOptions | SomOptions
@@ -101,11 +94,8 @@ def check(method: str, num_clusters: int, length: int, options: Options | None =
         raise bad_option("--method", method, ", ".join(METHODS))
     if not 1 <= num_clusters <= length:
         raise bad_option("--num-clusters", num_clusters, f"1 to N, here {length:,}")
-    kind, _ = METHODS[method]
-    options = kind() if options is None else options
-    if not isinstance(options, kind):
-        raise bad_option("options", type(options).__name__, kind.__name__, f"of {method}")
-    for problem in strays(vars(options), kind):
+    options = options or METHODS[method][0]()
+    for problem in strays(vars(options), type(options)):
         raise UserError(problem.replace("--", f"--{method.removeprefix('spherical-')}-", 1))
     if method == "som" and importlib.util.find_spec("minisom") is None:
         needed = 'pip install ".[clustering]" in the clone'
@@ -129,15 +119,15 @@ def _neural(x: Tensor, num_clusters: int, seed: int, options: NeuralOptions) -> 
         groups.append({"params": [learner.w_c.weight], "lr": unit / x.size(1) ** 0.5})
     else:
         learner.w_c = nn.Identity()
-    batch_size = min(options.batch_size, len(x))
-    updates = options.epochs * (len(x) // batch_size)
+    size = min(options.batch_size, len(x))
+    updates = options.epochs * (len(x) // size)
     optimizer = torch.optim.Adam(groups)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
     with tqdm(total=updates, desc=f"neural, K = {num_clusters}", leave=False, disable=None) as bar:
         for _ in range(options.epochs):
             order = torch.randperm(len(x), generator=generator)
             # Drop the rest of an epoch: eq. 2 over a handful of vectors is another one.
-            for batch in order.split(batch_size)[: len(x) // batch_size]:
+            for batch in order.split(size)[: len(x) // size]:
                 _, report, _ = learner(x[batch].unsqueeze(0))
                 loss = report.clustering_loss + options.sorting_weight * report.sorting_loss
                 optimizer.zero_grad()
@@ -145,33 +135,20 @@ def _neural(x: Tensor, num_clusters: int, seed: int, options: NeuralOptions) -> 
                 optimizer.step()
                 schedule.step()
                 bar.update()
-    centroids, w_c = learner.centroids.detach(), None
-    if options.w_c == "learned":
-        w_c = learner.w_c.weight.detach()
+    centroids = learner.centroids.detach()
+    w_c = learner.w_c.weight.detach() if options.w_c == "learned" else None
     with torch.no_grad(), full_float32():
         keys = learner.w_c(x).unsqueeze(0)  # all of x as one sentence
-        found = fuzzy_clusters(
-            keys,
-            centroids,
-            similarity=learner.similarity,
-            temperature=options.temperature,
-            normalizer="sentence",
-        )
-    log_mean = found.log_mass.squeeze(0) - np.log(len(x))
+        how = {**shape, "similarity": learner.similarity, "normalizer": "sentence"}
+        log_mean = fuzzy_clusters(keys, centroids, **how).log_mass.squeeze(0) - np.log(len(x))
     return Clusters(centroids, log_normalizer=log_mean, w_c=w_c, **shape)
 
 
 def _kmeans(
     x: Tensor, num_clusters: int, seed: int, options: KMeansOptions, *, spherical: bool = False
 ) -> Clusters:
-    centroids = kmeans(
-        normalize(x, dim=-1) if spherical else x,
-        num_clusters,
-        spherical=spherical,
-        iterations=options.iterations,
-        redos=options.redos,
-        seed=seed,
-    )
+    vectors, how = normalize(x, dim=-1) if spherical else x, vars(options)
+    centroids = kmeans(vectors, num_clusters, spherical=spherical, seed=seed, **how)
     return Clusters(centroids, spherical=spherical)
 
 
@@ -180,16 +157,10 @@ def _som(x: Tensor, num_clusters: int, seed: int, options: SomOptions) -> Cluste
 
     # The most square map of K units.
     rows = next(n for n in range(int(num_clusters**0.5), 0, -1) if num_clusters % n == 0)
-    som = MiniSom(
-        rows,
-        num_clusters // rows,
-        x.size(1),
-        sigma=options.sigma,
-        learning_rate=options.learning_rate,
-        decay_function="linear_decay_to_zero",
-        sigma_decay_function="asymptotic_decay",
-        random_seed=seed,
-    )
+    how = {"sigma": options.sigma, "learning_rate": options.learning_rate, "random_seed": seed}
+    how["decay_function"] = "linear_decay_to_zero"
+    how["sigma_decay_function"] = "asymptotic_decay"
+    som = MiniSom(rows, num_clusters // rows, x.size(1), **how)
     som.random_weights_init(x.numpy())
     som.train(x.numpy(), options.epochs * len(x), random_order=True)
     units = som.get_weights().reshape(num_clusters, -1).astype(np.float32)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_clusterformer.errors import UserError, bad_option, reading
+from fairseq_clusterformer.errors import bad_option, reading
 
 FORMATS = ".npy, .csv and idx-ubyte files, each with .gz behind it or not"
 
@@ -16,14 +16,12 @@ def read_matrix(path: Path) -> np.ndarray:
     values = _read(path)
     if values.ndim > 2 and values.dtype == np.uint8:
         values = values.reshape(len(values), -1)
-    if values.ndim != 2 or 0 in values.shape:
-        raise UserError(f"{path} has shape {values.shape}; allowed: a matrix of 1 row or more")
-    with np.errstate(over="ignore"):
+    with reading(path, FORMATS), np.errstate(over="ignore"):
         matrix = np.ascontiguousarray(values, dtype=np.float32)
-    if not (finite := np.isfinite(matrix)).all():
-        row, column = np.argwhere(~finite)[0]
-        problem = f"{values[row, column]} at row {row}, column {column} (counted from 0)"
-        raise UserError(f"{path} holds {problem}; allowed: finite float32 numbers")
+    finite = np.isfinite(matrix)
+    if matrix.ndim != 2 or not matrix.size or not finite.all():
+        problem = f"shape {matrix.shape}, of which {(~finite).sum():,} are not finite float32"
+        raise bad_option("the file", path, "a matrix of finite numbers, 1 row or more", problem)
     return matrix
 
 
@@ -31,11 +29,9 @@ def read_labels(path: Path, of: Path, length: int) -> np.ndarray:
     """Read a whole number of 0 or more for each of ``length`` rows of the file ``of``, int64 [N].
     Raises UserError: damaged, not such numbers, or not as many."""
     values = _read(path).squeeze()
-    if values.shape != (length,):
-        allowed = f"({length},), a label for each row of {of}"
-        raise UserError(f"{path}: labels have shape {values.shape}; allowed: {allowed}")
-    if not np.all((values >= 0) & (values == np.floor(values))):
-        raise UserError(f"{path}: labels are not whole numbers; allowed: 0 or more")
+    if values.shape != (length,) or (values < 0).any() or (values % 1 != 0).any():
+        allowed = f"whole numbers of 0 or more, one for each of the {length:,} rows of {of}"
+        raise bad_option("the file", path, allowed, f"labels of shape {values.shape}")
     return values.astype(np.int64)
 
 
@@ -43,26 +39,14 @@ def _read(path: Path) -> np.ndarray:
     kind = path.name.removesuffix(".gz")
     if not kind.endswith((".npy", ".csv", "ubyte")):
         raise bad_option("the file", path, FORMATS, "not a known format")
-    with (
-        reading(path, FORMATS),
-        gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file,
-    ):
+    opened = gzip.open if path.suffix == ".gz" else open
+    with reading(path, FORMATS), opened(path, "rb") as file:
         if kind.endswith(".csv"):
             return np.loadtxt(file, delimiter=",", ndmin=2)
-        if kind.endswith("ubyte"):
-            return _idx(file.read())
-        values = np.lib.format.read_array(file, allow_pickle=False)
-        if values.dtype.kind not in "fiub":
-            raise ValueError(f"it holds {values.dtype}, not numbers")
-        return values
-
-
-def _idx(content: bytes) -> np.ndarray:
-    """Bytes of any shape. The header: two zeros, the type (8), the number of sizes, the sizes."""
-    if len(content) < 4 or content[:3] != bytes([0, 0, 8]):
-        raise ValueError(f"begins with {content[:4].hex(' ')}, and idx of bytes with 00 00 08")
-    header = 4 + 4 * content[3]
-    shape = np.frombuffer(content[:header], ">u4", offset=4).tolist()
-    if len(content) - header != np.prod(shape, dtype=object):
-        raise ValueError(f"{len(content) - header:,} bytes for the shape {tuple(shape)}")
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+        if kind.endswith(".npy"):
+            return np.lib.format.read_array(file, allow_pickle=False)
+        # idx of bytes: two zeros, the type (8), the number of sizes, the sizes, the numbers
+        if file.read(3) != b"\0\0\x08":
+            raise ValueError("it does not begin with 00 00 08, as idx of bytes")
+        shape = np.frombuffer(file.read(4 * file.read(1)[0]), ">u4")
+        return np.frombuffer(file.read(), np.uint8).reshape(shape.tolist())

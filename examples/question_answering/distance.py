@@ -54,11 +54,6 @@ Tokens = Callable[[str], int]
 Sentence = tuple[str, int]  # with its number of tokens
 
 
-def sentences(passage: str) -> list[str]:
-    """Split where a capital follows the end of a sentence."""
-    return re.split(r"(?<=[.!?]) (?=[A-Z])", passage)
-
-
 def make_document(
     distances: tuple[int, int], filler: Iterator[Sentence], tokens: Tokens, draw: random.Random
 ) -> tuple[dict, int]:
@@ -66,43 +61,38 @@ def make_document(
     between the two places where the winner's name stands; their number is drawn from the range of
     distances, logarithmically."""
     names, places = (draw.sample(words, PEOPLE) for words in (NAMES, PLACES))
-    low, high = distances
-    distance = low * (high / low) ** draw.random()
-    zone = ZONE * distance
-    facts = [f"{name} went to {place}" for name, place in zip(names, places, strict=True)]
+    distance = distances[0] * (distances[1] / distances[0]) ** draw.random()
+    facts = [f"{name} went to {place}." for name, place in zip(names, places, strict=True)]
     draw.randint(0, 0)  # changes nothing but the numbers drawn after it, as the results have them
-    fact_at = [draw.uniform(0, zone) for _ in facts]
+    fact_at = [draw.uniform(0, ZONE * distance) for _ in facts]
     away = draw.choice([-distance, distance])  # the result comes first, or all facts
     # where it is due, in tokens; of whom; the winner is the first
-    due = [(at, i, facts[i] + ".") for i, at in enumerate(fact_at)]
+    due = [*zip(fact_at, range(PEOPLE), facts, strict=True)]
     due = sorted([*due, (fact_at[0] + away, 0, f"{names[0]} won.")])
-    begin = due[0][0] - draw.uniform(0, zone)
+    begin = due[0][0] - draw.uniform(0, ZONE * distance)
 
-    parts: list[str] = []
-    length = answer_at = 0
-    name_at: list[int] = []
+    parts: list[Sentence] = []
     supporting: list[int] = []
-    for at, i, text in due:
+    length = 0
+    for at, who, text in due:
         while length < at - begin:
-            sentence, number = next(filler)
-            parts.append(sentence)
-            length += number
-        if i == 0:
-            name_at.append(length)
+            parts.append(next(filler))
+            length += parts[-1][1]
+        if who == 0:
             supporting.append(len(parts))
-            if text.startswith(facts[0]):
-                answer_at = sum(len(part) + 1 for part in parts)
-        parts.append(text)
-        length += tokens(text)
-    begins = accumulate((len(part) + 1 for part in parts), initial=0)
+        parts.append((text, tokens(text)))
+        length += parts[-1][1]
+    texts, sizes = zip(*parts, strict=True)
+    begins = list(accumulate((len(text) + 1 for text in texts), initial=0))
+    answer_at = next(begins[n] for n in supporting if texts[n] == facts[0])
     question = {
-        "context": " ".join(parts),
-        "sentences": [[0, at, at + len(part)] for at, part in zip(begins, parts, strict=False)],
+        "context": " ".join(texts),
+        "sentences": [[0, at, at + len(t)] for at, t in zip(begins, texts, strict=False)],
         "supporting": supporting,
         "question": "Where did the winner go?",
-        "answers": [{"text": facts[0], "answer_start": answer_at}],
+        "answers": [{"text": facts[0][:-1], "answer_start": answer_at}],
     }
-    return question, name_at[1] - name_at[0]
+    return question, sum(sizes[slice(*supporting)])
 
 
 def make(*, dest: Path, passages: list[Path], **options) -> dict | None:
@@ -110,17 +100,27 @@ def make(*, dest: Path, passages: list[Path], **options) -> dict | None:
     ``prepared.json``, or None if `dest` has been made before."""
     sizes = {path.name: path.stat().st_size if path.is_file() else 0 for path in passages}
     recipe = {**options, "passages": sizes, "lessons": LESSONS}
-    return make_folder(dest, recipe, partial(_build, paths=passages, options=options))
+    return make_folder(dest, recipe, partial(_build, paths=passages, **options))
 
 
-def _build(work: Path, out: Path, paths: list[Path], options: dict) -> dict:
+def _build(
+    work: Path,
+    out: Path,
+    *,
+    paths: list[Path],
+    pieces: int,
+    distances: Sequence[int],
+    questions: int,
+    scale: float,
+    seed: int,
+) -> dict:
     from fairseq_clusterformer.corpora.binarize import train_sentencepiece
     from fairseq_clusterformer.data.subwords import MODEL, load
 
-    passages = sorted({passage for path in paths for passage in read_passages(path)})
-    random.Random(options["seed"]).shuffle(passages)
-    source, pieces = work / "passages.txt", options["pieces"]
-    source.write_text("\n".join(passages[:MODEL_PASSAGES]) + "\n")
+    lines = (" ".join(line.decode().split()) for path in paths for line in raw_lines(path))
+    passages = sorted({line for line in lines if line.count(" ") + 1 in PASSAGE_WORDS})
+    random.Random(seed).shuffle(passages)
+    (source := work / "passages.txt").write_text("\n".join(passages[:MODEL_PASSAGES]) + "\n")
     words = sorted(NAMES + PLACES)
     train_sentencepiece([source], pieces, out / MODEL, "--pieces", words)
     model = load(out / MODEL)
@@ -131,36 +131,30 @@ def _build(work: Path, out: Path, paths: list[Path], options: dict) -> dict:
     if not 0 < apart < len(free):
         problem = f"{len(free)} passages without these words"
         raise bad_option("--passages", paths[0], "enough of them to hold some out", problem)
-    scale, asked = options["scale"], options["questions"]
     splits = {
         "train": [(max(1, round(scale * number)), between) for number, between in LESSONS],
-        "valid": [(asked, (500, 500))],
-        "test": [(asked, (distance, distance)) for distance in options["distances"]],
+        "valid": [(questions, (500, 500))],
+        "test": [(questions, (distance, distance)) for distance in distances],
     }
     for split, stages in splits.items():
-        draw = random.Random(f"{options['seed']} {split}")
         pool = free[apart:] if split == "train" else free[:apart]
-        splits[split] = _write(out / f"{split}.jsonl", stages, pool, tokens, draw)
+        found = _documents(stages, pool, tokens, random.Random(f"{seed} {split}"))
+        (out / f"{split}.jsonl").write_text(
+            "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in found)
+        )
+        characters = sum(len(each["context"]) for each in found)
+        splits[split] = {"questions": len(found), "characters": characters}
     return {"splits": splits, "names": NAMES, "places": PLACES}
 
 
-def read_passages(path: Path) -> Iterator[str]:
-    """Yield the paragraphs of a text, each line one; it may be packed."""
-    for line in raw_lines(path):
-        passage = " ".join(line.decode().split())
-        if passage.count(" ") + 1 in PASSAGE_WORDS:
-            yield passage
-
-
-def _write(
-    path: Path,
-    stages: Sequence[tuple[int, tuple[int, int]]],
-    pool: Sequence[str],
-    tokens: Tokens,
-    draw: random.Random,
-) -> dict[str, int]:
-    lines, characters = [], 0
-    split = [[(text, tokens(text)) for text in sentences(passage)] for passage in pool]
+def _documents(
+    stages: list[tuple[int, tuple[int, int]]], pool: list[str], tokens: Tokens, draw: random.Random
+) -> list[dict]:
+    """Numbers of documents, each with its distances, of sentences of passages; one ends where a
+    capital follows."""
+    found = []
+    ends = re.compile(r"(?<=[.!?]) (?=[A-Z])")
+    split = [[(text, tokens(text)) for text in ends.split(passage)] for passage in pool]
     for number, distances in stages:
         most = LONG if distances[0] >= 100 else SHORT
         kept = [[one for one in passage if one[1] <= most] for passage in split]
@@ -169,15 +163,13 @@ def _write(
         filler = chain.from_iterable(draw.choice(chosen) for chosen in repeat(kept))
         for _ in range(number):
             document, apart = make_document(distances, filler, tokens, draw)
-            id_ = f"{distances[1]}-{apart}-{len(lines)}"
-            lines.append(json.dumps({"id": id_, **document}, ensure_ascii=False))
-            characters += len(document["context"])
-    path.write_text("".join(line + "\n" for line in lines))
-    return {"questions": len(lines), "characters": characters}
+            found.append({"id": f"{distances[1]}-{apart}-{len(found)}", **document})
+    return found
 
 
-def exact_match(checkpoint: Path, data: Path) -> dict[str, float]:
-    """Percent of test's questions that are answered exactly, by the distance in their ids."""
+def score(checkpoint: Path, data: Path, json_path: Path | None) -> int:
+    """Print the percent of test's questions that are answered exactly, by the distance in their
+    ids."""
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.metrics import answers
     from fairseq_clusterformer.use.evaluate import predict
@@ -187,9 +179,14 @@ def exact_match(checkpoint: Path, data: Path) -> dict[str, float]:
     found = predict(loaded, "test", "squad1", batch_size=1, cpu=True)
     right: dict[str, list[float]] = {}
     for id_, text in found.texts.items():
-        score = answers.evaluate({id_: found.gold[id_]}, {id_: text})["exact_match"]
-        right.setdefault(id_.split("-")[0], []).append(score)
-    return {distance: statistics.mean(right[distance]) for distance in sorted(right, key=int)}
+        exact = answers.evaluate({id_: found.gold[id_]}, {id_: text})["exact_match"]
+        right.setdefault(id_.split("-")[0], []).append(exact)
+    scores = {distance: statistics.mean(right[distance]) for distance in sorted(right, key=int)}
+    if json_path:
+        write_aside(json_path, json.dumps(scores) + "\n")
+    for distance, exact in scores.items():
+        print(f"{int(distance):>10,} {exact:6.1f}")
+    return 0
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -198,7 +195,7 @@ def _run(arguments: Sequence[str]) -> int:
     scoring = commands.add_parser("score", help="exact match of a reader by distance")
     scoring.add("checkpoint CHECKPOINT", "a reader's")
     scoring.add("--data FOLDER", "prepared from make's files", required=True)
-    scoring.add("--json FILE", "also write the scores here")
+    scoring.add("--json FILE", "also write the scores here", dest="json_path")
     making = commands.add_parser("make", help="make the documents")
     add_dest(making)
     add = making.add
@@ -209,14 +206,9 @@ def _run(arguments: Sequence[str]) -> int:
     add("--scale X", "times the documents of train", type=float, default=1.0)
     add("--seed N", "of everything that is drawn", default=1)
     options = vars(parser.parse_args(arguments))
-    if options.pop("command") == "make":
-        return prepare_folder({"prepare": make, **options})
-    scores = exact_match(options["checkpoint"], options["data"])
-    if options["json"]:
-        write_aside(options["json"], json.dumps(scores) + "\n")
-    for distance, score in scores.items():
-        print(f"{int(distance):>10,} {score:6.1f}")
-    return 0
+    if options.pop("command") == "score":
+        return score(**options)
+    return prepare_folder({"prepare": make, **options})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

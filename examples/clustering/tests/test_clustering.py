@@ -1,0 +1,290 @@
+"""Clustering on its own: every method finds what is there; from files to files."""
+
+import gzip
+import io
+import json
+import re
+import struct
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import make_blobs
+from sklearn.metrics import adjusted_rand_score
+from sklearn.metrics.cluster import contingency_matrix
+from torch.nn.functional import normalize
+
+from examples.clustering import __main__ as command
+from examples.clustering.clusters import Clusters, load_clusters
+from examples.clustering.fit import METHODS, NeuralOptions, SomOptions, fit
+from examples.clustering.matrices import read_labels, read_matrix
+from fairseq_clusterformer.errors import UserError
+from tests.conftest import REPO_ROOT
+
+NEURAL = NeuralOptions(epochs=10, batch_size=100)
+FITS = {"neural": NEURAL, "kmeans": None, "spherical-kmeans": None, "som": SomOptions(epochs=3)}
+
+
+@pytest.fixture
+def blobs() -> tuple[np.ndarray, np.ndarray]:
+    """Four of 100 vectors around the points of the axes, in every direction."""
+    x, y = make_blobs([100] * 4, centers=10 * np.eye(4, 6), cluster_std=0.7, random_state=0)
+    return x.astype(np.float32), y
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_blobs_are_found_by_seeds_and_kept(method, blobs, tmp_path):
+    """The best of a few seeds finds them exactly: one may begin with two vectors of one blob. More
+    clusters mix none; a file has all of them; a vector is assigned alone as among others."""
+    if method == "som":
+        pytest.importorskip("minisom", reason="minisom is not installed")
+    x, y = blobs
+
+    def fitted(number: int, seed: int = 1) -> Clusters:
+        torch.manual_seed(seed + number)  # which decides nothing
+        return fit(method, x, number, seed=seed, options=FITS[method])
+
+    assert max(adjusted_rand_score(y, fitted(4, s).assign(x)) for s in range(6)) == 1.0
+    clusters = fitted(16)
+    assert clusters.centroids.shape == (16, 6)
+    assert ((contingency_matrix(y, clusters.assign(x)) > 0).sum(0) == 1).all()
+    torch.rand(9)
+    assert torch.equal(fitted(16).centroids, clusters.centroids)
+    assert not torch.equal(fitted(16, 2).centroids, clusters.centroids)
+    clusters.save(tmp_path / "clusters.npz")
+    loaded = load_clusters(tmp_path / "clusters.npz")
+    assert torch.equal(loaded.centroids, clusters.centroids)
+    alone = torch.cat([loaded.assign(x[i : i + 1]) for i in range(0, 400, 9)])
+    assert torch.equal(alone, clusters.assign(x)[::9])
+
+
+@pytest.mark.parametrize("w_c", ["identity", "learned"])
+def test_neural_assigns_by_the_equations_over_all_vectors(w_c, blobs, tmp_path):
+    """CF22 eq. 2 and 4 over all of x as one sentence, written out; at any scale, and kept."""
+    x, _ = blobs
+    fitted = fit("neural", x, 8, options=replace(NEURAL, w_c=w_c))
+    weight = torch.eye(6) if fitted.w_c is None else fitted.w_c
+    assert (w_c == "learned") != torch.equal(weight, torch.eye(6))
+    keys = normalize(torch.from_numpy(x).double() @ weight.double().T, dim=-1)
+    u = torch.softmax(normalize(fitted.centroids.double(), dim=-1) @ keys.T / 0.1, dim=1)
+    assert torch.equal(fitted.assign(x), u.argmax(0))
+    scaled = fit("neural", x * 2.0**10, 8, options=replace(NEURAL, w_c=w_c))
+    assert torch.equal(scaled.assign(x), fitted.assign(x))
+    fitted.save(tmp_path / "c.npz")
+    assert torch.equal(load_clusters(tmp_path / "c.npz").assign(x), fitted.assign(x))
+
+
+def test_majority_accuracy_is_that_of_the_contingency_matrix():
+    random = np.random.default_rng(0)
+    train, test = (random.integers(0, (12, 5), (n, 2)) for n in (70, 90))
+    train = train[train[:, 0] != 7]  # a cluster that only the test set meets: always wrong
+    counts = contingency_matrix(train[:, 1], train[:, 0])
+    label_of = dict(zip(np.unique(train[:, 0]), counts.argmax(0), strict=True))
+    right = [label_of.get(cluster) == label for cluster, label in test]
+    assert 0 < sum(right) < 90
+    parts = [torch.from_numpy(a[:, i].copy()) for a in (train, test) for i in (0, 1)]
+    assert command.majority_accuracy(*parts) == pytest.approx(np.mean(right))
+
+
+KEPT = {"centroids": np.zeros((4, 6), "f4"), "log_normalizer": np.zeros(4, "f4")}
+KEPT |= {"similarity": np.array("dot"), "temperature": np.array(0.1), "w_c": np.eye(6, dtype="f4")}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *(b"", b"PK\x03\x04 cut off", *({name: None} for name in KEPT if name != "w_c")),
+        *({"centroids": np.zeros(6, "f4")}, {"w_c": np.zeros((6, 5), "f4")}),
+        *({"log_normalizer": np.zeros(5, "f4")}, {"temperature": np.array("hot")}),
+        *({"similarity": np.array("l2")}, {"similarity": np.array([None])}),
+        {"other": np.array(True)},
+    ],
+)
+def test_something_else_than_clusters_is_named(changes, tmp_path):
+    path = tmp_path / "clusters.npz"
+    np.savez(path, **KEPT)
+    load_clusters(path)
+    if isinstance(changes, bytes):
+        path.write_bytes(changes)
+    else:
+        np.savez(path, **{k: v for k, v in (KEPT | changes).items() if v is not None})
+    with pytest.raises(UserError, match=f"{path}: cannot be read .*; allowed: a file th"):
+        load_clusters(path)
+
+
+# The command
+
+QUICK = "--neural-epochs 4 --neural-batch-size 50 --kmeans-redos 1"
+FIT = f"fit x.npy --num-clusters 3 {QUICK}"
+HERE = {"PYTHONPATH": str(REPO_ROOT)}
+LABELLED = "--labels y.csv --test t.npy --test-labels ty.csv"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """x.npy with y.csv to learn from, t.npy with ty.csv to test on; overlapping classes."""
+    random = np.random.default_rng(0)
+    centres = random.normal(size=(3, 5))
+    for x, y, n in (("x", "y", 240), ("t", "ty", 90)):
+        labels = random.integers(0, 3, n)
+        np.save(tmp_path / f"{x}.npy", centres[labels] + random.normal(size=(n, 5)))
+        np.savetxt(tmp_path / f"{y}.csv", labels, fmt="%d")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_all_methods_in_a_table_and_a_record(folder, capsys):
+    pytest.importorskip("minisom", reason="minisom is not installed")
+    line = f"fit x.npy --num-clusters 4 9 --methods all --seed 1 2 {QUICK} --json runs.json"
+    assert command.main(f"{line} {LABELLED}".split()) == 0
+    head, _, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith("| method | k | accuracy (%) | train accuracy (%) | effective cl")
+    record = json.loads((folder / "runs.json").read_text())
+    assert record["command"].endswith("--test-labels ty.csv")
+    assert (record["shape"], len(record["rows"]), len(lines)) == ([240, 5], 16, 8)
+    rows = [r for r in record["rows"] if (r["method"], r["k"]) == ("kmeans", 9)]
+    assert [row["seed"] for row in rows] == [1, 2]
+    assert rows[0]["options"] == {"iterations": 25, "redos": 1}
+    shown = next(cells for cells in lines if cells.startswith("| kmeans | 9 |"))
+    assert shown.split("|")[3].strip() == ", ".join(f"{100 * r['accuracy']:.2f}" for r in rows)
+
+
+def test_what_is_kept_assigns_as_reported(folder, capsys, run_cli):
+    words = f"{FIT} --out c.npz --json c.json {LABELLED}"
+    run_cli(
+        "python", "-m", "examples.clustering", *words.split(), env={"PYTHONPATH": str(REPO_ROOT)}
+    )
+    for name in "xt":
+        assert command.main(f"assign c.npz {name}.npy --out {name}-clusters.npy".split()) == 0
+    assert "240 vectors in " in capsys.readouterr().out
+    x, t = (torch.from_numpy(np.load(f"{name}-clusters.npy")) for name in "xt")
+    y, ty = (torch.from_numpy(np.loadtxt(f"{name}.csv").astype(int)) for name in ("y", "ty"))
+    (row,) = json.loads((folder / "c.json").read_text())["rows"]
+    assert row["accuracy"] == command.majority_accuracy(x, y, t, ty)
+    assert row["train accuracy"] == command.majority_accuracy(x, y, x, y)
+
+
+@pytest.mark.whole
+def test_the_old_place_names_the_new_one(run_cli):
+    done = run_cli("python", "-m", "fairseq_clusterformer.clustering", check=False)
+    assert "clustering has moved; allowed: python -m examples.clustering, in" in done.stdout
+
+
+MISTAKES = {
+    "fit none.npy --num-clusters 3": "the file is none.npy: cannot be read .*No such file",
+    "fit x.npy --num-clusters 241": "--num-clusters is 241; allowed: 1 to N, here 240",
+    f"{FIT} --seed -1": "--seed is -1; allowed: a whole number, 0 or more",
+    f"{FIT} --method dbscan": "--method/--methods is dbscan; allowed: neural, kmeans",
+    f"{FIT} --labels ty.csv": r"labels of shape \(90,\); allowed: .* the 240 rows of x.npy",
+    f"{FIT} --test t.npy": "given are --test; allowed: --labels, or",
+    f"{FIT} --labels y.csv --test y.csv --test-labels y.csv": "it has 1; allowed: 5 columns",
+    f"{FIT} --seed 1 2 --out c.npz": "--out is c.npz: fits: 2; allowed: .* for one fit",
+    f"{FIT} --out c.npy": "--out is c.npy: .*; allowed: a name that ends in .npz",
+    f"{FIT} --out x.npz": "--out is x.npz: it exists; allowed: a new file",
+    f"{FIT} --json y.csv --labels y.csv": "--json is y.csv: it is one of the inputs",
+    f"{FIT} --neural-temperature 0": "--neural-temperature is 0.0; allowed: above 0",
+    f"{FIT} --methods kmeans --kmeans-redos 0": "--kmeans-redos is 0; allowed: 1 or more",
+    f"{FIT} --methods all --json runs.json": "som: minisom is not installed; allowed: pip inst",
+    "assign x.npy x.npy --out a.npy": "x.npy: cannot be read",
+    "assign wide.npz x.npy --out a.npy": r"shape \(240, 5\); allowed: \[N, 17\]",
+    "draw wide.npz --out c.png": "they have 17 values each; allowed: centroids of square",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistakes_are_one_line(line, folder, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (folder / "x.npz").write_text("the user's")
+    Clusters(torch.zeros(3, 17), spherical=False).save("wide.npz")
+    before = sorted(folder.iterdir())
+    with suppress(SystemExit):  # of argparse
+        assert command.main(line.split()) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert re.search(MISTAKES[line], err), err
+    assert sorted(folder.iterdir()) == before
+
+
+def test_every_centroid_is_drawn_in_its_place(folder):
+    """Of 13, number k is dark in its pixel k alone."""
+    Clusters(torch.eye(13, 16), spherical=False).save("c.npz")
+    assert command.main("draw c.npz --out c.png".split()) == 0
+    dark = 1 - matplotlib.image.imread("c.png")[..., 0]
+    size = dark.shape[0] // 2
+    cells = dark.reshape(2, size, 10, size).swapaxes(1, 2).reshape(20, size, size)
+    assert cells[13:].max() == 0
+    for k in range(13):
+        rows, columns = np.where(cells[k] > 0.5)
+        assert (int(rows.mean() / size * 4), int(columns.mean() / size * 4)) == divmod(k, 4)
+
+
+# Files of matrices and labels
+
+NUMBERS = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
+
+
+def idx(array: np.ndarray) -> bytes:
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    return header + array.tobytes()
+
+
+def written(write, array, **how) -> bytes:
+    write(file := io.BytesIO(), array, **how)
+    return file.getvalue()
+
+
+def npy(array: np.ndarray) -> bytes:
+    return written(np.save, array)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.npy", npy(NUMBERS)),
+        ("x.csv.gz", gzip.compress(written(np.savetxt, NUMBERS, delimiter=",", fmt="%d"))),
+        ("x-idx3-ubyte", idx(NUMBERS.reshape(4, 2, 3))),  # flattened row by row
+        ("x.ubyte.gz", gzip.compress(idx(NUMBERS))),
+    ],
+)
+def test_every_format(name, data, tmp_path):
+    (tmp_path / name).write_bytes(data)
+    matrix = read_matrix(tmp_path / name)
+    assert matrix.dtype == np.float32
+    assert matrix.tolist() == NUMBERS.tolist()
+
+
+DAMAGED = bytearray(gzip.compress(idx(NUMBERS), mtime=0))
+DAMAGED[len(DAMAGED) // 2] ^= 0xFF
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.npy", npy(np.where(NUMBERS == 80, np.nan, NUMBERS.astype(float)))),
+        ("x.npy", npy(np.full((2, 2), 1e300))),
+        ("x.npy", npy(np.zeros((2, 3, 4)))),
+        ("x.npy", npy(np.array([["a", "b"]]))),
+        ("x.npy", npy(np.array([[None]]))),
+        ("x.npy", npy(NUMBERS)[:-3]),
+        ("x.csv", b"1,two\n"),
+        ("x-ubyte", idx(NUMBERS) + b"1"),
+        ("x-ubyte", b"\0\0\x0d\2"),
+        ("x-ubyte.gz", bytes(DAMAGED)),
+        ("x.txt", b"1,2\n"),
+    ],
+)
+def test_bad_matrices_are_named(name, data, tmp_path):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=f"the file is {tmp_path / name}: .*; allowed: "):
+        read_matrix(tmp_path / name)
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2], [0, 1, 2, -1], [0, 1, 2, np.nan], [0, 1, 2, 0.5]])
+def test_bad_labels_are_named(labels, tmp_path):
+    np.save(tmp_path / "y.npy", np.array(labels))
+    with pytest.raises(UserError, match="allowed: whole numbers of 0 or more, one for each of"):
+        read_labels(tmp_path / "y.npy", Path("x.npy"), 4)
