@@ -16,9 +16,10 @@ import json
 import math
 import random
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from examples.language_model.rivals import RIVALS, rival, sight_of
@@ -47,17 +48,16 @@ def score(loaded: Loaded, texts: Sequence[Path], length: int) -> dict:
     """Nats a token of the first so many tokens of each text, with those of `Breakdown`."""
     language = LanguageModel(loaded, device="cpu")
     found = Breakdown(language.coding)
-    blocks = (block for text in texts for block in _first(loaded, text, length))
-    result = compare(language.model, blocks, stepwise=False, breakdown=found)
-    tables = {
-        TABLES[title]: {row["from"]: row["bits"] * math.log(2) for row in rows}
-        for title, rows in found.result().items()
-    }
-    return {"all": result["teacher-forced bits"] * math.log(2), **tables}
-
-
-def _first(loaded: Loaded, text: Path, length: int) -> Iterator:
-    return islice(text_blocks(loaded, text, f"--text is {text}", tokens_per_sample=length), 1)
+    of_texts = (
+        islice(text_blocks(loaded, text, f"--text is {text}", tokens_per_sample=length), 1)
+        for text in texts
+    )
+    how = {"stepwise": False, "breakdown": found}
+    result = compare(language.model, chain.from_iterable(of_texts), **how)
+    nats = {"all": result["teacher-forced bits"] * math.log(2)}
+    for title, rows in found.result().items():
+        nats[TABLES[title]] = {row["from"]: row["bits"] * math.log(2) for row in rows}
+    return nats
 
 
 def prompt(key: int, tokens: int, depth: float, count: Callable[[str], int]) -> str:
@@ -85,36 +85,26 @@ def passkeys(loaded: Loaded, tokens: int, trials: int) -> float:
     return right / trials
 
 
-def compared(
-    checkpoint: Path,
-    dense: Path,
-    texts: Sequence[Path],
-    *,
-    windows: Path | None,
-    rivals: bool,
-    **options,
-) -> dict[str, dict]:
-    """The numbers of each model; ``options`` are those of the command."""
+def compared(args: Namespace) -> dict[str, dict]:
+    """The numbers of each model, by the options of the command."""
     how = {"task": "language_modeling"}
     with ExitStack() as stack:
-        path, _ = stack.enter_context(as_checkpoint(dense, None))
+        path, _ = stack.enter_context(as_checkpoint(args.dense, None))
         models = {"dense": load_checkpoint(path, option="--dense", **how)}
-        models["converted"] = load_checkpoint(checkpoint, option="CHECKPOINT", **how)
+        models["converted"] = load_checkpoint(args.checkpoint, option="CHECKPOINT", **how)
         sight = sight_of(models["converted"].model)
         name = f"window({sight.near + sight.far},sinks={sight.sinks})"
-        if windows is None:
+        if args.windows is None:
             models[name] = rebuilt(models["dense"], {"decoder": name})
         else:
-            models["windows"] = load_checkpoint(windows, option="--windows", **how)
-        for name in RIVALS if rivals else ():
+            models["windows"] = load_checkpoint(args.windows, option="--windows", **how)
+        for name in RIVALS if args.rivals else ():
             models[name] = rival(models["dense"], name, sight)
         results: dict[str, dict] = {}
         for name, loaded in models.items():
-            results[name] = score(loaded, texts, options["length"]) if texts else {}
-            for tokens in options["passkey"] if name not in RIVALS else ():
-                results[name][f"pass key at {tokens:,}"] = passkeys(
-                    loaded, tokens, options["trials"]
-                )
+            own = results[name] = score(loaded, args.text, args.length) if args.text else {}
+            for tokens in args.passkey if name not in RIVALS else ():
+                own[f"pass key at {tokens:,}"] = passkeys(loaded, tokens, args.trials)
             print(f"{name}: done", file=sys.stderr)
     return results
 
@@ -153,16 +143,15 @@ def _run(arguments: Sequence[str]) -> int:
     add("--passkey N", "tokens of prompts that hide a key", nargs="+", default=[])
     add("--trials N", "prompts of each length", default=10)
     add("--out FILE", "also write the numbers as JSON")
-    options = vars(parser.parse_args(arguments))
-    out, texts = options.pop("out"), options.pop("text")
-    for text in texts:
+    args = parser.parse_args(arguments)
+    for text in args.text:
         check_file("--text", text, "a file of text")
-    if not texts and not options["passkey"]:
+    if not args.text and not args.passkey:
         raise bad_option("--text", "not given", "--text or --passkey")
-    results = compared(options.pop("checkpoint"), options.pop("dense"), texts, **options)
+    results = compared(args)
     print("\n".join(lines(results)))
-    if out is not None:
-        write_aside(out, json.dumps(results, indent=1) + "\n")
+    if args.out is not None:
+        write_aside(args.out, json.dumps(results, indent=1) + "\n")
     return 0
 
 

@@ -85,20 +85,22 @@ class Setting:
     def __post_init__(self):
         if self.task not in TASKS:
             raise bad_option("--task", self.task, ", ".join(TASKS))
-        can_halve = self.task == "recall" and self.pairs >> self.halvings >= 2
-        most = f"0, and with --task recall as many as leave 2 of {self.pairs} pairs"
-        limits = [("pairs", self.pairs >= 2, "2 or more"), *TASKS[self.task].limits(self)]
-        for name, holds, allowed in [*limits, ("halvings", not self.halvings or can_halve, most)]:
-            if not holds:
-                raise bad_option(f"--{name}", getattr(self, name), allowed)
+        task, halves = TASKS[self.task], self.task == "recall"
+        (most, least), by = task.limits(self), ENTRY if self.task == "phonebook" else 1
+        if not 2 <= self.pairs <= most:
+            raise bad_option("--pairs", self.pairs, f"2 to {most}")
+        if self.length < least or self.length % by:
+            raise bad_option("--length", self.length, f"{least} or more, by {by}")
+        if self.halvings and not (halves and self.pairs >> self.halvings >= 2):
+            most = f"0, and with --task recall as many as leave 2 of {self.pairs} pairs"
+            raise bad_option("--halvings", self.halvings, most)
 
     def layers(self) -> list[tuple[Heads, ...]]:
         """The kinds of each layer; ``near`` is a window of 8."""
         spec = re.sub(r"\bnear\b", f"window({NEAR})", self.kind)
         defaults = {k: v for k, v in vars(self).items() if k.startswith(("cluster", "num", "att"))}
-        return parse_attention(
-            spec, num_layers=LAYERS, num_heads=HEADS, option="KIND", defaults=defaults
-        )
+        sizes = {"num_layers": LAYERS, "num_heads": HEADS}
+        return parse_attention(spec, option="KIND", defaults=defaults, **sizes)
 
 
 class Rows(NamedTuple):
@@ -110,20 +112,21 @@ class Rows(NamedTuple):
     queries_at: Tensor  # [B, Q]
 
 
+def draw(rows: int, of: int, count: int, generator: torch.Generator) -> Tensor:
+    """Different numbers below ``of`` in each row, int64 [rows, count]."""
+    return torch.rand(rows, of, generator=generator).argsort(-1)[:, :count]
+
+
 def make_rows(setting: Setting, rows: int, generator: torch.Generator) -> Rows:
     """Draw rows; keys differ from each other within a row, and values do."""
-
-    def draw(count: int, of: int) -> Tensor:
-        return torch.rand(rows, of, generator=generator).argsort(-1)[:, :count]
-
     pairs, symbols = setting.pairs, setting.symbols
-    keys, values = symbols + draw(pairs, symbols), draw(pairs, symbols)
-    first = 2 * draw(pairs, setting.pairs_end // 2)
-    asked = draw(pairs, pairs)
+    keys, values = (draw(rows, symbols, pairs, generator) for _ in range(2))
+    first = 2 * draw(rows, setting.pairs_end // 2, pairs, generator)
+    asked = draw(rows, pairs, pairs, generator)
     noise = (2 * symbols, 3 * symbols)
     tokens = torch.randint(*noise, (rows, setting.length), generator=generator)
-    tokens.scatter_(1, first, keys).scatter_(1, first + 1, values)
-    tokens[:, -pairs:] = keys.gather(1, asked)
+    tokens.scatter_(1, first, symbols + keys).scatter_(1, first + 1, values)
+    tokens[:, -pairs:] = symbols + keys.gather(1, asked)
     queries = torch.arange(setting.length - pairs, setting.length).expand(rows, -1)
     return Rows(tokens, values.gather(1, asked), first.gather(1, asked) + 1, queries)
 
@@ -131,9 +134,7 @@ def make_rows(setting: Setting, rows: int, generator: torch.Generator) -> Rows:
 def make_mqar(setting: Setting, rows: int, generator: torch.Generator) -> Rows:
     """Draw rows as Zoology does. A query's distance from the pairs follows a power law."""
     pairs, half = setting.pairs, MQAR_WORDS // 2
-    keys, values = (
-        torch.rand(rows, half, generator=generator).argsort(-1)[:, :pairs] for _ in range(2)
-    )
+    keys, values = (draw(rows, half, pairs, generator) for _ in range(2))
     places = (setting.length - 2 * pairs) // 2
     share = torch.arange(1, places + 1).double() ** (MQAR_POWER - 1)
     gaps = torch.multinomial(share.expand(rows, -1), pairs, generator=generator)
@@ -141,54 +142,34 @@ def make_mqar(setting: Setting, rows: int, generator: torch.Generator) -> Rows:
     tokens = torch.randint(MQAR_WORDS, (rows, setting.length), generator=generator)
     tokens[:, : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = keys + half, values
     tokens.scatter_(1, queries, keys + half)
-    pairs_at = (2 * torch.arange(pairs) + 1).expand(rows, -1)
-    return Rows(tokens, values, pairs_at, queries)
+    return Rows(tokens, values, (2 * torch.arange(pairs) + 1).expand(rows, -1), queries)
 
 
 def make_phonebook(setting: Setting, rows: int, generator: torch.Generator) -> Rows:
     """Draw books; no two entries of a book have the same name."""
     pairs, digits = setting.pairs, torch.arange(2, ENTRY)
     queries = setting.length // ENTRY - pairs
-    names = torch.rand(rows, NAMES * NAMES, generator=generator).argsort(-1)[:, :pairs]
+    names = draw(rows, NAMES * NAMES, pairs, generator).unsqueeze(-1)
     numbers = torch.randint(DIGITS, (rows, pairs, ENTRY - 2), generator=generator)
-    first, last = DIGITS + names // NAMES, DIGITS + NAMES + names % NAMES
-    book = torch.cat([first.unsqueeze(-1), last.unsqueeze(-1), numbers], dim=-1)
-    asked = torch.randint(pairs, (rows, queries), generator=generator)
-    found = book.gather(1, asked.unsqueeze(-1).expand(-1, -1, ENTRY))
+    book = [DIGITS + names // NAMES, DIGITS + NAMES + names % NAMES, numbers]
+    book = torch.cat(book, dim=-1)
+    asked = torch.randint(pairs, (rows, queries), generator=generator).unsqueeze(-1)
+    found = book.gather(1, asked.expand(-1, -1, ENTRY))
     start = ENTRY * (pairs + torch.arange(queries)).unsqueeze(-1)
     return Rows(
         torch.cat([book, found], dim=1).flatten(1),
         found[..., 2:].flatten(1),
-        (ENTRY * asked.unsqueeze(-1) + digits).flatten(1),
+        (ENTRY * asked + digits).flatten(1),
         (start + digits - 1).flatten().expand(rows, -1),
     )
 
 
-def halved(setting: Setting, times: int) -> Setting:
-    """Rows of a 2 ** times-th part, and as many more of them."""
-    part = 2**times
-    smaller = {name: getattr(setting, name) // part for name in ("length", "pairs", "pairs_end")}
-    return replace(setting, batch=setting.batch * part, halvings=0, **smaller)
-
-
-def training_rows(setting: Setting, generator: torch.Generator) -> Rows:
-    """Draw a batch to learn from."""
-    if setting.task == "mqar":
-        share = torch.tensor([float(rows) for *_, rows in MQAR_TRAINING])
-        size = MQAR_TRAINING[int(torch.multinomial(share, 1, generator=generator))]
-        setting = replace(setting, length=size[0], pairs=size[1])
-    if setting.halvings:
-        times = torch.randint(setting.halvings + 1, (), generator=generator)
-        setting = halved(setting, int(times))
-    return TASKS[setting.task].make(setting, setting.batch, generator)
-
-
 class Task(NamedTuple):
-    """How rows are drawn; names of options, whether they hold, and what is allowed."""
+    """How rows are drawn."""
 
     make: Callable[[Setting, int, torch.Generator], Rows]
     sizes: Callable[[Setting], tuple[int, int]]  # how many words and answers there are
-    limits: Callable[[Setting], list[tuple[str, bool, str]]]
+    limits: Callable[[Setting], tuple[int, int]]  # most pairs, and the least length
     tied: bool = False  # words and answers share their embeddings
 
 
@@ -196,37 +177,34 @@ TASKS = {
     "recall": Task(
         make_rows,
         lambda s: (3 * s.symbols, s.symbols),
-        lambda s: [
-            (
-                "pairs",
-                s.pairs <= min(s.symbols, s.pairs_end // 2),
-                "up to --symbols, --pairs-end / 2",
-            ),
-            ("length", s.pairs + s.pairs_end <= s.length, "--pairs + --pairs-end or more"),
-        ],
+        lambda s: (min(s.symbols, s.pairs_end // 2), s.pairs + s.pairs_end),
     ),
     "mqar": Task(
         make_mqar,
         lambda s: (MQAR_WORDS, MQAR_WORDS),
-        lambda s: [
-            ("pairs", s.pairs <= MQAR_WORDS // 2, f"up to {MQAR_WORDS // 2}, as there are keys"),
-            ("length", 4 * s.pairs <= s.length, "4 times --pairs or more"),
-        ],
+        lambda s: (MQAR_WORDS // 2, 4 * s.pairs),
         tied=True,
     ),
     "phonebook": Task(
         make_phonebook,
         lambda s: (DIGITS + 2 * NAMES, DIGITS),
-        lambda s: [
-            ("pairs", s.pairs <= NAMES**2, f"up to {NAMES**2}, as many as there are names"),
-            (
-                "length",
-                s.length >= ENTRY * (s.pairs + 1) and s.length % ENTRY == 0,
-                f"{ENTRY * (s.pairs + 1)} or more, by {ENTRY}",
-            ),
-        ],
+        lambda s: (NAMES**2, ENTRY * (s.pairs + 1)),
     ),
 }
+
+
+def training_rows(setting: Setting, generator: torch.Generator) -> Rows:
+    """Draw a batch to learn from; of a 2 ** n-th part of the length, as many more rows."""
+    if setting.task == "mqar":
+        share = torch.tensor([float(rows) for *_, rows in MQAR_TRAINING])
+        size = MQAR_TRAINING[int(torch.multinomial(share, 1, generator=generator))]
+        setting = replace(setting, length=size[0], pairs=size[1])
+    if setting.halvings:
+        part = 2 ** int(torch.randint(setting.halvings + 1, (), generator=generator))
+        names = ("length", "pairs", "pairs_end")
+        smaller = {name: getattr(setting, name) // part for name in names}
+        setting = replace(setting, batch=setting.batch * part, halvings=0, **smaller)
+    return TASKS[setting.task].make(setting, setting.batch, generator)
 
 
 class Layer(nn.Module):
@@ -239,12 +217,8 @@ class Layer(nn.Module):
         more["copying_start"] = setting.copying_start
         self.attention = MultiheadAttention(width, HEADS, kinds=kinds, causal=True, **more)
         self.attention_norm = nn.LayerNorm(width)
-        self.feed_forward = nn.Sequential(
-            nn.LayerNorm(width),
-            nn.Linear(width, 4 * width),
-            nn.ReLU(),
-            nn.Linear(4 * width, width),
-        )
+        maps = nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
+        self.feed_forward = nn.Sequential(nn.LayerNorm(width), *maps)
 
     def forward(self, x: Tensor) -> tuple[Tensor, list]:
         out, reports = self.attention(self.attention_norm(x))
@@ -331,43 +305,34 @@ def evaluate(model: Model) -> dict:
     drawn = torch.Generator().manual_seed(TEST_SEED)
     rows = TASKS[model.setting.task].make(model.setting, TEST_ROWS, drawn)
     model.eval()
-    parts = [
-        evaluate_rows(model, Rows(*part))
-        for part in zip(*(x.split(TEST_TOGETHER) for x in rows), strict=True)
-    ]
+    right, sizes, pairs = [], [], []
+    for part in zip(*(x.split(TEST_TOGETHER) for x in rows), strict=True):
+        part = Rows(*part)
+        logits, reports = model(part.tokens, part.queries_at)
+        right.append(logits.argmax(-1) == part.answers)
+        found = (r.cluster_sizes for of_layer in reports for r in of_layer)
+        sizes.append([size for size in found if size is not None])
+        by_layer: dict[str, list[Tensor]] = {}
+        for name, seen in tokens_seen(model, part.tokens, part.queries_at).items():
+            by_layer.setdefault(name.rpartition(".routers.")[0], []).append(seen)
+        pairs.append([pairs_seen(of_layer, part) for of_layer in by_layer.values()])
     model.train()
-    right, sizes, pairs = zip(*parts, strict=True)
-    # of parts, then layers; then layers, then parts
-    by_layer = [torch.tensor(of_layer).mean(0).tolist() for of_layer in zip(*pairs, strict=True)]
+    own, other = torch.tensor(pairs).mean(0).T.tolist()
     use = [cluster_use(sum(of_layer)) for of_layer in zip(*sizes, strict=True)]
     return {
         "accuracy": torch.cat(right).float().mean().item(),
         "state": model.state_size(),
         "effective clusters": [u.effective.item() for u in use],
-        "sees its pair": [own for own, _ in by_layer],
-        "sees another pair": [other for _, other in by_layer],
+        "sees its pair": own,
+        "sees another pair": other,
     }
-
-
-def evaluate_rows(model: Model, rows: Rows) -> tuple[Tensor, list[Tensor], list[tuple]]:
-    """Which answers are right, bool [B, Q]; cluster sizes of each router that clusters; of each
-    layer, the share of queries that see their pair, and another pair."""
-    logits, reports = model(rows.tokens, rows.queries_at)
-    by_layer: dict[str, list[Tensor]] = {}
-    for name, seen in tokens_seen(model, rows.tokens, rows.queries_at).items():
-        by_layer.setdefault(name.rpartition(".routers.")[0], []).append(seen)
-    sizes = [r.cluster_sizes for rs in reports for r in rs if r.cluster_sizes is not None]
-    pairs = [pairs_seen(of_layer, rows) for of_layer in by_layer.values()]
-    return logits.argmax(-1) == rows.answers, sizes, pairs
 
 
 def pairs_seen(seen_by_heads: list[Tensor], rows: Rows) -> tuple[float, float]:
     """Share of queries that see their own pair in a layer, and the mean over the other pairs, by
     which tokens each query of some heads sees, bool [B, G, N, N]."""
-    (count, pairs), length = rows.answers.shape, rows.tokens.size(1)
-    seen = torch.zeros(count, length, length, dtype=torch.bool)
-    for of_heads in seen_by_heads:
-        seen |= of_heads.any(1)
+    pairs, length = rows.answers.size(1), rows.tokens.size(1)
+    seen = torch.stack([of_heads.any(1) for of_heads in seen_by_heads]).any(0)
     seen = seen.gather(1, rows.queries_at.unsqueeze(-1).expand(-1, -1, length))
     at = rows.pairs_at.unsqueeze(1).expand(-1, pairs, -1)
     seen = seen.gather(-1, at).float()  # [B, Q, Q]

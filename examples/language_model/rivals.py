@@ -9,8 +9,7 @@ Shape letters: H heads, N tokens, n of a block of queries, E head width, K clust
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,6 @@ from fairseq_clusterformer.clustering.kmeans import kmeans
 from fairseq_clusterformer.conversion.convert import rebuilt
 from fairseq_clusterformer.conversion.model import attentions
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.models.attention import SelfAttention
 
 BLOCK = 256  # queries at once
 
@@ -75,12 +73,8 @@ def heaviest(sight: Sight, q: Tensor, k: Tensor) -> Choice:
 
 
 def by_kmeans(sight: Sight, q: Tensor, k: Tensor) -> Choice:
-    """The latest far keys of the clusters whose centroids have the largest products with q.
-
-    Args:
-        q: queries [H, N, E].
-        k: keys [H, N, E]; heads that share them have the same clusters.
-    """
+    """The latest far keys of the clusters whose centroids have the largest products with queries
+    [H, N, E]; heads that share keys [H, N, E] have the same clusters."""
     number = min(sight.clusters, k.size(1))
     centroids = torch.stack([kmeans(of_head, number, spherical=False) for of_head in k])
     of_keys = torch.cdist(k, centroids).argmin(-1)  # [H, N]
@@ -104,23 +98,15 @@ def rival(dense: Loaded, name: str, sight: Sight) -> Loaded:
     """A copy of a dense model that sees by one of ``RIVALS``."""
     found = rebuilt(dense, {"decoder": "full"})
     for attention in attentions(found.model).values():
-        attention._attend = partial(_attend, attention, RIVALS[name], sight)
+
+        def attend(i: int, heads: Projected, batch: Batch, _, given: dict, of=attention):
+            qkv = of._of_kind(i, heads, batch, given)[1].repeated()
+            rows = zip(qkv.q, qkv.k, qkv.v, strict=True)
+            out = torch.stack([few_keys(*row, RIVALS[name], sight) for row in rows])
+            return out, None, Report()
+
+        attention._attend = attend
     return found
-
-
-def _attend(
-    attention: SelfAttention,
-    rule: Callable,
-    sight: Sight,
-    i: int,
-    heads: Projected,
-    batch: Batch,
-    stores: None,
-    given: dict[str, Any],
-) -> tuple[Tensor, None, Report]:
-    qkv = attention._of_kind(i, heads, batch, given)[1].repeated()
-    rows = [few_keys(*of_row, rule, sight) for of_row in zip(qkv.q, qkv.k, qkv.v, strict=True)]
-    return torch.stack(rows), None, Report()
 
 
 def few_keys(q: Tensor, k: Tensor, v: Tensor, rule: Callable, sight: Sight) -> Tensor:

@@ -14,7 +14,7 @@ mean over a text; and the seconds of a text.
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -39,7 +39,7 @@ Encode = Callable[[Tensor], Tensor]
 
 
 def texts_of(
-    coding: TextCoding, paths: Sequence[Path], length: int, most: int, ends: tuple[int, int]
+    coding: TextCoding, paths: Sequence[Path], length: int, most: int, ends: Tensor
 ) -> list[Tensor]:
     """Texts of so many tokens, between the two ``ends``, one behind another from each file, int64
     [length]. Raises UserError: there is none."""
@@ -49,17 +49,16 @@ def texts_of(
             tokens = coding.encode(path.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
             raise bad_option("--text", path, "a file of UTF-8", str(error)) from None
-        inside = length - len(ends)
-        for part in tokens[: len(tokens) // inside * inside].view(-1, inside)[: most - len(found)]:
-            found.append(framed(part, ends))
+        parts = [part for part in tokens.split(length - 2) if len(part) == length - 2]
+        found += [framed(part, ends) for part in parts[: most - len(found)]]
     if not found:
         raise bad_option("--lengths", length, "no more tokens than a file of --text has")
     return found
 
 
-def framed(part: Tensor, ends: tuple[int, int]) -> Tensor:
+def framed(part: Tensor, ends: Tensor) -> Tensor:
     """A text between the two tokens."""
-    return torch.cat([torch.tensor(ends[:1]), part, torch.tensor(ends[1:])])
+    return torch.cat([ends[:1], part, ends[1:]])
 
 
 @torch.no_grad()
@@ -71,13 +70,13 @@ def whole(model: nn.Module, tokens: Tensor) -> Tensor:
 def in_pieces(model: nn.Module, most: int, tokens: Tensor) -> Tensor:
     """See `Encode`; pieces of up to ``most`` tokens, framed as texts are, know nothing of each
     other."""
-    pieces, ends = tokens[1:-1].split(most - 2), (int(tokens[0]), int(tokens[-1]))
+    pieces, ends = tokens[1:-1].split(most - 2), tokens[[0, -1]]
     return torch.cat([whole(model, framed(piece, ends)) for piece in pieces])
 
 
 def compared(models: dict[str, Encode], texts: Sequence[Tensor]) -> dict[str, dict[str, float]]:
     """The numbers of each model; the first is the one that the others are compared with."""
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in models}
     for encode in models.values():
         encode(texts[0])  # the first time takes longer
     for text in texts:
@@ -87,23 +86,15 @@ def compared(models: dict[str, Encode], texts: Sequence[Tensor]) -> dict[str, di
             states = encode(text)
             seconds = time.perf_counter() - began
             right = states if right is None else right
-            own = found.setdefault(name, {"states": [], "vector": [], "seconds": []})
-            own["states"].append(float(cosine_similarity(states, right).mean()))
-            own["vector"].append(float(cosine_similarity(states.mean(0), right.mean(0), dim=0)))
-            own["seconds"].append(seconds)
-    means = {"states": fmean, "vector": fmean, "seconds": median}
-    return {
-        name: {column: round(means[column](values), 4) for column, values in columns.items()}
-        for name, columns in found.items()
-    }
-
-
-def lines(results: dict[int, dict[str, dict[str, float]]]) -> Iterator[str]:
-    """A row for each length and model."""
-    yield f"{'tokens':>7}  {'model':24}" + "".join(f"{c:>9}" for c in ("states", "vector", "s"))
-    for length, rows in results.items():
-        for name, columns in rows.items():
-            yield f"{length:7,}  {name:24}" + "".join(f"{x:9.4f}" for x in columns.values())
+            alike = cosine_similarity(states, right).mean()
+            of_text = cosine_similarity(states.mean(0), right.mean(0), dim=0)
+            found[name].append((float(alike), float(of_text), seconds))
+    results = {}
+    for name, rows in found.items():
+        states, vectors, seconds = zip(*rows, strict=True)
+        results[name] = {"states": fmean(states), "vector": fmean(vectors)}
+        results[name]["seconds"] = median(seconds)
+    return results
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -140,11 +131,13 @@ def _run(arguments: Sequence[str]) -> int:
     models[window] = partial(whole, windows)
     models[f"pieces of {trained:,}"] = partial(in_pieces, dense, trained)
     dictionary = given.task.source_dictionary
-    ends, results = (dictionary.bos(), dictionary.eos()), {}
+    ends, results = torch.tensor([dictionary.bos(), dictionary.eos()]), {}
+    print(f"{'tokens':>7}  {'model':24}{'states':>9}{'vector':>9}{'s':>9}")
     for length in args.lengths:
         texts = texts_of(coding, args.text, length, args.texts, ends)
         results[length] = compared(models, texts)
-    print("\n".join(lines(results)))
+        for name, columns in results[length].items():
+            print(f"{length:7,}  {name:24}" + "".join(f"{x:9.4f}" for x in columns.values()))
     if args.out is not None:
         write_aside(args.out, json.dumps(results, indent=1) + "\n")
     return 0

@@ -1,6 +1,6 @@
 """``--arch bidaf_reader``: BiDAF (Seo et al. 2017), as XLQA has it.
 
-Shape letters: B batch, W words of the longest document, V of the longest question, D width.
+Shape letters: B batch, W words of the longest document, D width.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,9 @@ from fairseq_clusterformer.models.options import option, register_sizes
 
 from .word_reader import (
     ContextQueryAttention,
-    LayerReports,
+    Reading,
     WordEmbedding,
     WordReader,
-    WordReaderEncoder,
     WordReaderOptions,
 )
 from .words import Words
@@ -40,10 +39,9 @@ class TwoWayLSTM(nn.Module):
     def __init__(self, inputs: int, width: int, layers: int, dropout: float):
         super().__init__()
         self.dropout = dropout
-        between = dropout if layers > 1 else 0.0
-        self.lstm = nn.LSTM(
-            inputs, width, layers, batch_first=True, dropout=between, bidirectional=True
-        )
+        how = {"batch_first": True, "bidirectional": True}
+        how["dropout"] = dropout if layers > 1 else 0.0
+        self.lstm = nn.LSTM(inputs, width, layers, **how)
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         """[B, W, inputs] to [B, W, 2 D]; 0 for padding, bool [B, W]."""
@@ -55,7 +53,7 @@ class TwoWayLSTM(nn.Module):
         return dropout(out, self.dropout, self.training)
 
 
-class BidafEncoder(WordReaderEncoder):
+class BidafEncoder(nn.Module):
     """Embedding, context-query attention, and LSTMs before and after it."""
 
     def __init__(self, task, args):
@@ -71,21 +69,23 @@ class BidafEncoder(WordReaderEncoder):
         self.dropout = args.dropout
 
     def encode(self, words: Words) -> tuple[Tensor, list[Report]]:
-        """See :class:`WordReaderEncoder`: up to the contextual LSTM, [B, W, 2 D]."""
+        """See :class:`WordReader`: up to the contextual LSTM, [B, W, 2 D]."""
         return self.contextual(self.embedding(words), words.padding), []
 
-    def read(
-        self, asked: Words, words: Words, states: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, LayerReports]:
-        """See :class:`WordReaderEncoder`."""
+    def read(self, asked: Words, words: Words, states: Tensor | None = None) -> Reading:
+        """See :class:`WordReader`."""
         question, _ = self.encode(asked)
         document = self.encode(words)[0] if states is None else states
         both = self.attention(document, question, words, asked)
         both = dropout(both, self.dropout, self.training)
         modelled = self.modelling(both, words.padding)
-        begin = torch.cat([both, modelled], dim=-1)
-        end = torch.cat([both, self.ends(modelled, words.padding)], dim=-1)
-        return question, modelled, begin, end, []
+        ends = self.ends(modelled, words.padding)
+        begin, end = (torch.cat([both, of_side], dim=-1) for of_side in (modelled, ends))
+        return Reading(words, begin, end, [])
+
+    def clusters(self, reading: Reading) -> dict[tuple[int, str], Tensor]:
+        """No layer clusters."""
+        return {}
 
 
 @register_model("bidaf_reader", dataclass=BidafReaderConfig)

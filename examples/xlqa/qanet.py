@@ -1,13 +1,14 @@
 """``--arch qanet_reader``: QANet (Yu et al. 2018), as XLQA has it, with attention of any kind.
 
-Shape letters: B batch, W words of the longest document, V of the longest question, D width.
+Shape letters: B batch, W words of the longest document, D width.
 """
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from fairseq.models import FairseqEncoder, register_model
+from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
@@ -26,12 +27,10 @@ from fairseq_clusterformer.models.stack import ClusteredStack, planned
 
 from .word_reader import (
     ContextQueryAttention,
-    LayerReports,
+    Reading,
     WordEmbedding,
     WordReader,
-    WordReaderEncoder,
     WordReaderOptions,
-    WordReading,
 )
 from .words import Words
 
@@ -85,9 +84,8 @@ class SeparableConvolution(nn.Module):
 
     def __init__(self, width: int, kernel: int):
         super().__init__()
-        self.depthwise = nn.Conv1d(
-            width, width, kernel, padding=kernel // 2, groups=width, bias=False
-        )
+        how = {"padding": kernel // 2, "groups": width, "bias": False}
+        self.depthwise = nn.Conv1d(width, width, kernel, **how)
         self.pointwise = nn.Linear(width, width)
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
@@ -112,48 +110,39 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, args, plan: AttentionPlan, number: int, *, convolutions: int, kernel: int):
         super().__init__()
-        width = args.encoder_embed_dim
+        width, inner = args.encoder_embed_dim, args.encoder_ffn_embed_dim
         self.kinds, self.dropout = plan.layers[number], args.dropout
         self.absolute = not (plan.form.rotary or plan.form.relative)
-        self.convolutions = nn.ModuleList(
-            SeparableConvolution(width, kernel) for _ in range(convolutions)
-        )
+        each = (SeparableConvolution(width, kernel) for _ in range(convolutions))
+        self.convolutions = nn.ModuleList(each)
         how = {"kinds": self.kinds, "causal": False, "dropout": args.attention_dropout}
         heads = args.encoder_attention_heads
         self.self_attn = planned(MultiheadAttention, plan, width, heads, **how)
-        self.feed_forward = nn.Sequential(
-            nn.Linear(width, args.encoder_ffn_embed_dim),
-            nn.ReLU(),
-            nn.Linear(args.encoder_ffn_embed_dim, width),
-        )
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(len(self)))
-
-    def __len__(self) -> int:
-        """Sublayers."""
-        return len(self.convolutions) + 2
+        maps = nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width)
+        self.feed_forward = nn.Sequential(*maps)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(convolutions + 2))
 
     def forward(
-        self, x: Tensor, batch: Batch, padding: Tensor, survival: list[float]
+        self, x: Tensor, padding: Tensor, survival: Iterator[float]
     ) -> tuple[Tensor, list[Report]]:
         """[B, W, D] to the same, and the reports; ``survival`` is of each sublayer."""
         reports: list[Report] = []
-
-        def attended(y: Tensor) -> Tensor:
-            out, found = self.self_attn(y, batch)
-            reports.extend(found)
-            return out
-
         if self.absolute:
-            x = x + sinusoids(x.size(1), x.size(2)).to(x)
-        convolved = [lambda y, c=c: c(y, padding) for c in self.convolutions]
-        sublayers = [*convolved, attended, self.feed_forward]
-        for norm, sublayer, kept in zip(self.norms, sublayers, survival, strict=True):
-            change = dropout(sublayer(norm(x)), self.dropout, self.training)
-            x = stochastic_depth(x, change, kept, self.training)
+            x = x + SinusoidalPositionalEmbedding.get_embedding(*x.shape[1:]).to(x)
+        for i, norm in enumerate(self.norms):
+            y = norm(x)
+            if i < len(self.convolutions):
+                y = self.convolutions[i](y, padding)
+            elif i == len(self.convolutions):
+                y, reports = self.self_attn(y, Batch(padding if padding.any() else None))
+            else:
+                y = self.feed_forward(y)
+            y = dropout(y, self.dropout, self.training)
+            x = stochastic_depth(x, y, next(survival), self.training)
         return x, reports
 
 
-class QANetEncoder(ClusteredStack, WordReaderEncoder, FairseqEncoder):
+class QANetEncoder(ClusteredStack, FairseqEncoder):
     """Embedding, a block for questions and documents, context-query attention, and blocks that
     run three times."""
 
@@ -171,47 +160,42 @@ class QANetEncoder(ClusteredStack, WordReaderEncoder, FairseqEncoder):
         self.dropout, self.left_out = args.dropout, args.stochastic_depth
 
     def encode(self, words: Words) -> tuple[Tensor, list[Report]]:
-        """See :class:`WordReaderEncoder`: by the first block."""
-        x, layers = self._run(self.embedding(words), _batch(words), words.padding, range(1))
-        return x, layers[0][1]
+        """See :class:`WordReader`: by the first block."""
+        x, ((_, reports),) = self._run(self.embedding(words), words.padding, range(1))
+        return x, reports
 
-    def read(
-        self, asked: Words, words: Words, states: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, LayerReports]:
-        """See :class:`WordReaderEncoder`."""
+    def read(self, asked: Words, words: Words, states: Tensor | None = None) -> Reading:
+        """See :class:`WordReader`."""
         question, reports = self.encode(asked)
         layers = [(0, reports)]
         if states is None:
             states, reports = self.encode(words)
             layers.append((0, reports))
         both = self.attention(states, question, words, asked)
-        x = self.resize(dropout(both, self.dropout, self.training))
-        passes, batch = [], _batch(words)
+        x, passes = self.resize(dropout(both, self.dropout, self.training)), []
         for _ in range(PASSES):
-            x, of_pass = self._run(x, batch, words.padding, range(1, len(self.layers)))
+            x, of_pass = self._run(x, words.padding, range(1, len(self.layers)))
             layers += of_pass
             passes.append(dropout(x, self.dropout, self.training))
         if self.training:
             for number, reports in layers:
                 self.layers[number].self_attn.observe(reports)
         begin, end = (torch.cat([passes[0], later], dim=-1) for later in passes[1:])
-        return question, x, begin, end, layers
+        return Reading(words, begin, end, layers)
 
     def _run(
-        self, x: Tensor, batch: Batch, padding: Tensor, blocks: range
-    ) -> tuple[Tensor, LayerReports]:
+        self, x: Tensor, padding: Tensor, blocks: range
+    ) -> tuple[Tensor, list[tuple[int, list[Report]]]]:
         """Blocks one after another: [B, W, D], and each one's number and reports."""
-        depth = sum(len(self.layers[number]) for number in blocks)
-        survival = [1 - self.left_out * (i + 1) / depth for i in range(depth)]
+        depth = sum(len(self.layers[number].norms) for number in blocks)
+        survival = (1 - self.left_out * (i + 1) / depth for i in range(depth))
         layers = []
         for number in blocks:
-            block = self.layers[number]
-            own, survival = survival[: len(block)], survival[len(block) :]
-            x, reports = block(x, batch, padding, own)
+            x, reports = self.layers[number](x, padding, survival)
             layers.append((number, reports))
         return x, layers
 
-    def clusters(self, reading: WordReading) -> dict[tuple[int, str], Tensor]:
+    def clusters(self, reading: Reading) -> dict[tuple[int, str], Tensor]:
         """The cluster of each token of one document, int64 [N], in the model encoder's last pass,
         by the number from 0 and the label of each block (and head) that clusters."""
         found = {}
@@ -221,18 +205,6 @@ class QANetEncoder(ClusteredStack, WordReaderEncoder, FairseqEncoder):
                     clusters = reading.words.at_tokens(report.clusters.transpose(1, 2))
                     found |= labelled(number, len(self.layers), str(heads), clusters)
         return found
-
-
-def _batch(words: Words) -> Batch:
-    return Batch(words.padding if words.padding.any() else None)
-
-
-def sinusoids(length: int, width: int) -> Tensor:
-    """Positions from 0 as sines and cosines, float32 [length, width]."""
-    half = (width + 1) // 2
-    rates = torch.exp(torch.arange(half) * (-math.log(10_000) / max(half - 1, 1)))
-    angles = torch.arange(length).unsqueeze(1) * rates
-    return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :width]
 
 
 @register_model("qanet_reader", dataclass=QANetReaderConfig)
@@ -258,14 +230,14 @@ class QANetReader(WordReader):
 register_sizes(
     "qanet_reader",
     # learns on a laptop's processor
-    tiny={
-        **{"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 64, "encoder_layers": 4},
-        **{"letter_filters": 32, "word_dim": 100},
-    },
+    tiny=(
+        {"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 64, "encoder_layers": 4},
+        {"letter_filters": 32, "word_dim": 100},
+    ),
     # the report's, by vectors and letters
     xlqa={"subword_dim": 0},
-    xlqa_large={
-        **{"encoder_embed_dim": 256, "encoder_ffn_embed_dim": 256, "subword_dim": 0},
-        "encoder_attention_heads": 8,
-    },
+    xlqa_large=(
+        {"encoder_embed_dim": 256, "encoder_ffn_embed_dim": 256, "subword_dim": 0},
+        {"encoder_attention_heads": 8},
+    ),
 )

@@ -8,7 +8,6 @@ have it. A word is a run of letters and digits, or one other character. gensim d
 pip install ".[vectors]" in the clone.
 """
 
-import hashlib
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,74 +21,20 @@ from fairseq_clusterformer.corpora.lines import naming_all
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.data.words import words_of
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.outputs import check_output, difference, digest, whole_file, written
+from fairseq_clusterformer.outputs import check_output, whole_file
 from fairseq_clusterformer.ranges import Range
 
 NAME = "python examples/xlqa/vectors.py"
-# gensim looks at all words of a window, and reads 10,000 words at once
-_WINDOW = number(Range(1, 10_000, whole=True))
-METHODS = ("word2vec", "fasttext")
+METHODS = {"word2vec": "Word2Vec", "fasttext": "FastText"}  # classes of gensim
+_WINDOW = number(Range(1, 10_000, whole=True))  # gensim looks at all words of a window
 _AT_ONCE = 1000  # words of a document that gensim reads as one sentence; it takes 10,000
 
 
-def learn_vectors(
-    sources: Sequence[Path], out: Path, *, workers: int, force: bool, **recipe
-) -> dict[str, int] | None:
-    """Learn vectors of the words in some text, and write them; always the same if `workers` is 1.
-    The arguments are the options of the command; all are needed. Returns how many
-    ``documents`` and running ``words`` were read, and ``vectors`` written; None if the same was
-    done before. Raises UserError without gensim, or if no word is frequent enough."""
-    model_of = _gensim(recipe["method"])
-    check_output("OUT", out, inputs=sources, force=force)  # before sources are searched
-    made = written(out) if out.is_file() else None
-    texts = [path for source in sources for path in find_texts(source, recipe["pattern"])[0]]
-    if made:  # it may lie among them
-        texts = [path for path in texts if not path.samefile(out)]
-    inputs = [*sources, *texts]
-    check_output("OUT", out, inputs=inputs, force=force)
-    contents = "".join(map(digest, texts)).encode()
-    recipe["sources"] = hashlib.sha256(contents).hexdigest()
-    if made and not force:
-        if made["recipe"] == recipe:
-            return None
-        problem = f"was made otherwise ({difference(made['recipe'] or {}, recipe)})"
-        raise bad_option("OUT", out, "another file, or --force to replace this one", problem)
-    reader = TextReader(recipe["document_separator"])
-    with whole_file("OUT", out, inputs=inputs, force=force, recipe=recipe) as partial:
-        words = partial.with_name("scratch")
-        with naming_all(texts):
-            counts = _write_words(reader.documents(texts), words, recipe["lower_case"])
-        reader.check_separator("SOURCE")
-        names = ("window", "negative", "epochs", "min_count", "seed")  # gensim's too
-        how = {name: recipe[name] for name in names}
-        how |= {"vector_size": recipe["width"], "sg": int(not recipe["cbow"]), "workers": workers}
-        try:
-            model = model_of(corpus_file=str(words), **how)
-        except RuntimeError:  # "you must first build vocabulary"
-            problem = f"no word is as frequent among {counts['words']:,}"
-            least = how["min_count"]
-            raise bad_option("--min-count", least, "a smaller number", problem) from None
-        known = model.wv.index_to_key[: recipe["max_words"]]
-        with open(partial, "w", encoding="utf-8") as file:
-            for word in known:
-                numbers = " ".join(f"{number:.5g}" for number in model.wv[word].tolist())
-                file.write(f"{word} {numbers}\n")
-    return counts | {"vectors": len(known)}
-
-
-def _gensim(method: str):
-    try:
-        from gensim.models import FastText, Word2Vec
-    except ImportError as error:
-        allowed = 'pip install ".[vectors]" in the clone'
-        raise UserError(f"{NAME} needs gensim ({error}); allowed: {allowed}") from None
-    return dict(zip(METHODS, (Word2Vec, FastText), strict=True))[method]
-
-
-def _write_words(
+def write_words(
     documents: Iterable[Iterator[bytes]], path: Path, lower_case: bool
 ) -> dict[str, int]:
-    """Write documents as lines of words with blanks between, none of them of two documents."""
+    """Write documents as lines of words with blanks between, none of them of two documents; return
+    how many ``documents`` and ``words`` there are."""
     counts = {"documents": 0, "words": 0}
     with open(path, "w", encoding="utf-8") as file:
         for lines in documents:
@@ -112,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     add("sources SOURCE", f"{about}are unpacked", nargs="+")
     add("out OUT", "the file to write")
     add("--method", "what learns the vectors", choices=METHODS, default="word2vec")
-    add("--width N", "numbers of a vector", default=300, type=_WINDOW)
+    add("--width N", "numbers of a vector", default=300, type=_WINDOW, dest="vector_size")
     add("--window N", "words on either side that a word is to predict", default=5, type=_WINDOW)
     add("--cbow", "predict a word from its window: faster, and worse for rare words")
     add("--negative N", "words drawn against each right one", default=5, type=_WINDOW)
@@ -128,13 +73,37 @@ def main(arguments: Sequence[str]) -> int:
     add("--seed N", about, default=1)
     add("--workers N", "threads", default=1)
     add("--force", "replace OUT")
-    options, start = vars(parser.parse_args(arguments)), time.monotonic()
-    counts = learn_vectors(**options)
-    if counts is None:
-        print(f"{options['out']} is already done")
-        return 0
-    print(*(f"{number:>13,} {what}\n" for what, number in counts.items()), sep="", end="")
-    print(f"wrote {options['out']} in {time.monotonic() - start:.0f} s")
+    args, start = parser.parse_args(arguments), time.monotonic()
+    try:
+        import gensim.models
+    except ImportError as error:
+        allowed = 'pip install ".[vectors]" in the clone'
+        raise UserError(f"{NAME} needs gensim ({error}); allowed: {allowed}") from None
+    how = {"inputs": args.sources, "force": args.force}
+    check_output("OUT", args.out, **how)  # before sources are searched
+    texts = [path for source in args.sources for path in find_texts(source, args.pattern)[0]]
+    reader = TextReader(args.document_separator)
+    with whole_file("OUT", args.out, **how | {"inputs": [*args.sources, *texts]}) as new:
+        words = new.with_name("scratch")
+        with naming_all(texts):
+            counts = write_words(reader.documents(texts), words, args.lower_case)
+        reader.check_separator("SOURCE")
+        names = ("vector_size", "window", "negative", "epochs", "min_count", "seed", "workers")
+        own = {name: getattr(args, name) for name in names}
+        learn = vars(gensim.models)[METHODS[args.method]]
+        try:
+            vectors = learn(corpus_file=str(words), sg=int(not args.cbow), **own).wv
+        except RuntimeError:  # "you must first build vocabulary"
+            problem = f"no word is as frequent among {counts['words']:,}"
+            raise bad_option("--min-count", args.min_count, "a smaller number", problem) from None
+        known = vectors.index_to_key[: args.max_words]
+        with open(new, "w", encoding="utf-8") as file:
+            for word in known:
+                numbers = (f"{each:.5g}" for each in vectors[word].tolist())
+                file.write(" ".join([word, *numbers]) + "\n")
+    for what, count in {**counts, "vectors": len(known)}.items():
+        print(f"{count:>13,} {what}")
+    print(f"wrote {args.out} in {time.monotonic() - start:.0f} s")
     return 0
 
 

@@ -5,8 +5,8 @@ network. The document attends to the question, and the question to the document.
 over the document say where an answer begins and ends; the ``<s>`` in front of the document stands
 for "no answer" in both.
 
-Shape letters: B batch, N tokens and W words of the longest document, Q tokens and V words of the
-longest question, C letters of a word, D width.
+Shape letters: B batch, N tokens and W words of the longest document, V words of the longest
+question, C letters of a word, D width.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,6 @@ from fairseq_clusterformer.models.word_vectors import read_word_vectors
 from fairseq_clusterformer.precision import ExactLinear, at_least_float32
 
 from .words import Speller, VectorTable, Words
-
-#: numbers of layers, and what they report
-LayerReports = list[tuple[int, list[Report]]]
 
 
 @dataclass
@@ -52,18 +49,14 @@ class WordReaderOptions(FairseqDataclass):
     word_matches: bool = option(False, "tell where a word of the question stands in the document")
 
 
-class WordReading(NamedTuple):
-    """What an encoder makes of questions and their documents; the first five as in `Reading`."""
+class Reading(NamedTuple):
+    """What an encoder makes of questions and their documents."""
 
-    question: Tensor  # of its tokens, [B, 1, Q, D]
-    document: Tensor  # of its tokens, [B, N, D]
-    question_padding: Tensor  # bool [B, 1, Q]
-    document_padding: Tensor  # bool [B, N]
-    reports: list[Report]  # of the layers that cluster
     words: Words  # of the documents
     begin: Tensor  # what says where an answer begins, [B, W, head_width]
     end: Tensor  # and where it ends
-    layers: LayerReports  # of layers whose clusters are of the document's words
+    #: number and reports of each layer that clusters; those of questions first
+    layers: list[tuple[int, list[Report]]]
 
 
 class Highway(nn.Module):
@@ -169,16 +162,18 @@ class ContextQueryAttention(nn.Module):
             likeness = likeness + same @ self.of_match
             found = [same.amax(2)]
         likeness = at_least_float32(likeness + self.bias)
-        of_question = _softmax(likeness, asked.padding.unsqueeze(1), -1).to(document)
-        of_document = _softmax(likeness, words.padding.unsqueeze(2), 1).to(document)
-        a = of_question @ question
-        b = of_question @ (of_document.mT @ document)
+
+        def softmax(hidden: Tensor, dim: int) -> Tensor:
+            """Finite where all is hidden."""
+            lowest = torch.finfo(likeness.dtype).min
+            return likeness.masked_fill(hidden, lowest).softmax(dim).to(document)
+
+        of_question, of_document = (
+            softmax(asked.padding[:, None], 2),
+            softmax(words.padding[..., None], 1),
+        )
+        a, b = of_question @ question, of_question @ (of_document.mT @ document)
         return torch.cat([document, a, document * a, document * b, *found], dim=-1)
-
-
-def _softmax(x: Tensor, hidden: Tensor, dim: int) -> Tensor:
-    """Finite where all is hidden."""
-    return x.masked_fill(hidden, torch.finfo(x.dtype).min).softmax(dim)
 
 
 class SpanHeads(nn.Module):
@@ -194,76 +189,35 @@ class SpanHeads(nn.Module):
         self.others = nn.ModuleList(ExactLinear(width, 3) for _ in range(2))  # yes, no, long
         self.paragraph = ExactLinear(width, 1)
 
-    def forward(self, reading: WordReading, starts: Tensor, text_mask: Tensor) -> AnswerLogits:
-        """Logits of B documents; ``starts`` are each ``<s>``, and ``text_mask`` is True where a
-        short answer can begin and end, bool [B, N]."""
-        words, real = reading.words, ~reading.document_padding
-        places = torch.arange(real.size(1), device=real.device)
+    def forward(self, reading: Reading, starts: Tensor, text: Tensor) -> AnswerLogits:
+        """Logits of B documents; ``starts`` are each ``<s>``, and ``text`` is True where a short
+        answer can begin and end, bool [B, N]."""
+        words = reading.words
+        places = torch.arange(starts.size(1), device=starts.device)
         bounds = torch.stack([words.at_tokens(x) for x in (words.first, words.last)], dim=-1)
         logits, slots = [], []
-        for side, (head, others, x) in enumerate(
-            zip((self.begin, self.end), self.others, (reading.begin, reading.end), strict=True)
-        ):
+        sides = (self.begin, reading.begin), (self.end, reading.end)
+        for side, (head, x) in enumerate(sides):
             of_words = head(x).squeeze(-1)
             # yes, no, long and none, all read at the leading <s>: [B, 4]
-            slots.append(torch.cat([others(x[:, 0]), of_words[:, :1]], dim=-1))
+            slots.append(torch.cat([self.others[side](x[:, 0]), of_words[:, :1]], dim=-1))
             # a word begins at its first token, and ends at its last one
-            own = bounds[..., side].eq(places) & text_mask & real
+            own = bounds[..., side].eq(places) & text
             logits.append(words.at_tokens(of_words).masked_fill(~own, -torch.inf))
-        begin, end = logits
         paragraph = words.at_tokens(self.paragraph(reading.begin).squeeze(-1))
-        paragraph = paragraph.masked_fill(~(starts & real), -torch.inf)
-        return AnswerLogits.shared(begin, end, paragraph, torch.stack(slots, dim=1), bounds)
-
-
-class WordReaderEncoder(nn.Module):
-    """Mixin of encoders: words of questions and documents, and what is made of them.
-
-    Subclasses have ``dictionary``, ``embedding``, ``head_width`` (of `WordReading.begin` and
-    ``end``) and two methods. ``encode(words)`` returns the states [B, W, D] of words by
-    themselves, and the reports of the layers. ``read(asked, words, states)`` reads documents for
-    the questions ``asked``; ``states`` are those that ``encode`` made of the documents, or None.
-    It returns the states of questions [B, V, D] and documents [B, W, D], what says where an
-    answer begins and where it ends, each [B, W, ``head_width``], and reports of layers.
-    """
-
-    head_width: int
-
-    def forward(
-        self,
-        question_tokens: Tensor,
-        document_tokens: Tensor,
-        text_mask: Tensor | None = None,
-        states: Tensor | None = None,
-    ) -> WordReading:
-        """See :meth:`WordReader.forward`."""
-        pad = self.dictionary.pad()
-        check_padding(question_tokens, document_tokens, pad)
-        asked = self.embedding.speller(question_tokens)
-        words = self.embedding.speller(document_tokens, text_mask)
-        question, document, begin, end, layers = self.read(asked, words, states)
-        return WordReading(
-            question=asked.at_tokens(question).unsqueeze(1),
-            document=words.at_tokens(document),
-            question_padding=question_tokens.eq(pad).unsqueeze(1),
-            document_padding=document_tokens.eq(pad),
-            reports=[report for _, reports in layers for report in reports],
-            words=words,
-            begin=begin,
-            end=end,
-            layers=layers,
-        )
-
-    def max_positions(self) -> None:
-        """A document may have any number of tokens."""
-
-    def clusters(self, reading: WordReading) -> dict[tuple[int, str], Tensor]:
-        """No layer clusters."""
-        return {}
+        paragraph = paragraph.masked_fill(~starts, -torch.inf)
+        return AnswerLogits.shared(*logits, paragraph, torch.stack(slots, dim=1), bounds)
 
 
 class WordReader(ReaderModel):
-    """A :class:`WordReaderEncoder`, and what it answers."""
+    """An encoder of words, and what it answers.
+
+    The encoder has ``dictionary``, ``embedding``, ``head_width`` (of `Reading.begin` and ``end``)
+    and three methods. ``encode(words)`` returns the states [B, W, D] of words by themselves, and
+    the reports of the layer. ``read(asked, words, states)`` makes a `Reading` of documents for the
+    questions ``asked``; ``states`` are those that ``encode`` made of the documents, or None.
+    ``clusters(reading)`` says which clusters the tokens of one document are in.
+    """
 
     encodes_apart = True
 
@@ -287,10 +241,14 @@ class WordReader(ReaderModel):
     ) -> tuple[AnswerLogits, dict[str, Any]]:
         """As `ClusterformerReader.forward`; ``states`` are what :meth:`encode` made of the same
         documents, [B, W, D], None: it is made here."""
+        spell, pad = self.encoder.embedding.speller, self.encoder.dictionary.pad()
+        check_padding(question_tokens, document_tokens, pad)
         starts, text = self.starts_and_text(document_tokens, text_mask)
-        reading = self.encoder(question_tokens, document_tokens, text, states)
-        extra = {"reading": reading, "reports": {"encoder": reading.reports}}
-        return self.heads(reading, starts, text), extra
+        asked, words = spell(question_tokens), spell(document_tokens, text)
+        reading = self.encoder.read(asked, words, states)
+        reports = [report for _, reports in reading.layers for report in reports]
+        logits = self.heads(reading, starts, text & document_tokens.ne(pad))
+        return logits, {"reading": reading, "reports": {"encoder": reports}}
 
     def encode(self, document_tokens: Tensor, text_mask: Tensor | None = None) -> list[Tensor]:
         """What any question is asked of: the states [W, D] of the words of each document, which

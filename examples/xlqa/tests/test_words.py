@@ -1,14 +1,23 @@
-"""Words of subwords, against a loop over strings."""
+"""Words of subwords, against a loop over strings; vectors of words, and how they are learned."""
 
+import gzip
+import lzma
 import random
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from fairseq.data import Dictionary
+from torch.nn.functional import normalize
 
+from fairseq_clusterformer.cli.main import program
+from fairseq_clusterformer.corpora.language_modelling.text import TextReader
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.words import joins, words_of
+from fairseq_clusterformer.models.word_vectors import read_word_vectors
 from tests.data.subword_models import LOSSLESS, TEXTS, write_gpt2, write_sentencepiece
+from xlqa import vectors
 from xlqa.tests.word_readers import PIECES, make_task
 from xlqa.words import Speller, VectorTable, spelling_code
 
@@ -50,8 +59,7 @@ def test_words_of_tokens(masked):
     for i, row in enumerate(rows):
         words = by_hand(row, texts, mask[i].tolist())
         number = len(words)
-        assert (~found.padding[i]).sum() == number
-        assert not found.padding[i, :number].any()
+        assert found.padding[i].tolist() == [k >= number for k in range(len(found.padding[i]))]
         assert found.first[i, :number].tolist() == [word[0] for word in words]
         assert found.last[i, :number].tolist() == [word[-1] for word in words]
         of_token = [k for k, word in enumerate(words) for _ in word]
@@ -61,8 +69,7 @@ def test_words_of_tokens(masked):
             codes = [spelling_code(spelt), spelling_code(spelt.lower())]
             assert found.codes[i, k].tolist() == codes, spelt
             own = found.letters[i, k]
-            assert own.ne(0).sum() == min(len(spelt), 16)
-            assert not own[len(spelt) :].any()
+            assert own.ne(0).tolist() == [place < len(spelt) for place in range(16)]
             pieces = [row[place] for place in word[:8]]
             assert found.pieces[i, k].tolist()[: len(pieces)] == pieces
             assert set(found.pieces[i, k].tolist()[len(pieces) :]) <= {1}
@@ -90,8 +97,7 @@ def test_words_are_those_that_have_vectors(form, tmp_path):
         write_gpt2(tmp_path)
     else:
         write_sentencepiece(tmp_path / subwords.MODEL)
-    model = subwords.load_prepared(tmp_path)
-    dictionary = Dictionary()
+    model, dictionary = subwords.load_prepared(tmp_path), Dictionary()
     for symbol in model.symbols:
         dictionary.add_symbol(symbol)
     texts = subwords.texts_of(tmp_path, dictionary)
@@ -99,42 +105,125 @@ def test_words_are_those_that_have_vectors(form, tmp_path):
     speller = Speller(dictionary, texts)
     for text in (TEXTS[0].split("\t")[0], TEXTS[1].replace("'", " ").strip()):
         ids = [dictionary.index(model.symbols[id_]) for id_ in model.encode(text).ids]
-        words = speller(torch.tensor([ids]))
-        codes = words.codes[0, :, 0].tolist()
+        codes = speller(torch.tensor([ids])).codes[0, :, 0].tolist()
         assert codes == [spelling_code(word) for word in words_of(text)]
 
 
-def test_a_folder_with_a_dictionary_alone(tmp_path):
+def test_what_symbols_stand_for(tmp_path):
+    """A dictionary alone has words. A byte that is a letter is one, where a model has no piece for
+    it; a part of a letter has no text."""
     dictionary = Dictionary()
     dictionary.add_symbol("word")
     assert subwords.texts_of(tmp_path, dictionary) == ["", "", "", "", " word"]
-
-
-def test_vectors_are_found_as_spelt_or_in_lower_case():
-    table = VectorTable(3).double()
-    vectors = torch.randn(3, 3).double()
-    table.set(["The", "the", "un"], vectors)
-    words = ["The", "the", "THE", "UN", "Un", "none", ""]
-    codes = [[spelling_code(word), spelling_code(word.lower())] for word in words]
-    found = table(torch.tensor([codes]))[0]
-    for row, place in enumerate([0, 1, 1, 2, 2, None, None]):
-        expected = table.unknown if place is None else vectors[place]
-        assert torch.equal(found[row], expected)
-    assert not VectorTable(3)(torch.tensor([codes])).ne(0).all(-1).logical_not().any()
-
-
-def test_a_checkpoint_brings_its_words():
-    table, other = VectorTable(3), VectorTable(3)
-    table.set(["a", "b"], torch.randn(2, 3))
-    state = {f"v.{name}": tensor for name, tensor in table.state_dict().items()}
-    other.upgrade_state_dict_named(state, "v")
-    other.load_state_dict(table.state_dict())
-    codes = torch.tensor([[[spelling_code("b")] * 2]])
-    assert torch.equal(other(codes), table(codes))
-
-
-def test_a_byte_that_is_a_letter_is_one(tmp_path):
-    """Where a model has no piece for a letter; a part of a letter has no text."""
     model = subwords.load(write_sentencepiece(tmp_path / subwords.MODEL, **LOSSLESS))
     texts = dict(zip(model.symbols, model.texts, strict=True))
     assert (texts["<0x57>"], texts["<0xC3>"], texts["<unk>"]) == ("W", "", "")
+
+
+def test_vectors_are_found_as_spelt_or_in_lower_case():
+    """A checkpoint brings its words."""
+    table, other = VectorTable(3).double(), VectorTable(3).double()
+    vectors = torch.randn(3, 3).double()
+    table.set(["The", "the", "un"], vectors)
+    other.upgrade_state_dict_named({f"v.{n}": t for n, t in table.state_dict().items()}, "v")
+    other.load_state_dict(table.state_dict())
+    words = ["The", "the", "THE", "UN", "Un", "none", ""]
+    codes = [[spelling_code(word), spelling_code(word.lower())] for word in words]
+    for each in (table, other):
+        found = each(torch.tensor([codes]))[0]
+        for row, place in enumerate([0, 1, 1, 2, 2, None, None]):
+            assert torch.equal(found[row], each.unknown if place is None else vectors[place])
+    assert not VectorTable(3)(torch.tensor([codes])).ne(0).all(-1).logical_not().any()
+
+
+def test_words():
+    assert words_of("Don't (re-)use 1950s cafe\u0301, x_y") == (
+        ["Don", "'", "t", "(", "re", "-", ")", "use", "1950s", "cafe\u0301", ",", "x", "_", "y"]
+    )
+    assert words_of(" \u6771\u4eac a\n") == ["\u6771", "\u4eac", "a"]
+
+
+# vectors.py
+
+SMALL = "--width 12 --min-count 5 --epochs 12 --window 2".split()
+#: words of one class stand in the same places
+CLASSES = [[f"{letter}{number}" for number in range(6)] for letter in "abcd"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a plain file and two packed ones, of sentences of four words."""
+    pytest.importorskip("gensim")
+    folder, draw = tmp_path_factory.mktemp("text"), random.Random(1)
+    for name, pack in (("0.txt", bytes), ("1.txt.xz", lzma.compress), ("2.gz", gzip.compress)):
+        lines = (" ".join(map(draw.choice, CLASSES)) + ".\n" for _ in range(400))
+        (folder / name).write_bytes(pack("".join(lines).encode()))
+    return folder
+
+
+def run(*words: object) -> int:
+    return program(vectors.NAME, vectors.main, [*map(str, words)])
+
+
+@pytest.mark.parametrize("more", [[], ["--cbow"], ["--method", "fasttext"]])
+def test_words_of_like_places_come_close(more, text, tmp_path):
+    out = tmp_path / "vectors.txt"
+    assert run(text, out, *SMALL, "--epochs", 60, *more) == 0
+    known = sum(CLASSES, [])
+    words, found = read_word_vectors(str(out), 12, "--word-dim", known=known)
+    assert sorted(words) == sorted(known)
+    table = normalize(found[[words.index(word) for word in known]], dim=-1)
+    likeness = (table @ table.t()).fill_diagonal_(-1)
+    right = likeness.argmax(1) // 6 == torch.arange(24) // 6
+    assert right.float().mean() > 0.9
+
+
+def test_form_and_order(text, tmp_path, capsys):
+    """Frequent words first; the point, which each sentence has, before all others. Vectors are
+    always the same."""
+    assert run(text, tmp_path / "all.txt", *SMALL) == 0
+    counts = [line.split() for line in capsys.readouterr().out.splitlines()[:3]]
+    assert counts == [["3", "documents"], ["6,000", "words"], ["25", "vectors"]]
+    lines = (tmp_path / "all.txt").read_text().splitlines()
+    assert [len(line.split(" ")) for line in lines] == [13] * 25
+    assert lines[0].startswith(". ")
+    assert run(text, tmp_path / "few.txt", *SMALL, "--max-words", 7) == 0
+    assert (tmp_path / "few.txt").read_text().splitlines() == lines[:7]
+    (tmp_path / "text").write_text("The the THE a a b\n" * 2)
+    for more, known in ([], {"a"}), (["--lower-case"], {"a", "the"}):
+        line = ["--width", 2, "--min-count", 3, "--force", *more]
+        assert run(tmp_path / "text", tmp_path / "few.txt", *line) == 0
+        assert {x.split()[0] for x in (tmp_path / "few.txt").read_text().splitlines()} == known
+
+
+def test_no_line_holds_words_of_two_documents(tmp_path):
+    text, out = tmp_path / "text", tmp_path / "words"
+    text.write_text("one two.\n\nthree\n<|end|>\nfour's\n<|end|>\n<|end|>\n" + "w " * 2500)
+    counts = vectors.write_words(TextReader("<|end|>").documents([text]), out, lower_case=False)
+    assert counts == {"documents": 3, "words": 2507}
+    lines = [line.split(" ") for line in out.read_text().splitlines()]
+    assert lines[:2] == [["one", "two", ".", "three"], ["four", "'", "s"]]
+    assert [len(line) for line in lines[2:]] == [1000, 1000, 500]
+
+
+def test_what_is_refused(text, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "vectors.txt"
+    for words, said in (
+        (
+            [text, out, "--min-count", 5000],
+            "--min-count is 5000: no word is as frequent among 6,0",
+        ),
+        ([text, out, "--document-separator", "#"], "--document-separator is #"),
+        ([tmp_path / "none", out], f"SOURCE is {tmp_path}/none: does not exist"),
+        ([text, text / "0.txt"], f"OUT is {text}/0.txt: it is one of the inputs"),
+    ):
+        assert run(*words) == 1
+        assert capsys.readouterr().err.startswith(f"{vectors.NAME}: error: {said}")
+    assert not list(tmp_path.iterdir())
+    out.write_text("mine")
+    assert run(text, out, *SMALL) == 1
+    assert out.read_text() == "mine"
+    monkeypatch.setitem(sys.modules, "gensim", None)
+    monkeypatch.setitem(sys.modules, "gensim.models", None)
+    assert run(text, out, "--force") == 1
+    assert 'allowed: pip install ".[vectors]" in the clone' in capsys.readouterr().err

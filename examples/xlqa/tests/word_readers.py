@@ -1,11 +1,9 @@
-"""Small readers of words, their task, and what several tests check of them."""
+"""Small readers of words, and what they read."""
 
-import math
 from argparse import Namespace
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from torch import Tensor
 
 from xlqa.bidaf import BidafReader
@@ -36,25 +34,8 @@ def make(name: str, **changes) -> WordReader:
     args = Namespace(**{**SIZES, **more, **changes})
     built = model.build_model(args, make_task()).double().eval()
     words = ["There", "ab", "1950s", "(", "un", "xyz"]
-    built.encoder.embedding.vectors.set(words, torch.randn(6, args.__dict__["word_dim"]).double())
+    built.encoder.embedding.vectors.set(words, torch.randn(6, args.word_dim).double())
     return built
-
-
-def of_size(name: str) -> tuple[WordReader, Namespace]:
-    """A reader of a named size, and its options."""
-    args = Namespace()
-    ARCH_CONFIG_REGISTRY[name](args)
-    return ARCH_MODEL_REGISTRY[name].build_model(args, make_task()), args
-
-
-def assert_all_learn(model: WordReader) -> None:
-    """All parameters but the words' vectors have finite gradients."""
-    for name, parameter in model.named_parameters():
-        if name == "encoder.embedding.vectors.vectors":
-            assert not parameter.requires_grad
-        else:
-            assert parameter.grad is not None, name
-            assert torch.isfinite(parameter.grad).all(), name
 
 
 def tokens(*shape: int) -> Tensor:
@@ -72,22 +53,3 @@ def ragged() -> tuple[Tensor, Tensor, list[int], list[int]]:
         question[row, asked[row] :] = 1
         document[row, lengths[row] :] = 1
     return question, document, asked, lengths
-
-
-def assert_rows_alone(model, question: Tensor, document: Tensor, mask: Tensor) -> None:
-    """A document is in any batch what it is alone, with as much padding as there may be."""
-    lengths, asked = document.ne(1).sum(1).tolist(), question.ne(1).sum(1).tolist()
-    together, extra = model(question, document, mask)
-    for row, (length, number) in enumerate(zip(lengths, asked, strict=True)):
-        part = (slice(row, row + 1), slice(length))
-        alone, own = model(question[row : row + 1, :number], document[part], mask[part])
-        for name in ("start", "end", "paragraph", "type", "slots"):
-            mine, theirs = (getattr(x, name) for x in (together, alone))
-            if name in ("start", "end", "paragraph"):
-                assert (mine[row, length:] == -math.inf).all()
-                mine = mine[:, :length]
-            torch.testing.assert_close(mine[row], theirs[0], **CLOSE)
-        mine, theirs = (x["reading"] for x in (extra, own))
-        torch.testing.assert_close(mine.document[part], theirs.document, **CLOSE)
-        got = mine.question[row, 0, :number]
-        torch.testing.assert_close(got, theirs.question[0, 0], **CLOSE)

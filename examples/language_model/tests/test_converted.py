@@ -64,29 +64,32 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @torch.no_grad()
 def test_windows_show_as_many_keys(folders):
-    model = load_checkpoint(folders["decoder"] / "few" / "checkpoint.pt").model
-    assert sight_of(model) == (8, 2, 4, 2, 3)
-    seen = tokens_seen(model.decoder.layers[0].self_attn, torch.randn(100, 4, 16), None)
-    assert torch.cat([*seen.values()], dim=1).sum(-1).max() == 16
-    model = load_checkpoint(folders["encoder"] / "few" / "checkpoint.pt").model
-    sight = sight_of(model)
-    most = 2 * (sight.near + sight.far - 1) + 1
-    seen = tokens_seen(model.encoder.layers[0].self_attn, torch.randn(100, 4, 16), None)
-    assert max(int(kind.sum(-1).max()) for kind in seen.values()) <= most == 21
+    for kind, most in (("decoder", 16), ("encoder", 21)):
+        model = load_checkpoint(folders[kind] / "few" / "checkpoint.pt").model
+        sight = sight_of(model)
+        layer = (model.decoder if kind == "decoder" else model.encoder).layers[0]
+        seen = tokens_seen(layer.self_attn, torch.randn(100, 4, 16), None).values()
+        if kind == "decoder":
+            assert sight == (8, 2, 4, 2, 3)
+            assert torch.cat([*seen], dim=1).sum(-1).max() == most
+        else:
+            assert max(int(of.sum(-1).max()) for of in seen) <= most
+            assert 2 * (sight.near + sight.far - 1) + 1 == most
 
 
-def results(program, folder: Path, name: str, *words: object) -> dict:
-    given = [folder / name / "checkpoint.pt", "--dense", folder / "dense", *words]
-    given += ["--text", folder / "text.txt", "--out", folder / f"{name}.json"]
-    assert program.main([*map(str, given)]) == 0
-    return json.loads((folder / f"{name}.json").read_text())
+def results(program, folder: Path, *words: object) -> list[dict]:
+    """Of the model that sees all, and of that of few keys."""
+    found = []
+    for name in ("all", "few"):
+        given = [folder / name / "checkpoint.pt", "--dense", folder / "dense", *words]
+        given += ["--text", folder / "text.txt", "--out", folder / f"{name}.json"]
+        assert program.main([*map(str, given)]) == 0
+        found.append(json.loads((folder / f"{name}.json").read_text()))
+    return found
 
 
 def test_a_decoder_that_sees_all_loses_nothing(folders, capsys):
-    more = ("--length", 120, "--rivals")
-    of_all, of_few = (
-        results(converted, folders["decoder"], name, *more) for name in ("all", "few")
-    )
+    of_all, of_few = results(converted, folders["decoder"], "--length", 120, "--rivals")
     table = capsys.readouterr().out.splitlines()
     assert table[-12].split() == ["nats", "by", "position,", "from", "0", "64"]
     assert table[-3].startswith("window(14,sinks=2)")
@@ -102,18 +105,16 @@ def test_a_decoder_that_sees_all_loses_nothing(folders, capsys):
 
 def test_an_encoder_that_sees_all_loses_nothing(folders, capsys):
     more = ("--texts", 3, "--lengths", 30, 100)
-    of_all, of_few = (
-        results(converted_encoder, folders["encoder"], name, *more) for name in ("all", "few")
-    )
+    of_all, of_few = results(converted_encoder, folders["encoder"], *more)
     table = capsys.readouterr().out.splitlines()
     assert table[-4].split()[:3] == ["100", "dense", "1.0000"]
     for length in ("30", "100"):
         assert list(of_few[length]) == ["dense", "converted", "window(10)", "pieces of 40"]
         for column in ("states", "vector"):
+            few = {name: of[column] for name, of in of_few[length].items()}
             assert of_all[length]["converted"][column] == pytest.approx(1, abs=1e-4)
-            assert of_few[length]["dense"][column] == pytest.approx(1, abs=1e-4)
-            assert of_few[length]["converted"][column] < 0.9998
-            assert of_few[length]["window(10)"][column] < 0.9998
+            assert few["dense"] == pytest.approx(1, abs=1e-4)
+            assert max(few["converted"], few["window(10)"]) < 0.9998
     assert of_few["30"]["pieces of 40"]["states"] == pytest.approx(1, abs=1e-4)
     assert of_few["100"]["pieces of 40"]["states"] < 0.9998
 
@@ -125,9 +126,7 @@ def test_prompts_with_a_key(folders, monkeypatch):
         assert 370 < len(text.split()) <= 400
         assert text.endswith("What is the pass key? The pass key is")
         places.append(text.index("12345") / len(text))
-    assert places == sorted(places)
-    assert places[0] < 0.1
-    assert places[2] > 0.85
+    assert places[0] < 0.1 < places[1] < 0.85 < places[2]
     loaded, asked = load_checkpoint(folders["decoder"] / "all" / "checkpoint.pt"), []
 
     def reads_half(self: LanguageModel, text: str, tokens: int, temperature: float) -> str:
@@ -149,33 +148,27 @@ def test_mistakes_are_one_line(folders, tmp_path, capsys):
         (converted, "decoder", ["--passkey", 9], "--passkey is 9; allowed: "),
         (converted_encoder, "encoder", ["--text", text, "--lengths", 101], "allowed: 3 to 100"),
         (converted_encoder, "encoder", ["--text", tmp_path / "none"], "--text is "),
-        (converted_encoder, "encoder", ["--text", latin], "; allowed: a file of UTF-8"),
+        (converted_encoder, "encoder", ["--text", latin, "--lengths", 30], "a file of UTF-8"),
     ):
-        folder = folders[kind]
-        given = [folder / "few" / "checkpoint.pt", "--dense", folder / "dense", *words]
-        given += ["--lengths", 30] if words[:1] == ["--text"] and "--lengths" not in words else []
-        assert program.main([*map(str, given)]) == 1
+        given = [folders[kind] / "few" / "checkpoint.pt", "--dense", folders[kind] / "dense"]
+        assert program.main([*map(str, [*given, *words])]) == 1
         assert told in capsys.readouterr().err
 
 
-def _seen_by_heaviest(q, k, far: list[int], centroids) -> set[int]:
+def seen_by_heaviest(q, k, far: list[int], centroids) -> set[int]:
     return set(sorted(far, key=lambda j: -float(q @ k[j]))[: SIGHT.probes * SIGHT.window])
 
 
-def _seen_by_clusters(q, k, far: list[int], centroids) -> set[int]:
+def seen_by_clusters(q, k, far: list[int], centroids) -> set[int]:
     cluster = [int((centroids - key).norm(dim=-1).argmin()) for key in k]
     looked_into = sorted(range(SIGHT.clusters), key=lambda c: -float(q @ centroids[c]))
-    seen = set()
-    for c in looked_into[: SIGHT.probes]:
-        seen |= set([j for j in far if cluster[j] == c][-SIGHT.window :])
-    return seen
+    of_clusters = ([j for j in far if cluster[j] == c] for c in looked_into[: SIGHT.probes])
+    return {j for members in of_clusters for j in members[-SIGHT.window :]}
 
 
-@pytest.mark.parametrize(
-    ("name", "choose"), [*zip(RIVALS, (_seen_by_heaviest, _seen_by_clusters), strict=True)]
-)
-def test_rivals_are_loops(name, choose):
-    torch.manual_seed(1)
+@pytest.mark.parametrize("name", RIVALS)
+def test_rivals_are_loops(name):
+    choose = seen_by_heaviest if name == "oracle" else seen_by_clusters
     q, k, v = torch.randn(3, H, N, E)
     found = few_keys(q, k, v, RIVALS[name], SIGHT)
     for head in range(H):

@@ -1,0 +1,344 @@
+"""Readers of words: each part against a plain loop, and what BiDAF and QANet promise."""
+
+import math
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.modules import SinusoidalPositionalEmbedding
+from torch import Tensor
+from torch.nn.functional import log_softmax, pad
+
+from fairseq_clusterformer.answers import TYPES, AnswerLogits
+from fairseq_clusterformer.attention import attention_kinds
+from fairseq_clusterformer.criterions.clusterformer_qa import span_nll, whole_words, with_slots
+from xlqa import qanet
+from xlqa.tests.word_readers import CLOSE, make, make_task, ragged, tokens
+from xlqa.word_reader import ContextQueryAttention, Highway, LetterConvolution, Reading, WordReader
+from xlqa.words import Words
+
+MIXED = ("window+taught", "window*2,neural", "window(2),lsh+kmeans")
+EVERY = (*attention_kinds(), *MIXED)
+
+
+def test_highway_and_letters():
+    """y = g relu(A x + a) + (1 - g) x with g = sigmoid(G x + b); the maximum over a word's letters
+    of relu(w . three letters + b)."""
+    highway, x = Highway(4, 2).double(), torch.randn(3, 4).double()
+    y = x
+    for gate, transform in zip(highway.gates, highway.transforms, strict=True):
+        y = torch.sigmoid(gate(y)) * transform(y).relu() + (1 - torch.sigmoid(gate(y))) * y
+    torch.testing.assert_close(highway(x), y, **CLOSE)
+    layer = LetterConvolution(9, 5, 3, dropout=0.0).double()
+    letters = torch.tensor([[3, 1, 4, 1, 5, 0, 0], [2, 0, 0, 0, 0, 0, 0], [0] * 7])
+    with torch.no_grad():
+        layer.convolution.bias += 0.3  # so that a convolution over padding alone would be seen
+    three = pad(layer.embedding(letters), (0, 0, 1, 1)).unfold(1, 3, 1)  # [3, 7, 5, 3]
+    found = torch.einsum("wpck,fck->wpf", three, layer.convolution.weight)
+    found = (found + layer.convolution.bias).relu()
+    expected = [found[0, :5].amax(0), found[1, :1].amax(0), torch.zeros(3).double()]
+    longer = torch.cat([letters, torch.zeros(3, 20, dtype=int)], dim=1)
+    for given in (letters, longer):
+        torch.testing.assert_close(layer(given[None])[0], torch.stack(expected), **CLOSE)
+
+
+@pytest.mark.parametrize("matches", [False, True])
+def test_context_query_attention(matches):
+    """As XLQA writes it, row by row; with matches, also by whether words are spelt alike."""
+    layer = ContextQueryAttention(3, matches=matches).double()
+    lengths, asked, spelt = [5, 3], [2, 4], []
+    for sizes in (lengths, asked):
+        codes = torch.randint(3, (2, max(sizes)))  # 0 and 1 are the same but for their case
+        padding = torch.arange(max(sizes)) >= torch.tensor(sizes).unsqueeze(1)
+        codes = torch.stack([codes, codes.clamp(min=1)], dim=-1)
+        codes = codes.masked_fill(padding.unsqueeze(-1), 0)
+        spelt.append(Words(*[padding] * 6, codes=codes))
+    document, question = torch.randn(2, 5, 3).double(), torch.randn(2, 4, 3).double()
+    if matches:
+        layer.of_match.data = torch.randn(2).double()
+    found = layer(document, question, *spelt)
+    assert found.size(-1) == layer.width
+    for row in range(2):
+        c, q = document[row, : lengths[row]], question[row, : asked[row]]
+        same = spelt[0].codes[row, : len(c), None] == spelt[1].codes[row, : len(q)]
+        s = (c @ layer.of_document.weight[0])[:, None] + q @ layer.of_question.weight[0]
+        s = s + (c * layer.of_both) @ q.T + layer.bias
+        if matches:
+            s = s + same.double() @ layer.of_match
+        a, b = s.softmax(1) @ q, s.softmax(1) @ (s.softmax(0).T @ c)
+        expected = torch.cat([c, a, c * a, c * b, *[same.double().amax(1)] * matches], dim=1)
+        torch.testing.assert_close(found[row, : len(c)], expected, **CLOSE)
+
+
+@torch.no_grad()
+def heads_by_hand() -> AnswerLogits:
+    """Of ``<s>`` and two words, of which the first has two tokens."""
+    model, index = make("bidaf"), make_task().symbol_texts.index
+    document = torch.tensor([[0, index(" The"), index("re"), index(" ("), 1]])
+    states = torch.zeros(1, 3, 120).double()
+    states[0, :, :2] = torch.tensor([[2.0, -1.0], [1.0, 0.5], [4.0, 3.0]])
+    heads = model.heads
+    for parameter in heads.parameters():
+        parameter.zero_()
+    heads.begin.weight[0, 0] = heads.end.weight[0, 1] = heads.paragraph.weight[0, 0] = 1.0
+    heads.others[0].bias.copy_(torch.tensor([-5.0, -6.0, -7.0]))
+    heads.others[1].bias.fill_(-1.0)
+    words = model.encoder.embedding.speller(document)
+    return heads(Reading(words, states, states, []), document.eq(0), document.gt(1))
+
+
+def test_no_answer_has_a_place_in_both_softmaxes():
+    found, inf = heads_by_hand(), math.inf
+    assert found.start.tolist() == [[-inf, 1.0, -inf, 4.0, -inf]]
+    assert found.end.tolist() == [[-inf, -inf, 0.5, 3.0, -inf]]
+    assert found.paragraph.tolist() == [[2.0, -inf, -inf, -inf, -inf]]
+    assert found.slots.tolist() == [[[-5.0, -6.0, -7.0, 2.0], [-1.0, -1.0, -1.0, -1.0]]]
+    assert found.type.tolist() == [[4.0 + 3.0, -6.0, -7.0, -8.0, 2.0 - 1.0]]
+    assert found.bounds[0, :4].tolist() == [[0, 0], [1, 2], [1, 2], [3, 3]]
+
+
+@pytest.mark.parametrize(
+    ("spans", "type_", "place"),
+    [
+        ([[2, 2]], "short", (1, 0)),  # a part of a word is the word
+        ([[1, 1], [2, 2]], "short", (1, 0)),  # and counts once
+        ([[-1, -1]], "none", (5, 5)),
+        ([[-1, -1]], "yes", (2, 2)),
+    ],
+)
+def test_loss(spans, type_, place):
+    """- log p(start) - log p(end), each among words and slots."""
+    logits, types = heads_by_hand(), torch.tensor([[name == type_ for name in TYPES]])
+    given = whole_words(torch.tensor([spans]), logits.bounds)
+    loss = span_nll(*with_slots(logits, given, types), "joint")
+    starts = torch.tensor([4.0, 1.0, -5.0, -6.0, -7.0, 2.0])
+    ends = torch.tensor([0.5, 3.0, -1.0, -1.0, -1.0, -1.0])
+    expected = -log_softmax(starts, 0)[place[0]] - log_softmax(ends, 0)[place[1]]
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(("bidaf", {"word_matches": matches}) for matches in (False, True)),
+        *(("qanet", {"attention": attention, "word_matches": True}) for attention in EVERY),
+        *(("qanet", {"attention": attention, "cluster_rule": "recent"}) for attention in MIXED),
+    ],
+)
+def test_a_document_alone_is_a_document_in_any_batch(name, options):
+    """With as much padding as there may be; and the best span in order counts."""
+    model = make(name, **options)
+    question, document, asked, lengths = ragged()
+    mask = torch.rand(5, 40) < 0.8
+    together, _ = model(question, document, mask)
+    for row, (length, number) in enumerate(zip(lengths, asked, strict=True)):
+        part = (slice(row, row + 1), slice(length))
+        alone, _ = model(question[row : row + 1, :number], document[part], mask[part])
+        for name in ("start", "end", "paragraph", "type", "slots"):
+            mine, theirs = (getattr(x, name) for x in (together, alone))
+            if name in ("start", "end", "paragraph"):
+                assert (mine[row, length:] == -math.inf).all()
+                mine = mine[:, :length]
+            torch.testing.assert_close(mine[row], theirs[0], **CLOSE)
+        sums = [s + e for i, s in enumerate(alone.start[0]) for e in alone.end[0, i:]]
+        assert together.type[row, 0].item() == pytest.approx(max(sums).item())
+
+
+@pytest.mark.parametrize(("name", "attention"), [("bidaf", ""), *(("qanet", a) for a in EVERY)])
+def test_every_parameter_learns(name, attention):
+    """Answers and clustering losses reach every parameter but the words' vectors."""
+    more = {"attention": attention, "stochastic_depth": 0.2} if attention else {}
+    model = make(name, dropout=0.2, **more).train()
+    logits, extra = model(*ragged()[:2])
+    losses = [x[x > -math.inf].square().sum() for x in (*logits[:4], logits.slots)]
+    reports = extra["reports"]["encoder"]
+    if attention:  # the first block of questions and documents, the others three times
+        kinds = [len(model.encoder.layers[number].kinds) for number in [0, 0, *3 * [1, 2]]]
+        assert len(reports) == sum(kinds)
+    for report in reports:
+        losses += [report.clustering_loss, report.sorting_loss, report.routing_loss]
+    sum(loss for loss in losses if loss is not None).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == (not name.endswith("vectors.vectors"))
+        assert not parameter.requires_grad or torch.isfinite(parameter.grad).all(), name
+        assert attention or not parameter.requires_grad or parameter.grad.any(), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("subwords", [0, 6])
+def test_words_are_what_is_read(subwords):
+    """One word in one subword or in two is read alike, if subwords have no embeddings."""
+    model = make("bidaf", subword_dim=subwords)
+    texts = make_task().symbol_texts
+    question, found = tokens(1, 3), []
+    for way in (" The", "re", " ("), (" There", " ("):
+        document = torch.tensor([[0, *map(texts.index, way)]])
+        found.append(model(question, document)[0].slots)
+    assert torch.equal(*found) == (subwords == 0)
+
+
+# QANet
+
+
+def test_stochastic_depth(monkeypatch):
+    """Rows are left out or scaled, the deeper the rarer: 1 - l / L (1 - p) of sublayer l of L, in
+    each stack and in each pass anew; none in inference."""
+    x, change = torch.randn(2, 2000, 1, 2)
+    out = qanet.stochastic_depth(x, change, 0.8, training=True)
+    left = (out == x).all(-1)
+    torch.testing.assert_close(out[~left], (x + change / 0.8)[~left])
+    assert 0.17 < left.float().mean() < 0.23
+    assert torch.equal(qanet.stochastic_depth(x, change, 0.3, training=False), x + change)
+    seen = []
+
+    def recorded(x: Tensor, change: Tensor, survival: float, training: bool) -> Tensor:
+        seen.append(survival)
+        return x + change
+
+    monkeypatch.setattr(qanet, "stochastic_depth", recorded)
+    make("qanet", stochastic_depth=0.2).train()(*ragged()[:2])
+    first = [1 - 0.2 * i / 6 for i in range(1, 7)]
+    model_encoder = [1 - 0.2 * i / 8 for i in range(1, 9)]
+    assert seen == pytest.approx(2 * first + 3 * model_encoder)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("positions", [None, "rotary"])
+def test_a_block_as_written(positions):
+    """x + f(norm(x)) for convolutions, attention and feed-forward, one after another; rotary
+    positions take the place of sines."""
+    block = make("qanet", positions=positions, encoder_embed_dim=16).encoder.layers[0]
+    x, padding = torch.randn(1, 7, 16).double(), torch.zeros(1, 7, dtype=torch.bool)
+    seen = []
+    block.norms[0].register_forward_hook(lambda _, inputs, out: seen.append(inputs[0]))
+    found, _ = block(x, padding, iter([1.0] * 6))
+    sines = SinusoidalPositionalEmbedding.get_embedding(7, 16).double()
+    assert sines[3, 8 + 2].item() == pytest.approx(math.cos(3 / 10_000 ** (2 / 7)), abs=1e-5)
+    y = x[0] + (0 if positions else sines)
+    torch.testing.assert_close(seen[0][0], y)
+    if positions:
+        return
+    for norm, convolution in zip(block.norms, block.convolutions, strict=False):
+        y = y + convolution(norm(y).unsqueeze(0), padding)[0]
+    z, attention = block.norms[4](y), block.self_attn
+    maps = (attention.q_proj, attention.k_proj, attention.v_proj)
+    q, k, v = (of(z).view(7, 4, 4).transpose(0, 1) for of in maps)
+    weights = (q @ k.mT / math.sqrt(4)).softmax(-1)
+    y = y + attention.out_proj((weights @ v).transpose(0, 1).flatten(1))
+    y = y + block.feed_forward(block.norms[5](y))
+    torch.testing.assert_close(found[0], y, rtol=0, atol=1e-7)  # positions are float32
+
+
+@torch.no_grad()
+def test_three_passes_of_the_same_blocks():
+    """A start comes of the first and the second, an end of the first and the third. K-Means finds
+    its centroids in what entered the block, in all passes."""
+    model = make("qanet", attention="full,kmeans,full", kmeans_bank_size=500).train()
+    clustering, seen = model.encoder.layers[1].self_attn.routers[0].clustering, []
+    model.encoder.layers[-1].register_forward_hook(lambda _, inputs, out: seen.append(out[0]))
+    model.encoder.left_out = 0.0
+    model.set_num_updates(0)
+    reading = model(*ragged()[:2])[1]["reading"]
+    assert len(seen) == 3
+    assert torch.equal(reading.begin, torch.cat([seen[0], seen[1]], dim=-1))
+    assert torch.equal(reading.end, torch.cat([seen[0], seen[2]], dim=-1))
+    assert len(clustering.bank.latest(1000)) == 3 * int((~reading.words.padding).sum())
+    before = clustering.centroids.clone()
+    model.set_num_updates(1)
+    assert not torch.equal(before, clustering.centroids)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["kmeans", "window+neural", "lsh", "full"])
+def test_clusters_of_tokens(attention):
+    """Tokens of one word are in one cluster: that of the last pass."""
+    model = make("qanet", attention=attention)
+    document = torch.cat([torch.zeros(1, 1, dtype=int), tokens(1, 30)], 1)
+    reading = model(tokens(1, 4), document)[1]["reading"]
+    found, of_token = model.encoder.clusters(reading), reading.words.of_token[0]
+    assert {number for number, _ in found} == (set() if attention == "full" else {0, 1, 2})
+    for (number, label), clusters in found.items():
+        assert clusters.shape == (31,)
+        assert label.startswith(f"layer {number} of layers 0 to 2, ")
+        assert all(len(clusters[of_token == word].unique()) == 1 for word in of_token.unique())
+    if found:
+        number, reports = reading.layers[-1]
+        report = next(report for report in reports if report.clusters is not None)
+        own = next(clusters for (layer, _), clusters in found.items() if layer == number)
+        assert torch.equal(own, reading.words.at_tokens(report.clusters[:, 0])[0])
+
+
+# Sizes and options
+
+
+def sizes_of(name: str) -> tuple[WordReader, int, int]:
+    """A reader of a named size, its width, and how many letters it knows."""
+    args = Namespace()
+    ARCH_CONFIG_REGISTRY[name](args)
+    model = ARCH_MODEL_REGISTRY[name].build_model(args, make_task())
+    return model, args.encoder_embed_dim, model.encoder.embedding.speller.num_letters
+
+
+@pytest.mark.parametrize(("size", "millions"), [("xlqa", 1.4), ("xlqa_letters", 1.5)])
+def test_bidaf_has_the_reports_sizes(size, millions):
+    """Counted from the sizes that XLQA's table 1 gives; but for vectors and the slots' heads."""
+    model, _, letters = sizes_of(f"bidaf_reader_{size}")
+    filters = 20 if "letters" in size else 0
+    width = 100 + filters  # of the highways
+
+    def lstm(inputs: int, layers: int) -> int:
+        sizes = [inputs] + [200] * (layers - 1)
+        return sum(2 * (4 * 100 * (size + 100) + 2 * 4 * 100) for size in sizes)
+
+    counted = 300 * 100 + 2 * 2 * (width * width + width)
+    counted += (letters * 64 + 3 * 64 * 20 + 20) if filters else 0
+    counted += lstm(width, 1) + (3 * 200 + 1) + lstm(800, 2) + lstm(200, 1)
+    counted += 2 * (10 * 100 + 1)
+    counted += 300 + 2 * 3 * 1001 + 1001  # other words' vector; slots; paragraphs
+    assert sum(p.numel() for p in model.parameters()) == counted
+    assert round(counted / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize(("size", "millions"), [("xlqa", 1.3), ("xlqa_large", 5.0)])
+def test_qanet_has_the_reports_sizes(size, millions):
+    model, d, letters = sizes_of(f"qanet_reader_{size}")
+    heads = model.encoder.layers[0].self_attn.num_heads
+    assert heads * 32 == d  # the report's heads are 32 wide
+
+    def block(convolutions: int, kernel: int) -> int:
+        separable = d * kernel + d * d + d
+        norms = 2 * d * (convolutions + 2)
+        return convolutions * separable + 4 * (d * d + d) + 2 * (d * d + d) + norms
+
+    counted = letters * 64 + 3 * 64 * 64 + 64 + (300 + 64) * d + 2 * 2 * (d * d + d)
+    counted += block(4, 7) + 7 * block(2, 5) + (3 * d + 1) + 4 * d * d
+    counted += 2 * (2 * d + 1)
+    counted += 300 + (2 * 3 + 1) * (2 * d + 1)  # other words' vector; slots and paragraphs
+    assert sum(p.numel() for p in model.parameters()) == counted
+    assert round(counted / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("bidaf", {"word_dim": -1}, "--word-dim is -1; allowed: 0 or more"),
+        ("bidaf", {"word_dim": 0, "subword_dim": 0}, "--subword-dim is 0; allowed: 1 or more"),
+        ("bidaf", {"word_dim": 0, "word_vectors": "x"}, "--word-dim is 0; allowed: the width of"),
+        ("qanet", {"attention": "dense"}, "--attention is dense: unknown kind 'dense'; allowed: "),
+        ("qanet", {"positions": "learned"}, "--positions is learned; allowed: sinusoidal, rotary"),
+        ("qanet", {"own_centroids": False, "attention": "neural"}, "allowed: centroids of its"),
+        ("qanet", {"attention_sinks": 4}, "--attention-sinks is 4; allowed: in models with a dec"),
+    ],
+)
+def test_bad_options(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(name, **options)
+
+
+def test_bad_input():
+    document = tokens(1, 9)
+    document[0, 3] = 1
+    with pytest.raises(ValueError, match="document_tokens: padding before a token"):
+        make("bidaf")(tokens(1, 3), document)
