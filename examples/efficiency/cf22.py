@@ -56,29 +56,35 @@ PICTURES = {
     "table4": (("k", "clusters"), (TIME, MEMORY)),
     "table7": (("N", "tokens"), (TIME, MEMORY)),
 }
-
-# The paper's seconds and MiB. Of figures 3 and 4, section 4.6 gives the reductions at N = 2,000;
-# in table 7, its Transformer ends at N = 7,500.
-_LESS = {"transformer": (0, 0), "clusterformer": (0.514, 0.538), "routing": (0.418, 0.608)}
-_LESS |= {"reformer": (0.144, 0.318)}
-FIGURES = {2000: {model: (1 - time, 1 - memory) for model, (time, memory) in _LESS.items()}}
-_SECONDS = (263.5, 197.9, 169.4, 153.6, 147.6, 150.4, 151.7, 170.0, 194.4)
-_MIB = (21268, 10980, 9312, 8542, 8282, 8072, 7920, 7830, 8444)
-_CLUSTERS = (1, 5, 10, 20, 30, 60, 100, 300, 500)  # 1: the Transformer
-TABLE4 = dict(zip(_CLUSTERS, zip(_SECONDS, _MIB, strict=True), strict=True))
-_TABLE7_MODELS = ("transformer", "reformer", "routing", "clusterformer")
-_TABLE7 = {
-    2500: ((46.5, 3271), (30.7, 2699), (24.8, 2129), (30.2, 2257)),
-    5000: ((127.6, 7663), (51.2, 3807), (38.5, 2467), (44.8, 2689)),
-    7500: ((260.9, 15519), (72.3, 4795), (58.5, 2841), (60.4, 3165)),
-}
-TABLE7 = {n: dict(zip(_TABLE7_MODELS, row, strict=True)) for n, row in _TABLE7.items()}
 #: lengths and batch
 SIZES = {
     "figures": ((250, 500, 1000, 1500, 2000), 20),
     "table4": ((1500,), 64),
-    "table7": ((*TABLE7, 10000, 15000, 25000, 35000, 45000, 55000), 2),
+    "table7": ((2500, 5000, 7500, 10000, 15000, 25000, 35000, 45000, 55000), 2),
 }
+CLUSTERS = (5, 10, 20, 30, 60, 100, 300, 500)  # of table 4
+#: time and memory as ratios to the paper's Transformer, by experiment, model, and N or clusters:
+#: of figures 3 and 4, section 4.6 gives the reductions at N = 2,000
+PAPER = {
+    ("figures", "transformer", 2000): (1.0, 1.0),
+    ("figures", "clusterformer", 2000): (1 - 0.514, 1 - 0.538),
+    ("figures", "routing", 2000): (1 - 0.418, 1 - 0.608),
+    ("figures", "reformer", 2000): (1 - 0.144, 1 - 0.318),
+    ("table4", "transformer", 1): (1.0, 1.0),
+}
+_SECONDS = (197.9, 169.4, 153.6, 147.6, 150.4, 151.7, 170.0, 194.4)
+_MIB = (10980, 9312, 8542, 8282, 8072, 7920, 7830, 8444)
+for _k, _seconds, _mib in zip(CLUSTERS, _SECONDS, _MIB, strict=True):
+    PAPER["table4", "clusterformer", _k] = _seconds / 263.5, _mib / 21268
+for _n, *_rows in (
+    (2500, (46.5, 3271), (30.7, 2699), (24.8, 2129), (30.2, 2257)),
+    (5000, (127.6, 7663), (51.2, 3807), (38.5, 2467), (44.8, 2689)),
+    (7500, (260.9, 15519), (72.3, 4795), (58.5, 2841), (60.4, 3165)),  # its Transformer ends here
+):
+    for _model, _row in zip(
+        ("transformer", "reformer", "routing", "clusterformer"), _rows, strict=True
+    ):
+        PAPER["table7", _model, _n] = _row[0] / _rows[0][0], _row[1] / _rows[0][1]
 
 
 class Layer(nn.Module):
@@ -94,10 +100,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """x [B, N, D] to the same, and the losses of the attention."""
-        q, k, v = (
-            t.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1)
-        )
-        out, losses = self.attention(x, q, k, v)
+        qkv = self.qkv(x).unflatten(-1, (3, HEADS, WIDTH)).permute(2, 0, 3, 1, 4)
+        out, losses = self.attention(x, *qkv)
         x = self.norms[0](x + self.out(out.transpose(1, 2).flatten(2)))
         return self.norms[1](x + self.ffn(x)), losses
 
@@ -110,19 +114,17 @@ class Classifier(nn.Module):
         torch.manual_seed(0)
         self.x = torch.randn(setting.batch, setting.length, HEADS * WIDTH, device=setting.device)
         self.target = torch.arange(setting.batch, device=setting.device) % CLASSES
-        self.layers = nn.ModuleList(
-            Layer(build(MODELS[model], setting, LAYERS)) for _ in range(LAYERS)
-        )
+        layers = (Layer(build(MODELS[model], setting, LAYERS)) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(layers)
         self.classes = nn.Linear(HEADS * WIDTH, CLASSES)
         self.to(setting.device)
 
     def forward(self) -> Tensor:
         """The batch's loss, with the weighted losses of the layers."""
-        x, weighted = self.x, LOSS_WEIGHT / LAYERS
-        total = x.new_zeros(())
+        x, total = self.x, self.x.new_zeros(())
         for layer in self.layers:
             x, losses = layer(x)
-            total = total + weighted * sum(losses, start=x.new_zeros(()))
+            total = total + LOSS_WEIGHT / LAYERS * sum(losses, start=x.new_zeros(()))
         return total + nn.functional.cross_entropy(self.classes(x.mean(1)), self.target)
 
     def training_step(self) -> None:
@@ -142,13 +144,11 @@ def settings_of(args: Namespace, length: int) -> list[tuple[str, Setting]]:
     """Models that take turns at one length. In the clustered ones, a query sees 2 N / k keys."""
     models = [(model, math.isqrt(length)) for model in MODELS]
     if args.experiment == "table4":
-        counts = tuple(TABLE4)[1:]
-        models = [("transformer", 1), *(("clusterformer", clusters) for clusters in counts)]
-    common_sizes = {"length": length, "batch": args.batch, "heads": HEADS, "width": WIDTH}
-    device = {"device": args.device, "impl": args.impl, "causal": False}
+        models = [("transformer", 1), *(("clusterformer", clusters) for clusters in CLUSTERS)]
+    shared = {"length": length, "batch": args.batch, "heads": HEADS, "width": WIDTH}
+    shared |= {"device": args.device, "impl": args.impl, "causal": False}
     return [
-        (model, Setting(**common_sizes, **device, window=2 * -(-length // k), clusters=k))
-        for model, k in models
+        (model, Setting(**shared, window=2 * -(-length // k), clusters=k)) for model, k in models
     ]
 
 
@@ -170,10 +170,14 @@ def measure_memory(model: str, setting: Setting) -> float:
 
 
 def measure(args: Namespace, length: int) -> list[dict]:
-    """Rows of one length; a model that cannot run has its reason in its row."""
-    rows, ready = [], {}
+    """Rows of one length, with ratios to the Transformer, of our numbers and of the paper's; a
+    model that cannot run has its reason in its row."""
+    rows, ready, ratio = [], {}, "/ transformer"
     for number, (model, setting) in enumerate(settings_of(args, length)):
+        x = setting.clusters if args.experiment == "table4" else length
+        time, memory = PAPER.get((args.experiment, model, x), (None, None))
         row = {"model": model, "N": length, "k": setting.clusters}
+        row |= {f"paper training {ratio}": time, f"paper memory {ratio}": memory}
         rows.append(row)
         with common.reason_in(row):
             Contestant(MODELS[model], shortened(setting)).check()
@@ -186,46 +190,24 @@ def measure(args: Namespace, length: int) -> list[dict]:
             ready[number] = classifier
     for name in ("training", "inference"):
         runs = {number: getattr(model, f"{name}_step") for number, model in ready.items()}
-        for number, times in common.interleaved(runs, args.repeats, args.device).items():
-            rows[number][f"{name} ms"] = statistics.median(times) * 1e3
-            rows[number][f"{name} seconds of each"] = times
-    return [add_ratios(row, rows, args.experiment) for row in rows]
-
-
-def add_ratios(row: dict, rows: list[dict], experiment: str) -> dict:
-    """Add ratios to the Transformer, of our numbers and of the paper's."""
-    ratio = "/ transformer"
-    row[f"paper training {ratio}"], row[f"paper memory {ratio}"] = paper(
-        experiment, row["model"], row["N"], row["k"]
-    )
-    if TIME not in row:
-        return row
-    row["spread"] = common.spread(row["training seconds of each"])
-    for dense in (r for r in rows if r["model"] == "transformer" and TIME in r):
-        for name in ("training", "inference"):
-            times, others = (r[f"{name} seconds of each"] for r in (row, dense))
-            row[f"{name} {ratio}"] = common.median_ratio(times, others)
-        row[f"memory {ratio}"] = row[MEMORY] / dense[MEMORY]
-    return row
-
-
-def paper(experiment: str, model: str, length: int, clusters: int) -> tuple:
-    """The paper's time and memory as ratios to its Transformer's; None where it has none."""
-    if experiment == "table4":
-        dense = TABLE4[1]
-        found = TABLE4.get(clusters) if model in ("transformer", "clusterformer") else None
-    else:
-        row = (FIGURES if experiment == "figures" else TABLE7).get(length, {})
-        dense, found = row.get("transformer"), row.get(model)
-    return (None, None) if found is None else (found[0] / dense[0], found[1] / dense[1])
+        times = common.interleaved(runs, args.repeats, args.device)
+        for number, own in times.items():
+            row = rows[number]
+            row |= {f"{name} ms": statistics.median(own) * 1e3, f"{name} seconds of each": own}
+            if name == "training":
+                row["spread"] = common.spread(own)
+            if 0 in times:  # the Transformer ran
+                row[f"{name} {ratio}"] = common.median_ratio(own, times[0])
+                row[f"memory {ratio}"] = row[MEMORY] / rows[0][MEMORY]
+    return rows
 
 
 def plot(path: Path, rows: list[dict], experiment: str, title: str) -> None:
     """Draw an experiment's rows."""
     x, columns = PICTURES[experiment]
     if experiment == "table4":  # the Transformer has no clusters: its line is level
-        dense, others = rows[:1], rows[1:]
-        rows = [{**row, "k": other["k"]} for row in dense for other in others] + others
+        dense, *others = rows
+        rows = [{**dense, "k": other["k"]} for other in others] + others
     labels = {column: column.replace(" ms", ", ms").replace(" MiB", ", MiB") for column in columns}
     common.plot_rows(path, rows, labels, x=x, series="model", title=title)
 

@@ -31,6 +31,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -332,8 +333,10 @@ def pairs_seen(seen_by_heads: list[Tensor], rows: Rows) -> tuple[float, float]:
     """Share of queries that see their own pair in a layer, and the mean over the other pairs, by
     which tokens each query of some heads sees, bool [B, G, N, N]."""
     pairs, length = rows.answers.size(1), rows.tokens.size(1)
-    seen = torch.stack([of_heads.any(1) for of_heads in seen_by_heads]).any(0)
-    seen = seen.gather(1, rows.queries_at.unsqueeze(-1).expand(-1, -1, length))
+    seen = reduce(torch.logical_or, (of_heads.any(1) for of_heads in seen_by_heads))
+    seen = seen.expand(len(rows.tokens), -1, -1).gather(
+        1, rows.queries_at.unsqueeze(-1).expand(-1, -1, length)
+    )
     at = rows.pairs_at.unsqueeze(1).expand(-1, pairs, -1)
     seen = seen.gather(-1, at).float()  # [B, Q, Q]
     own = seen.diagonal(dim1=1, dim2=2).mean()

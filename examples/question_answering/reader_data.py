@@ -25,22 +25,22 @@ import lzma
 import random
 import re
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser
 
 #: file: most questions; and of the second pass, as many from Wikipedia and fewer of the others
-TRAIN, AGAIN = {}, {}
-for file, *most in (
-    ("squad/train-v1.1.first11articles.json", None, None),
-    ("qa/squadshifts/new_wiki_v1.0.json.xz", None, None),
-    ("qa/squadshifts/reddit_v1.0.json.xz", None, 5_000),
-    ("qa/squadshifts/amazon_reviews_v1.0.json.xz", None, 5_000),
-    ("qa/policyqa/dev.json.xz", None, 2_000),
-    ("qa/qamr/qamr-dev.squad-v1.1.json.xz", 10_000, 3_000),
-):
-    TRAIN[file], AGAIN[file] = most
+TRAIN = {
+    "squad/train-v1.1.first11articles.json": (None, None),
+    "qa/squadshifts/new_wiki_v1.0.json.xz": (None, None),
+    "qa/squadshifts/reddit_v1.0.json.xz": (None, 5_000),
+    "qa/squadshifts/amazon_reviews_v1.0.json.xz": (None, 5_000),
+    "qa/policyqa/dev.json.xz": (None, 2_000),
+    "qa/qamr/qamr-dev.squad-v1.1.json.xz": (10_000, 3_000),
+}
 DIVIDED = ("dev-v1.1.json.gz", "dev-v2.0.16articles.json", "v2.0-test-half-derived.json")
 DIVIDED = tuple(f"squad/{name}" for name in DIVIDED)
 STORIES = "qa/fairytaleqa/fairytaleqa-train.squad-v1.1.json.xz"
@@ -61,19 +61,29 @@ def records(articles: list[dict]) -> Iterator[dict]:
     for article in articles:
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:
-                answers = question["answers"]
-                if not answers and not question.get("is_impossible"):
-                    continue
-                record = {"id": str(question["id"]), "title": article.get("title", "")}
-                record |= {"question": question["question"], "context": paragraph["context"]}
-                kept = ("text", "answer_start")
-                yield record | {"answers": [{key: a[key] for key in kept} for a in answers]}
+                answers = [
+                    {k: a[k] for k in ("text", "answer_start")} for a in question["answers"]
+                ]
+                if answers or question.get("is_impossible"):
+                    record = {"id": str(question["id"]), "title": article.get("title", "")}
+                    record |= {"question": question["question"], "context": paragraph["context"]}
+                    yield record | {"answers": answers}
 
 
 def part_of(titles: list[str], title: str) -> str:
     """Which split an article of the development set is in."""
     number = titles.index(title)
     return "test" if number % 4 == 3 else "valid" if number % 12 == 1 else "train"
+
+
+def lacks(text: str, answers: list[dict]) -> bool:
+    """Whether no answer's text is in it."""
+    return not any(answer["text"].lower() in text.lower() for answer in answers)
+
+
+def words_of(text: str) -> set[str]:
+    """Words of more than three letters."""
+    return set(re.findall(r"\w{4,}", text.lower()))
 
 
 def unanswered(found: list[dict], share: float, draw: random.Random) -> Iterator[dict]:
@@ -89,9 +99,7 @@ def unanswered(found: list[dict], share: float, draw: random.Random) -> Iterator
         asked = words_of(record["question"])
         own = sorted(by_title[record["title"]] - {record["context"]})
         others = draw.sample(own, min(len(own), 40)) or draw.sample(contexts, 40)
-        texts = [a["text"].lower() for a in record["answers"]]
-        others = [o for o in others if not any(text in o.lower() for text in texts)]
-        if others:
+        if others := [other for other in others if lacks(other, record["answers"])]:
             best = max(others, key=lambda text: len(asked & words[text]))
             yield record | {"id": record["id"] + "-none", "context": best, "answers": []}
 
@@ -118,11 +126,9 @@ def stories(articles: list[dict], draw: random.Random) -> Iterator[dict]:
     """Each question of stories, whose sections are lines, over a run of 4 to 14 sections."""
     for record in records(articles):
         texts, answers = record["context"].split("\n"), []
-        starts = [0]
-        for text in texts:
-            starts.append(starts[-1] + len(text) + 1)
+        starts = list(accumulate((len(text) + 1 for text in texts), initial=0))
         for answer in record["answers"]:
-            own = next(i for i, start in enumerate(starts) if start > answer["answer_start"]) - 1
+            own = bisect_right(starts, answer["answer_start"]) - 1
             answers.append((own, answer | {"answer_start": answer["answer_start"] - starts[own]}))
         own = answers[0][0]
         inside = [answer for place, answer in answers if place == own]
@@ -153,9 +159,8 @@ def natural_questions(path: Path, draw: random.Random) -> list[dict]:
 
 def without_answers(record: dict) -> dict:
     """A question with its document, but for all paragraphs that have an answer's text."""
-    wanted = [answer["text"].lower() for answer in record["answers"]]
-    kept = [p for p in record["paragraphs"] if not any(text in p.lower() for text in wanted)]
-    if not wanted or not kept:
+    kept = [text for text in record["paragraphs"] if lacks(text, record["answers"])]
+    if not record["answers"] or not kept:
         return record
     return record | {"id": record["id"] + "-none", "paragraphs": kept, "answers": []}
 
@@ -179,11 +184,6 @@ def long_splits(folder: Path, share: float, draw: random.Random) -> dict[str, li
     return splits
 
 
-def words_of(text: str) -> set[str]:
-    """Words of more than three letters."""
-    return set(re.findall(r"\w{4,}", text.lower()))
-
-
 def short_splits(
     folder: Path, share: float, draw: random.Random, again: bool = False, last: bool = False
 ) -> dict[str, list[dict]]:
@@ -199,11 +199,11 @@ def short_splits(
     if again:  # people wrote these to mislead, and they are few
         written = [record for record in splits["train"] if not record["answers"]]
         splits["train"] += [record | {"id": record["id"] + "-again"} for record in written]
-    for name, most in (AGAIN if again else TRAIN).items():
-        if last and most is not None:
-            continue
-        found = list(records(read(folder / name)))
-        splits["train"] += found if most is None else draw.sample(found, most)
+    for name, limits in TRAIN.items():
+        most = limits[again]
+        if not last or most is None:
+            found = list(records(read(folder / name)))
+            splits["train"] += found if most is None else draw.sample(found, most)
     splits["train"] += list(unanswered(splits["train"], share, draw))
     return splits
 

@@ -90,10 +90,9 @@ def _read(path: Path, of: tuple[Path, ...]) -> dict:
 def _check_columns(columns: dict) -> None:
     """Raises ValueError: a column with another number of digits, or a score without a name."""
     for column in columns.values():
-        described = column if isinstance(column, dict) else {"digits": column}
-        digits = described.get("digits", 1)
-        named = isinstance(described.get("score", ""), str)
-        if type(digits) is not int or not 0 <= digits <= 20 or not named:
+        column = column if isinstance(column, dict) else {"digits": column}
+        digits, score = column.get("digits", 1), column.get("score", "")
+        if type(digits) is not int or not 0 <= digits <= 20 or not isinstance(score, str):
             raise ValueError
 
 
@@ -119,15 +118,10 @@ def runs_of(grid: dict, quick: bool = False) -> list[Run]:
 def _run(grid: dict, row: str, fold: str, seed: int, described: dict) -> Run:
     own = grid["rows"][row]
     options = {**grid["shared"], **described.get("options", {}), **own, "seed": seed}
-    return Run(
-        row=row,
-        data=fold,
-        seed=seed,
-        folder=own.get("folder", grid.get("folder", fold)),
-        options={key: value for key, value in options.items() if key not in OF_ROW},
-        start=own.get("from", grid.get("from", "")),
-        best=described.get("best", "accuracy"),
-    )
+    folder = own.get("folder", grid.get("folder", fold))
+    options = {key: value for key, value in options.items() if key not in OF_ROW}
+    start, best = own.get("from", grid.get("from", "")), described.get("best", "accuracy")
+    return Run(row, fold, seed, folder, options, start, best)
 
 
 def chosen(runs: list[Run], only: list[str] | None) -> list[Run]:

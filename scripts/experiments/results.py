@@ -2,7 +2,6 @@
 
     python -m scripts.experiments.results                        # list them, with their commands
     python -m scripts.experiments.results --check                # print what they lack
-    python -m scripts.experiments.results --join FOLDER OUT.jsonl  # older results, a file a run
 
 The results of a grid are one file of JSON lines: a line for each run, with its ``name``. Other
 files are JSON: one record, or a list of them. A record has the fields of :data:`FIELDS`. A field
@@ -14,15 +13,17 @@ import fcntl
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser
-from fairseq_clusterformer.errors import UserError, bad_option, check_no_device
+from fairseq_clusterformer.errors import bad_option, check_no_device
 from fairseq_clusterformer.outputs import write_aside
 from scripts.experiments.tables import markdown
 
@@ -55,24 +56,38 @@ def provenance(command: str, *, threads: int, device: str = "cpu") -> dict[str, 
 def cpu_model() -> str | None:
     """The processor's name, as the system reports it."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or None
+    found = re.search(r"model name\s*: (.*)", info.read_text()) if info.is_file() else None
+    return found[1].strip() if found else platform.processor() or None
 
 
 def commit() -> str | None:
     """The checkout's commit, with a note where the code has uncommitted changes."""
+
+    def git(*words: str) -> str:
+        command, how = ["git", "-C", str(ROOT), *words], {"capture_output": True, "text": True}
+        return subprocess.run(command, check=True, **how).stdout.strip()
+
     try:
-        head = _git("rev-parse", "--short=10", "HEAD")
-        changed = _git("status", "--porcelain", "--", *CODE)
+        head, changed = git("rev-parse", "--short=10", "HEAD"), git("status", "-s", "--", *CODE)
     except (OSError, subprocess.CalledProcessError):
         return None
     return head + (" with uncommitted changes" if changed else "")
 
 
-def _git(*words: str) -> str:
-    command = ["git", "-C", str(ROOT), *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+@contextmanager
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Keep other commands out of a folder; ends with this process, whatever ends it. Raises
+    UserError: another command is at work there, unless it waits for that."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            allowed, problem = "one command at a time", "another command is at work there"
+            raise bad_option("--keep", folder, allowed, problem) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read(path: Path) -> dict[str, dict]:
@@ -92,22 +107,9 @@ def add(path: Path, records: dict[str, dict]) -> None:
     """Add the records of runs to a file of JSON lines, which is whole at any time; several
     processes may do so."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with locked(path.parent, wait=True):
         lines = (json.dumps(record) + "\n" for record in (read(path) | records).values())
         write_aside(path, "".join(lines))
-    finally:
-        os.close(folder)
-
-
-def join(folder: Path, out: Path) -> None:
-    """Write the records of a folder, a file a run, as one file of JSON lines."""
-    paths = sorted(folder.glob("*.json"))
-    if not paths or out.exists():
-        problem = "it exists" if out.exists() else f"no result in {folder}"
-        raise bad_option("--join", out, "a new file, and a folder of results", problem)
-    add(out, {p.stem: {"name": p.stem} | json.loads(p.read_text()) for p in paths})
 
 
 def results(root: Path = ROOT) -> Iterator[tuple[Path, list[dict]]]:
@@ -133,15 +135,8 @@ def problems(record: dict) -> Iterator[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m scripts.experiments.results", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="print only what is missing")
-    parser.add_argument("--join", nargs=2, type=Path, metavar=("FOLDER", "OUT"))
+    parser.add("--check", "print only what is missing")
     args, lines, missing = parser.parse_args(arguments), [], []
-    if args.join:
-        try:
-            join(*args.join)
-        except (UserError, ValueError) as error:
-            parser.error(str(error))
-        return 0
     for path, records in results():
         name, first = path.relative_to(ROOT / "examples"), records[0]
         found = dict.fromkeys(problem for record in records for problem in problems(record))

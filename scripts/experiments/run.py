@@ -13,26 +13,23 @@ checkpoints and logs stay in KEEP/RUN: a training that was interrupted then goes
 checkpoint, and a finished one is only scored. Nothing is overwritten or deleted.
 """
 
-import fcntl
 import json
-import os
 import shlex
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, whole_number
+from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import write_aside
 from scripts.experiments.grids import FILES, Run, chosen, load_grid, runs_of
 from scripts.experiments.plots import draw_grid
 from scripts.experiments.programs import options_of, run_together
-from scripts.experiments.results import add, provenance, read
+from scripts.experiments.results import add, locked, provenance, read
 from scripts.experiments.scores import TASKS, Place
 from scripts.experiments.tables import table
 
@@ -62,8 +59,7 @@ def options_in(command: str) -> dict[str, str]:
     found, name = {"command": ""}, "command"
     for word in shlex.split(command):
         if word.startswith("-") and not word[1:2].isdigit():
-            name = word
-            found[name] = ""
+            found[name := word] = ""
         else:
             found[name] = f"{found[name]} {word}".strip()
     return found
@@ -125,41 +121,25 @@ def train(place: Place, threads: int) -> dict:
     return record
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other commands out of a run's folder; ends with this process, whatever ends it. Raises
-    UserError: another command is at work there."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            allowed, problem = "one command at a time", "another command is at work there"
-            raise bad_option("--keep", folder, allowed, problem) from None
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def perform(run: Run, grid: dict, args: Namespace) -> str:
     """Make a run's result; returns what went wrong, or nothing."""
     task = TASKS[grid["score"]]
     print(f"{run.name}: training", flush=True)
     try:
-        with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+        with tempfile.TemporaryDirectory() as temporary:
             folder = args.keep / run.name if args.keep else Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder))
-            place = Place(run, grid, args.data, folder, args.keep)
-            record = {"name": run.name, "row": run.row, "data": run.data, "seed": run.seed}
-            record |= train(place, args.threads)
-            for test, words in task.tests(place).items():
-                log = folder / f"{test}.log"
-                log.unlink(missing_ok=True)  # of an earlier scoring
-                run_together({test: (words, log)}, args.threads)
-                record |= task.scores(place, test)
-            made_by = commands(place)
-            record |= made_by | provenance(made_by["command"], threads=args.threads)
+            with locked(folder):
+                place = Place(run, grid, args.data, folder, args.keep)
+                record = {"name": run.name, "row": run.row, "data": run.data, "seed": run.seed}
+                record |= train(place, args.threads)
+                for test, words in task.tests(place).items():
+                    log = folder / f"{test}.log"
+                    log.unlink(missing_ok=True)  # of an earlier scoring
+                    run_together({test: (words, log)}, args.threads)
+                    record |= task.scores(place, test)
+                made_by = commands(place)
+                record |= made_by | provenance(made_by["command"], threads=args.threads)
         add(args.out, {run.name: record})
     except (UserError, OSError, LookupError, ValueError) as error:
         return f"{run.name}: {error}"
@@ -217,30 +197,25 @@ def perform_all(runs: list[Run], grid: dict, args: Namespace) -> list[str]:
     return [failure for failure in failures if failure]
 
 
-def make_parser() -> Parser:
-    parser = Parser(prog="python -m scripts.experiments.run", description=__doc__)
-    add = parser.add_argument
-    add("grid", metavar="GRID", type=Path, help="YAML file")
-    add("--data", type=Path, help="folder of prepared data")
-    add("--out", type=Path, required=True, help="file of results, .jsonl")
-    add("--only", nargs="+", metavar="NAME", help="rows, data sets, folds or runs; default: all")
-    add("--workers", type=whole_number, default=1, help="runs at a time; default: 1")
-    add("--threads", type=whole_number, default=1, help="of each run; default: 1")
-    add("--keep", type=Path, help="keep checkpoints and logs in this folder")
-    add("--quick", action="store_true", help="one fold and seed, 3 updates, to see that it works")
-    add("--table", action="store_true", help="train nothing, print the table of what is there")
-    add("--plot", type=Path, metavar="FILE", help="train nothing, also draw what is there")
-    return parser
-
-
 def main(arguments: list[str] | None = None) -> int:
-    parser = make_parser()
+    parser = Parser(prog="python -m scripts.experiments.run", description=__doc__)
+    add_option = parser.add
+    add_option("grid GRID", "YAML file", type=Path)
+    add_option("--data FOLDER", "of prepared data")
+    add_option("--out FILE", "of results, .jsonl", required=True)
+    add_option("--only NAME", "rows, data sets, folds or runs; default: all", nargs="+")
+    add_option("--workers N", "runs at a time", default=1)
+    add_option("--threads N", "of each run", default=1)
+    add_option("--keep FOLDER", "keep checkpoints and logs there")
+    add_option("--quick", "one fold and seed, 3 updates, to see that it works")
+    add_option("--table", "train nothing, print the table of what is there")
+    add_option("--plot FILE", "train nothing, also draw what is there")
     args = parser.parse_args(arguments)
     args.data, args.keep = (path and path.resolve() for path in (args.data, args.keep))
+    failures: list[str] = []
     try:
         grid = load_grid(args.grid)
         runs = chosen(runs_of(grid, args.quick), args.only)
-        failures = []
         done = results(runs, grid, args)
         if not args.table and not args.plot:
             todo = [run for run in runs if run.name not in done]
@@ -250,15 +225,13 @@ def main(arguments: list[str] | None = None) -> int:
             done = results(runs, grid, args)
         if not done and not failures:
             raise bad_option("--out", args.out, "a file with results of the grid", "no result")
-        found = [
-            (run.row, run.data.split("/")[0], done[run.name]) for run in runs if run.name in done
-        ]
+        there = [run for run in runs if run.name in done]
+        found = [(run.row, run.data.split("/")[0], done[run.name]) for run in there]
         if args.plot:
             draw_grid(grid, found, args.plot)
+        print(table(grid, found))
     except UserError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 1
-    print(table(grid, found))
+        failures.append(str(error))
     for failure in failures:
         print(f"{parser.prog}: error: {failure}", file=sys.stderr)
     return 1 if failures else 0

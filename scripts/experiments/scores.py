@@ -50,9 +50,14 @@ class Place:
         for word in words:
             word = word.removeprefix(f"{ROOT}/")
             found = (f for f in folders if word == f or word.startswith(f + "/"))
-            folder = next(found, "")
-            shown.append(folders.get(folder, "") + word[len(folder) :])
+            if folder := next(found, ""):
+                word = folders[folder] + word[len(folder) :]
+            shown.append(word)
         return shlex.join(shown)
+
+    def found(self, name: str) -> dict:
+        """What a file of JSON in the run's folder holds."""
+        return json.loads((self.folder / name).read_text())
 
 
 def json_records(log: Path, tag: str) -> list[dict]:
@@ -73,7 +78,7 @@ def numbers(record: dict, prefix: str, names: tuple[str, ...] = ()) -> dict[str,
     """Scores of a validation, without the prefix: those named, or all but speeds."""
     speed = ("wps", "wpb", "bsz", "num_updates", "best")
     found = {k.removeprefix(prefix): v for k, v in record.items() if k.startswith(prefix)}
-    wanted = [k for k in found if (k in names if names else not k.startswith(speed))]
+    wanted = (k for k in found if (k in names if names else not k.startswith(speed)))
     return {k: float(found[k]) for k in wanted}
 
 
@@ -134,6 +139,7 @@ class LanguageModelTask(Task):
     """
 
     made_by = "clusterformer prepare lm"
+    bits = re.compile(r"Loss \(base 2\): ([\d.]+)")
 
     def files(self, place: Place) -> list[tuple[str, str]]:
         subset = place.grid["test"].get("gen-subset", "test") if "test" in place.grid else "train"
@@ -152,42 +158,38 @@ class LanguageModelTask(Task):
             return {}
         options = {**place.grid["test"], "path": place.checkpoint()}
         words = {"test": fairseq("fairseq-eval-lm", place.trained_on, options)}
-        if "breakdown" in place.grid:
+        if own := dict(place.grid.get("breakdown", {})):
+            del own["far"]
             files = {"checkpoint": place.checkpoint(), "data": place.trained_on}
             files |= {"out": place.folder / "breakdown.json", "teacher-forced": True, "cpu": True}
-            more = {k: v for k, v in place.grid["breakdown"].items() if k != "far"}
-            options = options_of({**files, "breakdown": True, **more})
+            options = options_of({**files, "breakdown": True, **own})
             words["breakdown"] = ["clusterformer", "perplexity", *options]
         return words
 
     def scores(self, place: Place, test: str) -> dict:
-        if test == "breakdown":
-            found = json.loads((place.folder / "breakdown.json").read_text())
-            buckets, far = found["bits on repeats by distance"], place.grid["breakdown"]["far"]
-            record = {"repeats by distance": buckets}
-            for name, of in (
-                ("far", [b for b in buckets if b["from"] >= far]),
-                ("near", [b for b in buckets if b["to"] <= far]),
-            ):
-                tokens = sum(bucket["tokens"] for bucket in of)
-                bits = sum(bucket["bits"] * bucket["tokens"] for bucket in of)
-                record[f"bits on {name} repeats"] = bits / max(tokens, 1)
-            return record
-        log = (place.folder / f"{test}.log").read_text()
-        return {"test " + BITS: float(log.split("Loss (base 2): ")[1].split(",")[0])}
+        if test != "breakdown":
+            log = (place.folder / f"{test}.log").read_text()
+            return {"test " + BITS: float(self.bits.findall(log)[-1])}
+        buckets = place.found("breakdown.json")["bits on repeats by distance"]
+        record, far = {"repeats by distance": buckets}, place.grid["breakdown"]["far"]
+        parts = {"far": [b for b in buckets if b["from"] >= far]}
+        parts["near"] = [b for b in buckets if b["to"] <= far]
+        for name, of in parts.items():
+            bits = sum(bucket["bits"] * bucket["tokens"] for bucket in of)
+            tokens = sum(bucket["tokens"] for bucket in of)
+            record[f"bits on {name} repeats"] = bits / max(tokens, 1)
+        return record
 
 
 class MaskedLanguageModelTask(LanguageModelTask):
     """Bits for each word to guess, with the options of the grid's ``test``."""
 
+    bits = re.compile(r'"test_loss": "?([\d.]+)')
+
     def tests(self, place: Place) -> dict[str, list[str]]:
         options = {**place.grid["test"], "path": place.checkpoint(), "log-format": "json"}
         options |= {"task": place.run.options["task"], "valid-subset": "test"}
         return {"test": fairseq("fairseq-validate", place.trained_on, options)}
-
-    def scores(self, place: Place, test: str) -> dict:
-        log = (place.folder / f"{test}.log").read_text()
-        return {"test " + BITS: float(re.findall(r'"test_loss": "?([\d.]+)', log)[-1])}
 
 
 class TranslationTask(Task):
@@ -207,15 +209,11 @@ class TranslationTask(Task):
     def read(self, place: Place) -> dict:
         valid = json_records(place.log, "valid")
         best = max(valid, key=lambda record: float(record["valid_bleu"]))
+        found = super().read(place) | numbers(best, "valid_", BESIDES)
+        found |= {"valid loss": float(best["valid_loss"]), "valid BLEU": float(best["valid_bleu"])}
+        found["updates of the best checkpoint"] = int(best["valid_num_updates"])
         curve = [[int(r["valid_num_updates"]), float(r["valid_bleu"])] for r in valid]
-        return {
-            **super().read(place),
-            "valid loss": float(best["valid_loss"]),
-            "valid BLEU": float(best["valid_bleu"]),
-            "updates of the best checkpoint": int(best["valid_num_updates"]),
-            "valid BLEU by updates": curve,
-            **numbers(best, "valid_", BESIDES),
-        }
+        return found | {"valid BLEU by updates": curve}
 
     def tests(self, place: Place) -> dict[str, list[str]]:
         shared = {"checkpoint": place.checkpoint("best"), "data": place.trained_on}
@@ -229,7 +227,7 @@ class TranslationTask(Task):
         return commands
 
     def scores(self, place: Place, test: str) -> dict:
-        found = json.loads((place.folder / f"{test}.json").read_text())["scores"]
+        found = place.found(f"{test}.json")["scores"]
         return {f"{test} BLEU": found["sacreBLEU"]["bleu"], f"{test} scores": found}
 
 
@@ -267,7 +265,7 @@ class AnswersTask(Task):
     def scores(self, place: Place, test: str) -> dict:
         if test == AVERAGE:
             return {}
-        found = json.loads((place.folder / test / "scores.json").read_text())
+        found = place.found(f"{test}/scores.json")
         if "em" in found:  # HotpotQA's and 2Wiki's scripts have shares
             names = {"EM": "em", "F1": "f1", "support EM": "sp_em", "support F1": "sp_f1"}
             names |= {"joint EM": "joint_em", "joint F1": "joint_f1"}
@@ -283,18 +281,12 @@ class DistanceTask(AnswersTask):
     """Exact match for each distance between the two facts of a question."""
 
     def tests(self, place: Place) -> dict[str, list[str]]:
-        words = [
-            "python",
-            "-m",
-            "examples.question_answering.distance",
-            "score",
-            place.checkpoint(),
-        ]
+        words = ["python", "-m", "examples.question_answering.distance", "score"]
         options = {"data": place.trained_on, "json": place.folder / "distance.json"}
-        return {"distance": [*words, *options_of(options)]}
+        return {"distance": [*words, place.checkpoint(), *options_of(options)]}
 
     def scores(self, place: Place, test: str) -> dict:
-        found = json.loads((place.folder / f"{test}.json").read_text())
+        found = place.found(f"{test}.json")
         return {f"EM at {distance}": score for distance, score in found.items()}
 
 
@@ -313,15 +305,11 @@ class ClassificationTask(Task):
 
     def read(self, place: Place) -> dict:
         valid, test = (json_records(place.log, split) for split in ("valid", "test"))
-        score = f"valid_{place.run.best}"
-        best = max(range(len(valid)), key=lambda i: float(valid[i][score]))
-        return {
-            "best epoch": best + 1,
-            "valid": numbers(valid[best], "valid_"),
-            "test": numbers(test[best], "test_") if test else {},
-            "epochs": [numbers(record, "valid_") for record in valid],
-            **super().read(place),
-        }
+        epochs = [numbers(record, "valid_") for record in valid]
+        best = max(range(len(epochs)), key=lambda i: epochs[i][place.run.best])
+        found = {"best epoch": best + 1, "valid": epochs[best], "epochs": epochs}
+        found["test"] = numbers(test[best], "test_") if test else {}
+        return found | super().read(place)
 
 
 class KeyphrasesTask(Task):
@@ -354,7 +342,7 @@ class RecallTask(Task):
         return {"json": place.folder / "result.json"}
 
     def read(self, place: Place) -> dict:
-        return json.loads((place.folder / "result.json").read_text())
+        return place.found("result.json")
 
 
 class ClusteringTask(RecallTask):

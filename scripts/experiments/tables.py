@@ -60,31 +60,26 @@ def table(grid: dict, results: Sequence[tuple[str, str, dict]]) -> str:
     papers = {row: own.get("paper", {}) for row, own in grid["rows"].items()}
     in_paper = {head for paper in papers.values() for head in paper}
     cells: dict[tuple[str, str], list[float]] = {}
-    for row in grid["rows"]:
-        for head, column in columns.items():
-            values = [
-                lookup(result, column.get("score", head))
-                for its_row, data, result in results
-                if its_row == row and column.get("data", data) == data
-            ]
-            scale = 100 if column.get("percent") else 1
-            cells[row, head] = [scale * value for value in values if value is not None]
-    used = [head for head in columns if any(cells[row, head] for row in papers)]
-    rows = [row for row in papers if any(cells[row, head] for head in used)]
-    with_mean = grid.get("mean", False) and len(used) > 1
-    lines = []
-    for row in rows:
+    for head, column in columns.items():
+        scale, key = 100 if column.get("percent") else 1, column.get("score", head)
+        for row, data, result in results:
+            value = lookup(result, key)
+            if value is not None and column.get("data", data) == data:
+                cells.setdefault((row, head), []).append(scale * value)
+    used = [head for head in columns if any((row, head) in cells for row in papers)]
+    with_mean, lines = grid.get("mean", False) and len(used) > 1, []
+    for row, paper in papers.items():
+        own = {head: cells[row, head] for head in used if (row, head) in cells}
+        if not own:
+            continue
         line = [row]
         for head in used:
-            line.append(cell(cells[row, head], columns[head].get("digits", 1)))
-            if head in in_paper:
-                line.append(papers[row].get(head, "-"))
-        if with_mean:
-            measured = [statistics.mean(cells[row, head]) for head in used if cells[row, head]]
-            paper = [papers[row][head] for head in used if head in papers[row]]
-            for numbers in (measured, paper):
-                complete = len(numbers) == len(used)
-                line.append(f"{statistics.mean(numbers):.1f}" if complete else "-")
+            line.append(cell(own.get(head, ()), columns[head].get("digits", 1)))
+            line += [paper.get(head, "-")] * (head in in_paper)
+        of_paper = [paper[head] for head in used if head in paper]
+        for numbers in ([*map(statistics.mean, own.values())], of_paper) if with_mean else ():
+            complete = len(numbers) == len(used)
+            line.append(f"{statistics.mean(numbers):.1f}" if complete else "-")
         lines.append(line)
     heads = [part for h in used for part in ((h, "paper") if h in in_paper else (h,))]
     return markdown(["model", *heads, *(("mean", "paper") if with_mean else ())], lines)

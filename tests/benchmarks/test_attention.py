@@ -6,16 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from scripts.benchmarks import attention as benchmark_attention
+from scripts.benchmarks import attention as benchmark
 from scripts.benchmarks import common, verdict
-from scripts.benchmarks.attention import Ceilings, attention_floor, measure_ceilings
+from scripts.benchmarks.attention import Ceilings, Contestant, attention_floor, measure_ceilings
 from scripts.benchmarks.check import check
 from scripts.benchmarks.common import CheckFailed, Unavailable, in_own_process
 from scripts.benchmarks.contestants import (
     CONTESTANTS,
     Attention,
     Clustered,
-    Dense,
     Local,
     Setting,
     build,
@@ -25,21 +24,14 @@ TINY = "--heads 2 --width 8 --window 8 --repeats 2 --device cpu --lengths 48".sp
 SETTING = Setting(48, heads=2, width=8, window=8, clusters=3)
 FROM_PYPI = {"local": "local_attention", "reformer": "reformer_pytorch"}
 FROM_PYPI["routing"] = "routing_transformer"
+OWN = {"window", "neural", "neural+losses", "gated", "taught", "taught+losses"}
 
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch):
     """Neither the machine's ceilings nor processes: each has a test of its own."""
-    monkeypatch.setattr(benchmark_attention, "measure_ceilings", lambda *_: Ceilings(1e9, 1e9))
+    monkeypatch.setattr(benchmark, "measure_ceilings", lambda *_: Ceilings(1e9, 1e9))
     monkeypatch.setattr(common, "in_own_process", lambda *_, **__: 3.5)
-
-
-class Wrong(Clustered):
-    """Twice what it should be."""
-
-    def forward(self, x, q, k, v):
-        out, losses = super().forward(x, q, k, v)
-        return 2 * out, losses
 
 
 class WrongBackwards(Clustered):
@@ -62,64 +54,47 @@ class Peeping(torch.nn.Module):
         return None
 
 
-def run(capsys, *words: object) -> tuple[int, str]:
-    status = benchmark_attention.main([*TINY, *map(str, words)])
-    return status, capsys.readouterr().out
+class Missing(Attention):
+    def __init__(self, setting):
+        raise ModuleNotFoundError("No module named 'local_attention'")
 
 
 def inputs(setting: Setting) -> list[Tensor]:
-    contestant = benchmark_attention.Contestant("dense", setting)
+    contestant = Contestant("dense", setting)
     return [contestant.x, *contestant.qkv]
 
 
 @pytest.mark.whole
 def test_every_contestant_is_timed_or_named(capsys, tmp_path):
     path, picture = tmp_path / "rows.json", tmp_path / "rows.png"
-    status, printed = run(capsys, "--json", path, "--plot", picture)
-    assert status == 0
-    record = json.loads(path.read_text())
-    kinds = [row["kind"] for row in record["rows"]]
-    assert kinds == list(CONTESTANTS)
-    own = {"window", "neural", "neural+losses", "gated", "taught", "taught+losses"}
-    assert {"dense", "dense-math", *own} <= set(kinds)
+    assert benchmark.main([*TINY, "--json", str(path), "--plot", str(picture)]) == 0
+    record, printed = json.loads(path.read_text()), capsys.readouterr().out
+    assert [row["kind"] for row in record["rows"]] == list(CONTESTANTS)
     assert record["command"].startswith("python -m scripts.benchmarks.attention")
     assert str(tmp_path) not in record["command"]
     assert {"machine", "cpu", "commit", "date", "settings", "ceilings"} <= record.keys()
-    assert "K = sqrt(N)" in record["settings"]
     for row in record["rows"]:
-        assert row["N"] == 48
         if row["kind"] in FROM_PYPI and "not run" in row:
             continue
         assert row["milliseconds"] > 0
         assert row["memory MiB"] == 3.5
         assert f"| {row['kind']} | 48 |" in printed
-        assert ("routing share" in row) == (row["kind"] in own)
+        assert ("routing share" in row) == (row["kind"] in OWN)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_floor_counts_what_is_visible():
-    ceilings = Ceilings(operations=1.0, bytes=float("inf"))
-    for kind, pairs in (("dense", 48 * 49 // 2), ("window", 8 * 9 // 2 + 40 * 8)):
-        contestant = benchmark_attention.Contestant(kind, SETTING)
-        assert contestant.floor(ceilings) == 2 * pairs * 8 * 14  # heads, E, operations
-    seen = benchmark_attention.Contestant("neural", SETTING)
-    queries = torch.arange(48)
-    visible = seen.attention.visible(seen.x, *seen.qkv[:2], queries)
-    assert seen.attention.pairs(seen.x, *seen.qkv[:2]) == 2 * int(visible.sum())
-
-
-@pytest.mark.parametrize("broken", [pytest.param(Wrong, marks=pytest.mark.whole), WrongBackwards])
-def test_what_is_wrong_is_not_timed(capsys, tmp_path, monkeypatch, broken):
-    monkeypatch.setitem(CONTESTANTS, "window", (broken, {"kind": "window"}))
+def test_what_is_wrong_or_not_installed_is_not_timed(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(CONTESTANTS, "window", (WrongBackwards, {"kind": "window"}))
+    monkeypatch.setitem(CONTESTANTS, "local", (Missing, {}))
     path = tmp_path / "rows.json"
-    status, printed = run(capsys, "--kinds", "dense", "window", "--json", path)
-    assert status == 1
+    line = [*TINY, "--json", str(path), "--kinds", "dense", "local"]
+    assert benchmark.main(line) == 0
+    assert benchmark.main([*line, "window"]) == 1
+    printed = capsys.readouterr().out
     assert "| window | 48 | WRONG, not timed: its " in printed
-    record = json.loads(path.read_text())
-    assert ["milliseconds" in row for row in record["rows"]] == [True, False]
-
-
-def test_weights_over_later_tokens_are_wrong():
+    assert "| local | 48 | not run: not installed: No module named 'local_attention'" in printed
+    rows = json.loads(path.read_text())["rows"]
+    assert ["milliseconds" in row for row in rows] == [True, False, False]
     with pytest.raises(CheckFailed, match="sees a later token"):
         check(Peeping(), *inputs(SETTING))
 
@@ -127,10 +102,9 @@ def test_weights_over_later_tokens_are_wrong():
 @pytest.mark.parametrize("kind", FROM_PYPI)
 def test_a_query_of_a_peer_sees_about_as_many_keys(kind):
     pytest.importorskip(FROM_PYPI[kind])
-    contestant = benchmark_attention.Contestant(kind, SETTING)
-    x, q, k, v = contestant.x, *contestant.qkv
-    out, _ = contestant.attention(x, q, k, v)
-    counts = []
+    contestant = Contestant(kind, SETTING)
+    v, counts = contestant.qkv[2], []
+    out, _ = contestant.attention(contestant.x, *contestant.qkv)
     for query in range(16, 48):
         (gradient,) = torch.autograd.grad(out[:, :, query, 0].sum(), v, retain_graph=True)
         counts.append((gradient[..., 0].abs() > 1e-12).sum(-1).float())
@@ -138,17 +112,6 @@ def test_a_query_of_a_peer_sees_about_as_many_keys(kind):
     if kind != "routing":  # there, a query may be in several clusters, or in none
         assert counts.max() <= SETTING.window
     assert SETTING.window / 8 <= counts.mean() <= 2 * SETTING.window
-
-
-def test_not_installed_is_a_reason(capsys, monkeypatch):
-    class Missing(Attention):
-        def __init__(self, setting):
-            raise ModuleNotFoundError("No module named 'local_attention'")
-
-    monkeypatch.setitem(CONTESTANTS, "local", (Missing, {}))
-    status, printed = run(capsys, "--kinds", "dense", "local")
-    assert status == 0
-    assert "| local | 48 | not run: not installed: No module named 'local_attention'" in printed
 
 
 def test_bidirectional_contestants_are_right():
@@ -159,46 +122,60 @@ def test_bidirectional_contestants_are_right():
         check(build(kind, setting), *inputs(setting))
     with pytest.raises(Unavailable, match="causal attention only"):
         Local(setting)
-    everything = Dense(setting).visible(*inputs(setting)[:3], torch.arange(2))
-    assert everything.all()
+
+
+def test_taught_clusters_learn_as_they_do_in_training():
+    """64 queries of 48 are all: dense attention, and a loss with a gradient for the router."""
+    learning, dense, taught = (
+        Contestant(n, SETTING) for n in ("taught+losses", "dense", "taught")
+    )
+    given = (learning.x, *learning.qkv)
+    out, (loss,) = learning.attention(*given)
+    torch.testing.assert_close(out, dense.attention(*given)[0])
+    gradients = torch.autograd.grad(loss, list(learning.attention.parameters()))
+    assert all(gradient.any() for gradient in gradients)
+    assert taught.attention(*given)[1] == []
 
 
 @pytest.mark.whole
 def test_memory_is_of_a_process_of_its_own():
-    setting = Setting(768, heads=2, width=8)
-    matrix = in_own_process(benchmark_attention.measure_memory, name="dense-math", setting=setting)
-    tiled = in_own_process(benchmark_attention.measure_memory, name="dense", setting=setting)
+    setting, memory = Setting(768, heads=2, width=8), benchmark.measure_memory
+    names = ("dense-math", "dense")
+    matrix, tiled = (in_own_process(memory, name=name, setting=setting) for name in names)
     assert matrix > 2 * 768**2 * 4 / 2**20  # at least one matrix for each head
     assert tiled < matrix / 2
 
 
-def test_ceilings_are_what_the_fastest_run_reached(monkeypatch):
+def test_floors(monkeypatch):
+    """Of what is visible, by what the fastest run reached: the larger of two times."""
     seconds = iter([9.0, 4.0, 2.0] * 2)  # of the product, then of the copy
     monkeypatch.setattr("scripts.benchmarks.common.seconds_of", lambda *_: next(seconds))
     found = measure_ceilings(size=8, copy_bytes=64, repeats=3)
     assert found == Ceilings(operations=2 * 8**3 / 2, bytes=2 * 64 / 2)
-
-
-def test_floor_is_the_larger_of_two_times():
     ceilings = Ceilings(operations=100.0, bytes=10.0)
     # a pair: 2 E operations of two products forward, and of five backward
     assert attention_floor(ceilings, 1000, 4, 8, torch.float32) == 1000 * 8 * 2 * 7 / 100
     # a vector: four tensors forward, eight backward
     assert attention_floor(ceilings, 1, 4, 8, torch.float32) == 4 * 8 * 4 * 12 / 10
+    for kind, pairs in (("dense", 48 * 49 // 2), ("window", 8 * 9 // 2 + 40 * 8)):
+        floor = Contestant(kind, SETTING).floor(Ceilings(1.0, float("inf")))
+        assert floor == 2 * pairs * 8 * 14  # heads, E, operations
+    seen = Contestant("neural", SETTING)
+    given = (seen.x, *seen.qkv[:2])
+    visible = seen.attention.visible(*given, torch.arange(48))
+    assert seen.attention.pairs(*given) == 2 * int(visible.sum())
 
 
 def test_verdict_says_what_failed_and_what_is_slower(tmp_path):
     (tmp_path / "parts.txt").write_text("tests 0 12\nattention 1 50\ntraining 124 150\n")
     (tmp_path / "tests.log").write_text("===== 12 passed in 3s =====\n")
-    rows = [
-        {"kind": kind, "N": n, "times as fast as dense": ratio}
-        for kind, n, ratio in (("dense", 512, 1.0), ("neural", 512, 0.5), ("neural", 1024, 2.0))
-    ]
+    found = ("dense", 512, 1.0), ("neural", 512, 0.5), ("neural", 1024, 2.0)
+    rows = [{"kind": kind, "N": n, "times as fast as dense": ratio} for kind, n, ratio in found]
     rows.append({"kind": "window", "N": 512, "wrong": "its output"})
     record = {"settings": "small", "rows": rows}
     (tmp_path / "attention.json").write_text(json.dumps(record))
     assert verdict.main([str(tmp_path)]) == 1
-    page = (tmp_path / "VERDICT.md").read_text()
+    page = (tmp_path / "VERDICT.md").read_text().splitlines()
     for line in (
         "- tests: passed, 12 s. 12 passed in 3s",
         "- attention: FAILED (status 1, see attention.log), 50 s. ",
@@ -207,18 +184,4 @@ def test_verdict_says_what_failed_and_what_is_slower(tmp_path):
         "- window: WRONG at N = 512: its output",
         "No results.",
     ):
-        assert line in page.splitlines()
-
-
-def test_taught_clusters_learn_as_they_do_in_training():
-    """64 queries of 48 are all: dense attention, and a loss with a gradient for the router."""
-    taught, dense = (
-        benchmark_attention.Contestant(name, SETTING) for name in ("taught+losses", "dense")
-    )
-    out, (loss,) = taught.attention(taught.x, *taught.qkv)
-    torch.testing.assert_close(out, dense.attention(taught.x, *taught.qkv)[0])
-    gradients = torch.autograd.grad(loss, list(taught.attention.parameters()))
-    assert all(gradient.any() for gradient in gradients)
-    assert (
-        benchmark_attention.Contestant("taught", SETTING).attention(taught.x, *taught.qkv)[1] == []
-    )
+        assert line in page

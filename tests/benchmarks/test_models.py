@@ -40,9 +40,8 @@ def test_all_encoders_have_times_and_memory(tmp_path, capsys):
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["settings"] == "size tiny, parts 4, batch 1, impl blocks, repeats 1"
     rows = found["rows"]
-    assert [(row["model"], row["tokens"]) for row in rows] == [
-        (model, length) for model in models for length in (128, 256)
-    ]
+    names = [(row["model"], row["tokens"]) for row in rows]
+    assert names == [(model, length) for model in models for length in (128, 256)]
     assert all(row["seconds"] > 0 and row["peak MiB"] > 100 for row in rows)
     seconds = [row["seconds"] for row in rows]
     assert rows[3]["times half the length"] == pytest.approx(seconds[3] / seconds[2])
@@ -62,9 +61,8 @@ def test_backward_nodes_count_where_they_were_made(monkeypatch):
     clock.leave()
     y = y.sum()
     clock.leave()
-    assert clock.seconds == {
-        **{(parts.OUTSIDE, "forward"): 1, ("outer", "forward"): 2, ("inner", "forward"): 1},
-    }
+    made = {(parts.OUTSIDE, "forward"): 1, ("outer", "forward"): 2, ("inner", "forward"): 1}
+    assert clock.seconds == made
     clock.watch(y)
     y.backward()
     clock.switch(parts.OUTSIDE)
@@ -81,9 +79,8 @@ def test_parts_of_both_models(capsys, tmp_path):
     rows = json.loads(path.read_text())["rows"]
     for model in (training.DENSE, "window+gated"):
         *each, whole = [row for row in rows if row["model"] == model]
-        assert {row["part"] for row in each} == {*parts.ORDER} - (
-            {"routing"} if model == training.DENSE else set()
-        )
+        absent = {"routing"} if model == training.DENSE else set()
+        assert {row["part"] for row in each} == {*parts.ORDER} - absent
         for row in each:
             assert row["forward ms"] > 0
             assert (row["backward ms"] > 0) == (row["part"] != parts.OUTSIDE)

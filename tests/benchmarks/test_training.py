@@ -44,16 +44,13 @@ def test_models_alternate_and_are_timed(capsys, tmp_path, calls):
     assert benchmark_training.main(words) == 0
     # first the check: the reference, and what is timed
     assert calls == ["window+neural"] * 2 + ["transformer_lm", "window+neural"] * 2
-    printed = capsys.readouterr().out
-    record = json.loads(path.read_text())
-    dense, clustered = record["rows"]
-    assert [dense["model"], clustered["model"]] == ["transformer_lm", "window+neural"]
+    record, printed = json.loads(path.read_text()), capsys.readouterr().out
+    assert [row["model"] for row in record["rows"]] == ["transformer_lm", "window+neural"]
     for row in record["rows"]:
-        assert row["tokens per second"] > 0
-        assert row["peak memory MiB"] > 0
+        assert min(row["tokens per second"], row["peak memory MiB"]) > 0
         assert 3 < row["loss"] < 8  # log2 of 40 symbols is 5.3
         assert f"| {row['model']} | 24 |" in printed
-    assert dense["times as fast as dense"] == 1
+    assert record["rows"][0]["times as fast as dense"] == 1
     assert str(tmp_path) not in record["command"]
     assert picture.read_bytes().startswith(b"\x89PNG")
 

@@ -50,10 +50,6 @@ every_grid = pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
 FEW_WORDS = {
     "table5_wikitext103": {"adaptive-input-cutoff": "20,40", "adaptive-softmax-cutoff": "20,40"}
 }
-#: where the results of a grid are, if not in the folder of the grid's name
-FOLDERS = {f"grid_{name}": name for name in "attention cf20 clustering gated speed".split()}
-FOLDERS |= {f"grid_{name}": name for name in "ablation iwslt14 multi30k".split()}
-FOLDERS |= {f"grid_{name}": name for name in "far far_8192 far_long short_convolution".split()}
 
 
 class ParsedError(Exception):
@@ -108,19 +104,17 @@ def build(args: Namespace, whole: bool) -> None:
 
 
 #: one grid of each folder
-FIRST = {path.parent: path for path in reversed(GRIDS)}
+FIRST = {path.parent: path for path in reversed(GRIDS)}.values()
+
+
+def marked(path: Path, last: bool) -> object:
+    """The last row of a grid, or all others; by default the former of one grid of each folder."""
+    rows, sampled = slice(-1, None) if last else slice(-1), last and path in FIRST
+    return pytest.param(path, rows, marks=() if sampled else WHOLE, id=f"{path.stem}-{last}")
 
 
 @pytest.mark.parametrize(
-    ("path", "rows"),
-    [
-        pytest.param(
-            path, rows, marks=() if rows.stop is None and path in FIRST.values() else WHOLE
-        )
-        for path in GRIDS
-        for rows in (slice(-1, None), slice(-1))
-    ],
-    ids=lambda of: getattr(of, "stem", None),
+    ("path", "rows"), [marked(path, last) for path in GRIDS for last in (True, False)]
 )
 def test_every_row_has_a_model(path, rows, words, monkeypatch):
     """A training checks its options and kinds of attention where it builds its model. Of weights
@@ -162,29 +156,26 @@ def test_what_is_missing_is_said_with_the_rows_that_need_it(path, tmp_path, monk
             if is_path and option != "user-dir":
                 assert option in FILES
                 missing += [f"--{option} is {value}: no such file", each.row]
-    said = ""
-    try:
+    if missing:
+        with pytest.raises(UserError) as said:
+            run.check_there(runs, grid, args)
+        assert all(each in str(said.value) for each in missing)
+    else:
         run.check_there(runs, grid, args)
-    except UserError as error:
-        said = str(error)
-    assert all(each in said for each in missing)
-    assert bool(said) == bool(missing)
 
 
 def run_here(programs: Mapping, threads: int) -> dict[str, tuple[float, float]]:
     """As `programs.run_together`, in this process: to start one takes longer than all the rest."""
     ((name, (words, log)),) = programs.items()
-    words = [*map(str, words)]
+    words, root = [*map(str, words)], logging.getLogger()
     for function in (checkpoint_utils.save_checkpoint, fairseq_cli.train.should_stop_early):
         vars(function).pop("best", None)  # of an earlier training in this process
     metrics.reset()
-    root = logging.getLogger()
     root.setLevel(logging.INFO)
     with open(log, "a") as file, contextlib.redirect_stdout(file):
         root.addHandler(handler := logging.StreamHandler(file))
-        handler.setFormatter(
-            logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s")
-        )
+        form = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
+        handler.setFormatter(logging.Formatter(form))
         try:
             if words[0] in FAIRSEQ:
                 program = words[0].removeprefix("fairseq-").replace("-", "_")
@@ -199,11 +190,9 @@ def run_here(programs: Mapping, threads: int) -> dict[str, tuple[float, float]]:
 
 def translations(data: Path) -> None:
     pairs = "".join(f"a boat {i}\tb taob a {i}\n" for i in range(60))
-    (data.parent / "pairs.tsv").write_text(pairs)
+    (path := data.parent / "pairs.tsv").write_text(pairs)
     how = "--source-lang en --target-lang de --bpe-operations 280"
-    assert (
-        command("prepare translation text", data, "--train", data.parent / "pairs.tsv", how) == 0
-    )
+    assert command("prepare translation text", data, "--train", path, how) == 0
 
 
 def distances(data: Path) -> None:
@@ -277,7 +266,7 @@ def test_every_result_has_the_fields_of_provenance(capsys):
 
 @every_grid
 def test_results_are_of_todays_grids(path):
-    out = path.parent / "results" / FOLDERS.get(path.stem, path.stem)
+    out = path.parent / "results" / path.stem.removeprefix("grid_")
     args = Namespace(data=None, out=out.with_suffix(".jsonl"))
     grid = load_grid(path)
     assert set(results.read(args.out)) == set(run.results(runs_of(grid), grid, args))
