@@ -128,12 +128,9 @@ class Contestant:
 
     def floor(self, ceilings: Ceilings) -> float | None:
         """Seconds that what it sees takes at least; None if it does not say what it sees."""
-        pairs = self.attention.pairs(self.x, *self.qkv[:2])
-        if pairs is None:
-            return None
-        s = self.setting
-        vectors = s.batch * s.heads * s.length
-        return attention_floor(ceilings, pairs, vectors, s.width, common.DTYPES[s.dtype])
+        pairs, s = self.attention.pairs(self.x, *self.qkv[:2]), self.setting
+        vectors, dtype = s.batch * s.heads * s.length, common.DTYPES[s.dtype]
+        return pairs and attention_floor(ceilings, pairs, vectors, s.width, dtype)
 
 
 def measure_memory(name: str, setting: Setting) -> float:
@@ -166,8 +163,8 @@ def compare(names: list[str], setting: Setting, ceilings: Ceilings, repeats: int
     seconds = common.interleaved(runs, repeats, setting.device)
     for name, contestant in ready.items():
         row, times = rows[name], seconds[name]
-        row["milliseconds"] = statistics.median(times) * 1e3
-        row["spread"] = common.spread(times)
+        middle = statistics.median(times)
+        row |= {"milliseconds": middle * 1e3, "spread": common.spread(times)}
         request = {"name": name, "setting": setting}
         try:
             row["memory MiB"] = common.measured_memory(measure_memory, setting.device, **request)
@@ -177,10 +174,8 @@ def compare(names: list[str], setting: Setting, ceilings: Ceilings, repeats: int
             row["times as fast as dense"] = common.median_ratio(seconds["dense"], times)
         if f"routing of {name}" in seconds:
             row["routing share"] = common.median_ratio(seconds[f"routing of {name}"], times)
-        floor = contestant.floor(ceilings)
-        if floor is not None:
-            row["floor milliseconds"] = floor * 1e3
-            row["share of floor"] = floor / statistics.median(times)
+        if (floor := contestant.floor(ceilings)) is not None:
+            row |= {FLOOR: floor * 1e3, "share of floor": floor / middle}
     return list(rows.values())
 
 
@@ -195,21 +190,21 @@ def make_parser() -> Parser:
     }
     parser = common.make_parser("scripts.benchmarks.attention", __doc__, numbers)
     names = list(CONTESTANTS)
-    parser.add_argument("--kinds", nargs="+", default=names, choices=names, help="default: all")
-    parser.add_argument("--dtype", choices=list(common.DTYPES), default="float32")
-    parser.add_argument("--plot", type=Path, help="also draw time and memory here, as PNG")
+    parser.add("--kinds", "default: all", nargs="+", choices=names, default=names)
+    parser.add("--dtype", "", choices=list(common.DTYPES), default="float32")
+    parser.add("--plot FILE", "also draw time and memory here, as PNG")
     return parser
 
 
 def plot(path: Path, rows: list[dict], title: str) -> None:
     """Draw time with the floors of two kinds, and memory."""
     columns = {"milliseconds": "milliseconds, forward and backward", "memory MiB": "memory, MiB"}
-    drawn = (row for row in rows if "memory MiB" in row)
-    rows = [row | {"memory MiB": max(1, row["memory MiB"])} for row in drawn]  # less is noise
-    rows = [row | ({} if row["kind"] in DRAWN_FLOORS else {FLOOR: None}) for row in rows]
-    floors = {"milliseconds": FLOOR}
-    x = ("N", "tokens")
-    common.plot_rows(path, rows, columns, x=x, series="kind", title=title, floors=floors)
+    shown = []
+    for row in (row for row in rows if "memory MiB" in row):
+        more = {} if row["kind"] in DRAWN_FLOORS else {FLOOR: None}
+        shown.append(row | {"memory MiB": max(1, row["memory MiB"])} | more)  # less is noise
+    how = {"x": ("N", "tokens"), "series": "kind", "floors": {"milliseconds": FLOOR}}
+    common.plot_rows(path, shown, columns, title=title, **how)
 
 
 def setting_of(args: Namespace, length: int) -> Setting:
@@ -230,17 +225,16 @@ def main(argv: list[str] | None = None) -> int:
     )
     clusters = "sqrt(N)" if args.clusters is None else args.clusters
     sizes = f"B = {args.batch}, H = {args.heads}, E = {args.width}, W = {args.window}"
-    settings = (
-        f"{sizes}, K = {clusters}, {args.dtype}, {args.impl}, causal, forward + backward, "
-        f"routing included, medians of {args.repeats}"
-    )
+    sizes += f", K = {clusters}, {args.dtype}"
+    settings = f"{sizes}, {args.impl}, causal, forward + backward, routing included"
     rows = (
         row
         for length in args.lengths
         for row in compare(args.kinds, setting_of(args, length), ceilings, args.repeats)
     )
-    title = f"Attention alone, causal: {sizes}, K = {clusters}, {args.dtype}"
-    more = {"ceilings": asdict(ceilings), "plot": partial(plot, title=title)}
+    draw = partial(plot, title=f"Attention alone, causal: {sizes}")
+    more = {"ceilings": asdict(ceilings), "plot": draw}
+    settings += f", medians of {args.repeats}"
     return common.report(parser, args, COLUMNS, settings, rows, **more)
 
 

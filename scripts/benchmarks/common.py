@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fairseq_clusterformer.cli.common import Parser, whole_number
+from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, chosen
 from fairseq_clusterformer.outputs import write_aside
@@ -64,18 +64,12 @@ def make_parser(module: str, description: str, numbers: Mapping[str, tuple]) -> 
     parser = Parser(prog=f"python -m {module}", description=description)
     for name, (default, what) in {**numbers, "--repeats": (3, "medians of so many")}.items():
         several = "+" if isinstance(default, list) else None
-        shown = " ".join(map(str, default)) if several else default
-        text = what if default is None else f"{what} (default: {shown})".strip()
-        parser.add_argument(name, nargs=several, type=whole_number, default=default, help=text)
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU, else cpu"
-    )
-    parser.add_argument(
-        "--impl",
-        choices=list(IMPLEMENTATIONS),
-        help="implementation of ranged attention; default: the fastest that runs there",
-    )
-    parser.add_argument("--json", type=Path, help="also write the results here")
+        parser.add(f"{name} N", what, nargs=several, default=default)
+    about = "default: cuda if there is a GPU, else cpu"
+    parser.add("--device", about, choices=("cpu", "cuda"))
+    about = "implementation of ranged attention; default: the fastest that runs there"
+    parser.add("--impl", about, choices=list(IMPLEMENTATIONS))
+    parser.add("--json FILE", "also write the results here")
     return parser
 
 
@@ -106,19 +100,16 @@ def own_seconds(run: Callable[[], object], device: str) -> float:
 
 def in_turns(runs: Mapping[Any, Callable[[], Any]], repeats: int) -> dict[Any, list]:
     """What each run returns. The runs take turns, so a change of the machine's speed hits all."""
-    found: dict[Any, list] = {name: [] for name in runs}
-    for name in [name for _ in range(repeats) for name in runs]:
-        found[name].append(runs[name]())
-    return found
+    turns = [{name: run() for name, run in runs.items()} for _ in range(repeats)]
+    return {name: [turn[name] for turn in turns] for name in runs}
 
 
 def interleaved(
     runs: dict[Any, Callable[[], object]], repeats: int, device: str
 ) -> dict[Any, list[float]]:
     """Seconds of each run, in turns."""
-    return in_turns(
-        {name: partial(seconds_of, run, device) for name, run in runs.items()}, repeats
-    )
+    timed = {name: partial(seconds_of, run, device) for name, run in runs.items()}
+    return in_turns(timed, repeats)
 
 
 def spread(values: Sequence[float]) -> float:
@@ -165,9 +156,8 @@ def require_memory(needed: float, device: str) -> None:
     that is needed and the memory that is free."""
     free = available_memory(device)
     if needed > free:
-        raise Unavailable(
-            f"would need {needed / 2**30:.3g} GiB, of which {free / 2**30:.3g} are free"
-        )
+        sizes = f"{needed / 2**30:.3g} GiB, of which {free / 2**30:.3g} are free"
+        raise Unavailable(f"would need {sizes}")
 
 
 def in_own_process(measure: Callable[..., Any], **request: object) -> Any:
@@ -207,7 +197,7 @@ def table_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> str:
     cells = ["-" if value is None else format(value, form) for value, form in values]
     for key, what in (("not run", "not run"), ("wrong", "WRONG, not timed")):
         if key in row:
-            cells = [*(str(row[name]) for name in list(columns)[:3] if name in row)]
+            cells = [str(row[name]) for name in list(columns)[:3] if name in row]
             cells.append(f"{what}: {row[key]}")
     return f"| {' | '.join(cells)} |"
 
@@ -290,29 +280,26 @@ def plot_rows(
 ) -> None:
     """Draw a panel for each column, by its label, and a line for each value of ``series``. Columns
     with ``floors`` have a lower bound in another column, which is drawn as dotted lines."""
+
+    def points(column: str) -> dict[str, dict[float, list[float]]]:
+        found: dict[str, dict[float, list[float]]] = {}
+        for row in rows:
+            if row.get(column):
+                found.setdefault(row[series], {})[row[x[0]]] = [row[column]]
+        return found
+
     panels = []
     for column, label in columns.items():
-        lines = _lines(rows, column, x[0], series)
-        if floors and column in floors:
-            lines += _lines(rows, floors[column], x[0], series, bound=True)
+        lines = [Line(name, found) for name, found in points(column).items()]
         values = [value for line in lines for (value,) in line.points.values()]
-        if values and max(values) >= 10 * min(values):  # else the axis begins at 0
-            panels.append(Panel(lines, x[1], label, log="xy"))
-        elif values:
-            panels.append(Panel(lines, x[1], label, log="x", limits=(0, None)))
+        drawn: list[dict] = []  # neural+losses sees what neural sees
+        for name, found in points((floors or {}).get(column, "")).items():
+            if found not in drawn:
+                drawn.append(found)
+                lines.append(Line(f"floor of {name}", found, bound=True))
+        if values:
+            far = max(values) >= 10 * min(values)  # else the axis begins at 0
+            limits = (None, None) if far else (0, None)
+            panels.append(Panel(lines, x[1], label, log="xy" if far else "x", limits=limits))
     if panels:
         draw(panels, path, title)
-
-
-def _lines(rows: list[dict], column: str, x: str, series: str, bound: bool = False) -> list[Line]:
-    points: dict[str, dict[float, list[float]]] = {}
-    for row in rows:
-        if row.get(column):
-            points.setdefault(row[series], {})[row[x]] = [row[column]]
-    lines: list[Line] = []
-    for name, found in points.items():
-        if not bound:
-            lines.append(Line(name, found))
-        elif found not in [line.points for line in lines]:  # neural+losses sees what neural sees
-            lines.append(Line(f"floor of {name}", found, bound=True))
-    return lines

@@ -13,7 +13,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -114,9 +113,9 @@ def main(argv: list[str] | None = None) -> int:
         "--threads": (2, ""),
     }
     parser = common.make_parser("scripts.benchmarks.decoding", __doc__, numbers)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="that convert wrote")
-    parser.add_argument("--dense", type=Path, required=True, help="the folder it was made of")
-    parser.add_argument("--text", type=Path, required=True, help="a file to read")
+    parser.add("checkpoint CHECKPOINT", "that convert wrote")
+    parser.add("--dense FOLDER", "what it was made of", required=True)
+    parser.add("--text FILE", "to read", required=True)
     args = parser.parse_args(argv)
     common.settle_device(parser, args)
     torch.set_num_threads(args.threads)

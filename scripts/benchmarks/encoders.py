@@ -75,8 +75,9 @@ def main(argv: list[str] | None = None) -> int:
         "--batch": (1, "rows"),
     }
     parser = common.make_parser("scripts.benchmarks.encoders", __doc__, numbers)
-    parser.add_argument("--models", nargs="+", default=["full", "etc", BLOCKS, "window"])
-    parser.add_argument("--size", choices=SIZES, default="small")
+    models = ["full", "etc", BLOCKS, "window"]
+    parser.add("--models NAME", "etc, or a kind of attention", nargs="+", default=models)
+    parser.add("--size", "", choices=list(SIZES), default="small")
     args = parser.parse_args(argv)
     common.settle_device(parser, args)
     shown = ("size", "parts", "batch", "impl", "repeats")

@@ -92,9 +92,9 @@ def main(argv: list[str] | None = None) -> int:
         "--clusters": (None, "default: the model's"),
     }
     parser = common.make_parser("scripts.benchmarks.reader", __doc__, numbers)
-    parser.add_argument("--attention", nargs="+", metavar="SPEC", help="default: the model's")
-    parser.add_argument("--arch", default="clusterformer_reader_tiny")
-    parser.add_argument("--user-dir", help="the plug-in of --arch, such as examples/xlqa")
+    parser.add("--attention SPEC", "default: the model's", nargs="+")
+    parser.add("--arch NAME", "of the model", default="clusterformer_reader_tiny")
+    parser.add("--user-dir FOLDER", "the plug-in of --arch, such as examples/xlqa", type=str)
     args = parser.parse_args(argv)
     common.settle_device(parser, args)
     import_user_module(args)
@@ -102,10 +102,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.arch not in readers:
         parser.error(f"--arch is {args.arch}; allowed: {', '.join(readers)}")
     if attention_option(args.arch) is None:
-        for name in ("attention", "clusters"):
-            if (value := getattr(args, name)) is not None:
-                shown = value[0] if name == "attention" else value
-                parser.error(f"--{name} is {shown}; allowed: none, for {args.arch} has none")
+        for name, value in (("attention", args.attention), ("clusters", args.clusters)):
+            if value is not None:
+                value = value[0] if name == "attention" else value
+                parser.error(f"--{name} is {value}; allowed: none, for {args.arch} has none")
     shown = ("arch", "clusters", "impl", "repeats")
     names = args.attention or [None]
     return common.report_by_length(parser, args, COLUMNS, shown, names, measure)

@@ -46,6 +46,9 @@ COLUMNS = common.columns(
     "model | N | tokens per second: .0f | spread: .0% | peak memory MiB: .0f | "
     "times as fast as dense: .2f | share of dense memory: .2f | loss: .3f"
 )
+#: columns that are ratios, of what
+RATIOS = {"times as fast as dense": "tokens per second"}
+RATIOS["share of dense memory"] = "peak memory MiB"
 
 
 def random_data(folder: Path, tokens: int, vocabulary: int) -> None:
@@ -54,13 +57,10 @@ def random_data(folder: Path, tokens: int, vocabulary: int) -> None:
     for number in range(vocabulary - len(dictionary)):
         dictionary.add_symbol(str(number))
     dictionary.save(str(folder / "dict.txt"))
-    builder = indexed_dataset.make_builder(
-        str(folder / "train.bin"), impl="mmap", vocab_size=vocabulary
-    )
-    generator = torch.Generator().manual_seed(1)
-    builder.add_item(
-        torch.randint(dictionary.nspecial, vocabulary, (tokens,), generator=generator).int()
-    )
+    how = {"impl": "mmap", "vocab_size": vocabulary}
+    builder = indexed_dataset.make_builder(str(folder / "train.bin"), **how)
+    generator, first = torch.Generator().manual_seed(1), dictionary.nspecial
+    builder.add_item(torch.randint(first, vocabulary, (tokens,), generator=generator).int())
     builder.finalize(str(folder / "train.idx"))
 
 
@@ -81,10 +81,9 @@ def configuration(model: str, data: Path, length: int, args: Namespace) -> DictC
         clusters = args.clusters or max(1, math.isqrt(length))
         line += f" --criterion clusterformer_cross_entropy --attention {model}"
         line += f" --attention-window {args.window} --num-clusters {clusters}"
-    parser = options.get_training_parser()
-    cfg = convert_namespace_to_omegaconf(
-        options.parse_args_and_arch(parser, [str(data), *line.split()])
-    )
+    words = [str(data), *line.split()]
+    given = options.parse_args_and_arch(options.get_training_parser(), words)
+    cfg = convert_namespace_to_omegaconf(given)
     with open_dict(cfg):  # its command line cannot switch bf16 on without a library for TPUs
         cfg.common.fp16 = args.dtype == "float16"
         cfg.common.bf16 = args.dtype == "bfloat16"
@@ -141,10 +140,8 @@ def check(model: str, data: Path, args: Namespace) -> None:
     for name in ("loss", "gradient norm"):
         reference, found = (result[name] for result in results)
         if not abs(found - reference) <= TOLERANCE[args.dtype] * abs(reference):
-            raise common.CheckFailed(
-                f"the {name} of {model} is {found} with {args.impl}, and {reference} with the "
-                "reference; nothing is timed"
-            )
+            both = f"{found} with {args.impl}, and {reference} with the reference"
+            raise common.CheckFailed(f"the {name} of {model} is {both}; nothing is timed")
 
 
 def compare(data: Path, length: int, args: Namespace) -> list[dict]:
@@ -166,10 +163,7 @@ def compare(data: Path, length: int, args: Namespace) -> list[dict]:
         row |= {name: statistics.median(run[name] for run in found) for name in found[0]}
         row["spread"] = common.spread([run["tokens per second"] for run in found])
         if len(dense) == args.repeats:
-            for column, name in (
-                ("times as fast as dense", "tokens per second"),
-                ("share of dense memory", "peak memory MiB"),
-            ):
+            for column, name in RATIOS.items():
                 both = ([run[name] for run in one] for one in (found, dense))
                 row[column] = common.median_ratio(*both)
     return list(rows.values())
@@ -198,9 +192,9 @@ def make_parser(module: str, description: str) -> Parser:
         "--updates": (3, "updates of a run that count"),
     }
     parser = common.make_parser(module, description, numbers)
-    what = "one specification for each model (default: window+neural)"
-    parser.add_argument("--attention", nargs="+", default=["window+neural"], help=what)
-    parser.add_argument("--dtype", choices=list(common.DTYPES), default="float32")
+    what = "one specification for each model"
+    parser.add("--attention SPEC", what, nargs="+", default=["window+neural"])
+    parser.add("--dtype", "", choices=list(common.DTYPES), default="float32")
     return parser
 
 
@@ -210,9 +204,8 @@ def settle(parser: Parser, args: Namespace) -> None:
     if args.device == "cpu" and args.dtype == "float16":
         parser.error(f"--dtype is {args.dtype}; allowed on a CPU: float32, bfloat16")
     if args.embed_dim % args.heads:
-        parser.error(
-            f"--heads is {args.heads}; allowed: a divisor of --embed-dim, {args.embed_dim}"
-        )
+        allowed = f"a divisor of --embed-dim, {args.embed_dim}"
+        parser.error(f"--heads is {args.heads}; allowed: {allowed}")
     try:
         for spec in args.attention:
             parse_attention(spec, num_layers=args.layers, num_heads=args.heads)
@@ -222,23 +215,20 @@ def settle(parser: Parser, args: Namespace) -> None:
 
 def sizes_of(args: Namespace) -> str:
     """The models' sizes, in words."""
-    return (
-        f"{args.layers} layers, D = {args.embed_dim}, H = {args.heads}, ffn {args.ffn}, "
-        f"V = {args.vocabulary}, B = {args.batch}, W = {args.window}, "
-        f"K = {args.clusters or 'sqrt(N)'}"
-    )
+    sizes = {"D": args.embed_dim, "H": args.heads, "V": args.vocabulary, "B": args.batch}
+    sizes |= {"W": args.window, "K": args.clusters or "sqrt(N)"}
+    shown = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
+    return f"{args.layers} layers, ffn {args.ffn}, {shown}"
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser("scripts.benchmarks.training", __doc__)
-    parser.add_argument("--plot", type=Path, help="also draw speed and memory here, as PNG")
+    parser.add("--plot FILE", "also draw speed and memory here, as PNG")
     args = parser.parse_args(argv)
     settle(parser, args)
     sizes = sizes_of(args)
-    settings = (
-        f"{sizes}, {args.dtype}, {args.impl}, {args.updates} updates per run, "
-        f"medians of {args.repeats}"
-    )
+    settings = f"{sizes}, {args.dtype}, {args.impl}, {args.updates} updates per run"
+    settings += f", medians of {args.repeats}"
     with tempfile.TemporaryDirectory() as temporary:
         data = Path(temporary)
         tokens = max(*args.lengths, CHECKED_TOKENS) * args.batch * (args.updates + 2)

@@ -6,6 +6,7 @@ Reads what ``scripts/gpu_suite.sh OUT`` has written there, and writes ``OUT/VERD
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -18,25 +19,21 @@ def verdict(out: Path) -> str:
     for line in (out / "parts.txt").read_text().splitlines():
         name, status, seconds = line.split()
         result = "passed" if status == "0" else f"FAILED (status {status}, see {name}.log)"
-        lines.append(f"- {name}: {result}, {seconds} s. {_last_line(out / f'{name}.log')}")
-    for name, key in (("attention", "kind"), ("training", "model")):
+        log = out / f"{name}.log"
+        *_, last = ["", *log.read_text().strip().splitlines()] if log.is_file() else [""]
+        last = last.strip("= ") if re.search("passed|failed", last) else ""
+        lines.append(f"- {name}: {result}, {seconds} s. {last}")
+    for name, key in (("attention", "kind"), ("training", "model"), ("generation", "")):
         path = out / f"{name}.json"
-        if not path.is_file():
-            lines += ["", f"## {name}", "", "No results."]
+        record = json.loads(path.read_text()) if path.is_file() else {"rows": []}
+        if key:
+            lines += ["", f"## {name}", "", record.get("settings", "No results."), ""]
+            lines += _of_rows(record["rows"], key) if "settings" in record else []
             continue
-        record = json.loads(path.read_text())
-        lines += ["", f"## {name}", "", record["settings"], "", *_of_rows(record["rows"], key)]
-    path = out / "generation.json"
-    for row in json.loads(path.read_text())["rows"] if path.is_file() else ():
-        what = f"length {row['length']:,}, {row['sentences']} sentences, beam {row['beam']}"
-        lines.append(f"- generation: {what}: {row['ratio']:.2f} times dense's time")
+        for row in record["rows"]:
+            what = f"length {row['length']:,}, {row['sentences']} sentences, beam {row['beam']}"
+            lines.append(f"- generation: {what}: {row['ratio']:.2f} times dense's time")
     return "\n".join(lines) + "\n"
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text().split("\n") if log.is_file() else []
-    last = next((line for line in reversed(lines) if line.strip()), "")
-    return last.strip("= ") if "passed" in last or "failed" in last else ""
 
 
 def _of_rows(rows: list[dict], key: str) -> list[str]:

@@ -13,28 +13,24 @@ one thread each. A short trial measures their speeds, by which their learning ra
 clock stops all three. All are tested on files that were held out.
 FOLDER gets ``comparison.png``, ``results.json``, and for each model a folder with its checkpoint
 and logs; and ``clusters.html``, ``clusters.png`` and ``generated.txt``, if the model has learned
-enough for them. They appear when all is done; the folder ``unfinished`` has what an interrupted
-run has left.
+enough for them. They appear when all is done, in place of those of an earlier demo.
 """
 
 import json
 import logging
 import math
 import os
-import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import filelock
-
-from fairseq_clusterformer.cli.common import Parser, number, whole_number
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.cli.common import Parser, number
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.outputs import whole_file
 from fairseq_clusterformer.ranges import Range
 from scripts.demo.race import Runner, alive, race, tokens_per_second
 from scripts.demo.text import HELD_OUT, first_lines, library, prepare_library
@@ -51,8 +47,6 @@ SHOWN = 2000  # bytes of the passage in the pictures, at most
 MANY = 1_000_000  # updates; the clock stops a race
 LAYERS = 3  # of each model
 READABLE = 3.0  # bits per byte, above which nothing that a model writes can be read
-MARK = ".demo"  # in a folder that the demo made
-ALLOWED = "a new or empty folder, or one that the demo has made"
 
 # What routes has 48,000 parameters; the others get wider feed-forward layers instead.
 MODELS = {
@@ -88,80 +82,74 @@ def of_updates(updates: int) -> dict:
 
 
 def run_demo(out: Path, minutes: float, context: int, layers: int) -> None:
-    """The whole demo; see the module's docstring."""
+    """The whole demo; see the module's docstring. Raises UserError: the folder cannot be made, has
+    something else in it, or another demo works in it."""
     began = time.monotonic()
-    with workspace(out) as work:
-        train, valid = (len(text) for text in library().values())
-        say(
-            f"text: Python's library, {train:,} bytes to train on, {valid:,} bytes of {HELD_OUT} "
-            "files held out"
-        )
-        with alive(lambda: "preparing the text"):
-            data = prepare_library(out)
-        shared, seconds = shared_options(context, layers), minutes * 60
-        (work / "trial").mkdir()
-        say("a short trial measures how fast the models are")
-        trial = [Runner(name, {**of_updates(MANY), **o}) for name, o in MODELS.items()]
-        where = {"data": data, "threads": 1}
-        given = {**shared, "no-save": True, "disable-validation": True}
-        race(trial, given, seconds=min(TRIAL, seconds / 6), work=work / "trial", **where)
-        updates = [
-            max(3, round(seconds * speed / context)) for speed in tokens_per_second(trial, context)
-        ]
-        if (offer := offered(updates[-1], minutes, layers)) is not None:
-            say(offer)
-        say(
-            f"fairseq-train, {len(MODELS)} models at the same time for {minutes:g} minutes, "
-            f"one thread each, contexts of {context:,} bytes"
-        )
-        runners = [
-            Runner(name, {**of_updates(number), **options})
-            for (name, options), number in zip(MODELS.items(), updates, strict=True)
-        ]
-        race(runners, shared, seconds=seconds, work=work, **where)
-        speeds = tokens_per_second(runners, context)
-        with alive(lambda: "measuring names that stood last far back"):
-            far = [far_names(work / runner.name, data, context) for runner in runners]
-        verdict = compare(runners, far)
-        print(f"\n{table(runners, far, speeds)}\n\n{verdict}\n")
-        picture(runners, work / "comparison.png", verdict)
-        (work / "passage.txt").write_bytes(first_lines(library()["valid"], SHOWN))
-        checkpoint = Path("clusters", "checkpoint_last.pt")
-        if too_early := unlearned(runners[-1]):
-            say(f"no text and no picture of clusters: {too_early}")
-        else:
-            write_and_draw(work / checkpoint, data, work, verdict)
-        shutil.rmtree(work / "trial")
-        seconds = round(time.monotonic() - began)
-        record = {
-            **provenance("bash scripts/demo.sh", threads=1),
-            "options": {"minutes": minutes, "context": context, "layers": layers},
-            "models": [
-                {
-                    "name": runner.name,
-                    "updates": runner.updates,
-                    "bits per byte": runner.bits_per_byte,
-                    "bits on far names": bits,
-                    "tokens per second": round(speed),
-                    "parameters": runner.parameters,
-                    "peak memory MiB": round(runner.peak_memory),
-                    "curve": [point[1:] for point in runner.progress],
-                }
-                for runner, bits, speed in zip(runners, far, speeds, strict=True)
-            ],
-            "verdict": verdict,
-            "seconds": seconds,
-        }
-        (work / "results.json").write_text(json.dumps(record, indent=1) + "\n")
-        publish(work, out)
+    with whole_file("--out", out, folder=True, force=True) as work:
+        too_early = fill(work, minutes, context, layers, began)
     say(f"{out}/comparison.png: how the three models learned")
     if not too_early:
         say(f"{out}/clusters.html and clusters.png: what clusters together")
+    checkpoint = f"--checkpoint {out}/clusters/checkpoint_last.pt --data {out}/data"
+    say(f"for your own text: clusterformer draw {checkpoint} --text FILE --out FOLDER")
+    say(f"done in {time.monotonic() - began:.0f} s")
+
+
+def fill(work: Path, minutes: float, context: int, layers: int, began: float) -> str:
+    """Make all results in a folder; returns why there is no text and no picture of clusters."""
+    train, valid = (len(text) for text in library().values())
     say(
-        f"for your own text: clusterformer draw --checkpoint {out / checkpoint} --data {data} "
-        "--text FILE --out FOLDER"
+        f"text: Python's library, {train:,} bytes to train on, {valid:,} bytes of {HELD_OUT} "
+        "files held out"
     )
-    say(f"done in {seconds} s")
+    with alive(lambda: "preparing the text"):
+        data = prepare_library(work / "data")
+    shared, seconds = shared_options(context, layers), minutes * 60
+    where = {"data": data, "work": work, "threads": 1}
+    say("a short trial measures how fast the models are")
+    trial = [Runner(name, {**of_updates(MANY), **own}) for name, own in MODELS.items()]
+    given = {**shared, "no-save": True, "disable-validation": True}
+    race(trial, given, seconds=min(TRIAL, seconds / 6), **where)
+    speeds = tokens_per_second(trial, context)
+    updates = [max(3, round(seconds * speed / context)) for speed in speeds]
+    if (offer := offered(updates[-1], minutes, layers)) is not None:
+        say(offer)
+    say(
+        f"fairseq-train, {len(MODELS)} models at the same time for {minutes:g} minutes, "
+        f"one thread each, contexts of {context:,} bytes"
+    )
+    expected = zip(MODELS.items(), updates, strict=True)
+    runners = [Runner(name, {**of_updates(number), **own}) for (name, own), number in expected]
+    race(runners, shared, seconds=seconds, **where)
+    speeds = tokens_per_second(runners, context)
+    with alive(lambda: "measuring names that stood last far back"):
+        far = [far_names(work / runner.name, data, context) for runner in runners]
+    verdict = compare(runners, far)
+    print(f"\n{table(runners, far, speeds)}\n\n{verdict}\n")
+    picture(runners, work / "comparison.png", verdict)
+    (work / "passage.txt").write_bytes(first_lines(library()["valid"], SHOWN))
+    if too_early := unlearned(runners[-1]):
+        say(f"no text and no picture of clusters: {too_early}")
+    else:
+        write_and_draw(work / "clusters" / "checkpoint_last.pt", data, work, verdict)
+    models = [
+        {
+            "name": runner.name,
+            "updates": runner.updates,
+            "bits per byte": runner.bits_per_byte,
+            "bits on far names": bits,
+            "tokens per second": round(speed),
+            "parameters": runner.parameters,
+            "peak memory MiB": round(runner.peak_memory),
+            "curve": [point[1:] for point in runner.progress],
+        }
+        for runner, bits, speed in zip(runners, far, speeds, strict=True)
+    ]
+    record = provenance("bash scripts/demo.sh", threads=1)
+    record["options"] = {"minutes": minutes, "context": context, "layers": layers}
+    record |= {"models": models, "verdict": verdict, "seconds": round(time.monotonic() - began)}
+    (work / "results.json").write_text(json.dumps(record, indent=1) + "\n")
+    return too_early
 
 
 def far_names(folder: Path, data: Path, context: int) -> float | None:
@@ -180,8 +168,7 @@ def far_names(folder: Path, data: Path, context: int) -> float | None:
     buckets = breakdown.result()["bits on repeats by distance"]
     far = [bucket for bucket in buckets if bucket["from"] >= context // 8]
     letters = sum(bucket["tokens"] for bucket in far)
-    bits = sum(bucket["tokens"] * bucket["bits"] for bucket in far)
-    return bits / letters if letters else None
+    return sum(b["tokens"] * b["bits"] for b in far) / letters if letters else None
 
 
 def say(text: str) -> None:
@@ -207,17 +194,15 @@ def compare(runners: Sequence[Runner], far: Sequence[float | None]) -> str:
     for other, name in ((dense, "dense attention"), (windows, "windows alone")):
         gain = other - clusters
         changes.append(f"{abs(gain):.2f} {'fewer' if gain > 0 else 'more'} than {name}")
-    said = f"In equal time, clusters need {clusters:.2f} bits per byte: {', '.join(changes)}."
+    said = [f"In equal time, clusters need {clusters:.2f} bits per byte: {', '.join(changes)}."]
     if None not in far:
-        said += (
-            f" On names that stood last far back: {far[2]:.2f}, dense {far[0]:.2f}, windows "
-            f"{far[1]:.2f}."
-        )
-    updates = runners[-1].updates
-    if updates < ENOUGH and clusters > windows:
-        said += f" That is after {updates} updates; clusters need about {ENOUGH}: give more "
-        said += "--minutes or fewer --layers."
-    return f"{said} One seed, after minutes of training: differences of 0.03 mean nothing."
+        of_far = "{2:.2f}, dense {0:.2f}, windows {1:.2f}.".format(*far)
+        said.append(f"On names that stood last far back: {of_far}")
+    if runners[-1].updates < ENOUGH and clusters > windows:
+        said.append(f"That is after {runners[-1].updates} updates; clusters need about {ENOUGH}:")
+        said.append("give more --minutes or fewer --layers.")
+    said.append("One seed, after minutes of training: differences of 0.03 mean nothing.")
+    return " ".join(said)
 
 
 def offered(updates: int, minutes: float, layers: int) -> str | None:
@@ -242,15 +227,11 @@ def unlearned(runner: Runner) -> str:
 
 def picture(runners: Sequence[Runner], path: Path, verdict: str) -> None:
     """Draw what each model learned in the same minutes."""
-    begin = min(runner.progress[0][0] for runner in runners)
-    lines = [
-        Line(
-            runner.name,
-            {(time - begin) / 60: [bits] for time, _, bits in runner.progress},
-            label=f"{runner.name}: {runner.bits_per_byte:.2f} held out",
-        )
-        for runner in runners
-    ]
+    begin, lines = min(runner.progress[0][0] for runner in runners), []
+    for runner in runners:
+        points = {(time - begin) / 60: [bits] for time, _, bits in runner.progress}
+        label = f"{runner.name}: {runner.bits_per_byte:.2f} held out"
+        lines.append(Line(runner.name, points, label))
     label = "minutes, all three at the same time"
     panel = Panel(lines, label, "bits per byte of the training text")
     draw([panel], path, verdict.replace(". ", ".\n"))
@@ -282,54 +263,17 @@ def write_and_draw(checkpoint: Path, data: Path, work: Path, verdict: str) -> No
     clusters = replace(clusters, note=f"{clusters.note} {verdict}".strip())
     layer = clusters.most_spread()
     save(draw_passage(clusters, layer), work / "clusters.png")
-    page = cluster_page(clusters, layer)
-    (work / "clusters.html").write_text(page, encoding="utf-8")
-
-
-@contextmanager
-def workspace(out: Path) -> Iterator[Path]:
-    """Own the demo's folder, and give an empty one in it for what is not finished. Raises
-    UserError: it cannot be made, it has something else in it, or another demo works in it."""
-    try:
-        if out.is_dir() and any(out.iterdir()) and not (out / MARK).exists():
-            raise bad_option("--out", out, ALLOWED, "has something else in it")
-        out.mkdir(parents=True, exist_ok=True)
-        (out / MARK).touch()
-        with filelock.FileLock(out / f"{MARK}.lock", blocking=False):
-            work = out / "unfinished"
-            shutil.rmtree(work, ignore_errors=True)
-            work.mkdir()
-            yield work
-            shutil.rmtree(work)
-    except filelock.Timeout:
-        problem = "another demo works in it"
-        raise bad_option("--out", out, "another folder", problem) from None
-    except OSError as error:
-        raise bad_option("--out", out, ALLOWED, error.strerror) from None
-
-
-def publish(work: Path, out: Path) -> None:
-    """Put finished results in place of older ones, ``results.json`` last."""
-    (out / "results.json").unlink(missing_ok=True)
-    for path in sorted(work.iterdir(), key=lambda p: p.name == "results.json"):
-        target = out / path.name
-        if target.is_dir():
-            shutil.rmtree(target)
-        path.replace(target)
+    (work / "clusters.html").write_text(cluster_page(clusters, layer), encoding="utf-8")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the demo; a user's mistake is one line on stderr and status 1."""
     parser = Parser(prog="demo", description=__doc__)
-    about = "that the models train (default: 4)"
     minutes = number(Range(above=0))
-    parser.add_argument("--minutes", type=minutes, default=4.0, metavar="N", help=about)
-    about = "bytes that a model sees at once (default: 8192)"
-    parser.add_argument("--context", type=whole_number, default=8192, metavar="N", help=about)
-    about = f"of each model (default: {LAYERS})"
-    parser.add_argument("--layers", type=whole_number, default=LAYERS, metavar="N", help=about)
-    text = "folder for the results (default: demo/ in the repository)"
-    parser.add_argument("--out", type=Path, default=ROOT / "demo", metavar="FOLDER", help=text)
+    parser.add("--minutes X", "that the models train", type=minutes, default=4.0)
+    parser.add("--context N", "bytes that a model sees at once", default=8192)
+    parser.add("--layers N", "of each model", default=LAYERS)
+    parser.add("--out FOLDER", "for the results", default=ROOT / "demo")
     options = parser.parse_args(arguments)
     try:
         run_demo(**vars(options))

@@ -1,6 +1,7 @@
 """Trains language models at the same time with fairseq's own programs, and measures each."""
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -57,11 +58,12 @@ def race(
     runners: list[Runner], shared: dict, *, seconds: float, data: Path, work: Path, threads: int
 ) -> None:
     """Train all models at the same time and for the same time, each with its own threads, in a
-    folder of ``work``; fills in the runners. Raises UserError: if one fails; the others are then
-    stopped."""
+    folder of ``work`` that becomes empty first; fills in the runners. Raises UserError: if one
+    fails; the others are then stopped."""
     programs = {}
     for runner in runners:
         folder = work / runner.name
+        shutil.rmtree(folder, ignore_errors=True)  # of the trial
         folder.mkdir()
         options = {"stop-time-hours": seconds / 3600, "log-interval": 1}
         options = {**shared, **options, **runner.options, "save-dir": folder}

@@ -29,25 +29,19 @@ def first_lines(text: bytes, most: int) -> bytes:
     return text[: text.rfind(b"\n", 0, most) + 1]
 
 
-def prepare_library(parent: Path) -> Path:
-    """Return a folder in `parent` with the text by bytes, as fairseq reads it; made if missing.
-
-    Its name ends in a digest of the text, which another Python may have changed.
-    """
-    texts = library()
-    digest = hashlib.sha256(b"\f".join(texts.values())).hexdigest()
-    dest = parent / f"data-{digest[:8]}"
+def prepare_library(dest: Path) -> Path:
+    """Make a folder with the text by bytes, as fairseq reads it; return it."""
 
     def build(work: Path, out: Path) -> dict:
         from fairseq_clusterformer.corpora import binarize
         from fairseq_clusterformer.data.coding import ByteCoding
 
-        files = {split: work / f"{split}.txt" for split in texts}
-        for split, text in texts.items():
+        files = {split: work / f"{split}.txt" for split in ("train", "valid")}
+        for split, text in library().items():
             files[split].write_bytes(text)
         dictionary = binarize.byte_dictionary()
         items = ByteCoding(dictionary).items
         return {"splits": binarize.write_dataset(files, out, dictionary, items)}
 
-    make_folder(dest, {"corpus": "Python's library", "digest": digest}, build)
+    make_folder(dest, {"corpus": "Python's library"}, build)
     return dest
