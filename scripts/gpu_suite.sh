@@ -7,8 +7,8 @@
 #   bash scripts/gpu_suite.sh OUT --wheels DIR     first installs the wheels in DIR, for a machine without network
 #   bash scripts/gpu_suite.sh OUT --rehearse       small sizes on the CPU, kernels under Triton's interpreter
 #
-# OUT/VERDICT.md is the first page: what passed, and what is slower than dense at which N. OUT also gets JSON, pictures
-# and logs. Uses the python of the PATH (or of PYTHON), which needs torch, triton, fairseq, matplotlib and pytest.
+# OUT/VERDICT.md is the first page: what passed, and the tables. OUT also gets JSON, pictures and logs.
+# Uses the python of the PATH (or of PYTHON), which needs torch, triton, fairseq, matplotlib and pytest.
 # If a part fails, the others still run, and the exit status is 1.
 set -euo pipefail
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -61,15 +61,19 @@ else
   encoders=(--device cuda --lengths 4096 8192 16384 32768 --models full etc window+taught)
 fi
 
+failed=0
 part() { # NAME SECONDS COMMAND ...
   local name=$1 limit=$2 begin=$SECONDS status=0
   shift 2
   printf '%s ...\n' "$name"
   timeout "$limit" "$@" >"$out/$name.log" 2>&1 || status=$?
-  ((status == 0)) || tail -n 15 "$out/$name.log"
-  printf '%s %d %d\n' "$name" $status $((SECONDS - begin)) >>"$out/parts.txt"
+  {
+    printf '## %s: %s, %d s\n\n' "$name" "$( ((status)) && echo "FAILED (status $status)" || echo passed)" $((SECONDS - begin))
+    grep -E '^\||passed|failed' "$out/$name.log" && echo
+  } >>"$out/VERDICT.md" || true
+  ((status == 0)) || { failed=1 && tail -n 15 "$out/$name.log"; }
 }
-: >"$out/parts.txt"
+printf '# Verdict: kinds below 1.00 "times as fast as dense" are slower\n\n' >"$out/VERDICT.md"
 part tests 200 "$python" -m pytest -q -p no:cacheprovider "${tests[@]}"
 part attention 170 "$python" -m scripts.benchmarks.attention "${attention[@]}" --json "$out/attention.json" \
   --plot "$out/attention.png"
@@ -77,4 +81,5 @@ part training 110 "$python" -m scripts.benchmarks.training "${training[@]}" --js
   --plot "$out/training.png"
 part generation 60 "$python" -m scripts.benchmarks.generation "${generation[@]}" --json "$out/generation.json"
 part encoders 40 "$python" -m scripts.benchmarks.encoders "${encoders[@]}" --json "$out/encoders.json"
-"$python" -m scripts.benchmarks.verdict "$out"
+cat "$out/VERDICT.md"
+exit $failed

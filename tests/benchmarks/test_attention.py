@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from scripts.benchmarks import attention as benchmark
-from scripts.benchmarks import common, verdict
+from scripts.benchmarks import common
 from scripts.benchmarks.attention import Ceilings, Contestant, attention_floor, measure_ceilings
 from scripts.benchmarks.check import check
 from scripts.benchmarks.common import CheckFailed, Unavailable, in_own_process
@@ -164,24 +164,3 @@ def test_floors(monkeypatch):
     given = (seen.x, *seen.qkv[:2])
     visible = seen.attention.visible(*given, torch.arange(48))
     assert seen.attention.pairs(*given) == 2 * int(visible.sum())
-
-
-def test_verdict_says_what_failed_and_what_is_slower(tmp_path):
-    (tmp_path / "parts.txt").write_text("tests 0 12\nattention 1 50\ntraining 124 150\n")
-    (tmp_path / "tests.log").write_text("===== 12 passed in 3s =====\n")
-    found = ("dense", 512, 1.0), ("neural", 512, 0.5), ("neural", 1024, 2.0)
-    rows = [{"kind": kind, "N": n, "times as fast as dense": ratio} for kind, n, ratio in found]
-    rows.append({"kind": "window", "N": 512, "wrong": "its output"})
-    record = {"settings": "small", "rows": rows}
-    (tmp_path / "attention.json").write_text(json.dumps(record))
-    assert verdict.main([str(tmp_path)]) == 1
-    page = (tmp_path / "VERDICT.md").read_text().splitlines()
-    for line in (
-        "- tests: passed, 12 s. 12 passed in 3s",
-        "- attention: FAILED (status 1, see attention.log), 50 s. ",
-        "- neural: SLOWER than dense at N = 512 (0.50 x)",
-        "- neural: as fast or faster at N = 1,024 (2.00 x)",
-        "- window: WRONG at N = 512: its output",
-        "No results.",
-    ):
-        assert line in page
