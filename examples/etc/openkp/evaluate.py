@@ -43,9 +43,9 @@ def main(arguments: Sequence[str]) -> int:
     scores = mean_scores(known) | {"pages": len(found), "pages scored": len(known)}
     scores |= {"pages cut": dataset.cut, "nodes left out": dataset.nodes_left_out}
     if args.out:
-        pages = ({"url": url, "KeyPhrases": [p.split() for p in best]} for url, best, _ in found)
-        lines = "".join(json.dumps(page, ensure_ascii=False) + "\n" for page in pages)
-        for name, text in zip(WRITTEN, (lines, json.dumps(scores) + "\n"), strict=True):
+        pages = [{"url": url, "KeyPhrases": [p.split() for p in best]} for url, best, _ in found]
+        for name, rows in zip(WRITTEN, (pages, [scores]), strict=True):
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             write_text("--out", args.out / name, text, makes_folder=True, **how)
     for name, value in scores.items():
         print(f"{name:>40}  {value:.6g}")

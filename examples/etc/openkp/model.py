@@ -77,16 +77,12 @@ class VisualFeatures(nn.Module):
         x = self.crossed(sum(visual[..., i] << n for n, i in enumerate(reversed(_CROSSED))))
         for place, embedding in zip(_FONTS, self.fonts, strict=True):
             x = x + embedding(torch.bucketize(visual[..., place].contiguous(), self.sizes))
-        dense = torch.cat([self.scaled(visual[..., _PIXELS]), visual[..., _FLAGS]], dim=-1)
-        dense = dense.to(x.dtype)
+        least, most = self.ranges.unbind(-1)  # which become -1 and 1
+        pixels = 2 * (visual[..., _PIXELS].clamp(least, most) - least) / (most - least) - 1
+        dense = torch.cat([pixels, visual[..., _FLAGS]], dim=-1).to(x.dtype)
         for layer in self.dense:
             dense = gelu(layer(dense))
         return x + dense
-
-    def scaled(self, pixels: Tensor) -> Tensor:
-        """Pixels [..., 8] within their ranges, and these as -1 to 1."""
-        least, most = self.ranges.unbind(-1)
-        return 2 * (pixels.clamp(least, most) - least) / (most - least) - 1
 
 
 class PhraseHead(nn.Module):
@@ -109,16 +105,13 @@ class PhraseHead(nn.Module):
         where there is none. Of tokens' states [B, N, D], 0 for padding, and words, int64 [B, N];
         W is the largest of ``num_words``, int64 [B]."""
         number = int(num_words.max())
-        # a width that no page has words for has a gradient too, of 0
-        room = max(number, MOST_WORDS)
+        room = max(number, MOST_WORDS)  # a width without words has a gradient too, of 0
         x = states.new_zeros(len(states), room, states.size(-1))
         x = x.scatter_add(1, words.unsqueeze(-1).expand_as(states), states)
         x = self.word_norm(x).transpose(1, 2)
-        place = torch.arange(room, device=x.device)
-        found = []
-        for more, (convolution, norm, linear) in enumerate(
-            zip(self.convolutions, self.norms, self.logits, strict=True)
-        ):
+        place, found = torch.arange(room, device=x.device), []
+        layers = zip(self.convolutions, self.norms, self.logits, strict=True)
+        for more, (convolution, norm, linear) in enumerate(layers):
             logits = linear(norm(gelu(convolution(x)).transpose(1, 2))).squeeze(-1)
             behind = place + more >= num_words.unsqueeze(1)
             found.append(pad(logits, (0, more)).masked_fill(behind, -torch.inf))
@@ -159,7 +152,7 @@ class ETCKeyphrases(ETCModel):
         own = {name: at_least_float32(p) for name, p in self.head.named_parameters()}
         with torch.autocast(states.device.type, enabled=False):
             states = at_least_float32(states).masked_fill(padding, 0.0)
-            given = (states, page["words"], page["num_words"])
+            given = states, page["words"], page["num_words"]
             logits = functional_call(self.head, own, given)
         return logits, {"reports": {"encoder": []}}
 

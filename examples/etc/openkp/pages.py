@@ -17,7 +17,7 @@ one item per page, all in the same order:
 Shape letters: B batch, N tokens, W words, G nodes, P keyphrases.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,183 +25,125 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.data import Dictionary
-from fairseq.data.data_utils import collate_tokens
-from fairseq.data.indexed_dataset import best_fitting_int_dtype
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.data.by_size import BySize
-from fairseq_clusterformer.data.stored import RecordData, RecordWriter
+from fairseq_clusterformer.data.stored import RecordData
 from fairseq_clusterformer.data.subwords import Subwords
 
 from .records import MOST_WORDS, VISUAL, PageRecord, phrase_places
 
-_PARTS = ("document", "page")
+PARTS = ("document", "page")
+_SHAPES = {"starts": (-1,), "folded": (-1,), "nodes": (-1, 2), "visual": (-1, VISUAL)}
+_SHAPES |= {"phrases": (-1, 2), "anywhere": (-1, 2)}
 
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """A page to train on, or to find keyphrases in."""
+    """A page to train on, or to find keyphrases in, in whole numbers."""
 
-    tokens: Tensor  # int64 [N]
-    starts: Tensor  # the first token of each word, int64 [W]; that of the next where it has none
-    folded: Tensor  # equal numbers for words that are equal in lower case, int64 [W]
-    nodes: Tensor  # words [first, last) of each, which cover all in their order, int64 [G, 2]
-    visual: Tensor  # what each node looks like, int64 [G, 20]; see `VISUAL`
-    # the first word of each keyphrase where it first stands in one node, and its number of words,
-    # int64 [P, 2]
-    phrases: Tensor
-    is_text: bool = False  # its only node is no node of the page
+    tokens: np.ndarray  # [N]
+    starts: np.ndarray  # the first token of each word, [W]; that of the next where it has none
+    folded: np.ndarray  # equal numbers for words that are equal in lower case, [W]
+    nodes: np.ndarray  # words [first, last) of each, which cover all in their order, [G, 2]
+    visual: np.ndarray  # what each node looks like, [G, 20]; see `VISUAL`
+    # the first word of each keyphrase and its number of words, [P, 2]: where it first stands in
+    # one node, and in the text
+    phrases: np.ndarray
+    anywhere: np.ndarray
 
     def item(self) -> np.ndarray:
-        """All but the tokens as an item of ``SPLIT.page``, int32: W, G and P; then all fields."""
-        head = [len(self.starts), len(self.nodes), len(self.phrases)]
-        tail = (self.starts, self.folded, self.nodes, self.visual, self.phrases)
-        return np.concatenate([head, *(part.flatten() for part in tail)]).astype(np.int32)
+        """All but the tokens as an item of ``SPLIT.page``, int32: six sizes, then all numbers."""
+        parts = [getattr(self, name).ravel() for name in _SHAPES]
+        return np.concatenate([[part.size for part in parts], *parts]).astype(np.int32)
 
     @classmethod
-    def of(cls, tokens: Tensor, item: Tensor) -> "Page":
+    def of(cls, tokens: np.ndarray, item: np.ndarray) -> "Page":
         """What the items of both files say."""
-        words, nodes, phrases = item[:3].tolist()
-        sizes = [words, words, 2 * nodes, VISUAL * nodes, 2 * phrases]
-        starts, folded, spans, visual, places = item[3:].split(sizes)
-        return cls(
-            tokens, starts, folded, spans.view(-1, 2), visual.view(-1, VISUAL), places.view(-1, 2)
-        )
+        sizes, rest = np.split(item, [len(_SHAPES)])
+        parts = np.split(rest, sizes.cumsum()[:-1])
+        shaped = (part.reshape(s) for part, s in zip(parts, _SHAPES.values(), strict=True))
+        return cls(tokens, *shaped)
 
-    def as_text(self, record: PageRecord) -> "Page":
-        """The page as text without nodes: keyphrases may stand anywhere in it."""
-        one = replace(record, nodes=((0, len(record.words)),))
-        return replace(
-            self,
-            nodes=torch.tensor(one.nodes),
-            visual=torch.zeros(1, VISUAL, dtype=torch.int64),
-            phrases=torch.tensor(phrase_places(one), dtype=torch.int64).view(-1, 2),
-            is_text=True,
-        )
-
-    def within(self, tokens: int, nodes: int) -> "Page":
-        """The beginning of the page: whole nodes, so many or fewer, of so many tokens; of a text,
-        whole words. If not even the first of them fits, what does of its words, or of its first
-        word, and no keyphrase; empty nodes in front may be left out then."""
-        bounds = torch.cat([self.starts, self.starts.new_tensor([len(self.tokens)])])
-        words = int((bounds[1:] <= tokens).sum())
-        empty = int((self.nodes[:, 1] == 0).sum())
-        first = empty if empty >= nodes else 0
-        last = min(int((bounds[self.nodes[:, 1]] <= tokens).sum()), first + nodes)
-        is_cut = last <= empty  # the first node that is not empty
-        if is_cut:
-            last, words = empty + 1, max(min(words, int(self.nodes[empty, 1])), 1)
+    def within(self, tokens: int, nodes: int | None) -> "Page":
+        """The beginning of the page: whole nodes, so many or fewer, of so many tokens. If not even
+        the first of them fits, what does of its words, or of its first word, and no keyphrase;
+        empty nodes in front may be left out then. With None for the nodes, whole words of the page
+        as a text without nodes, where keyphrases may stand anywhere."""
+        ends = np.append(self.starts[1:], len(self.tokens))  # of words
+        words, phrases = int(np.searchsorted(ends, tokens, "right")), self.phrases
+        if nodes is None:
+            words, phrases = max(words, 1), self.anywhere
+            kept, visual = np.array([[0, words]]), np.zeros((1, VISUAL), int)
         else:
-            words = int(self.nodes[last - 1, 1])
-        phrases = self.phrases[self.phrases.sum(1) <= words]
+            empty = int((self.nodes[:, 1] == 0).sum())
+            first = empty if empty >= nodes else 0
+            last = min(int((self.nodes[:, 1] <= words).sum()), first + nodes)
+            if last > empty:
+                words = int(self.nodes[last - 1, 1])
+            else:  # the first node that is not empty is cut
+                last, phrases = empty + 1, phrases[:0]
+                words = max(min(words, int(self.nodes[empty, 1])), 1)
+            kept, visual = self.nodes[first:last].clip(max=words), self.visual[first:last]
         return replace(
             self,
-            tokens=self.tokens[: min(int(bounds[words]), tokens)],
+            tokens=self.tokens[: min(ends[words - 1], tokens)],
             starts=self.starts[:words],
             folded=self.folded[:words],
-            nodes=self.nodes[first:last].clamp(max=words),
-            visual=self.visual[first:last],
-            phrases=phrases[: 0 if is_cut and not self.is_text else None],
+            nodes=kept,
+            visual=visual,
+            phrases=phrases[phrases.sum(1) <= words],
         )
 
-    def words_of_tokens(self) -> Tensor:
-        """The word of each token, int64 [N]."""
-        place = torch.arange(len(self.tokens))
-        return torch.searchsorted(self.starts.contiguous(), place, right=True) - 1
-
-    def nodes_of_words(self) -> Tensor:
-        """The node of each word, int64 [W]."""
-        first, last = self.nodes.unbind(1)
-        return torch.arange(len(self.nodes)).repeat_interleave(last - first)
-
-    def first_places(self, words: int) -> Tensor:
-        """Where each n-gram first stands in one node, as its first word, int64 [5, words]: row i
-        has those of i + 1 words. An n-gram that is in no node stands at its own place only, and so
+    def first_places(self, words: int) -> np.ndarray:
+        """Where each n-gram first stands in one node, as its first word, [5, words]: row i has
+        those of i + 1 words. An n-gram that is in no node stands at its own place only, and so
         does what is behind the page's words."""
-        places = torch.arange(words).repeat(MOST_WORDS, 1)
-        node, folded = self.nodes_of_words().numpy(), self.folded.numpy()
-        number = len(folded)
-        same = folded  # equal numbers for n-grams that are equal
-        for length in range(1, min(MOST_WORDS, number) + 1):
-            if length > 1:  # the n-gram of one word less, and one word
-                pairs = same[:-1].astype(np.int64) * number + folded[length - 1 :]
-                same = np.unique(pairs, return_inverse=True)[1]
-            (whole,) = np.nonzero(node[: number - length + 1] == node[length - 1 :])
-            _, first, of = np.unique(same[whole], return_index=True, return_inverse=True)
-            places[length - 1, whole] = torch.from_numpy(whole[first][of])
+        places, folded = np.tile(np.arange(words), (MOST_WORDS, 1)), self.folded.tolist()
+        for row in range(MOST_WORDS):
+            seen: dict[tuple[int, ...], int] = {}
+            for first, last in self.nodes.tolist():
+                for place in range(first, last - row):
+                    gram = tuple(folded[place : place + row + 1])
+                    places[row, place] = seen.setdefault(gram, place)
         return places
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """A page in a subword model's ids [N], and the first token of each word [W]."""
-
-    ids: np.ndarray
-    starts: np.ndarray
-    record: PageRecord
-
-
-def encode_record(record: PageRecord, *, model: Subwords) -> Encoded:
-    """The tokens of a page. The blank before a word belongs to it."""
-    tokens = model.encode(" ".join(record.words))
+def encode(record: PageRecord, *, model: Subwords, to_index: Sequence[int]) -> Page:
+    """A page in tokens, where the blank before a word belongs to it; ``to_index`` has the symbol
+    in a dictionary of each of the model's ids."""
+    tokens, known = model.encode(" ".join(record.words)), {}
     lengths = np.array([len(word) + 1 for word in record.words])
     begins = np.cumsum(lengths) - lengths - 1
-    last = np.maximum(tokens.ends - 1, tokens.starts)
-    word = np.searchsorted(begins, last, side="right") - 1
-    starts = np.searchsorted(word, np.arange(len(record.words)))
-    return Encoded(tokens.ids, starts, record)
-
-
-def page_of(item: Encoded, to_index: Sequence[int]) -> Page:
-    """A page in symbols of a dictionary; ``to_index`` has the one of each of the model's ids."""
-    record = item.record
-    known: dict[str, int] = {}
+    word = np.searchsorted(begins, np.maximum(tokens.ends - 1, tokens.starts), "right") - 1
     folded = [known.setdefault(word.lower(), len(known)) for word in record.words]
+    places = [phrase_places(record, nodes) for nodes in (record.nodes, ((0, len(folded)),))]
     return Page(
-        tokens=torch.from_numpy(np.asarray(to_index)[item.ids]),
-        starts=torch.from_numpy(item.starts),
-        folded=torch.tensor(folded),
-        nodes=torch.tensor(record.nodes).view(-1, 2),
-        visual=torch.tensor(record.visual).view(-1, VISUAL),
-        phrases=torch.tensor(phrase_places(record), dtype=torch.int64).view(-1, 2),
+        np.asarray(to_index)[tokens.ids],
+        np.searchsorted(word, np.arange(len(record.words))),
+        np.array(folded),
+        np.array(record.nodes),
+        np.array(record.visual),
+        *(np.array(found, int).reshape(-1, 2) for found in places),
     )
-
-
-class PageWriter(RecordWriter):
-    """Writes a split into a folder with a ``dict.txt`` of so many symbols, in a ``with``."""
-
-    def __init__(self, folder: Path, split: str, *, vocab_size: int) -> None:
-        dtypes = (best_fitting_int_dtype(vocab_size), np.int32)
-        super().__init__(folder, split, dict(zip(_PARTS, dtypes, strict=True)))
-
-    def add(self, page: Page, texts: Mapping) -> None:
-        """Add a page, and what becomes its line of ``SPLIT.jsonl``."""
-        self.write((page.tokens, page.item()), texts)
 
 
 class PageData(RecordData):
     """The pages of a split; see :class:`RecordData`."""
 
     def __init__(self, folder: Path | str, split: str) -> None:
-        super().__init__(folder, split, _PARTS, "python examples/etc/openkp/prepare.py")
+        super().__init__(folder, split, PARTS, "python examples/etc/openkp/prepare.py")
 
     def __getitem__(self, index: int) -> Page:
         if not 0 <= index < len(self):
             raise IndexError(f"page {index} of {len(self)}")
-        return Page.of(*(self._parts[part][index].long() for part in _PARTS))
-
-    def record(self, index: int) -> PageRecord:
-        """The words and keyphrases of a page, without its nodes."""
-        texts = self.texts(index)
-        phrases = [tuple(phrase.split(" ")) for phrase in texts["phrases"] or ()]
-        return PageRecord(texts["url"], tuple(texts["text"].split(" ")), (), (), tuple(phrases))
+        return Page.of(*(self._parts[part][index].long().numpy() for part in PARTS))
 
 
 class PageDataset(BySize):
     """Pages with their keyphrases; those of more than ``max_positions`` tokens or ``max_nodes``
-    nodes lose their last nodes. With ``only_with_phrases``, those that have no keyphrase left are
-    out. With ``as_text``, pages have no nodes, and lose words.
+    nodes lose their last nodes (see `Page.within`). With ``only_with_phrases``, those that have no
+    keyphrase left are out.
 
     Attributes:
         pages: the numbers in ``data`` of those that are used.
@@ -216,19 +158,17 @@ class PageDataset(BySize):
         *,
         split: str,
         max_positions: int,
-        max_nodes: int,
+        max_nodes: int | None,
         only_with_phrases: bool = False,
-        as_text: bool = False,
         shuffle: bool = True,
     ):
-        self.data, self.dictionary, self.split = data, dictionary, split
-        self.max_positions, self.max_nodes, self.shuffle = max_positions, max_nodes, shuffle
-        self.as_text = as_text
+        self.data, self.dictionary, self.split, self.shuffle = data, dictionary, split, shuffle
+        self._most = max_positions, max_nodes
         kept, sizes, self.cut, self.nodes_left_out = [], [], 0, 0
-        for index in range(len(data)):
-            page, part = data[index], self._part(index)
+        for index, page in enumerate(map(data.__getitem__, range(len(data)))):
+            part = page.within(*self._most)
             self.cut += len(part.starts) < len(page.starts)
-            self.nodes_left_out += 0 if as_text else len(page.nodes) - len(part.nodes)
+            self.nodes_left_out += 0 if max_nodes is None else len(page.nodes) - len(part.nodes)
             if len(part.phrases) or not only_with_phrases:
                 kept.append(index)
                 sizes.append(len(part.tokens))
@@ -239,13 +179,7 @@ class PageDataset(BySize):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         number = int(self.pages[index])
-        return {"id": number, "page": self._part(number)}
-
-    def _part(self, number: int) -> Page:
-        page = self.data[number]
-        if self.as_text:
-            page = page.as_text(self.data.record(number))
-        return page.within(self.max_positions, self.max_nodes)
+        return {"id": number, "page": self.data[number].within(*self._most)}
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch: what the model reads, ``net_input``; the right ``phrases`` int64 [B, P, 2] (of
@@ -256,14 +190,13 @@ class PageDataset(BySize):
         pages = [sample["page"] for sample in samples]
         inputs = batch_of_pages(pages, self.dictionary.pad())
         most = int(inputs["page"]["num_words"].max())
+        first = np.stack([page.first_places(most) for page in pages])
+        phrases = pad_sequence([torch.from_numpy(page.phrases) for page in pages], True)
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
             "split": self.split,
             "net_input": inputs,
-            "target": {
-                "phrases": pad_sequence([page.phrases for page in pages], True),
-                "first": torch.stack([page.first_places(most) for page in pages]),
-            },
+            "target": {"phrases": phrases, "first": torch.from_numpy(first)},
             "nsentences": len(samples),
             "ntokens": sum(len(page.tokens) for page in pages),
         }
@@ -274,14 +207,17 @@ def batch_of_pages(pages: Sequence[Page], padding: int) -> dict[str, Any]:
     word and the node of each token, ``words`` and ``token_nodes``, int64 [B, N]; the tokens
     [first, last) of ``nodes``, int64 [B, G, 2]; ``visual``, int64 [B, G, 20]; ``num_words`` and
     ``num_nodes``, int64 [B]. Padding is 0, except for tokens."""
-    words = [page.words_of_tokens() for page in pages]
-    rows = {
-        "words": words,
-        "token_nodes": [p.nodes_of_words()[w] for p, w in zip(pages, words, strict=True)],
-        "nodes": [torch.cat([p.starts, torch.tensor([len(p.tokens)])])[p.nodes] for p in pages],
-        "visual": [page.visual for page in pages],
-    }
-    batch = {name: pad_sequence(tensors, True) for name, tensors in rows.items()}
+    rows = []
+    for page in pages:
+        words = np.searchsorted(page.starts, np.arange(len(page.tokens)), "right") - 1
+        node = np.arange(len(page.nodes)).repeat(page.nodes[:, 1] - page.nodes[:, 0])
+        bounds = np.append(page.starts, len(page.tokens))[page.nodes]
+        rows.append((page.tokens, words, node[words], bounds, page.visual))
+    tokens, *more = (
+        pad_sequence([torch.from_numpy(x) for x in column], True, fill)
+        for column, fill in zip(zip(*rows, strict=True), (padding, 0, 0, 0, 0), strict=True)
+    )
+    batch = dict(zip(("words", "token_nodes", "nodes", "visual"), more, strict=True))
     batch["num_words"] = torch.tensor([len(page.starts) for page in pages])
     batch["num_nodes"] = torch.tensor([len(page.nodes) for page in pages])
-    return {"src_tokens": collate_tokens([p.tokens for p in pages], padding), "page": batch}
+    return {"src_tokens": tokens, "page": batch}

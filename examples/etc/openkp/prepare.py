@@ -36,19 +36,18 @@ from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.download import checksums
 from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.corpora.question_answering.records import Drops
-from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
+from fairseq_clusterformer.corpora.vocabulary import copy_model
 from fairseq_clusterformer.data.unicode import READ_FORM
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import make_folder
 
 if TYPE_CHECKING:
+    from openkp.pages import Page
     from openkp.records import PageRecord
 
 NAME = "python examples/etc/openkp/prepare.py"
 #: patterns of the names of train, valid and test in --source
 FILES = ("OpenKPTrain*.jsonl*", "OpenKPDev*.jsonl*", "OpenKPEval*.jsonl*")
-_BATCH = 5  # pages that a worker takes at a time
-COUNTS = ("pages", "nodes", "tokens", "keyphrases", "keyphrases not found", "longest")
 
 
 def prepare(
@@ -69,16 +68,29 @@ def prepare(
         "unicode": READ_FORM,
     }
 
+    def records(split: str, drops: Drops) -> Iterator["PageRecord"]:
+        from openkp.records import openkp
+
+        record = None
+        for path in splits[split]:
+            for record in openkp(path, drops, keep_unfound=split != "train"):
+                yield record
+        if record is None:
+            why = f"; {drops.summary()}" if drops.counts else ""
+            raise UserError(f"openkp: no page is left in {split}{why}")
+
     def build(work: Path, out: Path) -> dict:
         if vocabulary.train:
-            _train(splits["train"], vocabulary, work, out)
+            with open(text := work / "train.txt", "w", encoding="utf-8") as file:
+                for record in records("train", Drops()):
+                    nodes = (" ".join(record.words[slice(*node)]) for node in record.nodes)
+                    file.writelines(node + "\n" for node in nodes)
+            vocabulary.train_model(text, out, form=READ_FORM)
         copy_model(vocabulary, out, kind="reader", form=READ_FORM)
         counts, dropped = {}, {}
-        for split, paths in splits.items():
+        for split in splits:
             drops = Drops()
-            counts[split] = _write(_records(paths, split, drops), out, split, workers)
-            if not counts[split]["pages"]:
-                raise _nothing_left(split, drops)
+            counts[split] = _write(records(split, drops), out, split, workers)
             counts[split]["dropped"] = drops.counts.total()
             dropped[split] = drops.examples
             if drops.counts:
@@ -88,52 +100,35 @@ def prepare(
     return make_folder(dest, recipe, build, force)
 
 
-def _records(paths: list[Path], split: str, drops: Drops) -> Iterator["PageRecord"]:
-    from openkp.records import openkp
-
-    for path in paths:
-        yield from openkp(path, drops, keep_unfound=split != "train")
-
-
-def _nothing_left(split: str, drops: Drops) -> UserError:
-    problem = f"openkp: no page is left in {split}"
-    return UserError(f"{problem}; {drops.summary()}" if drops.counts else problem)
-
-
-def _train(paths: list[Path], vocabulary: Vocabulary, work: Path, out: Path) -> None:
-    """Train a sentencepiece model on the pages' nodes."""
-    text, drops = work / "train.txt", Drops()
-    with open(text, "w", encoding="utf-8") as file:
-        for record in _records(paths, "train", drops):
-            for first, last in record.nodes:
-                file.write(" ".join(record.words[first:last]) + "\n")
-    if not text.stat().st_size:
-        raise _nothing_left("train", drops)
-    vocabulary.train_model(text, out, form=READ_FORM)
-
-
 def _write(records: Iterator["PageRecord"], out: Path, split: str, workers: int) -> dict[str, int]:
-    from fairseq_clusterformer.data import subwords
-    from fairseq_clusterformer.data.stored import load_dictionary
-    from openkp.pages import PageWriter, encode_record, page_of
+    import numpy as np
+    from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
-    dictionary, pieces = load_dictionary(out), subwords.load_prepared(out)
-    to_index = [dictionary.index(symbol) for symbol in pieces.symbols]
-    counts = dict.fromkeys(COUNTS, 0)
-    encode = partial(encode_record, model=pieces)
-    encoded = parallel(encode, records, workers, split, batch=_BATCH, unit=" pages")
-    with PageWriter(out, split, vocab_size=len(dictionary)) as writer:
-        for item in encoded:
-            page, record = page_of(item, to_index), item.record
+    from fairseq_clusterformer.data.stored import RecordWriter, load_dictionary
+    from fairseq_clusterformer.data.subwords import load_prepared
+    from openkp.pages import PARTS, encode
+
+    dictionary, model = load_dictionary(out), load_prepared(out)
+    to_index = [dictionary.index(symbol) for symbol in model.symbols]
+    both = partial(_with_record, partial(encode, model=model, to_index=to_index))
+    dtypes = (best_fitting_int_dtype(len(dictionary)), np.int32)
+    names = ("pages", "nodes", "tokens", "keyphrases", "keyphrases not found", "longest")
+    counts = dict.fromkeys(names, 0)
+    with RecordWriter(out, split, dict(zip(PARTS, dtypes, strict=True))) as writer:
+        for page, record in parallel(both, records, workers, split, batch=5, unit=" pages"):
             phrases = None if record.phrases is None else [" ".join(p) for p in record.phrases]
             texts = {"url": record.id, "text": " ".join(record.words), "phrases": phrases}
-            writer.add(page, texts)
-            found = len(page.phrases)
-            of_page = (1, len(page.nodes), len(page.tokens), found, len(phrases or ()) - found)
-            for name, number in zip(COUNTS, of_page, strict=False):
+            writer.write((page.tokens, page.item()), texts)
+            found, tokens = len(page.phrases), len(page.tokens)
+            of_page = (1, len(page.nodes), tokens, found, len(phrases or ()) - found)
+            for name, number in zip(names, of_page, strict=False):
                 counts[name] += number
-            counts["longest"] = max(counts["longest"], len(page.tokens))
+            counts["longest"] = max(counts["longest"], tokens)
     return counts
+
+
+def _with_record(encode: partial, record: "PageRecord") -> tuple["Page", "PageRecord"]:
+    return encode(record), record
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -3,7 +3,8 @@
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from fairseq_clusterformer.checkpoints import Loaded
 from fairseq_clusterformer.criterions.clustering_losses import SummedLogs
 from fairseq_clusterformer.data.stored import shard_of
-from fairseq_clusterformer.errors import UserError, refused
+from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.tasks.own_models import DataOptions, OwnModels
 
@@ -31,7 +32,7 @@ SCORES = tuple(f"{name}_at_{k}" for k in DEPTHS for name in ("precision", "recal
 
 
 def best_keyphrases(
-    logits: Tensor, words: Sequence[str], most: int = 5
+    logits: Tensor, words: Sequence[str], most: int = max(DEPTHS)
 ) -> list[tuple[str, float]]:
     """The best distinct phrases in lower case, ``most`` or fewer, each with the largest of its
     logits.
@@ -52,27 +53,32 @@ def best_keyphrases(
 
 
 def keyphrase_scores(found: Sequence[str], gold: Collection[str]) -> dict[str, float]:
-    """``precision_at_K``, ``recall_at_K`` and ``f1_at_K`` of one page, from 0 to 1, for K of
+    """``precision_at_K``, ``recall_at_K`` and ``f1_at_K`` of one page in percent, for K of
     :data:`DEPTHS`. Phrases are equal if they are so in lower case; repeated ones count once.
     Precision at K is over K phrases even where fewer are found, the most likely first. ``gold``
     has a phrase or more."""
     right, found = ([" ".join(p.lower().split()) for p in phrases] for phrases in (gold, found))
-    right = set(right) - {""}
-    distinct = list(dict.fromkeys(found))
-    scores = {}
+    right, found, scores = set(right) - {""}, list(dict.fromkeys(found)), []
     for depth in DEPTHS:
-        hits = sum(phrase in right for phrase in distinct[:depth])
-        precision, recall = hits / depth, hits / len(right)
-        scores[f"precision_at_{depth}"] = precision
-        scores[f"recall_at_{depth}"] = recall
-        scores[f"f1_at_{depth}"] = 2 * precision * recall / (precision + recall) if hits else 0.0
-    return scores
+        hits = sum(phrase in right for phrase in found[:depth])
+        precision, recall = 100 * hits / depth, 100 * hits / len(right)
+        f1 = 2 * precision * recall / (precision + recall) if hits else 0.0
+        scores += [precision, recall, f1]
+    return dict(zip(SCORES, scores, strict=True))
 
 
 def mean_scores(pages: Sequence[tuple[Sequence[str], Collection[str]]]) -> dict[str, float]:
-    """Means of :func:`keyphrase_scores` in per cent, of what is found and right on each page."""
+    """Means of :func:`keyphrase_scores`, of what is found and right on each page."""
     rows = [keyphrase_scores(found, gold) for found, gold in pages]
-    return {name: 100 * sum(row[name] for row in rows) / len(rows) for name in SCORES if rows}
+    return {name: sum(row[name] for row in rows) / len(rows) for name in SCORES if rows}
+
+
+def found_in(data: PageData, numbers: Iterable[int], logits: Tensor) -> Iterator[tuple]:
+    """Of pages: the address, the best phrases, and the right ones where they are known."""
+    for number, of_page in zip(numbers, logits.cpu(), strict=True):
+        texts = data.texts(number)
+        best = best_keyphrases(of_page, texts["text"].split(" "))
+        yield texts["url"], [phrase for phrase, _ in best], texts["phrases"]
 
 
 @torch.no_grad()
@@ -81,21 +87,17 @@ def split_keyphrases(
 ) -> list[tuple[str, list[str], list[str] | None]]:
     """Of each page of a split, in its order: the address, the best phrases, and the right ones
     where they are known. Raises UserError if the data has no such split."""
-    task, cuda = loaded.task, torch.cuda.is_available() and not cpu
+    task, cuda, rows = loaded.task, torch.cuda.is_available() and not cpu, {}
     model = loaded.model.cuda() if cuda else loaded.model
     try:
         dataset = task.load_dataset(split)
     except (FileNotFoundError, ValueError) as error:
         raise UserError(f"--split is {split}: {error}") from None
-    rows = {}
     batches = task.get_batch_iterator(dataset, max_sentences=batch_size)
     for batch in batches.next_epoch_itr(shuffle=False):
-        inputs = batch["net_input"]
+        inputs, numbers = batch["net_input"], batch["id"].tolist()
         logits, _ = model(**(move_to_cuda(inputs) if cuda else inputs))
-        for number, of_page in zip(batch["id"].tolist(), logits.cpu(), strict=True):
-            texts = dataset.data.texts(number)
-            best = best_keyphrases(of_page, texts["text"].split(" "), max(DEPTHS))
-            rows[number] = (texts["url"], [phrase for phrase, _ in best], texts["phrases"])
+        rows |= zip(numbers, found_in(dataset.data, numbers, logits), strict=True)
     return [rows[number] for number in sorted(rows)]
 
 
@@ -111,8 +113,7 @@ def phrase_nll(logits: Tensor, phrases: Tensor, first: Tensor, place: str) -> Te
         place: "first": each n-gram has a logit at each of its places, and the first is right;
             "max": n-grams of the same words have one logit, their largest.
     """
-    width = logits.size(-1)
-    flat = logits.flatten(1)
+    width, flat = logits.size(-1), logits.flatten(1)
     if place == "max":
         row = torch.arange(logits.size(1), device=first.device).unsqueeze(-1)
         group = (row * width + first).flatten(1)  # of equal n-grams, the place of the first
@@ -141,44 +142,24 @@ class ETCKeyphrasesLossConfig(FairseqDataclass):
 class ETCKeyphrasesLoss(SummedLogs, FairseqCriterion):
     """One softmax over all n-grams of a page; see :func:`phrase_nll`. Validation also logs F1,
     precision and recall of the best 1, 3 and 5 phrases in percent, means over the pages whose
-    keyphrases are known. Raises ValueError for another task than ``etc_keyphrases``."""
+    keyphrases are known."""
 
     def __init__(self, task, phrase_loss: str):
         super().__init__(task)
-        if not hasattr(task.cfg, "max_nodes"):
-            given = f"etc_keyphrases, and --task {task.cfg._name}"
-            raise refused("--criterion", given, "etc_keyphrases")
         self.phrase_loss = phrase_loss
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
-        logits, _ = model(**sample["net_input"])
-        target = sample["target"]
+        (logits, _), target = model(**sample["net_input"]), sample["target"]
         loss = phrase_nll(logits, target["phrases"], target["first"], self.phrase_loss)
         size = int((target["phrases"][..., 1] > 0).any(1).sum())
-        logging_output = {
-            "loss": loss.detach().sum(),
-            "ntokens": sample["ntokens"],
-            "nsentences": sample["nsentences"],
-            "sample_size": size,
-        }
+        log = {name: sample[name] for name in ("ntokens", "nsentences")}
+        log |= {"loss": loss.detach().sum(), "sample_size": size}
         if not model.training:
-            logging_output |= self._scores(logits, sample)
-        return loss.sum() if reduce else loss, size, logging_output
-
-    def _scores(self, logits: Tensor, sample: dict) -> dict[str, float]:
-        """Sums over the pages of a batch whose keyphrases are known."""
-        data = self.task.dataset(sample["split"]).data
-        sums = dict.fromkeys(("scored", *SCORES), 0.0)
-        for number, of_page in zip(sample["id"].tolist(), logits.cpu(), strict=True):
-            texts = data.texts(number)
-            if not texts["phrases"]:
-                continue
-            found = best_keyphrases(of_page, texts["text"].split(" "), max(DEPTHS))
-            scores = keyphrase_scores([phrase for phrase, _ in found], texts["phrases"])
-            sums["scored"] += 1
-            for name, value in scores.items():
-                sums[name] += 100 * value
-        return sums
+            data, sums = self.task.dataset(sample["split"]).data, Counter()
+            for _, found, right in found_in(data, sample["id"].tolist(), logits):
+                sums.update({"scored": 1.0} | keyphrase_scores(found, right) if right else {})
+            log |= {name: sums[name] for name in ("scored", *SCORES)}
+        return loss.sum() if reduce else loss, size, log
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict]) -> None:
@@ -207,11 +188,11 @@ class ETCKeyphrasesTask(OwnModels):
 
     name, model, criterion = "etc_keyphrases", ETCKeyphrases, ETCKeyphrasesLoss
     made_by = "python examples/etc/openkp/prepare.py"
-    as_text = False  # the model reads no nodes
+    max_nodes: int | None = None  # that the model reads; None: a page is a text
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         model = super().build_model(cfg, from_checkpoint)
-        self.as_text = model.args.fixed_blocks
+        self.max_nodes = None if model.args.fixed_blocks else self.cfg.max_nodes
         return model
 
     def load_dataset(
@@ -220,7 +201,6 @@ class ETCKeyphrasesTask(OwnModels):
         """Load "train", "valid" or "test", and log what is cut. Pages that lose all their
         keyphrases are left out of training, as in the paper. Raises FileNotFoundError or
         ValueError: files that are missing or do not fit together, or no page to train on."""
-        in_training = split == self.cfg.train_subset
         data = PageData(shard_of(self.cfg.data, epoch), split)
         data.of_symbols(len(self.dictionary))
         dataset = PageDataset(
@@ -228,9 +208,8 @@ class ETCKeyphrasesTask(OwnModels):
             self.dictionary,
             split=split,
             max_positions=self.cfg.max_positions,
-            max_nodes=self.cfg.max_nodes,
-            only_with_phrases=in_training,
-            as_text=self.as_text,
+            max_nodes=self.max_nodes,
+            only_with_phrases=split == self.cfg.train_subset,
             shuffle=not self.cfg.no_shuffle,
         )
         options = f"--max-positions {self.cfg.max_positions}, --max-nodes {self.cfg.max_nodes}"

@@ -13,7 +13,7 @@ from fairseq_clusterformer.data.subwords import load_prepared
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.use.base import Pretrained
 
-from .pages import batch_of_pages, encode_record, page_of
+from .pages import batch_of_pages, encode
 from .records import VISUAL, PageRecord, page_record
 from .task import best_keyphrases
 
@@ -29,9 +29,8 @@ class KeyphraseModel(Pretrained):
 
     def __init__(self, loaded: Loaded, **options) -> None:
         super().__init__(loaded, **options)
-        self._subwords = load_prepared(loaded.folder)
-        symbols = self._subwords.symbols
-        self._to_index = [loaded.task.source_dictionary.index(symbol) for symbol in symbols]
+        model, index = load_prepared(loaded.folder), loaded.task.source_dictionary.index
+        self._encode = {"model": model, "to_index": [index(symbol) for symbol in model.symbols]}
 
     @torch.no_grad()
     def keyphrases(self, page: WebPage, most: int = 5) -> list[tuple[str, float]]:
@@ -43,45 +42,34 @@ class KeyphraseModel(Pretrained):
             page: with "text" and "VDOM", as in OpenKP's files; or a text, each line of which is a
                 node, for a model that does not read what nodes look like.
         """
-        record = self._record(page)
-        logits, _ = self.model(**self._batch(record))
-        return best_keyphrases(logits[0].cpu(), record.words, most)
-
-    def _record(self, page: WebPage) -> PageRecord:
-        given = page if isinstance(page, Mapping) else self._of_lines(page)
-        try:
-            return page_record({"url": "the page", **given, "KeyPhrases": None})
-        except Unusable as error:
-            allowed, problem = "a page as in OpenKP's files", f"{error.reason}: {error.detail}"
-            raise bad_option("page", _shown(page), allowed, problem) from None
-
-    def _of_lines(self, text: str) -> dict[str, Any]:
-        """A page whose nodes are the lines of a text."""
-        if self.model.visual is not None:
-            allowed = "a page with VDOM, or a model trained with --no-visual-features"
-            problem = "it does not say what its nodes look like"
-            raise bad_option("page", _shown(text), allowed, problem)
-        nodes, last = [], 0
-        for words in filter(None, map(str.split, text.splitlines())):
-            node = {"text": " ".join(words), "feature": [0] * VISUAL}
-            nodes.append(node | {"start_idx": last, "end_idx": last + len(words)})
-            last += len(words)
-        return {"text": " ".join(node["text"] for node in nodes), "VDOM": nodes}
-
-    def _batch(self, record: PageRecord) -> dict[str, Any]:
-        cfg = self.loaded.task.cfg
-        page = page_of(encode_record(record, model=self._subwords), self._to_index)
-        if self.loaded.task.as_text:
-            page = page.as_text(record)
-        page = page.within(cfg.max_positions, cfg.max_nodes)
-        batch = batch_of_pages([page], self.loaded.task.source_dictionary.pad())
-        return apply_to_sample(lambda x: x.to(self.device), batch)
+        record, batch = self._read(page)
+        return best_keyphrases(self.model(**batch)[0][0].cpu(), record.words, most)
 
     @torch.no_grad()
     def _states(self, text: WebPage) -> Tensor:
-        return self.model.encoded(**self._batch(self._record(text)))[0]
+        return self.model.encoded(**self._read(text)[1])[0]
 
-
-def _shown(page: WebPage) -> str:
-    text = page if isinstance(page, str) else str(page.get("text"))
-    return repr(text if len(text) <= 60 else f"{text[:60]}...")
+    def _read(self, page: WebPage) -> tuple[PageRecord, dict[str, Any]]:
+        """A page, and what the model reads of it."""
+        shown = repr(page if isinstance(page, str) else str(page.get("text")))[:60]
+        if isinstance(page, str):
+            if self.model.visual is not None:
+                allowed = "a page with VDOM, or a model trained with --no-visual-features"
+                problem = "it does not say what its nodes look like"
+                raise bad_option("page", shown, allowed, problem)
+            lines = [" ".join(words) for words in map(str.split, page.splitlines()) if words]
+            nodes, last = [], 0
+            for line in lines:
+                node = {"text": line, "feature": [0] * VISUAL, "start_idx": last}
+                last += len(line.split(" "))
+                nodes.append(node | {"end_idx": last})
+            page = {"text": " ".join(lines), "VDOM": nodes}
+        try:
+            record = page_record({"url": "the page", **page, "KeyPhrases": None})
+        except Unusable as error:
+            allowed, problem = "a page as in OpenKP's files", f"{error.reason}: {error.detail}"
+            raise bad_option("page", shown, allowed, problem) from None
+        task = self.loaded.task
+        part = encode(record, **self._encode).within(task.cfg.max_positions, task.max_nodes)
+        batch = batch_of_pages([part], task.source_dictionary.pad())
+        return record, apply_to_sample(lambda x: x.to(self.device), batch)

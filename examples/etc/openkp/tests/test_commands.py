@@ -28,14 +28,14 @@ TASK = "--task etc_keyphrases --batch-size 5"
 @pytest.fixture(scope="module")
 def learned(pages: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     folder = tmp_path_factory.mktemp("learned")
-    run = train(pages, f"{KEYPHRASES} --max-update 40 --disable-validation", folder)
-    return folder / "checkpoint_last.pt", run
+    log = train(pages, f"{KEYPHRASES} --max-update 40 --disable-validation", folder)
+    return folder / "checkpoint_last.pt", log
 
 
 def test_it_learns_keyphrases(learned, pages):
     """Each page has one, so that three or five phrases have two or four too many."""
-    checkpoint, run = learned
-    assert run.mean_loss(-1) < 1 < 3 < run.mean_loss(0)
+    checkpoint, log = learned
+    assert log.mean_loss(-1) < 1 < 3 < log.mean_loss(0)
     printed = validate(pages, checkpoint, f"{TASK} --valid-subset valid")
     assert printed["f1_at_1"] == printed["recall_at_5"] == 100
     assert (printed["precision_at_3"], printed["f1_at_5"]) == (33.33, 33.33)
@@ -55,28 +55,24 @@ def test_predictions_of_a_split(learned, pages, tmp_path, capsys):
     lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").open()]
     assert [line["url"] for line in lines] == ["a.com/0", "a.com/1", "b.com", "c.com"]
     data = PageData(pages, "test")
-    assert [" ".join(line["KeyPhrases"][0]) for line in lines[:2]] == [
-        data.texts(number)["phrases"][0] for number in range(2)
-    ]
+    for number, line in enumerate(lines[:2]):
+        assert " ".join(line["KeyPhrases"][0]) == data.texts(number)["phrases"][0]
     assert [len(line["KeyPhrases"]) for line in lines] == [5] * 4
 
 
 def test_keyphrases_of_a_page_by_a_checkpoint_and_its_bundle(learned, pages, tmp_path):
     assert run("bundle", learned[0], tmp_path / "bundle") == 0
     item = pages_with_headings(3)[2]
-    wanted = " ".join(item.pop("KeyPhrases")[0])
-    found = []
+    wanted, found = " ".join(item.pop("KeyPhrases")[0]), []
+    number = len(PageData(pages, "train")[2].tokens)
     for path in (learned[0], tmp_path / "bundle"):
         model = fairseq_clusterformer.load(path, device="cpu")
         found.append(model.keyphrases(item))
-        assert [len(states) for states in model.encode([item, item])] == 2 * [
-            len(PageData(pages, "train")[2].tokens)
-        ]
+        assert [len(states) for states in model.encode([item, item])] == [number] * 2
     assert found[0] == found[1]
-    assert found[0][0][0] == wanted
-    assert len({phrase for phrase, _ in found[0]}) == 5
-    scores = [score for _, score in found[0]]
-    assert scores == sorted(scores, reverse=True)
+    phrases, scores = zip(*found[0], strict=True)
+    assert (phrases[0], len(set(phrases)), len(phrases)) == (wanted, 5, 5)
+    assert list(scores) == sorted(scores, reverse=True)
     assert model.keyphrases(item, 2) == found[0][:2]
     with pytest.raises(UserError, match="'red gold': it does not say what its nodes look like"):
         model.keyphrases("red gold")
@@ -98,15 +94,6 @@ def test_keyphrases_of_a_text(pages, tmp_path):
         model.keyphrases("\n")
 
 
-def test_what_is_cut_is_said(pages, tmp_path, capsys):
-    train(pages, f"{KEYPHRASES} --max-nodes 2 --disable-validation", tmp_path)
-    words = ["--checkpoint", tmp_path / "checkpoint_last.pt", "--out", tmp_path / "out", "--cpu"]
-    assert evaluate.main([*map(str, words)]) == 0
-    assert "pages cut  16\n" in capsys.readouterr().out
-    scores = json.loads((tmp_path / "out" / "scores.json").read_text())
-    assert (scores["pages cut"], scores["nodes left out"]) == (16, 32)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -124,25 +111,27 @@ def test_bad_options(options, message, pages, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "cut"),
+    ("options", "cut", "nodes"),
     [
-        ("--phrase-loss max --no-visual-features --projections shared", 0),
-        ("--fixed-blocks --block 5 --checkpoint-activations", 0),
-        ("--max-nodes 2 --hard-global --amp", 16),
-        ("--max-positions 8", 16),
+        ("--phrase-loss max --no-visual-features --projections shared", 0, 0),
+        ("--fixed-blocks --block 5 --checkpoint-activations", 0, 0),
+        ("--max-nodes 2 --hard-global --amp", 16, 32),
+        ("--max-positions 8", 16, 39),
     ],
 )
-def test_option(options, cut, pages, tmp_path, caplog):
+def test_option(options, cut, nodes, pages, tmp_path, caplog, capsys):
     """Pages that lose their keyphrase are left out of training, and count in validation."""
     with caplog.at_level(logging.INFO):
-        run = train(pages, f"{KEYPHRASES} {options}", tmp_path)
-    assert len(run.updates) == 2
-    for update in run.updates + run.valid:
+        log = train(pages, f"{KEYPHRASES} {options}", tmp_path)
+    assert len(log.updates) == 2
+    for update in log.updates + log.valid:
         assert all(map(math.isfinite, update.values()))
-    scored = sum(log["scored"] for log in run.valid)
-    assert scored == 16 * len(run.valid)
-    found = re.findall(r"train: (\d+) of 16 pages are cut", caplog.text)
-    assert found == ([str(cut)] if cut else [])
+    assert sum(log["scored"] for log in log.valid) == 16 * len(log.valid)
+    found = re.findall(r"train: (\d+) of 16 pages are cut, and lose (\d+) nodes", caplog.text)
+    assert found == ([(str(cut), str(nodes))] if cut else [])
     left_out = re.findall(r"train: (\d+) pages are left out", caplog.text)
-    assert [run.updates[0]["nsentences"]] == [16 - int(*left_out or "0")]
+    assert [log.updates[0]["nsentences"]] == [16 - int(*left_out or "0")]
     assert bool(left_out) == bool(cut)
+    words = ("--checkpoint", tmp_path / "checkpoint_last.pt", "--cpu")
+    assert evaluate.main([*map(str, words)]) == 0
+    assert f"pages cut  {cut}\n" in capsys.readouterr().out

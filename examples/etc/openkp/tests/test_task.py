@@ -1,17 +1,11 @@
 """Keyphrases: the best of a page, OpenKP's scores by hand, and the losses against loops."""
 
 import math
-from argparse import Namespace
 
 import pytest
 import torch
 
-from openkp.task import (
-    ETCKeyphrasesLoss,
-    best_keyphrases,
-    keyphrase_scores,
-    phrase_nll,
-)
+from openkp.task import best_keyphrases, keyphrase_scores, phrase_nll
 
 NONE = -torch.inf
 GOLD = ["Star Trek", "discovery  season"]
@@ -26,36 +20,29 @@ def test_each_phrase_once_with_its_largest_logit() -> None:
     assert best_keyphrases(torch.full((2, 4), NONE), words) == []
 
 
-def scores(found: list[str], gold: list[str] = GOLD) -> list[list[float]]:
-    """Precision, recall and F1 of each depth."""
-    named = keyphrase_scores(found, gold)
-    return [[named[f"{n}_at_{k}"] for n in ("precision", "recall", "f1")] for k in (1, 3, 5)]
-
-
-def test_scores_written_out() -> None:
-    assert scores(["STAR trek", "something"]) == [
-        pytest.approx([1, 1 / 2, 2 / 3]),
-        pytest.approx([1 / 3, 1 / 2, 2 / 5]),
-        pytest.approx([1 / 5, 1 / 2, 2 / 7]),
-    ]
-    assert scores(["something", "discovery season", "b", "c", "star trek"]) == [
-        pytest.approx([0, 0, 0]),
-        pytest.approx([1 / 3, 1 / 2, 2 / 5]),
-        pytest.approx([2 / 5, 1, 4 / 7]),
-    ]
-    assert scores([]) == [[0, 0, 0]] * 3
-
-
-def test_repeated_phrases_count_once() -> None:
-    assert scores(["a", "A", "a ", "star trek"]) == scores(["a", "star trek"])
-    assert scores(["star trek"], [*GOLD, "STAR TREK"]) == scores(["star trek"])
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (["STAR trek", "something"], [1, 1 / 2, 2 / 3, 1 / 3, 1 / 2, 2 / 5, 1 / 5, 1 / 2, 2 / 7]),
+        (
+            ["something", "discovery season", "b", "c", "star trek"],
+            [0, 0, 0, 1 / 3, 1 / 2, 2 / 5, 2 / 5, 1, 4 / 7],
+        ),
+        (["a", "A", "a ", "star trek"], [0, 0, 0, 1 / 3, 1 / 2, 2 / 5, 1 / 5, 1 / 2, 2 / 7]),
+        ([], [0] * 9),
+    ],
+)
+def test_scores_written_out(found: list[str], expected: list[float]) -> None:
+    """Precision, recall and F1 of 1, 3 and 5 phrases; repeated ones count once."""
+    for gold in (GOLD, [*GOLD, "STAR TREK"]):
+        scores = keyphrase_scores(found, gold)
+        assert [x / 100 for x in scores.values()] == pytest.approx(expected)
 
 
 # "a b a b": four words; of n-grams, one and two words are shown
 LOGITS = torch.tensor([[[1.0, 2.0, 4.0, 0.5], [3.0, -1.0, 5.0, NONE]]], dtype=torch.float64)
 FIRST = torch.tensor([[[0, 1, 0, 1], [0, 1, 0, 3]]])
 PHRASES = torch.tensor([[[0, 2], [1, 1], [0, 0]]])  # "a b", "b"; no more
-NO_PHRASE = torch.zeros(1, 3, 2, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
@@ -66,21 +53,12 @@ NO_PHRASE = torch.zeros(1, 3, 2, dtype=torch.int64)
     ],
 )
 def test_what_is_right(place: str, right: list[float], all_: list[float]) -> None:
-    expected = math.log(sum(map(math.exp, all_))) - sum(right) / len(right)
-    assert phrase_nll(LOGITS, PHRASES, FIRST, place).tolist() == pytest.approx([expected])
-
-
-@pytest.mark.parametrize("place", ["first", "max"])
-def test_no_gradient_where_there_is_no_n_gram(place: str) -> None:
-    logits, phrases = LOGITS.repeat(2, 1, 1).requires_grad_(), torch.cat([PHRASES, NO_PHRASE])
+    """Nothing in a page without a keyphrase; and no gradient where there is no n-gram."""
+    logits, phrases = LOGITS.repeat(2, 1, 1).requires_grad_(), PHRASES.repeat(2, 1, 1)
+    phrases[1] = 0
     loss = phrase_nll(logits, phrases, FIRST.repeat(2, 1, 1), place)
-    assert loss[1] == 0  # no keyphrase
+    expected = math.log(sum(map(math.exp, all_))) - sum(right) / len(right)
+    assert loss.tolist() == pytest.approx([expected, 0])
     loss.sum().backward()
     assert logits.grad.isfinite().all()
     assert not logits.grad[logits == NONE].any()
-
-
-def test_another_task() -> None:
-    message = "--criterion is etc_keyphrases, and --task clusterformer_qa; allowed: etc_keyphr"
-    with pytest.raises(ValueError, match=message):
-        ETCKeyphrasesLoss(Namespace(cfg=Namespace(_name="clusterformer_qa")), "first")
