@@ -73,6 +73,7 @@ setup(
         "safetensors",
         "selectolax>=0.4,<2",
         "tokenizers",
+        "webencodings",
         # without it, each command of fairseq asks for it
         "tensorboardX",
     ],
@@ -92,7 +93,6 @@ setup(
         # documents: Word, Excel and RTF, and web pages without their menus
         # serve: the page to ask in; httpx: its test client
         # nbclient, ipykernel: a test runs the notebook
-        # webencodings: what the labels of encodings are compared with
         # setuptools, wheel: a test installs the package;
         # triton: its kernels are tested under its interpreter, which takes today's numpy from 3.9;
         # a torch for CUDA brings an older one
@@ -116,7 +116,6 @@ setup(
             "transformers>=5.24,<5.25",
             "triton",
             "uvicorn",
-            "webencodings",
             "wheel",
         ],
         "clustering": ["minisom"],

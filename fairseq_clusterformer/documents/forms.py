@@ -9,59 +9,24 @@ import email
 import email.policy
 import io
 import json
+import mimetypes
 import re
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import PurePath
 from xml.etree import ElementTree
 
+import webencodings
 from markdown_it import MarkdownIt
 
-from .pages import declared_encoding, of_html
+from fairseq_clusterformer.errors import first_line
+
+from .html import declared_encodings, of_html
 from .pdf import of_pdf
 from .texts import of_plain, paragraphs
 
 Parsed = tuple[str, list[tuple[str, str]]]
 
-#: each form's endings and first bytes; those with a reader first
-_FORMS: dict[str, tuple[str, tuple[bytes, ...]]] = {
-    "text": ("txt text", ()),
-    "Markdown": ("md markdown", ()),
-    "HTML": ("html htm xhtml xht", ()),
-    "e-mail": ("eml mht mhtml", ()),
-    "PDF": ("pdf", (b"%PDF-",)),
-    "notebook": ("ipynb", ()),
-    "RTF": ("rtf", (b"{\\rtf",)),
-    "Word document": ("docx", ()),
-    "Excel workbook": ("xlsx", ()),
-    "e-book": ("epub", ()),
-    "a picture": (
-        "jpg jpeg png gif webp bmp tif tiff heic ico psd",
-        (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*", b"BM"),
-    ),
-    "a sound or a film": (
-        "mp3 wav ogg flac m4a mp4 mov avi mkv webm",
-        (b"ID3", b"OggS", b"fLaC", b"RIFF", b"\x1aE\xdf\xa3"),
-    ),
-    "an archive": (
-        "zip tar gz tgz bz2 xz 7z rar zst",
-        (b"PK\3\4", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf", b"Rar!"),
-    ),
-    "an Office file of an older form": ("doc xls ppt", (b"\xd0\xcf\x11\xe0",)),
-    "a presentation": ("pptx odp key", ()),
-    "an OpenDocument file": ("odt ods", ()),
-    "a program": ("", (b"\x7fELF",)),
-    "a database": ("", (b"SQLite format 3",)),
-}
-_OF_ARCHIVE = {  # by what stands in an archive
-    b"mimetypeapplication/epub": "e-book",
-    b"word/document.xml": "Word document",
-    b"xl/workbook.xml": "Excel workbook",
-    b"META-INF/container.xml": "e-book",
-    b"ppt/presentation.xml": "a presentation",
-    b"content.xml": "an OpenDocument file",
-}
 _IS_HTML = re.compile(
     rb"(?i)(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*"
     rb"<(?:!doctype html|html|head|body|title|meta|script|style|iframe|h1|div|font|table|a|br?|p)"
@@ -80,35 +45,9 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-#: what browsers read by the names of encodings (WHATWG's Encoding Standard): a superset
-_WIDER = {"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874"}
-_WIDER |= {"tis-620": "cp874", "euc_kr": "cp949"}
-_WIDER |= {"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932"}
-_WIDER |= {**dict.fromkeys(("utf-16", "utf-16-le", "utf-16-be"), "utf-8")}
-#: its labels that Python does not know, beyond "x-" and "iso8859N"
-_LABELS = {
-    label: codec
-    for codec, labels in {
-        "utf-8": "unicode-1-1-utf-8 unicode11utf8 unicode20utf8 x-unicode20utf8 unicodefffe "
-        "csunicode iso-10646-ucs-2 ucs-2 unicode unicodefeff",
-        "iso8859-6": "csiso88596e csiso88596i iso-8859-6-e iso-8859-6-i",
-        "iso8859-7": "sun_eu_greek",
-        "iso8859-8": "csiso88598e csiso88598i iso-8859-8-e iso-8859-8-i logical visual",
-        "iso8859-15": "csisolatin9",
-        "koi8-r": "koi koi8",
-        "koi8-u": "koi8-ru",
-        "mac-roman": "csmacintosh mac",
-        "mac-cyrillic": "x-mac-ukrainian",
-        "cp874": "dos-874 windows-874",
-        "cp1252": "x-user-defined",
-        "gb18030": "csgb2312 gb_2312 gb_2312-80",
-        "big5hkscs": "cn-big5 x-x-big5",
-        "euc_jp": "cseucpkdfmtjapanese",
-        "cp932": "windows-31j",
-        "cp949": "cseuckr csksc56011987 iso-ir-149 ks_c_5601-1989 ksc_5601 windows-949",
-    }.items()
-    for label in labels.split()
-}
+#: where browsers read another encoding, or a wider one, than Python by the same name
+_OF_BROWSERS = {"gbk": "gb18030", "x-user-defined": "cp1252"}
+_OF_BROWSERS |= dict.fromkeys(("utf-16", "utf-16-le", "utf-16-be"), "utf-8")
 
 
 class Unreadable(Exception):
@@ -116,43 +55,39 @@ class Unreadable(Exception):
 
 
 def form_of(name: str, head: bytes) -> str | None:
-    """What a file is, by its name and its first bytes or all: "text", "Markdown", "HTML",
-    "e-mail", a form that a library reads, or what it is in words ("a picture"); None: nothing
-    that is known."""
+    """What a file is, by its name and its first bytes or all: one of the forms that are read; or
+    its kind, such as image/png, if it is no text; None: nothing that is known."""
     ending = PurePath(name).suffix.lower()[1:]
-    named = next((form for form, (own, _) in _FORMS.items() if ending in own.split()), None)
-    first = (form for form, (_, own) in _FORMS.items() if own and head.startswith(own))
-    form = next(first, None)
-    if form == "an archive":
-        usual = named if named in _OF_ARCHIVE.values() else form
-        form = next((form for file, form in _OF_ARCHIVE.items() if file in head), usual)
-    if form and (form in _READERS or _NO_TEXT.search(head)):
-        return form
-    if named in ("Markdown", "HTML"):
-        return named
-    if _IS_HTML.match(head):
-        return "HTML"
-    return "e-mail" if _IS_MAIL.match(head) else named
+    named = next((form for form, (own, *_) in _FORMS.items() if ending in own.split()), None)
+    for form, (_, first, _) in _FORMS.items():
+        if first and (first in head if head.startswith(b"PK\3\4") else head.startswith(first)):
+            return form
+    if named not in ("Markdown", "HTML"):
+        if _IS_HTML.match(head):
+            return "HTML"
+        if _IS_MAIL.match(head):
+            return "e-mail"
+    kinds = mimetypes.guess_type(PurePath(name).name) if _NO_TEXT.search(head) else ()
+    return named or next(filter(None, kinds), None)
 
 
 def parse(name: str, data: bytes, encoding: str | None, main_text: bool) -> Parsed:
     """The title of a file, or "", and its paragraphs with their places: a heading above, "page 3"
     of a PDF, "" of a text. Raises Unreadable: a form that cannot be read, or a damaged file."""
     form = form_of(name, data) or "text"
-    if form not in _READERS:
+    if form not in _FORMS:
         raise Unreadable(f"is {form}, not a document that can be read")
     try:
-        title, texts = _READERS[form](data, encoding, main_text)
+        title, texts = _FORMS[form][2](data, encoding, main_text)
     except (Unreadable, MemoryError):
         raise
     except ImportError as error:
         extra = 'pip install ".[documents]" in the clone'
         raise Unreadable(f"needs {error.name} to be read as {form}: {extra}") from None
     except Exception as error:  # libraries end in many kinds of them where a file is damaged
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if type(error).__name__ == "FileNotDecryptedError":
             raise Unreadable("needs a password") from None
-        raise Unreadable(f"cannot be read as {form} ({reason[:200]})") from None
+        raise Unreadable(f"cannot be read as {form} ({first_line(error)[:200]})") from None
     found = paragraphs(texts)
     if not found:
         raise Unreadable("holds no text")
@@ -163,13 +98,18 @@ def _text(data: bytes, encoding: str | None, _main: bool) -> Parsed:
     return "", [(text, "") for text in of_plain(_decoded(data, encoding))]
 
 
+def _markdown(data: bytes, encoding: str | None, _main: bool) -> Parsed:
+    return _of_markdown(_decoded(data, encoding))
+
+
 def _of_markdown(text: str) -> Parsed:
     """As the HTML that it stands for."""
     return of_html(MarkdownIt().enable(["table", "strikethrough"]).render(text), marks=True)
 
 
 def _html(data: bytes, encoding: str | None, main_text: bool) -> Parsed:
-    text = _decoded(data, encoding, None if encoding else _codec(*declared_encoding(data)))
+    declared = encoding or next(filter(None, map(_codec, declared_encodings(data))), None)
+    text = _decoded(data, encoding, declared)
     title, texts = of_html(text)
     if main_text:
         import trafilatura
@@ -245,30 +185,27 @@ def _book(data: bytes, encoding: str | None, main_text: bool) -> Parsed:
     return title, texts
 
 
-_READERS: dict[str, Callable[[bytes, str | None, bool], Parsed]] = {
-    "text": _text,
-    "Markdown": lambda data, encoding, _: _of_markdown(_decoded(data, encoding)),
-    "HTML": _html,
-    "PDF": lambda data, *_: of_pdf(data),
-    "e-mail": _mail,
-    "notebook": _notebook,
-    "Word document": _word,
-    "Excel workbook": _workbook,
-    "RTF": _rich_text,
-    "e-book": _book,
+#: each form's endings; its first bytes, or those in an archive; its reader
+_FORMS = {
+    "text": ("txt text", b"", _text),
+    "Markdown": ("md markdown", b"", _markdown),
+    "HTML": ("html htm xhtml xht", b"", _html),
+    "e-mail": ("eml mht mhtml", b"", _mail),
+    "PDF": ("pdf", b"%PDF-", lambda data, *_: of_pdf(data)),
+    "notebook": ("ipynb", b"", _notebook),
+    "RTF": ("rtf", b"{\\rtf", _rich_text),
+    "Word document": ("docx", b"word/document.xml", _word),
+    "Excel workbook": ("xlsx", b"xl/workbook.xml", _workbook),
+    "e-book": ("epub", b"META-INF/container.xml", _book),
 }
 
 
-def _codec(*labels: str) -> str | None:
-    """Python's name of the encoding that browsers read by the first label that they know; None: by
-    none."""
-    for label in (label.strip().lower() for label in labels):
-        short = re.sub(r"^iso8859(\d+)$", r"iso8859-\1", label.removeprefix("x-"))
-        for name in (label, short):
-            with suppress(LookupError, ValueError):
-                found = _LABELS.get(name) or codecs.lookup(name).name
-                return _WIDER.get(found, found)
-    return None
+def _codec(label: str) -> str | None:
+    """Python's name of the encoding that browsers read by a label; None: nobody knows it."""
+    found = webencodings.lookup(label)
+    with suppress(LookupError, ValueError):
+        found = found or webencodings.lookup(codecs.lookup(label.strip()).name)
+    return found and _OF_BROWSERS.get(found.codec_info.name, found.codec_info.name)
 
 
 def _of_no_letter(error: UnicodeDecodeError) -> tuple[str, int]:

@@ -4,52 +4,43 @@ The process parses one file after the other, of every form. It ends with the pro
 it, or with a file that takes too much.
 """
 
-import atexit
 import json
 import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from functools import lru_cache
 from os import getpid
 
-from .forms import Unreadable, parse
+from .forms import Parsed, Unreadable, parse
 
 SECONDS = 30.0  # of the processor for a file, and 10 more for each of its megabytes
-PATIENCE = 20  # times as long by the clock, for other programs may be busy
 MEMORY = 2_000_000_000  # bytes
 
 _lock = threading.Lock()  # one file at a time
 
 
-def parse_elsewhere(
-    name: str, data: bytes, encoding: str | None, main_text: bool
-) -> tuple[str, list[tuple[str, str]]]:
+def parse_elsewhere(name: str, data: bytes, encoding: str | None, main_text: bool) -> Parsed:
     """The title of a file, and its paragraphs with their places; see `forms.parse`. Raises
     Unreadable: if it cannot be parsed, or takes more time or memory than it may."""
-    seconds = SECONDS + len(data) / 100_000
+    seconds, answer = SECONDS + len(data) / 100_000, b""
     how = {"name": name, "encoding": encoding, "main_text": main_text}
     with _lock:
         worker = _worker(getpid())
-        timer = threading.Timer(PATIENCE * seconds + 1, worker.kill)
-        timer.daemon = True
-        timer.start()
-        start, answer = time.monotonic(), b""
         try:
             with suppress(BrokenPipeError):
                 worker.stdin.write(json.dumps([how, len(data), seconds]).encode() + b"\n" + data)
                 worker.stdin.flush()
                 answer = worker.stdout.readline()
         finally:
-            timer.cancel()
             if not answer.endswith(b"\n"):
-                _end(worker)
                 _worker.cache_clear()
+                worker.kill()
+                with suppress(BrokenPipeError):
+                    worker.communicate()
     if not answer.endswith(b"\n"):
-        late = time.monotonic() - start > PATIENCE * seconds
-        if late or worker.returncode == -getattr(signal, "SIGPROF", 0):
+        if worker.returncode == -getattr(signal, "SIGPROF", 0):
             raise Unreadable(f"takes more than {seconds:.0f} seconds to read")
         raise Unreadable(f"cannot be read in {MEMORY:,} bytes of memory")
     title, found = json.loads(answer)
@@ -63,15 +54,7 @@ def _worker(_owner: int) -> subprocess.Popen:
     """The process that parses, one for each process that asks."""
     command = [sys.executable, "-P", "-m", __name__, str(MEMORY)]
     pipe = subprocess.PIPE
-    worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
-    atexit.register(_end, worker)
-    return worker
-
-
-def _end(worker: subprocess.Popen) -> None:
-    worker.kill()
-    with suppress(BrokenPipeError):
-        worker.communicate()
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
 
 
 def _serve(memory: int) -> None:
@@ -85,17 +68,21 @@ def _serve(memory: int) -> None:
         how, size, seconds = json.loads(head)
         try:
             data = sys.stdin.buffer.read(size)
-            with suppress(AttributeError):  # its signal ends this process
-                signal.setitimer(signal.ITIMER_PROF, max(seconds, 1e-6))
+            _limit(max(seconds, 1e-6))
             answer = parse(data=data, **how)
         except Unreadable as error:
             answer = None, str(error)
         except MemoryError:
             return  # it may have left a part of the file in the pipe
-        with suppress(AttributeError):
-            signal.setitimer(signal.ITIMER_PROF, 0)
+        _limit(0)
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
+
+
+def _limit(seconds: float) -> None:
+    """Let a signal end this process after so much time of the processor; 0: never."""
+    with suppress(AttributeError):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 if __name__ == "__main__":

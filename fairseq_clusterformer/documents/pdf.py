@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from .texts import BLANK_LINE, at_most
+from .texts import BLANK_LINE, DATE, at_most
 
 _LONGEST = 1200  # characters of a paragraph
 _LETTERS = r"[^\W\d_]+"
@@ -23,20 +23,9 @@ _BROKEN_WORD = re.compile(
     rf"\b((?:{_LETTERS}[-\u2010]){{0,3}}{_LETTERS})([-\u2010\u00ad])[ \t]*\n[ \t]*({_LETTERS})"
 )
 _WORD = re.compile(rf"{_LETTERS}(?:[-\u2010]{_LETTERS})*")
-# English, German and French: "Jan" to "janvier"; bounded, or repeated they take quadratic time
-_MONTH = (
-    r"(?:jan|f[e\u00e9][bv]|m[a\u00e4]r|a[pv]r|ma[iy]|ju[nil]|a[uo]|sep|o[ck]t|nov|d[e\u00e9][cz])"
-    r"[^\W\d_]{0,7}\.?"
-)
-_DAY = r"\d{1,2}(?:\.|st|nd|rd|th)?"
-DATE = re.compile(
-    rf"(?:{_DAY}\s{_MONTH}|{_MONTH}\s{_DAY}),?\s\d{{4}}"
-    r"|\d{1,4}[-/.]\d{1,2}[-/.]\d{2,4}|\d{1,2}:\d{2}(?::\d{2})?",
-    re.IGNORECASE,
-)
-_ROMAN = re.compile("[ivxl]{1,8}")
-_ROMAN_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50}
 _COMPOUNDING = set("half high long low non self short two three four five six ten well".split())
+_NUMBER = re.compile(r"(?<![\d.,])\d{1,5}(?![\d.,]*\d)|^[ivxl]{1,8}$")
+_ROMAN_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50}
 _LONGEST_RUNNING = 200  # characters of a line that may recur
 _EDGE = 3  # lines at the top and at the bottom of a page where others may recur
 
@@ -48,14 +37,14 @@ def of_pdf(data: bytes) -> tuple[str, list[tuple[str, str]]]:
 
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     reader = pypdf.PdfReader(io.BytesIO(data))
-    flowing = [_lines(page.extract_text()) for page in reader.pages]
-    placed = [_placed(page) for page in reader.pages]
+    flowing = _without_running([_lines(page.extract_text()) for page in reader.pages])
+    placed = _without_running([_placed(page) for page in reader.pages])
     title = (reader.metadata and reader.metadata.title) or ""
-    pages = zip(_without_running(flowing), _without_running(placed), strict=True)
-    texts = ["\n".join(_of_columns(there) or lines) for lines, there in pages]
+    pages = zip(placed, flowing, strict=True)
+    texts = _whole_words("\n".join(_of_columns(there) or lines) for there, lines in pages)
     return _whole_characters(title), [
         (_whole_characters(text), f"page {number}")
-        for number, page in enumerate(_whole_words(texts), 1)
+        for number, page in enumerate(texts, 1)
         for text in _of_page(page)
     ]
 
@@ -79,20 +68,19 @@ def _placed(page) -> list[str]:
 def _without_running(pages: list[list[str]]) -> list[list[str]]:
     """The lines of pages without those that recur at one place at the edge of many pages, such as
     headers, page numbers and dates. Left and right pages may have their own."""
-
-    def edges(number: int, lines: list[str]) -> dict[tuple[int, str], int]:
-        """Where each outer line lies, by its place and by each form in which it may recur."""
+    found: list[dict[tuple[int, str], int]] = []  # lines by their places and their forms
+    for number, lines in enumerate(pages):
         full = [place for place, line in enumerate(lines) if line.strip()]
         dated = Counter(DATE.sub("<date>", line) for line in lines)
         outer = [*enumerate(full[:_EDGE]), *((-1 - i, n) for i, n in enumerate(full[:-4:-1]))]
-        return {
-            (place, form): line
-            for place, line in outer
-            if len(lines[line]) <= _LONGEST_RUNNING
-            for form in _forms(number, lines[line], dated)
-        }
-
-    found = [edges(number, lines) for number, lines in enumerate(pages)]
+        found.append(
+            {
+                (place, form): line
+                for place, line in outer
+                if len(lines[line]) <= _LONGEST_RUNNING
+                for form in _forms(number, lines[line], dated)
+            }
+        )
     counts = Counter(edge for own in found for edge in own)
     least = max(2, 0.3 * len(pages))
     running = [{own[edge] for edge in own if counts[edge] >= least} for own in found]
@@ -111,12 +99,13 @@ def _forms(page: int, line: str, dated: Counter) -> Iterator[str]:
     masked = DATE.sub("<date>", line)
     if masked != line and dated[masked] <= 2:
         yield " ".join(masked.split()).casefold()
-    if _ROMAN.fullmatch(plain):
-        values = [_ROMAN_VALUES[letter] for letter in plain] + [0]
-        number = sum(-v if v < following else v for v, following in pairwise(values))
-        yield f"<roman {number - page}>"
-    for found in re.finditer(r"(?<![\d.,])\d{1,5}(?![\d.,]*\d)", plain):
-        yield f"{plain[: found.start()]}<{int(found[0]) - page}>{plain[found.end() :]}"
+    for found in _NUMBER.finditer(plain):
+        if found[0].isdecimal():
+            number = int(found[0])
+        else:
+            values = [_ROMAN_VALUES[letter] for letter in plain] + [0]
+            number = sum(-v if v < following else v for v, following in pairwise(values))
+        yield f"{plain[: found.start()]}<{number - page}>{plain[found.end() :]}"
 
 
 def _of_columns(lines: list[str]) -> list[str]:
@@ -148,13 +137,14 @@ def _of_columns(lines: list[str]) -> list[str]:
     return columns
 
 
-def _whole_words(pages: list[str]) -> list[str]:
+def _whole_words(texts: Iterator[str]) -> list[str]:
     """Pages where words that a line's end divides are whole again.
 
     A hyphen goes where the document has the whole word elsewhere, and stays where it has the
     compound. Else it stays behind a letter, a hyphenated word or a word that makes compounds, and
     between two known words; unless both parts make a known word.
     """
+    pages = [*texts]
     others = {
         word.casefold().replace("\u2010", "-")
         for page in pages

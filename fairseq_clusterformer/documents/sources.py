@@ -3,7 +3,6 @@
 Within a paragraph, blanks and line ends are single blanks, and letters of no width are gone.
 """
 
-import importlib.util
 import io
 import os
 import re
@@ -14,12 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import bad_option
 
 from .forms import Unreadable, form_of
 from .parsing import parse_elsewhere
-from .pdf import DATE
-from .texts import of_plain, paragraphs
+from .texts import DATE, of_plain, paragraphs
 
 KINDS = (
     "a file of text, Markdown (.md), HTML (.html), PDF, Word (.docx), Excel (.xlsx), EPUB, RTF, "
@@ -74,7 +72,7 @@ def read_source(path: Path, encoding: str | None = None, *, main_text: bool = Fa
         main_text: of HTML, keep the main text alone, without menus. This needs trafilatura.
     """
     try:
-        return _read(path, encoding, main_text)
+        return _of_bytes(_opened(path), path, encoding, main_text)
     except Unreadable as error:
         raise bad_option("--document", path, ALLOWED, str(error)) from None
 
@@ -115,11 +113,12 @@ def read_sources(
         good, others, unread = 0, 0, {}
         for file in _files(path):
             try:
-                if _is_document(file):
-                    sources.setdefault(file.resolve(), _read(file, encoding, main_text))
-                    good += 1
-                else:
+                if file.name.startswith(".") or form_of(file.name, _opened(file, _HEAD)) is None:
                     others += 1
+                    continue
+                source = _of_bytes(_opened(file), file, encoding, main_text)
+                sources.setdefault(file.resolve(), source)
+                good += 1
             except Unreadable as error:
                 unread.setdefault(str(error), []).append(file)
         for reason, own in unread.items():
@@ -177,53 +176,32 @@ def _files(folder: Path) -> Iterator[Path]:
         yield from (Path(place, name) for name in sorted([*names, *links]))
 
 
-def _is_document(path: Path) -> bool:
-    """Whether a file is not hidden and of a known form, which need not be readable. Raises
-    Unreadable: what is no file."""
-    if path.name.startswith("."):
-        return False
-    _check_file(path)
-    head = b""
-    with suppress(OSError), path.open("rb") as opened:  # reading says why
-        head = opened.read(_HEAD)
-    return form_of(path.name, head) is not None
-
-
-def _check_file(path: Path) -> None:
-    """Raises Unreadable: what is no file, such as a pipe or a device, which never end."""
+def _opened(path: Path, most: int = -1) -> bytes:
+    """The first bytes of a file, or all. Raises Unreadable: what cannot be opened, or is no file,
+    such as a pipe or a device, which never end."""
     try:
         mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise Unreadable("is a link to a folder" if path.is_symlink() else "is a folder")
+        if not stat.S_ISREG(mode):
+            raise Unreadable("is a pipe, a device or a socket, and no file")
+        with path.open("rb") as file:
+            return file.read(most)
     except OSError as error:
         raise Unreadable(error.strerror) from None
-    if stat.S_ISDIR(mode):
-        raise Unreadable("is a link to a folder" if path.is_symlink() else "is a folder")
-    if not stat.S_ISREG(mode):
-        raise Unreadable("is a pipe, a device or a socket, and no file")
-
-
-def _read(path: Path, encoding: str | None, main_text: bool) -> Source:
-    _check_file(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise Unreadable(error.strerror) from None
-    return _of_bytes(data, path, encoding, main_text)
 
 
 def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) -> Source:
-    if main_text and importlib.util.find_spec("trafilatura") is None:
-        allowed = 'pip install ".[documents]" in the clone, or no --main-text'
-        problem = "--main-text needs trafilatura, which is not installed"
-        raise UserError(f"{problem}; allowed: {allowed}")
-    try:
-        io.TextIOWrapper(io.BytesIO(), encoding=encoding or "utf-8")
-    except (LookupError, ValueError):  # unknown, or no name at all
+    known = False
+    with suppress(LookupError, ValueError):  # unknown, or no name at all
+        known = bool(io.TextIOWrapper(io.BytesIO(), encoding=encoding or "utf-8"))
+    if not known:
         shown = encoding if encoding.isprintable() else ascii(encoding)
-        raise bad_option("--encoding", shown, "utf-8, latin-1, cp1252 ...") from None
-    name = _printable(str(path))
+        raise bad_option("--encoding", shown, "utf-8, latin-1, cp1252 ...")
+    name, stem = (_printable(str(each)) for each in (path, path.stem))
     title, found = parse_elsewhere(_printable(path.name), data, encoding, main_text)
     texts, places = zip(*found, strict=True)
-    return Source(name, " ".join(title.split()) or _printable(path.stem), texts, places=places)
+    return Source(name, " ".join(title.split()) or stem, texts, places=places)
 
 
 def _printable(name: str) -> str:
