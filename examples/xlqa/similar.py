@@ -47,8 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     sources = read_sources(args.document, args.encoding, report=parser.say)
     encoder = SentenceEncoder(args.encoder, device_of("cpu" if args.cpu else None))
     sections = [section for source in sources for section in encoder.sections(source)]
-    index = args.index and Index(args.index)
-    vectors = Encodings(encoder.model, encoder.of_sections, index)
+    vectors = Encodings(encoder.model, encoder.of_sections, Index(args.index))
     vectors.prepare(sections)
     passages = Passages(sections, vectors.of(sections), encoder.of_question)
     for rank, (place, cosine) in enumerate(passages.nearest(args.sentence, args.top), 1):

@@ -66,11 +66,10 @@ def mean_logits(found: Sequence[AnswerLogits]) -> AnswerLogits:
     said = [name for name, value in first._asdict().items() if value is not None]
     fields = {name: [getattr(logits, name) for logits in found] for name in said}
     if first.slots is not None:
-        sides = []
+        number, sides = first.slots.size(-1), []
         for i, name in enumerate(("start", "end")):
             tokens = zip(fields["slots"], fields[name], strict=True)
             sides.append(_mean([torch.cat([slots[:, i], x], dim=1) for slots, x in tokens]))
-        number = first.slots.size(-1)
         slots = torch.stack([side[:, :number] for side in sides], dim=1)
         start, end = (side[:, number:] for side in sides)
         return AnswerLogits.shared(start, end, _mean(fields["paragraph"]), slots, first.bounds)
@@ -108,13 +107,16 @@ class Document:
     mentions: Tensor | None = None
     titled: bool = False  # the first sentence of each paragraph is its title
 
+    def sentence(self, number: int) -> tuple[int, int]:
+        """The paragraph of a sentence, and its number among those of that paragraph."""
+        own = torch.searchsorted(self.starts, self.sentences[:, 0].contiguous(), right=True) - 1
+        return int(own[number]), int((own[:number] == own[number]).sum())
+
     @property
     def titles(self) -> dict[int, int]:
         """Of a titled document, the sentence of each paragraph that is its title."""
-        if not self.titled:
-            return {}
-        own = torch.searchsorted(self.starts, self.sentences[:, 0].contiguous(), right=True) - 1
-        return {paragraph: n for n, paragraph in reversed([*enumerate(own.tolist())])}
+        places = map(self.sentence, range(len(self.sentences) if self.titled else 0))
+        return {paragraph: n for n, (paragraph, place) in enumerate(places) if not place}
 
     def sentence_of(self, length: int) -> Tensor:
         """The number of the sentence of each of the first tokens, -1 of none, int64 [length]."""
@@ -122,11 +124,6 @@ class Document:
         for number, (first, last) in enumerate(self.sentences.tolist()):
             found[first:last] = number
         return found
-
-    def sentence(self, number: int) -> tuple[int, int]:
-        """The paragraph of a sentence, and its number among those of that paragraph."""
-        own = torch.searchsorted(self.starts, self.sentences[:, 0].contiguous(), right=True) - 1
-        return int(own[number]), int((own[:number] == own[number]).sum())
 
     def sentence_text(self, number: int) -> str:
         """The text of a sentence; "" of one without a token."""

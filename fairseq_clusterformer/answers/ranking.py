@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,24 +45,20 @@ def ranked_answers(
         no_answer_bias: added to the logit of "no answer".
         supporting_threshold: sentences from this probability on support the answer.
     """
-    evidence = logits.start.logsumexp(-1) + logits.end.logsumexp(-1)
-    of_types = logits.type + logits.type.new_tensor([0.0, 0.0, 0.0, 0.0, no_answer_bias])
-    evidence, of_types = evidence.cpu(), of_types.cpu()
-    # of a batch on another device, one transfer
+    evidence = (logits.start.logsumexp(-1) + logits.end.logsumexp(-1)).cpu()
+    of_types = logits.type.cpu() + torch.tensor([0.0, 0.0, 0.0, 0.0, no_answer_bias])
     start, end, paragraph = (x.log_softmax(-1).cpu() for x in logits[:3])
     numbers = torch.stack([document.paragraph_of(start.size(1)) for document in documents])
     if within_long:
         elsewhere = numbers != numbers.gather(1, paragraph.argmax(-1, keepdim=True))
         start, end = (x.masked_fill(elsewhere, -torch.inf) for x in (start, end))
-    within, supporting, of_candidates = numbers, [None] * len(documents), None
+    within, supporting = numbers, [None] * len(documents)
     if logits.sentences is not None:
-        rows = zip(logits.sentences.sigmoid().cpu(), documents, strict=True)
+        rows = zip(logits.sentences.sigmoid().tolist(), documents, strict=True)
         supporting = [_supporting(*row, supporting_threshold) for row in rows]
         rows = zip(supporting, documents, numbers, start, strict=True)
         within, hidden = map(torch.stack, zip(*(_in_facts(*row) for row in rows), strict=True))
         start, end = (x.masked_fill(hidden, -torch.inf) for x in (start, end))
-    if logits.candidates is not None:
-        of_candidates = logits.candidates.log_softmax(-1).cpu()
     words = torch.stack([document.word_of(start.size(1)) for document in documents])
     limits = {"max_length": max_answer_length, "words": words, "top": _SPANS * top}
     spans = best_spans(start, end, within, **limits)
@@ -72,32 +69,29 @@ def ranked_answers(
         best = torch.cat([spans[0], nothing], dim=-1).amax(-1) + evidence
         of_types[:, 0] = best.masked_fill(best.isnan(), -torch.inf)
         nones = (of_types[:, -1] + of_types.log_softmax(-1)[:, 0] - evidence).tolist()
-    types, evidence = of_types.log_softmax(-1).tolist(), evidence.tolist()
-    paragraphs = paragraph.topk(min(top, paragraph.size(1)))
     found = []
     for row, document in enumerate(documents):
-        log_probs = dict(zip(TYPES, types[row], strict=True))
-        candidates = zip(*(x[row].tolist() for x in spans), strict=True)
-        of_type = {
-            "short": _apart(document, candidates, log_probs["short"], top),
-            "yes": [Answer("yes", log_probs["yes"])],
-            "no": [Answer("no", log_probs["no"])],
-        }
-        if document.candidates and of_candidates is not None:
-            of_type = {"short": _candidates(document, of_candidates[row], top)}
-            log_probs = {name: 0.0 if name == "short" else -math.inf for name in TYPES}
+        log_probs = dict(zip(TYPES, of_types[row].log_softmax(-1).tolist(), strict=True))
+        if document.candidates and logits.candidates is not None:
+            own = logits.candidates[row].log_softmax(-1).cpu()
+            of_type = {"short": _candidates(document, own, top)}
+            log_probs = dict.fromkeys(TYPES, -math.inf) | {"short": 0.0}
+        else:
+            candidates = zip(*(x[row].tolist() for x in spans), strict=True)
+            of_type = {"short": _apart(document, candidates, log_probs["short"], top)}
+            of_type |= {name: [Answer(name, log_probs[name])] for name in ("yes", "no")}
         in_order = sorted(of_type, key=log_probs.get, reverse=True)
-        short = sum((of_type[name] for name in in_order), [])
-        long = [
-            (int(numbers[row, place]), score)
-            for score, place in zip(*(x[row].tolist() for x in paragraphs), strict=True)
-            if score > -torch.inf
-        ]
-        probabilities = {name: math.exp(value) for name, value in log_probs.items()}
-        found.append(
-            Answers(probabilities, short[:top], long, evidence[row], nones[row], supporting[row])
-        )
+        short = sum((of_type[name] for name in in_order), [])[:top]
+        best = zip(*(x.tolist() for x in _best(paragraph[row], top)), strict=True)
+        long = [(int(numbers[row, n]), score) for score, n in best if score > -torch.inf]
+        types = {name: math.exp(value) for name, value in log_probs.items()}
+        own = evidence[row].item(), nones[row], supporting[row]
+        found.append(Answers(types, short, long, *own))
     return found
+
+
+def _best(scores: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    return scores.topk(min(most, len(scores)))
 
 
 def ranking_options(cfg: Any) -> dict[str, Any]:
@@ -106,12 +100,13 @@ def ranking_options(cfg: Any) -> dict[str, Any]:
     return {name: getattr(cfg, name) for name in names}
 
 
-def _supporting(likely: Tensor, document: Document, threshold: float) -> list[tuple[int, float]]:
-    """The sentences of a document that are likely [S] to support the answer; no titles."""
+def _supporting(
+    likely: list[float], document: Document, threshold: float
+) -> list[tuple[int, float]]:
+    """The sentences of a document that are likely to support the answer; no titles."""
     number = 0 if document.sentences is None else len(document.sentences)
     titles = {*document.titles.values()}
-    likely = likely[:number].tolist()
-    return [(i, p) for i, p in enumerate(likely) if p >= threshold and i not in titles]
+    return [(i, p) for i, p in enumerate(likely[:number]) if p >= threshold and i not in titles]
 
 
 def _in_facts(
@@ -133,18 +128,12 @@ def _in_facts(
 def _candidates(document: Document, log_probs: Tensor, top: int) -> list[Answer]:
     """The best candidates, at their first mention."""
     found = []
-    best = log_probs.topk(min(top, len(log_probs)))
-    for score, number in zip(*(x.tolist() for x in best), strict=True):
-        if number >= len(document.candidates):
-            continue
-        place = {}
-        mentions = document.mentions[document.mentions[:, 0] == number]
-        if len(mentions):
-            _, first, last = mentions[0].tolist()
-            mention = document.answer(first, last)
-            place = {"paragraph": mention.paragraph, "characters": mention.characters}
-            place["tokens"] = mention.tokens
-        found.append(Answer(document.candidates[number], score, **place, candidate=number))
+    scores, numbers = _best(log_probs[: len(document.candidates)], top)
+    for score, number in zip(scores.tolist(), numbers.tolist(), strict=True):
+        mention, own = Answer("", score), document.mentions[:, 0] == number
+        if own.any():
+            mention = document.answer(*document.mentions[own][0, 1:].tolist(), score)
+        found.append(replace(mention, text=document.candidates[number], candidate=number))
     return found
 
 
@@ -186,12 +175,11 @@ def best_spans(
         top: n, 1 or more; fewer where there are fewer pairs of tokens.
     """
     length = start.size(-1)
-    width = max_length
-    if words is not None and length:
-        # the most tokens that max_length words have
+    words = torch.arange(length).expand_as(paragraph) if words is None else words
+    width = 1
+    if length:  # the most tokens that max_length words have
         behind = torch.searchsorted(words, words + max_length) - torch.arange(length)
-        width = min(int(behind.max()), _TOKENS * max_length)
-    width = max(1, min(width, length))
+        width = max(1, min(int(behind.max()), _TOKENS * max_length, length))
 
     def following(x: Tensor, fill: float) -> Tensor:
         """Each token and those behind it, [..., N, width]."""
@@ -199,8 +187,7 @@ def best_spans(
 
     score = start.unsqueeze(-1) + following(end, -torch.inf)
     together = following(paragraph, -1) == paragraph.unsqueeze(-1)
-    if words is not None:
-        together &= following(words, -1) < words.unsqueeze(-1) + max_length
+    together &= following(words, -1) < words.unsqueeze(-1) + max_length
     score = score.masked_fill(~(together & (score > -torch.inf)), -torch.inf).flatten(-2)
     best, places = score.topk(min(top, score.size(-1)))
     first = places // width
@@ -215,13 +202,16 @@ def natural_question(id_: str, answers: Answers, paragraphs: Sequence[Sequence])
     logarithms of probabilities, say how sure they are, and a threshold decides. Where yes or no is
     more likely than a span, it stands in the span's place.
     """
-    long, long_score = (-1, -1), _LEAST
+    long, long_score, spans = (-1, -1), _LEAST, []
     if answers.long:
         number, log_prob = answers.long[0]
         long = paragraphs[number][2]
         long_score = log_prob + math.log1p(-min(answers.types["none"], 1 - 1e-12))
     best = answers.short[0]
-    spans = [] if best.tokens is None else [_words(paragraphs[best.paragraph], *best.characters)]
+    if best.tokens is not None:
+        _, text, _, tokens = paragraphs[best.paragraph]  # blanks part its words
+        first, last = (tokens[text.count(" ", 0, place)] for place in best.characters)
+        spans = [(first, last + 1)]
     return {
         "example_id": int(id_) if re.fullmatch(r"-?\d+", id_) else id_,
         "long_answer": _span(*long),
@@ -230,12 +220,6 @@ def natural_question(id_: str, answers: Answers, paragraphs: Sequence[Sequence])
         "short_answers_score": max(best.score, _LEAST),
         "yes_no_answer": "NONE" if spans else best.text.upper(),
     }
-
-
-def _words(paragraph: Sequence, start: int, end: int) -> tuple[int, int]:
-    """The document's tokens of a paragraph's characters [start, end); blanks part its words."""
-    _, text, _, tokens = paragraph
-    return tokens[text.count(" ", 0, start)], tokens[text.count(" ", 0, end)] + 1
 
 
 def _span(start: int, end: int) -> dict[str, int]:

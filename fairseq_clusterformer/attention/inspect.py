@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import Layout
-from .batch import Batch
 from .kind import LAST_RESORT, Kind, Seen
-from .layout import recent_layouts
 
 T = TypeVar("T")
 
@@ -103,12 +101,3 @@ def _of_routers(
         for hook in hooks:
             hook.remove()
     return found
-
-
-def oldest_key_in_sight(clusters: Tensor, window: int) -> Tensor:
-    """Position of the oldest key that each query of the causal recent rule sees, int64 [N]: of W
-    keys of its own cluster, its own included; ``clusters`` [N] of one text without padding."""
-    found = clusters.view(1, 1, -1), int(clusters.max()) + 1, window
-    (layout,) = recent_layouts(*found, causal=True, batch=Batch())
-    oldest = layout.key_order.gather(-1, layout.lo)
-    return oldest.scatter(-1, layout.query_order, oldest)[0, 0]

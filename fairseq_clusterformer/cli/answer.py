@@ -30,8 +30,9 @@ word.
 
 --interactive reads questions from stdin, one on each line. Model and documents stay loaded.
 
---index keeps what the models make of each document before they see a question, and what BM25 makes
-of the words, so that a later run need not make it again. A document that has changed is read anew.
+--index keeps what the models make of each document before they see a question: the vectors of
+--encoder, and a reader's own if it reads documents by themselves. A later run need not make them
+again, unless a document has changed.
 
 --serve opens a page to drop documents on and to ask in, at http://127.0.0.1:8000. It needs
 pip install ".[serve]" in the clone. There is no password: with another --host, everybody
@@ -106,7 +107,6 @@ def main(arguments: Sequence[str]) -> int:
         return serve(desk, args.host, args.port, args.upload_limit * 1_000_000)
     sections = [part for each in sources for part in reader.sections(each, args.tokens_at_once)]
     passages = reader.passages(sections)
-    passages.index_words()
     if 0 < windows < len(passages):
         parser.say(f"of {len(passages):,} passages, {windows} are read for a question (--windows)")
     for question in _questions(args):
@@ -181,7 +181,7 @@ def _show(question: str, ranking, page: Callable[[str], None] | None) -> None:
         _print(ranking.note)
     sys.stdout.flush()
     if page:
-        from fairseq_clusterformer.documents.answer_page import answer_page
+        from fairseq_clusterformer.documents.drawing import answer_page
 
         page(answer_page(question.strip(), ranking))
 
@@ -199,7 +199,7 @@ def _parser() -> Parser:
     add("--top N", "answers to print", default=3)
     about = 'least margin of an answer over "no answer"'
     add("--no-answer-margin M", about, type=finite, default=0.0)
-    about = "keep the words of documents, and encodings of them, in this folder"
+    about = "keep the vectors of documents in this folder"
     add("--index DIR", about)
     about = "folder of BERT's form whose vectors of sentences also choose passages, such as "
     add("--encoder DIR", about + "all-MiniLM-L6-v2")

@@ -68,7 +68,7 @@ def form_of(name: str, head: bytes) -> str | None:
         if _IS_MAIL.match(head):
             return "e-mail"
     kinds = mimetypes.guess_type(PurePath(name).name) if _NO_TEXT.search(head) else ()
-    return named or next(filter(None, kinds), None)
+    return named or next(filter(None, reversed(kinds)), None)  # gzip before what is in it
 
 
 def parse(name: str, data: bytes, encoding: str | None, main_text: bool) -> Parsed:

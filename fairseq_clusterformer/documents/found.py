@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -24,6 +24,7 @@ _SHORTENED = regex.compile(rf"(?<={ABBREVIATION})\.")
 _PAIRS = dict(zip('([{\u201c\u00ab\u201e"', ')]}\u201d\u00bb\u201c"', strict=True))
 GUESSES = 3  # at most, where no answer is found
 _AROUND = 160  # characters on either side of an answer
+_LEAST = 1e-300  # of a probability
 
 
 @dataclass(eq=False)
@@ -61,7 +62,7 @@ class FoundAnswer:
     @property
     def features(self) -> dict[str, float]:
         """What :class:`Weights` weighs, by its name there."""
-        none = math.log(max(self.read.answers.types["none"], 1e-300))
+        none = math.log(max(self.read.answers.types["none"], _LEAST))
         values = (self.margin, self.read.words, self.read.likeness, none)
         return dict(zip(FEATURES, values, strict=True))
 
@@ -99,10 +100,8 @@ class FoundAnswer:
     def supporting(self) -> list[tuple[str, float]]:
         """The sentences that support the answer, as the model says, and how likely each does;
         none of a model that does not say."""
-        return [
-            (self.read.section.document.sentence_text(number), probability)
-            for number, probability in self.read.answers.supporting or ()
-        ]
+        document = self.read.section.document
+        return [(document.sentence_text(n), p) for n, p in self.read.answers.supporting or ()]
 
     def overlaps(self, other: "FoundAnswer") -> bool:
         """Whether both are spans that share a character."""
@@ -148,16 +147,16 @@ class Weights:
     @staticmethod
     def from_file(path: Path) -> "Weights":
         """Those of a calibration. Raises UserError: a file that is missing or something else."""
-        *names, _ = [each.name for each in fields(Weights)]
-        with reading(path, f"a calibration, with the weights {', '.join(names)}"):
-            # older ones do not weigh "no answer", and read passages as long as in training
-            given = {"none": 0.0} | read_json(path)["weights"]
-            numbers, passage = [float(given[name]) for name in names], given.get("passage")
-            if not all(map(math.isfinite, numbers)) or not 0 < given["threshold"] < 1:
+        with reading(
+            path, f"a calibration, with the weights {', '.join(FEATURES)}, bias, threshold"
+        ):
+            found = Weights(**read_json(path)["weights"])
+            *numbers, passage = astuple(found)
+            if not all(map(math.isfinite, numbers)) or not 0 < found.threshold < 1:
                 raise ValueError("a threshold outside of 0 to 1, or a number that is not finite")
             if passage is not None and (type(passage) is not int or passage < 1):
                 raise ValueError(f"passage is {passage}; allowed: a whole number from 1, or null")
-        return Weights(*numbers, passage)
+        return found
 
 
 class Ranking(list[FoundAnswer]):
@@ -166,24 +165,21 @@ class Ranking(list[FoundAnswer]):
     Attributes:
         no_answer: the probability that there is none in any of the documents; of a calibrated
             reader, that the best one is wrong.
-        least: the margin that the best answer must have, in nats.
-        by_margin: the probabilities are no shares of 1; see `ranked`.
-        calibrated: they are shares of right answers.
-        unknown_words: no word of the question is in the documents.
+        note: a sentence about the question, or "".
     """
+
+    note = ""
 
     def __init__(
         self,
         answers: Sequence[FoundAnswer],
         no_answer: float,
         least: float = 0.0,
-        *,
-        by_margin: bool = False,
         calibrated: bool = False,
     ) -> None:
-        self.no_answer, self.least = no_answer, least
-        self.by_margin, self.calibrated = by_margin, calibrated
-        self.unknown_words = False
+        """Of answers whose best one must have a margin of `least` nats; the probabilities of a
+        `calibrated` reader are shares of right answers."""
+        self.no_answer, self._least, self._calibrated = no_answer, least, calibrated
         enough = least == -math.inf or no_answer < _sigmoid(-least)  # which may both be 1
         self.found = bool(answers) and enough
         kept = answers if self.found else _guesses(answers)
@@ -194,22 +190,13 @@ class Ranking(list[FoundAnswer]):
         """One sentence that says that there is no answer, and why; "" if there is one."""
         if self.found:
             return ""
-        if self.calibrated and self:
+        if self._calibrated and self:
             right = f"{1 - self.no_answer:.0%} are right."
             return f"No answer found: of guesses as weak as these, {right}"
         if self.no_answer >= 0.5 or not self:
             return f"Most likely, no answer here ({confidence(self.no_answer)})."
         best = self[0].margin
-        return f"No answer here: the best margin is {best:.2f}, and above {self.least:g} counts."
-
-    @property
-    def note(self) -> str:
-        """Sentences about the words of the question, and about probabilities that may all be near
-        1; "" if there is nothing to say."""
-        notes = ["No word of the question is in the documents."] if self.unknown_words else []
-        if self.by_margin and not self.calibrated and len(self) > 1:
-            notes.append('Each probability is against "no answer" alone.')
-        return " ".join(notes)
+        return f"No answer here: the best margin is {best:.2f}, and above {self._least:g} counts."
 
 
 def _guesses(answers: Sequence[FoundAnswer]) -> list[FoundAnswer]:
@@ -259,8 +246,7 @@ def ranked(
     probability in the section. For spans this is one softmax over the spans of all sections
     (shared normalisation, Clark and Gardner 2018), times the probability that its own section has
     an answer. All answers and "no answer" sum to 1. Answers of the most likely type come first,
-    as where a reader is scored. Ranking by margins found the right one of seven files in 96 of
-    100 questions, and by shares in 99.
+    as where a reader is scored.
 
     Args:
         least: added to what the best answer must have; see `Ranking`.
@@ -270,13 +256,15 @@ def ranked(
     by_margin = all(read.answers.none is not None for read in reads)
     shares = torch.tensor([read.answers.evidence for read in reads], dtype=torch.float64)
     shares = shares.clamp(min=-1e30).log_softmax(0).tolist()  # no text: no evidence
-    of_reads = [(math.exp(share), x.answers.types) for share, x in zip(shares, reads, strict=True)]
-    types = {name: sum(share * own[name] for share, own in of_reads) for name in TYPES}
+    types = dict.fromkeys(TYPES, 0.0)
+    for read, share in zip(reads, shares, strict=True):
+        for name in TYPES:
+            types[name] += math.exp(share) * read.answers.types[name]
     likeliest, none = max(TYPES[:-1], key=types.get), types["none"]
     found = []
     for read, share in zip(reads, shares, strict=True):
         for type_, answer in _candidates(read):
-            margin = share + answer.score - math.log(max(none, 1e-300))
+            margin = share + answer.score - math.log(max(none, _LEAST))
             probability = math.exp(share + answer.score)
             if by_margin:
                 margin = read.answers.margin(type_, answer.score)
@@ -296,7 +284,7 @@ def ranked(
         kept = [replace(each, margin=x, probability=_sigmoid(x)) for each, x in sums]
     if by_margin or calibrated:
         none = _sigmoid(-kept[0].margin) if kept else 1.0
-    return Ranking(kept, none, least, by_margin=by_margin, calibrated=calibrated)
+    return Ranking(kept, none, least, calibrated)
 
 
 def ranked_candidates(reads: Sequence[SectionRead], top: int) -> Ranking:
@@ -320,7 +308,7 @@ def _candidates(read: SectionRead) -> Iterator[tuple[str, Answer]]:
     as much as the section holds, if it is more than blanks."""
     for answer in read.answers.short:
         yield answer.type, answer
-    log_long = math.log(max(read.answers.types["long"], 1e-300))
+    log_long = math.log(max(read.answers.types["long"], _LEAST))
     document, length = read.section.document, read.section.length
     for number, score in read.answers.long:
         own = (document.paragraph_of(length) == number) & text_mask(document.characters)
@@ -332,15 +320,14 @@ def _found(
     probability: float, margin: float, answer: Answer, type_: str, read: SectionRead
 ) -> FoundAnswer:
     """An answer among all; of text, in whole words."""
-    text, number, place = answer.text, None, answer.characters
+    text, number, place, source = answer.text, None, answer.characters, read.section.source
     if answer.paragraph is not None:
         number = read.section.pieces[answer.paragraph].number
-        paragraph = read.section.source.paragraphs[number]
-        if type_ == "short" and answer.candidate is None:
-            place = whole_words(paragraph, *place)
-        text = text if answer.candidate is not None else paragraph[slice(*place)]
-    how, name = (type_, probability, margin), read.section.source.name
-    return FoundAnswer(text, *how, name, number, place, read)
+        if answer.candidate is None:
+            paragraph = source.paragraphs[number]
+            place = whole_words(paragraph, *place) if type_ == "short" else place
+            text = paragraph[slice(*place)]
+    return FoundAnswer(text, type_, probability, margin, source.name, number, place, read)
 
 
 def _sigmoid(x: float) -> float:

@@ -1,36 +1,23 @@
-"""Which passages of documents a reader reads for a question, by their words and their meaning.
+"""Which passages of documents a reader reads for a question, by their words and their meaning."""
 
-Words are ranked by BM25 of bm25s, which an index keeps by a hash of what was ranked: what has
-changed is made anew.
-"""
-
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import bm25s
 import numpy as np
 import regex
-import torch
 from torch import Tensor
 
 from fairseq_clusterformer.data.unicode import READ_FORM, composed
-from fairseq_clusterformer.errors import UserError
 
-from .index import Index
 from .sections import Section
 from .texts import visible
 
-logger = logging.getLogger(__name__)
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it tells each step
 
-OWNER = b"words"  # of what an index keeps of them
 RANKS = 60  # of reciprocal rank fusion
 STEM = 5  # letters that make two words one: "builds" and "building"
-_WEIGHING = {"k1": 1.2, "b": 0.75}
-_SCORES = ("indptr", "indices", "data")  # of bm25s: a sparse matrix, by words
 # Numbers with their points, initials with theirs, and words with apostrophes except for an 's. In
 # scripts that put no blanks between words, each letter is one.
 WORD = regex.compile(
@@ -52,7 +39,6 @@ class Passages:
         sections: those of one document together and in their order.
         vectors: of each section, [parts, D] of length 1; none: words alone.
         encode: makes the vector [D] of a question.
-        index: keeps what is made of the words; None: none does.
     """
 
     def __init__(
@@ -60,10 +46,8 @@ class Passages:
         sections: Sequence[Section],
         vectors: Sequence[Tensor] = (),
         encode: Callable[[str], Tensor] | None = None,
-        index: Index | None = None,
     ) -> None:
-        self.sections, self._encode, self._index = [*sections], encode, index
-        self._words: dict[str, np.ndarray] = {}
+        self.sections, self._encode = [*sections], encode
         if len(vectors):
             self._vectors = np.concatenate([part.float().numpy() for part in vectors])
             self._first = np.cumsum([0, *map(len, vectors[:-1])])
@@ -99,51 +83,24 @@ class Passages:
 
     def by_words(self, question: str) -> np.ndarray:
         """How relevant each section is by its words, from 0, float32 [S]."""
-        found = np.zeros(len(self), np.float32)
-        if self.sections:
-            self.index_words()
-            firsts, sections, scores = (self._words[name] for name in _SCORES)
-            for word in (self._known[stem] for stem in stems(question) if stem in self._known):
-                own = slice(firsts[word], firsts[word + 1])
-                found[sections[own]] += scores[own]
+        found, (known, weights) = np.zeros(len(self), np.float32), self._words
+        for word in (known[stem] for stem in stems(question) if stem in known):
+            own = slice(*weights["indptr"][word : word + 2])
+            found[weights["indices"][own]] += weights["data"][own]
         return found
 
-    def index_words(self) -> None:
-        """Weigh the words of the sections, once, when this is first called."""
-        if self._words:
-            return
-        key = self._hash() if self._index else b""
-        kept = self._index.get([key]) if self._index else {}
-        made = kept.get(key) or self._made()
-        if self._index and not kept:
-            try:
-                self._index.replace(OWNER, key, made)
-            except UserError as error:  # where nobody may write
-                logger.warning("%s; words are indexed again", error)
-        self._words = {name: value.numpy() for name, value in made.items()}
-        words = json.loads(self._words["words"].tobytes())
-        self._known = {word: number for number, word in enumerate(words)}
-
-    def _made(self) -> dict[str, Tensor]:
+    @cached_property
+    def _words(self) -> tuple[dict[str, int], dict[str, np.ndarray]]:
+        """The numbers of words, and how they weigh: a sparse matrix, by words."""
         known: dict[str, int] = {}
         ids = [
             np.array([known.setdefault(stem, len(known)) for stem in stems(each.text)], np.int32)
             for each in self.sections
         ]
-        made = bm25s.BM25(**_WEIGHING)
-        if not known:  # it divides by the number of words
-            known, ids = {"": 0}, [np.zeros(1, np.int32), *ids[1:]]
-        made.index((ids, known), create_empty_token=False, show_progress=False)
-        words = torch.frombuffer(bytearray(json.dumps([*known]).encode()), dtype=torch.uint8)
-        return {name: torch.from_numpy(made.scores[name]) for name in _SCORES} | {"words": words}
-
-    def _hash(self) -> bytes:
-        """Of the texts of sections, and of how their words are weighed."""
-        found = hashlib.sha256(f"{bm25s.__version__} {_WEIGHING} {WORD.pattern} {STEM}".encode())
-        for section in self.sections:
-            text = section.text.encode(errors="surrogatepass")
-            found.update(len(text).to_bytes(8) + text)
-        return found.digest()
+        made = bm25s.BM25(k1=1.2, b=0.75)
+        if known:  # it divides by the number of words
+            made.index((ids, known), create_empty_token=False, show_progress=False)
+        return known, made.scores if known else {}
 
 
 def stems(text: str) -> Iterator[str]:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -44,7 +43,6 @@ TOKENS_AT_ONCE = 100_000  # of a document, for a model whose training had no lim
 # passages that are read for a question: by a model that encodes them before, or with the question
 WINDOWS, WINDOWS_WITH_QUESTION = 32, 10
 IN_A_BATCH = 4096  # tokens of sections that are read together
-_LENGTH = attrgetter("length")
 
 
 class Reader(Pretrained):
@@ -53,13 +51,13 @@ class Reader(Pretrained):
 
     A reader of structured documents also reads their sentences, which end with punctuation. One
     that encodes documents apart reads windows, as long as the documents of its training, many at
-    once; what it makes of a window before it sees a question is kept in an index, or for the
-    latest windows in memory. Of many passages, it reads those that are most relevant by their
-    words and, with an encoder of sentences, by their meaning.
+    once; what it makes of a window before it sees a question is kept in an index. Of many
+    passages, it reads those that are most relevant by their words and, with an encoder of
+    sentences, by their meaning.
 
     Args:
         loaded: a checkpoint or a bundle of the task clusterformer_qa.
-        index: a folder to keep encodings and words of documents in; None: none are kept.
+        index: a folder to keep encodings of documents in; None: none are kept.
         encoder: a folder of BERT's form that gives sentence vectors, such as all-MiniLM-L6-v2.
         options: see `Pretrained`.
 
@@ -77,16 +75,14 @@ class Reader(Pretrained):
     ) -> None:
         super().__init__(loaded, **options)
         self.task, folder = loaded.task, loaded.folder
-        self._structure = self.task.structure
+        self._structure, self._dictionary = self.task.structure, self.task.source_dictionary
         calibrated = (folder / CALIBRATION).is_file()
         self.weights = Weights.from_file(folder / CALIBRATION) if calibrated else Weights()
         self.windows = WINDOWS if self.model.encodes_apart else WINDOWS_WITH_QUESTION
-        cfg = self.task.cfg
-        structured = self._structure is not None
+        cfg, structured = self.task.cfg, self._structure is not None
         self.window = cfg.max_positions_inference if structured else cfg.max_positions
         self.window = self.window or TOKENS_AT_ONCE
         self.window = min(self.window, self.weights.passage or self.window)
-        self._latest: tuple[list, Passages] | None = None
         self._keep_in(index, encoder)
         try:
             pieces = subwords.load_prepared(folder)
@@ -94,24 +90,19 @@ class Reader(Pretrained):
         except (OSError, ValueError, LookupError, TypeError) as error:
             allowed = "a folder that clusterformer prepare qa has made"
             raise bad_option("--data", folder, allowed, str(error)) from None
-        self._splitter = Splitter(
-            pieces,
-            self.task.source_dictionary,
-            titles=titles,
-            overlap=not structured,
-            sentences=structured,
-        )
+        how = {"titles": titles, "overlap": not structured, "sentences": structured}
+        self._splitter = Splitter(pieces, self._dictionary, **how)
 
     def _keep_in(self, folder: Path | None, encoder: Path | None) -> None:
-        index = folder and Index(folder)  # before anything changes
-        self._encodings = self._vectors = self._sentences = None
+        index = Index(folder)  # before anything changes
+        self._encodings = self._vectors = self._sentences = self._latest = None
         if self.model.encodes_apart:
             self._encodings = Encodings(self.model.encoder, self._encode_sections, index)
         if encoder is not None:
             dtype = next(self.model.parameters()).dtype
             self._sentences = found = SentenceEncoder(encoder, self.device, dtype)
             self._vectors = Encodings(found.model, found.of_sections, index)
-        self._index, self._kept_in = index, (folder, encoder)
+        self._kept_in = [folder, encoder]
 
     def index(
         self,
@@ -132,24 +123,24 @@ class Reader(Pretrained):
         """
         if isinstance(documents, Passages):
             return documents
-        new = (folder, encoder)
-        wanted = [Path(n) if n else old for n, old in zip(new, self._kept_in, strict=True)]
-        if wanted != [*self._kept_in]:
-            self._latest = None
+        new = zip((folder, encoder), self._kept_in, strict=True)
+        wanted = [Path(given) if given else old for given, old in new]
+        if wanted != self._kept_in:
             self._keep_in(*wanted)
         given = [documents] if isinstance(documents, str | Path) else [*documents]
         state = [each if isinstance(each, str) else state_of(each) for each in given]
         if self._latest is None or self._latest[0] != state:
-            texts = [(i, each) for i, each in enumerate(given) if isinstance(each, str)]
-            for text in (text for _, text in texts if os.path.exists(text)):
-                how = f"give Path({text!r}) for the file or folder of this name"
-                logger.warning("%r is read as a text: %s", text, how)
+            sources = []
+            for number, text in enumerate(given):
+                if isinstance(text, str):
+                    if os.path.exists(text):
+                        how = f"give Path({text!r}) for the file or folder of this name"
+                        logger.warning("%r is read as a text: %s", text, how)
+                    sources.append(text_source(text, f"text {number}"))
             paths = [each for each in given if isinstance(each, Path)]
-            sources = [text_source(text, f"text {number}") for number, text in texts]
             sources += read_sources(paths, report=logger.warning)
             sections = [part for source in sources for part in self.sections(source)]
             self._latest = state, self.passages(sections)
-            self._latest[1].index_words()
         return self._latest[1]
 
     def answer(
@@ -194,31 +185,31 @@ class Reader(Pretrained):
                 has it.
             candidates: see `answer`; their probabilities are the mean over passages.
         """
-        tokens = self.question(question)
-        names = self._names(candidates)
+        tokens, names = self.question(question), self._names(candidates)
         most = self.windows if windows is None else windows or len(passages)
         chosen = passages.likeliest(question, most)
         sections = [passages.sections[place] for place, *_ in chosen]
         if names:
             reads = [self._weigh(tokens, section, names) for section in sections]
             return ranked_candidates(reads, top)
-        reads = self._read_all(tokens, sections, top)
+        reads = self.read(tokens, sections, top)
         for read, (_, words, likeness) in zip(reads, chosen, strict=True):
             read.words, read.likeness = words, likeness
         ranking = ranked(reads, top, least, self.weights)
         matters = len(chosen) < len(passages) or not ranking.found
-        ranking.unknown_words = matters and not any(words for _, words, _ in chosen)
+        if matters and not any(words for _, words, _ in chosen):
+            ranking.note = "No word of the question is in the documents."
         return ranking
 
     def passages(self, sections: Sequence[Section]) -> Passages:
-        """Sections to ask, those of one document together and in their order; encoded unless they
-        are too many for memory, see `Encodings`."""
+        """Sections to ask, those of one document together and in their order; encoded unless
+        they are too many to keep, see `Encodings`."""
         for encodings in filter(None, (self._encodings, self._vectors)):
             encodings.prepare(sections)
-        if self._vectors is None or not sections:
-            return Passages(sections, index=self._index)
-        vectors = self._vectors.of(sections)
-        return Passages(sections, vectors, self._sentences.of_question, self._index)
+        more = ()
+        if self._vectors is not None and sections:
+            more = self._vectors.of(sections), self._sentences.of_question
+        return Passages(sections, *more)
 
     def sections(self, source: Source, most: int | None = None) -> list[Section]:
         """A document in sections of up to `most` tokens (None: `window`), of whole paragraphs, or
@@ -239,28 +230,23 @@ class Reader(Pretrained):
         if len(tokens) > most:
             allowed = f"{most} subwords or fewer, as the model was trained"
             raise bad_option("--question", shown, allowed, f"has {len(tokens)} subwords")
-        return framed(tokens, self.task.source_dictionary, most + 2)
-
-    def read(self, question: Tensor, section: Section, top: int) -> SectionRead:
-        """Read a section for a question, and keep the `top` best answers in it."""
-        return self._read_all(question, [section], top)[0]
+        return framed(tokens, self._dictionary, most + 2)
 
     def _names(self, candidates: Sequence[str]) -> dict[str, Tensor]:
         """Candidates and their tokens. Raises UserError: this reader takes none, or not these."""
         if not candidates:
             return {}
         allowed = "a reader of the architecture etc_reader, trained on questions with candidates"
+        shown = ascii(list(candidates))
         if self._structure is None:
             problem = f"the model is a {self.loaded.cfg.model._name}"
-            raise bad_option("--candidates", ", ".join(candidates), allowed, problem)
-        shown = ascii(list(candidates))
-        candidates = [text.strip() for text in candidates]
+            raise bad_option("--candidates", shown, allowed, problem)
         try:
-            names = {text: self._splitter.symbols(text) for text in candidates}
+            names = {text.strip(): self._splitter.symbols(text.strip()) for text in candidates}
         except UnicodeEncodeError:
             raise bad_option("--candidates", shown, "texts", "no Unicode") from None
         if len(names) < 2 or not all(map(len, names.values())):
-            raise bad_option("--candidates", list(candidates), "two different texts or more")
+            raise bad_option("--candidates", shown, "two different texts or more")
         return names
 
     def _weigh(self, question: Tensor, section: Section, names: dict[str, Tensor]) -> SectionRead:
@@ -280,7 +266,7 @@ class Reader(Pretrained):
             structure = self._globals(question, section, asked)
         except ValueError as error:  # no room for so many
             raise UserError(f"{len(names)} --candidates: {error}") from None
-        question = with_names(question, asked.names, self.task.source_dictionary)
+        question = with_names(question, asked.names, self._dictionary)
         logits, _ = self._together(question, [section], structure)
         (answers,) = ranked_answers(logits, [document], top=len(names))
         return SectionRead(section, answers)
@@ -291,7 +277,8 @@ class Reader(Pretrained):
     ) -> tuple[AnswerLogits, dict]:
         """What the model returns for a question and some sections, one of a structured model."""
         if self._structure is not None and not more:
-            more = (self._globals(question, sections[0]),)
+            outline = Outline(sentences=sections[0].document.sentences)
+            more = (self._globals(question, sections[0], outline),)
         rows = question.expand(len(sections), -1).to(self.device)
         return self.model(rows, *self._padded(sections), *more)
 
@@ -301,24 +288,19 @@ class Reader(Pretrained):
             return {}
         return encoder.clusters(self._together(question, [section])[1]["reading"])
 
-    def _globals(
-        self, question: Tensor, section: Section, outline: Outline | None = None
-    ) -> dict[str, Tensor]:
+    def _globals(self, question: Tensor, section: Section, outline: Outline) -> dict[str, Tensor]:
         """The global tokens of a section, as a batch of one."""
-        document, dictionary = section.document, self.task.source_dictionary
-        outline = outline or Outline(sentences=document.sentences)
-        given = (document.starts, section.length)
+        given = (section.document.starts, section.length)
         outline, *_ = self._structure.read(outline, *given, len(question))
-        question = with_names(question, outline.names, dictionary)
-        row = self._structure.rows(question, *given, outline, dictionary)
-        batch = self._structure.batch([row], dictionary.pad())
+        question = with_names(question, outline.names, self._dictionary)
+        row = self._structure.rows(question, *given, outline, self._dictionary)
+        batch = self._structure.batch([row], self._dictionary.pad())
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     @torch.no_grad()
-    def _read_all(
-        self, question: Tensor, sections: Sequence[Section], top: int
-    ) -> list[SectionRead]:
-        """As :meth:`read`, many sections at once, unless the model reads their structure."""
+    def read(self, question: Tensor, sections: Sequence[Section], top: int) -> list[SectionRead]:
+        """Read sections for a question, many at once unless the model reads their structure, and
+        keep the `top` best answers in each."""
         options = ranking_options(self.task.cfg) | {"top": top}
 
         def read(chosen: list[Section]) -> Iterator[SectionRead]:
@@ -331,7 +313,7 @@ class Reader(Pretrained):
             for section, answer in zip(chosen, answers, strict=True):
                 yield SectionRead(section, answer, partial(self._clusters, question, section))
 
-        return together(sections, _LENGTH, 1 if self._structure else IN_A_BATCH, read)
+        return together(sections, _length, 1 if self._structure else IN_A_BATCH, read)
 
     @torch.no_grad()
     def _encode_sections(self, sections: Sequence[Section]) -> list[Tensor]:
@@ -340,23 +322,26 @@ class Reader(Pretrained):
         def encode(chosen: list[Section]) -> list[Tensor]:
             return self.model.encode(*self._padded(chosen))
 
-        return together(sections, _LENGTH, IN_A_BATCH, encode)
+        return together(sections, _length, IN_A_BATCH, encode)
 
     def _padded(self, sections: Sequence[Section]) -> tuple[Tensor, Tensor]:
         """Tokens int64 [B, N], and where an answer can begin and end, bool [B, N]."""
-        padding = self.task.source_dictionary.pad()
         tokens = [section.tokens for section in sections]
         masks = [text_mask(section.document.characters) for section in sections]
         return (
-            pad_sequence(tokens, batch_first=True, padding_value=padding).to(self.device),
-            pad_sequence(masks, batch_first=True).to(self.device),
+            pad_sequence(tokens, True, self._dictionary.pad()).to(self.device),
+            pad_sequence(masks, True).to(self.device),
         )
 
     @torch.no_grad()
     def _states(self, text: str) -> Tensor:
         """As the reader sees a document without a question."""
         nothing = torch.empty(0, dtype=torch.int64)
-        question = framed(nothing, self.task.source_dictionary, 2)[None].to(self.device)
+        question = framed(nothing, self._dictionary, 2)[None].to(self.device)
         documents = [part.tokens[None] for part in self.sections(text_source(text, "text"))]
         read = [self.model.encoder(question, tokens.to(self.device)) for tokens in documents]
         return torch.cat([reading.document[0] for reading in read])
+
+
+def _length(section: Section) -> int:
+    return section.length

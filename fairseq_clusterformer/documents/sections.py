@@ -82,9 +82,8 @@ class Section:
         for _, text, tokens in self.paragraphs():
             place = next((starts[token] for token in tokens if starts[token] >= 0), 0)
             for token in tokens:
-                if ends[token] > place:
-                    shown[token] = text[place : ends[token]]
-                    place = ends[token]
+                shown[token] = text[place : max(place, ends[token])]
+                place = max(place, ends[token])
         return shown
 
 
@@ -147,8 +146,8 @@ class Splitter:
         head = 1 + len(self._title(source) or ())
         room = max(1, most - head)
         step = room - room // 4 if self._overlap else room
-        spoken = [n for n in range(len(source.paragraphs)) if n not in source.silent]
-        for number in spoken or range(len(source.paragraphs)):
+        every = range(len(source.paragraphs))
+        for number in [n for n in every if n not in source.silent] or every:
             tokens = self._tokens(source.paragraphs[number])
             length = len(tokens)
             for first in range(0, max(1, length - (room - step)), step):
@@ -157,20 +156,26 @@ class Splitter:
                 yield Piece(number, first, last, *map(int, shown)), head + last - first
 
     def _encode(self, section: Section) -> tuple[Tensor, Document]:
-        title = self._title(section.source)
-        texts = [section.source.paragraphs[piece.number] for piece in section.pieces]
-        ids, characters = [], []
-        for text, piece in zip(texts, section.pieces, strict=True):
+        texts, ids, characters, starts, sentences = [], [], [], [], []
+        for piece in section.pieces:
+            text, start = section.source.paragraphs[piece.number], sum(map(len, ids))
             tokens, own = self._tokens(text), slice(piece.first, piece.last)
             tokens = Tokens(tokens.ids[own], tokens.starts[own], tokens.ends[own])
-            for found, part in zip((ids, characters), led_by_start(tokens, title), strict=True):
+            for found, part in zip(
+                (texts, starts, ids, characters),
+                (text, start, *led_by_start(tokens, self._title(section.source))),
+                strict=True,
+            ):
                 found.append(part)
-        starts = np.cumsum([0, *map(len, ids[:-1])])
+            head = start + len(ids[-1]) - len(tokens)
+            for _, first, last in sentences_of([Paragraph("", text)]) if self._sentences else ():
+                if len(tokens) and first < tokens.ends[-1] and last > tokens.starts[0]:
+                    sentences.append(token_span(head, tokens, first, last))
         document = Document(
             texts=texts,
-            starts=torch.from_numpy(starts),
+            starts=torch.tensor(starts),
             characters=torch.from_numpy(np.concatenate(characters, axis=1)),
-            sentences=_sentences(texts, starts, characters) if self._sentences else None,
+            sentences=torch.tensor(sentences).view(-1, 2).long() if self._sentences else None,
         )
         symbols = symbols_of(np.concatenate(ids), self._to_index, self._dictionary)
         return torch.from_numpy(symbols), document
@@ -187,16 +192,3 @@ def together(
     for batch in batch_by_size(order, None, lengths, max_tokens=most):
         found |= zip(batch.tolist(), read([items[place] for place in batch]), strict=True)
     return [found[place] for place in range(len(items))]
-
-
-def _sentences(texts: Sequence[str], starts: np.ndarray, characters: Sequence) -> Tensor:
-    """Tokens [first, last) of the sentences of paragraphs, int64 [S, 2]: their texts, first
-    tokens, and characters of tokens [2, n], -1 for ``<s>`` and titles."""
-    found = []
-    for text, offset, (begin, end) in zip(texts, starts, characters, strict=True):
-        head = int((begin < 0).sum())
-        tokens = Tokens(begin[head:], begin[head:], end[head:])
-        for _, first, last in sentences_of([Paragraph("", text)]):
-            if len(tokens) and first < end[-1] and last > begin[head]:
-                found.append(token_span(int(offset) + head, tokens, first, last))
-    return torch.tensor(found, dtype=torch.int64).view(-1, 2)

@@ -42,8 +42,8 @@ class SentenceEncoder:
         self._dictionary, self._device = Dictionary(), device
         try:
             sizes = sizes_of(folder, "--encoder")
-            self._pieces = Subwords(folder / TOKENIZER)
-            for symbol in self._pieces.symbols:
+            pieces = Subwords(folder / TOKENIZER)
+            for symbol in pieces.symbols:
                 self._dictionary.add_symbol(symbol)
             args = Namespace(**sizes, encoder_attention="full")
             most = sizes["window_positions"]
@@ -54,12 +54,12 @@ class SentenceEncoder:
             raise UserError(str(error)) from None
         self.model = model.encoder.eval().to(device, dtype)
         self._longest = min(LONGEST, most - 3)
-        self._ids = torch.tensor([*map(self._dictionary.index, self._pieces.symbols)])
+        self._splitter = Splitter(pieces, self._dictionary)
 
     def sections(self, source: Source) -> list[Section]:
         """A document in passages of whole paragraphs, each of one part; a paragraph that is too
         long, in pieces."""
-        return Splitter(self._pieces, self._dictionary).sections(source, self._longest)
+        return self._splitter.sections(source, self._longest)
 
     def of_sections(self, sections: Sequence[Section]) -> list[Tensor]:
         """Vectors [parts, D] of each section: a long one has several parts."""
@@ -72,7 +72,7 @@ class SentenceEncoder:
 
     def _parts(self, text: str) -> list[Tensor]:
         """The tokens of a text in parts of equal lengths."""
-        tokens = self._ids[self._pieces.encode(text).ids]
+        tokens = self._splitter.symbols(text)
         return [*tokens.tensor_split(max(1, -(-len(tokens) // self._longest)))]
 
     @torch.no_grad()

@@ -12,16 +12,14 @@ must not come from another site's page.
 import base64
 import hashlib
 import ipaddress
-import os
 import re
 import socket
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -41,18 +39,10 @@ PAGE = Path(__file__).parent / "page.html"
 QUESTION = 100_000  # bytes of a request that asks
 AROUND = 250  # characters of a passage on either side of an answer
 MOST_CHARACTERS = 50_000_000  # of all documents
-_NEAR = 200  # paragraphs before and behind one that is shown
 
 
 class TooLarge(UserError):
     """More bytes than the server takes."""
-
-
-class _Document(NamedTuple):
-    source: Source
-    sections: list[Section]
-    words: int
-    characters: int
 
 
 @dataclass(eq=False)
@@ -70,49 +60,37 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.windows = self.reader.windows if self.windows is None else self.windows
-        self._documents: dict[str, _Document] = {}  # by name
+        self._documents: dict[str, tuple[Source, list[Section]]] = {}  # by name
+        self._sizes: dict[str, int] = {}  # of their texts, in characters
         self._passages: Passages | None = None  # of all documents, once somebody asks
         self._lock = threading.Lock()
 
     def documents(self) -> list[dict[str, Any]]:
-        """Of each document the name, what is shown of it, its paragraphs and its words."""
-        common, shown = self._common(), []
-        for name, own in list(self._documents.items()):
-            about = {"paragraphs": len(own.source.paragraphs), "words": own.words}
-            shown.append({"name": name, "shown": name[common:], **about})
-        return shown
-
-    def _common(self) -> int:
-        """The length of the folder that all documents are in."""
-        return os.path.commonprefix([*self._documents]).rfind("/") + 1
+        """The name of each document, and its paragraphs."""
+        sources = [source for source, _ in [*self._documents.values()]]
+        return [{"name": each.name, "paragraphs": len(each.paragraphs)} for each in sources]
 
     def add(self, source: Source) -> None:
         """Take a document, in the place of one of the same name. Raises UserError: if there are
         too many already."""
-        own = sum(map(len, source.paragraphs))
         with self._lock:
-            others = (each for name, each in self._documents.items() if name != source.name)
-            if (size := own + sum(each.characters for each in others)) > MOST_CHARACTERS:
+            sizes = self._sizes | {source.name: sum(map(len, source.paragraphs))}
+            if (size := sum(sizes.values())) > MOST_CHARACTERS:
                 allowed = f"{MOST_CHARACTERS:,} in all documents; remove one"
                 problem = f"there would be {size:,} characters"
                 raise bad_option("document", source.name, allowed, problem)
             sections = self.reader.sections(source, self.most)
-            passages = self.reader.passages(sections)  # encoded now, not when somebody asks
-            words = sum(len(text.split()) for text in source.paragraphs)
-            self._documents[source.name] = _Document(source, sections, words, own)
-            self._passages = passages if len(self._documents) == 1 else None
+            self.reader.passages(sections)  # encoded now, not when somebody asks
+            self._documents[source.name], self._sizes = (source, sections), sizes
+            self._passages = None
 
     def remove(self, name: str) -> None:
         """Put a document away. Raises UserError: if there is none of this name."""
         with self._lock:
-            self._document(name)
-            del self._documents[name]
+            if name not in self._documents:
+                raise bad_option("document", name, ", ".join(self._documents) or "none is here")
+            del self._documents[name], self._sizes[name]
             self._passages = None
-
-    def _document(self, name: str) -> _Document:
-        if name not in self._documents:
-            raise bad_option("document", name, ", ".join(self._documents) or "none is here")
-        return self._documents[name]
 
     def ask(self, question: str) -> dict[str, Any]:
         """Answer a question: ``verdict``, a sentence if there is no answer, else ""; ``note``, as
@@ -122,46 +100,23 @@ class Desk:
             if not self._documents:
                 raise bad_option("document", "none", "one or more: drop a file on the page first")
             if self._passages is None:
-                parts = [part for own in self._documents.values() for part in own.sections]
+                parts = [part for _, own in self._documents.values() for part in own]
                 self._passages = self.reader.passages(parts)
             passages, options = self._passages, {"least": self.least, "windows": self.windows}
             ranking = self.reader.ask(question, passages, self.top, **options)
-        answers = [*map(self._shown, ranking)]
-        found = {"verdict": ranking.verdict, "note": ranking.note, "answers": answers}
-        read = min(len(passages), self.windows or len(passages))
-        return found | {"read": read, "of": len(passages)}
-
-    def _shown(self, found: FoundAnswer) -> dict[str, Any]:
-        """An answer as the page shows it: ``found`` says whether it is more than a guess, and
-        ``link`` opens its document at it."""
-        before, _, behind = found.around(AROUND, whole=True)
-        start, end = found.characters or (0, 0)
         return {
-            "text": found.text,
-            "probability": found.probability,
-            "found": found.found,
-            "name": found.file,
-            "file": found.file[self._common() :],
-            "place": found.place,
-            "link": {"paragraph": found.paragraph, "start": start, "end": end},
-            "before": before,
-            "behind": behind,
+            "verdict": ranking.verdict,
+            "note": ranking.note,
+            "answers": [*map(self._shown, ranking)],
+            "read": min(len(passages), self.windows or len(passages)),
+            "of": len(passages),
         }
 
-    def text(self, name: str, paragraph: int, start: int, end: int) -> str:
-        """A document as HTML around a paragraph, where characters [start, end) are marked. Raises
-        UserError: if there is none of this name."""
-        source = self._document(name).source
-        texts, place, shown = source.paragraphs, "", [f"<h1>{escape(source.title or name)}</h1>"]
-        for number in range(max(0, paragraph - _NEAR), min(len(texts), paragraph + _NEAR)):
-            text = texts[number]
-            if source.places and source.places[number] != place:
-                place = source.places[number]
-                shown.append(f"<p><small>{escape(source.place(number))}</small></p>")
-            parts = [escape(part) for part in (text[:start], text[start:end], text[end:])]
-            marked = f'{parts[0]}<mark id="answer">{parts[1]}</mark>{parts[2]}'
-            shown.append(f"<p>{marked if number == paragraph else escape(text)}</p>")
-        return "\n".join(shown)
+    def _shown(self, found: FoundAnswer) -> dict[str, Any]:
+        """An answer as the page shows it: ``found`` says whether it is more than a guess."""
+        before, _, behind = found.around(AROUND, whole=True)
+        shown = {name: getattr(found, name) for name in ("text", "probability", "found", "file")}
+        return shown | {"place": found.place, "before": before, "behind": behind}
 
 
 def serve(desk: Desk, host: str, port: int, limit: int) -> int:
@@ -198,10 +153,9 @@ def build_app(desk: Desk, host: str, limit: int, address: str = "") -> FastAPI:
     for `address` (empty: it is one itself); an uploaded file has up to `limit` bytes."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     page = PAGE.read_text(encoding="utf-8")
-    address = address or host
-    everywhere = address in ("0.0.0.0", "::")  # by any name: nobody knows which is the right one
-    hosts = {host.lower(), address}
-    if is_loopback(address):
+    hosts = {host.lower(), address or host}
+    everywhere = hosts & {"0.0.0.0", "::"}  # by any name: nobody knows which is the right one
+    if is_loopback(address or host):
         hosts |= {"127.0.0.1", "localhost", "::1"}
     headers = {
         "Content-Security-Policy": _policy(page),
@@ -238,8 +192,8 @@ def build_app(desk: Desk, host: str, limit: int, address: str = "") -> FastAPI:
 
     @app.get("/documents")
     def list_documents() -> dict:
-        model = desk.reader.loaded
-        return {"model": model.path.name, "limit": limit, "documents": desk.documents()}
+        model = desk.reader.loaded.path.name
+        return {"model": model, "limit": limit, "documents": desk.documents()}
 
     @app.put("/documents")
     async def add_document(name: str, request: Request, encoding: str = "") -> dict:
@@ -256,12 +210,6 @@ def build_app(desk: Desk, host: str, limit: int, address: str = "") -> FastAPI:
     def remove_document(name: str) -> dict:
         desk.remove(name)
         return {"documents": desk.documents()}
-
-    @app.get("/text")
-    def show_text(name: str, paragraph: int, start: int, end: int) -> HTMLResponse:
-        (style,) = re.findall(r"<style>.*?</style>", page, flags=re.DOTALL)
-        head = f'<!DOCTYPE html><html lang="en"><meta charset="utf-8">{style}'
-        return HTMLResponse(f"{head}<article>{desk.text(name, paragraph, start, end)}</article>")
 
     @app.post("/ask")
     async def ask(request: Request) -> dict:

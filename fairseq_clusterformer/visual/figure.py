@@ -1,18 +1,13 @@
 """Pictures for a README or a paper: of clusters, and of where a reader is right."""
 
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-import matplotlib
-import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from fairseq_clusterformer.attention.inspect import oldest_key_in_sight
-
-from .words import LABELS, Cluster, ClusteredText, DrawnLayer, Item, colour, pattern, visible
+from .words import LABELS, ClusteredText, DrawnLayer, Item, colour, visible
 
 # All in pixels.
 WIDTH, MARGIN = 1600, 44
@@ -20,8 +15,9 @@ TITLE, LINE, ROW, HEAD = 104, 37, 50, 84
 ADVANCE = 0.602  # width of a character of DejaVu Sans Mono, in its size
 MOST_LINES, MOST_COLUMNS = 18, 84
 MOST_ROWS = 12  # clusters in the table; the largest, if there are more
-STRIP, MARK = 480, 3  # of where a cluster stands in the passage
-INK, SOFT, ACCENT = "#1c2733", "#51606f", "#b00020"
+#: where the table's columns begin
+NUMBER, BAR, TOKENS, ENDINGS = MARGIN, MARGIN + 60, MARGIN + 300, MARGIN + 820
+INK, SOFT = "#1c2733", "#51606f"
 DPI = 100
 
 Lines = list[list[tuple[int, str]]]
@@ -29,84 +25,72 @@ Lines = list[list[tuple[int, str]]]
 
 def save(figure: Figure, path: Path) -> None:
     """Write a PNG file. A character that the font lacks is drawn as a box."""
-    with matplotlib.rc_context({"hatch.linewidth": 0.6}), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(path, dpi=DPI, format="png")
 
 
-class Drawing:
-    """A page of pixels with a title, a line ``what`` below it, and its origin at the top left."""
-
-    def __init__(self, height: int, title: str, what: str):
-        self.figure = Figure(figsize=(WIDTH / DPI, height / DPI), facecolor="white")
-        self.axes = self.figure.add_axes((0, 0, 1, 1))
-        self.axes.set(xlim=(0, WIDTH), ylim=(height, 0))
-        self.axes.axis("off")
-        self.text(MARGIN, 38, title, 34, weight="bold")
-        room = WIDTH - 2 * MARGIN  # for characters about half as wide as high
-        self.text(MARGIN, 78, what, min(21, room / (0.54 * max(1, len(what)))), color=SOFT)
-
-    def box(self, x, y, width, height, **style) -> None:
-        self.axes.add_patch(Rectangle((x, y), width, height, **{"linewidth": 0, **style}))
-
-    def cluster_box(self, x, y, width, height, cluster: int) -> None:
-        hatch = pattern(cluster)
-        style = {"hatch": hatch, "edgecolor": "#00000033"} if hatch else {}
-        self.box(x, y, width, height, facecolor=colour(cluster), **style)
-
-    def cluster_number(self, y, cluster: int) -> float:
-        """Begin a row of a table at y; returns its middle."""
-        middle = y + ROW / 2 - 3
-        self.cluster_box(MARGIN, y, 44, ROW - 8, cluster)
-        self.text(MARGIN + 22, middle, str(cluster), 22, at="center", weight="bold")
-        return middle
-
-    def text(self, x, y, text, size, *, mono=False, at="left", **style) -> None:
-        style = {"color": INK, "fontsize": size * 72 / DPI, "horizontalalignment": at} | style
-        style["family"] = "DejaVu Sans Mono" if mono else "DejaVu Sans"
-        style["verticalalignment"] = "center_baseline" if mono else "center"
-        self.axes.text(x, y, text.replace("$", r"\$"), **style)
-
-    def words(self, x, y, items: list[Item], room: float, *, accent: bool = False) -> None:
-        """As many items as there is room for; with `accent`, their last characters in colour."""
-        size, end = 22, x + room
-        advance = size * ADVANCE
-        for word in (visible(item.text) for item in items):
-            if x + advance * len(word) > end:
-                break
-            before, last = (word[:-1], word[-1]) if accent else (word, "")
-            self.text(x, y, before, size, mono=True)
-            last_x = x + advance * len(before)
-            self.text(last_x, y, last, size, mono=True, color=ACCENT, weight="bold")
-            x += advance * (len(word) + 1.4)
-
-    def places(self, x, y, passage: list[int], cluster: int) -> None:
-        """A strip that is dark where a cluster stands in a passage."""
-        self.box(x, y, STRIP, ROW - 8, facecolor="#f2f4f6")
-        marks = min(STRIP // MARK, len(passage))
-        own = (place for place, each in enumerate(passage) if each == cluster)
-        counts = Counter(place * marks // len(passage) for place in own)
-        width, darkest = STRIP / marks, max(counts.values(), default=1)
-        for mark, count in counts.items():
-            style = {"facecolor": INK, "alpha": min(1.0, 0.2 + 0.8 * count / darkest)}
-            self.box(x + mark * width, y, width, ROW - 8, **style)
-
-
 def draw_passage(text: ClusteredText, layer: DrawnLayer) -> Figure:
     """Draw the first lines of the passage and the clusters of one layer."""
-    tokens = text.tokens[: text.row]
-    lines = wrapped(tokens, MOST_COLUMNS)[:MOST_LINES]
-    seen = example(tokens, layer.passage[: text.row], layer.window, lines[-1][-1][0] + 1)
-    rows = layer.largest(MOST_ROWS)
-    table = TITLE + LINE * len(lines)
+    lines = wrapped(text.tokens[: text.row], MOST_COLUMNS)[:MOST_LINES]
+    rows, table = layer.largest(MOST_ROWS), TITLE + LINE * len(lines) + HEAD
+    height = table + ROW * (len(rows) + 1)
+    figure = Figure(figsize=(WIDTH / DPI, height / DPI), facecolor="white")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, WIDTH), ylim=(height, 0))
+    axes.axis("off")
+
+    def box(x: float, y: float, width: float, height: float, cluster: int) -> None:
+        place = {"width": width, "height": height, "linewidth": 0}
+        axes.add_patch(Rectangle((x, y), **place, facecolor=colour(cluster)))
+
+    def write(x: float, y: float, shown: str, size: float, mono: bool = False, **style) -> None:
+        style = {"color": INK, "verticalalignment": "center"} | style
+        style["family"] = "DejaVu Sans Mono" if mono else "DejaVu Sans"
+        axes.text(x, y, shown.replace("$", r"\$"), fontsize=size * 72 / DPI, **style)
+
+    def items(x: float, y: float, some: list[Item], room: float) -> None:
+        """As many as there is room for."""
+        for word in (visible(item.text) for item in some):
+            room -= 22 * ADVANCE * (len(word) + 1.4)
+            if room < 0:
+                break
+            write(x, y, word, 22, mono=True)
+            x += 22 * ADVANCE * (len(word) + 1.4)
+
+    write(MARGIN, 38, "What clustered together", 34, weight="bold")
     what = f"{layer.name}: each {text.unit} in the colour of its cluster"
-    if seen:
-        what += f"; the boxed one sees the {len(seen)} underlined"
-    height = table + HEAD + ROW * (len(rows) + 1) + MARGIN // 2
-    drawing = Drawing(height, "What clustered together", what)
-    _draw_lines(drawing, lines, layer, seen)
-    _draw_table(drawing, text, layer, rows, table)
-    return drawing.figure
+    write(MARGIN, 78, what, min(21, (WIDTH - 2 * MARGIN) / (0.54 * len(what))), color=SOFT)
+    width = (WIDTH - 2 * MARGIN) / max(60, *map(len, lines))
+    for number, line in enumerate(lines):
+        y = TITLE + number * LINE
+        for column, (i, character) in enumerate(line):
+            x = MARGIN + column * width
+            # half a pixel more, so that no seam shows between neighbours
+            box(x, y + 1, width + 0.5, LINE - 2, layer.passage[i])
+            shown = {" ": "\u00b7"}.get(character, visible(character))
+            ink = "#00000066" if character.isspace() else "#111111"
+            size, middle = min(width / ADVANCE, LINE * 0.8), y + LINE / 2 - 1
+            write(x + width / 2, middle, shown, size, True, ha="center", color=ink)
+    heads = dict(zip((BAR, TOKENS, ENDINGS), ("share", *LABELS[text.unit]), strict=True))
+    for x, head in heads.items():
+        write(x, table - 30, head, 19, color=SOFT)
+    most = max(cluster.share for cluster in rows) or 1
+    for number, cluster in enumerate(rows):
+        y = table + number * ROW
+        middle = y + ROW / 2 - 3
+        box(NUMBER, y, 44, ROW - 8, cluster.index)
+        write(NUMBER + 22, middle, str(cluster.index), 22, ha="center", weight="bold")
+        box(BAR, y, 130 * cluster.share / most, ROW - 8, cluster.index)
+        write(BAR + 140, middle, f"{cluster.share:.0%}", 20)
+        items(TOKENS, middle, cluster.tokens, ENDINGS - TOKENS - 20)
+        items(ENDINGS, middle, cluster.endings, WIDTH - MARGIN - ENDINGS)
+    below = text.counted
+    if others := len(layer.clusters) - len(rows):
+        share = 1 - sum(cluster.share for cluster in rows)
+        below = f"{others} smaller clusters have the other {share:.0%}. {below}"
+    write(MARGIN, table + len(rows) * ROW + 14, below, 17, color=SOFT)
+    return figure
 
 
 def wrapped(tokens: list[str], columns: int) -> Lines:
@@ -120,75 +104,6 @@ def wrapped(tokens: list[str], columns: int) -> Lines:
             if character == "\n":
                 lines.append([])
     return lines if lines[-1] else lines[:-1]
-
-
-def example(tokens: list[str], clusters: list[int], window: int | None, end: int) -> set[int]:
-    """Positions of the ``window`` tokens of its own cluster that a token sees, itself the last: of
-    the last token before ``end`` that shows something and sees so many. Empty if there is none, or
-    ``window`` is None."""
-    if window is None:
-        return set()
-    oldest = oldest_key_in_sight(torch.tensor(clusters), window).tolist()
-    for i in range(end - 1, 0, -1):
-        seen = {j for j in range(oldest[i], i + 1) if clusters[j] == clusters[i]}
-        if len(seen) == window and tokens[i].strip():
-            return seen
-    return set()
-
-
-def _draw_lines(drawing: Drawing, lines: Lines, layer: DrawnLayer, seen: set[int]) -> None:
-    width = (WIDTH - 2 * MARGIN) / max(60, *map(len, lines))
-    size = min(width / ADVANCE, LINE * 0.8)
-    query = max(seen, default=None)
-    for number, line in enumerate(lines):
-        y = TITLE + number * LINE
-        for column, (i, character) in enumerate(line):
-            x = MARGIN + column * width
-            # half a pixel more, so that no seam shows between neighbours
-            drawing.cluster_box(x, y + 1, width + 0.5, LINE - 2, layer.passage[i])
-            shown = {" ": "\u00b7"}.get(character, visible(character))
-            ink = "#00000066" if character.isspace() else "#111111"
-            middle = y + LINE / 2 - 1
-            drawing.text(x + width / 2, middle, shown, size, mono=True, at="center", color=ink)
-            if i in seen:
-                drawing.box(x + 1, y + LINE - 6, width - 2, 4, facecolor="#111111", zorder=2)
-            if i == query:
-                box = {"fill": False, "edgecolor": "#111111", "linewidth": 2.5, "zorder": 3}
-                drawing.box(x - 1, y, width + 2, LINE, **box)
-
-
-def _draw_table(
-    drawing: Drawing, text: ClusteredText, layer: DrawnLayer, rows: list[Cluster], top: int
-) -> None:
-    bar, tokens, words, reach = MARGIN + 60, MARGIN + 300, MARGIN + 590, WIDTH - MARGIN
-    heads = dict(zip((bar, tokens, words), ("share", *LABELS[text.unit]), strict=True))
-    for x, head in heads.items():
-        drawing.text(x, top + 54, head, 19, color=SOFT)
-    shows_places = layer.window is None
-    where = f"from the first of {len(layer.passage):,} {text.unit}s to the last"
-    last = where if shows_places else f"sees back, {text.unit}s"
-    drawing.text(reach, top + 54, last, 19, color=SOFT, at="right")
-    room = STRIP if shows_places else 90
-    most = max(c.share for c in rows) or 1
-    for number, cluster in enumerate(rows):
-        y = top + HEAD + number * ROW
-        middle = drawing.cluster_number(y, cluster.index)
-        drawing.cluster_box(bar, y, 130 * cluster.share / most, ROW - 8, cluster.index)
-        drawing.text(bar + 140, middle, f"{cluster.share:.0%}", 20)
-        drawing.words(tokens, middle, cluster.tokens, words - tokens - 20)
-        is_accented = text.unit != "subword"  # of which words are whole
-        drawing.words(
-            words, middle, cluster.endings, reach - words - room - 20, accent=is_accented
-        )
-        if shows_places:
-            drawing.places(reach - STRIP, y, layer.passage, cluster.index)
-        elif cluster.reach is not None:
-            drawing.text(reach, middle, f"{cluster.reach:,}", 20, at="right")
-    below = text.counted
-    if others := len(layer.clusters) - len(rows):
-        share = 1 - sum(c.share for c in rows)
-        below = f"{others} smaller clusters have the other {share:.0%}. {below}"
-    drawing.text(MARGIN, top + HEAD + len(rows) * ROW + 14, below, 17, color=SOFT)
 
 
 def draw_breakdown(tables: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:

@@ -35,13 +35,14 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
         what = f"no layer of this {type(model).__name__} clusters"
         raise bad_option("--checkpoint", loaded.path, allowed, what)
     rows = [shown_tokens(coding, tokens) for tokens in counted.split(row)]
-    endings = [(word_pairs if coding.unit == "word" else word_endings)(row) for row in rows]
+    of_row = word_pairs if coding.unit == "word" else word_endings
+    shows, endings = sum(rows, []), sum(map(of_row, rows), [])
     layers = []
     for (name, head), clusters in of_counted.items():
         router = model.get_submodule(name)
         rule = router.rule
         window = rule.window if rule.can_step and rule.gap == 0 else None
-        described = describe(rows, clusters, rule.clusters, window=window, endings=endings)
+        described = describe(shows, sum(clusters, []), rule.clusters, endings)
         of_layer = sum(of_passage[name, head], [])
         layers.append(DrawnLayer(*_label(model, name, head), window, of_layer, described))
     notes = []

@@ -1,11 +1,11 @@
-"""What is in a cluster: its size, its words (CF20, table 6), where they stand, how far it reaches.
+"""What is in a cluster: its size, and its words (CF20, table 6).
 
 This works on lists of tokens and of their clusters, and knows nothing of models.
 """
 
+import colorsys
 import math
 import re
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 
-from fairseq_clusterformer.attention.inspect import oldest_key_in_sight
 from fairseq_clusterformer.clustering import cluster_use
 from fairseq_clusterformer.errors import bad_option
 
@@ -21,10 +20,6 @@ LONGEST_ENDING = 12  # characters
 LONGEST_RUN = 4
 _LONG_RUN = re.compile(rf"((.)\2{{{LONGEST_RUN - 1}}})\2+", re.DOTALL)
 _LAST_WORD = re.compile(r"\s{2,}\Z|\S*\s?\Z")
-# Paul Tol's "light" scheme, made for the backgrounds of text; neighbours are far apart in it.
-_LIGHT = "#77aadd #ee8866 #eedd88 #44bb99 #ffaabb #bbcc33 #99ddff #dddddd #aaaa00".split()
-# From the tenth cluster on, the colours come again with a pattern: the angles of its stripes.
-_PATTERNS = {"": (), "//": (-45,), "\\\\": (45,), "xx": (-45, 45)}
 
 #: what a token is called, and the words that tokens belong to, by the unit of the text
 LABELS = {
@@ -46,15 +41,13 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Cluster:
-    """What is in a cluster: tokens and endings typical of it, and its ``reach``: how many tokens
-    back a query in it sees, the median (None: unknown)."""
+    """What is in a cluster: tokens and endings typical of it."""
 
     index: int
     size: int  # in tokens
     share: float  # of them all
     tokens: list[Item]
     endings: list[Item]
-    reach: int | None
 
 
 @dataclass(frozen=True)
@@ -121,39 +114,17 @@ def typical_items(
 
 
 def describe(
-    rows: Sequence[Sequence[str]],
-    clusters: Sequence[Sequence[int]],
-    num_clusters: int,
-    *,
-    window: int | None = None,
-    endings: Sequence[Sequence[str]],
+    tokens: Sequence[str], clusters: Sequence[int], num_clusters: int, endings: Sequence[str]
 ) -> list[Cluster]:
-    """Describe each cluster of one layer over a text.
-
-    Args:
-        rows: what each token reads, for each row that the model saw on its own.
-        clusters, endings: of the same tokens; see :func:`word_endings`.
-        window: keys of its own cluster that a query sees (causal, recent rule), if that is known.
-    """
-    flat = [cluster for row in clusters for cluster in row]
-    size = Counter(flat)
-    of_tokens = typical_items([t for row in rows for t in row], flat, num_clusters)
-    of_endings = typical_items([e for row in endings for e in row], flat, num_clusters)
-    reach = [None] * num_clusters if window is None else _reach(clusters, num_clusters, window)
+    """Describe each cluster of one layer over the tokens of a text, by what each of them reads and
+    by its ending; see :func:`word_endings`."""
+    size = Counter(clusters)
+    of_tokens = typical_items(tokens, clusters, num_clusters)
+    of_endings = typical_items(endings, clusters, num_clusters)
     return [
-        Cluster(i, size[i], size[i] / max(len(flat), 1), of_tokens[i], of_endings[i], reach[i])
+        Cluster(i, size[i], size[i] / max(len(tokens), 1), of_tokens[i], of_endings[i])
         for i in range(num_clusters)
     ]
-
-
-def _reach(clusters: Sequence[Sequence[int]], num_clusters: int, window: int) -> list[int | None]:
-    """Median distance from a query to the oldest key that it sees, for each cluster."""
-    distances: list[list[int]] = [[] for _ in range(num_clusters)]
-    for row in clusters:
-        oldest = oldest_key_in_sight(torch.tensor(row), window).tolist()
-        for position, (cluster, first) in enumerate(zip(row, oldest, strict=True)):
-            distances[cluster].append(position - first)
-    return [round(statistics.median(d)) if d else None for d in distances]
 
 
 def word_endings(tokens: Sequence[str]) -> list[str]:
@@ -180,17 +151,6 @@ def visible(text: str) -> str:
 
 
 def colour(cluster: int) -> str:
-    """Background of a cluster, ``#rrggbb``."""
-    return _LIGHT[cluster % len(_LIGHT)]
-
-
-def pattern(cluster: int) -> str:
-    """Matplotlib's hatch over the background; empty for the first clusters."""
-    return [*_PATTERNS][cluster // len(_LIGHT) % len(_PATTERNS)]
-
-
-def css(cluster: int) -> str:
-    """Background of a cluster, hatch included, as a CSS declaration."""
-    stripe = "repeating-linear-gradient({}deg,#0003 0 1px,#0000 1px 5px)"
-    stripes = ",".join(map(stripe.format, _PATTERNS[pattern(cluster)]))
-    return f"background:{stripes} {colour(cluster)}"
+    """Background of a cluster, ``#rrggbb``: light, its hue far from those of its neighbours."""
+    rgb = colorsys.hls_to_rgb(0.618 * cluster % 1, (0.78, 0.68, 0.86)[cluster % 3], 0.75)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)

@@ -20,10 +20,9 @@ from fairseq_clusterformer.attention.inspect import token_clusters
 from fairseq_clusterformer.checkpoints import load as loading
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli import main
-from fairseq_clusterformer.documents import drawing as document_clusters
 from fairseq_clusterformer.documents import found as finding
 from fairseq_clusterformer.documents import read as reading
-from fairseq_clusterformer.documents.answer_page import answer_page
+from fairseq_clusterformer.documents.drawing import answer_page
 from fairseq_clusterformer.documents.sentences import SentenceEncoder
 from fairseq_clusterformer.documents.sources import Source
 from fairseq_clusterformer.errors import UserError
@@ -242,38 +241,52 @@ def test_a_piece_of_a_paragraph_answers_with_what_it_holds():
 
 
 @pytest.mark.parametrize(
-    ("text", "cut", "whole"),
+    ("text", "cut", "whole", "sentence"),
     [
-        ("King Rodrigues of 1,500 men", "Rodrigue", "Rodrigues"),
-        ("King Rodrigues of 1,500 men", "of 1", "of 1,500"),
-        ("Otto's horse", "Ott", "Otto"),
-        ("by O'Brien, the 3rd", "Brien", "O'Brien"),
-        ("the Franco-Prussian war", "Prussia", "Prussian"),
-        ("$5 million.", "5 m", "$5 million"),
-        ("it cost -\u20ac.5, no more", ".5", "-\u20ac.5"),
-        ("A$5", "5", "5"),
-        ("\u6771\u4eac\u306f\u65e5\u672c", "\u4eac", "\u4eac"),
-        ("One two", "One two", "One two"),
-        ("fell to -2 degrees", "2", "-2"),
-        ("\u22122.5 to +3", "2.5", "\u22122.5"),
-        ("-7 it was (-9 at night)", "7", "-7"),
-        ("-7 it was (-9 at night)", "9 at", "-9 at"),
-        ("in 1914-18", "18", "18"),
-        ("in A-4", "4", "4"),
-        ("Smith (1966)", "(1966", "1966"),
-        ("Smith (1966)", "1966)", "1966"),
-        ("Smith (1966)", "(1966)", "(1966)"),
-        ("Smith (1966)", "Smith (1966", "Smith (1966"),
-        ('called "The Elm"', '"The Elm', "The Elm"),
-        ('called "The Elm"', '"The Elm"', '"The Elm"'),
-        ("\u201cSo it is\u201d", "is\u201d", "is"),
-        ("\u201c(Foo) is", "\u201c(Foo", "Foo"),
-        ("na\u00efve", "\u00efv", "na\u00efve"),
+        *(
+            (*row, None)
+            for row in (
+                ("King Rodrigues of 1,500 men", "Rodrigue", "Rodrigues"),
+                ("King Rodrigues of 1,500 men", "of 1", "of 1,500"),
+                ("Otto's horse", "Ott", "Otto"),
+                ("by O'Brien, the 3rd", "Brien", "O'Brien"),
+                ("the Franco-Prussian war", "Prussia", "Prussian"),
+                ("$5 million.", "5 m", "$5 million"),
+                ("it cost -\u20ac.5, no more", ".5", "-\u20ac.5"),
+                ("A$5", "5", "5"),
+                ("\u6771\u4eac\u306f\u65e5\u672c", "\u4eac", "\u4eac"),
+                ("One two", "One two", "One two"),
+                ("fell to -2 degrees", "2", "-2"),
+                ("\u22122.5 to +3", "2.5", "\u22122.5"),
+                ("-7 it was (-9 at night)", "7", "-7"),
+                ("-7 it was (-9 at night)", "9 at", "-9 at"),
+                ("in 1914-18", "18", "18"),
+                ("in A-4", "4", "4"),
+                ("Smith (1966)", "(1966", "1966"),
+                ("Smith (1966)", "1966)", "1966"),
+                ("Smith (1966)", "(1966)", "(1966)"),
+                ("Smith (1966)", "Smith (1966", "Smith (1966"),
+                ('called "The Elm"', '"The Elm', "The Elm"),
+                ('called "The Elm"', '"The Elm"', '"The Elm"'),
+                ("\u201cSo it is\u201d", "is\u201d", "is"),
+                ("\u201c(Foo) is", "\u201c(Foo", "Foo"),
+                ("na\u00efve", "\u00efv", "na\u00efve"),
+            )
+        ),
+        # abbreviations keep their points, and end no sentence
+        ("He left. It is in L.A. now. So.", "L.A", "L.A.", "It is in L.A. now."),
+        ("Who? Dr. King Jr. spoke. So.", "King Jr", "King Jr.", "Dr. King Jr. spoke."),
+        ("So. J. R. R. Tolkien wrote it.", "Tolkien", "Tolkien", "J. R. R. Tolkien wrote it."),
+        ("Born at 5 p.m. in D.C.", "D.C", "D.C.", "Born at 5 p.m. in D.C."),
+        ("It fell. Then he went.", "fell", "fell", "It fell."),
     ],
 )
-def test_answers_are_whole_words(text, cut, whole):
+def test_answers_are_whole_words(text, cut, whole, sentence):
     start = text.index(cut)
-    assert text[slice(*finding.whole_words(text, start, start + len(cut)))] == whole
+    start, end = finding.whole_words(text, start, start + len(cut))
+    assert text[start:end] == whole
+    if sentence:
+        assert text[slice(*finding.sentence_around(text, start, end))].strip() == sentence
 
 
 def test_spans_that_become_the_same_words_are_one_answer():
@@ -312,40 +325,10 @@ def test_guesses_are_three_sentences_each_once():
     assert found[0].found
 
 
-@pytest.mark.parametrize(
-    ("text", "cut", "whole", "sentence"),
-    [
-        ("He left. It is in L.A. now. So.", "L.A", "L.A.", "It is in L.A. now."),
-        ("Who? Dr. King Jr. spoke. So.", "King Jr", "King Jr.", "Dr. King Jr. spoke."),
-        ("So. J. R. R. Tolkien wrote it.", "Tolkien", "Tolkien", "J. R. R. Tolkien wrote it."),
-        (
-            "Born at 5 p.m. in Washington, D.C.",
-            "D.C",
-            "D.C.",
-            "Born at 5 p.m. in Washington, D.C.",
-        ),
-        ("It fell. Then he went.", "fell", "fell", "It fell."),
-    ],
-)
-def test_abbreviations_keep_their_points(text, cut, whole, sentence):
-    start = text.index(cut)
-    start, end = finding.whole_words(text, start, start + len(cut))
-    assert text[start:end] == whole
-    first, last = finding.sentence_around(text, start, end)
-    assert text[first:last].strip() == sentence
-
-
-def test_probabilities_come_with_words():
-    assert finding.confidence(0.98765) == "probability 0.988"
-    assert finding.confidence(0.49) == "probability 0.490, low confidence"
-    assert finding.confidence(0.001) == "probability 0.001, very low confidence"
-    assert finding.confidence(4e-6) == "probability below 0.001, very low confidence"
-
-
 def test_a_question_of_unknown_words_keeps_the_bound(reader, monkeypatch):
     """And says that no word of it is in the documents."""
-    read, read_all = [], reader._read_all
-    monkeypatch.setattr(reader, "_read_all", lambda *x: read.extend(x[1]) or read_all(*x))
+    read, read_all = [], reader.read
+    monkeypatch.setattr(reader, "read", lambda *x: read.extend(x[1]) or read_all(*x))
     passages = reader.passages(reader.sections(Source("x", "x", (FILLING,) * 60), 20))
     assert len(passages) > 20
     ranking = reader.ask("Quid?", passages, 3, windows=4)
@@ -406,7 +389,7 @@ def test_clusters_are_those_of_the_layers(reader):
     encoder, source = reader.model.encoder, Source("x", "x", (fact(RULES, "Noor"),) * 9)
     (part,) = reader.sections(source, 1000)
     asked = reader.question(RULES)
-    read = reader.read(asked, part, 1)
+    (read,) = reader.read(asked, [part], 1)
     (sequence,) = token_clusters(encoder, asked[None], part.tokens[None]).values()
     (layer,) = read.clusters
     assert layer == (1, "layer 1 of layers 0 to 2, kmeans")
@@ -482,22 +465,6 @@ def test_page_shows_an_answer_that_begins_within_a_character():
     assert answer.text == "\u4e00b"
     shown = re.findall(r'<span data-i="(\d)" class="answer">(.)</span>', page_of(section, answer))
     assert shown == [("2", "\u4e00"), ("5", "b")]
-
-
-def test_page_takes_time_in_proportion_to_its_text():
-    """Its tokens become lists once, not once for each paragraph."""
-    calls = []
-
-    class Counted(torch.Tensor):
-        def tolist(self):
-            calls.append(len(self))
-            return super().tolist()
-
-    source = Source("x", "x", ("One two.",) * 500)
-    characters = torch.tensor([[-1, 0, 4], [-1, 3, 8]]).repeat(1, 500)
-    section = section_of(source, characters.as_subclass(Counted), range(0, 1500, 3))
-    assert page_of(section, span(-1.0)).count("<p>") == 500
-    assert len(calls) < 10
 
 
 def test_page_does_not_replace_a_document(checkpoint, tmp_path, capsys):
@@ -609,15 +576,6 @@ def test_a_quantised_reader(checkpoint, towns):
     quantised.model = torch.ao.quantization.quantize_dynamic(quantised.model)
     (found,) = quantised.answer(RULES, towns, top=1)
     assert found.text == "the Elm"
-
-
-def test_the_words_of_tokens(reader):
-    source = Source("a.txt", "", ["All is well (here).", "Ninety coins!"])
-    (part,) = reader.sections(source, 1000)
-    words = document_clusters.words_of(part)
-    assert len(words) == len(part.tokens)
-    merged = [word for i, word in enumerate(words) if word and word != (words[i - 1] if i else "")]
-    assert merged == ["<s>", *"All is well ( here ) .".split(), "<s>", "Ninety", "coins", "!"]
 
 
 def test_a_drawing(checkpoint, towns, tmp_path, capsys):

@@ -4,12 +4,9 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from fairseq_clusterformer.documents import passages as ranking
-from fairseq_clusterformer.documents.index import Index
 from fairseq_clusterformer.documents.passages import Passages, stems
 from fairseq_clusterformer.documents.sentences import SentenceEncoder
 from fairseq_clusterformer.errors import UserError
@@ -50,13 +47,6 @@ def by_hand(texts: list[str], question: str) -> list[float]:
     return found
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many sections each index of words is made of that is made from now on."""
-    make, made = Passages._made, []
-    monkeypatch.setattr(Passages, "_made", lambda self: made.append(len(self)) or make(self))
-    return made
-
-
 class TestWords:
     TEXTS = ("Otto rules Ulm. Otto is old.", "All is well in Ulm.", "Ulm, Ulm: rulers rule.", "")
     ASKED = "Who is ruling Ulm, Ulm or Bree?"
@@ -66,68 +56,28 @@ class TestWords:
         assert found == pytest.approx(by_hand([*self.TEXTS], self.ASKED), rel=1e-5)
         assert min(found[:3]) > found[3] == 0
         assert not Passages(sections_of("...", "\u4eac\u90fd")).by_words(self.ASKED).any()
+        assert not Passages(sections_of("...", "")).by_words(self.ASKED).any()
         assert len(Passages([]).by_words(self.ASKED)) == 0
 
-    def test_letters_are_words_where_no_blanks_part_them(self):
-        parts = sections_of("\u6771\u4eac\u306f", "\u5927\u962a\u3067", "\u4eac\u90fd\u306b")
-        (first, *_) = Passages(parts).likeliest("\u5927\u962a?", 1)
-        assert first[0] == 1
-
-    def test_a_question_without_a_known_word_keeps_the_bound(self):
-        parts = sections_of(*["All is well."] * 40)
-        assert [place for place, *_ in Passages(parts).likeliest("Quid?", 10)] == [*range(10)]
-        long = Passages(sections_of("Order 10048712 is here.", "Order 10048713 is there.", "No."))
-        assert [place for place, *_ in long.likeliest("Where is order 10048713?", 1)] == [1]
-
-    @pytest.mark.parametrize("texts", [TEXTS, ("...", ""), ()])
-    def test_what_is_kept_is_what_was_made(self, texts, tmp_path, monkeypatch):
-        made, sections = counted(monkeypatch), sections_of(*texts)
-        expected = Passages(sections).by_words(self.ASKED)
-        for _ in range(3):
-            found = Passages(sections, index=Index(tmp_path)).by_words(self.ASKED)
-            np.testing.assert_array_equal(found, expected)
-        assert made == [len(texts)] * 2 if texts else not made
-
-    @pytest.mark.parametrize("change", ["a text", "order", "parts", "weighing"])
-    def test_what_changed_is_made_anew(self, change, tmp_path, monkeypatch):
-        index = Index(tmp_path)
-        Passages(sections_of(*self.TEXTS), index=index).index_words()
-        changed = {
-            "a text": ["Ada rules Ulm. Otto is old.", *self.TEXTS[1:]],
-            "order": self.TEXTS[::-1],
-            "parts": ["Otto rules Ulm. Otto is old", ".All is well in Ulm.", *self.TEXTS[2:]],
-        }.get(change, self.TEXTS)
-        if change == "weighing":
-            monkeypatch.setattr(ranking, "_WEIGHING", {"k1": 2.0, "b": 0.5})
-        made, sections = counted(monkeypatch), sections_of(*changed)
-        for _ in range(2):
-            found = Passages(sections, index=index).by_words(self.ASKED)
-        assert made == [len(changed)]
-        assert len(index.owners()) == 1
-        np.testing.assert_array_equal(found, Passages(sections).by_words(self.ASKED))
-
-    def test_where_nobody_may_write(self, tmp_path, caplog, monkeypatch):
-        """The answer does without."""
-        index = Index(tmp_path)
-        monkeypatch.setattr(index, "_run", refuse_to_write(index._run))
-        found = Passages(sections_of(*self.TEXTS), index=index).by_words(self.ASKED)
-        np.testing.assert_array_equal(
-            found, Passages(sections_of(*self.TEXTS)).by_words(self.ASKED)
-        )
-        assert "words are indexed again" in caplog.text
-
-
-def refuse_to_write(run):
-    """As a database that may only be read."""
-
-    def read(use):
-        def locked(database):
-            database.execute("PRAGMA query_only = 1")
-            return use(database)
-
-        return run(locked)
-
-    return read
+    @pytest.mark.parametrize(
+        ("texts", "question", "most", "places"),
+        [
+            # letters are words where no blanks part them
+            (
+                ["\u6771\u4eac\u306f", "\u5927\u962a\u3067", "\u4eac\u90fd\u306b"],
+                "\u5927\u962a?",
+                1,
+                [1],
+            ),
+            (["All is well."] * 40, "Quid?", 10, [*range(10)]),  # no known word
+            (["Order 10048712.", "Order 10048713.", "No."], "Where is order 10048713?", 1, [1]),
+            (["Ulm and Pisa.", "The buildings of Ulm.", "Ulm or Tyre."], "Who builds?", 1, [1]),
+            (["Ulm and Pisa.", "The buildings of Ulm.", "Ulm or Tyre."], "TYRE", 1, [2]),
+        ],
+    )
+    def test_the_likeliest(self, texts, question, most, places):
+        found = Passages(sections_of(*texts)).likeliest(question, most)
+        assert [place for place, *_ in found] == places
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from fairseq_clusterformer.checkpoints import bundle
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.documents import index, sources
 from fairseq_clusterformer.documents.found import Ranking, SectionRead, Weights, ranked
-from fairseq_clusterformer.documents.passages import OWNER, Passages
+from fairseq_clusterformer.documents.passages import Passages
 from fairseq_clusterformer.documents.read import Reader
 from fairseq_clusterformer.documents.sources import Source, text_source
 from fairseq_clusterformer.errors import UserError
@@ -37,8 +37,7 @@ ASKED = "Who rules Bree?"
 def keys(folder: Path) -> set[bytes]:
     """What an index has encodings of."""
     with closing(sqlite3.connect(folder / index.FILE)) as database:
-        query = "SELECT key FROM kept WHERE owner != ?"
-        return {key for (key,) in database.execute(query, (OWNER,))}
+        return {key for (key,) in database.execute("SELECT key FROM kept")}
 
 
 @pytest.fixture(scope="module")
@@ -208,8 +207,8 @@ class TestWeights:
         file, out = tmp_path / "c.json", tmp_path / "bundle"
         line = ["bundle", towns_reader, out, "--calibration", file]
         assert "No such file" in error(capsys, *line)
-        # an older one, without a weight of "no answer"
-        weights = {"margin": 0.1, "words": 0.0, "likeness": 0.0, "bias": 0.0, "threshold": 2}
+        weights = {"margin": 0.1, "words": 0.0, "likeness": 0.0, "none": 0.0, "bias": 0.0}
+        weights["threshold"] = 2
         file.write_text(json.dumps({"weights": weights}))
         assert "c.json: cannot be read (a threshold outside of 0 to 1" in error(capsys, *line)
         assert not out.exists()
@@ -278,21 +277,9 @@ class TestWindows:
         ranking = reader.ask(ASKED, reader.passages(sections), 3)
         best, *others = ranking
         assert others
-        assert ranking.note == 'Each probability is against "no answer" alone.'
         assert (best.text, best.paragraph) == ("Mary-Ann", place)
         assert ranking.found
         assert all(best.margin > other.margin for other in others)
-
-    def test_words_are_known_by_their_beginning(self, reader):
-        """Each window has its own words, also where it is a piece of a paragraph."""
-        texts = ["Ulm and Pisa. " * 20, "The buildings of Ulm. " * 20, "Ulm or Tyre. " * 20]
-        parts = reader.sections(text_source("\n\n".join(texts), "x"), 90)
-        for question, number in (("Who builds?", 1), ("TYRE", 2), ("Pisa Ulm", 0)):
-            ((first, *_),) = Passages(parts).likeliest(question, 1)
-            assert parts[first].pieces[0].number == number
-        pieces = reader.sections(text_source("Lund is here. " * 30 + "Bree.", "x"), 90)
-        ((last, *_),) = Passages(pieces).likeliest("Bree", 1)
-        assert last == len(pieces) - 1 > 0
 
     def test_a_long_document_takes_little_more_memory_than_its_text(self, reader):
         """Tokens are made when they are read: those of all would take 20 times the text, and its
@@ -321,7 +308,7 @@ class TestWindows:
         text = long_text("Ida Brun")
         sections = reader.sections(text_source(text, "x"), 60)
         ranking = reader.ask(ASKED, reader.passages(sections), 5)
-        alone = [reader.read(reader.question(ASKED), section, 5) for section in sections]
+        alone = sum((reader.read(reader.question(ASKED), [part], 5) for part in sections), [])
         expected = ranked(alone, 5)
         assert [each.text for each in ranking] == [each.text for each in expected]
         for mine, theirs in zip(ranking, expected, strict=True):
@@ -356,13 +343,13 @@ class TestIndex:
     def test_answers_are_equal_with_and_without(self, towns_reader, document, tmp_path):
         folder = tmp_path / "index"
         without, encoded = self.ask(towns_reader, None, document)
-        assert encoded > 10
+        assert encoded  # equal windows once
         for once in (True, False):
             found, encoded = self.ask(towns_reader, folder, document)
             assert found == without
             assert bool(encoded) is once
         assert (folder / index.FILE).stat().st_size < 100_000
-        assert {path.name for path in folder.iterdir()} == {index.MARK, index.FILE}
+        assert {path.name for path in folder.iterdir()} == {index.FILE}
 
     def test_a_changed_file_is_encoded_anew(self, towns_reader, document, tmp_path):
         """It alone, and what was there of it before goes."""
@@ -402,8 +389,7 @@ class TestIndex:
     def test_a_folder_that_nobody_may_write(self, towns_reader, document, tmp_path):
         folder = tmp_path / "index"
         (folder / index.FILE).mkdir(parents=True)
-        (folder / index.MARK).touch()
-        with pytest.raises(UserError, match=r"--index is .*: cannot be written \(unable to open"):
+        with pytest.raises(UserError, match=r"--index is .*: cannot be used \(unable to open"):
             self.ask(towns_reader, folder, document)
 
     def test_another_model_has_its_own(self, towns_reader, document, tmp_path):
@@ -417,27 +403,11 @@ class TestIndex:
         assert self.ask(towns_reader, folder, document)[1] == 0
         assert len({key[:8] for key in keys(folder)}) == 2
 
-    @pytest.mark.parametrize("damage", ["cut", "other", "edited"])
-    def test_a_damaged_file_is_made_anew(self, damage, towns_reader, document, tmp_path, caplog):
-        folder = tmp_path / "index"
-        expected, _ = self.ask(towns_reader, folder, document)
-        file = folder / index.FILE
-        if damage == "edited":
-            with closing(sqlite3.connect(file)) as database, database:
-                database.execute("UPDATE kept SET value = zeroblob(length(value))")
-        else:
-            content = file.read_bytes()
-            file.write_bytes(content[: len(content) // 2] if damage == "cut" else b"{}" * 4000)
-        assert self.ask(towns_reader, folder, document)[0] == expected
-        assert f"{file} is damaged" in caplog.text
-        assert self.ask(towns_reader, folder, document) == (expected, 0)
-
-    def test_a_file_that_goes_meanwhile(self, towns_reader, document, tmp_path):
-        """Another process has found it damaged."""
-        reader = load(towns_reader, device="cpu")
-        passages = reader.index(document, tmp_path / "index")
-        (tmp_path / "index" / index.FILE).unlink()
-        assert reader.answer(ASKED, passages, top=1)[0].text == "Noor"
+    def test_a_damaged_file_is_one_line(self, towns_reader, document, tmp_path):
+        self.ask(towns_reader, tmp_path / "index", document)
+        (tmp_path / "index" / index.FILE).write_bytes(b"{}" * 4000)
+        with pytest.raises(UserError, match=r"--index is .*index: cannot be used \(file is not"):
+            self.ask(towns_reader, tmp_path / "index", document)
 
     def test_a_folder_of_somebody_else(self, towns_reader, document, tmp_path, capsys):
         (tmp_path / "mine").mkdir()
@@ -451,19 +421,6 @@ class TestIndex:
         (tmp_path / "empty").mkdir()
         assert run(*line, tmp_path / "empty") == 0
         assert capsys.readouterr().out.startswith("1. Noor\n")
-
-    def test_of_a_model_that_reads_documents_with_questions(self, tmp_path, capsys):
-        """It keeps their words alone."""
-        (tmp_path / "a.txt").write_text("Ada Lovelace wrote to Charles Babbage.")
-        line = ["answer", "--checkpoint", "reader-en", "--question", "Who wrote to Babbage?"]
-        line += ["--document", tmp_path / "a.txt", "--index", tmp_path / "index"]
-        made = []
-        for _ in range(2):
-            assert run(*line) == 0
-            assert capsys.readouterr().out.startswith("1. Ada Lovelace\n")
-            made.append({p.name: p.stat().st_mtime_ns for p in (tmp_path / "index").iterdir()})
-        assert set(made[0]) == {index.MARK, index.FILE}
-        assert made[0] == made[1]
 
 
 def test_python_answers_as_the_command_does(towns_reader, tmp_path, monkeypatch, capsys):

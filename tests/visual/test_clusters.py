@@ -15,20 +15,20 @@ from selectolax.lexbor import LexborHTMLParser
 from torch import nn
 
 from fairseq_clusterformer.attention import MultiheadAttention
-from fairseq_clusterformer.attention.inspect import oldest_key_in_sight, token_clusters
+from fairseq_clusterformer.attention.inspect import token_clusters
 from fairseq_clusterformer.checkpoints.load import Loaded, load_checkpoint
 from fairseq_clusterformer.cli import main
 from fairseq_clusterformer.cli.prepare import lm as prepare_lm
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.visual import pages
-from fairseq_clusterformer.visual.figure import draw_passage, example, save, wrapped
+from fairseq_clusterformer.visual.figure import draw_passage, save, wrapped
 from fairseq_clusterformer.visual.language_model import encode_file, read_clusters, shown_tokens
 from fairseq_clusterformer.visual.words import (
     ClusteredText,
     DrawnLayer,
     Item,
-    css,
+    colour,
     describe,
     typical_items,
     word_endings,
@@ -66,13 +66,6 @@ def test_token_clusters_are_those_of_each_router_in_the_order_they_ran(kind, gro
     assert token_clusters(_Two("full", "window(4)"), x) == {}
 
 
-def test_oldest_key_in_sight():
-    clusters = torch.tensor([0, 1, 0, 0, 1, 0, 2])
-    assert oldest_key_in_sight(clusters, 2).tolist() == [0, 1, 0, 2, 1, 3, 6]
-    assert oldest_key_in_sight(clusters, 1).tolist() == list(range(7))
-    assert oldest_key_in_sight(clusters, 9).tolist() == [0, 1, 0, 0, 1, 0, 6]
-
-
 def test_typical_items_of_a_hand_made_text():
     items = ["the", "a", "the", "of", "", "x", "the", "of", "x", "x"]
     clusters = [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
@@ -86,17 +79,13 @@ def test_typical_items_of_a_hand_made_text():
     assert typical_items(items, clusters, 2, most=1) == [[Item("the", 2, 3)], [Item("x", 3, 3)]]
 
 
-def test_describe_sizes_and_reach():
-    rows, clusters = [list("abab"), list("ab")], [[0, 1, 0, 1], [0, 0]]
-    first, second, empty = describe(
-        rows, clusters, 3, window=2, endings=[word_endings(row) for row in rows]
-    )
+def test_describe_sizes():
+    tokens, clusters = list("ababab"), [0, 1, 0, 1, 0, 0]
+    first, second, empty = describe(tokens, clusters, 3, word_endings(tokens[:4]) + ["", "ab"])
     assert (first.size, second.size, empty.size) == (4, 2, 0)
     assert first.share == pytest.approx(2 / 3)
-    assert (first.reach, second.reach, empty.reach) == (0, 1, None)  # of 0 2 0 1, of 0 2
     assert first.tokens == [Item("a", 3, 3)]
     assert second.endings == [Item("abab", 1, 1), Item("ab", 1, 2)]
-    assert describe(rows, clusters, 3, endings=rows)[0].reach is None
 
 
 def test_word_endings():
@@ -261,27 +250,19 @@ def test_pieces_and_words(unit, loaded, texts):
 def test_many_clusters_are_told_apart_and_the_largest_listed(loaded, texts):
     reading = read_clusters(untrained(loaded, texts / "byte", num_clusters=40), texts / "passage")
     page = pages.cluster_page(reading, reading.layers[0])
-    assert page.count("<article>") == len(reading.layers) * pages.MOST_ROWS
+    assert page.count("<tr><td") == len(reading.layers) * pages.MOST_ROWS
     assert "16 smaller clusters are not listed" in page
     written = [t.get_text() for t in draw_passage(reading, reading.layers[0]).axes[0].texts]
     shown = "".join(text for text in written if len(text) == 1)
     assert shown.startswith(PASSAGE[:15].replace(" ", "\u00b7"))
     (below,) = [text for text in written if text.endswith("bytes of validation text.")]
     assert below.startswith("28 smaller clusters have the other ")
-    assert len({css(i) for i in range(36)}) == 36
+    assert len({colour(i) for i in range(40)}) == 40
 
 
 def test_wrapped_lines_of_a_picture():
     lines = wrapped(["a", "", "\u00e9", "\n", "b", "cd"], 2)
     assert lines == [[(0, "a"), (2, "\u00e9")], [(3, "\n")], [(4, "b"), (5, "c")], [(5, "d")]]
-
-
-def test_example_is_the_last_that_sees_all_it_may():
-    tokens, clusters = list("abc d e"), [0, 0, 1, 0, 0, 0, 1]
-    assert example(tokens, clusters, 2, 6) == {3, 4}  # position 5 is a blank
-    assert example(tokens, clusters, 3, 7) == {1, 3, 4}
-    assert example(tokens, clusters, 9, 7) == set()
-    assert example(tokens, clusters, None, 7) == set()
 
 
 MISTAKES = [
