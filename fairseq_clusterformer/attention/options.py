@@ -176,7 +176,6 @@ class Registered(NamedTuple):
 
 
 _KINDS: dict[str, Registered] = {}
-_LISTENERS: list[Callable[[Registered], None]] = []
 
 
 def register_attention(
@@ -207,16 +206,9 @@ def register_attention(
 
     def register(cls: type[nn.Module]) -> type[nn.Module]:
         _KINDS[name] = Registered(cls, options)
-        for listener in _LISTENERS:
-            listener(_KINDS[name])
         return cls
 
     return register
-
-
-def listen(listener: Callable[[Registered], None]) -> None:
-    """Call ``listener`` for each kind that is registered from now on."""
-    _LISTENERS.append(listener)
 
 
 def attention_kinds() -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from fairseq_clusterformer.compat.checks import dataclass_of
 from fairseq_clusterformer.compat.resuming import UNREADABLE, check_state, why_no_checkpoint
 from fairseq_clusterformer.errors import bad_option, check_no_pipes
 from fairseq_clusterformer.models import lora
-from fairseq_clusterformer.models.checkpoints import explained, unfit_numbers
+from fairseq_clusterformer.models.checkpoints import unfit_numbers
 from fairseq_clusterformer.moved import user_dir_of
 from fairseq_clusterformer.ranges import strays
 
@@ -114,7 +114,7 @@ def load_checkpoint(
         for name, value in state["model"].items():
             if not isinstance(value, Tensor) and name not in banks:
                 raise ValueError(f"{name} is no tensor")
-        if told := explained(unfit_numbers(model, state["model"])):
+        if told := unfit_numbers(model, state["model"]):
             raise ValueError(told)
         model.load_state_dict(state["model"], strict=True, model_cfg=cfg.model)
     except MemoryError:

@@ -8,10 +8,10 @@ fairseq-interactive removes blanks at both ends of a prompt, and a prompt is one
 of ``from_pretrained`` keeps both.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Optional
 
 from fairseq import utils
@@ -40,28 +40,22 @@ class ClusterformerTextConfig(FairseqDataclass):
     task_target_lang: Optional[str] = II(_OF_TASK.format("target_lang"))  # noqa: UP045
 
 
-@dataclass(frozen=True)
-class PlainText:
-    """Plain text to symbols with blanks between them, and back."""
-
-    encode: Callable[[str], str]  # raises UserError: text that is not UTF-8
-    #: readable text, in lower case if the data is; what is no character becomes U+FFFD
-    decode: Callable[[str], str]
-
-
 @register_bpe("clusterformer", dataclass=ClusterformerTextConfig)
-def text_of_folder(cfg: ClusterformerTextConfig) -> PlainText:
-    """What codes the text of a prepared folder; raises UserError for another one."""
+def text_of_folder(cfg: ClusterformerTextConfig) -> SimpleNamespace:
+    """``encode``, plain text to symbols with blanks between them, and ``decode``, which makes
+    readable text of these, in lower case if the data is, and U+FFFD of what is no character.
+    Raises UserError: another folder, or text that is not UTF-8."""
     folder = Path(utils.split_paths(cfg.clusterformer_data or cfg.task_data)[0])
     if (folder / "dict.txt").is_file():
         coding = TextCoding.from_folder(folder)
         words = coding.dictionary
-        return PlainText(
-            lambda text: " ".join(words[i] for i in coding.encode(text)),
-            lambda symbols: coding.decode(map(words.index, symbols.split())),
+        return SimpleNamespace(
+            encode=lambda text: " ".join(words[i] for i in coding.encode(text)),
+            decode=lambda symbols: coding.decode(map(words.index, symbols.split())),
         )
     pipeline = TextPipeline.from_folder(folder)
     source, target = cfg.task_source_lang, cfg.task_target_lang
     if source is None or target is None:  # fairseq's task does the same
         source, target = infer_language_pair(str(folder))
-    return PlainText(partial(pipeline.encode, lang=source), partial(pipeline.decode, lang=target))
+    encode, decode = partial(pipeline.encode, lang=source), partial(pipeline.decode, lang=target)
+    return SimpleNamespace(encode=encode, decode=decode)

@@ -10,9 +10,9 @@ for subwords that are made of bytes, as GPT-2's.
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fairseq_clusterformer.errors import UserError, reading
 
-from . import bytes as byte_coding
+from .bytes import byte_symbols
 from .subwords import GPT2_FILES, MODEL, TOKENIZER, Subwords, Words, load
 from .unicode import FORM, composed, form_of
 
@@ -34,8 +34,7 @@ _BLOCK = 1 << 20  # bytes of a file that are coded at a time
 UNREADABLE = "\ufffd".encode()
 
 
-@dataclass(frozen=True)
-class FileItems:
+class FileItems(NamedTuple):
     """Makes the items of a file: calling it yields them, each int64 [N]."""
 
     blocks: Callable[[Path], Iterator]  # of the file; their items do not depend on each other
@@ -93,8 +92,7 @@ class TextCoding:
     @staticmethod
     def is_of_bytes(dictionary) -> bool:
         """Whether a dictionary is of the 256 bytes; a masked language model adds its mask."""
-        symbols = byte_coding.byte_symbols()
-        return dictionary.symbols[dictionary.nspecial :][: len(symbols)] == symbols
+        return dictionary.symbols[dictionary.nspecial :][:256] == byte_symbols()
 
     @staticmethod
     def from_folder(folder: Path | str, dictionary=None) -> "TextCoding":
@@ -179,8 +177,7 @@ class TextCoding:
         becomes the replacement character. What is left open at the end comes as one more string.
         """
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        for chunk in self.chunks(tokens, after):
-            yield decoder.decode(chunk)
+        yield from map(decoder.decode, self.chunks(tokens, after))
         if rest := decoder.decode(b"", final=True):
             yield rest
 
@@ -198,9 +195,8 @@ class ByteCoding(TextCoding):
 
     def __init__(self, dictionary) -> None:
         self.dictionary = dictionary
-        symbols = byte_coding.byte_symbols()
-        self._index_of = np.array([dictionary.index(symbol) for symbol in symbols])
-        self._bytes = {symbol: bytes([value]) for value, symbol in enumerate(symbols)}
+        self._index_of = np.array([dictionary.index(symbol) for symbol in byte_symbols()])
+        self._bytes = {symbol: bytes([value]) for value, symbol in enumerate(byte_symbols())}
 
     def encode(self, text: str | bytes, name: str = "the text") -> Tensor:
         return torch.from_numpy(self._index_of[np.frombuffer(_utf8(text), np.uint8)])

@@ -107,43 +107,36 @@ class Subwords:
             model = self.content["model"]
             steps = [self.content.get(name) for name in ("pre_tokenizer", "decoder")]
             is_of_bytes = '"ByteLevel"' in json.dumps(steps)
+            self.vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
+            size = max(self.vocabulary.values()) + 1
+            if size > 2 * len(self.vocabulary) + 100_000:
+                problem = f"one of {len(self.vocabulary):,} tokens has the number {size - 1:,}"
+                raise ValueError(problem)
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{tokenizer}: is no tokenizer.json: {error}") from None
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
         self.tokenizer.encode_special_tokens = True
-        self.vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
         added = self.tokenizer.get_added_tokens_decoder()
-        names = {
-            next(name for name in known if name in self.vocabulary): ours
+        roles = {
+            next(filter(self.vocabulary.__contains__, known), None): ours
             for ours, known in ROLES.items()
-            if any(name in self.vocabulary for name in known)
         }
-        size = max(self.vocabulary.values()) + 1
-        if size > 2 * len(self.vocabulary) + 100_000:
-            problem = f"one of {len(self.vocabulary):,} tokens has the number {size - 1:,}"
-            raise ValueError(f"{tokenizer}: is no tokenizer.json: {problem}")
-        self.symbols = [f"<missing-{i}>" for i in range(size)]
-        self.bytes = [b""] * size
+        self.symbols, self.bytes = [f"<missing-{i}>" for i in range(size)], [b""] * size
         for token, number in self.vocabulary.items():
-            self.symbols[number], content = names.get(token, token), b""
             if number not in added:
                 symbol, content = _spelled(token, model, is_of_bytes)
-                self.symbols[number] = names.get(token, symbol)
-            elif not added[number].special:
-                content = token.encode()  # a text's own, such as <think>
-            if self.symbols[number] not in ROLES:
-                self.bytes[number] = content
+            else:  # a text's own, such as <think>, unless it is special
+                symbol, content = token, b"" if added[number].special else token.encode()
+            symbol = roles.get(token, symbol)
+            # white space is in no dictionary
+            self.symbols[number] = symbol if symbol.split() == [symbol] else f"<token-{number}>"
+            self.bytes[number] = b"" if symbol in ROLES else content
         known = {symbol: i for i, symbol in enumerate(self.symbols) if symbol in ROLES}
         self._unknown = known.pop("<unk>", None)
         self._special = list(known.values())
-        for number, symbol in enumerate(self.symbols):
-            if symbol.split() != [symbol]:  # white space, which no dictionary holds
-                self.symbols[number] = f"<token-{number}>"
-        if symbols is not None:
-            self.symbols = symbols
-        around = self.tokenizer.encode("").ids
-        self.first = around[0] if around else None
+        self.symbols = symbols or self.symbols
+        self.first = next(iter(self.tokenizer.encode("").ids), None)
 
     @cached_property
     def texts(self) -> list[str]:
@@ -326,25 +319,15 @@ def letters_of_bytes() -> dict[str, int]:
 
 
 def gpt2(folder: Path) -> Subwords:
-    """GPT-2's byte pair encoding, of a folder's ``encoder.json`` and ``vocab.bpe``, or ValueError.
+    """GPT-2's byte pair encoding, of a folder's ``encoder.json`` and ``vocab.bpe``, or UserError.
     Its symbols are the ids as text, as in RoBERTa's ``dict.txt``."""
-    from tokenizers import models, pre_tokenizers
+    from tokenizers import models
 
-    files = [folder / name for name in GPT2_FILES]
-    try:
-        vocabulary, merges = models.BPE.read_file(*map(str, files))
-    except Exception as error:  # the library raises nothing narrower
-        problem = f"no encoder.json and vocab.bpe of GPT-2: {error}"
-        raise ValueError(f"{folder}: {problem}") from None
-    pieces = [*pre_tokenizers.ByteLevel.alphabet(), *map("".join, merges)]
-    if missing := [piece for piece in pieces if piece not in vocabulary]:
-        problem = f"lacks {len(missing):,} pieces, {missing[0]!r} first"
-        allowed = f"all 256 bytes and what {files[1].name} merges"
-        raise ValueError(f"{files[0]}: {problem}; allowed: {allowed}")
-    ids = sorted(vocabulary.values())
-    if ids != list(range(len(ids))):
-        raise ValueError(f"{files[0]}: its ids are not 0 to {len(ids) - 1:,}, each once")
-    return Subwords(byte_level(vocabulary, merges), [str(id_) for id_ in ids])
+    with reading(folder, f"a folder with GPT-2's {' and '.join(GPT2_FILES)}"):
+        files = [str(folder / name) for name in GPT2_FILES]
+        vocabulary, merges = models.BPE.read_file(*files)
+        symbols = [str(i) for i in range(max(vocabulary.values()) + 1)]
+        return Subwords(byte_level(vocabulary, merges), symbols)
 
 
 def byte_level(

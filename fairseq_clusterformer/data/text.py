@@ -59,11 +59,10 @@ class TextPipeline:
             recipe = {"unicode": FORM} | read_json(folder / RECORD)["recipe"]
             values = {f.name: recipe[f.name] for f in fields(cls) if f.name != "model"}
             values["languages"] = languages = tuple(values["languages"])
-            if [*map(type, languages)] != [str, str] or type(recipe["bpe_model"]) is not str:
-                raise ValueError(f"languages are {languages}")
-            for name, value in values.items():
-                if type(value) is not type(getattr(cls, name)):
-                    raise ValueError(f"{name} is {value!r}")
+            kinds = {name: type(getattr(cls, name)) for name in values}
+            wrong = [name for name, value in values.items() if type(value) is not kinds[name]]
+            if wrong or [*map(type, (*languages, recipe["bpe_model"]))] != [str] * 3:
+                raise ValueError(f"{wrong or ['languages']} of other types")
             return cls(model=folder / Path(recipe["bpe_model"]).name, **values)
         except (OSError, ValueError, LookupError, TypeError, UserError) as error:
             allowed = "a folder that `clusterformer prepare translation` made"

@@ -1,11 +1,8 @@
 """What all our models share with ``transformers``: building, loading, tying, checkpointing."""
 
 from collections.abc import Callable, Iterable, Iterator
-from copy import copy
 from functools import partial
 from inspect import signature
-from os.path import commonprefix
-from typing import ClassVar
 from weakref import WeakSet
 
 import torch
@@ -18,9 +15,6 @@ from transformers import (
     GenerationConfig,
     GenerationMixin,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
 )
 
 from fairseq_clusterformer.attention import Batch
@@ -261,11 +255,6 @@ class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
     """
 
     _is_stateful = True  # a ring cannot be turned back: no assisted generation
-    #: arguments of generate that are refused, and why
-    _cannot: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("cache_implementation", "cache_config", "assistant_tokenizer", "is_assistant"),
-        "the model has a cache of its own, which cannot be turned back",
-    )
 
     def _cache(self, cache: object, use_cache: bool | None, states: bool | None) -> object:
         """The cache that a forward reads and returns; None: it was not asked for."""
@@ -282,15 +271,6 @@ class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
             raise ValueError(f"{what}, with output_hidden_states; allowed: one of both")
         return ClusterformerCache() if cache is None else cache
 
-    def generate(self, inputs=None, generation_config=None, *args, **kwargs):
-        """As transformers'; raises ValueError for what the model cannot do."""
-        given = vars(generation_config or self.generation_config) | kwargs
-        for name, problem in self._cannot.items():
-            if value := given.get(name):
-                what = value if isinstance(value, int | float | str) else type(value).__name__
-                raise ValueError(f"{name} is {what}: {problem}; allowed: None")
-        return super().generate(inputs, generation_config, *args, **kwargs)
-
     def init_continuous_batching(self, *args, **kwargs):
         """Always raises ValueError."""
         problem = "the model has a cache of its own, without pages"
@@ -298,29 +278,11 @@ class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
 
     generate_batch = init_continuous_batching
 
-    def _extract_generation_mode_kwargs(self, custom_generate, kwargs: dict, *others) -> dict:
-        """As transformers', which takes the tokenizer from a function that generates."""
-        tokenizer = kwargs.get("tokenizer")
-        found = super()._extract_generation_mode_kwargs(custom_generate, kwargs, *others)
-        return found if tokenizer is None else found | {"tokenizer": tokenizer}
-
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs) -> dict:
         """As transformers', without what steers generation and was read before."""
         read = signature(self.forward).parameters
         given = {k: v for k, v in kwargs.items() if k in read or k not in _STEERING}
         return super().prepare_inputs_for_generation(input_ids, **given)
-
-    def _get_stopping_criteria(
-        self, generation_config, stopping_criteria, tokenizer=None, **kwargs
-    ) -> StoppingCriteriaList:
-        """As transformers', which can stop at a text only by tokenizers that spell every text."""
-        stops, config = generation_config.stop_strings, copy(generation_config)
-        if stops is not None and tokenizer is not None:
-            config.stop_strings = None
-        found = super()._get_stopping_criteria(config, stopping_criteria, tokenizer, **kwargs)
-        if stops is not None and tokenizer is not None:
-            found.append(StopsAtText([stops] if isinstance(stops, str) else stops, tokenizer))
-        return found
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The projection to the vocabulary; None of an adaptive softmax."""
@@ -335,7 +297,11 @@ class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs: dict, *args, **kwargs
     ) -> None:
-        """Give generation a cache of ours."""
+        """Give generation a cache of ours; raises ValueError for another, or an assistant's."""
+        for name in ("cache_implementation", "cache_config", "is_assistant"):
+            if value := getattr(generation_config, name, None):
+                problem = "the model has a cache of its own, which cannot be turned back"
+                raise ValueError(f"{name} is {value}: {problem}; allowed: None")
         if model_kwargs.get("cache") is not None:
             model_kwargs["cache"]._is_user_defined = True
         elif generation_config.use_cache:
@@ -343,24 +309,6 @@ class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
 
     def _prepare_position_ids_for_generation(self, *args, **kwargs) -> None:
         """None: each row counts its own real tokens."""
-
-
-class StopsAtText(StoppingCriteria):
-    """Ends a row whose newest token ends one of some texts, or lies behind its beginning."""
-
-    def __init__(self, stops: list[str], tokenizer: PreTrainedTokenizerBase):
-        self.stops, self._decode = stops, partial(tokenizer.decode, skip_special_tokens=True)
-        self._length = 4 * max(map(len, stops), default=0) + 8  # tokens that hold such a text
-
-    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs) -> Tensor:
-        rows = input_ids[:, -self._length :].tolist()
-        return torch.tensor(list(map(self._stops, rows)), device=input_ids.device)
-
-    def _stops(self, row: list[int]) -> bool:
-        text = self._decode(row)
-        new = len(commonprefix([self._decode(row[:-1]), text]))
-        places = ((text.rfind(stop), len(stop)) for stop in self.stops)
-        return any(place >= 0 and place + length > new for place, length in places)
 
 
 _TRAINED: WeakSet[ClusterformerPreTrainedModel] = WeakSet()

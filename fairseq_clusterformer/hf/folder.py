@@ -10,7 +10,8 @@
 import json
 import shutil
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +20,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, PreTrainedModel
@@ -45,7 +45,7 @@ from fairseq_clusterformer.data import TOKENIZER
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import Subwords
 from fairseq_clusterformer.data.unicode import FORM, READ_FORM, form_of
-from fairseq_clusterformer.errors import bad_option, read_json, reading
+from fairseq_clusterformer.errors import UserError, bad_option, read_json, reading
 from fairseq_clusterformer.outputs import check_output, check_utf8, whole_folder
 from fairseq_clusterformer.use.perplexity import begin_of
 
@@ -87,8 +87,7 @@ _OF_TEXT = ClusterformerTokenizer.vocab_files_names
 _OF_PAIR = {"cls_token": "<s>", "sep_token": "</s>"}
 _ALLOWED = "a language model by byte pairs that keep line ends; a reader or classifier by byte "
 _ALLOWED += "pairs or word pieces; sentencepiece or GPT-2's subwords"
-_DAMAGED = (OSError, SafetensorError, ValueError, RuntimeError, LookupError, TypeError)
-_DAMAGED += (AttributeError, AssertionError, OmegaConfBaseException)
+_WRITTEN = "a folder that clusterformer export or save_pretrained wrote"
 
 
 def export(
@@ -123,10 +122,7 @@ def export(
     with whole_folder(out, **how) as new:
         _write_tokenizer(loaded, config, new)
         if config.family == "clusterformer_classifier":
-            for name, in_data in ((WORDS, WORDS), ("dict.label.txt", "label/dict.txt")):
-                if (loaded.folder / in_data).is_file():
-                    check_inside(loaded.folder / in_data, loaded.folder)
-                    shutil.copyfile(loaded.folder / in_data, new / name)
+            _copy({WORDS: loaded.folder / WORDS}, loaded.folder, new)
         copy_recipe(loaded.folder, new)
         model.config.save_pretrained(new)
         if model.can_generate():
@@ -186,53 +182,51 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
     return config
 
 
-def _write_tokenizer(loaded: Loaded, config: ClusterformerConfig, out: Path) -> bool:
-    """Write the tokenizer of a model's text; return whether ``tokenizer.json`` says it, else
-    Python does. Raises UserError for a text that neither can say."""
-    folder, dictionary, form = (
-        loaded.folder,
-        loaded.task.source_dictionary,
-        KINDS[config.family].form,
-    )
-    most, how = config.max_position_embeddings, {"unicode": form_of(folder)}
-    about: dict = {"padding_side": "right", "model_input_names": ["input_ids", "attention_mask"]}
+def _write_tokenizer(loaded: Loaded, config: ClusterformerConfig, out: Path) -> None:
+    """Write ``tokenizer.json`` of a model's text, or what Python reads instead. Raises UserError
+    for a text that neither can say."""
+    folder, dictionary = loaded.folder, loaded.task.source_dictionary
+    form, most = KINDS[config.family].form, config.max_position_embeddings
     if form == "translation" or (form == "reader" and has_titles(folder)):
-        for name, in_data in _names(config).items():
-            if (folder / in_data).is_file():
-                check_inside(folder / in_data, folder)
-                shutil.copyfile(folder / in_data, out / name)
+        _copy({name: folder / in_data for name, in_data in _names(config).items()}, folder, out)
         slow_tokenizer(out, config).save_pretrained(out)
-        return False
-    if form == "text":
-        coding = TextCoding.from_folder(folder, dictionary)
-        how["begin"] = [dictionary[i] for i in begin_of(config.task, coding)]
-        about["padding_side"] = "left"
-        how["unicode"] = coding.form
-    elif form == "reader":
-        how["unicode"] = form_of(folder, READ_FORM)
-        about |= _OF_PAIR | {
-            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]
-        }
-        if _is_bert(loaded):
-            about["model_max_length"] = longest(loaded.model, loaded.task)
-    elif form == "sentence":
-        if (folder / WORDS).is_file():
-            record = read_json(folder / WORDS)
-            how["tokenised"] = record["tokenised"]
-        if config.form == "text" and config.text_length:
-            most = min(most, config.text_length + 1)  # with <s>
-        about |= _OF_PAIR | {"model_max_length": most}
-        how["unicode"] = FORM
-    else:
-        about |= {"mask_token": "<mask>", "model_max_length": most}
+        return
     for name in (TOKENIZER, "tokenizer_config.json", *_OF_TEXT.values()):
         if (folder / name).is_file():
             check_inside(folder / name, folder)
+    how: dict = {"unicode": form_of(folder)}
+    about: dict = {"padding_side": "right", "model_input_names": ["input_ids", "attention_mask"]}
+    if form == "text":
+        coding = TextCoding.from_folder(folder, dictionary)
+        begin = [dictionary[i] for i in begin_of(config.task, coding)]
+        how, about["padding_side"] = {"unicode": coding.form, "begin": begin}, "left"
+    elif form == "reader":
+        how["unicode"] = form_of(folder, READ_FORM)
+        about |= _OF_PAIR
+        about["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+        if _is_bert(loaded):
+            about["model_max_length"] = longest(loaded.model, loaded.task)
+    elif form == "sentence":
+        how["unicode"] = FORM
+        if (folder / WORDS).is_file():
+            how["tokenised"] = read_json(folder / WORDS)["tokenised"]
+        if config.form == "text" and config.text_length:
+            most = min(most, config.text_length + 1)  # with <s>
+        about |= _OF_PAIR | {"model_max_length": most}
+    else:
+        about |= {"mask_token": "<mask>", "model_max_length": most}
     try:
         write_tokenizer(folder, out, dictionary, form, about, **how)
     except ValueError as error:
         raise bad_option("CHECKPOINT", loaded.path, _ALLOWED, str(error)) from None
-    return True
+
+
+def _copy(files: dict[str, Path], folder: Path, out: Path) -> None:
+    """Copy files of a folder, as far as they are there, by new names."""
+    for name, file in files.items():
+        if file.is_file():
+            check_inside(file, folder)
+            shutil.copyfile(file, out / name)
 
 
 def _as_theirs(loaded: Loaded, config: ClusterformerConfig) -> PreTrainedModel:
@@ -318,6 +312,17 @@ def _card(loaded: Loaded, config: ClusterformerConfig, card: str | None, needs: 
     return "\n".join([*parts, _USAGE.format(auto=kind.auto, needs=needs)])
 
 
+@contextmanager
+def _read_from(folder: Path) -> Iterator[None]:
+    """Lets whatever is wrong with an exported folder be one line, a UserError."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # transformers and fairseq check little of what a file says
+        raise bad_option("CHECKPOINT", folder, _WRITTEN, reason_of(error)) from None
+
+
 def back(
     folder: Path | str, out: Path | str, *, dtype: str = "float32", force: bool = False
 ) -> Path:
@@ -329,70 +334,65 @@ def back(
         out, dtype, force: as of :func:`~fairseq_clusterformer.checkpoints.bundle.write_bundle`.
     """
     folder = Path(folder)
-    allowed = "a folder that clusterformer export or save_pretrained wrote"
     if not is_exported(folder):
         what = "its config.json names no model of ours" if folder.is_dir() else "no such folder"
-        raise bad_option("CHECKPOINT", folder, allowed, what)
-    _check_record(folder, allowed)
-    try:
-        config = ClusterformerConfig.from_pretrained(folder)
-        model = pretrained(KINDS[config.family], folder)
-        own = None if (folder / TOKENIZER).is_file() else slow_tokenizer(folder, config)
-    except _DAMAGED as error:
-        raise bad_option("CHECKPOINT", folder, allowed, reason_of(error)) from None
-    if own is not None:
+        raise bad_option("CHECKPOINT", folder, _WRITTEN, what)
+    with tempfile.TemporaryDirectory() as work:
+        with _read_from(folder):
+            loaded = _read(folder, Path(work))
+        return write_bundle(loaded, out, dtype=dtype, card=_card_of(folder), force=force)
+
+
+def _read(folder: Path, data: Path) -> Loaded:
+    """The model of an exported folder, and its text in the empty folder `data`."""
+    _check_record(folder)
+    config = ClusterformerConfig.from_pretrained(folder)
+    model = pretrained(KINDS[config.family], folder)
+    if not config.task.get("_name"):
+        raise ValueError("it was not made from a fairseq model")
+    if (folder / TOKENIZER).is_file():
+        _write_text(folder, data, config.vocab_size)
+        copy_recipe(folder, data)
+    else:
+        own = slow_tokenizer(folder, config)
         for size, symbols in (
             (config.vocab_size, own.target_symbols),
             (config.source_vocab_size or config.vocab_size, own.source_symbols),
         ):
             if size != len(symbols):
-                problem = f"{size} embeddings, and {len(symbols)} symbols in its dictionary"
-                raise bad_option("CHECKPOINT", folder, "as many of both", problem)
-    if not config.task:
-        raise bad_option("CHECKPOINT", folder, allowed, "it was not made from a fairseq model")
-    is_classifier = config.family == "clusterformer_classifier"
-    if is_classifier and config.task["_name"] == "masked_lm":
-        problem = "it began as a masked language model, which does not say how texts become words"
-        raise bad_option("CHECKPOINT", folder, "what began as a classifier", problem)
-    with tempfile.TemporaryDirectory() as work:
-        data = Path(work)
-        if own is None:
-            try:
-                _write_text(folder, data, config.vocab_size)
-            except ValueError as error:
-                raise bad_option("CHECKPOINT", folder, allowed, str(error)) from None
-            copy_recipe(folder, data)
-        for name, in_data in _names(config).items() if own is not None else ():
-            if (folder / name).is_file():
-                shutil.copyfile(folder / name, data / in_data)
-        if is_classifier:
-            _write_labels([config.id2label[i] for i in sorted(config.id2label)], data / "label")
-            if config.task.get("num_classes"):
-                config.task["num_classes"] = config.num_labels
-            (data / "input0").mkdir()
-            (data / "dict.txt").rename(data / "input0" / "dict.txt")
-            # whether words are tokenised is not asked where tokenizer.json says the tokens
-            words = {"tokenised": False, "settings": {"max_length": config.text_length}}
-            (data / WORDS).write_text(json.dumps(words), encoding="utf-8")
-            if (folder / WORDS).is_file():  # which save_pretrained leaves behind
-                shutil.copyfile(folder / WORDS, data / WORDS)
-        if config.form == "joined":
-            shutil.copytree(data / "input0", data / "input1")
-        sections = {
-            "model": {"_name": config.architecture, **config.options},
-            "task": config.task,
-            "criterion": config.criterion,
-            **config.others["sections"],
-        }
-        loaded = Loaded(
-            model=model.model,
-            task=SimpleNamespace(cfg=SimpleNamespace(**config.task)),
-            cfg=OmegaConf.create(sections, flags={"allow_objects": True}),
-            folder=data,
-            path=folder,
-            updates=config.updates,
-        )
-        return write_bundle(loaded, out, dtype=dtype, card=_card_of(folder), force=force)
+                raise ValueError(f"{size} embeddings, and {len(symbols)} symbols in a dictionary")
+        _copy({to: folder / name for name, to in _names(config).items()}, folder, data)
+    if config.family == "clusterformer_classifier":
+        if config.task["_name"] == "masked_lm":
+            problem = "it began as a masked language model, which does not say how texts become"
+            raise ValueError(f"{problem} words; allowed: what began as a classifier")
+        (data / "label").mkdir()
+        labels = symbol_dictionary(config.id2label[i] for i in sorted(config.id2label))
+        labels.save(str(data / "label" / "dict.txt"))
+        if config.task.get("num_classes"):
+            config.task["num_classes"] = config.num_labels
+        (data / "input0").mkdir()
+        (data / "dict.txt").rename(data / "input0" / "dict.txt")
+        # whether words are tokenised is not asked where tokenizer.json says the tokens
+        words = {"tokenised": False, "settings": {"max_length": config.text_length}}
+        (data / WORDS).write_text(json.dumps(words), encoding="utf-8")
+        _copy({WORDS: folder / WORDS}, folder, data)  # which save_pretrained leaves behind
+    if config.form == "joined":
+        shutil.copytree(data / "input0", data / "input1")
+    sections = {
+        "model": {"_name": config.architecture, **config.options},
+        "task": config.task,
+        "criterion": config.criterion,
+        **config.others["sections"],
+    }
+    return Loaded(
+        model=model.model,
+        task=SimpleNamespace(cfg=SimpleNamespace(**config.task)),
+        cfg=OmegaConf.create(sections, flags={"allow_objects": True}),
+        folder=data,
+        path=folder,
+        updates=config.updates,
+    )
 
 
 def pretrained(kind: type, folder: Path, **how) -> PreTrainedModel:
@@ -417,51 +417,24 @@ def pretrained(kind: type, folder: Path, **how) -> PreTrainedModel:
     return model
 
 
-def _is_size(value: object, most: int) -> bool:
-    return type(value) is int and 0 < value <= most
-
-
-def _check_record(folder: Path, allowed: str) -> None:
-    """Refuse a configuration of other types, or of other sizes than the tensors in the file have,
-    before a model is built; UserError."""
-    record = read_json(folder / CONFIG)
-    shapes = []
-    with suppress(OSError, SafetensorError), safe_open(folder / WEIGHTS, "pt") as tensors:
+def _check_record(folder: Path) -> None:
+    """Raise ValueError for a configuration that would make transformers load code or write
+    elsewhere, or that names more words than the file has numbers."""
+    record, shapes = read_json(folder / CONFIG), []
+    with safe_open(folder / WEIGHTS, "pt") as tensors:
         shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
-    most = max((size for shape in shapes for size in shape), default=1 << 20)
-    task, options = record.get("task"), record.get("options")
-    languages, others = record.get("languages"), record.get("others")
+    most = max((size for shape in shapes for size in shape), default=0)
+    sizes = {record.get(name) or most for name in ("vocab_size", "source_vocab_size")}
+    kernels = {record.get(f"{of}attn_implementation") for of in ("", "_")}
+    languages = record.get("languages") or ["", ""]
     right = {
-        "task": not task or (isinstance(task, dict) and isinstance(task.get("_name"), str)),
-        "options": options is None or isinstance(options, dict),
-        "criterion": isinstance(record.get("criterion") or {}, dict),
-        "others": not task
-        or (isinstance(others, dict) and isinstance(others.get("sections"), dict)),
-        "languages": languages is None
-        or (
-            isinstance(languages, list)
-            and len(languages) == 2
-            and all(isinstance(name, str) and "/" not in name for name in languages)
-        ),
+        "vocab_size": all(type(size) is int and 0 < size <= most for size in sizes),
+        "languages": [*map(type, languages)] == [str, str] and "/" not in "".join(languages),
         "quantization_config": not record.get("quantization_config"),
-        "updates": type(record.get("updates", 0)) is int,
-        "max_position_embeddings": _is_size(record.get("max_position_embeddings", 1), 1 << 24),
+        "attn_implementation": kernels <= {None, "eager", "sdpa"},
     }
-    for name in ("vocab_size", "source_vocab_size"):
-        right[name] = record.get(name) is None or _is_size(record[name], most)
-    for name in ("attn_implementation", "_attn_implementation"):
-        right[name] = record.get(name) in (None, "eager", "sdpa")
-    for name in ("bos", "pad", "eos", "unk"):
-        number = record.get(f"{name}_token_id", 0)
-        right[f"{name}_token_id"] = number is None or (type(number) is int and 0 <= number < most)
-    for name, value in (options if isinstance(options, dict) else {}).items():
-        if name.endswith("_layers") and isinstance(value, int):
-            right[name] = 0 <= value <= max(1, len(shapes))
-        elif name.endswith("_dim") and isinstance(value, int):
-            right[name] = 0 <= value <= most
     if wrong := [name for name, is_right in right.items() if not is_right]:
-        value = record.get(wrong[0], (options if isinstance(options, dict) else {}).get(wrong[0]))
-        raise bad_option("CHECKPOINT", folder, allowed, f"its {wrong[0]} is {value!s:.60}")
+        raise ValueError(f"its {wrong[0]} is {record.get(wrong[0])!s:.60}")
 
 
 def _write_text(folder: Path, data: Path, size: int) -> None:
@@ -475,19 +448,6 @@ def _write_text(folder: Path, data: Path, size: int) -> None:
     own = [f"<token-{i}>" if s in special else s for i, s in enumerate(symbols)][len(special) :]
     own += [f"<missing-{i}>" for i in range(len(symbols), size)]
     symbol_dictionary(own).save(str(data / "dict.txt"))
-
-
-def _write_labels(labels: list[str], folder: Path) -> None:
-    """Write the labels' dictionary, unless it has these already; save_pretrained copies none."""
-    file = folder / "dict.txt"
-    if file.is_file():
-        there = Dictionary.load(str(file))
-        symbols = there.symbols[there.nspecial :]
-        more = symbols[len(labels) :]  # fairseq-preprocess fills up with words of its own
-        if symbols[: len(labels)] == labels and all(w.startswith("madeupword") for w in more):
-            return
-    folder.mkdir(exist_ok=True)
-    file.write_text("".join(f"{label} 1\n" for label in labels), encoding="utf-8")
 
 
 def _card_of(folder: Path) -> str | None:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
@@ -24,11 +23,9 @@ _CONFIG = "tokenizer_config.json"
 
 def has_titles(folder: Path) -> bool:
     """Whether the paragraphs of a reader's data are led by the title of their document."""
-    if not (folder / RECORD).is_file():
-        return False
     with reading(folder / RECORD, "what a prepare command wrote"):
-        record = read_json(folder / RECORD)
-        return bool(record["recipe"].get("titles"))
+        has_record = (folder / RECORD).is_file()
+        return has_record and bool(read_json(folder / RECORD)["recipe"].get("titles"))
 
 
 def write_tokenizer(
@@ -43,9 +40,7 @@ def write_tokenizer(
     """
     made = make(data, dictionary, form, **how)
     names = {number: token for token, number in made.get_vocab().items()}
-    given = {}
-    if (data / _CONFIG).is_file():
-        given = read_json(data / _CONFIG)
+    given = read_json(data / _CONFIG) if (data / _CONFIG).is_file() else {}
     found = {"bos_token": names.get(0), "unk_token": names.get(3)}
     if made.get_added_tokens_decoder()[2].special:  # else a line's end, which decoding shows
         found["eos_token"] = names[2]
@@ -109,6 +104,7 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
             self.source_symbols = Dictionary.load(source_dictionary)
         if languages is None:
             kwargs["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+            kwargs["token_type_ids_pattern"] = "bert_style"  # 1 at the second text
         self._of_target = False
         special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}
         kwargs = special | {"unk_token": "<unk>", "padding_side": "right"} | kwargs
@@ -162,23 +158,12 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
     def _convert_id_to_token(self, index: int) -> str:
         return self.symbols[index]
 
-    def _framed(self, first: list[int], second: list[int] | None) -> Iterator[tuple[int, int]]:
-        """Yield tokens and their types."""
-        begin = [] if self.languages else [self.bos_token_id]
-        yield from ((token, 0) for token in (*begin, *first, self.eos_token_id))
-        if second is not None:
-            yield from ((token, 1) for token in (*begin, *second))
-
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
     ) -> list[int]:
-        return [token for token, _ in self._framed(token_ids_0, token_ids_1)]
-
-    def create_token_type_ids_from_sequences(
-        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
-    ) -> list[int]:
-        """0 at the first text and what frames it, 1 at the second."""
-        return [kind for _, kind in self._framed(token_ids_0, token_ids_1)]
+        begin = [] if self.languages else [self.bos_token_id]
+        second = [] if token_ids_1 is None else [*begin, *token_ids_1]
+        return [*begin, *token_ids_0, self.eos_token_id, *second]
 
     def get_special_tokens_mask(
         self,

@@ -47,9 +47,6 @@ class ClusterformerForConditionalGeneration(GeneratingModel):
 
     families = ("clusterformer",)
     auto, form, hub_task = "AutoModelForSeq2SeqLM", "translation", "translation"
-    _cannot = GeneratingModel._cannot | dict.fromkeys(
-        ("token_healing", "guidance_scale"), "a translation has no prompt that it continues"
-    )
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Of both sides if they are one."""

@@ -6,25 +6,21 @@ of ``--restore-file`` does not exist.
 
 import logging
 import re
-from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import CheckpointConfig
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
-from omegaconf import DictConfig, OmegaConf, open_dict
-from torch import Tensor, nn
+from torch import nn
 
-from fairseq_clusterformer.attention.spec import written
 from fairseq_clusterformer.compat.resuming import UNREADABLE, WRITTEN, why_no_checkpoint
 from fairseq_clusterformer.compat.wrapping import mends
-from fairseq_clusterformer.errors import first_line
+from fairseq_clusterformer.errors import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -46,90 +42,37 @@ class ExplainedCheckpoints:
         return {}  # not those of fairseq's class
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As fairseq's; raises CheckpointError for tensors of other shapes, numbers that are not
-        finite, or (if ``strict``) missing or unknown tensors."""
-        if model_cfg is None and args is not None:
-            model_cfg = convert_namespace_to_omegaconf(args).model
-        wrong = [
-            name
-            for name, tensor in self.state_dict().items()
-            if torch.is_tensor(tensor) and not torch.is_tensor(state_dict.get(name, tensor))
-        ]
-        differences = {"without numbers": wrong}
-        if not wrong:
-            self.upgrade_state_dict(state_dict)
-            given = self._prune(state_dict, model_cfg)
-            other_shapes = {
-                name: f"{name} {list(given[name].shape)}, here {list(tensor.shape)}"
-                for name, tensor in self.state_dict().items()  # which may have new sizes
-                if name in given and torch.is_tensor(tensor) and given[name].shape != tensor.shape
-            }
-            fitting = {name: t for name, t in given.items() if name not in other_shapes}
-            result = nn.Module.load_state_dict(self, fitting, strict=False)
-            differences["of another shape"] = list(other_shapes.values())
-            differences |= unfit_numbers(self, given)
-            if strict:
-                missing = [name for name in result.missing_keys if name not in other_shapes]
-                differences |= {"missing": missing, "of another model": result.unexpected_keys}
-        if told := explained(differences):
+        """As fairseq's; raises CheckpointError for tensors of other shapes, what is no tensor,
+        numbers that are not finite, or (if ``strict``) missing or unknown tensors."""
+        if told := unfit_numbers(self, state_dict):
             raise CheckpointError(told)
-        return result
-
-    def _prune(self, state: dict[str, Tensor], cfg: DictConfig | Namespace | None):
-        """The tensors of the layers that ``--encoder-layers-to-keep`` and its like keep, with
-        their new numbers. The options then say how deep the model is, as its checkpoints will:
-        fairseq forgets that, and drops all layers of a side that is not pruned."""
-        for side in ("encoder", "decoder"):
-            keep = getattr(cfg, f"{side}_layers_to_keep", None)
-            if not keep:
-                continue
-            stack = getattr(self, side)
-            layer = re.compile(rf"({side}\..*?\blayers\.)(\d+)(\..*)")
-            found = {name: layer.fullmatch(name) for name in state}
-            kept = sorted({int(number) for number in keep.split(",")})
-            # as deep as the model: pruned when it was saved
-            if len({match[2] for match in found.values() if match}) > len(kept):
-                number = {str(old): new for new, old in enumerate(kept)}
-                state = {
-                    f"{match[1]}{number[match[2]]}{match[3]}" if match else name: state[name]
-                    for name, match in found.items()
-                    if not match or match[2] in number
-                }
-                if getattr(stack, "centroids", None) is None:  # no layer is left that takes them
-                    state.pop(f"{side}.centroids", None)
-            spec = f"{side}_attention" if hasattr(cfg, f"{side}_attention") else "attention"
-            with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
-                setattr(cfg, spec, written(stack.plan.layers))
-                setattr(cfg, f"{side}_layers", len(kept))
-                setattr(cfg, f"{side}_layers_to_keep", "")
-        return state
+        self.upgrade_state_dict(state_dict)
+        try:
+            return nn.Module.load_state_dict(self, state_dict, strict)
+        except RuntimeError as error:  # which has a line for each tensor
+            raise CheckpointError(shortened(" ".join(str(error).split()))) from None
 
 
-def unfit_numbers(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """Tensors that are not finite (a buffer may be -inf), or unexpectedly of whole numbers."""
+def unfit_numbers(model: nn.Module, given: Mapping[str, Any]) -> str:
+    """What no model computes with: what is no tensor, whole numbers and such as are not finite (a
+    buffer may be -inf), in one line; empty: there is none."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    found: dict[str, list[str]] = {"that are not finite": [], "of whole numbers": []}
+    found = defaultdict(list)
     for name, own in model.state_dict().items():
-        tensor = given.get(name)
-        if not torch.is_tensor(own) or not torch.is_tensor(tensor) or not own.is_floating_point():
+        if name not in given or not torch.is_tensor(own):
             continue
-        if not tensor.is_floating_point():
+        if not torch.is_tensor(tensor := given[name]):
+            found["without numbers"].append(name)
+        elif own.is_floating_point() and not tensor.is_floating_point():
             found["of whole numbers"].append(name)
-            continue
-        numbers = tensor if name in parameters else tensor.clamp_min(torch.finfo(tensor.dtype).min)
-        # a finite sum has no other terms, and is quicker to have; but it may be too large itself
-        if not numbers.sum().isfinite() and not numbers.isfinite().all():
-            found["that are not finite"].append(name)
-    return found
-
-
-def explained(differences: Mapping[str, list[str]]) -> str:
-    """What differs, in one line; empty: nothing."""
-    return "; ".join(
-        f"tensors {what}: {len(names)}, such as {names[0]}"
-        for what, names in differences.items()
-        if names
-    )
+        elif own.is_floating_point():
+            least = None if name in parameters else torch.finfo(tensor.dtype).min
+            numbers = tensor if least is None else tensor.clamp_min(least)
+            # a finite sum has no other terms, and is quicker to have; it may itself be too large
+            if not numbers.sum().isfinite() and not numbers.isfinite().all():
+                found["that are not finite"].append(name)
+    named = (f"tensors {what}: {len(names)}, such as {names[0]}" for what, names in found.items())
+    return "; ".join(named)
 
 
 def read_checkpoint(option: str, path: str) -> dict[str, Any]:
@@ -178,17 +121,13 @@ def explain_loading(load, self: Trainer, filename: str, *args, **kwargs):
             allowed = "a checkpoint of this architecture or of the dense one that it extends, "
             allowed += "with the same sizes and dictionary"
             raise unfit(option, value, problem, allowed) from None
-        said = f"it has no {cause}" if isinstance(cause, KeyError) else _said(cause)
-        problem = f"{filename} does not fit this training ({said})"
+        said = (
+            f"it has no {cause}" if isinstance(cause, KeyError) else " ".join(str(cause).split())
+        )
+        problem = f"{filename} does not fit this training ({shortened(said)})"
         allowed = "a checkpoint of the same model, criterion and optimizer; "
         allowed += "--reset-optimizer, --reset-lr-scheduler, --reset-meters leave parts out"
         raise unfit(option, value, problem, allowed) from error
-
-
-def _said(error: BaseException) -> str:
-    """What an error says; torch puts it behind a heading."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2]) if lines and lines[0].endswith(":") else first_line(error)
 
 
 def _why_unreadable(filename: str) -> str:

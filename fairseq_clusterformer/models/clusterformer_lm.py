@@ -1,9 +1,10 @@
 """``--arch clusterformer_lm``: a causal language model with clustered sparse attention."""
 
 from argparse import Namespace
+from copy import deepcopy
 from dataclasses import dataclass
 
-from fairseq import options, utils
+from fairseq import utils
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import (
@@ -13,9 +14,9 @@ from fairseq.models.transformer_lm import (
     base_lm_architecture,
     transformer_lm_baevski_wiki103,
 )
-from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 
 from fairseq_clusterformer.attention.heads import BIASES
+from fairseq_clusterformer.errors import refused
 
 from . import lora, segments
 from .checkpoints import ExplainedCheckpoints
@@ -105,13 +106,20 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         set_defaults(args, max_target_positions=None, tokens_per_sample=None)
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
+        dense = deepcopy(args)
+        dense.decoder_layers = 0  # of fairseq's decoder; its embeddings are ours
+        try:
+            embedding = super().build_model(dense, task).decoder.embed_tokens
+        except AssertionError:
+            allowed = "equal factors, cutoffs and widths of adaptive input and adaptive softmax"
+            raise refused("--tie-adaptive-weights", True, allowed) from None
         cfg, gated = TransformerConfig.from_namespace(args), args.activation_fn == "swiglu"
         if gated:
             cfg.activation_fn = "swish"
         decoder = ClusterformerDecoder(
             cfg,
             task.target_dictionary,
-            cls._build_input(args, task.source_dictionary),
+            embedding,
             no_encoder_attn=True,
             plan=plan,
             form=LayerForm(args.norm, args.norm_eps, gated, biases=args.biases == "all"),
@@ -134,40 +142,6 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         """As fairseq's; also of a model without ``--lora``, which it begins from."""
         super().upgrade_state_dict_named(state_dict, name)
         lora.adapt_state(state_dict, self.state_dict())
-
-    @classmethod
-    def _build_input(cls, args, dictionary):
-        if args.character_embeddings:
-            return CharacterTokenEmbedder(
-                dictionary,
-                options.eval_str_list(args.character_filters, type=tuple),
-                args.character_embedding_dim,
-                args.decoder_embed_dim,
-                args.char_embedder_highway_layers,
-            )
-        if args.adaptive_input:
-            if args.tie_adaptive_weights and (
-                args.adaptive_input_factor != args.adaptive_softmax_factor
-                or args.adaptive_input_cutoff != args.adaptive_softmax_cutoff
-                or args.decoder_input_dim != args.decoder_output_dim
-            ):
-                raise ValueError(
-                    "--tie-adaptive-weights: input and softmax differ; allowed: equal "
-                    "--adaptive-input-factor and --adaptive-softmax-factor, "
-                    "--adaptive-input-cutoff and --adaptive-softmax-cutoff, "
-                    "--decoder-input-dim and --decoder-output-dim"
-                )
-            return AdaptiveInput(
-                len(dictionary),
-                dictionary.pad(),
-                args.decoder_input_dim,
-                args.adaptive_input_factor,
-                args.decoder_embed_dim,
-                options.eval_str_list(args.adaptive_input_cutoff, type=int),
-                args.quant_noise_pq,
-                args.quant_noise_pq_block_size,
-            )
-        return cls.build_embedding(args, dictionary, args.decoder_input_dim)
 
 
 _TIED = {"share_decoder_input_output_embed": True, "activation_fn": "gelu"}

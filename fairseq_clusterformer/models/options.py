@@ -10,18 +10,15 @@ from typing import Any, Optional, get_args, get_type_hints
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import (
     ARCH_MODEL_NAME_REGISTRY,
-    MODEL_DATACLASS_REGISTRY,
-    MODEL_REGISTRY,
     register_model_architecture,
 )
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_clusterformer.attention import AttentionPlan, HeadForm, OptionError, attention_kinds
-from fairseq_clusterformer.attention.options import Registered, flag_of, listen, option, registered
+from fairseq_clusterformer.attention.options import flag_of, option, registered
 from fairseq_clusterformer.attention.projections import Rotary
-from fairseq_clusterformer.attention.spec import Heads, parse_attention, written
+from fairseq_clusterformer.attention.spec import Heads, parse_attention
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, WIDEST
 from fairseq_clusterformer.ranges import strays
@@ -31,7 +28,7 @@ _RULES = {"encoder": ("chunk", "recent"), "decoder": ("recent", "leaking-chunk")
 _BY_SIDE = ("cluster_rule", "own_centroids")
 #: of options that some architectures lack, what holds for those
 _LACKING = {
-    **{"kv_heads": 0, "head_dim": 0, "layers_to_keep": "", "own_centroids": True},
+    **{"kv_heads": 0, "head_dim": 0, "layers_to_keep": None, "own_centroids": True},
     **{"biases": "all", "qk_norm": False, "rotary_base": Rotary().base, "rotary_scaling": ""},
 }
 POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "none")
@@ -96,30 +93,6 @@ ClusteringOptions = _options(
 ReaderClusteringOptions = _options(
     "ReaderClusteringOptions", ClusteringOptions, "The same of readers of the papers.", "reader"
 )
-
-
-def _offer(kind: Registered) -> None:
-    """Give the options of a plug-in's kind to every model, as if they had always been there."""
-    name = next(n for n in attention_kinds() if registered(n) is kind)
-    others = options_of_kinds(tuple(other for other in attention_kinds() if other != name))
-    ours = {item[0] for item in others}
-    new = [item for item in options_of_kinds((name,)) if item[0] not in ours]
-    for model, options in list(MODEL_DATACLASS_REGISTRY.items()) if new else ():
-        if not (isinstance(options, type) and issubclass(options, ClusteringOptions)):
-            continue
-        there = {item.name for item in fields(options)}
-        for taken in [item[0] for item in new if item[0] in there]:
-            problem = f"{flag(taken)} is an option of {model} already"
-            raise ValueError(f"attention kind {name!r}: {problem}; allowed: another flag")
-        namespace = {"__doc__": options.__doc__, "__module__": options.__module__}
-        more = make_dataclass(options.__name__, new, bases=(options,), namespace=namespace)
-        MODEL_DATACLASS_REGISTRY[model] = MODEL_REGISTRY[model].__dataclass = more
-        node = more()
-        node._name = model
-        ConfigStore.instance().store(name=model, group="model", node=node, provider="fairseq")
-
-
-listen(_offer)
 
 
 @dataclass
@@ -223,11 +196,8 @@ def attention_plan(
 ) -> AttentionPlan:
     """The attention of an encoder's or a decoder's layers. Raises ValueError: naming the option.
 
-    Where layers are pruned (``--decoder-layers-to-keep 1,3``), those that are kept keep their
-    kinds: ``args`` is left with the kept layers' number, and with a spec that names each.
-
     Args:
-        args: fairseq's options.
+        args: fairseq's options, of which those of positions are set as ``--positions`` says.
         side: "encoder" or "decoder".
         spec, rule: names of the options in ``args`` that have them; default: those of the side.
         instead: values that count instead of those in ``args``, by the names there.
@@ -236,31 +206,53 @@ def attention_plan(
     names = spec or f"{side}_attention", rule or f"{side}_cluster_rule"
     own_centroids = side == "decoder" or _option(args, "own_centroids")
     kinds = _kinds_of_layers(args, side, *names, own_centroids=own_centroids, **instead)
-    heads = getattr(args, f"{side}_attention_heads")
+    heads, width = getattr(args, f"{side}_attention_heads"), getattr(args, f"{side}_embed_dim")
     shared = _option(args, "kv_heads", side) or heads
+    kernel, positions, starts = args.attention_kernel, args.positions, args.copying_start
+    of_head = _option(args, "head_dim", side) or width // heads
+    whole, relative = of_head + width, positions == "relative"  # of a head with its positions
+    if pruned := _option(args, "layers_to_keep", side):
+        raise refused(f"--{side}-layers-to-keep", pruned, "none: each layer has its own attention")
     if heads % shared:
-        allowed = f"a number that divides --{side}-attention-heads, which is {heads}"
-        raise refused(f"--{side}-kv-heads", shared, allowed)
-    _check_kernel(args.attention_kernel, kinds)
-    _check_copying(args, side)
-    _set_positions(args, side)
+        raise refused(f"--{side}-kv-heads", shared, f"a number that divides the {heads} heads")
+    if kernel == "triton" and not find_spec("triton"):
+        raise refused("--attention-kernel", kernel, "the others, for triton is not installed")
+    leaks = any(getattr(h.options, "rule", "") == "leaking-chunk" for of in kinds for h in of)
+    if leaks and kernel not in ("auto", "reference"):
+        raise refused("--attention-kernel", kernel, "auto, reference with the rule leaking-chunk")
+    if side == "encoder" and not hasattr(args, "decoder_attention_heads"):
+        for name in ("copying_start", "attention_sinks", "cache_positions"):
+            if given := getattr(args, name):
+                raise refused(flag(name), given, "in models with a decoder")
+    if starts and args.short_convolution < 3:
+        raise refused("--copying-start", starts, "with --short-convolution 3 or more")
+    if positions == "rotary" and of_head % 2:
+        raise refused("--positions", positions, f"with an even width of heads, not {of_head}")
+    if relative and kernel == "triton" and whole > WIDEST:
+        allowed = f"other kernels, or heads of {WIDEST} with their positions, not {whole}"
+        raise refused("--attention-kernel", kernel, allowed)
+    if relative and width % 2:
+        raise refused("--positions", positions, f"an even --{side}-embed-dim, not {width}")
+    if positions is not None:
+        args.no_token_positional_embeddings = positions not in ("learned", "sinusoidal")
+        setattr(args, f"{side}_learned_pos", positions == "learned")
     form = HeadForm(
         kv_heads=shared,
         head_dim=_option(args, "head_dim", side) or None,
         biases=_option(args, "biases"),
         qk_norm=args.norm_eps if _option(args, "qk_norm") else None,
         rotary=_rotary(args),
-        relative=args.positions == "relative",
+        relative=relative,
         short_convolution=args.short_convolution,
-        copying_start=args.copying_start and side == "decoder",
+        copying_start=starts and side == "decoder",
     )
-    return AttentionPlan(tuple(kinds), form, args.attention_kernel)
+    return AttentionPlan(tuple(kinds), form, kernel)
 
 
 def _kinds_of_layers(
     args: Namespace, side: str, spec: str, rule: str, **values: object
 ) -> list[tuple[Heads, ...]]:
-    """The kinds of each layer that is kept; see :func:`attention_plan`."""
+    """The kinds of each layer; see :func:`attention_plan`."""
     cluster_rule = getattr(args, rule)
     if cluster_rule not in _RULES[side]:
         raise refused(flag(rule), cluster_rule, ", ".join(_RULES[side]))
@@ -273,14 +265,13 @@ def _kinds_of_layers(
     if cluster_rule == "chunk":
         defaults["cluster_gap"] = 0
     defaults |= {"cluster_rule": cluster_rule, **values}
-    layers = getattr(args, f"{side}_layers")
     try:
         for kind in attention_kinds():  # whether or not a layer is of that kind
             own = {f: v for f, v in defaults.items() if f not in _BY_SIDE}
             registered(kind).options.of(own)
         kinds = parse_attention(
             getattr(args, spec),
-            num_layers=layers,
+            num_layers=getattr(args, f"{side}_layers"),
             num_heads=getattr(args, f"{side}_attention_heads"),
             option=flag(spec),
             defaults=defaults,
@@ -296,49 +287,20 @@ def _kinds_of_layers(
         if given != unused and ("cluster_rule" if name == rule else name) not in used:
             allowed = f"{unused}, for no kind of {flag(spec)} has another"
             raise refused(flag(name), given, allowed)
-    if _option(args, "layers_to_keep", side):
-        kinds = [kinds[number] for number in layer_numbers(args, f"{side}_layers_to_keep", layers)]
-        setattr(args, spec, written(kinds))
-        setattr(args, f"{side}_layers", len(kinds))
     return kinds
-
-
-def _check_kernel(kernel: str, kinds: list[tuple[Heads, ...]]) -> None:
-    """Raise ValueError for a kernel that is missing, or that cannot attend by a kind's rule."""
-    if kernel == "triton" and not find_spec("triton"):
-        others = ", ".join(name for name in ("auto", *IMPLEMENTATIONS) if name != kernel)
-        raise refused("--attention-kernel", kernel, others, "triton is not installed")
-    rules = {getattr(heads.options, "rule", None) for layer in kinds for heads in layer}
-    if "leaking-chunk" in rules and kernel not in ("auto", "reference"):
-        problem = "the cluster rule is leaking-chunk"
-        raise refused("--attention-kernel", kernel, "auto, reference", problem)
-
-
-def _check_copying(args: Namespace, side: str) -> None:
-    """Raise ValueError for what only decoders have, and for a start without its convolution."""
-    if side == "encoder" and not hasattr(args, "decoder_attention_heads"):
-        for name in ("copying_start", "attention_sinks", "cache_positions"):
-            if given := getattr(args, name):
-                raise refused(flag(name), given, "in models with a decoder")
-    if args.copying_start and args.short_convolution < 3:
-        problem = f"--short-convolution is {args.short_convolution}"
-        raise refused("--copying-start", True, "with --short-convolution 3 or more", problem)
 
 
 def _rotary(args: Namespace) -> Rotary | None:
     """How fast rotary positions turn; None: there are none. Raises ValueError: no scaling."""
     base, text = _option(args, "rotary_base"), _option(args, "rotary_scaling")
-    if args.positions != "rotary":
-        if text:
-            raise refused("--rotary-scaling", text, "with --positions rotary")
-        return None
+    is_rotary = args.positions == "rotary"
     if not text:
-        return Rotary(base)
+        return Rotary(base) if is_rotary else None
     with suppress(ValueError):
         factor, low, high, tokens = map(float, text.split(","))
-        if factor >= 1 and 0 < low < high and tokens > 0:
+        if is_rotary and factor >= 1 and 0 < low < high and tokens > 0:
             return Rotary(base, (factor, low, high, tokens))
-    allowed = "FACTOR,LOW,HIGH,TOKENS as of Llama 3, such as 8,1,4,8192"
+    allowed = "with --positions rotary, FACTOR,LOW,HIGH,TOKENS as of Llama 3, such as 8,1,4,8192"
     raise refused("--rotary-scaling", text, allowed)
 
 
@@ -353,26 +315,6 @@ def layer_numbers(args: Namespace, name: str, layers: int, first: int = 0) -> tu
         there = f"layers {first} to {layers - 1}, counted from 0, separated by commas"
         raise refused(flag(name), text, there if layers > first else f"empty, with {layers} layer")
     return tuple(numbers)
-
-
-def _set_positions(args: Namespace, side: str) -> None:
-    """Set fairseq's options of positions as ``--positions`` says, if it is given."""
-    if args.positions is None:
-        return
-    args.no_token_positional_embeddings = args.positions not in ("learned", "sinusoidal")
-    setattr(args, f"{side}_learned_pos", args.positions == "learned")
-    width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
-    of_head = _option(args, "head_dim", side) or width // heads
-    if args.positions == "rotary" and of_head % 2:
-        allowed = f"--{side}-embed-dim and --{side}-attention-heads that make it even"
-        raise refused("--positions", f"rotary, and a head is {of_head} wide", allowed)
-    whole = of_head + width  # of a head with its positions
-    if args.positions == "relative" and whole > WIDEST and args.attention_kernel == "triton":
-        allowed = f"up to {WIDEST} with --attention-kernel triton; blocks takes any"
-        raise refused("--positions", f"relative, which makes a head {whole} wide", allowed)
-    if args.positions == "relative" and width % 2:
-        given = f"relative, and --{side}-embed-dim is {width}"
-        raise refused("--positions", given, "an even width")
 
 
 def flagged(error: OptionError) -> ValueError:

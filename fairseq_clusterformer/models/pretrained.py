@@ -40,15 +40,15 @@ def load_pretrained(model: EncoderOnlyModel, path: str, option: str = "--pretrai
     (_load_roberta if Path(path).is_file() else load_folder)(model, path, option)
 
 
-def set_sizes_of_folder(args: Any, option: str = "--pretrained") -> None:
+def set_sizes_of_folder(args: Any) -> None:
     """Take the sizes that are not given from the folder that ``--pretrained`` names."""
     if all(hasattr(args, name) for name in _SIZES):  # as in a checkpoint
         return
     if not getattr(args, "pretrained", ""):
-        raise CheckpointError(f"{option} is missing; allowed: a folder of transformers")
+        raise CheckpointError("--pretrained is missing; allowed: a folder of transformers")
     path = Path(args.pretrained)
     if path.is_dir():  # else it is said when the weights are loaded
-        set_defaults(args, **sizes_of(path, option), encoder_attention="full")
+        set_defaults(args, **sizes_of(path, "--pretrained"), encoder_attention="full")
 
 
 def sizes_of(path: Path, option: str) -> dict[str, Any]:
@@ -78,8 +78,12 @@ def folder_tensors(
     if numbers is None:
         numbers = _numbers(words.symbols, Path(folder), option)
     theirs = _tensors(Path(folder), option)
+    wanted = {name: value for name, value in options.items() if hasattr(args, name)}
+    if any(getattr(args, name) != value for name, value in wanted.items()):
+        given = ((flag(name), v) for name, v in wanted.items() if v is not False)
+        shown = " ".join(name if v is True else f"{name} {v}" for name, v in given)
+        raise unfit(option, folder, "it does not fit: other sizes", shown)
     try:
-        _check_options(args, options)
         found = family.state_of(theirs, config, numbers)
         parts = [new for new in family.names.values() if new.startswith(".")]
         layers = range(options["encoder_layers"])
@@ -151,15 +155,6 @@ def _read(path: Path, option: str) -> tuple[Namespace, dict[str, Any]]:
     return config, options
 
 
-def _check_options(args: Any, wanted: dict[str, Any]) -> None:
-    """Raises ValueError for options that make another model, with all that fit."""
-    wanted = {name: value for name, value in wanted.items() if hasattr(args, name)}
-    if any(getattr(args, name) != value for name, value in wanted.items()):
-        given = ((flag(name), v) for name, v in wanted.items() if v is not False)
-        shown = " ".join(name if v is True else f"{name} {v}" for name, v in given)
-        raise ValueError(f"other sizes; allowed: {shown}")
-
-
 def _numbers(symbols: list[str], path: Path, option: str) -> Tensor:
     """The folder's number of each of our symbols, int64 [V]."""
     try:
@@ -186,18 +181,13 @@ def _tensors(path: Path, option: str) -> dict[str, Tensor]:
         else:
             file = path / "pytorch_model.bin"
             found = torch.load(file, map_location="cpu", weights_only=True)
-        if not all(isinstance(tensor, Tensor) for tensor in dict(found).values()):
-            raise ValueError("it holds more than tensors")
+        for old, new in (("Norm.gamma", "Norm.weight"), ("Norm.beta", "Norm.bias")):
+            found = {name.replace(old, new): tensor for name, tensor in found.items()}
+        return {name: t.float() for name, t in found.items() if t.is_floating_point()}
     except Exception as error:  # safetensors raises its own
         problem = f"no weights that can be read ({first_line(error)})"
         allowed = "model.safetensors or pytorch_model.bin"
         raise unfit(option, path, problem, allowed) from None
-    renamed = ((n.replace("LayerNorm.gamma", "LayerNorm.weight"), t) for n, t in found.items())
-    return {
-        name.replace("LayerNorm.beta", "LayerNorm.bias"): tensor.float()
-        for name, tensor in renamed
-        if tensor.is_floating_point()
-    }
 
 
 def renamed(given: dict[str, Tensor]) -> dict[str, Tensor]:

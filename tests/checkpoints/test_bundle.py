@@ -15,11 +15,8 @@ from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.errors import UserError
 from tests.cli.in_process import (
     CLASSIFICATION,
-    CLUSTERED_TRANSLATION,
     CLUSTERFORMER,
     QUESTIONS,
-    RESET,
-    assert_equal_states,
     train,
 )
 from tests.conftest import sampled
@@ -227,60 +224,6 @@ def test_damaged(file, content, says, lm_bundle, tmp_path):
     with pytest.raises(UserError, match=says) as caught:
         load_checkpoint(bundle)
     assert len(str(caught.value).splitlines()) == 1
-
-
-DEEP = "--max-update 1 --lr 0"
-PRUNED = {
-    "lm": (
-        f"{CLUSTERFORMER} {DEEP} --decoder-layers 4 --attention window,neural,window(5),full",
-        {"decoder": [1, 3]},
-        {"attention": "neural,full", "decoder_layers": 2},
-    ),
-    "one side": (
-        f"{CLUSTERED_TRANSLATION} {DEEP} --decoder-attention window,neural,full"
-        " --decoder-layers 3 --source-lang de --target-lang en",
-        {"decoder": [0, 2]},
-        {"decoder_attention": "window,full", "decoder_layers": 2, "encoder_layers": 2},
-    ),
-    "both sides": (  # no layer is left that takes the encoder's centroids
-        f"{CLUSTERED_TRANSLATION} {DEEP} --encoder-attention neural,full"
-        " --decoder-layers 2 --source-lang de --target-lang en",
-        {"encoder": [1], "decoder": [1]},
-        {"encoder_attention": "full", "encoder_layers": 1, "decoder_attention": "window+neural"},
-    ),
-    "classifier": (
-        f"{CLASSIFICATION} {DEEP} --encoder-attention neural,window",
-        {"encoder": [1]},
-        {"encoder_attention": "window", "encoder_layers": 1},
-    ),
-}
-
-
-@pytest.mark.parametrize("form", sampled(PRUNED, ("lm", "both sides")))
-def test_pruned(form, byte_data, translation_data, pair_data, tmp_path):
-    """A pruned model that was saved is the kept layers: loaded, bundled and resumed."""
-    line, kept, options = PRUNED[form]
-    data = {"lm": byte_data, "classifier": pair_data}.get(form, translation_data)
-    whole, last = tmp_path / "whole" / "checkpoint_last.pt", tmp_path / "checkpoint_last.pt"
-    train(data, line, whole.parent)
-    for side, numbers in kept.items():
-        line += f" --{side}-layers-to-keep {','.join(map(str, numbers))}"
-    train(data, line, tmp_path, "--restore-file", whole, *RESET.split())
-    before, after = load_checkpoint(whole), load_checkpoint(last)
-    assert options.items() <= dict(after.cfg.model).items()
-    for side, numbers in kept.items():
-        layers = getattr(before.model, side).layers
-        for number, layer in zip(numbers, getattr(after.model, side).layers, strict=True):
-            own, expected = (dict(x.named_parameters()) for x in (layer, layers[number]))
-            assert_equal_states(own, expected)
-    write_bundle(after, tmp_path / "bundle")
-    bundle = load_checkpoint(tmp_path / "bundle")
-    assert_equal_states(bundle.model.state_dict(), after.model.state_dict())
-    train(data, line, tmp_path, "--max-update", 2)
-    assert load_checkpoint(last).updates == 2
-    train(data, line, tmp_path / "anew")  # pruned from its start
-    anew = load_checkpoint(tmp_path / "anew" / last.name)
-    assert options.items() <= dict(anew.cfg.model).items()
 
 
 @pytest.mark.parametrize("command", [["bundle"], ["export", "--to", "transformers"]])

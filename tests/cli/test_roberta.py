@@ -104,7 +104,7 @@ def test_other_files_and_words(roberta, checkpoint, byte_data, tmp_path):
     lines = (byte_data / "dict.txt").read_text().splitlines(keepends=True)
     dictionary = tmp_path / "dict.txt"
     dictionary.write_text("".join(lines[:-1]))  # one word fewer
-    with pytest.raises(CheckpointError, match="such as encoder.embed_tokens.weight"):
+    with pytest.raises(CheckpointError, match="size mismatch for encoder.embed_tokens.weight"):
         reader(tmp_path, roberta)
     # as many, in another order: the dictionary beside the checkpoint tells
     shutil.copy(roberta, tmp_path / "model.pt")

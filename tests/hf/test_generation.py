@@ -9,13 +9,11 @@ import torch
 pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
 import transformers  # noqa: E402
-from fairseq.data import Dictionary  # noqa: E402
 from fairseq.sequence_generator import SequenceGenerator  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from fairseq_clusterformer.hf import ClusterformerCache  # noqa: E402
 from fairseq_clusterformer.hf.configuration import numbered  # noqa: E402
-from fairseq_clusterformer.hf.tokenizer import write_tokenizer  # noqa: E402
 from tests.hf.small import (  # noqa: E402
     EOS,
     PAD,
@@ -240,78 +238,23 @@ def test_a_cache_that_is_asked_for_is_returned_or_refused(make, gradients):
             model(**given)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory) -> transformers.PreTrainedTokenizerFast:
-    """Of words that no tokenizer can spell anew."""
-    symbols, out = Dictionary(), tmp_path_factory.mktemp("words")
-    for number in range(VOCABULARY - 4):
-        symbols.add_symbol(f"w{number}")
-    write_tokenizer(out, out, symbols, "text", {})
-    return transformers.AutoTokenizer.from_pretrained(out)
-
-
-def stepwise(model, input_ids, tokenizer=None, **kwargs) -> Tensor:
-    """A way to generate of a user's own, who reads the tokenizer."""
-    assert tokenizer is not None
-    how = ("logits_processor", "stopping_criteria", "generation_config")
-    given = {name: kwargs.pop(name) for name in how}
-    return model._sample(input_ids, **given, tokenizer=tokenizer, **kwargs)
-
-
-@pytest.mark.parametrize("how", [{}, {"custom_generate": stepwise}])
-@pytest.mark.parametrize("make", [language_model, translator])
-def test_it_stops_at_a_text(make, how, tokenizer):
-    model, ids = make(), tokens(1, 5)
-    model.generation_config.suppress_tokens = [0, 1, 2, 3]
-    whole = written(model, ids)
-    begun = whole.size(1) - 12
-    text = tokenizer.decode(whole[0, begun : begun + 6])
-    found = written(model, ids, tokenizer=tokenizer, stop_strings=[text[2:], "none"], **how)
-    assert found.size(1) == begun + 6
-    assert torch.equal(found, whole[:, : begun + 6])
-    assert torch.equal(written(model, ids, tokenizer=tokenizer), written(model, ids))
-
-
-def test_tokens_are_healed(tokenizer):
-    """The last word of a prompt may be the beginning of another."""
-    model, ids = language_model(), tokenizer("w5 w2", return_tensors="pt").input_ids
-    found = written(model, ids, tokenizer=tokenizer, token_healing=True)[0]
-    assert found[: len(ids[0]) - 1].tolist() == ids[0, :-1].tolist()
-    assert tokenizer.decode(found).split()[1].startswith("w2")
-
-
 CANNOT = {
-    "cache_implementation": "paged",
-    "cache_config": {"a": 1},
-    "assistant_tokenizer": "tokenizer",
+    "cache_implementation": "static",
     "is_assistant": True,
     "assistant_model": language_model,
     "prompt_lookup_num_tokens": 2,
-    "assistant_early_exit": 1,
-    "token_healing": True,
-    "guidance_scale": 1.5,
 }
 
 
 @pytest.mark.parametrize("name", CANNOT)
 @pytest.mark.parametrize("make", [language_model, translator])
-def test_what_needs_another_cache_is_refused_before_work(make, name):
+def test_what_needs_another_cache_is_refused(make, name):
     model, value = make(), CANNOT[name]
-    model._begin = None  # which forward calls first
-    if make is language_model and name in ("token_healing", "guidance_scale"):
-        return  # which it can
     value = value() if callable(value) else value
     with pytest.raises(ValueError, match=f"{name} is .*allowed: None|is not supported with stat"):
         model.generate(tokens(1, 3), max_new_tokens=2, **{name: value})
     with pytest.raises(ValueError, match="continuous batching: .*; allowed: generate"):
         model.generate_batch([[4, 5]])
-
-
-def test_it_is_no_assistant():
-    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 1, "vocab_size": VOCABULARY}
-    other = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, eos_token_id=2))
-    with pytest.raises(ValueError, match="is_assistant is True: .*; allowed: None"):
-        other.generate(tokens(1, 3), max_new_tokens=2, assistant_model=language_model())
 
 
 def test_guidance_with_a_cache_as_without():

@@ -5,8 +5,6 @@ from dataclasses import fields
 import pytest
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
-from fairseq_clusterformer.models.options import options_of_kinds
-
 
 @pytest.mark.parametrize(
     ("model", "clusters"),
@@ -19,10 +17,3 @@ def test_an_option_has_a_default_by_side(model, clusters):
     assert options["hash_rounds"].default == 2
     # An encoder's centroids go from layer to layer; others have no such option.
     assert ("own_centroids" in options) == (model == "clusterformer")
-
-
-def test_a_side_yields_what_differs_there():
-    found = {
-        name: item.default for name, _, item in options_of_kinds(("neural", "lsh"), "encoder")
-    }
-    assert found == {"num_clusters": 3, "own_centroids": False}

@@ -12,7 +12,6 @@ from torch.func import functional_call
 from fairseq_clusterformer.attention import attention_kinds
 from fairseq_clusterformer.models import stack
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-from fairseq_clusterformer.models.windows import Rows
 from tests.models.small import LETTERS, letters, make_reader, make_task, ragged
 
 
@@ -167,27 +166,6 @@ def test_portions_give_what_the_whole_gives(attention, monkeypatch):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
-def test_short_rows_are_given_without_padding():
-    """In inference; the layer's states of tokens are the same, and of a row without one 0."""
-    lengths = torch.tensor([[8, 2, 0], [8, 8, 3]])
-    real = torch.arange(8) < lengths.unsqueeze(-1)
-    given, shapes = torch.randn(2, 3, 8, 3), []
-
-    def layer(x: Tensor, hidden: Tensor | None) -> tuple[Tensor]:
-        shapes.append(tuple(x.shape[:2]))
-        x = x if hidden is None else x.masked_fill(hidden.t().unsqueeze(-1), 0)
-        return (x + x.sum(0),)
-
-    found = {}
-    for at_once in (None, 16, 1000):
-        parts = Rows(real, at_once).through(layer, lambda part: given[:, part])
-        found[at_once] = torch.cat([x for _, x in parts], dim=1)
-        torch.testing.assert_close(found[at_once][real], found[None][real])
-        assert not found[at_once][0, 2].any()
-    # all at once, one window of both documents at once, and all windows by their lengths
-    assert shapes == [(8, 5), (8, 2), (2, 1), (8, 1), (3, 1), (2, 1), (3, 1), (8, 3)]
-
-
 @pytest.mark.parametrize("attention", attention_kinds())
 def test_every_attention_trains(attention):
     model = make_reader(cluster_attention=attention, checkpoint_activations=True).train()
@@ -249,44 +227,17 @@ def test_the_bank_holds_what_enters_a_cluster_layer():
         assert not torch.equal(clustering.centroids, centroids)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("rule", ["chunk", "recent"])
-def test_the_rule_recent_keeps_to_the_cluster(rule):
-    """A change of a token reaches those of its cluster, and by the rule chunk others too."""
-    torch.manual_seed(0)
-    attention = (
-        make_reader(cluster_attention="neural", cluster_rule=rule, attention_window=100)
-        .encoder.layers[1]
-        .self_attn
-    )
-    clustering = attention.routers[0].clustering
-    x = torch.randn(50, 1, 16).double()
-    change = torch.zeros_like(x)
-    change[7] = 1e-3 * torch.randn(16)
-    clusters = clustering(x.transpose(0, 1))[0][0]
-    assert len(clusters.unique()) > 1
-    assert torch.equal(clusters, clustering((x + change).transpose(0, 1))[0][0])
-    before, after = (attention(y)[0][:, 0] for y in (x, x + change))
-    moved = (before - after).abs().amax(-1) > 1e-12
-    assert torch.equal(moved, clusters == clusters[7]) == (rule == "recent")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"window_stride": 8}, "--window-stride is 8; allowed: 1 to --window-size, which is 7"),
         ({"window_positions": 6}, "--window-positions is 6; allowed: --window-size"),
-        (
-            {"embedding_scale": 8.0, "pretrained": "model.pt"},
-            "--embedding-scale is 8.0; allowed: 1.0 with --pretrained",
-        ),
         ({"cluster_layers": "2,5"}, "--cluster-layers is 2,5; allowed: layers 1 to 4"),
         (
             {"cluster_attention": "dense"},
             "--cluster-attention is dense: unknown kind 'dense'; allowed: full",
         ),
         ({"kmeans_bank_size": 3}, "--kmeans-bank-size is 3; allowed: 4 or more, the clusters"),
-        ({"cluster_rule": "old"}, "--cluster-rule is old; allowed: chunk, recent$"),
         (
             {"cluster_rule": "leaking-chunk", "cluster_attention": "gated"},
             "--cluster-rule is leaking-chunk; allowed: chunk, recent$",

@@ -79,43 +79,8 @@ def test_a_dense_checkpoint_fits_and_clusters_start_anew(own):
     clustered = make_model(task, encoder_attention="window+neural", own_centroids=own)
     clustered.load_state_dict(model.state_dict())
     incomplete = {n: t for n, t in model.state_dict().items() if not n.endswith(".w_c.weight")}
-    with pytest.raises(ValueError, match="missing"):
+    with pytest.raises(ValueError, match="Missing key"):
         clustered.load_state_dict(incomplete)
-
-
-def test_what_is_no_tensor_is_refused():
-    model = make_model()
-    name = "decoder.layers.1.fc1.bias"
-    with pytest.raises(ValueError, match=f"tensors without numbers.*, such as {name}"):
-        model.load_state_dict(model.state_dict() | {name: "x"})
-
-
-@pytest.mark.parametrize("architecture", [TransformerModel, ClusterformerModel])
-def test_pruned_layers_keep_their_attention(architecture):
-    task = make_task()
-    spec = {"encoder_attention": "window,neural,full", "decoder_attention": "neural,full"}
-    size = {"encoder_layers": 4, "decoder_layers": 4}
-    whole = architecture.build_model(options(**spec, **size), task)
-    args = options(
-        **spec,
-        **size,
-        encoder_layers_to_keep="1,3",
-        decoder_layers_to_keep="1,2",
-        arch="clusterformer",
-    )
-    model = ClusterformerModel.build_model(args, task)
-    sides = (model.encoder, model.decoder)
-    kinds = [[h.written for x in side.layers for h in x.self_attn.kinds] for side in sides]
-    assert kinds == [["neural", "window"], ["full", "neural"]]
-    model.load_state_dict(whole.state_dict(), model_cfg=args)
-    for kept, new in ((1, 0), (3, 1)):
-        of_whole = whole.encoder.layers[kept].state_dict()
-        of_model = model.encoder.layers[new].state_dict()
-        for name in of_whole:
-            assert torch.equal(of_model[name], of_whole[name]), name
-    again = ClusterformerModel.build_model(args, task)  # as a checkpoint of the pruned model does
-    of_again = [layer.self_attn.kinds for layer in again.encoder.layers]
-    assert of_again == [layer.self_attn.kinds for layer in model.encoder.layers]
 
 
 @torch.no_grad()
@@ -204,8 +169,7 @@ def test_layer_drop_hands_centroids_past_the_dropped_layer():
         ({"cross_self_attention": True}, "--cross-self-attention is True; allowed"),
         ({"decoder_xformers_att_config": "{}"}, "--decoder-xformers-att-config is {}; allowed"),
         ({"base_layers": 1}, "--base-layers is 1; allowed"),
-        ({"encoder_layers_to_keep": "2"}, "--encoder-layers-to-keep is 2; allowed: .* 0 to 1"),
-        ({"decoder_layers_to_keep": "1,x"}, "--decoder-layers-to-keep is 1,x; allowed: .* 0 to 1"),
+        ({"decoder_layers_to_keep": "1"}, "--decoder-layers-to-keep is 1; allowed: none"),
     ],
 )
 def test_wrong_options_are_refused(changes, message):
