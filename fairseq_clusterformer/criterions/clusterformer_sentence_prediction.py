@@ -25,7 +25,21 @@ from fairseq_clusterformer.models.options import option
 
 from .clustering_losses import ClusteringLossConfig, ClusteringLosses, SummedLogs
 
-_COUNTS = ("sample_size", "found", "right", "both")
+#: of each kind of rows the scores that are logged, given their columns; those of GLUE in percent
+_SCORES: dict[str, dict[str, Callable[..., float]]] = {
+    "candidates": {
+        "map": lambda *columns: ranking_scores(*columns).mean_average_precision,
+        "mrr": lambda *columns: ranking_scores(*columns).mean_reciprocal_rank,
+    },
+    "classified": {
+        "f1": lambda found, right: 100 * f1_score(found, right),
+        "mcc": lambda found, right: 100 * matthews_correlation(found, right),
+    },
+    "regressed": {
+        "pearson": lambda found, right: 100 * pearson_correlation(found, right),
+        "spearman": lambda found, right: 100 * spearman_correlation(found, right),
+    },
+}
 
 
 @dataclass
@@ -35,16 +49,13 @@ class ClusterformerSentencePredictionConfig(ClusteringLossConfig, FairseqDatacla
     relevant_label: str = option("1", "label of a right answer, if pairs are ranked")
 
 
-@dataclass(repr=False)
 class _Rows:
     """What a score over all of a split needs, among what is logged; progress bars print it."""
 
-    #: of ranked pairs question, line, score and whether it is right; else prediction and label
-    rows: Tensor  # float64 [n, 4] or [n, 2]
-
-    @classmethod
-    def of(cls, *columns: Tensor) -> "_Rows":
-        return cls(torch.stack([column.double().cpu() for column in columns], 1))
+    def __init__(self, *columns: Tensor):
+        #: of ranked pairs question, score, whether it is right, and line; else prediction and
+        #: label, float64 [n, 4] or [n, 2]
+        self.rows = torch.stack([column.double().cpu() for column in columns], 1)
 
     def __repr__(self) -> str:
         return str(len(self.rows))
@@ -77,19 +88,17 @@ class SentencePredictionCriterion(FairseqCriterion):
             found = log_probs.argmax(1)
             log["ncorrect"] = (found == target).sum()
         else:
-            found = net_output[0].squeeze(1).float()
-            loss = F.mse_loss(found, target, reduction=reduction)
-            if not model.training:
-                log["regressed"] = _Rows.of(found.detach(), target)
-        if self.classes == 2 and not model.training:
-            log |= {"found": found.sum(), "right": target.sum(), "both": (found * target).sum()}
+            found = net_output[0].detach().squeeze(1).float()
+            loss = F.mse_loss(net_output[0].squeeze(1).float(), target, reduction=reduction)
+        if self.classes in (0, 2) and not model.training:
+            log["classified" if self.classes else "regressed"] = _Rows(found, target)
         if self.is_ranking and not model.training:
             # The odds, for a probability near 1 is 1 in float32, and candidates would tie.
             logits = net_output[0].detach().float()
             others = torch.cat([logits[:, : self.relevant], logits[:, self.relevant + 1 :]], 1)
             score = logits[:, self.relevant] - others.logsumexp(1)
-            columns = (sample["question"], sample["id"], score, target == self.relevant)
-            log["candidates"] = _Rows.of(*columns)
+            right = target == self.relevant
+            log["candidates"] = _Rows(sample["question"], score, right, sample["id"])
         size = len(target)
         sizes = {"ntokens": sample["ntokens"], "nsentences": size, "sample_size": size}
         return loss, size, {"loss": loss.detach(), **sizes, **log}
@@ -99,55 +108,28 @@ class SentencePredictionCriterion(FairseqCriterion):
         counts = ({k: v for k, v in log.items() if k not in _SCORES} for log in logging_outputs)
         total = SummedLogs.totals([*counts])
         size, loss = total["sample_size"], total["loss"] / total["sample_size"]
+        unit = math.log(2) if "ncorrect" in total else 1
+        metrics.log_scalar("loss", loss / unit, size, round=3)
         if "ncorrect" in total:
-            metrics.log_scalar("loss", loss / math.log(2), size, round=3)
             metrics.log_scalar("accuracy", 100.0 * total["ncorrect"] / size, size, round=2)
-        else:
-            metrics.log_scalar("loss", loss, size, round=3)
-        if "both" in total:
-            for name in _COUNTS:
-                metrics.log_scalar_sum(f"_{name}", total[name])
-            metrics.log_derived("f1", partial(_of_counts, score=f1_score))
-            metrics.log_derived("mcc", partial(_of_counts, score=matthews_correlation))
         # A question's candidates may lie in several batches and on several workers, and a mean
         # over batches is no F1, correlation or mean over questions: all rows are kept.
         for kind, scores in _SCORES.items():
-            rows = [log[kind].rows for log in logging_outputs if kind in log]
-            if rows:
+            if rows := [log[kind].rows for log in logging_outputs if kind in log]:
                 metrics.log_concat_tensor(f"_{kind}", torch.cat(rows))
                 for name, score in scores.items():
                     metrics.log_derived(name, partial(_scored, kind=kind, score=score))
 
     def logging_outputs_can_be_summed(self) -> bool:
         """Not those with rows: workers send them one by one."""
-        return self.training or not (self.is_ranking or self.classes == 0)
-
-
-def _of_counts(meters, *, score: Callable[..., float]) -> float:
-    counts = (meters[f"_{name}"].sum for name in _COUNTS)
-    return round(100 * score(*map(int, counts)), 2)
+        return self.training or not (self.is_ranking or self.classes in (0, 2))
 
 
 def _scored(meters, *, kind: str, score: Callable[..., float]) -> float:
     columns = meters[f"_{kind}"].tensor.numpy().T
     if np.isnan(columns).any():  # of a model that diverged: logged, as its loss is
         return math.nan
-    return round(score(*columns), 4)
-
-
-def _ranking(place: int, question, line, score, relevant) -> float:
-    """MAP or MRR, as `ranking_scores` returns them."""
-    return ranking_scores(question, score, relevant, line.astype(int))[place]
-
-
-#: of each kind of rows the scores that are logged; those of GLUE in percent
-_SCORES = {
-    "candidates": {"map": partial(_ranking, 0), "mrr": partial(_ranking, 1)},
-    "regressed": {
-        "pearson": lambda found, right: 100 * pearson_correlation(found, right),
-        "spearman": lambda found, right: 100 * spearman_correlation(found, right),
-    },
-}
+    return round(score(*columns), 2 if kind == "classified" else 4)
 
 
 @register_criterion(

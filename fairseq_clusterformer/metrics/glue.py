@@ -1,36 +1,30 @@
-"""The scores of GLUE (Wang et al., 2018) beside accuracy, as shares."""
-
-import math
+"""The scores of GLUE (Wang et al., 2018) beside accuracy, as shares: of what is found and what is
+right, numbers [n] each. scikit-learn and scipy are imported here, for they take long."""
 
 import numpy as np
 
 
-def f1_score(size: int, found: int, right: int, both: int) -> float:
-    """F1 of one of two classes, from 0 to 1; 0 where it is nowhere.
+def f1_score(found: np.ndarray, right: np.ndarray) -> float:
+    """F1 of class 1 among 0 and 1, from 0 to 1; 0 where it is nowhere."""
+    from sklearn.metrics import f1_score
 
-    Args:
-        size: examples.
-        found, right, both: examples of which the class was said, is right, or both.
-    """
-    return 2 * both / (found + right) if found + right else 0.0
+    return float(f1_score(right, found, zero_division=0))
 
 
-def matthews_correlation(size: int, found: int, right: int, both: int) -> float:
-    """Matthews' correlation of two classes, from -1 to 1; 0 where one side is constant. Arguments
-    as of :func:`f1_score`."""
-    norm = found * (size - found) * right * (size - right)
-    return (size * both - found * right) / math.sqrt(norm) if norm else 0.0
+def matthews_correlation(found: np.ndarray, right: np.ndarray) -> float:
+    """Matthews' correlation of classes, from -1 to 1; 0 where one side is constant."""
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(right, found))
 
 
 def pearson_correlation(found: np.ndarray, right: np.ndarray) -> float:
-    """Pearson's correlation of numbers [n], from -1 to 1; 0 where one side is constant."""
-    a, b = found - found.mean(), right - right.mean()
-    norm = np.sqrt((a * a).sum() * (b * b).sum())
-    return float((a * b).sum() / norm) if norm else 0.0
+    """Pearson's correlation of numbers, from -1 to 1; 0 where one side is constant."""
+    return float(np.corrcoef(found, right)[0, 1]) if np.ptp(found) and np.ptp(right) else 0.0
 
 
 def spearman_correlation(found: np.ndarray, right: np.ndarray) -> float:
-    """Pearson's correlation of the ranks of numbers [n]; equal numbers have their mean rank."""
-    from scipy.stats import rankdata  # here, since it takes long to import
+    """Pearson's correlation of the ranks; equal numbers have their mean rank."""
+    from scipy.stats import rankdata
 
     return pearson_correlation(rankdata(found), rankdata(right))
