@@ -22,9 +22,11 @@ from .own_models import InitialWeights
 logger = logging.getLogger(__name__)
 
 #: options of fairseq that pairs do not have
-_OF_TEXTS = ("sample_break_mode", "mask_whole_words", "freq_weighted_replacement")
-_OF_TEXTS += ("mask_multiple_length", "mask_stdev", "shorten_method", "shorten_data_split_list")
-_OF_TEXTS += ("skip_masking", "d2v2_multi", "include_target_tokens")
+_OF_TEXTS = (
+    *("sample_break_mode", "mask_whole_words", "freq_weighted_replacement", "skip_masking"),
+    *("mask_multiple_length", "mask_stdev", "shorten_method", "shorten_data_split_list"),
+    *("d2v2_multi", "include_target_tokens"),
+)
 
 
 @dataclass
@@ -57,10 +59,10 @@ class ClusterformerMaskedLMTask(InitialWeights, MaskedLMTask):
                     raise refused(flag(name), given, f"{defaults[name]}, or no --next-sentence")
             if not 0 < cfg.mask_prob < 1:
                 raise refused("--mask-prob", cfg.mask_prob, "between 0 and 1")
-            shares = (cfg.leave_unmasked_prob, cfg.random_token_prob)
-            if min(shares) < 0 or sum(shares) > 1:
-                given = f"{shares[0]}, and --random-token-prob {shares[1]}"
-                raise refused("--leave-unmasked-prob", given, "0 or more each, a sum of 1 or less")
+            kept, other = cfg.leave_unmasked_prob, cfg.random_token_prob
+            if min(kept, other) < 0 or kept + other > 1:
+                allowed = "0 or more, with --random-token-prob 1 or less"
+                raise refused("--leave-unmasked-prob", kept, allowed)
             if (most := cfg.tokens_per_sample) < 5:
                 raise refused("--tokens-per-sample", most, "5 or more with --next-sentence")
         return super().setup_task(cfg, **kwargs)

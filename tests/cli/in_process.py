@@ -220,7 +220,7 @@ def _recorded(run: Run) -> Iterator[None]:
     reduce = Trainer._reduce_and_log_stats
 
     def record(trainer: Trainer, logs: list[dict], sample_size: float, grad_norm=None):
-        names = {name for log in logs for name in log} - {"candidates"}  # no number
+        names = {name for log in logs for name in log} - {"candidates", "classified"}
         sums = {name: float(sum(log.get(name, 0) for log in logs)) for name in names}
         run.trainer = trainer
         if grad_norm is None:
