@@ -30,6 +30,7 @@ import random
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,9 +39,12 @@ from scipy.stats import binom
 
 from examples.question_answering.reader_data import DIVIDED, part_of, read
 from fairseq_clusterformer.cli.common import Parser
+from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.documents.found import FEATURES, Weights
+from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.metrics.answers import exact_match, f1
 
+NAME = "python -m examples.question_answering.folders"
 FILES, QUESTIONS, NONE, FOLDERS, KEPT = 30, 60, 15, 4, 10
 #: in the place of an answer, where none was found
 NOTHING = {"file": "", "right": False, "exact": 0.0, "f1": 0.0}
@@ -183,7 +187,7 @@ def fit(rows: list[dict]) -> Weights:
     given, rows = len(rows), [row for row in rows if row["found"]]
     answers = [each for row in rows for each in row["found"]]
     if len({each["right"] for each in answers}) < 2:
-        raise SystemExit(f"none of {given} questions got a right answer; allowed: some, and wrong")
+        raise UserError(f"none of {given} questions got a right answer; allowed: some, and wrong")
     values = [[each[name] for name in FEATURES] for each in answers]
     ranking = regression(values, [each["right"] for each in answers])[:-1]
     weights = Weights(*ranking)
@@ -193,7 +197,7 @@ def fit(rows: list[dict]) -> Weights:
     least = threshold(expit(scale * best + bias)[right])
     passages = {row["passage"] for row in rows}
     if len(passages) > 1:
-        raise SystemExit(f"passages of {sorted(passages, key=str)} tokens; allowed: of one length")
+        raise UserError(f"passages of {sorted(passages, key=str)} tokens; allowed: of one length")
     return Weights(*map(float, (*(scale * ranking), bias, least)), *passages)
 
 
@@ -272,9 +276,8 @@ COMMANDS = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Make folders of many articles or of one, ask, fit or score."""
-    parser = Parser(prog="python -m examples.question_answering.folders", description=__doc__)
+def main(arguments: Sequence[str]) -> int:
+    parser = Parser(prog=NAME, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     added = {}
     for name, (run, given) in COMMANDS.items():
@@ -293,10 +296,10 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("ask", "fit"):
         added[name].add("--out FILE", "to write", required=True)
     added["score"].add("--calibration FILE", "that fit wrote")
-    args = parser.parse_args(argv)
+    args = parser.parse_args(arguments)
     args.run(args)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(NAME, main, sys.argv[1:]))

@@ -20,7 +20,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser
@@ -47,22 +47,19 @@ def difference(before: Sequence[str], now: Sequence[str]) -> str:
     """The first option of a record's commands that is not as in the grid's, or nothing."""
     for old, new in zip_longest(before, now, fillvalue=""):
         was, is_now = options_in(old), options_in(new)
-        for name in sorted(was | is_now):
-            if was.get(name) != is_now.get(name):
-                there, here = (of.get(name, "not given") for of in (was, is_now))
-                return f"{name} is {there} there, and {here} in the grid"
+        there, here = (
+            " ".join(min(of, default=["nothing"])) for of in (was - is_now, is_now - was)
+        )
+        if was != is_now:
+            return f"{there} there, and {here} in the grid"
     return ""
 
 
-def options_in(command: str) -> dict[str, str]:
-    """The options of a command line by name, and its other words before them."""
-    found, name = {"command": ""}, "command"
-    for word in shlex.split(command):
-        if word.startswith("-") and not word[1:2].isdigit():
-            found[name := word] = ""
-        else:
-            found[name] = f"{found[name]} {word}".strip()
-    return found
+def options_in(command: str) -> set[tuple[str, str]]:
+    """Each word of a command line with the one behind it, if that is no option: in any order of
+    the options."""
+    words = [*shlex.split(command), "--"]
+    return {(word, "" if behind[:2] == "--" else behind) for word, behind in pairwise(words)}
 
 
 def check_result(place: Place, result: dict, out: Path) -> None:
