@@ -2,13 +2,13 @@
 
     F="python -m examples.question_answering.folders"; MORE="--encoder MINILM --index index"
     $F make DATA folders
-    $F ask CHECKPOINT folders/valid-*.json --out valid.jsonl --passage 384 $MORE
+    $F ask READER folders/valid-*.json --out valid.jsonl --passage 384 $MORE
     $F fit valid.jsonl --out calibration.json
     clusterformer bundle CHECKPOINT my-reader --calibration calibration.json
-    $F ask CHECKPOINT folders/test-*.json --out test.jsonl --passage 384 $MORE
+    $F ask READER folders/test-*.json --out test.jsonl --passage 384 $MORE
     $F score test.jsonl --calibration calibration.json
     $F whole data/reader-en-long/test.jsonl folders --limit 300
-    $F ask CHECKPOINT folders/whole-*.json --out whole.jsonl --passage 384
+    $F ask READER folders/whole-*.json --out whole.jsonl --passage 384
 
 ``make`` divides the articles of SQuAD 1.1's development set (DATA/squad) as ``reader_data`` does,
 and writes each to a file of its own. A folder is a list of 30 of them, with 60 questions, of which
@@ -118,7 +118,7 @@ def ask(args: Namespace) -> None:
     reader.window = args.passage or reader.window
     with args.out.open("w", encoding="utf-8") as file:
         for folder in args.folders:
-            (record,) = [json.loads(folder.read_text(encoding="utf-8"))]
+            record = json.loads(folder.read_text(encoding="utf-8"))
             articles = folder.parent / "articles"
             passages = reader.index([articles / name for name in record["documents"]])
             rows = spread(record["questions"], args.limit)
@@ -265,14 +265,14 @@ def run_score(args: Namespace) -> None:
         print(f"{low:.1f} to {high:.1f} {number:10} {mean:11.2f} {right:6.2f}")
 
 
-#: what each command calls, and what it is given
+#: what each command calls, and what it is given first
 COMMANDS = {
-    "make": (make, {"data FOLDER": "with squad/", "out OUT": "the folder to write to"}),
-    "whole": (alone, {"test FILE": "of reader_data --long", "out OUT": "the folder to write to"}),
-    "runs": (alone, {"test FILE": "of reader_data --long", "out OUT": "the folder to write to"}),
-    "ask": (ask, {"checkpoint CHECKPOINT": "a reader's"}),
-    "fit": (run_fit, {"answers FILE": "that ask wrote"}),
-    "score": (run_score, {"answers FILE": "that ask wrote"}),
+    "make": (make, "data FOLDER", "with squad/"),
+    "whole": (alone, "test FILE", "of reader_data --long"),
+    "runs": (alone, "test FILE", "of reader_data --long"),
+    "ask": (ask, "checkpoint READER", "a reader's checkpoint or folder"),
+    "fit": (run_fit, "answers FILE", "that ask wrote"),
+    "score": (run_score, "answers FILE", "that ask wrote"),
 }
 
 
@@ -280,11 +280,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog=NAME, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     added = {}
-    for name, (run, given) in COMMANDS.items():
+    for name, (run, *given) in COMMANDS.items():
         added[name] = commands.add_parser(name)
         added[name].set_defaults(run=run)
-        for each, about in given.items():
-            added[name].add(each, about)
+        added[name].add(*given)
+    for name in ("make", "whole", "runs"):
+        added[name].add("out OUT", "the folder to write to")
     asking = added["ask"].add
     asking("folders FILE", "what make, whole and runs wrote", nargs="+")
     asking("--data FOLDER", "of the training")
