@@ -3,46 +3,42 @@ at a time, and never over what is the user's.
 
 What this program wrote has a mark, a line in a hidden file ``.clusterformer``: of a file, in its
 folder; of a folder, in itself. It has a name, a checksum and, where it takes long to make, what
-that was made from. It is signed with a secret of this user's, so that a mark that came with other
-people's files counts for nothing. What was changed since is the user's.
+that was made from. What was changed since is the user's.
 
-An output is made in a working folder, which a lock keeps for one run, and takes its place in one
-step. A run that was killed leaves its working folder; the next one clears it.
+An output is made in a working folder, which a lock keeps for one run, and is renamed to its place.
+A run that was killed leaves its working folder, known by the lock; the next one clears it.
 """
 
-import ctypes
 import errno
-import functools
-import hashlib
-import hmac
 import json
 import logging
 import os
-import secrets
 import shutil
-import socket
-import stat
-import tempfile
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from fairseq_clusterformer import __version__
 from fairseq_clusterformer.errors import UserError, bad_option, no_file, read_json
 
 RECORD = "prepared.json"  # what a prepared folder says of itself
-JOURNAL, _LOCK = ".clusterformer", ".lock"
-_ITSELF = "."  # the name of a folder in its own journal
-_KEPT = ("download", "parts")  # what outlasts an interruption
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+JOURNAL, LOCK = ".clusterformer", ".lock"
+_KEPT = ("download", "parts", RECORD)  # what outlasts an interruption; the last is the recipe
+_BEFORE = "before"  # a folder that is being replaced
+#: how errors begin, or what is in them, where there is no room: Python's, safetensors' and torch's
+_FULL = (*map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)), "inline_container")
 
 Build = Callable[[Path, Path], dict]
 
 
 def digest(path: Path, algorithm: str = "sha256") -> str:
     """Return a file's checksum in hexadecimal."""
+    from hashlib import file_digest  # here, since it would slow down each --help
+
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
+        return file_digest(file, algorithm).hexdigest()
 
 
 def checksum(path: Path) -> str:
@@ -52,7 +48,9 @@ def checksum(path: Path) -> str:
         if (file := next((p for p in (path, *path.parents) if p.is_file()), None)) is None:
             raise bad_option("the file", path, "a plain file or a folder", no_file(path))
         return f"sha256:{digest(file)}"
-    total, own = hashlib.sha256(), path / JOURNAL
+    from hashlib import sha256
+
+    total, own = sha256(), path / JOURNAL
     for file in sorted(file for file in path.rglob("*") if file.is_file() and file != own):
         total.update(f"{file.relative_to(path).as_posix()}\n{digest(file)}\n".encode())
     return f"sha256:{total.hexdigest()}"
@@ -61,120 +59,83 @@ def checksum(path: Path) -> str:
 # Marks
 
 
-@functools.cache
-def _secret() -> bytes:
-    """This user's, which is made once; where it cannot be kept, it ends with this process."""
-    try:
-        state = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
-        file = Path(state, "fairseq_clusterformer", "secret")
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not file.exists():
-            with tempfile.NamedTemporaryFile(dir=file.parent) as new, suppress(FileExistsError):
-                new.write(secrets.token_bytes(32))
-                new.flush()
-                os.link(new.name, file)
-        return file.read_bytes()
-    except (OSError, RuntimeError):  # the latter where nobody's home is known
-        return secrets.token_bytes(32)
-
-
-def _signed(name: str, checksum: str, recipe: object) -> str:
-    text = json.dumps([name, checksum, recipe], sort_keys=True)
-    return hmac.new(_secret(), text.encode(), "sha256").hexdigest()
-
-
-def _marks(folder: Path, name: str) -> Iterator[dict]:
-    """What a journal says of a name, the latest first; only what this user's runs have signed."""
-    with suppress(OSError):
-        handle = os.open(folder / JOURNAL, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(handle, "rb") as file:
-            plain = stat.S_ISREG(os.fstat(handle).st_mode)
-            lines = file.read(1 << 24).splitlines() if plain else []
-        for line in reversed(lines):
-            with suppress(ValueError, TypeError, KeyError, RecursionError):  # half, or others'
-                mark = json.loads(line)
-                sign = _signed(name, mark["checksum"], mark["recipe"])
-                if mark["name"] == name and hmac.compare_digest(mark["sign"], sign):
-                    yield mark
-
-
 def written(path: Path) -> dict | None:
     """What the mark says of a file or a folder of this program's own that nobody has changed:
     ``name``, ``checksum`` and ``recipe``; None of any other."""
-    path = path.resolve()
-    marks = list(_marks(path, _ITSELF) if path.is_dir() else _marks(path.parent, path.name))
+    path, marks = path.resolve(), []
+    name, journal = (".", path / JOURNAL) if path.is_dir() else (path.name, path.parent / JOURNAL)
+    with suppress(OSError):
+        for line in journal.read_bytes().splitlines() if _is_own(journal) else ():
+            with suppress(ValueError, TypeError, KeyError, RecursionError):  # half, or no mark
+                mark = json.loads(line)
+                marks += [mark] * (mark["name"] == name)
     found = checksum(path) if marks else None
-    return next((mark for mark in marks if mark["checksum"] == found), None)
+    return next((mark for mark in reversed(marks) if mark["checksum"] == found), None)
 
 
-def _mark(folder: Path, name: str, checksum: str, recipe: object = None) -> None:
-    """Add a line to the journal, in one write; a new line first, since a kill can leave half."""
-    mark = {"name": name, "checksum": checksum, "recipe": recipe}
-    mark["sign"] = _signed(**mark)
-    with suppress(OSError):  # somebody else's: what is written is not known again
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        with open(os.open(folder / JOURNAL, flags, 0o666), "r+b", buffering=0) as journal:
-            if journal.read(1) in (b"", b"\n"):
-                journal.write(f"\n{json.dumps(mark)}".encode())
+def _is_own(journal: Path) -> bool:
+    return not journal.is_symlink() and (journal.is_file() or not journal.exists())
+
+
+def _mark(name: str, folder: Path, checksum: str, recipe: object) -> None:
+    """Add a line to a folder's journal; a new line first, since a kill can leave half."""
+    mark = json.dumps({"name": name, "checksum": checksum, "recipe": recipe})
+    with suppress(OSError):  # somebody else's folder: what is written is not known again
+        if _is_own(folder / JOURNAL):
+            with open(folder / JOURNAL, "a") as file:
+                file.write(f"\n{mark}")
 
 
 # Working folders
 
 
-def hold(lock: Path, option: str, place: Path, patience: float = 1, what: str = "run", **how):
+def hold(lock: Path, option: str, place: Path, what: str = "run", **how):
     """Take a lock until it is released or the process ends; return it. Raises UserError: another
-    run has it for longer than `patience` seconds. The `option` named the `place`; `how` is
-    filelock's."""
+    run has it. The `option` named the `place`; `how` is filelock's."""
     from filelock import FileLock, Timeout  # here, since it would slow down each --help
 
     # importing fairseq makes every logger print its debugging messages
     logging.getLogger("filelock").setLevel(logging.WARNING)
     try:
-        (held := FileLock(lock, timeout=patience, **how)).acquire()
+        (held := FileLock(lock, timeout=1, **how)).acquire()
     except Timeout:
         with suppress(OSError, UnicodeDecodeError):
             what += f" ({lock.read_text()[:80].strip()})"
         allowed = f"another {option}; or wait for that run"
         raise bad_option(option, place, allowed, f"another {what} is at work in it") from None
-    lock.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+    lock.write_text(f"process {os.getpid()} on {os.uname().nodename}")
     return held
 
 
 @contextmanager
 def working(
-    work: Path,
-    option: str,
-    kept: Collection[str] = _KEPT,
-    patience: float = 1,
-    place: Path | None = None,
-) -> Iterator[object]:
+    work: Path, option: str, kept: Collection[str] = _KEPT, place: Path | None = None
+) -> Iterator[None]:
     """Hold the working folder beside an output; clear it before and after of what is not `kept`,
-    and remove it if nothing is left. Yields the recipe that a run which was stopped has noted.
-    Raises UserError: it is somebody else's, or another run's; or the output cannot be written."""
-    place = place or work
+    and remove it if nothing is left. Raises UserError: it is somebody else's, or another run's; or
+    the output, in its `place`, cannot be written."""
+    place, allowed = place or work, "a place to write to"
     try:
-        if work.is_symlink():
-            raise bad_option(option, work, f"another {option}; or move it away", "it is a link")
+        if work.is_symlink() or not ((work / LOCK).is_file() or _is_new(work)):
+            other = f"another {option}; or move this folder away"
+            raise bad_option(option, work, other, "this working folder holds something else")
         work.mkdir(parents=True, exist_ok=True)
-        before = next((m for m in _marks(work, _ITSELF) if m["checksum"] == str(work)), None)
-        if before is None and {path.name for path in work.iterdir()} - {JOURNAL, _LOCK}:
-            allowed = f"another {option}; or move this folder away"
-            raise bad_option(option, work, allowed, "this working folder holds something else")
-        while True:
-            with suppress(FileNotFoundError):  # the run that had it has just removed it
-                work.mkdir(parents=True, exist_ok=True)
-                lock = hold(work / _LOCK, option, place, patience)
-                break
-        with ExitStack() as stack:
-            stack.callback(lock.release)
-            _mark(work, _ITSELF, str(work), before and before["recipe"])
-            _clear(work, kept)
-            stack.callback(_leave, work, kept)
-            yield before and before["recipe"]
+        lock = hold(work / LOCK, option, place)
+        if (work / _BEFORE).exists() and not place.exists():  # killed between two renames
+            os.rename(work / _BEFORE, place)
+        _clear(work, kept)
+    except OSError as error:
+        raise bad_option(option, place, allowed, error.strerror) from None
+    try:
+        yield
     except Exception as error:
-        if (problem := _unwritable(error, place)) is None:
+        if not any(text in f"{error} {error.__context__}" for text in _FULL):
             raise
-        raise bad_option(option, place, "a place to write to", problem) from None
+        problem = "the disk is full, or a file must not be as large"
+        raise bad_option(option, place, allowed, problem) from None
+    finally:
+        _leave(work, kept)
+        lock.release()
 
 
 def _leave(work: Path, kept: Collection[str]) -> None:
@@ -185,32 +146,10 @@ def _leave(work: Path, kept: Collection[str]) -> None:
 
 
 def _clear(work: Path, kept: Collection[str] = ()) -> None:
-    """Remove what is not kept, a folder at once: a kill leaves no half of it."""
-    gone = work / "gone"
-    shutil.rmtree(gone, ignore_errors=True)
-    for path in work.iterdir():
-        if path.is_symlink() or not path.is_dir():
-            if path.name not in (JOURNAL, _LOCK):
-                path.unlink()
-        elif path.name not in kept:
-            shutil.rmtree(path.rename(gone))
-
-
-def _unwritable(error: Exception, path: Path) -> str | None:
-    """What hinders writing, if that is what an error says. torch and safetensors have errors of
-    their own, of which only the text says so."""
-    if isinstance(error, UserError):
-        return None
-    if isinstance(error, OSError) and error.errno not in _FULL:
-        place = Path(os.fsdecode(error.filename or path))
-        near = path.parent in (place, *place.parents) or place in path.parents
-        return error.strerror if near else None
-    texts = ""
-    while error:
-        texts, error = f"{texts}{error}\n", error.__context__
-    full = next((text for text in map(os.strerror, _FULL) if text in texts), None)
-    of_torch = "inline_container" in texts
-    return full or ("the disk is full, or a file must not be as large" if of_torch else None)
+    """Remove what is not kept; files first, so that no recipe is left with half of its parts."""
+    for path in sorted(work.iterdir(), key=Path.is_dir):
+        if path.name not in (LOCK, *kept):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 # Files and folders
@@ -218,20 +157,6 @@ def _unwritable(error: Exception, path: Path) -> str | None:
 
 def _is_new(path: Path) -> bool:
     return not path.exists() or (path.is_dir() and not any(path.iterdir()))
-
-
-def _beside(path: Path) -> Path:
-    """The hidden working folder of an output."""
-    tag = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]
-    return path.with_name(f".{path.name[:50]}.{tag}{JOURNAL}")
-
-
-def resolved(option: str, path: Path) -> Path:
-    """Return a path without links; raises UserError if it is a link to itself."""
-    try:
-        return path.resolve()
-    except (OSError, RuntimeError):  # the latter is pathlib's
-        raise bad_option(option, path, "a file or a folder", "it is a link to itself") from None
 
 
 def check_utf8(option: str, path: Path) -> None:
@@ -266,24 +191,19 @@ def check_output(
     Raises:
         UserError: if the place is an input, in no folder, something else, or the user's.
     """
-    what, other = ("folder", "no folder") if folder else ("file", "no plain file")
-    try:
-        place = path.resolve()
-        if not (makes_folder or folder or place.parent.is_dir()):
-            allowed = "a file to write in a folder that exists"
-            raise bad_option(option, path, allowed, "no such folder")
-        if not path.exists() or (folder and _is_new(path)):
-            return
-        if not (path.is_dir() if folder else path.is_file()):
-            problem = "it is a folder" if path.is_dir() else f"it is {other}"
-            raise bad_option(option, path, f"a {what} to write", problem)
-        ours, given = written(path) is not None, [each for each in inputs if each.exists()]
-        is_input = any(path.samefile(each) or place in each.resolve().parents for each in given)
-        if is_input or (not ours and any(each.resolve() in place.parents for each in given)):
-            raise bad_option(option, path, f"another {what}", "it is one of the inputs")
-    except (OSError, RuntimeError) as error:  # the latter is pathlib's
-        problem = getattr(error, "strerror", None) or "it is a link to itself"
-        raise bad_option(option, path, f"a {what} to write", problem) from None
+    what, place = "folder" if folder else "file", path.resolve()
+    if not (makes_folder or folder or place.parent.is_dir()):
+        allowed = "a file to write in a folder that exists"
+        raise bad_option(option, path, allowed, "no such folder")
+    if not path.exists() or (folder and _is_new(path)):
+        return
+    if not (path.is_dir() if folder else path.is_file()):
+        problem = "it is no folder" if folder else no_file(path)
+        raise bad_option(option, path, f"a {what} to write", problem)
+    ours, given = written(path) is not None, [each for each in inputs if each.exists()]
+    is_input = any(path.samefile(each) or place in each.resolve().parents for each in given)
+    if is_input or (not ours and any(each.resolve() in place.parents for each in given)):
+        raise bad_option(option, path, f"another {what}", "it is one of the inputs")
     if folder and not ours:
         problem = "it holds something else, or was changed since it was written"
         raise bad_option(option, path, "a new or empty folder", problem)
@@ -295,7 +215,14 @@ def check_output(
 
 @contextmanager
 def whole_file(
-    option: str, path: Path, *, recipe: dict | None = None, keep: bool = False, **how
+    option: str,
+    path: Path,
+    *,
+    recipe: dict | None = None,
+    keep: bool = False,
+    work: Path | None = None,
+    kept: Collection[str] = (),
+    **how,
 ) -> Iterator[Path]:
     """A path to write a file to, which becomes `path` when the context ends without an error.
 
@@ -303,46 +230,38 @@ def whole_file(
         option, how: as of :func:`check_output`. With ``folder`` the path is a new folder.
         keep: replace nothing, unless forced; what has the same content is left as it is.
         recipe: what it is made from, for :func:`written`.
+        work, kept: another working folder, and what a run that is stopped leaves in it.
 
     Raises:
         UserError: as of :func:`check_output`; or the disk is full, or another run writes there.
     """
     check_output(option, path, **how | {"force": how.get("force") or keep})
     path = path.resolve()  # what a link names is written, and the link stays
-    new = _beside(path) / "new"
-    with working(new.parent, option, (), place=path):
+    tag = zlib.crc32(os.fsencode(path.name))
+    work = work or path.with_name(f".{path.name[:50]}.{tag:08x}{JOURNAL}")
+    new, before = work / "new", work / _BEFORE
+    with working(work, option, kept, path):
         if how.get("folder"):
             new.mkdir()
         yield new
         if keep and path.exists() and checksum(new) == checksum(path):
             return
         check_output(option, path, keep=keep, **how)  # again, since writing can take hours
-        _publish(new, path, recipe)
+        name, folder = (".", new) if new.is_dir() else (path.name, path.parent)
+        _mark(name, folder, checksum(new), recipe)
+        if new.is_dir() and not _is_new(path):
+            os.rename(path, before)
+        try:
+            os.replace(new, path)
+        except BaseException:
+            if before.exists():
+                os.rename(before, path)
+            raise
+        _clear(work)
 
 
 #: the same of a folder, for its option OUT
-whole_folder = functools.partial(whole_file, "OUT", keep=True, folder=True)
-
-
-def _publish(new: Path, path: Path, recipe: object = None) -> None:
-    """Let a file or a folder with its mark take its place, in one step where the system can."""
-    if not new.is_dir():
-        _mark(path.parent, path.name, checksum(new), recipe)
-        os.replace(new, path)
-        return
-    _mark(new, _ITSELF, checksum(new), recipe)
-    if not _is_new(path):
-        with suppress(AttributeError):  # of another system than Linux
-            both = -100, os.fsencode(new), -100, os.fsencode(path)
-            if ctypes.CDLL(None).renameat2(*both, 2) == 0:  # they have changed places
-                return
-        os.rename(path, new.with_name("before"))
-    try:
-        os.rename(new, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.rename(new.with_name("before"), path)
-        raise
+whole_folder = partial(whole_file, "OUT", keep=True, folder=True)
 
 
 def write_text(option: str, path: Path, text: str, **how) -> None:
@@ -354,10 +273,12 @@ def write_text(option: str, path: Path, text: str, **how) -> None:
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """As :func:`whole_file`, over whatever was there: where no user gives the name."""
-    new = _beside(path.absolute()) / "new"
-    with working(new.parent, "the output", (), 60, path):
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
         yield new
         os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def write_aside(path: Path, text: str) -> None:
@@ -386,36 +307,31 @@ def make_folder(
     Returns the content of ``prepared.json``, or None if `dest` was there, made by the same recipe;
     raises UserError if something else is there, or a source changes.
     """
-    dest, compute = resolved("DEST", dest), recipe if callable(recipe) else lambda: recipe
+    dest, compute = dest.resolve(), recipe if callable(recipe) else lambda: recipe
     recipe = json.loads(json.dumps(compute()))
-    work, how = dest.with_name(dest.name + ".partial"), {"folder": True, "force": force}
+    work = dest.with_name(dest.name + ".partial")
     if not _is_new(dest):
         _check_prepared(dest, None if force else recipe)
         if not force:
-            if (work / JOURNAL).exists():  # left by a run that was killed just before its end
-                with working(work, "DEST", kept=()):
+            if (work / LOCK).exists():  # left by a run that was killed just before its end
+                with working(work, "DEST", ()):
                     pass
             return None
-    check_output("DEST", dest, **how)
-    with working(work, "DEST", place=dest) as before:
-        parts, wanted, out = work / "parts", {**recipe, "version": __version__}, work / "out"
-        if parts.exists() and before == wanted:
+    how = {"folder": True, "force": force, "work": work, "kept": _KEPT}
+    with whole_file("DEST", dest, **how) as out:
+        made_by, wanted = work / RECORD, {**recipe, "version": __version__}
+        before = read_json(made_by) if made_by.exists() else {}
+        if (work / "parts").exists() and before == wanted:
             print(f"going on with what is finished in {work}")
-        elif parts.exists():
-            other = difference(before or {}, wanted)
+        elif (work / "parts").exists():
+            other = difference(before, wanted)
             print(f"beginning anew: {work} was made otherwise ({other})")
-            _clear(work, ("download",))
-        _mark(work, _ITSELF, str(work), wanted)
-        out.mkdir()
+            _clear(work, ("download", out.name))
+        write_aside(made_by, json.dumps(wanted))
         try:
             record = {"recipe": recipe, **build(work, out)}
             if json.loads(json.dumps(compute())) != recipe:
                 raise UserError("a source has changed meanwhile; allowed: run it again")
-        except FileNotFoundError as error:
-            if Path(str(error.filename or work)).is_relative_to(work):
-                raise
-            problem = "no such file, or no longer; allowed: run it again with it"
-            raise UserError(f"{error.filename}: {problem}") from None
         except UserError:  # its remedy is another recipe
             _clear(work, ("download",))
             raise
@@ -424,9 +340,6 @@ def make_folder(
         if downloads := sorted((work / "download").glob("*")):
             record["downloads"] = {path.name: f"sha256:{digest(path)}" for path in downloads}
         (out / RECORD).write_text(json.dumps(record, indent=1) + "\n")
-        check_output("DEST", dest, **how)  # again, since making the folder can take hours
-        _publish(out, dest)
-        _clear(work)
     return record
 
 
@@ -434,15 +347,15 @@ def make_part(work: Path, name: str, build: Build) -> tuple[Path, dict]:
     """Make the folder ``parts/NAME`` of a working folder, unless a run before has; return it, and
     what `build` returned. It may have parts of its own, which go when it is complete."""
     part, own = work / "parts" / name, work / "parts" / f"{name}.partial"
-    with ExitStack() as stack:
-        if not part.exists():
-            own.mkdir(parents=True, exist_ok=True)
-            _clear(own, _KEPT)
-            stack.callback(_leave, own, _KEPT)
+    if not part.exists():
+        own.mkdir(parents=True, exist_ok=True)
+        _clear(own, _KEPT)
+        try:
             (out := own / "out").mkdir()
-            record = build(own, out)
-            (out / RECORD).write_text(json.dumps(record))
+            (out / RECORD).write_text(json.dumps(build(own, out)))
             os.rename(out, part)
+        finally:
+            _leave(own, _KEPT)
     shutil.rmtree(own, ignore_errors=True)
     return part, read_json(part / RECORD)
 
@@ -453,31 +366,25 @@ def copy_part(part: Path, out: Path) -> None:
 
 
 def _check_prepared(dest: Path, recipe: dict | None) -> None:
-    allowed, problem = "another folder; or remove this one", ""
     try:
         record = read_json(dest / RECORD)
         files, before = dict(record["files"]), dict(record["recipe"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         allowed = "a new or empty folder, or one that this command has prepared"
         raise bad_option("DEST", dest, allowed, "holds something else") from None
-    changed = (
-        n for n, s in files.items() if not (dest / n).is_file() or (dest / n).stat().st_size != s
-    )
-    if recipe is not None and (name := next(changed, None)):
-        problem = f"{name} is no longer as prepared"
-    elif recipe not in (None, before):
-        problem = f"was prepared otherwise ({difference(before, recipe)})"
+    there = {name: (dest / name).is_file() and (dest / name).stat().st_size for name in files}
+    problem = "" if there == files else f"{difference(files, there)}, no longer as prepared"
+    if before != recipe:
+        problem = f"was prepared otherwise ({difference(before, recipe)})" if recipe else ""
     if problem:
-        raise bad_option("DEST", dest, allowed, problem)
+        raise bad_option("DEST", dest, "another folder; or remove this one", problem)
 
 
 def difference(before: dict, recipe: dict) -> str:
     """Say where two recipes differ first: the innermost key, and both values."""
-    keys = sorted(before.keys() | recipe.keys())
-    key = next(key for key in keys if before.get(key) != recipe.get(key))
+    key = min(key for key in before.keys() | recipe.keys() if before.get(key) != recipe.get(key))
     was, wanted = before.get(key), recipe.get(key)
     if isinstance(was, dict) and isinstance(wanted, dict):
         return f"{key} {difference(was, wanted)}"
-    texts = ["none" if v is None else json.dumps(v) for v in (was, wanted)]
-    was, wanted = (text if len(text) <= 60 else text[:57] + "..." for text in texts)
-    return f"{key}: {was} then, {wanted} now"
+    texts = ("none" if value is None else json.dumps(value) for value in (was, wanted))
+    return "{}: {:.60} then, {:.60} now".format(key, *texts)

@@ -18,7 +18,6 @@ from fairseq_clusterformer.corpora.classification.own import FORMATS, FileFormat
 from fairseq_clusterformer.corpora.classification.readers import LabelledCorpus
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.moved import check_corpus
-from fairseq_clusterformer.outputs import resolved
 
 from ..common import Parser, add_dest, line_encoding, prepare_folder
 from .shared import add_tokenizer, take_existing
@@ -146,7 +145,7 @@ def _run(options: dict, find: Callable[[str, Path], LabelledCorpus] | None = Non
         parts = {split: options.pop(split) for split in ("valid", "test")}
         corpus = own_corpus(source, FileFormat(**options), **parts)
         for path in chain.from_iterable(corpus.files.values()):
-            if resolved("DEST", dest).is_relative_to(resolved("SOURCE", path)):
+            if dest.resolve().is_relative_to(path.resolve()):
                 problem = f"lies in {path}, where the next run would read it"
                 raise bad_option("DEST", dest, "a folder elsewhere", problem)
         if "valid" in corpus.files or "test" in corpus.files:

@@ -12,7 +12,7 @@ from pathlib import Path
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import UserError, bad_option, read_json
-from fairseq_clusterformer.outputs import copy_part, make_folder, make_part, resolved
+from fairseq_clusterformer.outputs import copy_part, make_folder, make_part
 
 from .. import SPLITS
 from ..download import Archive, checksum, obtain
@@ -117,7 +117,7 @@ def prepare_text(
     """Prepare the text files in `source`, and print which of them were taken. The options are
     those of ``clusterformer prepare lm text``; without a `vocabulary` or `words`, text becomes
     bytes."""
-    source, dest = resolved("SOURCE", source), resolved("DEST", dest)
+    source, dest = source.resolve(), dest.resolve()
     encoding = codecs.lookup(encoding).name
     by_bytes = not (words or vocabulary)
     fractions = {"valid": valid_fraction, "test": test_fraction}
