@@ -6,27 +6,29 @@ import sys
 from pathlib import Path
 
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.errors import CompactHydraException
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 from torch.multiprocessing import ProcessRaisedException
 
-from .checks import wrong_configuration
+from .checks import what_hydra_refuses
 from .saving import what_is_saved
+
+#: what fairseq refuses, where it names an option
+_REFUSALS = {AssertionError, Exception, NotImplementedError, RuntimeError}
 
 
 def one_line(error: BaseException) -> str | None:
     """What a user needs to know of a mistake; None: it is an error of another kind."""
-    if isinstance(error, CompactHydraException):
-        return wrong_configuration(error)
+    if isinstance(error, (HydraException, OmegaConfBaseException)):
+        return what_hydra_refuses(error)
     text = f"{type(error).__name__}: {error}"
     # these quote the traceback of their process
     if isinstance(error, ProcessRaisedException) or "Original Traceback" in text:
         text = str(error).strip().splitlines()[-1]
-    # a file or folder that is missing, or a full disk, is no fault of the program's either; what
-    # fairseq refuses names an option, or a package to install
-    known = "allowed: " in text or isinstance(error, OSError)
-    refuses = type(error) in (AssertionError, Exception, ImportError, NotImplementedError)
-    refuses = refuses or isinstance(error, ValueError)
-    known = known or (refuses and re.search(r"(^|[\s`(])--[a-z]|Please install ", str(error)))
+    # a file or a package that is missing, or a full disk, is no fault of the program's either
+    known = "allowed: " in text or isinstance(error, (OSError, ImportError))
+    if type(error) in _REFUSALS or isinstance(error, ValueError):
+        known = known or re.search(r"(^|[\s`(])--[a-z]", str(error))
     return " ".join(text.split()) if known else None
 
 

@@ -13,13 +13,12 @@ from fairseq import checkpoint_utils, utils
 from fairseq.distributed import utils as distributed_utils
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_clusterformer.errors import refused
 
-from .checks import check_names, check_training, wrong_option
-from .saving import now, what_is_saved
-from .wrapping import mends, wrap
+from . import saving
+from .checks import check_names, check_training
+from .wrapping import mends
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +26,8 @@ logger = logging.getLogger(__name__)
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 #: what shares gradients without GPUs
 _ON_CPUS = ("legacy_ddp", "no_c10d")
-SECONDS = 30  # that an interrupted process has to end by itself
 #: what each process that is started calls first, as "begin"
-started: dict[str, Callable[[], None]] = {}
+started: dict[str, Callable[[], None] | None] = {}
 #: which job of a sweep saves where
 _jobs: dict[Path, int] = {}
 
@@ -39,7 +37,7 @@ def call_main(call, cfg, main, **kwargs):
     """Lets torchrun, and on CPUs ``--distributed-world-size``, start processes that train one
     model. fairseq counts GPUs: with none, or one a machine, each process trained its own."""
     if Path(main.__code__.co_filename).name == "train.py":
-        check_training(cfg)
+        _check(cfg)
     if cfg.common.bf16 and utils.xm is None:
         for section in cfg.values():  # fairseq takes --bf16 for a TPU, which is not here
             if getattr(section, "tpu", False):
@@ -53,30 +51,41 @@ def call_main(call, cfg, main, **kwargs):
 
 
 def check_configurations() -> None:
-    """Check what ``fairseq-hydra-train`` has read, and give each job of a sweep its place."""
-    # It imports the plug-in later: in its job, before fairseq adds defaults a second time. A
-    # configuration's searchpath imports it before the job.
-    train, in_job = sys.modules.get("fairseq_cli.train"), HydraConfig.initialized()
-    commands = (sys.modules.get("fairseq_cli.hydra_train"), sys.modules["__main__"])
-    if train is None:
+    """Check what ``fairseq-hydra-train`` has read if it imports the plug-in in its first job,
+    before fairseq adds defaults a second time."""
+    train = sys.modules.get("fairseq_cli.train")
+    if train is None or not HydraConfig.initialized():
         return
 
+    @mends(train, "add_defaults")
     def add_defaults(add, cfg):
-        check_training(cfg)
-        check_names(cfg)
-        try:
-            add(cfg)
-        except OmegaConfBaseException as error:
-            raise ValueError(wrong_option(cfg, error)) from None
-        if HydraConfig.initialized():
-            _begin_job(cfg, train)
-        if in_job and cfg.distributed_training.distributed_init_method is None:
+        add(cfg)
+        _check(cfg)
+        if cfg.distributed_training.distributed_init_method is None:
             _join(cfg)
             if cfg.distributed_training.distributed_init_method is not None:
                 distributed_utils.distributed_init(cfg)
 
-    for module in [train] if in_job else [m for m in commands if hasattr(m, "hydra_main")]:
-        wrap(module, "add_defaults", add_defaults)
+
+def _check(cfg) -> None:
+    """Check a training. Give a job of hydra's its own folder, and nothing of the one before."""
+    check_names(cfg)
+    check_training(cfg)
+    saving.now["cfg"] = cfg.checkpoint
+    if not HydraConfig.initialized():
+        return
+    for state in (vars(checkpoint_utils.save_checkpoint), saving.stopping()):
+        state.pop("best", None)
+    hydra = HydraConfig.get()
+    folder = Path(cfg.checkpoint.save_dir).absolute()
+    if hydra.mode == RunMode.MULTIRUN and folder == Path(hydra.runtime.cwd, hydra.sweep.dir):
+        cfg.checkpoint.save_dir = hydra.runtime.output_dir
+    elif (
+        hydra.mode == RunMode.MULTIRUN and _jobs.setdefault(folder, hydra.job.num) != hydra.job.num
+    ):
+        problem = f"job {_jobs[folder]} of this sweep saves there"
+        allowed = "hydra.sweep.dir='${checkpoint.save_dir}', so that each job has a folder in it"
+        raise refused("checkpoint.save_dir", cfg.checkpoint.save_dir, allowed, problem)
 
 
 def _on_cpus(cfg) -> bool:
@@ -108,12 +117,10 @@ def _spawn(cfg, main, kwargs: dict) -> None:
     training = cfg.distributed_training
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    training.distributed_init_method = f"tcp://localhost:{port}"
+        training.distributed_init_method = f"tcp://localhost:{free.getsockname()[1]}"
     training.distributed_rank = None  # fairseq gives each its own
-    said = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    given = (started.get("begin"), main, cfg, {**kwargs, "start_rank": 0}, said)
-    # a terminal sends Ctrl-C to all processes: they begin with it blocked, the first lets it in
+    given = (started["begin"], main, cfg, {**kwargs, "start_rank": 0})
+    # a terminal sends Ctrl-C to all processes: it is this one's to end the others
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     processes = torch.multiprocessing.spawn(
         _run_one, given, training.distributed_world_size, join=False
@@ -122,42 +129,12 @@ def _spawn(cfg, main, kwargs: dict) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         while not processes.join():
             pass
-    except KeyboardInterrupt:  # what the others say of a first that has left is not of interest
-        processes.processes[0].join(timeout=SECONDS)
-        if not said.empty():
-            now.said = said.get()
-        raise
     finally:
         for process in processes.processes:
             process.terminate()
 
 
-def _run_one(rank: int, begin, main, cfg, kwargs: dict, said) -> None:
-    """One of the processes; the first says what is saved if it is interrupted."""
+def _run_one(rank: int, begin, main, cfg, kwargs: dict) -> None:
     if begin is not None:
         begin()
-    try:
-        if rank == 0:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        distributed_utils.distributed_main(rank, main, cfg, kwargs)
-    except BaseException:
-        if rank == 0:
-            said.put(what_is_saved())
-        raise
-
-
-def _begin_job(cfg, train) -> None:
-    """Give a job its own folder, and nothing of the one before; ValueError: another has it."""
-    for function in (checkpoint_utils.save_checkpoint, train.should_stop_early):
-        vars(function).pop("best", None)
-    hydra = HydraConfig.get()
-    if hydra.mode != RunMode.MULTIRUN:
-        return
-    folder = Path(cfg.checkpoint.save_dir).absolute()
-    if folder == Path(hydra.runtime.cwd, hydra.sweep.dir):
-        cfg.checkpoint.save_dir = hydra.runtime.output_dir
-        return
-    if _jobs.setdefault(folder, hydra.job.num) != hydra.job.num:
-        problem = f"job {_jobs[folder]} of this sweep saves there"
-        allowed = "hydra.sweep.dir='${checkpoint.save_dir}', so that each job has a folder in it"
-        raise refused("checkpoint.save_dir", cfg.checkpoint.save_dir, allowed, problem)
+    distributed_utils.distributed_main(rank, main, cfg, kwargs)

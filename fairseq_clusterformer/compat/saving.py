@@ -13,17 +13,17 @@ from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, first_line, refused
 from fairseq_clusterformer.outputs import hold
 
+from .resuming import UNREADABLE
 from .wrapping import mends
 
 logger = logging.getLogger(__name__)
 
 LOCK = ".training"
-#: of the training in this process: its options, and the updates of what it saved last; of one in
-#: other processes that was interrupted: what its first process says of that
-now = SimpleNamespace(cfg=None, trainer=None, saved=0, said="")
+#: where the training saves that this process, or others for it, have begun, as "cfg"
+now: dict[str, CheckpointConfig] = {}
 
 
 @mends(PathManager, "copy")
@@ -42,48 +42,57 @@ def load_checkpoint(load, cfg: CheckpointConfig, trainer: Trainer, **kwargs):
     """Refuses a folder where another training saves, and leaves one that is finished."""
     if trainer.is_data_parallel_master and not cfg.no_save:
         _lock(Path(cfg.save_dir), trainer)
+    now["cfg"] = cfg
     own = _last(cfg).is_file()
-    extra_state, batches = load(cfg, trainer, **kwargs)
-    now.cfg, now.trainer = cfg, weakref.ref(trainer)
-    now.saved = trainer.get_num_updates() if own else 0
-    if own and extra_state is not None:
-        stopping = extra_state.get("early_stopping")
-        if stopping and not cfg.reset_meters:
-            vars(_should_stop_early()).update(stopping)
-        if reason := _why_finished(trainer, batches):
-            logger.info(f"{_last(cfg)} is finished ({reason}): there is nothing to do")
-            # fairseq trains while this is at most the last epoch, which no NaN is
-            batches = SimpleNamespace(next_epoch_idx=math.nan)
+    try:
+        extra_state, batches = load(cfg, trainer, **kwargs)
+        if not own or extra_state is None:
+            return extra_state, batches
+        if not cfg.reset_meters:
+            stopping().update(extra_state.get("early_stopping", {}))
+        reason = _why_finished(trainer, batches)
+    except UNREADABLE as error:
+        restored = own or Path(cfg.restore_file).is_file()
+        if not restored or "; allowed: " in str(error):
+            raise
+        allowed = "one of the same data and batches, or --reset-dataloader --reset-meters"
+        raise refused(
+            "the checkpoint's", "place in the data", allowed, first_line(error)
+        ) from error
+    if reason:
+        logger.info(f"{_last(cfg)} is finished ({reason}): there is nothing to do")
+        # fairseq trains while this is at most the last epoch, which no NaN is
+        batches = SimpleNamespace(next_epoch_idx=math.nan)
     return extra_state, batches
 
 
 @mends(Trainer, "save_checkpoint")
 def save_checkpoint(save, self: Trainer, filename: str, extra_state: dict):
     """Saves also how long no validation was better."""
-    stopping = vars(_should_stop_early())
-    if "best" in stopping:
-        extra_state["early_stopping"] = {k: stopping[k] for k in ("best", "num_runs")}
-    saved = save(self, filename, extra_state)
-    now.saved = self.get_num_updates()
-    return saved
+    if "best" in stopping():
+        extra_state["early_stopping"] = {k: stopping()[k] for k in ("best", "num_runs")}
+    return save(self, filename, extra_state)
+
+
+def stopping() -> dict:
+    """What fairseq counts to stop early, which it keeps as attributes of a function."""
+    places = sys.modules["__main__"], sys.modules.get("fairseq_cli.train")
+    functions = (vars(module).get("should_stop_early") for module in places if module)
+    return next((vars(function) for function in functions if function), {})
 
 
 def what_is_saved() -> str:
     """For the line that says that a training was interrupted."""
-    trainer = now.trainer and now.trainer()
-    if trainer is None or now.cfg.no_save:
-        return now.said
-    said = f" at {trainer.get_num_updates()} updates; "
-    if not now.saved:
-        return f"{said}{now.cfg.save_dir} has no checkpoint of it yet"
-    last = Path(now.cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
-    if not last.is_file():
-        return f"{said}the newest checkpoint in {now.cfg.save_dir} has {now.saved}"
-    goes_on = ", from which the same command goes on" if last == _last(now.cfg) else ""
-    return f"{said}{last} has {now.saved}{goes_on}"
+    cfg = now.get("cfg")
+    if cfg is None or cfg.no_save:
+        return ""
+    if (last := _last(cfg)).is_file():
+        return f"; the same command goes on from {last}"
+    return f"; {cfg.save_dir} has no checkpoint_last.pt yet"
 
 
 def _last(cfg: CheckpointConfig) -> Path:
+    """The checkpoint that a training goes on from, or would."""
     suffix, name = cfg.checkpoint_suffix or "", CheckpointConfig.restore_file
     own = Path(cfg.save_dir, name.replace(".pt", f"{suffix}.pt"))
     given = Path(cfg.restore_file)
@@ -91,27 +100,16 @@ def _last(cfg: CheckpointConfig) -> Path:
     return own if cfg.restore_file == name or not there else given
 
 
-def _should_stop_early():
-    """fairseq's function, which has what it counts as attributes."""
-    main = sys.modules["__main__"]
-    if not hasattr(main, "should_stop_early"):
-        import fairseq_cli.train as main
-    return main.should_stop_early
-
-
 def _why_finished(trainer: Trainer, batches) -> str:
     """Why no update is left to make; empty: some are."""
-    options, updates = trainer.cfg.optimization, trainer.get_num_updates()
-    patience = trainer.cfg.checkpoint.patience
-    if 0 < options.max_update <= updates:
-        return f"{updates} updates, --max-update {options.max_update}"
-    if 0 < options.max_epoch < batches.next_epoch_idx:
-        return f"{batches.next_epoch_idx - 1} epochs, --max-epoch {options.max_epoch}"
-    if 0 < options.stop_time_hours < trainer.cumulative_training_time() / 3600:
-        return f"--stop-time-hours {options.stop_time_hours}"
-    if 0 < patience <= getattr(_should_stop_early(), "num_runs", 0):
-        return f"no better since {patience} validations, --patience {patience}"
-    return ""
+    options = trainer.cfg.optimization
+    made = {
+        ("--max-update", options.max_update): trainer.get_num_updates(),
+        ("--max-epoch", options.max_epoch): batches.next_epoch_idx - 1,
+        ("--stop-time-hours", options.stop_time_hours): trainer.cumulative_training_time() / 3600,
+        ("--patience", trainer.cfg.checkpoint.patience): stopping().get("num_runs", 0),
+    }
+    return next((f"{option} {most}" for (option, most), n in made.items() if 0 < most <= n), "")
 
 
 def _lock(folder: Path, trainer: Trainer) -> None:

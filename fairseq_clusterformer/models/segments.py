@@ -14,7 +14,7 @@ from typing import Any
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import nn
 
-from fairseq_clusterformer.compat.wrapping import wrap
+from fairseq_clusterformer.compat.wrapping import mends
 from fairseq_clusterformer.errors import refused
 
 from .attention import SegmentState
@@ -80,4 +80,4 @@ def _by_segments(step: Callable, self, sample, model, criterion, *args, **kwargs
 
 
 for _step in ("train_step", "valid_step"):
-    wrap(LanguageModelingTask, _step, _by_segments)
+    mends(LanguageModelingTask, _step)(_by_segments)

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from hydra.errors import CompactHydraException
 from torch.multiprocessing import ProcessRaisedException
 
 from fairseq_clusterformer.compat import one_line
+from fairseq_clusterformer.outputs import hold
 from tests.cli.in_process import CLUSTERFORMER, train
 from tests.conftest import REPO_ROOT
 from tests.forked import Forked
@@ -52,7 +52,7 @@ def hook(monkeypatch: pytest.MonkeyPatch):
             for kind, text in (
                 (AssertionError, "--sampling requires --nbest to be equal to --beam"),
                 (Exception, "AdaptiveLoss is not compatible. Use `--ddp-backend=legacy_ddp`"),
-                (ImportError, "Please install editdistance to use WER scorer"),
+                (ImportError, "cannot import name 'libnat' from 'fairseq'"),
             )
         ),
         (AssertionError(), "Traceback|AssertionError"),
@@ -101,8 +101,8 @@ def test_what_hydra_reads(given, said, hook, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("saving", "said"),
     [
-        ("--save-interval-updates 2", "{}/checkpoint_last.pt has 2, from which the same command"),
-        ("", "{} has no checkpoint of it yet"),
+        ("--save-interval-updates 2", "the same command goes on from {}/checkpoint_last.pt"),
+        ("", "{} has no checkpoint_last.pt yet"),
     ],
 )
 def test_ctrl_c(saving, said, hook, byte_data, tmp_path, monkeypatch, capsys):
@@ -119,36 +119,29 @@ def test_ctrl_c(saving, said, hook, byte_data, tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     hook(caught.value)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"fairseq-train: interrupted at 3 updates; {said.format(tmp_path)}")
+    assert line.startswith(f"fairseq-train: interrupted; {said.format(tmp_path)}")
 
 
 @pytest.mark.whole  # on a busy machine the processes may not end in time to say what is saved
 def test_ctrl_c_in_several_processes(byte_data, tmp_path):
     """A terminal sends it to all of them. The folder is free again."""
     line = CLUSTERFORMER.replace("world-size 1", "world-size 2").replace("-update 6", "-update 0")
+    last, printed = tmp_path / "saved" / "checkpoint_last.pt", tmp_path / "printed"
     words = [str(Path(sys.executable).with_name("fairseq-train")), str(byte_data), *line.split()]
     words += ["--user-dir", str(REPO_ROOT / "fairseq_clusterformer"), "--batch-size", "2"]
-    words += ["--save-interval-updates", "2", "--save-dir", str(tmp_path / "saved")]
-    for name in ("given", "printed"):
-        (tmp_path / name).touch()
-    streams = {"stdout": tmp_path / "printed", "stderr": tmp_path / "printed"}
-    env = {**os.environ, "PYTHONFAULTHANDLER": "1"}
-    where = {"cwd": tmp_path, "env": env, "stdin": tmp_path / "given"}
-    command = Forked(words, **where, **streams)
-    last = tmp_path / "saved" / "checkpoint_last.pt"
+    words += ["--save-interval-updates", "2", "--save-dir", str(last.parent)]
+    printed.touch()
+    where = {"stdin": Path(os.devnull), "stdout": printed, "stderr": printed}
+    command = Forked(words, cwd=tmp_path, env={**os.environ, "PYTHONFAULTHANDLER": "1"}, **where)
     end = time.monotonic() + 300
     while not last.exists() and time.monotonic() < end:
         time.sleep(0.05)
     os.killpg(command.pid, signal.SIGINT)
-    try:
-        assert command.wait(120) != 0
-    except TimeoutError:
-        pytest.fail((tmp_path / "printed").read_text()[-8000:])
-    printed = (tmp_path / "printed").read_text()
-    said = rf"^fairseq-train: interrupted at \d+ updates; {last} has \d+, from which the same"
-    assert re.search(said, printed, re.MULTILINE), printed[-3000:]
-    assert "Traceback" not in printed
-    assert not (last.parent / ".training").exists()
+    assert command.wait(120) != 0
+    said = f"\nfairseq-train: interrupted; the same command goes on from {last}\n"
+    assert said in printed.read_text()
+    assert "Traceback" not in printed.read_text()
+    hold(last.parent / ".training", "--save-dir", last).release()
 
 
 def test_python_s_root_logger_stays_as_it_was(run_cli):

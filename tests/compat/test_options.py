@@ -1,7 +1,5 @@
 """Options of fairseq's that work as they do in fairseq, or again."""
 
-import re
-
 import pytest
 import torch
 from bitarray import bitarray
@@ -75,12 +73,6 @@ def test_groups_of_a_beam(parallel_data, translator, tmp_path):
     assert found[0] == found[1]
 
 
-def test_constraints_that_no_data_has(parallel_data, translator, tmp_path):
-    line = "--task translation --gen-subset test --constraints"
-    with pytest.raises(ValueError, match="--constraints is given: prepared data has none; allow"):
-        generate(parallel_data, translator, line, tmp_path)
-
-
 SIDES = "--encoder-embed-dim 8 --decoder-embed-dim 8 --encoder-layers 1 --decoder-layers 1"
 NAT = f"{SIDES} --criterion nat_loss --noise full_mask --pred-length-offset --apply-bert-init"
 PAIRS = "--lang-pairs src-tgt,tgt-src --encoder-langtok src --decoder-langtok"
@@ -129,20 +121,6 @@ def test_help(words, capsys):
 def test_no_model():
     with pytest.raises(ValueError, match="--arch is not given; allowed: a model, such as"):
         options_of("d --task translation")
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("--arch clusterformer_lm --base-layers 1", "--base-layers is 1; allowed: 0 with this"),
-        ("--arch transformer_lm --base-layers 1", "fairseq was built without fairseq.libbase"),
-        ("--arch levenshtein_transformer --task translation_lev", "without fairseq.libnat; allow"),
-    ],
-)
-def test_extensions_that_are_left_out(line, said, monkeypatch):
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=re.escape(said)):
-        checks.check(options_of(f"d --task language_modeling {line}"), ("model",))
 
 
 @pytest.mark.parametrize("backend", ["fully_sharded", "slowmo", "c10d", "legacy_ddp"])
