@@ -1,15 +1,13 @@
 """Malformed inputs of commands: no traceback, no hang, nothing of the user's lost.
 
-    python -m tests.malformed --runs 2000 [--first N] [--only WORD]
+    python -m tests.malformed FIRST RUNS    prints which are not right
 
 A run is a command line of `COMMANDS` in a process that begins with everything imported, in which
-either a file was damaged or an option got a value that it may not take. Number and seed decide
-which, so a run can be made again: ``--first 1234 --runs 1``.
+either a file was damaged or an option got a value that it may not take. Its number decides
+which, so a run can be made again.
 """
 
-import argparse
 import contextlib
-import hashlib
 import io
 import json
 import lzma
@@ -24,23 +22,20 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 from threading import Thread
+from typing import NamedTuple
 
 import fairseq_cli.train
 import torch
-import yaml
+from safetensors.torch import load_file, save_file
 
-import fairseq_clusterformer
-import fairseq_clusterformer.plugin
+import fairseq_clusterformer.plugin  # noqa: F401
 from fairseq_clusterformer.checkpoints.bundle import SHIPPED
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.compat.one_line import report_in_one_line
-from fairseq_clusterformer.errors import UserError
 from tests.cli.in_process import PRETRAINED_CLASSIFIER, QUESTIONS
 from tests.conversion.dense import LLAMAS, MAKERS
 from tests.documents import books
@@ -83,7 +78,6 @@ COMMANDS = {
     "bundle {checkpoint} out --data {data}": "--card --dtype --max-words --word-vectors",
     "export {model} out --to transformers": "--card --dtype --to",
     "export {gpt2|roberta|marian|bart|exported} out --to fairseq": "--dtype --to",
-    "load {model}": "",  # in Python
     "average --inputs {checkpoint} {checkpoint} --output out.pt": "--output",
     "convert {dense} out --data {data} --updates 0 --near-window 4 --far-window 4 --clusters 2": (
         "--clusters --near-window --far-window --lr --probes --tokens --seed --attention"
@@ -101,7 +95,6 @@ COMMANDS = {
     "prepare qa text {questions} out": (
         "--valid-fraction --paragraphs --workers --sentencepiece --seed --train"
     ),
-    "grid {grid} --out {results.jsonl} --table": "--only --out --data --workers",
     # goes on from a checkpoint that has an optimizer's state
     _TRAIN.replace("--max-update 1", "--max-update 2")
     + " --attention window+neural --restore-file {last}": (
@@ -127,8 +120,7 @@ KNOWN += ("sentencepiece.model", "word_vectors.bin", "labels.txt", "characters.b
 SECRET = "The password of the planted file is swordfish."
 
 
-@dataclass
-class Result:
+class Result(NamedTuple):
     """What came of a run."""
 
     number: int  # with which it can be made again
@@ -174,15 +166,11 @@ def make_inputs(folder: Path) -> None:
         articles.append({"title": title, "paragraphs": [paragraph]})
     data = {"data": articles}
     (folder / "questions.json").write_text(json.dumps(data))
-    rows = {"dense": {"arch": "a"}, "window": {"arch": "b", "seeds": [1]}}
-    grid = {"score": "language_model", "shared": {"lr": 0.5}, "rows": rows, "columns": {"x": 1}}
-    (folder / "grid.yaml").write_text(yaml.safe_dump(grid))
     with contextlib.redirect_stdout(io.StringIO()):
         given = "prepare lm text {0}/text.txt {0}/data --bytes"
         assert main(given.format(folder).split()) == 0
         make_checkpoint(folder, "dense", "--attention full --no-save-optimizer-state")
         make_checkpoint(folder, "checkpoint", "--attention window+neural")
-    make_results(folder)
     for name in ("gpt2", "roberta", "marian", "bart", "llama"):
         (MAKERS | LLAMAS)[name](folder / name)
     folder_of("roberta", folder / "bert", "SequenceClassification")
@@ -211,29 +199,20 @@ def make_checkpoint(folder: Path, name: str, more: str) -> None:
     (folder / "saved" / "checkpoint_last.pt").rename(folder / f"{name}.pt")
 
 
-def make_results(folder: Path) -> None:
-    """A result of each run of the grid."""
-    from scripts.experiments.grids import load_grid, runs_of
-    from scripts.experiments.results import add
-    from scripts.experiments.run import Place, commands
-
-    grid = load_grid(folder / "grid.yaml")
-    for run in runs_of(grid):
-        made_by = commands(Place(run, grid, Path("DATA"), Path(f"KEEP/{run.name}")))
-        add(folder / "results.jsonl", {run.name: {"name": run.name, "x": 1.0, **made_by}})
-
-
 #: the files that words of a command stand for
-FILES = {"text": "text.txt", "lines": "lines.txt", "table": "table.tsv", "grid": "grid.yaml"}
+FILES = {"text": "text.txt", "lines": "lines.txt", "table": "table.tsv"}
 FILES |= {"questions": "questions.json", "checkpoint": "checkpoint.pt", "dense": "dense.pt"}
 FILES["last"] = "checkpoint.pt"
 
 
-# ---- damage: each takes the bytes of a file and a generator, and returns other bytes
+# ---- damage
 
 
-def _cut(data: bytes, draw: random.Random) -> bytes:
-    return data[: draw.randrange(max(1, len(data)))]
+class _Planted:
+    """Unpickled, it makes a folder ``ran``."""
+
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
 
 
 def _flipped(data: bytes, draw: random.Random) -> bytes:
@@ -245,48 +224,46 @@ def _flipped(data: bytes, draw: random.Random) -> bytes:
 
 def _lines(data: bytes, draw: random.Random) -> bytes:
     lines = data.split(b"\n")
-    place = draw.randrange(len(lines))
-    new = draw.choice(
-        (lines[place], b"", b"\xff\xfe", b"<pad> 1", b"a b c", b"\x00", b"x " * 9000)
-    )
+    place, new = draw.randrange(len(lines)), draw.choice(LINES)
     return b"\n".join([*lines[:place], new, *lines[place + draw.randrange(2) :]])
 
 
-def _other(data: bytes, draw: random.Random) -> bytes:
-    return draw.choice((b"", b"\n", b"\xef\xbb\xbf", draw.randbytes(200), "ü".encode("utf-16"),
-                        b"{}", b"[[[[" * 500, b"null", b"PK\3\4", b"%PDF-1.7\n", b"\x1f\x8b",
-                        b"<a <a" * 200, b"<![foo", b"<svg>" * 3000, b"\xfd7zXZ\0"))  # fmt: skip
-
-
-class _Planted:
-    """Unpickled, it makes a folder ``ran``."""
-
-    def __reduce__(self):
-        return os.mkdir, ("ran",)
-
-
-def _planted(data: bytes, draw: random.Random) -> bytes:
-    return pickle.dumps(_Planted())
-
-
-DAMAGE: tuple[Callable[[bytes, random.Random], bytes], ...] = (_cut, _flipped, _lines, _other)
-DAMAGE += (_planted,)
+LINES = (b"", b"\xff\xfe", b"<pad> 1", b"a b c", b"\x00", b"x " * 9000)
+OTHERS = (b"", b"\n", b"\xef\xbb\xbf", bytes(range(200)), "ü".encode("utf-16"), b"{}", b"null")
+OTHERS += (b"[[[[" * 500, b"PK\3\4", b"%PDF-1.7\n", b"\x1f\x8b", b"\xfd7zXZ\0", b"<![foo")
+OTHERS += (b"<a <a" * 200, b"<svg>" * 3000)
+#: what the bytes of any file can become
+DAMAGE: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    "cut": lambda data, draw: data[: draw.randrange(max(1, len(data)))],
+    "flipped": _flipped,
+    "lines": _lines,
+    "other": lambda _, draw: draw.choice(OTHERS),
+    "planted": lambda *_: pickle.dumps(_Planted()),
+}
 STRANGE = (None, -1, 0, 0.5, 10**30, math.nan, math.inf, "", "x", [], {}, True, [1, [2]], {"a": 1})
 STRANGE += (10**6, 2**31 - 1, "secret", "/dev/zero", ["model", "task"])
+#: what a tensor can become
+TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "nan": lambda tensor: torch.full_like(tensor, 0) + math.nan,
+    "inf": lambda tensor: torch.full_like(tensor, 0) + math.inf,
+    "int": torch.Tensor.long,
+    "flat": lambda tensor: tensor.flatten()[1:],
+    "bool": lambda tensor: tensor > 0,
+    "empty": lambda _: torch.empty(0),
+}
 
 
-def _edit(tree: object, draw: random.Random) -> object:
+def _edited(tree: object, draw: random.Random) -> object:
     """A tree of JSON with one key changed, removed or added."""
     holder = tree
-    while True:
-        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-        if not keys:
-            return tree
+    while keys := list(holder) if isinstance(holder, dict) else list(range(len(holder))):
         key = draw.choice(keys)
         below = holder[key]
         if not isinstance(below, (dict, list)) or not below or draw.random() < 0.15:
             break
         holder = below
+    else:
+        return tree
     what = draw.randrange(4)
     if what == 0 and isinstance(holder, dict):
         holder["unknown"] = draw.choice(STRANGE)
@@ -297,29 +274,45 @@ def _edit(tree: object, draw: random.Random) -> object:
     return tree
 
 
-def _edit_tensors(tensors: dict, draw: random.Random) -> None:
-    name = draw.choice(
-        [name for name, value in tensors.items() if isinstance(value, torch.Tensor)]
-    )
-    tensor = tensors[name]
-    changes = ("nan", "inf", "int", "flat", "gone", "bool", "empty")
-    what = draw.choice(changes)
-    if what == "gone":
-        del tensors[name]
-    elif what in ("nan", "inf"):
-        tensors[name] = torch.full_like(tensor, 0) + float(what)
+def _with_another_tensor(tensors: dict, draw: random.Random) -> dict:
+    name = draw.choice([n for n, value in tensors.items() if isinstance(value, torch.Tensor)])
+    what = draw.choice([*TENSORS, "gone"])
+    tensor = tensors.pop(name)
+    return tensors if what == "gone" else {**tensors, name: TENSORS[what](tensor).contiguous()}
+
+
+def _edit_checkpoint(path: Path, draw: random.Random) -> None:
+    state = torch.load(path, weights_only=True)
+    model = state.pop("model")
+    if draw.random() < 0.5:
+        model = _with_another_tensor(model, draw)
     else:
-        kinds = {"int": tensor.long(), "flat": tensor.flatten()[1:], "bool": tensor > 0}
-        tensors[name] = kinds.get(what, torch.empty(0))
+        state = _edited(state, draw)
+    torch.save({"model": model, **state}, path)
+
+
+#: by a file's suffix: how likely its content is edited, and how
+EDITS: dict[str, tuple[float, Callable[[Path, random.Random], object]]] = {
+    ".json": (
+        0.8,
+        lambda path, draw: path.write_text(
+            json.dumps(_edited(json.loads(path.read_text()), draw))
+        ),
+    ),
+    ".pt": (0.7, _edit_checkpoint),
+    ".safetensors": (
+        0.6,
+        lambda path, draw: save_file(_with_another_tensor(load_file(path), draw), path),
+    ),
+}
 
 
 def spoil_file(path: Path, draw: random.Random, secret: Path) -> str:
     """Damage a file, by what it is; returns what was done."""
-    place = draw.random()
+    place, is_named = draw.random(), path.parent.name == "in"
     if place < 0.08:
-        data, is_named = path.read_bytes(), path.parent.name == "in"
+        data, kind = path.read_bytes(), draw.choice(NO_FILES)
         path.unlink()
-        kind = draw.choice(NO_FILES)
         leads = {"loop": path.name, "dangling": "nowhere", "outside": secret}
         if kind == "folder":
             path.mkdir()
@@ -330,38 +323,18 @@ def spoil_file(path: Path, draw: random.Random, secret: Path) -> str:
         elif kind != "missing" and not (kind == "outside" and is_named):
             path.symlink_to(leads.get(kind, kind))
         return kind
-    if place < 0.1 and path.parent.name != "in":
+    if place < 0.1 and not is_named:
         planted = path.parent / draw.choice(KNOWN)
         planted.unlink(missing_ok=True)
         planted.symlink_to(secret)
         return f"{planted.name} leads outside"
-    if path.suffix in (".json", ".yaml") and place < 0.8:
-        read = json.loads if path.suffix == ".json" else yaml.safe_load
-        write = json.dumps if path.suffix == ".json" else yaml.safe_dump
-        tree = _edit(read(path.read_text()), draw)
-        if path.suffix == ".yaml" and draw.random() < 0.2:
-            tree["like"] = draw.choice((path.name, "./" + path.name, "nope", ".", 3))
-        path.write_text(write(tree))
-        return "a key edited"
-    if path.suffix == ".pt" and place < 0.7:
-        state = torch.load(path, weights_only=True)
-        if draw.random() < 0.5:
-            _edit_tensors(state["model"], draw)
-        else:
-            model = state.pop("model")
-            state = {"model": model, **_edit(state, draw)}
-        torch.save(state, path)
-        return "a key or tensor edited"
-    if path.suffix == ".safetensors" and place < 0.6:
-        from safetensors.torch import load_file, save_file
-
-        tensors = load_file(path)
-        _edit_tensors(tensors, draw)
-        save_file({name: t.contiguous() for name, t in tensors.items()}, path)
-        return "a tensor edited"
-    damage = draw.choice(DAMAGE)
-    path.write_bytes(damage(path.read_bytes(), draw))
-    return damage.__name__.strip("_")
+    likely, edit = EDITS.get(path.suffix, (0, None))
+    if place < likely:
+        edit(path, draw)
+        return "edited"
+    damage = draw.choice([*DAMAGE])
+    path.write_bytes(DAMAGE[damage](path.read_bytes(), draw))
+    return damage
 
 
 def _feed(path: Path, data: bytes) -> None:
@@ -410,12 +383,6 @@ def make_run(number: int, inputs: Path, place: Path) -> tuple[list[str], str]:
     files = sorted(file for file in (place / "in").rglob("*") if file.is_file())
     file = draw.choice(files)
     (place / "secret").write_text(SECRET)
-    if "out" in words and draw.random() < 0.05:  # left by somebody else in the place of a part
-        part = place / "out.partial" / "parts" / "train" / "0-9.pickle"
-        part.parent.mkdir(parents=True)
-        part.write_bytes(_planted(b"", draw))
-        (place / "out.partial" / ".clusterformer").touch()
-        return words, "out.partial planted"
     return words, f"{file.relative_to(place)}: {spoil_file(file, draw, place / 'secret')}"
 
 
@@ -428,20 +395,10 @@ def run_words(words: list[str]) -> int:
             with os.fdopen(writes, "wb") as file:
                 file.write(Path(path).read_bytes()[:60_000] if Path(path).is_file() else b"")
             words[number] = f"{option}/dev/fd/{reads}"
-    if words[0] == "load":
-        try:
-            fairseq_clusterformer.load(words[1], device="cpu")
-        except UserError as error:
-            raise SystemExit(str(error)) from None
-        return 0
     if words[0] == "fairseq-train":
         sys.argv = words
         report_in_one_line()  # as the plug-in does when it is imported
         return fairseq_cli.train.cli_main() or 0
-    if words[0] == "grid":
-        from scripts.experiments import run
-
-        return run.main(words[1:])
     return main(words)
 
 
@@ -473,15 +430,10 @@ def begin(work: Callable[[], int | None], place: Path) -> int:
         os._exit(status or 0)
 
 
-def content(folder: Path) -> dict[str, str]:
-    """What each file of a folder holds."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink():
-            found[str(path)] = os.readlink(path)
-        elif path.is_file():
-            found[str(path)] = hashlib.sha1(path.read_bytes()).hexdigest()
-    return found
+def content(folder: Path) -> dict[Path, object]:
+    """What each file of a folder holds, and where each link leads."""
+    paths = [path for path in folder.rglob("*") if path.is_symlink() or path.is_file()]
+    return {p: os.readlink(p) if p.is_symlink() else p.read_bytes() for p in paths}
 
 
 def one(number: int, inputs: Path, good: str = "") -> Result:
@@ -489,13 +441,14 @@ def one(number: int, inputs: Path, good: str = "") -> Result:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         if good:
-            words, _ = make_words(good, inputs, place, random.Random(1))
-            return judged(number, words, "nothing", place)
-        return judged(number, *make_run(number, inputs, place), place)
+            words, spoilt = make_words(good, inputs, place, random.Random(1))[0], "nothing"
+        else:
+            words, spoilt = make_run(number, inputs, place)
+        return Result(number, words, spoilt, *_judged(words, place))
 
 
-def judged(number: int, words: list[str], spoilt: str, place: Path) -> Result:
-    """What comes of a command line in a folder."""
+def _judged(words: list[str], place: Path) -> tuple[str, str]:
+    """What comes of a command line in a folder: the verdict, and the last line."""
 
     def work() -> int | None:
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
@@ -512,49 +465,29 @@ def judged(number: int, words: list[str], spoilt: str, place: Path) -> Result:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     printed = (place / "printed").read_text(errors="replace")
-    lost = before != content(place / "in")
     said = (printed.strip().splitlines() or [""])[-1]
-    if status in (None, -signal.SIGXCPU):
-        verdict = "hang"
-    elif lost:
-        verdict = "lost"
-    elif (place / "ran").exists():
-        verdict = "code"
-    elif SECRET in printed or any(
-        SECRET.encode() in path.read_bytes() for path in place.glob("out*/**/*") if path.is_file()
-    ):
-        verdict = "leak"
-    elif status < 0:
-        verdict = "killed"
-    elif "Traceback (most recent" in printed or "Exception ignored" in printed:
-        verdict = "traceback"
-    else:
-        verdict = "line" if status else "done"
-        if status and not said:
-            verdict = "traceback"
-    return Result(number, words, spoilt, verdict, said)
-
-
-def _main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=2000)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--only", default="", help="commands that hold this")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    counts = Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        make_inputs(Path(folder))
-        for number in range(args.first, args.first + args.runs):
-            if args.only not in list(COMMANDS)[number % len(COMMANDS)]:
-                continue
-            result = one(number, Path(folder))
-            counts[result.verdict] += 1
-            if not result.is_right or args.runs == 1:
-                print(*vars(result).values(), sep=" | ", flush=True)
-    print(dict(counts))
-    return int(not counts.keys() <= {"done", "line"})
+    written = [path.read_bytes() for path in place.glob("out*/**/*") if path.is_file()]
+    traced = "Traceback (most recent" in printed or "Exception ignored" in printed
+    verdicts = {
+        "hang": status in (None, -signal.SIGXCPU),
+        "lost": before != content(place / "in"),
+        "code": (place / "ran").exists(),
+        "leak": any(
+            SECRET.encode() in text for text in (printed.encode(errors="replace"), *written)
+        ),
+        "killed": status is not None and status < 0,
+        "traceback": traced or (status and not said),
+        "line": status,
+    }
+    return next((name for name, found in verdicts.items() if found), "done"), said
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    first, runs = map(int, sys.argv[1:])
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        make_inputs(Path(folder))
+        for number in range(first, first + runs):
+            result = one(number, Path(folder))
+            if not result.is_right or runs == 1:
+                print(*result, sep=" | ", flush=True)

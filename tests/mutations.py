@@ -3,7 +3,7 @@
     python -m tests.mutations --number 20 --seed 1
 
 No file is changed: a fork of this process imports the broken module and runs the tests that name
-the module, with ``--wide`` also those of its folder and of the commands.
+the module, or, where none does, those of its folder and of the commands.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import ast
 import importlib.util
 import os
 import random
+import signal
 import sys
 import time
 from importlib.machinery import SourceFileLoader
@@ -18,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "fairseq_clusterformer"
+SECONDS = 1200  # for one of them
 SWAPPED = [
     *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot)),
     *((ast.In, ast.NotIn), (ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.And, ast.Or)),
@@ -36,10 +38,10 @@ class Breaker(ast.NodeTransformer):
         self.wanted, self.seen, self.said = wanted, 0, ""
 
     def takes(self, node: ast.AST) -> bool:
-        self.seen += 1
-        if self.seen - 1 == self.wanted:
+        number, self.seen = self.seen, self.seen + 1
+        if number == self.wanted:
             self.said = f"line {node.lineno}: {ast.unparse(node).splitlines()[0][:90]}"
-        return self.seen - 1 == self.wanted
+        return number == self.wanted
 
     def swap(self, node: ast.AST):
         self.generic_visit(node)
@@ -101,24 +103,26 @@ def drawn(number: int, seed: int) -> list[tuple[Path, int]]:
     return random.Random(seed).sample(places, number)
 
 
-def tests_of(path: Path, wide: bool) -> list[list[str]]:
-    """Files of tests, run in turn: first those that name the module, then its folder's."""
+def tests_of(path: Path) -> list[list[str]]:
+    """Files of tests, run in turn: those that name the module, else its folder's and commands'."""
     inner = path.relative_to(ROOT / PACKAGE).with_suffix("")
-    dotted = ".".join([PACKAGE, *inner.parts]).removesuffix(".__init__")
-    parent, _, name = dotted.rpartition(".")
-    first, rest = [], []
+    parent, _, name = ".".join([PACKAGE, *inner.parts]).removesuffix(".__init__").rpartition(".")
+    named, rest, commands = [], [], []
     for test in sorted([*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("examples/**/test_*.py")]):
         text, place = test.read_text(), str(test.relative_to(ROOT))
-        names = dotted in text or f"from {parent} import" in text and name in text
         mirrored = test.stem == f"test_{name}" or test.parent.name == name
-        if names or mirrored:
-            first.append((not mirrored, len(text), place))
+        if (
+            mirrored
+            or f"{parent}.{name}" in text
+            or f"from {parent} import" in text
+            and name in text
+        ):
+            named.append((not mirrored, len(text), place))
         elif inner.parts[0] in test.parts or test.name in TOGETHER.get(inner.parts[0], ()):
             rest.append(place)
-    named = [place for *_, place in sorted(first)]
-    cli = [str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("tests/cli/test_*.py"))]
-    further = [rest, [place for place in cli if place not in named + rest]]
-    return [*([place] for place in named), *(further if wide or not named else [])]
+        elif test.parent.name == "cli":
+            commands.append(place)
+    return [[place] for *_, place in sorted(named)] or [rest, commands]
 
 
 class Broken(SourceFileLoader):
@@ -130,12 +134,11 @@ class Broken(SourceFileLoader):
         return compile(self.tree, self.path, "exec")
 
 
-def seen_by(path: Path, number: int, groups: list[list[str]], seconds: float) -> list[str]:
+def seen_by(path: Path, number: int, groups: list[list[str]]) -> list[str]:
     """The first of these groups of tests that fails on the broken module, in a fork; [] if none
     does. Number -1 breaks nothing."""
     tree, _ = broken(path, number)
-    inner = path.relative_to(ROOT).with_suffix("")
-    dotted = ".".join(inner.parts).removesuffix(".__init__")
+    dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     process = os.fork()
     if process == 0:
         import pytest
@@ -149,6 +152,7 @@ def seen_by(path: Path, number: int, groups: list[list[str]], seconds: float) ->
                 loader.tree = tree
                 return importlib.util.spec_from_file_location(name, path, loader=loader)
 
+        signal.alarm(SECONDS)
         sys.meta_path.insert(0, Finder)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(1, 2)
@@ -156,16 +160,8 @@ def seen_by(path: Path, number: int, groups: list[list[str]], seconds: float) ->
             if files and pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *files]):
                 os._exit(group + 1)
         os._exit(0)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(process, os.WNOHANG)
-        if done:
-            ended = os.waitstatus_to_exitcode(status)
-            return groups[ended - 1] if ended > 0 else ["a signal"] * (ended < 0)
-        time.sleep(0.2)
-    os.kill(process, 9)
-    os.waitpid(process, 0)
-    return ["time"]
+    ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    return groups[ended - 1] if ended > 0 else ["a signal, or time"] * (ended < 0)
 
 
 def main() -> int:
@@ -173,8 +169,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--number", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=1200, help="for one of them")
-    parser.add_argument("--wide", action="store_true", help="tests of the folder and of commands")
     args = parser.parse_args()
     for name in HEAVY:
         importlib.import_module(name)
@@ -182,16 +176,14 @@ def main() -> int:
     left = 0
     for path, number in drawn(args.number, args.seed):
         begun = time.monotonic()
-        groups = tests_of(path, args.wide)
-        tests = seen_by(path, number, groups, args.seconds)
+        groups = tests_of(path)
+        tests = seen_by(path, number, groups)
         # not by what fails without it
-        alive = not tests or bool(seen_by(path, -1, [tests] * (tests in groups), args.seconds))
+        alive = not tests or bool(seen_by(path, -1, [tests] * (tests in groups)))
         left += alive
-        said = f"{path.relative_to(ROOT)}, {broken(path, number)[1]}"
-        print(
-            f"{'SURVIVES' if alive else 'seen'} {time.monotonic() - begun:.0f} s {said}",
-            flush=True,
-        )
+        said = f"{time.monotonic() - begun:.0f} s {path.relative_to(ROOT)}, "
+        said += broken(path, number)[1]
+        print("SURVIVES" if alive else "seen", said, flush=True)
     print(f"{args.number} mutations, {left} unseen")
     return bool(left)
 

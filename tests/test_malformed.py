@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests import kills
+from tests.conftest import sampled
 from tests.malformed import COMMANDS, make_inputs, one
 
 WHOLE = pytest.mark.whole
@@ -33,7 +34,9 @@ def test_good_inputs_are_taken(command, inputs):
     assert result.verdict == "done", result
 
 
-def test_a_killed_command_given_again_ends_right(inputs, tmp_path):
-    quick = [line for line in kills.COMMANDS if line.startswith(("prepare lm", "average"))]
-    assert len(quick) == 3
-    assert kills.kill(quick, 6, 1, inputs, tmp_path) == []
+QUICK = [line for line in kills.COMMANDS if line.startswith(("prepare lm", "average"))]
+
+
+@pytest.mark.parametrize("line", sampled(kills.COMMANDS, QUICK))
+def test_a_killed_command_given_again_ends_right(line, inputs, tmp_path):
+    assert kills.kill(line, 2, inputs, tmp_path) == []

