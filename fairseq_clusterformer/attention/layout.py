@@ -29,9 +29,9 @@ def window_layouts(
         slot = torch.arange(length, device=device).view(1, 1, length)
         reach = length if window is None else window
         if causal:
-            return (Layout(lo=(slot - reach + 1).clamp(min=0), hi=slot + 1, reach=reach),)
+            return (Layout(lo=(slot - reach + 1).clamp(min=0), hi=slot + 1),)
         lo, hi = (slot - reach).clamp(min=0), (slot + reach + 1).clamp(max=length)
-        return (Layout(lo, hi, reach=2 * reach + 1),)
+        return (Layout(lo, hi),)
 
     return batch.cached(("window", window, causal), make)
 
@@ -80,9 +80,7 @@ def recent_layouts(
         return torch.searchsorted(key_code, (first + position).contiguous())
 
     def layout(lo: Tensor, hi: Tensor) -> Layout:
-        found = _without_padding(lo, hi, query_order, key_order, padding_mask)
-        most = length if window is None else window if causal or gap else 2 * window
-        return replace(found, reach=most)
+        return _without_padding(lo, hi, query_order, key_order, padding_mask)
 
     def tokens_on(number: int) -> Tensor:
         """The place of the token that is so many real ones behind each query; negative: before."""
@@ -118,7 +116,7 @@ def sink_layout(positions: Tensor, number: int, *, itself: bool, batch: Batch) -
     slot = torch.arange(positions.size(-1), device=positions.device)
     lo = (slot - positions).unsqueeze(1)  # where the document begins
     hi = (lo + number).minimum(slot + itself)
-    return replace(_without_padding(lo, hi, order, order, batch.padding_mask), reach=number)
+    return _without_padding(lo, hi, order, order, batch.padding_mask)
 
 
 def blinded(layouts: Iterable[Layout], queries: Tensor) -> list[Layout]:
@@ -181,9 +179,8 @@ def chunk_layout(
     lo = torch.where(index > 0, last + (index - 1) * chunk, 0)
     hi = torch.minimum(last + (index + 1) * chunk, last + real)
     layout = _without_padding(lo, hi, order, key_order, padding_mask)
-    seen = 2 * -(-length // num_clusters)
     num_keys = (real + last).squeeze(-1)
-    return replace(layout, num_keys=num_keys, earlier_only=earlier_only, reach=seen)
+    return replace(layout, num_keys=num_keys, earlier_only=earlier_only)
 
 
 def own_chunk_layout(
@@ -195,8 +192,7 @@ def own_chunk_layout(
     slot = torch.arange(order.size(-1), device=order.device).expand_as(order)
     real = _real(order, padding_mask).unsqueeze(-1)
     lo = slot - slot % chunk
-    layout = _without_padding(lo, torch.minimum(lo + chunk, real), order, order, padding_mask)
-    return replace(layout, reach=chunk)
+    return _without_padding(lo, torch.minimum(lo + chunk, real), order, order, padding_mask)
 
 
 def top_layout(
@@ -229,7 +225,7 @@ def top_layout(
     source = cluster.clamp(max=num_clusters - 1) * most + place
     lo = clusters.gather(-1, order) * count
     layout = _without_padding(lo, lo + count, order, top.gather(-1, source), padding_mask)
-    return replace(layout, num_keys=num_clusters * count.squeeze(-1), reach=most)
+    return replace(layout, num_keys=num_clusters * count.squeeze(-1))
 
 
 def _sort_by_cluster(

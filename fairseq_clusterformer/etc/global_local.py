@@ -404,9 +404,7 @@ class GlobalLocalAttention(nn.Module):
         real, order = clusters < first, order.unsqueeze(1)
         k, v = (x[:, :, first:] for x in (given.k, given.v))
         for lo, hi in ((low.where(real, before), before), (behind, high.where(real, behind))):
-            layout = Layout(
-                lo.unsqueeze(1), hi.unsqueeze(1), order, order, reach=self.same_cluster
-            )
+            layout = Layout(lo.unsqueeze(1), hi.unsqueeze(1), order, order)
             out, lse = self._by_kernel(given.q, k, v, layout)
             yield out, lse + given.added[..., 2 * most + SAME_CLUSTER]
 

@@ -11,8 +11,7 @@ The caller chooses one, or "auto". Each is a :class:`.kernel.Kernel`; one that c
 asked raises and names one that can. None falls back to another.
 """
 
-from .attend import joint_attention, ranged_attention
-from .choose import KERNELS, chosen
+from .attend import KERNELS, chosen, joint_attention, ranged_attention
 from .kernel import attend_own, join
 from .layout import Layout, Own
 from .triton import WIDEST

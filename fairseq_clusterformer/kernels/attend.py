@@ -1,17 +1,58 @@
-"""The functions that attend.
+"""The functions that attend: which kernel does, its calls under one softmax, in autograd and as an
+operator for ``torch.compile``.
 
 Shape letters: B batch, H heads, G groups of them, N tokens, E head width.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
+import torch
 from torch import Tensor
 
-from ..precision import at_least_float32
-from .autograd import attend
-from .kernel import drawn
-from .layout import Call, Layout, Own, new_seed
+from ..precision import at_least_float32, autocast_off
+from .blocks import Blocks
+from .cpu import Cpu
+from .kernel import Carry, Kernel, drawn, empty_like
+from .layout import TENSORS, Call, Layout, Own, new_seed, validate
+from .reference import Reference
+from .triton import Triton
+
+logger = logging.getLogger(__name__)
+KERNELS: dict[str, Kernel] = {
+    "reference": Reference(),
+    "blocks": Blocks(),
+    "triton": Triton(),
+    "cpu": Cpu(),
+}
+FASTEST = {"cpu": "cpu", "cuda": "triton"}
+"""What "auto" takes on a device, unless there is an obstacle."""
+
+
+def chosen(impl: str, q: Tensor) -> str:
+    """The name of the implementation that attends q.
+
+    "auto" takes the fastest one on q's device, or blocks if that one has an obstacle, which is
+    logged once. Raises ValueError: an unknown name, or an obstacle.
+    """
+    if impl == "auto":
+        impl = FASTEST.get(q.device.type, "blocks")
+        if (found := KERNELS[impl].obstacle(q)) is None:
+            return impl
+        _warn(found[0])
+        return "blocks"
+    if impl not in KERNELS:
+        raise ValueError(f"impl is {impl!r}; allowed: auto, {', '.join(KERNELS)}")
+    if (found := KERNELS[impl].obstacle(q)) is not None:
+        raise ValueError("; ".join(found))
+    return impl
+
+
+@cache
+def _warn(problem: str) -> None:
+    logger.warning("%s; blocks takes its place", problem)
 
 
 def ranged_attention(
@@ -78,7 +119,178 @@ def joint_attention(
         gradients.
     """
     calls = [Call(q, k, v, one.key_bias, new_seed(q, dropout), one, dropout) for one in layouts]
+    for call in calls:
+        validate(call)
     if own is not None:
         own = own._replace(drops=drawn(at_least_float32(q[..., 0].detach()), dropout))
         calls[-1] = calls[-1]._replace(own=own)
-    return attend(calls, impl, wide)
+    if any(layout.earlier_only for layout in layouts):
+        if impl not in ("auto", "reference"):
+            raise ValueError(
+                f"the rule is leaking-chunk, and the kernel is {impl}; allowed: auto, reference"
+            )
+        impl = "reference"
+    # A CPU's kernels go on from an output in q's precision: of several, it would be rounded.
+    computed_wide = wide or (q.is_cpu and (len(layouts) > 1 or own is not None))
+    if torch.compiler.is_compiling() and impl != "reference":
+        tensors, rest = _flat(calls, computed_wide)
+        # autograd does not look into a list with None in it: what is absent is empty
+        of_layouts = [q.new_empty(0) if tensor is None else tensor for tensor in tensors[5:]]
+        out, lse = operator(*tensors[:5], of_layouts, *rest, impl)
+    elif (kernel := _kernel(impl, q, computed_wide)).backward is None:
+        out, lse = _run(kernel, _widened(calls, computed_wide))[:2]
+    else:
+        tensors, rest = _flat(calls, computed_wide)
+        out, lse = _Attention.apply(kernel, rest, *tensors)
+    return out if wide else out.to(q.dtype), lse
+
+
+def _kernel(impl: str, q: Tensor, wide: bool) -> Kernel:
+    some = q[:1, :1, :1]
+    return KERNELS[chosen(impl, at_least_float32(some) if wide else some)]
+
+
+def _widened(calls: list[Call], wide: bool) -> list[Call]:
+    """The calls, of q, k and v in float32 or more if they are wide."""
+    if not wide:
+        return calls
+    q, k, v = map(at_least_float32, calls[0][:3])
+    return [call._replace(q=q, k=k, v=v) for call in calls]
+
+
+# q, k, v, two of the own key, and of each layout, one after the other: a bias, a seed, and the
+# layout's tensors.
+_OF_LAYOUT = 2 + len(TENSORS)
+
+
+def _flat(calls: list[Call], wide: bool) -> tuple[list[Tensor | None], tuple]:
+    """What calls that differ in their layouts alone consist of: tensors, and else the own key's
+    bias, dropout, and whether they are computed wide."""
+    own = calls[-1].own
+    bias, *of_own = (None, None, None) if own is None else own
+    tensors = [*calls[0][:3], *of_own]
+    for call in calls:
+        tensors += [call.key_bias, call.seed, *(getattr(call.layout, name) for name in TENSORS)]
+    return tensors, (bias, calls[0].dropout, wide)
+
+
+def _calls(tensors: Sequence[Tensor | None], rest: tuple) -> list[Call]:
+    """The calls of which :func:`_flat` made these, as they are computed."""
+    (q, k, v, *of_own), (own_bias, dropout, wide), calls = tensors[:5], rest, []
+    for i in range(5, len(tensors), _OF_LAYOUT):
+        of_layout = tensors[i : i + _OF_LAYOUT]
+        bias, seed, *found = (None if x is None or not x.numel() else x for x in of_layout)
+        calls.append(Call(q, k, v, bias, seed, Layout(*found), dropout))
+    if own_bias is not None:
+        calls[-1] = calls[-1]._replace(own=Own(own_bias, *of_own))
+    return _widened(calls, wide)
+
+
+def _run(kernel: Kernel, calls: list[Call]) -> Carry:
+    """The carry of all calls, its output in the precision of their q."""
+    carry = None
+    with autocast_off(calls[0].q):
+        for call in calls:
+            carry = kernel.forward(call, carry)
+    return carry._replace(out=carry.out.to(calls[0].q.dtype))
+
+
+def _run_backward(
+    kernel: Kernel,
+    tensors: Sequence[Tensor | None],
+    rest: tuple,
+    carry: Carry,
+    d_out: Tensor | None,
+    d_lse: Tensor | None,
+) -> list[Tensor | None]:
+    """Gradients of the tensors, from those of what their calls return."""
+    gradients, into = [None] * len(tensors), None
+    d_out = torch.zeros_like(carry.out) if d_out is None else d_out
+    with autocast_off(carry.out):
+        for i, call in enumerate(_calls(tensors, rest)):
+            *into, gradients[5 + i * _OF_LAYOUT] = kernel.backward(call, d_out, d_lse, carry, into)
+    gradients[:3] = (d.to(x.dtype) for d, x in zip(into, tensors, strict=False))
+    return gradients
+
+
+class _Attention(torch.autograd.Function):
+    """What eager code calls: an operator costs more for each call."""
+
+    @staticmethod
+    def forward(ctx, kernel, rest, *tensors):
+        carry = _run(kernel, _calls(tensors, rest))
+        ctx.given = kernel, rest
+        ctx.save_for_backward(*carry, *tensors)
+        ctx.set_materialize_grads(False)
+        return carry[:2]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out, d_lse):
+        # Read once: an activation checkpoint unpacks them a single time.
+        saved, (kernel, rest) = ctx.saved_tensors, ctx.given
+        carry, tensors = Carry(*saved[:4]), saved[4:]
+        return None, None, *_run_backward(kernel, tensors, rest, carry, d_out, d_lse)
+
+
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? own_hidden, Tensor? own_drops, Tensor[] layouts, "
+    "float? own_bias, float dropout, bool wide, str impl"
+)
+
+
+@torch.library.custom_op(
+    "fairseq_clusterformer::ranged_attention",
+    mutates_args=(),
+    schema=f"({_INPUTS}) -> (Tensor, Tensor)",
+)
+def operator(*inputs):
+    *tensors, layouts, bias, dropout, wide, impl = inputs
+    calls = _calls([*tensors, *layouts], (bias, dropout, wide))
+    carry = _run(_kernel(impl, tensors[0], wide), calls)
+    return carry.out, carry.lse
+
+
+@operator.register_fake
+def _(q, *others):
+    wide = others[-2]
+    out = empty_like(at_least_float32(q) if wide else q)
+    return out, at_least_float32(q.new_empty(q.shape[:3]))
+
+
+@torch.library.custom_op(
+    "fairseq_clusterformer::ranged_attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor d_out, Tensor d_lse, Tensor out, Tensor lse, {_INPUTS}) "
+    "-> (Tensor, Tensor, Tensor, Tensor[])",
+)
+def _operator_backward(d_out, d_lse, out, lse, *inputs):
+    """Gradients of q, k and v, and of each bias (empty without one)."""
+    *tensors, layouts, bias, dropout, wide, impl = inputs
+    rest, kernel = (bias, dropout, wide), _kernel(impl, tensors[0], wide)
+    found = _run_backward(kernel, [*tensors, *layouts], rest, Carry(out, lse), d_out, d_lse)
+    return *found[:3], [out.new_empty(0) if d is None else d for d in found[5::_OF_LAYOUT]]
+
+
+@_operator_backward.register_fake
+def _(_d_out, _d_lse, _out, _lse, q, k, v, _hidden, _drops, layouts, *_others):
+    d_biases = [bias.new_empty(bias.shape) for bias in layouts[::_OF_LAYOUT]]
+    return empty_like(q), empty_like(k), empty_like(v), d_biases
+
+
+def _save(ctx, inputs, output):
+    *tensors, layouts, bias, dropout, wide, impl = inputs
+    ctx.rest = bias, dropout, wide, impl
+    ctx.save_for_backward(*output, *tensors, *layouts)
+
+
+def _backward(ctx, d_out, d_lse):
+    out, lse, *tensors = ctx.saved_tensors
+    layouts = tensors[5:]
+    *found, biases = _operator_backward(d_out, d_lse, out, lse, *tensors[:5], layouts, *ctx.rest)
+    of_layouts = [None] * len(layouts)
+    of_layouts[::_OF_LAYOUT] = biases
+    return *found, None, None, of_layouts, *(None,) * len(ctx.rest)
+
+
+operator.register_autograd(_backward, setup_context=_save)

@@ -31,32 +31,12 @@ class Carry(NamedTuple):
     peak: Tensor | None = None
     total: Tensor | None = None
 
-    def in_log2(self) -> tuple[Tensor, Tensor]:
-        """``peak`` and ``total``; of the log-sum-exp, as if one key had all the weight."""
-        if self.peak is not None:
-            return self.peak, self.total
-        some = self.lse > -torch.inf
-        lowest = torch.finfo(self.lse.dtype).min
-        return torch.where(some, self.lse * LOG2_E, lowest), some.to(self.lse.dtype)
-
-    def add(self, other: "Carry") -> "Carry":
-        """The softmax over the keys of both; it may overwrite this one's output."""
-        (peak, total), (other_peak, other_total) = self.in_log2(), other.in_log2()
-        top = torch.maximum(peak, other_peak)
-        total = (peak - top).exp2_().mul_(total)
-        more = (other_peak - top).exp2_().mul_(other_total)
-        whole = total + more
-        divisor = whole.clamp(min=torch.finfo(whole.dtype).tiny)
-        out = at_least_float32(self.out).mul_((total / divisor).unsqueeze(-1))
-        out.addcmul_(other.out, (more / divisor).unsqueeze(-1))
-        return Carry(out, (top + whole.log2()) / LOG2_E, top, whole)
-
-
-class Wanted(NamedTuple):
-    """Gradients of a carry's output and of its log-sum-exp (None: it has none)."""
-
-    out: Tensor
-    lse: Tensor | None
+    def add(self, out: Tensor, lse: Tensor) -> "Carry":
+        """The softmax over these keys too; it may overwrite this one's output."""
+        whole = torch.logaddexp(self.lse, lse)
+        some = whole.masked_fill(torch.isinf(whole), 0.0)
+        before, more = ((one - some).exp_().unsqueeze(-1) for one in (self.lse, lse))
+        return Carry(at_least_float32(self.out).mul_(before).addcmul_(out, more), whole)
 
 
 class Gradients(NamedTuple):
@@ -86,9 +66,12 @@ class Kernel(Protocol):
         """Attend, and add to what calls before it have seen; their carry may be overwritten."""
         ...
 
-    #: returns the gradients of a call, from those of the carry of all calls, and from that. It
-    #: adds to the gradients of q, k and v that are given last. None: autograd follows ``forward``.
-    backward: Callable[[Call, Wanted, Carry, Sequence[Tensor] | None], Gradients] | None
+    #: returns the gradients of a call, from those of the output and of the log-sum-exp (None: it
+    #: has none) of the carry of all calls, and from that. It adds to the gradients of q, k and v
+    #: that are given last. None: autograd follows ``forward``.
+    backward: (
+        Callable[[Call, Tensor, Tensor | None, Carry, Sequence[Tensor] | None], Gradients] | None
+    )
 
 
 class OneByOne(Kernel):
@@ -96,17 +79,18 @@ class OneByOne(Kernel):
 
     #: the output and the log-sum-exp of a call, and what ``backward`` returns, without its own key
     attend: Callable[[Call], tuple[Tensor, Tensor]]
-    gradients: Callable[[Call, Wanted, Carry], Gradients]
+    gradients: Callable[[Call, Tensor, Tensor | None, Carry], Gradients]
 
     def forward(self, call: Call, carry: Carry | None = None) -> Carry:
-        found = Carry(*self.attend(call))
-        carry = found if carry is None else carry.add(found)
-        return carry if call.own is None else carry.add(Carry(*attend_own(*call[:3], call.own)))
+        found = self.attend(call)
+        carry = Carry(*found) if carry is None else carry.add(*found)
+        return carry if call.own is None else carry.add(*attend_own(*call[:3], call.own))
 
-    def backward(self, call, wanted, carry, into=None) -> Gradients:
-        found = self.gradients(call, wanted, carry).added(into)
+    def backward(self, call, d_out, d_lse, carry, into=None) -> Gradients:
+        found = self.gradients(call, d_out, d_lse, carry).added(into)
         if call.own is not None:
-            _add_own(found, call, wanted, carry)
+            for gradient, more in zip(found, _of_own(call, d_out, d_lse, carry), strict=False):
+                gradient.add_(more)
         return found
 
 
@@ -167,23 +151,22 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
     )
 
 
-def _add_own(gradients: Gradients, call: Call, wanted: Wanted, carry: Carry) -> None:
-    """Add the gradients of q, k and v by way of the own key."""
-    own, qkv, out, (d_out, d_lse) = call.own, call[:3], carry.out, wanted
+def _of_own(
+    call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v by way of the own key."""
+    own, tensors = call.own, (*call[:3], d_out, carry.out)
     if own.hidden is not None:  # what is not seen may be NaN
-        hidden = own.hidden.unsqueeze(-1)
-        *qkv, d_out, out = (x.masked_fill(hidden, 0.0) for x in (*qkv, d_out, out))
-        d_lse = None if d_lse is None else d_lse.masked_fill(own.hidden, 0.0)
-    q, k, v, d_out, out = map(at_least_float32, (*qkv, d_out, out))
+        tensors = [x.masked_fill(own.hidden.unsqueeze(-1), 0.0) for x in tensors]
+    q, k, v, d_out, out = map(at_least_float32, tensors)
+    delta = _dot(d_out, out) if d_lse is None else _dot(d_out, out) - d_lse
     lse = carry.lse.clamp(min=torch.finfo(carry.lse.dtype).min)
     weight = (_own_logits(q, k, own) - lse).exp_()
     d_weight, dropped = _dot(d_out, v), weight
     if own.drops is not None:
         d_weight, dropped = d_weight * own.drops, weight * own.drops
-    d_logit = d_weight - _dot(d_out, out)  # the softmax's gradient, as of any other key
-    d_logit = d_logit if d_lse is None else d_logit + d_lse
-    d_logit = (d_logit * weight * q.size(-1) ** -0.5).unsqueeze(-1)
-    d_q, d_k, d_v, _ = gradients
-    d_q.addcmul_(k.to(d_q.dtype), d_logit.to(d_q.dtype))
-    d_k.addcmul_(q.to(d_k.dtype), d_logit.to(d_k.dtype))
-    d_v.addcmul_(d_out.to(d_v.dtype), dropped.unsqueeze(-1).to(d_v.dtype))
+    d_logit = d_weight.sub_(delta).mul_(weight).mul_(q.size(-1) ** -0.5)
+    if own.hidden is not None:  # d_lse may be NaN there
+        d_logit = d_logit.masked_fill_(own.hidden, 0.0)
+    d_logit = d_logit.unsqueeze(-1)
+    return k * d_logit, q * d_logit, d_out * dropped.unsqueeze(-1)

@@ -31,8 +31,6 @@ class Layout:
         key_bias: added to the logits of a key, floating point [B, G, N] in token order.
         earlier_only: besides the ranges, hide keys whose token stands after the query's
             (CF22 eq. 13). Only for comparison: the ranges themselves may depend on later tokens.
-        reach: no range is longer, as far as is known without asking the device (a window, say);
-            None: nothing is known. A hint by which tiles are chosen; results do not depend on it.
 
     B and G may be 1 where all rows or heads agree.
     """
@@ -45,7 +43,6 @@ class Layout:
     num_keys: Tensor | None = None
     key_bias: Tensor | None = None
     earlier_only: bool = False
-    reach: int | None = None
 
     @property
     def slots(self) -> int:
@@ -56,22 +53,26 @@ class Layout:
         """Check what attention trusts, which waits for the device: ranges lie within the key
         slots, orders name tokens, and an order of N slots names each token once. Raises
         ValueError: the first number that is wrong, and what is allowed."""
-        length, slots = self.lo.size(-1), self.slots
-        seen = self.hi > self.lo
-        _refuse("lo", self.lo, seen & (self.lo < 0), "0 or more")
-        _refuse("hi", self.hi, seen & (self.hi > slots), f"up to {slots}, the key slots")
+        length, slots, seen = self.lo.size(-1), self.slots, self.hi > self.lo
+        checks = [
+            ("lo", self.lo, seen & (self.lo < 0), "0 or more"),
+            ("hi", self.hi, seen & (self.hi > slots), f"up to {slots}, the key slots"),
+        ]
         for name, most in (("num_queries", length), ("num_keys", slots)):
             if (count := getattr(self, name)) is not None:
-                _refuse(name, count, (count < 0) | (count > most), f"0 to {most}")
+                checks.append((name, count, (count < 0) | (count > most), f"0 to {most}"))
         for name in ("query_order", "key_order"):
             if (order := getattr(self, name)) is None:
                 continue
-            wrong = (order < 0) | (order >= length)
-            _refuse(name, order, wrong, f"tokens, 0 to {length - 1}")
+            wrong, allowed = (order < 0) | (order >= length), f"tokens, 0 to {length - 1}"
             if order.size(-1) == length:
-                found = order.sort(-1).values
-                twice = found != torch.arange(length, device=order.device)
-                _refuse(name, found, twice, "a permutation")
+                order, allowed = order.sort(-1).values, f"a permutation of 0 to {length - 1}"
+                wrong = order != torch.arange(length, device=order.device)
+            checks.append((name, order, wrong, allowed))
+        for name, numbers, wrong, allowed in checks:
+            if wrong.any():
+                number = numbers.expand_as(wrong)[wrong][0]
+                raise ValueError(f"layout.{name} has {number}; allowed: {allowed}")
 
 
 class Own(NamedTuple):
@@ -114,53 +115,34 @@ def new_seed(q: Tensor, dropout: float) -> Tensor | None:
     return torch.randint(1 << 62, (), device=q.device) if dropout > 0.0 else None
 
 
-def _refuse(name: str, numbers: Tensor, wrong: Tensor, allowed: str) -> None:
-    if wrong.any():
-        number = numbers.expand_as(wrong)[wrong][0]
-        raise ValueError(f"layout.{name} has {number}; allowed: {allowed}")
-
-
 def validate(call: Call) -> None:
     """Check the shapes, dtypes and devices that every kernel relies on. What the layout holds is
     checked only where the environment has ``CLUSTERFORMER_CHECK_LAYOUTS=1``. Raises ValueError:
     what was given and what is allowed."""
     q, k, v, key_bias, _, layout, dropout, _ = call
-    if q.dim() != 4 or not q.is_floating_point():
-        raise ValueError(
-            f"q has shape {tuple(q.shape)} and dtype {q.dtype}; "
-            "allowed: floating point [batch, heads, tokens, head width]"
-        )
-    if q.numel() == 0:
-        raise ValueError(f"q has shape {tuple(q.shape)}; allowed: every dimension 1 or more")
+    if q.dim() != 4 or not q.is_floating_point() or q.numel() == 0:
+        allowed = "floating point [batch, heads, tokens, head width], each 1 or more"
+        raise ValueError(f"q is {_describe(q)}; allowed: {allowed}")
     for name, x in (("k", k), ("v", v)):
         if (x.shape, x.dtype, x.device) != (q.shape, q.dtype, q.device):
             raise ValueError(f"{name} is {_describe(x)}; allowed: like q, {_describe(q)}")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout is {dropout}; allowed: 0 <= dropout < 1")
-    length = q.size(2)
-    sizes = [(length,), (length,), (length,), (layout.slots,), (), ()]
-    for name, size in zip(TENSORS, sizes, strict=True):
-        if (x := getattr(layout, name)) is None:
+    batch, heads, length, _ = q.shape
+    given = [(f"layout.{name}", getattr(layout, name)) for name in TENSORS]
+    sizes = [(length,), (length,), (length,), (layout.slots,), (), (), (length,)]
+    for (name, x), size in zip([*given, ("key_bias", key_bias)], sizes, strict=True):
+        if x is None:
             continue
-        if x.dtype != torch.long or x.device != q.device:
-            raise ValueError(f"layout.{name} is {_describe(x)}; allowed: int64 on {q.device}")
-        _check_shape(f"layout.{name}", x, q, size)
-    if key_bias is not None:
-        if not key_bias.is_floating_point() or key_bias.device != q.device:
-            allowed = f"floating point on {q.device}"
-            raise ValueError(f"key_bias is {_describe(key_bias)}; allowed: {allowed}")
-        _check_shape("key_bias", key_bias, q, (length,))
+        kind = "floating point" if name == "key_bias" else "int64"
+        fits = x.is_floating_point() if name == "key_bias" else x.dtype == torch.long
+        fits &= x.device == q.device and x.dim() == 2 + len(size) and x.shape[2:] == size
+        if not fits or x.size(0) not in (1, batch) or x.size(1) not in (1, heads):
+            shape = ", ".join([f"1 or {batch}", f"1 or {heads}", *map(str, size)])
+            allowed = f"{kind} [{shape}] on {q.device}"
+            raise ValueError(f"{name} is {_describe(x)}; allowed: {allowed}")
     if os.environ.get("CLUSTERFORMER_CHECK_LAYOUTS") == "1" and not torch.compiler.is_compiling():
         layout.check()
-
-
-def _check_shape(name: str, x: Tensor, q: Tensor, size: tuple[int, ...]) -> None:
-    """x is [B or 1, H or 1, *size]."""
-    batch, heads = q.shape[:2]
-    fits = x.dim() == 2 + len(size) and tuple(x.shape[2:]) == size
-    if not fits or x.size(0) not in (1, batch) or x.size(1) not in (1, heads):
-        wanted = ", ".join([f"1 or {batch}", f"1 or {heads}", *map(str, size)])
-        raise ValueError(f"{name} has shape {tuple(x.shape)}; allowed: [{wanted}]")
 
 
 def _describe(x: Tensor) -> str:

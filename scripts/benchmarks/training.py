@@ -118,8 +118,6 @@ def train(model: str, data: Path, length: int, args: Namespace) -> dict:
         if number > 0:
             seconds.append(took)
             tokens.append(batch["ntokens"])
-        elif args.device == "cuda":  # tuning kernels takes memory of its own
-            torch.cuda.reset_peak_memory_stats()
     # in bits per token, averaged over the updates; and the last gradient's
     loss, norm = (metrics.get_meter("default", name) for name in ("loss", "gnorm"))
     if not math.isfinite(loss.avg):

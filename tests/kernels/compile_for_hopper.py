@@ -4,8 +4,8 @@
 
 What is compiled is what calls would launch: launches are recorded instead of run. Each line is
 JSON: the kernel, what it was compiled for, its matrix instruction, and bytes of local memory per
-thread (spilled registers) and of shared memory. ``--all``: every choice of tiles, in every
-precision and width, plain and with all that costs registers.
+thread (spilled registers) and of shared memory. ``--all``: in every precision and width, plain and
+with all that costs registers.
 """
 
 import json
@@ -23,10 +23,9 @@ from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
-from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from fairseq_clusterformer.kernels.kernel import Carry, Wanted
+from fairseq_clusterformer.kernels.kernel import Carry
 from fairseq_clusterformer.kernels.layout import Call, Layout
 from fairseq_clusterformer.kernels.triton.backward import backward
 from fairseq_clusterformer.kernels.triton.forward import forward
@@ -37,11 +36,7 @@ launches = []
 
 def record(self, *args, grid=None, warmup=None, **kwargs):
     """In place of a launch."""
-    values = dict(zip(self.arg_names, args, strict=False)) | kwargs
-    tiles, kernel = [None], self
-    if isinstance(self, Autotuner):
-        kernel, tiles = self.fn, self.early_config_prune(self.configs, values | {"work": 1})
-    launches.append((kernel, values, tiles))
+    launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
 
 
 def record_attention(dtype: torch.dtype, width: int, everything: bool) -> None:
@@ -52,18 +47,14 @@ def record_attention(dtype: torch.dtype, width: int, everything: bool) -> None:
         count = torch.full((2, 1), LENGTH)
         layout = Layout(layout.lo, layout.hi, slot, slot, count, count)
         options = torch.randn(2, 1, LENGTH), torch.tensor(7)
-    dropout = 0.1 if everything else 0.0
-    call = Call(q, k, v, *options, layout, dropout)
+    call = Call(q, k, v, *options, layout, 0.1 if everything else 0.0)
     out, lse = forward(call)
-    backward(call, Wanted(out, lse), Carry(out, lse))
+    backward(call, out, lse, Carry(out, lse))
 
 
-def compiled(kernel: JITFunction, values: dict, tile: triton.Config | None) -> dict:
+def compiled(kernel: JITFunction, values: dict) -> dict:
     """What the launch of a kernel needs."""
-    options = {}
-    if tile is not None:
-        values = values | tile.kwargs
-        options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    options = {name: values[name] for name in ("num_warps", "num_stages") if name in values}
     signature, constants, attributes = {}, {}, {}
 
     def specialise(path, kind, special, value):
@@ -100,26 +91,22 @@ def compiled(kernel: JITFunction, values: dict, tile: triton.Config | None) -> d
     }
 
 
-def work(name: str) -> list[str]:
-    """One line for each choice of tiles of the launches of that name."""
-    of, dtype, width, everything = json.loads(name)
+def work(dtype: str, width: int, everything: bool) -> list[str]:
+    """One line for each launch."""
     launches.clear()
     record_attention(getattr(torch, dtype), width, everything)
-    lines = []
-    for kernel, values, tiles in launches:
-        for tile in tiles if of == "all" else tiles[:1]:
-            found = {"kernel": kernel.__name__, "dtype": dtype, "width": width}
-            found |= {"everything": everything, "tile": str(tile)}
-            lines.append(json.dumps(found | compiled(kernel, values, tile)))
-    return lines
+    of = {"dtype": dtype, "width": width, "everything": everything}
+    return [
+        json.dumps({"kernel": kernel.__name__, **of, **compiled(kernel, values)})
+        for kernel, values in launches
+    ]
 
 
 if __name__ == "__main__":
-    Autotuner.run = JITFunction.run = record
-    jobs = [("first", "bfloat16", 64, True)]
+    JITFunction.run = record
+    jobs = [("bfloat16", 64, True)]
     if "--all" in sys.argv:
-        numbers = ("float32", "float16", "bfloat16")
-        jobs = [("all", *rest) for rest in product(numbers, (256, 128, 64), (True, False))]
+        jobs = list(product(("float32", "float16", "bfloat16"), (256, 128, 64), (True, False)))
     with ProcessPoolExecutor(os.cpu_count() if "--all" in sys.argv else 1) as pool:
-        for lines in pool.map(work, map(json.dumps, jobs)):
+        for lines in pool.map(work, *zip(*jobs, strict=True)):
             print("\n".join(lines), flush=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.kernels import Own, attend_own, join, joint_attention, ranged_attention
-from fairseq_clusterformer.kernels.autograd import _Attention, _flat
+from fairseq_clusterformer.kernels.attend import _Attention, _flat
 from fairseq_clusterformer.kernels.blocks import Blocks
 from fairseq_clusterformer.kernels.layout import Call
 
@@ -98,13 +98,13 @@ def test_a_gpu_gets_gradients_in_the_precision_of_queries(monkeypatch):
     kernel, dtypes = Blocks(), set()
     gradients = kernel.gradients
 
-    def noted(call, wanted, carry):
-        dtypes.update((wanted.out.dtype, carry.out.dtype))
-        return gradients(call, wanted, carry)
+    def noted(call, d_out, d_lse, carry):
+        dtypes.update((d_out.dtype, carry.out.dtype))
+        return gradients(call, d_out, d_lse, carry)
 
     monkeypatch.setattr(kernel, "gradients", noted)
-    tensors, rest = _flat(calls)
-    out, _ = _Attention.apply(kernel, False, rest, *tensors)
+    tensors, rest = _flat(calls, False)
+    out, _ = _Attention.apply(kernel, rest, *tensors)
     found = torch.autograd.grad(out.sum(), given)
     assert dtypes == {out.dtype} == {t.dtype for t in found} == {torch.bfloat16}
 
@@ -152,7 +152,7 @@ def test_gradients_through_dropout(impl):
     """Against finite differences; the own key is dropped as others are."""
     q, k, v, _ = make_inputs(5, batch=1, heads=1, width=3)
     layouts = [make_layout(name, 5, 1) for name in NAMES[1:]]
-    layouts = [type(x)(x.lo[:1], x.hi[:1], reach=x.reach) for x in layouts]
+    layouts = [type(x)(x.lo[:1], x.hi[:1]) for x in layouts]
 
     def function(*qkv):
         torch.manual_seed(2)

@@ -1,6 +1,6 @@
 """The Triton kernels compile for a GPU, and fit one: the interpreter takes more than that.
 
-Every choice of tiles in every precision takes minutes: ``CLUSTERFORMER_COMPILE_ALL=1``.
+In every precision and width it takes minutes: ``CLUSTERFORMER_COMPILE_ALL=1``.
 """
 
 import json
@@ -34,7 +34,7 @@ def test_every_kernel_fits_hopper(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert {x["kernel"] for x in found} == ATTENTION | OTHERS
-    assert len(found) >= (100 if everything else len(ATTENTION | OTHERS))
+    assert len(found) == (18 if everything else 1) * len(ATTENTION | OTHERS)
     for x in found:
         assert x["local"] <= 64, x
         assert x["shared"] <= SHARED, x

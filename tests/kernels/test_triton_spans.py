@@ -22,8 +22,9 @@ def test_all_queries_that_see_a_key_and_few_others():
     q = torch.zeros(1, 3, LENGTH, 8)
     layout = Layout(lo, hi)
     call = Call(q, q, q, None, None, layout, 0.0)
-    spans, number, _ = backward._spans_of(backward.arguments(call), layout)
-    assert number == -(-LENGTH // backward.SPAN)
+    found = backward._spans_of(backward.arguments(call), layout)
+    spans = found["spans"]
+    assert found["key_tiles"] == -(-LENGTH // backward.SPAN)
     for head in range(3):
         for tile, (begin, end) in enumerate(spans[head].tolist()):
             first, last = tile * backward.SPAN, (tile + 1) * backward.SPAN

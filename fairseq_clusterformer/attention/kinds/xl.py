@@ -62,12 +62,12 @@ class XL(Kind):
         if before.query_order is not None:
             into = into.expand_as(before.query_order).gather(-1, before.query_order)
         begin = (before.hi - into).maximum(before.lo)  # padding has an empty range
-        constant = replace(before, lo=before.lo.maximum(begin - memory), hi=begin, reach=memory)
+        constant = replace(before, lo=before.lo.maximum(begin - memory), hi=begin)
         if self.rule.causal:
-            own = replace(before, lo=begin, reach=size)
+            own = replace(before, lo=begin)
         elif batch.is_plain:
             end = (begin + size).clamp(max=text.length)
-            own = replace(before, lo=begin, hi=end, reach=size)
+            own = replace(before, lo=begin, hi=end)
         else:
             count = text.length // size + 1
             (own,) = recent_layouts(positions // size, count, size, causal=False, batch=batch)

@@ -10,11 +10,13 @@ called by ``attention/kinds/taught/scouts.py``.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..kernel import Carry, Gradients, Kernel, empty_like
+from ...precision import at_least_float32
+from ..kernel import LOG2_E, Carry, Gradients, Kernel, empty_like
 from ..layout import TENSORS, Call
 from .library import run, why_missing
 
@@ -24,44 +26,32 @@ def _computed_in(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.float16 else dtype
 
 
-def _sums_in(q: Tensor) -> torch.dtype:
-    return torch.promote_types(q.dtype, torch.float32)
-
-
-def _run(direction: str, call: Call, adds: bool, **tensors: Tensor | None) -> None:
-    """Run attention.cpp; the last dimension of tensors of q's shape has stride 1."""
-    q, own = tensors["q"], call.own
-    batch, heads, length, width = q.shape
-    if own is not None:
-        tensors |= {"own_hidden": own.hidden, "own_drops": own.drops}
-    run(
-        "attention",
-        direction,
-        q.dtype,
-        width,
-        batch=batch,
-        heads=heads,
-        length=length,
-        slots=call.layout.slots,
-        seed=0 if call.seed is None else int(call.seed),
-        dropout=call.dropout,
-        adds=adds,
-        own=own is not None,
-        own_bias=0.0 if own is None else own.bias / math.log(2),
-        **{name: getattr(call.layout, name) for name in TENSORS},
-        **tensors,
-    )
-
-
 def _in_rows(x: Tensor) -> Tensor:
-    """x as the kernel reads it."""
+    """x as the kernel reads it: the last dimension has stride 1."""
     x = x.to(_computed_in(x.dtype))
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _inputs(call: Call) -> dict[str, Tensor | None]:
-    bias = None if call.key_bias is None else call.key_bias.to(_sums_in(call.q))
-    return {"q": _in_rows(call.q), "k": _in_rows(call.k), "v": _in_rows(call.v), "key_bias": bias}
+def _given(call: Call, adds: bool) -> dict[str, Any]:
+    """Fields of the struct in attention.cpp that are the call's."""
+    layout, own = call.layout, call.own
+    given = {name: getattr(layout, name) for name in TENSORS}
+    given |= {name: _in_rows(x) for name, x in zip("qkv", call[:3], strict=True)}
+    given |= dict(zip(("batch", "heads", "length"), call.q.shape, strict=False))
+    given |= {"slots": layout.slots, "dropout": call.dropout, "adds": adds}
+    if call.key_bias is not None:
+        given["key_bias"] = call.key_bias.to(torch.promote_types(call.q.dtype, torch.float32))
+    if call.seed is not None:
+        given["seed"] = int(call.seed)
+    if own is not None:
+        given |= {"own": True, "own_bias": own.bias / math.log(2)}
+        given |= {"own_hidden": own.hidden, "own_drops": own.drops}
+    return given
+
+
+def _run(direction: str, given: dict[str, Any], **results: Tensor | None) -> None:
+    q = given["q"]
+    run("attention", direction, q.dtype, q.size(-1), **given, **results)
 
 
 class Cpu(Kernel):
@@ -77,24 +67,26 @@ class Cpu(Kernel):
 
     def forward(self, call: Call, carry: Carry | None = None) -> Carry:
         """The carry of several calls is to be in the precision that q is computed in."""
-        inputs, q, dtype, adds = _inputs(call), call.q, _sums_in(call.q), carry is not None
+        given = _given(call, adds=carry is not None)
         if carry is None:
-            numbers = (q.new_empty(q.shape[:-1], dtype=dtype) for _ in range(3))
-            carry = Carry(empty_like(inputs["q"]), *numbers)
-        _run("forward", call, adds, **inputs, **carry._asdict())
-        return carry._replace(out=carry.out.to(q.dtype))
+            lse = at_least_float32(call.q.new_empty(call.q.shape[:-1]))
+            numbers = lse, torch.empty_like(lse), torch.empty_like(lse)
+            carry = Carry(empty_like(given["q"]), *numbers)
+        _run("forward", given, **carry._asdict())
+        return carry._replace(out=carry.out.to(call.q.dtype))
 
-    def backward(self, call, wanted, carry, into=None) -> Gradients:
-        inputs, key_bias = _inputs(call), call.key_bias
-        peak, total = carry.in_log2()
-        adds = into is not None and _computed_in(call.q.dtype) == call.q.dtype
-        found = into if adds else [empty_like(inputs[name]) for name in "qkv"]
+    def backward(self, call, d_out, d_lse, carry, into=None) -> Gradients:
+        key_bias, dtype = call.key_bias, call.q.dtype
+        adds = into is not None and _computed_in(dtype) == dtype
+        given, peak, total = _given(call, adds), carry.peak, carry.total
+        if peak is None:  # as if one key had all the weight
+            peak, total = carry.lse * LOG2_E, carry.lse.isfinite().to(carry.lse.dtype)
+        found = into if adds else [empty_like(given[name]) for name in "qkv"]
         d_bias = None if key_bias is None else torch.empty_like(carry.lse)
-        results = {"out": _in_rows(carry.out), "peak": peak, "total": total, "d_bias": d_bias}
-        results |= {"d_out": _in_rows(wanted.out), "d_lse": wanted.lse}
-        results |= dict(zip(("d_q", "d_k", "d_v"), found, strict=True))
-        _run("backward", call, adds, **inputs, **results)
+        results = dict(zip(("d_q", "d_k", "d_v"), found, strict=True))
+        results |= {"out": _in_rows(carry.out), "peak": peak, "total": total, "d_bias": d_bias}
+        _run("backward", given, d_out=_in_rows(d_out), d_lse=d_lse, **results)
         if d_bias is not None:
             d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
-        gradients = Gradients(*(x.to(call.q.dtype) for x in found), d_bias)
+        gradients = Gradients(*(x.to(dtype) for x in found), d_bias)
         return gradients if adds else gradients.added(into)

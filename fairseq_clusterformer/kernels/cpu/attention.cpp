@@ -15,12 +15,15 @@
 //
 // Shape letters as in simd.h.
 
+#include <atomic>
+#include <thread>
+
 #include "simd.h"
 
 // Absent tensors have no data. Of a query's softmax, `peak` is the
 // maximum of the logits in units of log 2, and `total` the sum of 2^(logit - peak): rounded less
 // than the log-sum-exp, from which the backward pass would make larger errors.
-struct Problem {
+DECLARE(Problem,
   Tensor q, k, v, key_bias, lo, hi, query_order, key_order, num_queries, num_keys;
   Tensor out, lse, peak, total, d_out, d_lse, d_q, d_k, d_v, d_bias;
   // Of the own key: where it is not seen, and what dropout multiplies its weight by.
@@ -29,62 +32,43 @@ struct Problem {
   int64_t adds;  // to the softmax that out, peak and total hold; backward: to d_q, d_k and d_v
   int64_t own;   // whether each query sees its own key, besides the ranges
   double dropout, own_bias;  // the bias in units of log 2
-};
+)
 
 namespace {
 
 constexpr int CHUNK = 256;  // keys between two corrections of the online softmax
 constexpr int KEPT = 384;   // rows of keys that stay copied
 
-// Prefetch queue for scattered rows. Prefetches are spread over the compute loop in small batches,
-// so that several TLB misses overlap.
+void prefetch(const S* row) {
+  for (int e = 0; e < E; e += 64 / sizeof(S)) __builtin_prefetch(row + e);
+}
+
+// Scattered rows that are read or written soon: asked for in small batches, spread over what is
+// computed, so that several misses of the TLB overlap.
 struct Ahead {
-  const char* rows[8 * TILE];
+  const S* rows[8 * TILE];
   int count = 0, next = 0, at_once = 0;
-  void add(const S* row) { rows[count++] = reinterpret_cast<const char*>(row); }
   void step() {
-    for (int n = 0; n < at_once && next < count; n++, next++)
-      for (size_t i = 0; i < E * sizeof(S); i += 64) __builtin_prefetch(rows[next] + i, 0, 2);
+    for (int n = 0; n < at_once && next < count; n++) prefetch(rows[next++]);
   }
 };
 
 using Memory = std::unique_ptr<T[], Free>;
 
-// Memory that tasks hand on to later ones: as if for all key slots, but what is never touched takes
-// up no room.
-struct Pool {
-  const size_t size;
-  std::mutex mutex;
-  std::vector<Memory> unused;
-  explicit Pool(const Problem& p) : size(p.slots * (2 * P + 1)) {}
-  Memory take() {
-    std::lock_guard<std::mutex> lock(mutex);
-    Memory memory = unused.empty() ? allocated<T>(size) : std::move(unused.back());
-    if (!unused.empty()) unused.pop_back();
-    poison(memory.get(), size);
-    return memory;
-  }
-  void give_back(Memory& memory) {
-    std::lock_guard<std::mutex> lock(mutex);
-    unused.push_back(std::move(memory));
-  }
-};
-
 // What queries add to the gradients of the key slots that they see, [begin, end): rows of d_k and
-// d_v, d_bias.
+// d_v, d_bias. Its memory is as if for all key slots: what is never touched takes up no room.
 struct Part {
-  int64_t begin = 0, end = 0;
+  int64_t begin = 0, end = 0, clean = 0;  // up to which slot it counts
   Memory memory;
-  int64_t clean = 0;  // up to which slot it counts
   // It is of what the query slots [from, to) of a row and head see.
-  void cover(const Problem& p, int64_t row, int64_t head, int64_t from, int64_t to, Pool& pool) {
+  void cover(const Problem& p, int64_t row, int64_t head, int64_t from, int64_t to) {
     begin = p.slots, end = 0;
     for (int64_t slot = from; slot < to; slot++) {
       int64_t lo = *p.lo.at<int64_t>(row, head, slot), hi = *p.hi.at<int64_t>(row, head, slot);
       if (lo < hi) begin = std::min(begin, lo), end = std::max(end, hi);
     }
     begin = clean = std::min(begin, end);
-    memory = pool.take();
+    if (!memory) memory = allocated<T>(p.slots * (2 * P + 1));
   }
   T* keys() const { return memory.get(); }
   T* values() const { return keys() + (end - begin) * P; }
@@ -131,6 +115,8 @@ struct Attention {
   // Copied keys, slots [first, last).
   int64_t first = 0, last = 0;
   Buffer<T> keys, values, biases;
+  Part part;
+  Memory unused;  // of a sum of parts
   Ahead ahead;
   Buffer<T> weights, d_logits;  // weights and their gradients, [keys][Q]
   Strip strips[TILE / Q];
@@ -149,17 +135,6 @@ struct Attention {
   void of(int64_t new_row, int64_t new_head) {
     row = new_row, head = new_head;
     first = last = 0;
-  }
-
-  void poison_all() {
-    for (auto* numbers : {&weights, &d_logits}) poison(*numbers, CHUNK * Q);
-    for (T* kept : {keys + (last - first) * P, values + (last - first) * P})
-      poison(kept, KEPT - (last - first), E, P);
-    for (Strip& s : strips) {
-      for (T* numbers : {s.peak, s.total, s.delta}) poison(numbers, Q);
-      for (auto* numbers : {&s.sum, &s.q_columns, &s.d_out_columns}) poison(*numbers, Q * P);
-      for (auto* numbers : {&s.q, &s.d_out}) poison(*numbers, Q, E, P);
-    }
   }
 
   int64_t count(const Tensor& t, int64_t all) const {
@@ -391,27 +366,20 @@ struct Attention {
     });
   }
 
-  // The next tile's queries, what this tile writes, and the keys after its last.
+  // What this tile writes, the next tile's queries, and the keys after this one's last.
   void fetch_ahead(int64_t slot, int64_t key, bool backward) {
     ahead.count = ahead.next = 0;
-    for (int64_t i = slot; i < std::min(slot + TILE, p.length); i++)
-      ahead.add((backward ? p.d_q : p.out).at<S>(row, head, token(p.query_order, i)));
-    for (int64_t i = slot + TILE; i < std::min(slot + 2 * TILE, p.length); i++) {
-      int64_t from = token(p.query_order, i);
-      ahead.add(p.q.at<S>(row, head, from));
-      if (p.own) ahead.add(p.k.at<S>(row, head, from)), ahead.add(p.v.at<S>(row, head, from));
-      if (!backward) continue;
-      ahead.add(p.out.at<S>(row, head, from));
-      ahead.add(p.d_out.at<S>(row, head, from));
-    }
-    for (int64_t i = key; i < std::min(key + TILE, p.slots); i++) {
-      int64_t from = token(p.key_order, i);
-      ahead.add(p.k.at<S>(row, head, from));
-      ahead.add(p.v.at<S>(row, head, from));
-    }
-    // As many at once as spread them over all groups of keys that the strips will compute.
-    int64_t groups = 1;
-    for (int i = 0; i < TILE / Q; i++) groups += (strips[i].end - strips[i].begin) / ROWS;
+    auto add = [&](const Tensor& of, const Tensor& order, int64_t begin, int64_t all) {
+      for (int64_t i = begin; i < std::min(begin + TILE, all); i++)
+        ahead.rows[ahead.count++] = of.at<S>(row, head, token(order, i));
+    };
+    add(backward ? p.d_q : p.out, p.query_order, slot, p.length);
+    for (const Tensor* t : {&p.q, p.own ? &p.k : nullptr, p.own ? &p.v : nullptr,
+                            backward ? &p.out : nullptr, backward ? &p.d_out : nullptr})
+      if (t) add(*t, p.query_order, slot + TILE, p.length);
+    for (const Tensor* t : {&p.k, &p.v}) add(*t, p.key_order, key, p.slots);
+    int64_t groups = 1;  // of keys, that the strips will compute
+    for (const Strip& s : strips) groups += (s.end - s.begin) / ROWS;
     ahead.at_once = rounded_up(ahead.count, groups) / groups;
   }
 
@@ -419,7 +387,6 @@ struct Attention {
   template <class F>
   void over_chunks(int64_t slot, bool backward, F f) {
     int64_t end = 0, begin = p.slots;
-    poison_all();
     for (int i = 0; i < TILE / Q; i++) {
       load(strips[i], slot + i * Q, backward);
       end = std::max(end, strips[i].end);
@@ -534,12 +501,8 @@ struct Attention {
       if (p.d_bias.data) *p.d_bias.at<T>(row, head, at) = d_bias;
     };
     for (int64_t slot = 0; slot < p.slots; slot++) {
-      if (slot + L < p.slots) {
-        int64_t next = token(p.key_order, slot + L);
-        for (const Tensor* t : {&p.d_k, &p.d_v})
-          for (int e = 0; e < E; e += 64 / sizeof(S))
-            __builtin_prefetch(t->at<S>(row, head, next) + e, 1);
-      }
+      for (const Tensor* t : {&p.d_k, &p.d_v})
+        if (slot + L < p.slots) prefetch(t->at<S>(row, head, token(p.key_order, slot + L)));
       bool seen = slot < used && slot >= sum.begin && slot < sum.end;  // else its gradients are 0
       int64_t at = slot - sum.begin;
       const T* d_keys = seen ? sum.keys() + at * P : nothing;
@@ -569,48 +532,37 @@ void forward(const Problem& p) {
   });
 }
 
-// Gradients of the keys of one row and head: the sum of its segments' parts. They are added in
-// their order, each as soon as those before it are: few exist at a time.
-struct Sum {
-  std::mutex mutex;
-  std::vector<Part> parts;  // those that have memory are done, and not added yet
-  Part total;
-  size_t next = 0;
-};
-
 void backward(const Problem& p) {
   Tasks tasks(p);
-  std::vector<Sum> sums(p.batch * p.heads);
-  for (auto& sum : sums) sum.parts.resize(tasks.segments);
-  Pool of_parts(p), of_totals(p);  // apart, for parts touch less
+  // Of a row and head: the sum of its segments' parts, and how many it has. They are added in their
+  // order, so that few exist at a time; those before one that is done are at work.
+  std::vector<Part> sums(p.batch * p.heads);
+  std::vector<std::atomic<int64_t>> added(p.batch * p.heads);
   over_tasks<Attention>(p, tasks.count, [&](Attention& attention, int64_t task) {
     const int64_t both = task / tasks.segments, segment = task % tasks.segments;
     const int64_t row = both / p.heads, head = both % p.heads;
     const int64_t begin = segment * tasks.per_segment * TILE;
-    Part part;
-    const int64_t end = std::min(begin + tasks.per_segment * TILE, p.length);
-    part.cover(p, row, head, begin, end, of_parts);
+    Part &part = attention.part, &sum = sums[both];
+    part.cover(p, row, head, begin, std::min(begin + tasks.per_segment * TILE, p.length));
     attention.of(row, head);
     tasks.over_tiles(segment, [&](int64_t slot) { attention.backward_tile(slot, part); });
     part.clear(part.end);
-    Sum& sum = sums[both];
-    std::lock_guard<std::mutex> lock(sum.mutex);
-    sum.parts[segment] = std::move(part);
-    // Add up, in their order, all parts that are done and have none missing before them.
-    for (; sum.next < sum.parts.size() && sum.parts[sum.next].memory; sum.next++) {
-      Part& first = sum.parts[sum.next];
-      if (tasks.segments == 1) std::swap(sum.total, first);  // the only part is the sum
-      else if (sum.next == 0) sum.total.cover(p, row, head, 0, p.length, of_totals);
-      if (first.memory) sum.total.add(first), of_parts.give_back(first.memory);
+    if (tasks.segments == 1) return attention.store(part);
+    while (added[both] != segment) std::this_thread::yield();
+    if (segment == 0) {
+      sum.memory = std::move(attention.unused);
+      sum.cover(p, row, head, 0, p.length);
     }
-    if (sum.next < sum.parts.size()) return;
-    attention.store(sum.total);
-    (tasks.segments == 1 ? of_parts : of_totals).give_back(sum.total.memory);
+    sum.add(part);
+    if (segment == tasks.segments - 1) {
+      attention.store(sum);
+      attention.unused = std::move(sum.memory);
+    }
+    added[both]++;
   });
 }
 
 }  // namespace
 
-DESCRIBE(Problem, own_bias)
 extern "C" void run_forward(const Problem* p) { forward(*p); }
 extern "C" void run_backward(const Problem* p) { backward(*p); }

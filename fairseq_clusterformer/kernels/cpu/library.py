@@ -4,6 +4,8 @@ That is ``$TORCH_EXTENSIONS_DIR``, by default ``~/.cache/torch_extensions``: in 
 nobody else may write to. The compiler is ``$CXX``, by default ``c++``. It needs OpenMP, and no
 headers of PyTorch. There is one library for each source, type of number and width of rows (of
 ``step``, for all widths): lengths of loops are known then.
+
+Each function takes a pointer to the struct of its source, which the library itself describes.
 """
 
 import ctypes
@@ -11,6 +13,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -22,8 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .bind import FOLDER, filled, mismatch
-
+FOLDER = Path(__file__).parent  # of the sources, and of what they include
+#: the struct of each source
+STRUCTS = {"attention": "Problem", "step": "Step", "shares": "Shares", "scouts": "Scouting"}
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
 # what computes and accumulates, and how q, k and v are stored
 TYPES = {
@@ -35,14 +39,36 @@ TYPES = {
 # OpenMP threads do not survive fork(). A forked child runs on one thread, or it would deadlock.
 _PROCESS = os.getpid()
 
-_LOADED: dict[tuple[torch.dtype, int, str], ctypes.CDLL | str] = {}  # or why there is none
+#: a library and its struct, or why there is none
+_Loaded = tuple[ctypes.CDLL, type[ctypes.Structure]] | str
+_LOADED: dict[tuple[torch.dtype, int, str], _Loaded] = {}
+
+
+class _Tensor(ctypes.Structure):
+    """``Tensor`` of simd.h: where a tensor [B or 1, H or 1, ...] begins, and three strides. A
+    dimension of size 1 is broadcast."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3)]
+
+    @classmethod
+    def of(cls, x: Tensor) -> "_Tensor":
+        sizes = list(zip(x.shape, x.stride(), strict=True))[:3]
+        strides = [0 if size == 1 else stride for size, stride in sizes]
+        return cls(x.data_ptr(), (ctypes.c_int64 * 3)(*strides))
 
 
 def run(source: str, function: str, dtype: torch.dtype, width: int, /, **values: Any) -> None:
-    """Call a function of a source for rows of a width, where :func:`why_missing` is None, with
-    the source's struct of these values."""
-    struct = filled(source, threads=threads(), **values)
-    getattr(_loaded(dtype, width, source), f"run_{function}")(ctypes.byref(struct))
+    """Call a function of a source for rows of a width, where :func:`why_missing` is None. Its
+    struct gets these values; what is None or is not given is 0, or no tensor."""
+    library, struct = _loaded(dtype, width, source)
+    given = struct(threads=threads())
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            strided = getattr(struct, name).size == ctypes.sizeof(_Tensor)
+            setattr(given, name, _Tensor.of(value) if strided else value.data_ptr())
+        elif value is not None:
+            setattr(given, name, value)
+    getattr(library, f"run_{function}")(ctypes.byref(given))
 
 
 def threads() -> int:
@@ -65,26 +91,46 @@ def can_run(source: str, x: Tensor, width: int | None = None) -> bool:
 
 def is_loaded(dtype: torch.dtype, width: int, source: str) -> bool:
     """Whether there is a library, and nobody has to wait for it."""
-    return isinstance(_LOADED.get((dtype, width, source)), ctypes.CDLL)
+    return isinstance(_LOADED.get((dtype, width, source)), tuple)
 
 
-def _loaded(dtype: torch.dtype, width: int, source: str) -> ctypes.CDLL | str:
-    """The library, or why there is none."""
+def _loaded(dtype: torch.dtype, width: int, source: str) -> _Loaded:
     key = dtype, width, source
     if dtype not in TYPES:
         return f"does not compute in {dtype}"
-    if key in _LOADED:
-        return _LOADED[key]
-    try:
-        library = ctypes.CDLL(str(build(*key)))
-        _LOADED[key] = mismatch(source, library) or library
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.strip().splitlines()
-        reason = next((line for line in lines if "error" in line), f"status {error.returncode}")
-        _LOADED[key] = f"cannot be built: {reason}"
-    except (OSError, ValueError) as error:
-        _LOADED[key] = f"cannot be built: {error}"
+    if key not in _LOADED:
+        try:
+            library = ctypes.CDLL(str(build(*key)))
+            fields = {"_fields_": _fields(library, STRUCTS[source])}
+            _LOADED[key] = library, type(STRUCTS[source], (ctypes.Structure,), fields)
+        except subprocess.CalledProcessError as error:
+            lines = error.stderr.strip().splitlines()
+            status = f"status {error.returncode}"
+            reason = next((line for line in lines if "error" in line), status)
+            _LOADED[key] = f"cannot be built: {reason}"
+        except (OSError, ValueError) as error:
+            _LOADED[key] = f"cannot be built: {error}"
     return _LOADED[key]
+
+
+_TYPES = {"int64_t": ctypes.c_int64, "double": ctypes.c_double, "Tensor": _Tensor}
+
+
+def _fields(library: ctypes.CDLL, struct: str) -> list[tuple[str, type]]:
+    """Of a struct by DECLARE of simd.h: pointers, and what ``_TYPES`` names. Those of a struct in
+    it count as its own."""
+    declared = getattr(library, f"declared_{struct}")
+    declared.restype = ctypes.c_char_p
+    fields = []
+    for statement in declared().decode().replace("const ", "").split(";")[:-1]:
+        kind, *names = re.findall(r"\*?\s?\w+", statement)
+        if (kind := kind.strip()) not in _TYPES and "*" not in names[0]:
+            fields += _fields(library, kind)
+            continue
+        for name in names:
+            of = ctypes.c_void_p if "*" in name else _TYPES[kind]
+            fields.append((name.strip("* "), of))
+    return fields
 
 
 def build(dtype: torch.dtype, width: int, source: str = "attention") -> Path:
@@ -95,42 +141,24 @@ def build(dtype: torch.dtype, width: int, source: str = "attention") -> Path:
 
     logging.getLogger("filelock").setLevel(logging.WARNING)
     number, stored = TYPES[dtype]
-    flags = (*FLAGS, f"-DNUMBER={number}", f"-DSTORED={stored}", f"-DWIDTH={width}")
-    folder = _own_folder()
-    command = shlex.split(os.environ.get("CXX", "")) or ["c++"]
-    missing = shutil.which(command[0]) is None
-    made_for = repr((flags, _cpu(), platform.machine(), platform.libc_ver())).encode()
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    defined = f"-DNUMBER={number}", f"-DSTORED={stored}", f"-DWIDTH={width}"
+    command = [*compiler, *FLAGS, *defined]
     files = [FOLDER / f"{source}.cpp", *sorted(FOLDER.glob("*.h"))]
-    key = _digest(b"".join(file.read_bytes() for file in files) + made_for)
-    name = f"{source}-{stored.lower()}-{width}-{key}"
-    whole = f"{name}-{'*' if missing else _digest(_files(command))}-*.so"
-    if found := _intact(folder, whole):
-        return found
-    if missing:
-        raise FileNotFoundError(f"there is no compiler {command[0]}")
-    with FileLock(folder / f"{name}.lock"), tempfile.TemporaryDirectory(dir=folder) as scratch:
-        if found := _intact(folder, whole):  # somebody else has built it meanwhile
-            return found
+    made_for = repr((command, _cpu(), platform.machine(), platform.libc_ver())).encode()
+    key = hashlib.sha256(b"".join(file.read_bytes() for file in files) + made_for)
+    folder = _own_folder()
+    path = folder / f"{source}-{stored.lower()}-{width}-{key.hexdigest()[:16]}.so"
+    with FileLock(path.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=folder) as scratch:
+        if path.exists():
+            return path
+        if shutil.which(compiler[0]) is None:
+            raise FileNotFoundError(f"there is no compiler {compiler[0]}")
         made = Path(scratch, "made.so")
-        subprocess.run(
-            [*command, *flags, "-o", str(made), str(files[0])],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        path = folder / whole.replace("*", _digest(made.read_bytes()))
+        command += ["-o", str(made), str(files[0])]
+        subprocess.run(command, check=True, capture_output=True, text=True)
         os.replace(made, path)  # whole, or not there
     return path
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
-
-
-def _intact(folder: Path, pattern: str) -> Path | None:
-    """A library whose name ends in the digest of its bytes: to load half of one ends Python."""
-    fitting = (p for p in folder.glob(pattern) if p.stem.endswith(_digest(p.read_bytes())))
-    return next(fitting, None)
 
 
 def _own_folder() -> Path:
@@ -148,16 +176,6 @@ def _own_folder() -> Path:
             f"others may write to {folder}; allowed: a folder of this user's with mode 700"
         )
     return folder
-
-
-def _files(command: list[str]) -> bytes:
-    """Paths, sizes and times of a compiler's files: another version of it has others."""
-    found = []
-    for word in command:
-        path = os.path.realpath(shutil.which(word) or word)
-        state = os.stat(path) if os.path.isfile(path) else None
-        found.append((path, state.st_size, state.st_mtime_ns) if state else word)
-    return repr(found).encode()
 
 
 @cache

@@ -7,13 +7,13 @@
 #include "simd.h"
 
 // Absent tensors have no data.
-struct Scores {
+DECLARE(Scores,
   Tensor x;                         // [batch, heads, tokens, E]
   const NUMBER *vectors, *offsets;  // [heads, K, E], [heads, K]
   const uint8_t* padding_mask;      // [batch, length]
   int64_t batch, heads, length, num_clusters, unit;
   double scale, smallest;  // of x that is not scaled to length 1; least norm that is divided by
-};
+)
 
 namespace {
 
@@ -45,7 +45,6 @@ struct Strip {
   // Scores of the tokens from a slot on, and the largest and the smallest of each; those of tokens
   // that are padding, or that do not exist, are of a vector of zeros.
   void score(int64_t slot, V (&tops)[2], V (&lows)[2], const Tensor& order = {}) {
-    poison(scores, K * Q), poison(columns, P * Q), poison(unit, Q, E, P), poison(factor, Q);
     for (int i = 0; i < Q; i++, slot++) {
       tokens[i] = slot >= of.length ? -1 : order.data ? *order.at<int64_t>(row, head, slot) : slot;
       real[i] = tokens[i] >= 0 && !(of.padding_mask && of.padding_mask[row * of.length + tokens[i]]);

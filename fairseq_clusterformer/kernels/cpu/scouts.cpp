@@ -18,7 +18,7 @@
 
 // Absent tensors have no data. Heads are those of queries, but of
 // what `of` scores, `log_held` and their gradients. The masses' logs are `of.offsets`.
-struct Scouting {
+DECLARE(Scouting,
   Scores of;
   Tensor q, shares;               // of scouts, [batch, heads, S, W] and [batch, heads, S, K]
   Tensor k, key_order, log_held;  // [batch, heads, tokens or slots, W or nothing]
@@ -27,7 +27,7 @@ struct Scouting {
   const int64_t *lo, *hi;  // key slots that scouts see: `ranges` times [batch, heads, S]
   NUMBER* d_vectors;       // [heads of keys, K, E]
   int64_t query_heads, scouts, width, ranges, threads;
-};
+)
 
 namespace {
 
@@ -308,6 +308,5 @@ void backward(const Scouting& p) {
 
 }  // namespace
 
-DESCRIBE(Scouting, threads)
 extern "C" void run_scouts(const Scouting* p) { forward(*p); }
 extern "C" void run_scouts_backward(const Scouting* p) { backward(*p); }

@@ -7,13 +7,13 @@
 
 // Absent tensors have no data. Tensors are [batch, heads, tokens]
 // and, of d_x, E; `clusters` has `probes` of these one after the other.
-struct Shares {
+DECLARE(Shares,
   Scores of;
   Tensor log_weights, explored, clusters, log_share, log_total, d_log_share, d_x;
   NUMBER *log_mass, *sizes, *d_vectors;  // [heads, K] or none, [heads, K], [heads, K, E]
   int64_t probes, probe_stride, threads;
   double tie;  // see largest_few
-};
+)
 
 namespace {
 
@@ -184,6 +184,5 @@ void backward(const Shares& p) {
 
 }  // namespace
 
-DESCRIBE(Shares, tie)
 extern "C" void run_shares(const Shares* p) { forward(*p); }
 extern "C" void run_shares_backward(const Shares* p) { backward(*p); }

@@ -1,7 +1,6 @@
 // What the kernels share: registers as vectors, products of strips, exponentials, memory.
 //
 // It is compiled for one type and one width of rows: -DNUMBER=float -DSTORED=BFloat16 -DWIDTH=64.
-// -DPOISONED fills with NaN whatever is to be written before it is read: for tests.
 // Shape letters: E width of a row, P that width padded to whole registers, Q tokens of a strip: as
 // many as fill two registers.
 
@@ -9,13 +8,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <type_traits>
 #include <vector>
 
@@ -29,12 +26,10 @@ struct Tensor {
   }
 };
 
-// What bind.py compares when it loads a library: the size of its struct, and where a field is.
-#define DESCRIBE(Struct, last)                                 \
-  extern "C" void describe(int64_t* size_and_place) {          \
-    size_and_place[0] = sizeof(Struct);                        \
-    size_and_place[1] = offsetof(Struct, last);                \
-  }
+// Declares a struct, and lets library.py ask how it was declared.
+#define DECLARE(Name, ...)      \
+  struct Name { __VA_ARGS__ }; \
+  extern "C" const char* declared_##Name() { return #__VA_ARGS__; }
 
 namespace {
 
@@ -125,14 +120,6 @@ inline V loaded(const T* p) {
   return x;
 }
 inline V max(V a, V b) { return a > b ? a : b; }
-
-// Of rows that are `stride` apart, the first `width` numbers.
-inline void poison(T* memory, size_t rows, int width = 1, int stride = 1) {
-#ifdef POISONED
-  for (; rows > 0; rows--, memory += stride)
-    std::fill_n(memory, width, std::numeric_limits<T>::quiet_NaN());
-#endif
-}
 
 // 2^x, 0 below the normal numbers; relative error 2e-9 before rounding.
 inline V exp2(V x) {
@@ -228,7 +215,7 @@ void over_tasks(const Problem& p, int64_t count, F f) {
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
   {
     Worker worker(p);
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(monotonic : dynamic)
     for (int64_t task = 0; task < count; task++) f(worker, task);
   }
 }

@@ -9,7 +9,7 @@
 #include "simd.h"
 
 // What is absent has no data, and 0 of it.
-struct Step {
+DECLARE(Step,
   const NUMBER *q, *entry;   // [B, H, E], [B, J, C]
   NUMBER* out;               // [B, H, E]
   NUMBER* kept;              // [B, G, L * R, J / G, W, C]
@@ -26,7 +26,7 @@ struct Step {
   int64_t batch, heads, key_heads, groups, query_groups, width, entry_width, layouts, rings, probes,
       window, room, number_of_sinks, clusters, chunks, looks, own, threads;
   double own_bias;
-};
+)
 
 namespace {
 
@@ -167,7 +167,6 @@ void sum(const Step& p, int64_t row) {
 
 }  // namespace
 
-DESCRIBE(Step, own_bias)
 extern "C" void run_step(const Step* step) {
   const Step& p = *step;
   const int64_t rows_and_heads = p.batch * p.heads;

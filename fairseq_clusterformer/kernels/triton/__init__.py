@@ -5,7 +5,7 @@ Its modules are imported by the first call, since not every machine has Triton.
 
 from torch import Tensor
 
-from ..kernel import Carry, Gradients, OneByOne, Wanted
+from ..kernel import Gradients, OneByOne
 from ..layout import Call
 
 WIDEST = 256
@@ -34,7 +34,7 @@ class Triton(OneByOne):
 
         return forward(call)
 
-    def gradients(self, call: Call, wanted: Wanted, carry: Carry) -> Gradients:
+    def gradients(self, call: Call, *of_carry) -> Gradients:
         from .backward import backward
 
-        return backward(call, wanted, carry)
+        return backward(call, *of_carry)

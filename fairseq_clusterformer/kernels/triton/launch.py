@@ -1,9 +1,13 @@
-"""What the Triton kernels share: how tensors are handed to them and read, and which tiles they
-work in."""
+"""What the Triton kernels share: how a call is handed to them and read, which tiles they work in,
+and the logits of a tile.
 
-import os
-from collections.abc import Callable
-from typing import Any, NamedTuple
+Logits are in units of log 2, as the hardware's exponential is. A tile of queries, or of keys, is
+the place of its tokens, (row, head, token, whether it is used), and its slots; of queries, their
+ranges too. Shape letters: B batch, H heads, N tokens, M key slots, E head width.
+"""
+
+from collections import namedtuple
+from typing import Any
 
 import torch
 import triton
@@ -11,25 +15,20 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
+from ..layout import TENSORS, Call
+
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+LOG2_E = tl.constexpr(1.4426950408889634)
+# Numbers that differ from batch to batch: kernels are not compiled anew for their values.
+VARYING = ["length", "slots", "tiles", "key_tiles"]
 
 
-class Rows(NamedTuple):
-    """A tensor [B, H, N, E] and its strides."""
-
-    ptr: Any
-    b: Any
-    h: Any
-    n: Any
-    e: Any
-
-
-class Index(NamedTuple):
-    """A contiguous integer tensor [B or 1, H or 1, N], and how far apart its rows are, in rows."""
-
-    ptr: Any
-    b: Any
-    h: Any
+# A tensor [B, H, N, E] and its strides.
+Rows = namedtuple("Rows", "ptr b h n e")
+# A contiguous integer tensor [B or 1, H or 1, N], and how far apart its rows are, in rows.
+Index = namedtuple("Index", "ptr b h")
+# A call: rows, indices, the number of heads, dropout and its seed.
+Given = namedtuple("Given", ["q", "k", "v", "bias", *TENSORS, "heads", "dropout", "seed"])
 
 
 def rows_of(x: Tensor) -> Rows:
@@ -43,7 +42,52 @@ def index_of(x: Tensor | None) -> Index | None:
     return Index(x, x.size(1) if x.size(0) > 1 else 0, 1 if x.size(1) > 1 else 0)
 
 
-def precision_of(dtype: torch.dtype) -> str:
+def arguments(call: Call) -> dict:
+    """What all kernels of a call take."""
+    q, layout, bias = call.q, call.layout, call.key_bias
+    bias = None if bias is None else rows_of(bias.expand(q.shape[:3]).unsqueeze(-1))
+    indices = (index_of(getattr(layout, name)) for name in TENSORS)
+    length, width = q.shape[2:]
+    return {
+        "of": Given(*map(rows_of, call[:3]), bias, *indices, q.size(1), call.dropout, call.seed),
+        "length": length,
+        "slots": layout.slots,
+        "WIDTH": width,
+        "PART": _part_of(width, q.element_size()),
+        "ACC": tl.float64 if q.dtype == torch.float64 else tl.float32,
+        "PRECISION": _precision_of(q.dtype),
+    }
+
+
+# Query slots and key slots of a tile, warps and stages: of the forward kernel, and of the backward
+# kernels over queries and over keys. The key is the bytes of a number and the width of a head (64,
+# 128); a head in several parts has twice a part's.
+TILES = {
+    (2, 64): ((64, 64, 4, 3), (64, 64, 4, 2), (32, 64, 4, 2)),
+    (2, 128): ((64, 64, 4, 3), (64, 32, 4, 2), (16, 64, 8, 2)),
+    (2, 256): ((64, 32, 4, 2), (128, 32, 8, 1), (32, 64, 8, 2)),
+    (4, 64): ((64, 32, 4, 2), (64, 32, 8, 1), (16, 128, 8, 1)),
+    (4, 128): ((128, 32, 8, 1), (128, 32, 8, 1), (16, 128, 8, 1)),
+    (8, 64): ((64, 32, 4, 1), (64, 32, 4, 1), (32, 64, 4, 1)),
+    (8, 128): ((64, 32, 4, 1), (64, 32, 4, 1), (32, 64, 4, 1)),
+}
+FORWARD, QUERIES, KEYS = range(3)
+
+
+def launch(kernel: triton.JITFunction, which: int, q: Tensor, **given: Any) -> None:
+    """Run one of the three: a program for each tile of slots, head and part of it. Programs of
+    several parts each compute the weights anew, but hold what they add up in registers."""
+    (batch, heads, _, width), part = q.shape, given["PART"]
+    held = max(part, 64)
+    tiles = TILES[q.element_size(), held if width <= held else 2 * held]
+    block_m, block_n, warps, stages = tiles[which]
+    slots, block = (given["slots"], block_n) if which == KEYS else (given["length"], block_m)
+    programs = triton.cdiv(slots, block) * batch * heads
+    how = {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": warps, "num_stages": stages}
+    kernel[programs, triton.cdiv(width, part)](**given, **how)
+
+
+def _precision_of(dtype: torch.dtype) -> str:
     """How tensor cores multiply float32: as three products of TensorFloat32, which lose two to
     four times what float32's own would, or as one where torch allows that (``fp32_precision``)."""
     if dtype == torch.float64:
@@ -51,48 +95,7 @@ def precision_of(dtype: torch.dtype) -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
-def work_class(length: int, reach: int | None) -> int:
-    """What tiles are timed for: powers of 2 of the length, 128 to 8,192, and of the reach, from
-    32. 0 where they are not timed, but fixed: see :func:`tuned`."""
-    fixed = os.environ.get("CLUSTERFORMER_FIXED_TILES") == "1"
-    if INTERPRETED or fixed or torch.are_deterministic_algorithms_enabled():
-        return 0
-    reach = 0 if reach is None else max(min(reach, length).bit_length(), 5)
-    return 32 * min(max(length.bit_length(), 7), 14) + min(reach, 14)
-
-
-def tuned(tiles: dict[tuple[int, int], list[tuple[int, int, int, int]]]) -> Callable:
-    """Decorator of a kernel: its tiles are chosen by timing them once for each kind of work, and
-    what was fastest is kept in Triton's cache on disk.
-
-    Other tiles round differently. Training that is to be the same bits every time takes the first
-    ones, untimed: with ``CLUSTERFORMER_FIXED_TILES=1`` in the environment, or after
-    ``torch.use_deterministic_algorithms(True)``.
-
-    Args:
-        tiles: choices of query slots, key slots, warps and stages. The key is the bytes of a
-            number and the width of a head (64, 128); a head in several parts has twice a part's.
-    """
-    choices = {
-        tile: triton.Config({"BLOCK_M": tile[0], "BLOCK_N": tile[1]}, *tile[2:])
-        for tile in sorted(set().union(*tiles.values()))
-    }
-
-    def fitting(_configs, named: dict, **others) -> list[triton.Config]:
-        values = named | others
-        part = max(values["PART"], 64)
-        fit = tiles[values["NUMBER_BYTES"], part if values["WIDTH"] <= part else 2 * part]
-        return [choices[tile] for tile in fit[: None if values["work"] else 1]]
-
-    return triton.autotune(
-        list(choices.values()),
-        key=["WIDTH", "NUMBER_BYTES", "PRECISION", "work"],
-        prune_configs_by={"early_config_prune": fitting},
-        cache_results=True,
-    )
-
-
-def part_of(width: int, number_bytes: int) -> int:
+def _part_of(width: int, number_bytes: int) -> int:
     """Columns of a head that a program holds at once: a power of 2, as many as leave its threads
     enough of their 255 registers."""
     most = 128 if number_bytes == 2 else 64
@@ -120,28 +123,48 @@ def load_index(x, b, h, place, size):
 
 
 @triton.jit
-def load_count(x, b, h):
-    return tl.load(x.ptr + b * x.b + h * x.h)
+def _tokens(order, count, b, h, slot, size):
+    used = slot < size
+    if count is not None:
+        used = slot < tl.load(count.ptr + b * count.b + h * count.h)
+    return b, h, load_index(order, b, h, slot, size), used
 
 
 @triton.jit
-def load_rows(x, b, h, token, used, part, WIDTH: tl.constexpr, PART: tl.constexpr):
-    """A part of the rows of those tokens [len(token), PART]; 0 where they are not used."""
+def load_queries(of, b, h, slot, length):
+    """A tile of queries."""
+    low = load_index(of.lo, b, h, slot, length).to(tl.int32)
+    high = load_index(of.hi, b, h, slot, length).to(tl.int32)
+    return _tokens(of.query_order, of.num_queries, b, h, slot, length), slot, low, high
+
+
+@triton.jit
+def load_keys(of, b, h, slot, slots):
+    """A tile of keys."""
+    return _tokens(of.key_order, of.num_keys, b, h, slot, slots), slot
+
+
+@triton.jit
+def _pointers(x, at, part, WIDTH: tl.constexpr, PART: tl.constexpr):
+    """To a part of the rows at those places [len(token), PART], and which of them there are."""
+    b, h, token, used = at
     column = part * PART + tl.arange(0, PART)
     mask = used[:, None]
     if WIDTH % PART != 0:
         mask = mask & (column < WIDTH)[None, :]
-    pointers = x.ptr + b * x.b + h * x.h + token[:, None] * x.n + column[None, :] * x.e
+    return x.ptr + b * x.b + h * x.h + token[:, None] * x.n + column[None, :] * x.e, mask
+
+
+@triton.jit
+def load_rows(x, at, part, WIDTH: tl.constexpr, PART: tl.constexpr):
+    """A part of the rows at those places; 0 where they are not used."""
+    pointers, mask = _pointers(x, at, part, WIDTH, PART)
     return tl.load(pointers, mask=mask, other=0.0)
 
 
 @triton.jit
-def store_rows(x, b, h, token, rows, exists, part, WIDTH: tl.constexpr, PART: tl.constexpr):
-    column = part * PART + tl.arange(0, PART)
-    mask = exists[:, None]
-    if WIDTH % PART != 0:
-        mask = mask & (column < WIDTH)[None, :]
-    pointers = x.ptr + b * x.b + h * x.h + token[:, None] * x.n + column[None, :] * x.e
+def store_rows(x, at, rows, part, WIDTH: tl.constexpr, PART: tl.constexpr):
+    pointers, mask = _pointers(x, at, part, WIDTH, PART)
     tl.store(pointers, rounded(rows, x.ptr.dtype.element_ty), mask=mask)
 
 
@@ -157,7 +180,8 @@ def rounded(x, dtype: tl.constexpr):
 
 @triton.jit
 def dot(a, b, ACC: tl.constexpr, PRECISION: tl.constexpr):
-    """Matrix product; the interpreter would multiply the bits of bfloat16."""
+    """Matrix product, of a in b's precision; the interpreter would multiply bfloat16's bits."""
+    a = rounded(a, b.dtype)
     if INTERPRETED:
         a, b = a.to(ACC), b.to(ACC)
     return tl.dot(a, b, input_precision=PRECISION, out_dtype=ACC)
@@ -165,27 +189,45 @@ def dot(a, b, ACC: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def products(
-    x, x_token, x_used, x_first, y, y_token, y_used, y_first, b, h,
+    x, x_at, x_first, y, y_at, y_first,
     WIDTH: tl.constexpr, PART: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Inner products of rows of x and y [len(x_token), len(y_token)], whose first parts are
-    loaded, and used where they are all. Else a loop, for then registers hold one part at a time.
-    """
+    """Inner products of rows of x and y at those places, whose first parts are loaded, and used
+    where they are all. Else a loop, for then registers hold one part at a time."""
     if WIDTH <= PART:
         total = dot(x_first, tl.trans(y_first), ACC, PRECISION)
     else:
-        total = tl.zeros([x_token.shape[0], y_token.shape[0]], ACC)
+        total = tl.zeros([x_first.shape[0], y_first.shape[0]], ACC)
         for part in tl.range(0, (WIDTH + PART - 1) // PART):
-            left = load_rows(x, b, h, x_token, x_used, part, WIDTH, PART)
-            right = load_rows(y, b, h, y_token, y_used, part, WIDTH, PART)
+            left = load_rows(x, x_at, part, WIDTH, PART)
+            right = load_rows(y, y_at, part, WIDTH, PART)
             total += dot(left, tl.trans(right), ACC, PRECISION)
     return total
 
 
 @triton.jit
-def kept(seed, query, key, dropout):
+def logits_of(inner, bias, queries, keys, WIDTH: tl.constexpr, QUERIES: tl.constexpr):
+    """Logits of a tile, -inf where a key is not seen, from inner products: queries along the axis
+    QUERIES, keys along the other."""
+    KEYS: tl.constexpr = 1 - QUERIES
+    SCALE: tl.constexpr = WIDTH**-0.5 * LOG2_E
+    _, _, low, high = queries
+    (b, h, token, used), slot = keys
+    logits = inner * SCALE
+    if bias is not None:
+        of_key = tl.load(bias.ptr + b * bias.b + h * bias.h + token * bias.n, mask=used, other=0.0)
+        logits += tl.expand_dims(of_key.to(inner.dtype) * LOG2_E, QUERIES)
+    slot = tl.expand_dims(slot, QUERIES)
+    seen = (slot >= tl.expand_dims(low, KEYS)) & (slot < tl.expand_dims(high, KEYS))
+    return tl.where(seen, logits, float("-inf"))
+
+
+@triton.jit
+def kept(seed, dropout, row, queries, keys, length, QUERIES: tl.constexpr):
     """1 / (1 - dropout) where a weight is kept, 0 where it is dropped; by its place alone. Seven
     rounds of Philox are the fewest that pass all tests of randomness (Salmon et al., 2011)."""
+    query = tl.expand_dims(row * length + queries[1], 1 - QUERIES)
+    key = tl.expand_dims(keys[1], QUERIES)
     low, high = (query * 0 + key).to(tl.uint32), (query + key * 0).to(tl.uint32)
     bits, _, _, _ = tl.philox(seed, low, high, low * 0, low * 0, n_rounds=7)
     uniform = tl.uint_to_uniform_float(bits)
