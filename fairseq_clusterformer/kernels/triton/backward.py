@@ -61,8 +61,8 @@ def _backward_queries(
     b, h = row // of.heads, row % of.heads
     slot = (tl.cdiv(length, BLOCK_M) - 1 - tile) * BLOCK_M + tl.arange(0, BLOCK_M)
     queries = load_queries(of, b, h, slot, length)
-    at, _, low, high = queries
-    _, _, token, used = at
+    at, low, high = queries[0], queries[2], queries[3]
+    token, used = at[2], at[3]
     query = load_rows(of.q, at, 0, WIDTH, PART)
     d_values = load_rows(d_out, at, 0, WIDTH, PART)
     log_sum = tl.load(lse + row * length + token, mask=used, other=0.0)
@@ -95,9 +95,9 @@ def _backward_queries(
         d_weights = products(
             d_out, at, d_values, of.v, keys[0], value, WIDTH, PART, ACC, PRECISION
         )
-        _, d_logits = _gradients_of(
+        d_logits = _gradients_of(
             inner, d_weights, of, seed, row, queries, keys, length, log_sum, shift, WIDTH, 0
-        )
+        )[1]
         if WIDTH > PART:
             key = load_rows(of.k, keys[0], part, WIDTH, PART)
         d_query += dot(d_logits, key, ACC, PRECISION)
@@ -134,7 +134,7 @@ def _backward_keys(
     end = tl.max(tl.load(span + 1, mask=entry < key_tiles, other=0))
     for first in range(begin, end, BLOCK_M):
         queries = load_queries(of, b, h, first + tl.arange(0, BLOCK_M), length)
-        _, _, token, used = queries[0]
+        token, used = queries[0][2], queries[0][3]
         query = load_rows(of.q, queries[0], 0, WIDTH, PART)
         d_values = load_rows(d_out, queries[0], 0, WIDTH, PART)
         log_sum = tl.load(lse + row * length + token, mask=used, other=0.0)

@@ -47,7 +47,7 @@ def _forward(
     # Causal attention over everything has its longest ranges last: they start first.
     slot = (tl.cdiv(length, BLOCK_M) - 1 - tile) * BLOCK_M + tl.arange(0, BLOCK_M)
     queries = load_queries(of, b, h, slot, length)
-    at, _, low, high = queries
+    at, low, high = queries[0], queries[2], queries[3]
     query = load_rows(of.q, at, 0, WIDTH, PART)
 
     if of.seed is not None:
