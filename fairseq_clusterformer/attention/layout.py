@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..kernels.layout import Layout
-from ..kernels.sorting import sort_by_cluster
+from ..kernels.layout import Layout, sort_by_cluster
 from .batch import Batch
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .kernel import LOG2_E, Carry, Gradients, OneByOne
 from .layout import TENSORS, Call
@@ -40,7 +41,7 @@ class _Side(NamedTuple):
 
     rows: Tensor  # [R * h * tiles * T] of all tokens' rows; any in slots that only fill up a tile
     slots: int  # without these
-    unused: Tensor | None  # bool [R, 1, tiles * T], True in slots without a token; None: all have
+    unused: Tensor | None  # bool [.., 1], True in slots without a token; None: all have one
 
 
 class _Plan:
@@ -54,39 +55,36 @@ class _Plan:
         self.rows, self.heads = (batch, groups), heads // groups
         # A short sequence is one tile, of a multiple of 8 slots.
         self.tile = min(TILE, -(-max(length, layout.slots) // 8) * 8)
-        identity = torch.arange(length, device=q.device).view(1, 1, length)
-        self.queries = self._side(layout.query_order, layout.num_queries, identity)
-        self.keys = self._side(layout.key_order, layout.num_keys, identity)
+        self.queries = self._side(layout.query_order, layout.num_queries)
+        self.keys = self._side(layout.key_order, layout.num_keys)
         # An empty range becomes one at 0.
         empty = layout.hi <= layout.lo
         self.lo, self.hi = (self._tiled(x.masked_fill(empty, 0)) for x in (layout.lo, layout.hi))
 
     def _tiled(self, x: Tensor) -> Tensor:
         """[B or 1, G or 1, slots] to [R * tiles, T], filled up with 0."""
-        x = torch.nn.functional.pad(x, (0, -x.size(-1) % self.tile))
+        x = pad(x, (0, -x.size(-1) % self.tile))
         return x.expand(*self.rows, -1).reshape(-1, self.tile)
 
-    def _side(self, order: Tensor | None, count: Tensor | None, identity: Tensor) -> _Side:
-        order = identity if order is None else order
+    def _side(self, order: Tensor | None, count: Tensor | None) -> _Side:
         batch, heads, length, _ = self.call.q.shape
-        token, slots = self._tiled(order).view(*self.rows, 1, -1), order.size(-1)
-        row = torch.arange(batch, device=order.device).view(-1, 1, 1, 1)
-        head = torch.arange(heads, device=order.device).view(1, self.rows[1], -1, 1)
-        unused, filled = None, token.size(-1)
-        if count is None and slots < filled:
-            count = torch.full((1, 1), slots, device=order.device)
-        if count is not None:
-            count = count.expand(self.rows).reshape(-1, 1, 1)
-            unused = torch.arange(filled, device=order.device) >= count
-        # rows of [B, N, H], as projections leave them
-        return _Side(((row * length + token) * heads + head).flatten(), slots, unused)
+        rows = torch.arange(batch * length * heads, device=self.call.q.device)
+        rows = rows.view(batch, length, heads).transpose(1, 2)  # as projections leave them
+        if order is not None:
+            rows = rows.gather(-1, order.expand(batch, heads, -1))
+        slots, unused = rows.size(-1), None
+        rows = pad(rows, (0, -slots % self.tile))
+        if count is not None or slots < rows.size(-1):
+            count = slots if count is None else count.unsqueeze(-1)
+            unused = torch.arange(rows.size(-1), device=rows.device) >= count
+            unused = unused.expand(rows.shape).reshape(-1, 1)
+        return _Side(rows.flatten(), slots, unused)
 
     def to_slots(self, x: Tensor, side: _Side) -> Tensor:
         """Token order [B, H, N, E] to tiles [R * h * tiles, T, E], unused slots 0."""
         out = x.transpose(1, 2).reshape(-1, x.size(-1)).index_select(0, side.rows)
         if side.unused is not None:
-            by_row = out.view(len(side.unused), self.heads, -1, x.size(-1))
-            by_row.masked_fill_(side.unused.unsqueeze(-1), 0)
+            out.masked_fill_(side.unused, 0)
         return out.view(-1, self.tile, x.size(-1))
 
     def to_tokens(self, tiles: Tensor, side: _Side) -> Tensor:
@@ -95,10 +93,8 @@ class _Plan:
         once, width = side.slots == length, tiles.size(-1)  # each token stands in one slot
         create = tiles.new_empty if once else tiles.new_zeros  # sums begin at 0
         out = create(batch * length * heads, width)
-        index, source = (
-            x.view(batch * heads, -1, *x.shape[2:])[:, : side.slots].flatten(0, 1)
-            for x in (side.rows.view(batch * heads, -1), tiles.view(batch * heads, -1, width))
-        )
+        index, source = side.rows.view(batch * heads, -1), tiles.view(batch * heads, -1, width)
+        index, source = index[:, : side.slots].flatten(), source[:, : side.slots].flatten(0, 1)
         (out.index_copy_ if once else out.index_add_)(0, index, source)
         return out.view(batch, length, heads, width).transpose(1, 2)
 

@@ -40,18 +40,12 @@ class Carry(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of a call's inputs, in their dtypes."""
+    """Of a call's inputs; of q, k and v perhaps in float32, where these are in half precision."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     key_bias: Tensor | None
-
-    def added(self, into: Sequence[Tensor] | None) -> "Gradients":
-        """Those of q, k and v added to those that are given."""
-        if into is None:
-            return self
-        return Gradients(*(to.add_(x) for to, x in zip(into, self, strict=False)), self.key_bias)
 
 
 class Kernel(Protocol):
@@ -67,8 +61,8 @@ class Kernel(Protocol):
         ...
 
     #: returns the gradients of a call, from those of the output and of the log-sum-exp (None: it
-    #: has none) of the carry of all calls, and from that. It adds to the gradients of q, k and v
-    #: that are given last. None: autograd follows ``forward``.
+    #: has none) of the carry of all calls, and from that; those of q, k and v that are given last
+    #: are added, and may be overwritten. None: autograd follows ``forward``.
     backward: (
         Callable[[Call, Tensor, Tensor | None, Carry, Sequence[Tensor] | None], Gradients] | None
     )
@@ -87,10 +81,11 @@ class OneByOne(Kernel):
         return carry if call.own is None else carry.add(*attend_own(*call[:3], call.own))
 
     def backward(self, call, d_out, d_lse, carry, into=None) -> Gradients:
-        found = self.gradients(call, d_out, d_lse, carry).added(into)
-        if call.own is not None:
-            for gradient, more in zip(found, _of_own(call, d_out, d_lse, carry), strict=False):
-                gradient.add_(more)
+        found = self.gradients(call, d_out, d_lse, carry)
+        more = [] if call.own is None else [_of_own(call, d_out, d_lse, carry)]
+        for others in more if into is None else [*more, into]:
+            for gradient, other in zip(found, others, strict=False):
+                gradient.add_(other)
         return found
 
 

@@ -44,6 +44,9 @@ def made(length: int, dtype=torch.float64, **sizes) -> tuple[torch.Tensor, ...]:
     return make_inputs(length, dtype, **sizes)[:3]
 
 
+SLOT = torch.arange(900).view(1, 1, -1)
+
+
 def three_windows() -> Layout:
     lo = torch.arange(150).view(1, 1, -1) // 50 * 50
     return Layout(lo=lo, hi=lo + 50, num_queries=torch.tensor([[100]]))
@@ -60,6 +63,8 @@ CASES = {
     ),
     "several chunks of keys": lambda: random_layout(1, 1, 150, 900, 900),
     "unused queries in identity order": three_windows,
+    # in one task, over more keys than stay copied
+    "a wide window": lambda: Layout((SLOT - 400).clamp(min=0), SLOT + 1),
 }
 
 
@@ -67,19 +72,10 @@ CASES = {
 @pytest.mark.parametrize(("bias_heads", "width"), [(0, WIDTH), (1, WIDTH), (3, 40)])
 def test_every_layout(name, bias_heads, width):
     """Neither width fills its registers."""
-    layout, inputs = CASES[name](), made(150, batch=2, heads=3, width=width)
-    bias = torch.randn(2, bias_heads, 150, dtype=torch.float64) if bias_heads else None
-    expected = run("reference", *inputs, bias, layout)
-    for got, want in zip(run("cpu", *inputs, bias, layout), expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
-
-
-def test_a_window_that_moves_over_more_keys_than_stay_copied():
-    """In one task for each of many rows and heads; what tiles share is not copied again."""
-    length, slot = 500, torch.arange(500).view(1, 1, -1)
-    inputs = made(length, batch=2, heads=16)
-    layout = Layout(lo=(slot - 100).clamp(min=0), hi=slot + 1)
-    bias = torch.randn(2, 16, length, dtype=torch.float64)
+    layout = CASES[name]()
+    length = layout.lo.size(-1)
+    inputs = made(length, batch=2, heads=3, width=width)
+    bias = torch.randn(2, bias_heads, length, dtype=torch.float64) if bias_heads else None
     expected = run("reference", *inputs, bias, layout)
     for got, want in zip(run("cpu", *inputs, bias, layout), expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
@@ -118,23 +114,11 @@ def test_memory_of_the_gradients_of_many_keys():
     assert queue.get() < 40
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_error_at_most_twice_the_reference(dtype):
-    """Also where the softmax is corrected several times."""
-    inputs = made(700, dtype, batch=1, heads=2)
-    layout = random_layout(1, 1, 700, 700, 700)
-    exact = run("reference", *(t.double() for t in inputs), None, layout)
-    others = run("reference", *inputs, None, layout)
-    for got, other, want in zip(run("cpu", *inputs, None, layout), others, exact, strict=True):
-        finite = torch.isfinite(want)
-        assert torch.equal(torch.isfinite(got), finite)
-        assert (got - want)[finite].norm() <= 2 * (other - want)[finite].norm()
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_the_number_of_threads_changes_no_bit(name):
-    layout, inputs = CASES[name](), made(150, torch.float32, batch=2, heads=3)
-    bias = torch.randn(2, 3, 150)
+    layout = CASES[name]()
+    inputs = made(layout.lo.size(-1), torch.float32, batch=2, heads=3)
+    bias = torch.randn(2, 3, layout.lo.size(-1))
     found = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
@@ -142,12 +126,6 @@ def test_the_number_of_threads_changes_no_bit(name):
         found.append(run("cpu", *inputs, bias, layout, dropout=0.3))
     for others in zip(*found, strict=True):
         assert all(torch.equal(others[0], other) for other in others[1:])
-
-
-def test_logits_of_ten_thousand():
-    q, k, v = made(150, torch.float32, batch=1, heads=1)
-    got = run("cpu", 2e3 * q, 10 * k, v, None, random_layout(1, 1, 150, 150, 100))
-    assert all(torch.isfinite(t).all() for t in (got[0], *got[2:]))
 
 
 def test_a_nan_stays_visible():
@@ -214,7 +192,11 @@ def elsewhere(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("compiler", "reason"),
-    [("no-such-compiler", "no compiler no-such-compiler"), ("false", "status 1")],
+    [
+        ("no-such-compiler", "no compiler no-such-compiler"),
+        ("false", "status 1"),
+        ("g++ '", "No closing quotation"),
+    ],
 )
 def test_without_a_compiler(elsewhere, monkeypatch, caplog, compiler, reason):
     monkeypatch.setenv("CXX", compiler)
@@ -277,12 +259,6 @@ def test_a_folder_that_others_may_write_to_is_refused(elsewhere, monkeypatch, wh
     else:
         folder.chmod(0o777)
     with pytest.raises(ValueError, match=f"the kernel is cpu.*others may write to {folder}; all"):
-        attend()
-
-
-def test_a_command_that_is_none_is_no_compiler(elsewhere, monkeypatch):
-    monkeypatch.setenv("CXX", "g++ '")
-    with pytest.raises(ValueError, match="the kernel is cpu, which cannot be built: No closing"):
         attend()
 
 

@@ -50,24 +50,16 @@ def test_it_is_one_softmax(impl, layouts, bias):
 
 @pytest.mark.parametrize("layouts", sampled([1, 3], [3], "matrix"))
 def test_long_texts(layouts):
-    """Of several tiles, segments and chunks; whatever the number of threads."""
-    before, found = torch.get_num_threads(), []
-    try:
-        for number in (1, 2):
-            torch.set_num_threads(number)
-            found.append(check("cpu", 700, layouts, 0.3))
-    finally:
-        torch.set_num_threads(before)
-    assert all(map(torch.equal, *found))
+    """Of several tiles, segments and chunks."""
+    check("cpu", 700, layouts, 0.3)
 
 
-def check(impl, length, layouts, bias) -> list:
+def check(impl, length, layouts, bias) -> None:
     own = None if bias is None else Own(bias, some(length))
     expected = results(one_by_one, length, own, layouts)
     found = results(joint_attention, length, own, layouts, impl=impl)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -159,10 +151,3 @@ def test_gradients_through_dropout(impl):
         return joint_attention(*qkv, layouts, Own(), dropout=0.4, impl=impl)
 
     assert torch.autograd.gradcheck(function, [t.requires_grad_() for t in (q, k, v)])
-    with torch.no_grad():
-        mean = sum(
-            joint_attention(q, k, v, layouts, Own(), dropout=0.4, impl=impl)[0]
-            for _ in range(1000)
-        )
-        plain = joint_attention(q, k, v, layouts, Own(), impl=impl)[0]
-    torch.testing.assert_close(mean / 1000, plain, rtol=0, atol=0.25)

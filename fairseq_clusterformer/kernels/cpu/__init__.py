@@ -21,14 +21,9 @@ from ..layout import TENSORS, Call
 from .library import run, why_missing
 
 
-def _computed_in(dtype: torch.dtype) -> torch.dtype:
-    """float16 is computed in float32: not every compiler knows it."""
-    return torch.float32 if dtype == torch.float16 else dtype
-
-
 def _in_rows(x: Tensor) -> Tensor:
-    """x as the kernel reads it: the last dimension has stride 1."""
-    x = x.to(_computed_in(x.dtype))
+    """x as the kernel reads it: in float32 or float64, the last dimension with stride 1."""
+    x = at_least_float32(x)
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -40,7 +35,7 @@ def _given(call: Call, adds: bool) -> dict[str, Any]:
     given |= dict(zip(("batch", "heads", "length"), call.q.shape, strict=False))
     given |= {"slots": layout.slots, "dropout": call.dropout, "adds": adds}
     if call.key_bias is not None:
-        given["key_bias"] = call.key_bias.to(torch.promote_types(call.q.dtype, torch.float32))
+        given["key_bias"] = call.key_bias.to(given["q"].dtype)
     if call.seed is not None:
         given["seed"] = int(call.seed)
     if own is not None:
@@ -61,32 +56,27 @@ class Cpu(Kernel):
         if q.device.type != "cpu":
             problem = f"the kernel is cpu, and q is on {q.device}"
             return problem, "allowed: tensors on cpu; the kernel blocks takes any device"
-        if (reason := why_missing(_computed_in(q.dtype), q.size(-1))) is not None:
+        if (reason := why_missing(at_least_float32(q[:0]).dtype, q.size(-1))) is not None:
             return f"the kernel is cpu, which {reason}", "allowed: blocks, reference"
         return None
 
     def forward(self, call: Call, carry: Carry | None = None) -> Carry:
-        """The carry of several calls is to be in the precision that q is computed in."""
         given = _given(call, adds=carry is not None)
         if carry is None:
-            lse = at_least_float32(call.q.new_empty(call.q.shape[:-1]))
-            numbers = lse, torch.empty_like(lse), torch.empty_like(lse)
+            numbers = (given["q"].new_empty(call.q.shape[:-1]) for _ in range(3))
             carry = Carry(empty_like(given["q"]), *numbers)
         _run("forward", given, **carry._asdict())
-        return carry._replace(out=carry.out.to(call.q.dtype))
+        return carry
 
     def backward(self, call, d_out, d_lse, carry, into=None) -> Gradients:
-        key_bias, dtype = call.key_bias, call.q.dtype
-        adds = into is not None and _computed_in(dtype) == dtype
-        given, peak, total = _given(call, adds), carry.peak, carry.total
+        given, peak, total = _given(call, adds=into is not None), carry.peak, carry.total
         if peak is None:  # as if one key had all the weight
             peak, total = carry.lse * LOG2_E, carry.lse.isfinite().to(carry.lse.dtype)
-        found = into if adds else [empty_like(given[name]) for name in "qkv"]
-        d_bias = None if key_bias is None else torch.empty_like(carry.lse)
+        found = [empty_like(given[name]) for name in "qkv"] if into is None else into
+        d_bias = None if call.key_bias is None else torch.empty_like(carry.lse)
         results = dict(zip(("d_q", "d_k", "d_v"), found, strict=True))
         results |= {"out": _in_rows(carry.out), "peak": peak, "total": total, "d_bias": d_bias}
         _run("backward", given, d_out=_in_rows(d_out), d_lse=d_lse, **results)
         if d_bias is not None:
-            d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
-        gradients = Gradients(*(x.to(dtype) for x in found), d_bias)
-        return gradients if adds else gradients.added(into)
+            d_bias = d_bias.sum_to_size(call.key_bias.shape).to(call.key_bias.dtype)
+        return Gradients(*found, d_bias)

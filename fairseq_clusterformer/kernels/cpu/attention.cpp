@@ -39,27 +39,25 @@ namespace {
 constexpr int CHUNK = 256;  // keys between two corrections of the online softmax
 constexpr int KEPT = 384;   // rows of keys that stay copied
 
-void prefetch(const S* row) {
-  for (int e = 0; e < E; e += 64 / sizeof(S)) __builtin_prefetch(row + e);
+void prefetch(const T* row) {
+  for (int e = 0; e < E; e += 64 / sizeof(T)) __builtin_prefetch(row + e);
 }
 
 // Scattered rows that are read or written soon: asked for in small batches, spread over what is
 // computed, so that several misses of the TLB overlap.
 struct Ahead {
-  const S* rows[8 * TILE];
+  const T* rows[8 * TILE];
   int count = 0, next = 0, at_once = 0;
   void step() {
     for (int n = 0; n < at_once && next < count; n++) prefetch(rows[next++]);
   }
 };
 
-using Memory = std::unique_ptr<T[], Free>;
-
 // What queries add to the gradients of the key slots that they see, [begin, end): rows of d_k and
 // d_v, d_bias. Its memory is as if for all key slots: what is never touched takes up no room.
 struct Part {
   int64_t begin = 0, end = 0, clean = 0;  // up to which slot it counts
-  Memory memory;
+  std::unique_ptr<V[]> memory;
   // It is of what the query slots [from, to) of a row and head see.
   void cover(const Problem& p, int64_t row, int64_t head, int64_t from, int64_t to) {
     begin = p.slots, end = 0;
@@ -68,9 +66,9 @@ struct Part {
       if (lo < hi) begin = std::min(begin, lo), end = std::max(end, hi);
     }
     begin = clean = std::min(begin, end);
-    if (!memory) memory = allocated<T>(p.slots * (2 * P + 1));
+    if (!memory) memory.reset(new V[p.slots * (2 * P + 1) / L + 1]);
   }
-  T* keys() const { return memory.get(); }
+  T* keys() const { return reinterpret_cast<T*>(memory.get()); }
   T* values() const { return keys() + (end - begin) * P; }
   T* bias() const { return values() + (end - begin) * P; }
   // Zero slots up to `to`. Done just before use, so that the lines are in cache.
@@ -102,8 +100,8 @@ struct Attention {
     alignas(64) T peak[Q], total[Q], delta[Q];
     int64_t begin, end;          // keys that any of them sees
     int64_t all_begin, all_end;  // keys that all of them see
-    Buffer<T> q{Q * P}, q_columns{P * Q}, d_out{Q * P}, d_out_columns{P * Q};
-    Buffer<T> sum{Q * P};  // output or d_q
+    Buffer q{Q * P}, q_columns{P * Q}, d_out{Q * P}, d_out_columns{P * Q};
+    Buffer sum{Q * P};  // output or d_q
     bool asks[Q], own[Q];  // whether it sees any key of this call; whether its own
   };
 
@@ -114,11 +112,11 @@ struct Attention {
 
   // Copied keys, slots [first, last).
   int64_t first = 0, last = 0;
-  Buffer<T> keys, values, biases;
+  Buffer keys, values, biases;
   Part part;
-  Memory unused;  // of a sum of parts
+  std::unique_ptr<V[]> unused;  // memory of a sum of parts
   Ahead ahead;
-  Buffer<T> weights, d_logits;  // weights and their gradients, [keys][Q]
+  Buffer weights, d_logits;  // weights and their gradients, [keys][Q]
   Strip strips[TILE / Q];
 
   explicit Attention(const Problem& p)
@@ -144,15 +142,11 @@ struct Attention {
     return order.data ? *order.at<int64_t>(row, head, slot) : slot;
   }
 
-  static void copy_row(T* to, const S* from, T factor) {
-    for (int e = 0; e < E; e++) to[e] = T(from[e]) * factor;
-  }
-  static T dot_rows(const T* a, const T* b) {  // P wide
-    V products = {};
-    for (int e = 0; e < P; e += L) products += vec(a + e) * vec(b + e);
-    T sum = 0;
-    for (int n = 0; n < L; n++) sum += products[n];
-    return sum;
+  // A token's row, times a factor; 0, whatever stands there, where it is not to be seen.
+  void read(T* to, const Tensor& of, int64_t at, bool seen = true, T factor = 1) const {
+    if (!seen) return void(std::memset(to, 0, E * sizeof(T)));
+    const T* from = of.at<T>(row, head, at);
+    for (int e = 0; e < E; e++) to[e] = from[e] * factor;
   }
 
   // Keys [begin, end) are copied afterwards; they are CHUNK or fewer.
@@ -167,16 +161,11 @@ struct Attention {
     }
     int64_t used = count(p.num_keys, p.slots);
     for (; last < end; last++) {
-      int64_t from = token(p.key_order, last), to = last - first;
-      if (last < used) {
-        copy_row(keys + to * P, p.k.at<S>(row, head, from), 1);
-        copy_row(values + to * P, p.v.at<S>(row, head, from), 1);
-      } else {  // holds no token: 0, whatever stands there
-        std::memset(keys + to * P, 0, E * sizeof(T));
-        std::memset(values + to * P, 0, E * sizeof(T));
-      }
+      const int64_t from = token(p.key_order, last), to = last - first;
+      const bool holds = last < used;  // a token
+      read(keys + to * P, p.k, from, holds), read(values + to * P, p.v, from, holds);
       if (p.key_bias.data)
-        biases[to] = last < used ? *p.key_bias.at<T>(row, head, from) * T(LOG2_E) : 0;
+        biases[to] = holds ? *p.key_bias.at<T>(row, head, from) * T(LOG2_E) : 0;
     }
   }
 
@@ -210,20 +199,11 @@ struct Attention {
       }
       any |= sees, all &= sees;
       // a slot without a token asks with 0, so that its logits stay finite
-      if ((sees && slot < used) || own) copy_row(s.q + i * P, p.q.at<S>(row, head, from), scale);
-      else std::memset(s.q + i * P, 0, E * sizeof(T));
-      if (backward) {
-        s.delta[i] = 0;
-        if (asks) {
-          T* d_out = s.d_out + i * P;
-          copy_row(out, p.out.at<S>(row, head, from), 1);
-          copy_row(d_out, p.d_out.at<S>(row, head, from), 1);
-          // out . d_out - d_lse, the term of the softmax's gradient
-          s.delta[i] = dot_rows(out, d_out);
-          if (p.d_lse.data) s.delta[i] -= *p.d_lse.at<T>(row, head, from);
-        } else {
-          std::memset(s.d_out + i * P, 0, E * sizeof(T));
-        }
+      read(s.q + i * P, p.q, from, (sees && slot < used) || own, scale);
+      if (backward) {  // delta is out . d_out - d_lse, the term of the softmax's gradient
+        read(out, p.out, from, asks), read(s.d_out + i * P, p.d_out, from, asks);
+        s.delta[i] = dot(out, s.d_out + i * P);
+        if (asks && p.d_lse.data) s.delta[i] -= *p.d_lse.at<T>(row, head, from);
       }
       if (p.dropout > 0) {  // two numbers of the query, from which `keeps` draws for each key
         uint64_t x = p.seed + ((row * p.heads + head) * p.length + slot + 1) * 0x9e3779b97f4a7c15u;
@@ -238,26 +218,22 @@ struct Attention {
     if (backward) transpose(s.d_out, s.d_out_columns);
     // The softmax goes on from an output that was divided by its total: multiply it again.
     std::memset(s.sum, 0, Q * P * sizeof(T));
-    if (!backward && p.adds)
-      for (int i = 0; i < Q; i++)
-        if (s.asks[i] && s.total[i] != 0)
-          copy_row(s.sum + i * P, p.out.at<S>(row, head, token(p.query_order, begins + i)),
-                   s.total[i]);
+    for (int i = 0; i < Q && p.adds && !backward; i++)
+      if (s.asks[i] && s.total[i] != 0)
+        read(s.sum + i * P, p.out, token(p.query_order, begins + i), true, s.total[i]);
   }
 
   // Adds the bias to the logits of R keys from `slot` on; -inf where a key is hidden.
   template <int R>
   void hide(const Strip& s, int64_t slot, V (&logits)[R][2]) const {
     if (p.key_bias.data)
-      for (int r = 0; r < R; r++)
-        for (int c = 0; c < 2; c++) logits[r][c] += biases[slot - first + r];
+      each<R>([&](int r, int c) { logits[r][c] += biases[slot - first + r]; });
     if (slot >= s.all_begin && slot + R <= s.all_end) return;
-    for (int r = 0; r < R; r++)
-      for (int c = 0; c < 2; c++) {
-        I key = I{} + Int(slot + r);
-        I seen = (key >= vec(s.lo + c * L)) & (key < vec(s.hi + c * L));
-        logits[r][c] = seen ? logits[r][c] : V{} - INF;
-      }
+    each<R>([&](int r, int c) {
+      I key = I{} + Int(slot + r);
+      I seen = (key >= vec(s.lo + c * L)) & (key < vec(s.hi + c * L));
+      logits[r][c] = seen ? logits[r][c] : V{} - INF;
+    });
   }
 
   // 1 / (1 - dropout) where a weight is kept, else 0: murmur3's finalizer of query and key.
@@ -281,11 +257,10 @@ struct Attention {
       dot<R>(keys + (slot - first) * P, s.q_columns, logits);
       hide<R>(s, slot, logits);
       T* to = weights + (slot - begin) * Q;
-      for (int r = 0; r < R; r++)
-        for (int c = 0; c < 2; c++) {
-          tops[c] = max(logits[r][c], tops[c]);
-          vec(to + r * Q + c * L) = logits[r][c];
-        }
+      each<R>([&](int r, int c) {
+        tops[c] = max(logits[r][c], tops[c]);
+        vec(to + r * Q + c * L) = logits[r][c];
+      });
     });
     V sums[2] = {};
     alignas(64) T corrections[Q];
@@ -328,23 +303,19 @@ struct Attention {
       dot<R>(keys + at, s.q_columns, logits);
       hide<R>(s, slot, logits);
       T* to = weights + (slot - begin) * Q;
-      for (int r = 0; r < R; r++)
-        for (int c = 0; c < 2; c++)
-          vec(to + r * Q + c * L) =
-              exp2(logits[r][c] - vec(s.peak + c * L)) * vec(s.total + c * L);
+      each<R>([&](int r, int c) {
+        vec(to + r * Q + c * L) = exp2(logits[r][c] - vec(s.peak + c * L)) * vec(s.total + c * L);
+      });
       dot<R>(values + at, s.d_out_columns, d_weights);
       T* d_to = d_logits + (slot - begin) * Q;
-      for (int r = 0; r < R; r++)
-        for (int c = 0; c < 2; c++) {
-          V& weight = vec(to + r * Q + c * L);
-          V d_weight = d_weights[r][c], x = weight;
-          if (p.dropout > 0) {
-            V keep = keeps(s, slot + r, c);
-            d_weight *= keep;
-            weight *= keep;
-          }
-          vec(d_to + r * Q + c * L) = x * (d_weight - vec(s.delta + c * L));
+      each<R>([&](int r, int c) {
+        V &weight = vec(to + r * Q + c * L), d_weight = d_weights[r][c], x = weight;
+        if (p.dropout > 0) {
+          V keep = keeps(s, slot + r, c);
+          d_weight *= keep, weight *= keep;
         }
+        vec(d_to + r * Q + c * L) = x * (d_weight - vec(s.delta + c * L));
+      });
     });
     // d_v += P^T d_out and d_k += dS^T q, over the strip's queries.
     in_groups<ROWS>(begin, end, [&](auto size, int64_t slot) {
@@ -353,12 +324,8 @@ struct Attention {
       add_weighted<size, 1, Q>(d_logits + at * Q, s.q, Q, d_keys + at * P);
     });
     if (d_bias)
-      for (int64_t slot = 0; slot < end - begin; slot++) {
-        V both = vec(d_logits + slot * Q) + vec(d_logits + slot * Q + L);
-        T sum = 0;
-        for (int i = 0; i < L; i++) sum += both[i];
-        d_bias[slot] += sum;
-      }
+      for (int64_t slot = 0; slot < end - begin; slot++)
+        d_bias[slot] += sum(vec(d_logits + slot * Q) + vec(d_logits + slot * Q + L));
     // d_q += dS k, over the chunk's keys.
     in_groups<ROWS>(0, Q, [&](auto size, int64_t i) {
       add_weighted<size, Q, 1>(d_logits + i, keys + (begin - first) * P, end - begin,
@@ -371,7 +338,7 @@ struct Attention {
     ahead.count = ahead.next = 0;
     auto add = [&](const Tensor& of, const Tensor& order, int64_t begin, int64_t all) {
       for (int64_t i = begin; i < std::min(begin + TILE, all); i++)
-        ahead.rows[ahead.count++] = of.at<S>(row, head, token(order, i));
+        ahead.rows[ahead.count++] = of.at<T>(row, head, token(order, i));
     };
     add(backward ? p.d_q : p.out, p.query_order, slot, p.length);
     for (const Tensor* t : {&p.q, p.own ? &p.k : nullptr, p.own ? &p.v : nullptr,
@@ -417,7 +384,7 @@ struct Attention {
       if (p.adds && !s.asks[i]) return;  // what is there stays
       if (s.own[i]) see_own(s, i, at);
       T total = s.total[i], factor = total != 0 ? 1 / total : 0;
-      S* out = p.out.at<S>(row, head, at);
+      T* out = p.out.at<T>(row, head, at);
       for (int e = 0; e < E; e++) out[e] = s.sum[i * P + e] * factor;
       *p.lse.at<T>(row, head, at) = (s.peak[i] + std::log2(total)) * T(LN_2);
       *p.peak.at<T>(row, head, at) = s.peak[i];
@@ -433,11 +400,11 @@ struct Attention {
   // The own key of a strip's query, added to its softmax.
   void see_own(Strip& s, int i, int64_t at) {
     alignas(64) T own[P] = {};
-    copy_row(own, p.k.at<S>(row, head, at), 1);
-    T logit = dot_rows(s.q + i * P, own) + T(p.own_bias), top = std::max(s.peak[i], logit);
+    read(own, p.k, at);
+    T logit = dot(s.q + i * P, own) + T(p.own_bias), top = std::max(s.peak[i], logit);
     T before = std::exp2(s.peak[i] - top), weight = std::exp2(logit - top);
     s.peak[i] = top, s.total[i] = s.total[i] * before + weight;
-    copy_row(own, p.v.at<S>(row, head, at), weight * own_drop(at));
+    read(own, p.v, at, true, weight * own_drop(at));
     T* sum = s.sum + i * P;
     for (int e = 0; e < P; e += L) vec(sum + e) = vec(sum + e) * before + vec(own + e);
   }
@@ -446,18 +413,17 @@ struct Attention {
   // those of the ranges.
   void see_own_backward(Strip& s, int i, int64_t at) {
     alignas(64) T key[P] = {}, value[P] = {};
-    copy_row(key, p.k.at<S>(row, head, at), 1);
-    copy_row(value, p.v.at<S>(row, head, at), 1);
+    read(key, p.k, at), read(value, p.v, at);
     T* q = s.q + i * P, *d_out = s.d_out + i * P, *d_q = s.sum + i * P;
-    T logit = dot_rows(q, key) + T(p.own_bias), drop = own_drop(at);
+    T logit = dot(q, key) + T(p.own_bias), drop = own_drop(at);
     T weight = std::exp2(logit - s.peak[i]) * s.total[i];
-    T d_logit = weight * (dot_rows(d_out, value) * drop - s.delta[i]);
+    T d_logit = weight * (dot(d_out, value) * drop - s.delta[i]);
     for (int e = 0; e < P; e += L) vec(d_q + e) += vec(key + e) * d_logit;
-    S *d_k = p.d_k.at<S>(row, head, at), *d_v = p.d_v.at<S>(row, head, at);
+    T *d_k = p.d_k.at<T>(row, head, at), *d_v = p.d_v.at<T>(row, head, at);
     T of_q = d_logit * T(LN_2), of_d_out = weight * drop;
     for (int e = 0; e < E; e++) {
-      d_k[e] = T(d_k[e]) + q[e] * of_q;
-      d_v[e] = T(d_v[e]) + d_out[e] * of_d_out;
+      d_k[e] += q[e] * of_q;
+      d_v[e] += d_out[e] * of_d_out;
     }
   }
 
@@ -472,53 +438,51 @@ struct Attention {
     int64_t used = count(p.num_queries, p.length);
     over_queries(slot, [&](Strip& s, int i, int64_t at) {
       if (p.own && !p.adds) {  // `see_own_backward` adds, and so will `store`
-        std::memset(p.d_k.at<S>(row, head, at), 0, E * sizeof(S));
-        std::memset(p.d_v.at<S>(row, head, at), 0, E * sizeof(S));
+        std::memset(p.d_k.at<T>(row, head, at), 0, E * sizeof(T));
+        std::memset(p.d_v.at<T>(row, head, at), 0, E * sizeof(T));
       }
       if (s.own[i]) see_own_backward(s, i, at);
       bool there = slot + (&s - strips) * Q + i < used;  // whether the slot holds a token
       T factor = there || s.own[i] ? scale * T(LN_2) : 0;
-      S* d_q = p.d_q.at<S>(row, head, at);
-      for (int e = 0; e < E; e++) d_q[e] = (p.adds ? T(d_q[e]) : 0) + s.sum[i * P + e] * factor;
+      T* d_q = p.d_q.at<T>(row, head, at);
+      for (int e = 0; e < E; e++) d_q[e] = (p.adds ? d_q[e] : 0) + s.sum[i * P + e] * factor;
     });
   }
 
   // Writes the gradients of the keys of the row and head.
   void store(const Part& sum) const {
-    bool once = p.slots == p.length;  // each token stands in one slot
     const bool adds = p.adds || p.own;
-    int64_t used = count(p.num_keys, p.slots);
-    constexpr int columns = 2 * E + 1;
-    alignas(64) static const T nothing[P] = {};
-    // Token by token where a token may stand in several slots.
-    Buffer<T> sums(once ? 0 : p.length * columns);
+    const int64_t used = std::min(count(p.num_keys, p.slots), sum.end);
     auto write = [&](int64_t at, const T* d_keys, const T* d_values, T d_bias) {
-      S *d_k = p.d_k.at<S>(row, head, at), *d_v = p.d_v.at<S>(row, head, at);
+      T *d_k = p.d_k.at<T>(row, head, at), *d_v = p.d_v.at<T>(row, head, at);
       for (int e = 0; e < E; e++) {
-        d_k[e] = (adds ? T(d_k[e]) : 0) + d_keys[e] * T(LN_2);
-        d_v[e] = (adds ? T(d_v[e]) : 0) + d_values[e];
+        d_k[e] = (adds ? d_k[e] : 0) + d_keys[e] * T(LN_2);
+        d_v[e] = (adds ? d_v[e] : 0) + d_values[e];
       }
       if (p.d_bias.data) *p.d_bias.at<T>(row, head, at) = d_bias;
     };
+    if (p.slots != p.length) {  // a token may stand in several slots: token by token
+      constexpr int columns = 2 * E + 1;
+      Buffer sums(p.length * columns);
+      for (int64_t slot = sum.begin, at = 0; slot < used; slot++, at++) {
+        T *to = sums + token(p.key_order, slot) * columns, *d_keys = sum.keys() + at * P;
+        for (int e = 0; e < E; e++) to[e] += d_keys[e], to[E + e] += sum.values()[at * P + e];
+        to[2 * E] += sum.bias()[at];
+      }
+      for (int64_t at = 0; at < p.length; at++) {
+        const T* of = sums + at * columns;
+        write(at, of, of + E, of[2 * E]);
+      }
+      return;
+    }
+    alignas(64) static const T nothing[P] = {};
     for (int64_t slot = 0; slot < p.slots; slot++) {
       for (const Tensor* t : {&p.d_k, &p.d_v})
-        if (slot + L < p.slots) prefetch(t->at<S>(row, head, token(p.key_order, slot + L)));
-      bool seen = slot < used && slot >= sum.begin && slot < sum.end;  // else its gradients are 0
-      int64_t at = slot - sum.begin;
-      const T* d_keys = seen ? sum.keys() + at * P : nothing;
-      const T* d_values = seen ? sum.values() + at * P : nothing;
-      T d_bias = seen ? sum.bias()[at] : 0;
-      if (once) {
-        write(token(p.key_order, slot), d_keys, d_values, d_bias);
-      } else if (seen) {
-        T* to = sums + token(p.key_order, slot) * columns;
-        for (int e = 0; e < E; e++) to[e] += d_keys[e], to[E + e] += d_values[e];
-        to[2 * E] += d_bias;
-      }
-    }
-    for (int64_t at = 0; !once && at < p.length; at++) {
-      const T* of = sums + at * columns;
-      write(at, of, of + E, of[2 * E]);
+        if (slot + L < p.slots) prefetch(t->at<T>(row, head, token(p.key_order, slot + L)));
+      const int64_t at = slot - sum.begin;
+      const bool seen = at >= 0 && slot < used;  // else its gradients are 0
+      write(token(p.key_order, slot), seen ? sum.keys() + at * P : nothing,
+            seen ? sum.values() + at * P : nothing, seen ? sum.bias()[at] : 0);
     }
   }
 };

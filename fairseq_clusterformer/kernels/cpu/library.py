@@ -29,12 +29,7 @@ FOLDER = Path(__file__).parent  # of the sources, and of what they include
 #: the struct of each source
 STRUCTS = {"attention": "Problem", "step": "Step", "shares": "Shares", "scouts": "Scouting"}
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
-# what computes and accumulates, and how q, k and v are stored
-TYPES = {
-    torch.float32: ("float", "float"),
-    torch.bfloat16: ("float", "BFloat16"),
-    torch.float64: ("double", "double"),
-}
+NUMBERS = {torch.float32: "float", torch.float64: "double"}
 
 # OpenMP threads do not survive fork(). A forked child runs on one thread, or it would deadlock.
 _PROCESS = os.getpid()
@@ -83,10 +78,9 @@ def why_missing(dtype: torch.dtype, width: int, source: str = "attention") -> st
 
 
 def can_run(source: str, x: Tensor, width: int | None = None) -> bool:
-    """Whether there is a library for rows of x [..., E], in float32 or float64 on a CPU."""
-    known = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    """Whether there is a library for rows of x [..., E], and they are on a CPU."""
     width = x.size(-1) if width is None else width
-    return known and why_missing(x.dtype, width, source) is None
+    return x.device.type == "cpu" and why_missing(x.dtype, width, source) is None
 
 
 def is_loaded(dtype: torch.dtype, width: int, source: str) -> bool:
@@ -96,7 +90,7 @@ def is_loaded(dtype: torch.dtype, width: int, source: str) -> bool:
 
 def _loaded(dtype: torch.dtype, width: int, source: str) -> _Loaded:
     key = dtype, width, source
-    if dtype not in TYPES:
+    if dtype not in NUMBERS:
         return f"does not compute in {dtype}"
     if key not in _LOADED:
         try:
@@ -140,15 +134,14 @@ def build(dtype: torch.dtype, width: int, source: str = "attention") -> Path:
     from filelock import FileLock  # here, since it would slow down each import
 
     logging.getLogger("filelock").setLevel(logging.WARNING)
-    number, stored = TYPES[dtype]
+    number = NUMBERS[dtype]
     compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
-    defined = f"-DNUMBER={number}", f"-DSTORED={stored}", f"-DWIDTH={width}"
-    command = [*compiler, *FLAGS, *defined]
+    command = [*compiler, *FLAGS, f"-DNUMBER={number}", f"-DWIDTH={width}"]
     files = [FOLDER / f"{source}.cpp", *sorted(FOLDER.glob("*.h"))]
     made_for = repr((command, _cpu(), platform.machine(), platform.libc_ver())).encode()
     key = hashlib.sha256(b"".join(file.read_bytes() for file in files) + made_for)
     folder = _own_folder()
-    path = folder / f"{source}-{stored.lower()}-{width}-{key.hexdigest()[:16]}.so"
+    path = folder / f"{source}-{number}-{width}-{key.hexdigest()[:16]}.so"
     with FileLock(path.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=folder) as scratch:
         if path.exists():
             return path
@@ -165,13 +158,11 @@ def _own_folder() -> Path:
     """Raises PermissionError where others could put a library into it."""
     from torch import _appdirs
 
-    root = os.environ.get("TORCH_EXTENSIONS_DIR")
-    root = root or _appdirs.user_cache_dir(appname="torch_extensions")
-    user = os.getuid() if hasattr(os, "getuid") else None  # Windows has no such numbers
-    folder = Path(root, "fairseq_clusterformer" + ("" if user is None else f"-{user}"))
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or _appdirs.user_cache_dir("torch_extensions")
+    folder = Path(root, f"fairseq_clusterformer-{os.getuid()}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
-    if user is not None and (found.st_uid != user or found.st_mode & 0o022):
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise PermissionError(
             f"others may write to {folder}; allowed: a folder of this user's with mode 700"
         )

@@ -22,9 +22,9 @@ struct Strip {
   const int64_t K;
   int64_t row, head;
   T largest_offset;
-  Buffer<T> vectors, offsets;       // of the head: [K][P], [K]
-  Buffer<T> scores;                 // [K][Q]
-  Buffer<T> unit, columns, d_unit;  // [Q][P], [P][Q], [Q][P]
+  Buffer vectors, offsets;       // of the head: [K][P], [K]
+  Buffer scores;                 // [K][Q]
+  Buffer unit, columns, d_unit;  // [Q][P], [P][Q], [Q][P]
   alignas(64) T factor[Q];          // what each x was multiplied by
   int64_t tokens[Q];                // -1: none
   bool real[Q];
@@ -56,11 +56,7 @@ struct Strip {
       }
       std::copy_n(of.x.at<T>(row, head, tokens[i]), E, to);
       if (of.unit) {
-        V squares = {};
-        for (int e = 0; e < P; e += L) squares += vec(to + e) * vec(to + e);
-        T norm = 0;
-        for (int n = 0; n < L; n++) norm += squares[n];
-        norm = std::sqrt(norm);
+        T norm = std::sqrt(dot(to, to));
         factor[i] = 1 / (norm < T(of.smallest) ? T(of.smallest) : norm);
       }
       for (int e = 0; e < E; e++) to[e] *= factor[i];  // the padding stays 0, whatever x is
@@ -71,13 +67,12 @@ struct Strip {
       constexpr int R = size;
       V products[R][2];
       dot<R>(vectors + k * P, columns, products);
-      for (int r = 0; r < R; r++)
-        for (int c = 0; c < 2; c++) {
-          V x = products[r][c] - offsets[k + r];
-          vec(scores + (k + r) * Q + c * L) = x;
-          tops[c] = max(x, tops[c]);
-          lows[c] = x < lows[c] ? x : lows[c];
-        }
+      each<R>([&](int r, int c) {
+        V x = products[r][c] - offsets[k + r];
+        vec(scores + (k + r) * Q + c * L) = x;
+        tops[c] = max(x, tops[c]);
+        lows[c] = x < lows[c] ? x : lows[c];
+      });
     });
   }
 
@@ -94,12 +89,9 @@ struct Strip {
     });
     for (int i = 0; i < Q; i++) {
       if (tokens[i] < 0) continue;
-      T *from = d_unit + i * P, *direction = unit + i * P, along = 0;
-      if (of.unit) {  // what is along x does not change its direction
-        V sum = {};
-        for (int e = 0; e < P; e += L) sum += vec(from + e) * vec(direction + e);
-        for (int n = 0; n < L; n++) along += sum[n];
-      }
+      T *from = d_unit + i * P, *direction = unit + i * P;
+      // what is along x does not change its direction
+      const T along = of.unit ? dot(from, direction) : 0;
       for (int e = 0; e < E; e++)
         from[e] = real[i] ? (from[e] - direction[e] * along) * factor[i] : 0;
       write(tokens[i], from);
@@ -108,7 +100,7 @@ struct Strip {
 };
 
 // Gradients of vectors, from those of tasks [K][P], `tasks` of a head, in their order.
-void add_up(const std::vector<Buffer<T>>& parts, int64_t tasks, const Scores& of, T* d_vectors) {
+void add_up(const std::vector<Buffer>& parts, int64_t tasks, const Scores& of, T* d_vectors) {
   const int64_t K = of.num_clusters;
   std::fill_n(d_vectors, of.heads * K * E, T(0));
   for (size_t task = 0; task < parts.size(); task++)

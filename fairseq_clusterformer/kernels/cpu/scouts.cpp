@@ -36,9 +36,9 @@ struct Scouts : Strip {
   const int64_t sharing, S, R;  // heads of queries for one of keys; scouts of a head, and of all
   const int W;
   const int64_t padded_W, padded_K, padded_R;
-  Buffer<T> q, shares;           // [R][padded W], [R][padded K]
-  Buffer<T> keys, columns_of_k;  // [Q][padded W], [padded W][Q]
-  Buffer<T> held;                // [Q]
+  Buffer q, shares;           // [R][padded W], [R][padded K]
+  Buffer keys, columns_of_k;  // [Q][padded W], [padded W][Q]
+  Buffer held;                // [Q]
 
   explicit Scouts(const Scouting& p)
       : Strip(p.of), p(p), sharing(p.query_heads / p.of.heads), S(p.scouts), R(sharing * S),
@@ -147,7 +147,7 @@ struct Scouts : Strip {
   void forward(int64_t task) {
     start(task);
     // lane by lane, as the mass in shares.cpp
-    Buffer<T> peak(R * L), total(R * L), lands(R * L), in_sight(R * L);
+    Buffer peak(R * L), total(R * L), lands(R * L), in_sight(R * L);
     std::fill_n(static_cast<T*>(peak), R * L, LOWEST);
     over_strips([&](int64_t slot) {
       share(slot);
@@ -175,25 +175,21 @@ struct Scouts : Strip {
       });
     });
     for (int64_t i = 0; i < R; i++) {  // the lanes of each scout under one maximum
-      T top = LOWEST, sum = 0, land = 0, any = 0;
-      for (int n = 0; n < L; n++) top = std::max(top, peak[i * L + n]);
-      for (int n = 0; n < L; n++) {
-        T weight = std::exp2(peak[i * L + n] - top);
-        sum += total[i * L + n] * weight, land += lands[i * L + n] * weight;
-        any += in_sight[i * L + n];
-      }
-      *of_scout<T>(p.lands, i) = sum != 0 ? land / sum : 0;
-      *of_scout<T>(p.in_sight, i) = any;
-      *of_scout<T>(p.peak, i) = top, *of_scout<T>(p.total, i) = sum;
+      const T top = *std::max_element(peak + i * L, peak + (i + 1) * L);
+      const V weight = exp2(vec(peak + i * L) - top);
+      const T all = sum(vec(total + i * L) * weight), land = sum(vec(lands + i * L) * weight);
+      *of_scout<T>(p.lands, i) = all != 0 ? land / all : 0;
+      *of_scout<T>(p.in_sight, i) = sum(vec(in_sight + i * L));
+      *of_scout<T>(p.peak, i) = top, *of_scout<T>(p.total, i) = all;
     }
   }
 
   // Gradients but for those through the mass; of its log, less these, to d_mass [K].
   void backward(int64_t task, T* d_vectors, T* d_mass) {
     start(task);
-    Buffer<T> by_cluster(padded_K * padded_R);  // shares, [K][padded R]
-    Buffer<T> d_shares(R * padded_K), d_common(R * Q), p_rows(Q * padded_K), d_p(padded_K * Q);
-    Buffer<T> lanes(K * L);
+    Buffer by_cluster(padded_K * padded_R);  // shares, [K][padded R]
+    Buffer d_shares(R * padded_K), d_common(R * Q), p_rows(Q * padded_K), d_p(padded_K * Q);
+    Buffer lanes(K * L);
     for (int64_t i = 0; i < R; i++)
       for (int64_t k = 0; k < K; k++) by_cluster[k * padded_R + i] = shares[i * padded_K + k];
     over_strips([&](int64_t slot) {
@@ -230,8 +226,7 @@ struct Scouts : Strip {
         constexpr int N = size;
         V found[N][2];
         dot<N>(by_cluster + k * padded_R, d_common, found, R, padded_R);
-        for (int r = 0; r < N; r++)
-          for (int c = 0; c < 2; c++) vec(d_p + (k + r) * Q + c * L) = found[r][c];
+        each<N>([&](int r, int c) { vec(d_p + (k + r) * Q + c * L) = found[r][c]; });
       });
       for (int c = 0; c < 2; c++) {  // of the softmax over clusters
         V delta = {};
@@ -251,10 +246,7 @@ struct Scouts : Strip {
     });
     for (int64_t i = 0; i < R; i++)
       std::copy_n(d_shares + i * padded_K, K, of_scout<T>(p.d_shares, i));
-    for (int64_t k = 0; k < K; k++) {
-      d_mass[k] = 0;
-      for (int n = 0; n < L; n++) d_mass[k] -= lanes[k * L + n];
-    }
+    for (int64_t k = 0; k < K; k++) d_mass[k] = -sum(vec(lanes + k * L));
   }
 
   // Adds what goes through the log of the mass, of which this is the gradient [K].
@@ -292,7 +284,7 @@ void forward(const Scouting& p) {
 
 void backward(const Scouting& p) {
   const int64_t tasks = p.of.batch * p.of.heads, K = p.of.num_clusters;
-  std::vector<Buffer<T>> parts;
+  std::vector<Buffer> parts;
   std::vector<T> d_mass(tasks * K), d_masses(p.of.heads * K, 0);
   for (int64_t task = 0; task < tasks; task++) parts.emplace_back(K * P);
   over_tasks<Scouts>(p, tasks, [&](Scouts& scouts, int64_t task) {

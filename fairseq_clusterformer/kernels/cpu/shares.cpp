@@ -20,7 +20,7 @@ namespace {
 // Of each cluster, over the tokens of a task, lane by lane: the largest score in units of log 2, the
 // sum of 2^(score - largest), and how many tokens are its own.
 struct Mass {
-  Buffer<T> peak, total, sizes;
+  Buffer peak, total, sizes;
   explicit Mass(int64_t clusters) : peak(clusters * L), total(clusters * L), sizes(clusters) {
     std::fill_n(static_cast<T*>(peak), clusters * L, LOWEST);
   }
@@ -174,7 +174,7 @@ void forward(const Shares& p) {
 
 void backward(const Shares& p) {
   Tasks tasks(p.of);
-  std::vector<Buffer<T>> parts;
+  std::vector<Buffer> parts;
   for (int64_t task = 0; task < tasks.count; task++) parts.emplace_back(p.of.num_clusters * P);
   over_strips(p, tasks, [&](Strips& strips, int64_t task, int64_t slot) {
     strips.backward(slot, parts[task]);

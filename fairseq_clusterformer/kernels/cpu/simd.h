@@ -1,6 +1,6 @@
 // What the kernels share: registers as vectors, products of strips, exponentials, memory.
 //
-// It is compiled for one type and one width of rows: -DNUMBER=float -DSTORED=BFloat16 -DWIDTH=64.
+// It is compiled for one type and one width of rows: -DNUMBER=float -DWIDTH=64.
 // Shape letters: E width of a row, P that width padded to whole registers, Q tokens of a strip: as
 // many as fill two registers.
 
@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -45,45 +44,7 @@ constexpr int TILE = 64;      // tokens that are read together
 constexpr int SEGMENTS = 32;  // tasks there are at least, where sequences are long enough
 constexpr double LOG2_E = 1.4426950408889634, LN_2 = 0.6931471805599453;
 
-struct BFloat16 {
-  uint16_t bits;
-  operator float() const {
-    uint32_t wide = uint32_t(bits) << 16;
-    float x;
-    std::memcpy(&x, &wide, 4);
-    return x;
-  }
-  BFloat16& operator=(float x) {  // to nearest, ties to even
-    uint32_t wide;
-    std::memcpy(&wide, &x, 4);
-    bits = x != x ? 0x7fc0 : (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
-    return *this;
-  }
-};
-
 int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }
-};
-
-// Memory that starts at a cache line.
-template <class X>
-std::unique_ptr<X[], Free> allocated(size_t count) {
-  size_t bytes = rounded_up(std::max<size_t>(count, 1) * sizeof(X), 64);
-  std::unique_ptr<X[], Free> memory(static_cast<X*>(std::aligned_alloc(64, bytes)));
-  return memory ? std::move(memory) : (std::abort(), nullptr);
-}
-
-// Zeroed: the padding of rows is never written again.
-template <class X>
-struct Buffer {
-  std::unique_ptr<X[], Free> memory;
-  explicit Buffer(size_t count) : memory(allocated<X>(count)) {
-    std::memset(static_cast<void*>(memory.get()), 0, count * sizeof(X));
-  }
-  operator X*() const { return memory.get(); }
-};
 
 // Calls f(number of rows, first row) for groups of R rows, then for one of what is left.
 template <int R, class F>
@@ -94,8 +55,7 @@ inline void in_groups(int64_t begin, int64_t end, F f) {
   }
 }
 
-using T = NUMBER;  // computes and accumulates
-using S = STORED;  // of q, k, v and their gradients
+using T = NUMBER;
 using Int = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
 using Bits = std::make_unsigned_t<Int>;
 typedef T V __attribute__((vector_size(BYTES), may_alias));
@@ -104,6 +64,13 @@ typedef Bits U __attribute__((vector_size(BYTES), may_alias));
 constexpr int L = BYTES / sizeof(T), Q = 2 * L, P = (E + Q - 1) / Q * Q;
 constexpr T LOWEST = std::numeric_limits<T>::lowest();
 constexpr T INF = std::numeric_limits<T>::infinity();
+
+// Zeroed: the padding of rows is never written again.
+struct Buffer {
+  std::unique_ptr<V[]> memory;
+  explicit Buffer(size_t count) : memory(new V[count / L + 1]()) {}
+  operator T*() const { return reinterpret_cast<T*>(memory.get()); }
+};
 
 inline V& vec(T* p) { return *reinterpret_cast<V*>(p); }
 inline const V& vec(const T* p) { return *reinterpret_cast<const V*>(p); }
@@ -120,6 +87,23 @@ inline V loaded(const T* p) {
   return x;
 }
 inline V max(V a, V b) { return a > b ? a : b; }
+inline T sum(V x) {
+  T total = 0;
+  for (int n = 0; n < L; n++) total += x[n];
+  return total;
+}
+// Of rows that are P wide.
+inline T dot(const T* a, const T* b) {
+  V products = {};
+  for (int e = 0; e < P; e += L) products += vec(a + e) * vec(b + e);
+  return sum(products);
+}
+// Calls f(row, register) for R rows of two registers.
+template <int R, class F>
+inline void each(F f) {
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < 2; c++) f(r, c);
+}
 
 // 2^x, 0 below the normal numbers; relative error 2e-9 before rounding.
 inline V exp2(V x) {
@@ -157,7 +141,7 @@ __attribute__((noinline)) void dot(const T* rows, const T* columns, V (&products
       sums[r][1] += x * right;
     }
   }
-  for (int r = 0; r < R; r++) products[r][0] = sums[r][0], products[r][1] = sums[r][1];
+  each<R>([&](int r, int c) { products[r][c] = sums[r][c]; });
 }
 
 // to[r] += sum over n of weights[n * STEP + r * STRIDE] * rows[n]; all rows as wide, in whole strips.
@@ -177,10 +161,7 @@ __attribute__((noinline)) void add_weighted(const T* weights, const T* rows, int
         sums[r][1] += x * right;
       }
     }
-    for (int r = 0; r < R; r++) {
-      vec(to + r * width + e) += sums[r][0];
-      vec(to + r * width + e + L) += sums[r][1];
-    }
+    each<R>([&](int r, int c) { vec(to + r * width + e + c * L) += sums[r][c]; });
   }
 }
 

@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 from ....clustering.shares import KeyShares, Scores
 from ....kernels import Layout, join, ranged_attention
 from ....kernels.cpu.library import can_run
-from ....kernels.sorting import sort_by_cluster
+from ....kernels.layout import sort_by_cluster
 from ....precision import at_least_float32, full_float32
 from ...batch import Batch
 from ...layout import recent_layouts
