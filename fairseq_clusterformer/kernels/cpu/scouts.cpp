@@ -63,29 +63,21 @@ struct Scouts : Strip {
     }
   }
 
-  void range(int64_t scout, int64_t number, int64_t& lo, int64_t& hi) const {
-    int64_t at = ((number * of.batch + row) * p.query_heads + query_head(scout)) * S + scout % S;
-    lo = p.lo[at], hi = p.hi[at];
-  }
-  bool sees(int64_t scout, int64_t slot) const {  // any key of a strip
+  // Calls f(first key slot, one past the last) for what a scout sees.
+  template <class F>
+  void ranges(int64_t scout, F f) const {
     for (int64_t n = 0; n < p.ranges; n++) {
-      int64_t lo, hi;
-      range(scout, n, lo, hi);
-      if (std::max(lo, slot) < std::min(hi, slot + Q)) return true;
+      int64_t at = ((n * of.batch + row) * p.query_heads + query_head(scout)) * S + scout % S;
+      if (p.lo[at] < p.hi[at]) f(p.lo[at], p.hi[at]);
     }
-    return false;
   }
 
   // Calls f(first slot) for the strips that a scout sees.
   template <class F>
   void over_strips(F f) {
     int64_t begin = of.length, end = 0;
-    for (int64_t n = 0; n < p.ranges; n++)
-      for (int64_t i = 0; i < R; i++) {
-        int64_t lo, hi;
-        range(i, n, lo, hi);
-        if (lo < hi) begin = std::min(begin, lo), end = std::max(end, hi);
-      }
+    for (int64_t i = 0; i < R; i++)
+      ranges(i, [&](int64_t lo, int64_t hi) { begin = std::min(begin, lo), end = std::max(end, hi); });
     for (int64_t slot = begin / Q * Q; slot < end; slot += Q) f(slot);
   }
 
@@ -120,7 +112,8 @@ struct Scouts : Strip {
       in_groups<ROWS>(group * S, (group + 1) * S, [&](auto size, int64_t scout) {
         constexpr int N = size;
         bool any = false;
-        for (int r = 0; r < N; r++) any |= sees(scout + r, slot);
+        for (int r = 0; r < N; r++)
+          ranges(scout + r, [&](int64_t lo, int64_t hi) { any |= lo < slot + Q && hi > slot; });
         if (!any) return;
         V logits[N][2];
         dot<N>(q + scout * padded_W, columns_of_k, logits, W, padded_W);
@@ -132,16 +125,14 @@ struct Scouts : Strip {
   // Where a scout sees keys of a strip.
   void mask(int64_t scout, int64_t slot, I (&seen)[2]) const {
     seen[0] = seen[1] = I{};
-    for (int64_t n = 0; n < p.ranges; n++) {
-      int64_t lo, hi;
-      range(scout, n, lo, hi);
+    ranges(scout, [&](int64_t lo, int64_t hi) {
       Int first = std::max<int64_t>(0, lo - slot), last = std::min<int64_t>(Q, hi - slot);
       for (int c = 0; c < 2; c++) {
         I lane;
         for (int i = 0; i < L; i++) lane[i] = c * L + i;
         seen[c] |= (lane >= first) & (lane < last);
       }
-    }
+    });
   }
 
   void forward(int64_t task) {
