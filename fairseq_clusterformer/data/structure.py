@@ -47,14 +47,10 @@ class Outline:
 
     @classmethod
     def of(cls, item: Tensor) -> "Outline":
-        """What an item says; raises ValueError for candidates without tokens."""
+        """What an item says."""
         sentences, supporting, candidates, right, mentions = item[:5].tolist()
         known = [2 * sentences, max(supporting, 0), 3 * mentions]
         *parts, names = item[5:].split([*known, len(item) - 5 - sum(known)])
-        if candidates and not len(names):
-            problem = "candidates without their words, as an earlier version wrote them"
-            allowed = "data of this version: run clusterformer prepare qa again with --force"
-            raise ValueError(f"{candidates} {problem}; allowed: {allowed}")
         return cls(
             sentences=parts[0].view(-1, 2),
             supporting=None if supporting < 0 else parts[1],
