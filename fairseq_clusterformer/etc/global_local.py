@@ -13,9 +13,10 @@ Shape letters: B batch, G global tokens, N long tokens, M = G + N, D width, H he
 R ranges, L labels, k the largest distance.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -264,9 +265,7 @@ class GlobalLocalAttention(nn.Module):
         self.radius, self.max_distance, self.hard = radius, max_distance, (hard, hard_long)
         self.clusters, self.same_cluster = clusters, same_cluster
         self.dropout, self.impl, self.projections = dropout, kernel, projections
-        pairs = (
-            (what, own + key) for what in ("q", "out", "k", "v") for own in "gl" for key in "gl"
-        )
+        pairs = product(("q", "out", "k", "v"), ("gg", "gl", "lg", "ll"))
         names = dict.fromkeys(self.named(*pair) for pair in pairs)
         self.linear = nn.ModuleDict({name: nn.Linear(embed_dim, embed_dim) for name in names})
         for projection in self.linear.values():
@@ -312,10 +311,11 @@ class GlobalLocalAttention(nn.Module):
             for what in "kv"
         )
         q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
-        # q . a_c and b_c of each label c, scaled as logits are
-        added = torch.einsum("bhne,lhe->bhnl", self._scaled(q), self.label_vectors[stream].to(q))
-        bias = self._scaled(at_least_float32(self.label_biases[stream]))
-        return _Projected(q, k, v, at_least_float32(added) + bias.T[:, None])
+        # q . a_c and b_c of each label c, scaled as logits are, before products: half precision
+        scale, vectors = self.head_dim**-0.5, self.label_vectors[stream].to(q)
+        added = at_least_float32(torch.einsum("bhne,lhe->bhnl", q * scale, vectors))
+        bias = at_least_float32(self.label_biases[stream]) * scale
+        return _Projected(q, k, v, added + bias.T[:, None])
 
     @torch.no_grad()
     @full_float32()
@@ -332,13 +332,12 @@ class GlobalLocalAttention(nn.Module):
         place = torch.arange(k.size(1), device=k.device)
         return (q @ k.mT).masked_fill((place < low) | (place >= high), -torch.inf).argmax(-1)
 
-    def _scaled(self, x: Tensor) -> Tensor:
-        """Before a product, which would overflow half precision."""
-        return x * self.head_dim**-0.5
+    @property
+    def _rate(self) -> float:
+        return self.dropout if self.training else 0.0
 
     def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Part:
-        rate = self.dropout if self.training else 0.0
-        return ranged_attention(q, k, v, layout, dropout=rate, impl=self.impl)
+        return ranged_attention(q, k, v, layout, dropout=self._rate, impl=self.impl)
 
     def _in_ranges(
         self, given: _Projected, q: Tensor, lo: Tensor, hi: Tensor, first: int = 0, order=None
@@ -433,38 +432,26 @@ class GlobalLocalAttention(nn.Module):
         )
         key = distance + torch.arange(blocks * _BLOCK, device=q.device).view(blocks, _BLOCK, 1)
         hidden = (distance.abs() > reach) | (key < low) | (key >= high)
-        out, lse = self._labelled(q, k.mT, v.mT, added, self._of_distance(distance), hidden)
+        given, label = (q, k.mT, v.mT, added), self._of_distance(distance)
+        out, lse = _attended(given, label, hidden, self._rate)
         return out[:, :, : structure.length], lse[:, :, : structure.length]
 
     def _among_global(self, given: _Projected, structure: Structure) -> Part:
-        number, paragraphs, examples = given.q.size(2), structure.paragraphs, structure.examples[0]
-        place = torch.arange(number, device=given.q.device)
+        examples, paragraphs = structure.examples[GLOBAL], structure.paragraphs
+        place = torch.arange(examples.size(1), device=examples.device)
         label = self._of_distance(place - place.unsqueeze(-1))
         if paragraphs is not None:
             apart = paragraphs.unsqueeze(2) != paragraphs.unsqueeze(1)
             other = 2 * self.max_distance + OTHER_PARAGRAPH
             label = torch.where(apart, other, label)[:, None, None]
-        hidden = (examples.unsqueeze(2) != examples.unsqueeze(1)) | (
-            examples == _PADDING
-        ).unsqueeze(1)
-        blocks = (x[:, :, None, :number] for x in given)  # one of all queries
-        return self._labelled(*blocks, label, hidden[:, None, None])
+        hidden = examples.unsqueeze(2) != examples.unsqueeze(1)
+        blocks = (x[:, :, None, : len(place)] for x in given)  # one of all queries
+        return _attended(blocks, label, hidden[:, None, None], self._rate)
 
     def _of_distance(self, distance: Tensor) -> Tensor:
         """The label: 0 for the token itself, 1 to k to the right, k + 1 to 2k to the left."""
         clipped = distance.clamp(-self.max_distance, self.max_distance)
         return torch.where(clipped < 0, self.max_distance - clipped, clipped)
-
-    def _labelled(
-        self, q: Tensor, k: Tensor, v: Tensor, added: Tensor, label: Tensor, hidden: Tensor
-    ) -> Part:
-        """What blocks of queries [B, H, blocks, queries, E] find in a few keys each, k and v
-        [B, H, blocks, keys, E], by their ``label``, int64 [..., queries, keys]."""
-        logits = at_least_float32(self._scaled(q) @ k.mT)
-        logits = logits + added.gather(-1, label.expand_as(logits))
-        rate = self.dropout if self.training else 0.0
-        out, lse = _attended(logits, v, hidden, rate)
-        return out.flatten(2, 3), lse.flatten(2, 3)
 
 
 def _joined(out: Tensor, lse: Tensor, owner: Tensor, number: int) -> Part:
@@ -482,14 +469,22 @@ def _joined(out: Tensor, lse: Tensor, owner: Tensor, number: int) -> Part:
     return joined.to(out.dtype), highest + total.log()
 
 
-def _attended(logits: Tensor, v: Tensor, hidden: Tensor, rate: float) -> Part:
-    """Values [..., queries, E] and log-sum-exps of logits [..., queries, keys]; ``rate`` is
-    dropout's."""
+def _attended(given: Sequence[Tensor], label: Tensor, hidden: Tensor, rate: float) -> Part:
+    """What blocks of queries find in a few keys each. ``rate`` is dropout's.
+
+    Args:
+        given: queries [B, H, blocks, queries, E], keys and values [B, H, blocks, keys, E], and
+            what labels add to queries' logits, [B, H, blocks, queries, L].
+        label, hidden: of each pair, [..., queries, keys].
+    """
+    q, k, v, added = given
+    logits = at_least_float32((q * q.size(-1) ** -0.5) @ k.mT)  # scaled first: half precision
     if not logits.numel():  # no global token
-        return v, logits.sum(-1)
+        return v.flatten(2, 3), logits.sum(-1).flatten(2, 3)
+    logits = logits + added.gather(-1, label.expand_as(logits))
     logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min)  # -inf has no gradient
     highest = logits.detach().amax(-1, keepdim=True)
     weights = (logits - highest).exp()  # once for the softmax and its log-sum-exp
     total = weights.sum(-1, keepdim=True)
     out = dropout(weights / total, rate).to(v.dtype) @ v
-    return out, (highest + total.log()).squeeze(-1)
+    return out.flatten(2, 3), (highest + total.log()).squeeze(-1).flatten(2, 3)

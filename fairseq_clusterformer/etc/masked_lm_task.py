@@ -1,6 +1,7 @@
 """Task and criterion ``etc_masked_lm``: ETC's pre-training (Ainslie et al. 2020) on documents of
 sentences."""
 
+import copy
 import logging
 import math
 from dataclasses import dataclass
@@ -154,8 +155,7 @@ class ETCMaskedLMTask(OwnModels):
         if not (lines.sizes == 1).any():
             problem = "has no empty line, which ends a document"
             raise ValueError(f"{path} {problem}; allowed: a folder that `{self.made_by}` made")
-        sizes = {"most": cfg.tokens_per_sample, "most_parts": cfg.max_parts}
-        found = self._in_rows(lines, **sizes, hidden_parts=cfg.hide_parts, guessed=cfg.mask_prob)
+        found = MaskedParts(lines, self.dictionary, self._begins_word, cfg)
         if not len(found):
             least = f"in a document of --min-sentences {cfg.min_sentences} or more"
             raise ValueError(f"{path} has no word {least}; allowed: one or more")
@@ -166,21 +166,6 @@ class ETCMaskedLMTask(OwnModels):
         )
         self.datasets[split] = found
         return found
-
-    def _in_rows(self, lines, **options) -> MaskedParts:
-        cfg = self.cfg
-        return MaskedParts(
-            lines,
-            self.dictionary,
-            self._begins_word,
-            parts=cfg.parts,
-            block=cfg.part_tokens,
-            least_lines=cfg.min_sentences,
-            kept=cfg.leave_unmasked_prob,
-            replaced=cfg.random_token_prob,
-            seed=cfg.seed,
-            **options,
-        )
 
     @cached_property
     def _begins_word(self) -> np.ndarray:
@@ -193,8 +178,10 @@ class ETCMaskedLMTask(OwnModels):
     def document(self, sentences: list[Tensor]) -> dict:
         """What the model reads of a document of sentences, int64 [n] each, with nothing hidden."""
         lines = Lines(torch.cat([x, x.new_tensor([self.dictionary.eos()])]) for x in sentences)
-        most = sum(map(len, lines))
-        rows = self._in_rows(lines, most=most, most_parts=most, hidden_parts=0, guessed=0)
+        cfg, most = copy.deepcopy(self.cfg), sum(map(len, lines))
+        cfg.tokens_per_sample = cfg.max_parts = most
+        cfg.min_sentences, cfg.hide_parts, cfg.mask_prob = 1, 0.0, 0.0
+        rows = MaskedParts(lines, self.dictionary, self._begins_word, cfg)
         return rows.collater([rows[0]])["net_input"]
 
     @property

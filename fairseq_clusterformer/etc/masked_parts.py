@@ -75,11 +75,7 @@ class MaskedParts(BySize):
         lines: one binarised sentence an item; one without a word ends a document.
         dictionary: of the words; it has ``<mask>``.
         begins_word: whether each symbol begins a word, bool [symbols].
-        most, most_parts: tokens of a row, and its parts; a longer line loses its end.
-        least_lines: of a document; shorter ones are left out.
-        parts: of :data:`PARTS`: each line is one, or each ``block`` tokens, or there are none.
-        hidden_parts, guessed: shares of the parts, and of the words.
-        kept, replaced: shares of the guessed tokens that stay, and that become another word.
+        cfg: the task's options. A line of more tokens than a row loses its end.
 
     Attributes:
         left_out, lost: lines of too short documents, and tokens of too long lines.
@@ -87,45 +83,29 @@ class MaskedParts(BySize):
 
     shuffle = True
 
-    def __init__(
-        self,
-        lines: Any,
-        dictionary: Dictionary,
-        begins_word: np.ndarray,
-        *,
-        most: int,
-        most_parts: int,
-        least_lines: int = 1,
-        parts: str = "sentences",
-        block: int = 97,
-        hidden_parts: float = 0.1,
-        guessed: float = 0.15,
-        kept: float = 0.1,
-        replaced: float = 0.1,
-        seed: int = 1,
-    ):
+    def __init__(self, lines: Any, dictionary: Dictionary, begins_word: np.ndarray, cfg: Any):
         self.lines, self.dictionary, self.begins_word = lines, dictionary, begins_word
-        self.parts, self.block = parts, block
-        self.hidden_parts, self.guessed = hidden_parts, guessed
-        self.kept, self.replaced, self.seed, self.epoch = kept, replaced, seed, 1
-        sizes = np.asarray(lines.sizes) - 1  # without </s>
-        most = min(most, most_parts * block) if parts == "blocks" else most
+        self.cfg, self.epoch = cfg, 1
+        sizes, most = np.asarray(lines.sizes) - 1, cfg.tokens_per_sample  # without </s>
+        if cfg.parts == "blocks":
+            most = min(most, cfg.max_parts * cfg.part_tokens)
         self._lengths = np.minimum(sizes, most)
-        most_lines = most_parts if parts == "sentences" else len(sizes)
-        self.pieces = pieces_of(self._lengths, most, most_lines, least_lines)
+        most_lines = cfg.max_parts if cfg.parts == "sentences" else len(sizes)
+        self.pieces = pieces_of(self._lengths, most, most_lines, cfg.min_sentences)
         self.left_out = int((sizes > 0).sum()) - sum(last - first for first, last in self.pieces)
         self.lost = int((sizes - self._lengths).sum())
         tokens = np.array([self._lengths[slice(*piece)].sum() for piece in self.pieces], int)
         counts = np.array([len(self._ends(*piece)) for piece in self.pieces], int)
-        self.rows = packed(tokens, counts.clip(min=1), most, most_parts)
+        self.rows = packed(tokens, counts.clip(min=1), most, cfg.max_parts)
         self.sizes = np.array([tokens[row].sum() for row in self.rows], int)
 
     def _ends(self, first: int, last: int) -> np.ndarray:
         """Where the parts of a piece end, int [parts]."""
         ends = self._lengths[first:last].cumsum()
-        if self.parts == "blocks":
-            ends = np.minimum(np.arange(0, ends[-1], self.block) + self.block, ends[-1])
-        return ends[:0] if self.parts == "none" else ends
+        if self.cfg.parts == "blocks":
+            block = self.cfg.part_tokens
+            ends = np.minimum(np.arange(0, ends[-1], block) + block, ends[-1])
+        return ends[:0] if self.cfg.parts == "none" else ends
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -140,9 +120,9 @@ class MaskedParts(BySize):
         row = _row([torch.cat(piece).numpy() for piece in lines], [self._ends(*p) for p in pieces])
         tokens, spans = row["src_tokens"], row["spans"]
         words, of_spans = (
-            np.random.default_rng((self.seed, self.epoch, index, of)) for of in range(2)
+            np.random.default_rng((self.cfg.seed, self.epoch, index, of)) for of in range(2)
         )  # what is guessed does not depend on what parts there are
-        row["hidden"] = of_spans.random(len(spans)) < self.hidden_parts
+        row["hidden"] = of_spans.random(len(spans)) < self.cfg.hide_parts
         alone = [tokens[slice(*span)] for span in spans[row["hidden"]]]
         in_hidden = np.zeros(len(tokens), bool)
         for span in spans[row["hidden"]]:
@@ -158,11 +138,11 @@ class MaskedParts(BySize):
         """What the model reads, and what it guesses (padding elsewhere), int64 [N]; of tokens,
         whether each begins a word, and whether it is of a hidden part, bool [N]."""
         word = begins.cumsum() - 1  # one draw a word: all its tokens are guessed, or none
-        guessed = (draw.random(len(tokens)) < self.guessed)[word] & ~hidden
+        guessed = (draw.random(len(tokens)) < self.cfg.mask_prob)[word] & ~hidden
         change, mask = draw.random(len(tokens)), self.dictionary.index("<mask>")
         others = draw.integers(self.dictionary.nspecial, len(self.dictionary), len(tokens))
-        shown = np.where(change < 1 - self.kept, mask, tokens)
-        shown = np.where(change < self.replaced, others, shown)
+        shown = np.where(change < 1 - self.cfg.leave_unmasked_prob, mask, tokens)
+        shown = np.where(change < self.cfg.random_token_prob, others, shown)
         shown = np.where(hidden, mask, np.where(guessed, shown, tokens))
         return shown, np.where(guessed, tokens, self.dictionary.pad())
 

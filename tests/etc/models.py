@@ -1,14 +1,17 @@
 """Small models of ETC's encoder, their task, their checkpoints and their inputs."""
 
 from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor
 
-from fairseq_clusterformer.etc.masked_lm_task import Lines
+from fairseq_clusterformer.etc.masked_lm_task import ETCMaskedLMTaskConfig, Lines
+from fairseq_clusterformer.etc.masked_parts import MaskedParts
 from fairseq_clusterformer.models.options import defaults_of
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
@@ -52,9 +55,13 @@ def write(path: Path, tensors: dict[str, Tensor], max_distance: int = 2) -> Path
     return path
 
 
-def sentences(*lines: list[int]) -> Lines:
-    """Each with ``</s>`` behind it."""
-    return Lines(torch.tensor([*line, 2]) for line in lines)
+def rows_of(lines: Iterable[list[int]], words: int = 30, begins: object = None, **options):
+    """Rows of sentences, each of which gets ``</s>``; by default each symbol begins a word."""
+    dictionary = make_dictionary(words, "<mask>")
+    begins = np.ones(len(dictionary), bool) if begins is None else begins
+    lines = Lines(torch.tensor([*line, 2]) for line in lines)
+    cfg = defaults_of(ETCMaskedLMTaskConfig) | {"seed": 1} | options
+    return MaskedParts(lines, dictionary, begins, Namespace(**cfg))
 
 
 def assert_all_have_gradients(model: torch.nn.Module) -> None:

@@ -3,7 +3,6 @@
 from argparse import Namespace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
@@ -16,7 +15,6 @@ from fairseq_clusterformer.data.subwords import Subwords
 from fairseq_clusterformer.etc import encoder as etc
 from fairseq_clusterformer.etc.global_local import Structure
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
-from fairseq_clusterformer.etc.masked_parts import MaskedParts
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from tests.etc.models import (
     CLOSE,
@@ -25,7 +23,7 @@ from tests.etc.models import (
     build,
     make_task,
     of_size,
-    sentences,
+    rows_of,
     write,
 )
 from tests.models.bert import folder_of
@@ -196,9 +194,7 @@ def test_activation_checkpoints_change_nothing() -> None:
 
 def batch_of(lines: list[list[int]], **options) -> dict:
     """All of it in one row; no word is guessed."""
-    words = make_task("<mask>", words=20).source_dictionary
-    options = {"most": 64, "most_parts": 16, "guessed": 0, **options}
-    data = MaskedParts(sentences(*lines), words, np.ones(30, bool), **options)
+    data = rows_of(lines, 20, **{"mask_prob": 0, **options})
     assert len(data) == 1
     return data.collater([data[0]])["net_input"]
 
@@ -220,7 +216,7 @@ def test_inputs_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="padding stands before a token"):
         model()(torch.tensor([[1, 5, 6]]))
     with pytest.raises(ValueError, match="allowed: --parts none, or --clusters 0"):
-        model_of_parts(clusters=3)(**batch_of([[5, 6], [7]], hidden_parts=0))
+        model_of_parts(clusters=3)(**batch_of([[5, 6], [7]], hide_parts=0))
 
 
 @torch.no_grad()
@@ -230,7 +226,7 @@ def test_inputs_that_do_not_fit() -> None:
 def test_packed_documents_are_documents_alone(options: dict) -> None:
     built = model_of_parts(**options)
     built.contrast = None  # as where no parts are hidden
-    more = {"hidden_parts": 0, "parts": "none" if "clusters" in options else "sentences"}
+    more = {"hide_parts": 0, "parts": "none" if "clusters" in options else "sentences"}
     documents = [[[5, 6, 7], [8, 9]], [[10] * 4, [11], [12, 13]]]
     alone = [built(**batch_of(lines, **more))[0][0] for lines in documents]
     both = built(**batch_of([*documents[0], [], *documents[1]], **more))[0][0]
@@ -246,7 +242,7 @@ def test_a_hidden_part_is_expected_from_its_context_alone() -> None:
     found = []
     for words in ([7, 8, 9], [14, 15, 16]):
         lines = [[5, 6], words, [10, 11]]
-        drawn = (batch_of(lines, hidden_parts=0.5, seed=seed) for seed in range(99))
+        drawn = (batch_of(lines, hide_parts=0.5, seed=seed) for seed in range(99))
         given = next(d for d in drawn if d["parts"]["hidden"].tolist() == [[False, True, False]])
         logits, extra = built(**given)
         found.append((logits, *extra["contrast"]))
@@ -268,6 +264,6 @@ def test_every_parameter_has_a_gradient(options: dict) -> None:
     if options:
         built.contrast = None
     parts = "none" if options else "sentences"
-    logits, extra = built(**batch_of([[5, 6], [7]], parts=parts, hidden_parts=0))
+    logits, extra = built(**batch_of([[5, 6], [7]], parts=parts, hide_parts=0))
     sum(x.sum() for x in (logits, *extra.get("contrast", ()))).backward()
     assert_all_have_gradients(built)

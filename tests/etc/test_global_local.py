@@ -1,6 +1,8 @@
 """ETC's attention: each form against the labelled softmax written out pair by pair, and what every
 kind of attention promises, on every kernel."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -269,10 +271,12 @@ def test_centroids_learn_from_the_task() -> None:
 
 def test_sums_of_large_values_stay_finite_in_half_precision() -> None:
     """512 values of 150 have the mean 150, and a sum that float16 does not hold."""
-    logits, v = torch.zeros(1, 512), torch.full((512, 2), 150.0, dtype=torch.float16)
-    out, lse = _attended(logits, v, torch.zeros_like(logits, dtype=torch.bool), 0.0)
+    v = torch.full((1, 1, 1, 512, 2), 150.0, dtype=torch.float16)
+    q, k, added = torch.zeros_like(v[..., :1, :]), torch.zeros_like(v), torch.zeros(1, 1, 1, 1, 1)
+    label = torch.zeros(1, 512, dtype=torch.long)
+    out, lse = _attended((q, k, v, added), label, label > 0, 0.0)
     torch.testing.assert_close(out, torch.full_like(out, 150.0), rtol=2e-3, atol=0)
-    torch.testing.assert_close(lse, logits.logsumexp(-1))
+    torch.testing.assert_close(lse, torch.full_like(lse, math.log(512)))
 
 
 # A question of four tokens and two paragraphs of a title of two tokens and two sentences of one;

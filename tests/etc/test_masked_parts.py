@@ -2,20 +2,16 @@
 
 import numpy as np
 import pytest
-import torch
 
 from fairseq_clusterformer.etc.masked_parts import NO_EXAMPLE, MaskedParts, packed, pieces_of
-from tests.etc.models import make_dictionary, sentences
+from tests.etc.models import make_dictionary, rows_of
 
 WORDS = 40
 MASK = make_dictionary(WORDS, "<mask>").index("<mask>")
 
 
-def make(lines: list, *, begins: np.ndarray | None = None, **options) -> MaskedParts:
-    words = make_dictionary(WORDS, "<mask>")
-    begins = np.ones(len(words), bool) if begins is None else begins
-    options = {"most": 12, "most_parts": 4, **options}
-    return MaskedParts(lines, words, begins, **options)
+def make(*lines: list[int], **options) -> MaskedParts:
+    return rows_of(lines, WORDS, **{"tokens_per_sample": 12, "max_parts": 4, **options})
 
 
 def test_documents_are_cut_between_lines() -> None:
@@ -38,8 +34,8 @@ def test_short_pieces_share_rows() -> None:
 
 
 def test_rows_are_documents_in_parts() -> None:
-    lines = sentences([4, 5, 6], [7], [], [8, 9], [], [10] * 11, [11] * 11)
-    found = make(lines, hidden_parts=0, guessed=0)
+    lines = ([4, 5, 6], [7], [], [8, 9], [], [10] * 11, [11] * 11)
+    found = make(*lines, hide_parts=0, mask_prob=0)
     assert [len(found), *found.sizes] == [3, 11, 11, 6]
     batch = found.collater([found[2], found[0]])
     parts = batch["net_input"]["parts"]
@@ -56,27 +52,26 @@ def test_rows_are_documents_in_parts() -> None:
 
 
 def test_blocks_and_none() -> None:
-    lines = sentences([4, 5, 6], [7, 8], [], [9])
-    blocks = make(lines, parts="blocks", block=2, hidden_parts=0)[0]["row"]
+    lines = ([4, 5, 6], [7, 8], [], [9])
+    blocks = make(*lines, parts="blocks", part_tokens=2, hide_parts=0)[0]["row"]
     assert blocks["spans"].tolist() == [[0, 2], [2, 4], [4, 5], [5, 6]]
     assert blocks["global_examples"].tolist() == [0, 0, 0, 1]
-    none = make(lines, parts="none")
+    none = make(*lines, parts="none")
     assert none.collater([none[0]])["net_input"]["parts"]["spans"].shape == (1, 0, 2)
 
 
 def test_what_is_left_out_is_counted() -> None:
     """Ends of lines that are too long, and lines of documents that are too short."""
-    found = make(sentences([*range(4, 24)], [5] * 3), hidden_parts=0, guessed=0)
+    found = make([*range(4, 24)], [5] * 3, hide_parts=0, mask_prob=0)
     assert found.lost == 8
     assert found[0]["row"]["src_tokens"].tolist() == [*range(4, 16)]
     for least, left_out in ((1, 0), (2, 1)):
-        lines = sentences([4] * 3, [], [5] * 3, [6])
-        assert make(lines, least_lines=least).left_out == left_out
+        assert make([4] * 3, [], [5] * 3, [6], min_sentences=least).left_out == left_out
 
 
 def test_hidden_parts_show_nothing_and_stand_alone() -> None:
     parts, seen = [[4, 5], [6, 7, 8], [9]], set()
-    found = make(sentences(*parts), hidden_parts=0.5, guessed=1, kept=0, replaced=0)
+    found = make(*parts, hide_parts=0.5, mask_prob=1, leave_unmasked_prob=0, random_token_prob=0)
     for epoch in range(1, 31):
         found.set_epoch(epoch)
         sample = found[0]
@@ -93,7 +88,7 @@ def test_hidden_parts_show_nothing_and_stand_alone() -> None:
 def test_hidden_parts_share_rows() -> None:
     """Of any lengths, in rows of as many tokens as the longest of them, or 512."""
     lines = [[4 + i % WORDS] * (1 + 37 * i % 600) for i in range(40)]
-    found = make(sentences(*lines), most=20_000, most_parts=40, hidden_parts=1)
+    found = make(*lines, tokens_per_sample=20_000, max_parts=40, hide_parts=1)
     alone = found.collater([found[0]])["net_input"]["parts"]["alone"]
     assert alone["src_tokens"].numel() < 1.3 * sum(map(len, lines))
     assert len(alone["at"]) == 40
@@ -108,9 +103,16 @@ def test_words_are_guessed_whole_in_the_shares_asked_for() -> None:
     """Of 40,000 tokens; every third one begins a word, and so does each line."""
     begins = np.arange(WORDS + 5) % 3 == 0
     rng = np.random.default_rng(0)
-    lines = sentences(*rng.integers(4, 4 + WORDS, (1000, 40)).tolist())
-    found = make(lines, begins=begins, most=40_000, most_parts=1000, hidden_parts=0, kept=0.2)
-    sample, tokens = found[0], torch.cat([line[:-1] for line in lines]).numpy()
+    lines = rng.integers(4, 4 + WORDS, (1000, 40))
+    found = make(
+        *lines,
+        begins=begins,
+        tokens_per_sample=40_000,
+        max_parts=1000,
+        hide_parts=0,
+        leave_unmasked_prob=0.2,
+    )
+    sample, tokens = found[0], lines.ravel()
     shown, guessed = sample["row"]["src_tokens"], sample["target"] != 1
     assert (sample["target"][guessed] == tokens[guessed]).all()
     assert (shown[~guessed] == tokens[~guessed]).all()

@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 
 from fairseq_clusterformer.cli.common import Parser, add_force, add_model, check_files
 from fairseq_clusterformer.cli.main import program
@@ -31,16 +32,17 @@ def main(arguments: Sequence[str]) -> int:
     add_force(parser)
     args = parser.parse_args(arguments)
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
-    from openkp.task import mean_scores, split_keyphrases
+    from openkp.task import SCORES, keyphrase_scores, split_keyphrases
 
     loaded = load_checkpoint(args.checkpoint, data=args.data, task="etc_keyphrases")
     how = {"inputs": [loaded.path, loaded.folder], "force": args.force}
     if args.out:
         check_files(args.out, WRITTEN, **how)
     found = split_keyphrases(loaded, args.split, batch_size=args.batch_size, cpu=args.cpu)
-    known = [(best, right) for _, best, right in found if right]
+    known = [keyphrase_scores(best, right) for _, best, right in found if right]
     dataset = loaded.task.dataset(args.split)
-    scores = mean_scores(known) | {"pages": len(found), "pages scored": len(known)}
+    scores = {name: mean(row[name] for row in known) for name in SCORES if known}
+    scores |= {"pages": len(found), "pages scored": len(known)}
     scores |= {"pages cut": dataset.cut, "nodes left out": dataset.nodes_left_out}
     if args.out:
         pages = [{"url": url, "KeyPhrases": [p.split() for p in best]} for url, best, _ in found]

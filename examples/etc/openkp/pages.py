@@ -109,16 +109,18 @@ class Page:
         return places
 
 
-def encode(record: PageRecord, *, model: Subwords, to_index: Sequence[int]) -> Page:
-    """A page in tokens, where the blank before a word belongs to it; ``to_index`` has the symbol
-    in a dictionary of each of the model's ids."""
-    tokens, known = model.encode(" ".join(record.words)), {}
-    lengths = np.array([len(word) + 1 for word in record.words])
+def encode(
+    record: PageRecord, *, model: Subwords, to_index: Sequence[int]
+) -> tuple[Page, dict[str, Any]]:
+    """A page in tokens, where the blank before a word belongs to it, and its line of
+    ``SPLIT.jsonl``; ``to_index`` has the symbol in a dictionary of each of the model's ids."""
+    text, known = " ".join(record.words), {}
+    tokens, lengths = model.encode(text), np.array([len(word) + 1 for word in record.words])
     begins = np.cumsum(lengths) - lengths - 1
     word = np.searchsorted(begins, np.maximum(tokens.ends - 1, tokens.starts), "right") - 1
     folded = [known.setdefault(word.lower(), len(known)) for word in record.words]
     places = [phrase_places(record, nodes) for nodes in (record.nodes, ((0, len(folded)),))]
-    return Page(
+    page = Page(
         np.asarray(to_index)[tokens.ids],
         np.searchsorted(word, np.arange(len(record.words))),
         np.array(folded),
@@ -126,6 +128,8 @@ def encode(record: PageRecord, *, model: Subwords, to_index: Sequence[int]) -> P
         np.array(record.visual),
         *(np.array(found, int).reshape(-1, 2) for found in places),
     )
+    phrases = None if record.phrases is None else [" ".join(phrase) for phrase in record.phrases]
+    return page, {"url": record.id, "text": text, "phrases": phrases}
 
 
 class PageData(RecordData):

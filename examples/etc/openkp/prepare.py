@@ -17,6 +17,7 @@ width, y and height in pixels; block, inline, heading and leaf (1 or 0); the siz
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -42,7 +43,6 @@ from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import make_folder
 
 if TYPE_CHECKING:
-    from openkp.pages import Page
     from openkp.records import PageRecord
 
 NAME = "python examples/etc/openkp/prepare.py"
@@ -110,25 +110,17 @@ def _write(records: Iterator["PageRecord"], out: Path, split: str, workers: int)
 
     dictionary, model = load_dictionary(out), load_prepared(out)
     to_index = [dictionary.index(symbol) for symbol in model.symbols]
-    both = partial(_with_record, partial(encode, model=model, to_index=to_index))
+    encoded = partial(encode, model=model, to_index=to_index)
     dtypes = (best_fitting_int_dtype(len(dictionary)), np.int32)
-    names = ("pages", "nodes", "tokens", "keyphrases", "keyphrases not found", "longest")
-    counts = dict.fromkeys(names, 0)
+    counts, longest = Counter(), 0
     with RecordWriter(out, split, dict(zip(PARTS, dtypes, strict=True))) as writer:
-        for page, record in parallel(both, records, workers, split, batch=5, unit=" pages"):
-            phrases = None if record.phrases is None else [" ".join(p) for p in record.phrases]
-            texts = {"url": record.id, "text": " ".join(record.words), "phrases": phrases}
+        for page, texts in parallel(encoded, records, workers, split, batch=5, unit=" pages"):
             writer.write((page.tokens, page.item()), texts)
             found, tokens = len(page.phrases), len(page.tokens)
-            of_page = (1, len(page.nodes), tokens, found, len(phrases or ()) - found)
-            for name, number in zip(names, of_page, strict=False):
-                counts[name] += number
-            counts["longest"] = max(counts["longest"], tokens)
-    return counts
-
-
-def _with_record(encode: partial, record: "PageRecord") -> tuple["Page", "PageRecord"]:
-    return encode(record), record
+            lost, longest = len(texts["phrases"] or ()) - found, max(longest, tokens)
+            counts.update(pages=1, nodes=len(page.nodes), tokens=tokens, keyphrases=found)
+            counts["keyphrases not found"] += lost
+    return dict(counts) | {"longest": longest}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -67,12 +67,6 @@ def keyphrase_scores(found: Sequence[str], gold: Collection[str]) -> dict[str, f
     return dict(zip(SCORES, scores, strict=True))
 
 
-def mean_scores(pages: Sequence[tuple[Sequence[str], Collection[str]]]) -> dict[str, float]:
-    """Means of :func:`keyphrase_scores`, of what is found and right on each page."""
-    rows = [keyphrase_scores(found, gold) for found, gold in pages]
-    return {name: sum(row[name] for row in rows) / len(rows) for name in SCORES if rows}
-
-
 def found_in(data: PageData, numbers: Iterable[int], logits: Tensor) -> Iterator[tuple]:
     """Of pages: the address, the best phrases, and the right ones where they are known."""
     for number, of_page in zip(numbers, logits.cpu(), strict=True):

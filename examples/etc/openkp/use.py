@@ -70,6 +70,7 @@ class KeyphraseModel(Pretrained):
             allowed, problem = "a page as in OpenKP's files", f"{error.reason}: {error.detail}"
             raise bad_option("page", shown, allowed, problem) from None
         task = self.loaded.task
-        part = encode(record, **self._encode).within(task.cfg.max_positions, task.max_nodes)
+        whole, _ = encode(record, **self._encode)
+        part = whole.within(task.cfg.max_positions, task.max_nodes)
         batch = batch_of_pages([part], task.source_dictionary.pad())
         return record, apply_to_sample(lambda x: x.to(self.device), batch)

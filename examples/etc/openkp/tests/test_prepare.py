@@ -90,7 +90,7 @@ class Letters:
 
 def encoded(words: list[str], model: object):
     record = PageRecord("a", tuple(words), ((0, len(words)),), ((0,) * 20,), None)
-    return encode(record, model=model, to_index=range(9999))
+    return encode(record, model=model, to_index=range(9999))[0]
 
 
 @pytest.mark.parametrize(
