@@ -6,16 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_clusterformer.corpora.classification.readers import (
-    LabelledCorpus,
-    LabelledText,
-    at,
-    lines_of,
-    read_labelled_lines,
-    read_objects,
-    read_table,
-)
-from fairseq_clusterformer.corpora.lines import aligned_lines, members, wrong
+from fairseq_clusterformer.corpora.labelled import LabelledCorpus, LabelledText, read_labelled
+from fairseq_clusterformer.corpora.lines import aligned_lines, members, numbered_lines, wrong
 from fairseq_clusterformer.errors import bad_option
 
 Parts = dict[str, tuple[str, ...]]  # of each part, the names of its files
@@ -24,14 +16,14 @@ Parts = dict[str, tuple[str, ...]]  # of each part, the names of its files
 def read_class_files(files: Sequence[Path], encoding: str = "utf-8") -> Iterator[LabelledText]:
     """Yield the examples of files with one text per line, a file for each class: "0", "1"..."""
     for label, path in enumerate(files):
-        for where, line in lines_of([path], encoding):
+        for where, line in numbered_lines(path, encoding):
             yield LabelledText(str(label), (line,), where)
 
 
 def read_aligned(files: Sequence[Path]) -> Iterator[LabelledText]:
     """Yield the examples of four files with equally many lines: label, group and both texts."""
     for number, (label, group, *texts) in enumerate(aligned_lines(files), 1):
-        yield LabelledText(label, tuple(texts), at(files[0], number), group)
+        yield LabelledText(label, tuple(texts), f"{files[0]}: line {number:,}", group)
 
 
 GROUPS = tuple(
@@ -90,7 +82,13 @@ def _same(*names: str) -> dict[str, str]:
 
 def _sentences(number: int, name: str, *others: str) -> dict:
     """Two classes of sentences, for ten folds; maybe with a file for each class."""
-    forms = [Form({"all": (name,)}, partial(read_labelled_lines, encoding="latin-1"), (number,))]
+    forms = [
+        Form(
+            {"all": (name,)},
+            partial(read_labelled, kind="lines", names=("label", "text"), encoding="latin-1"),
+            (number,),
+        )
+    ]
     if others:
         read = partial(read_class_files, encoding="latin-1")
         forms.append(Form({"all": others}, read, (number,)))
@@ -109,7 +107,7 @@ def _glue(folder: str, read: Callable, *published: int, **facts) -> dict:
 
 
 def _columns(label: str, *texts: str, **how) -> Callable:
-    return partial(read_table, label=label, texts=texts, **how)
+    return partial(read_labelled, label=label, texts=texts, **{"kind": "tsv"} | how)
 
 
 _BINARY = _same("0", "1")
@@ -117,13 +115,11 @@ _NLI = ("contradiction", "entailment", "neutral")
 _DEV = {"train": "train", "valid": "dev", "test": "test"}
 _TWO = {"train": "train", "test": "test"}  # a share of train becomes valid
 _SICK_PARTS = {"train": "train", "valid": "trial", "test": "test_annotated"}
-_read_snli = partial(
-    read_objects, label="gold_label", texts=("sentence1", "sentence2"), unlabelled="-"
-)
+_read_snli = _columns("gold_label", "sentence1", "sentence2", kind="jsonl", unlabelled="-")
 _read_scitail = _columns(
     "label", "premise", "hypothesis", names=("premise", "hypothesis", "label")
 )
-_read_quora = _columns("is_duplicate", "question1", "question2", quoted=True)
+_read_quora = _columns("is_duplicate", "question1", "question2", kind="quoted tsv")
 _read_quora_parts = _columns("label", "text1", "text2", names=("label", "text1", "text2", "id"))
 _read_sick = _columns("entailment_judgment", "sentence_A", "sentence_B")
 _read_wikiqa = _columns("Label", "Question", "Sentence", group="QuestionID")

@@ -10,14 +10,13 @@ pip install ".[vectors]" in the clone.
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser, number
 from fairseq_clusterformer.cli.main import program
-from fairseq_clusterformer.corpora.language_modelling.text import TextReader, find_texts
-from fairseq_clusterformer.corpora.lines import naming_all
+from fairseq_clusterformer.corpora.texts import Documents, documents, find_texts
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.data.words import words_of
 from fairseq_clusterformer.errors import UserError, bad_option
@@ -30,14 +29,12 @@ _WINDOW = number(Range(1, 10_000, whole=True))  # gensim looks at all words of a
 _AT_ONCE = 1000  # words of a document that gensim reads as one sentence; it takes 10,000
 
 
-def write_words(
-    documents: Iterable[Iterator[bytes]], path: Path, lower_case: bool
-) -> dict[str, int]:
+def write_words(documents: Documents, path: Path, lower_case: bool) -> dict[str, int]:
     """Write documents as lines of words with blanks between, none of them of two documents; return
     how many ``documents`` and ``words`` there are."""
     counts = {"documents": 0, "words": 0}
     with open(path, "w", encoding="utf-8") as file:
-        for lines in documents:
+        for _, lines in documents:
             texts = (composed(line.decode()) for line in lines)
             if lower_case:
                 texts = map(str.lower, texts)
@@ -82,12 +79,10 @@ def main(arguments: Sequence[str]) -> int:
     how = {"inputs": args.sources, "force": args.force}
     check_output("OUT", args.out, **how)  # before sources are searched
     texts = [path for source in args.sources for path in find_texts(source, args.pattern)[0]]
-    reader = TextReader(args.document_separator)
     with whole_file("OUT", args.out, **how | {"inputs": [*args.sources, *texts]}) as new:
         words = new.with_name("scratch")
-        with naming_all(texts):
-            counts = write_words(reader.documents(texts), words, args.lower_case)
-        reader.check_separator("SOURCE")
+        found = documents(texts, args.document_separator)
+        counts = write_words(found, words, args.lower_case)
         names = ("vector_size", "window", "negative", "epochs", "min_count", "seed", "workers")
         own = {name: getattr(args, name) for name in names}
         learn = vars(gensim.models)[METHODS[args.method]]

@@ -1,4 +1,4 @@
-"""Text files into the folder that fairseq's ``language_modeling`` task reads.
+"""Text files into the folders that fairseq's tasks read.
 
 Bytes have one token each, in items of a fixed length without ``</s>``: only ``--sample-break-mode
 none`` fits. Words and pieces have an item per line, ended by ``</s>``. Bits per byte are fairseq's
@@ -6,7 +6,6 @@ loss in base 2 times tokens / bytes, both in ``prepared.json``.
 """
 
 import random
-import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +25,6 @@ from fairseq_clusterformer.errors import bad_option
 from .parallel import parallel
 
 MB = 1 << 20
-_PIECE_OF_WORK = 8 * MB  # of text: what a worker does at a time, and what a run can lose
 
 
 def write_dataset(
@@ -34,61 +32,39 @@ def write_dataset(
     out: Path,
     dictionary: Dictionary,
     items: FileItems,
-    *,
     workers: int | None = 1,
-    kept: Path | None = None,
 ) -> dict[str, dict[str, int]]:
     """Write ``dict.txt``, and the .bin and .idx of each split from its text file; return the
-    number of tokens and items of each split. `workers` and `kept` as `parallel` takes them."""
+    number of tokens and items of each split. `workers` as `parallel` takes them."""
     dictionary.save(str(out / "dict.txt"))
     dtype, counts = best_fitting_int_dtype(len(dictionary)), {}
-    code = partial(_coded, items.code)
+    code = partial(_coded, items.code, dtype)
     for split, text in texts.items():
         sizes = [np.zeros(0, np.int32)]
         with open(out / f"{split}.bin", "wb") as file:
-            for numbers in _in_blocks(code, items.blocks, text, split, workers, kept):
-                end = 1 + numbers[0]
-                sizes.append(numbers[1:end].copy())
-                numbers[end:].astype(dtype).tofile(file)
+            for lengths, tokens in parallel(code, items.blocks(text), workers, split, batch=1):
+                sizes.append(lengths)
+                tokens.tofile(file)
         counts[split] = _write_index(out / f"{split}.idx", np.concatenate(sizes), dtype)
     return counts
 
 
-def _in_blocks(
-    function: Callable,
-    blocks: Callable[[Path], Iterator],
-    text: Path,
-    label: str,
-    workers: int | None,
-    kept: Path | None,
-) -> Iterator:
-    how = {"batch": _PIECE_OF_WORK, "size": len, "unit": "B", "total": text.stat().st_size}
-    yield from parallel(function, blocks(text), workers, label, kept=kept and kept / label, **how)
-
-
-def _coded(code: Callable, block: object) -> np.ndarray:
-    """How many items a block has, the length of each, and the tokens of all, in int32."""
+def _coded(code: Callable, dtype: type, block: object) -> tuple[np.ndarray, np.ndarray]:
+    """The lengths of a block's items, and the tokens of all."""
     items = [item.numpy() for item in code(block)]
-    lengths = [len(item) for item in items]
-    return np.concatenate([[len(items)], lengths, *items]).astype(np.int32)
-
-
-def _counted(block: bytes, form: str) -> tuple[Counter, int]:
-    text = composed(block.decode(), form)
-    return Counter(text.split()), len(split_lines(text))
+    lengths = np.array([len(item) for item in items], np.int32)
+    return lengths, np.concatenate(items).astype(dtype)
 
 
 def _write_index(path: Path, sizes: np.ndarray, dtype: type) -> dict[str, int]:
     """Write an .idx as fairseq's builder does, which holds 50 bytes of an item where this holds
     12; count the tokens and items."""
-    starts = np.cumsum(sizes, dtype=np.int64)
-    tokens = int(starts[-1]) if len(starts) else 0
-    starts -= sizes
-    starts *= dtype().itemsize
+    ends = np.cumsum(sizes, dtype=np.int64)
+    starts = (ends - sizes) * dtype().itemsize
     with MMapIndexedDataset.Index.writer(path, dtype) as index:
         for part in (struct.pack("<Q", len(sizes)), sizes, starts):
             index._file.write(part)
-    return {"tokens": tokens, "items": len(sizes)}
+    return {"tokens": int(ends[-1]) if len(ends) else 0, "items": len(sizes)}
 
 
 def byte_dictionary() -> Dictionary:
@@ -104,11 +80,15 @@ def symbol_dictionary(symbols: Iterable[str]) -> Dictionary:
     return dictionary
 
 
-def count_words(text: Path, form: str = FORM, **how) -> Counter:
-    """Return how often each word occurs in a form of Unicode, and ``</s>`` once per line. What a
-    text writes like a special symbol, such as ``<pad>``, counts as ``<unk>``; `how` as of
-    `count_raw_words`."""
-    counts, lines = count_raw_words(text, form, **how)
+def count_words(text: Path, form: str = FORM, workers: int | None = 1) -> Counter:
+    """Return how often each word occurs in a form of Unicode, in the order in which they come, and
+    ``</s>`` once per line. What a text writes like a special symbol, such as ``<pad>``, counts as
+    ``<unk>``."""
+    counts, lines = Counter(), 0
+    count = partial(_counted, form=form)
+    for found, number in parallel(count, blocks_of_lines(text), workers, "words", batch=1):
+        counts.update(found)
+        lines += number
     for symbol in ("<s>", "<pad>", "</s>"):
         if written := counts.pop(symbol, 0):
             counts["<unk>"] += written
@@ -116,17 +96,9 @@ def count_words(text: Path, form: str = FORM, **how) -> Counter:
     return counts
 
 
-def count_raw_words(
-    text: Path, form: str, *, workers: int | None = 1, kept: Path | None = None
-) -> tuple[Counter, int]:
-    """Return how often each word occurs as it is written, in the order in which they come, and the
-    number of lines. `workers` and `kept` as `parallel` takes them."""
-    counts, lines = Counter(), 0
-    count = partial(_counted, form=form)
-    for found, number in _in_blocks(count, blocks_of_lines, text, "words", workers, kept):
-        counts.update(found)
-        lines += number
-    return counts, lines
+def _counted(block: bytes, form: str) -> tuple[Counter, int]:
+    text = composed(block.decode(), form)
+    return Counter(text.split()), len(split_lines(text))
 
 
 def word_dictionary(
@@ -136,17 +108,9 @@ def word_dictionary(
     `size` entries at most, special symbols included, and words of `min_count` (-1: any). The size
     is padded to a `multiple`."""
     dictionary = Dictionary()
-    special = dictionary.symbols[: dictionary.nspecial]
-    for symbol in special:
-        dictionary.add_symbol(symbol, counts[symbol])
-    words = sorted(word for word in counts if word not in special)
-    words.sort(key=counts.get, reverse=True)  # equal ones stay in their order
-    most = len(words) if size <= 0 else max(0, size - len(special))
-    for word in words[:most]:  # Dictionary.finalize does the same with three copies of all words
-        if counts[word] < min_count:
-            break
-        dictionary.add_symbol(word, counts[word])
-    dictionary.pad_to_multiple_(multiple)
+    for word, count in counts.items():
+        dictionary.add_symbol(word, count)
+    dictionary.finalize(min_count, size, multiple)
     return dictionary
 
 
@@ -159,9 +123,8 @@ def _sample(texts: Sequence[Path], form: str, most: int) -> Iterator[str]:
     draw, size = random.Random(1).random, sum(text.stat().st_size for text in texts)
     share = most / max(1, size)
     if share < 1:
-        print(
-            f"subwords are learned from {most / MB:,.0f} MB of lines drawn from {size / MB:,.0f}"
-        )
+        drawn = f"{most / MB:,.0f} MB of lines drawn from {size / MB:,.0f}"
+        print(f"subwords are learned from {drawn}")
     for text in texts:
         with open(text, encoding="utf-8", newline="\n") as file:
             for line in file:
@@ -209,10 +172,6 @@ def train_sentencepiece(
                 max_sentence_length=4 * _PART,
                 minloglevel=2,
             )
-    except RuntimeError as error:
-        allowed, reason = "what sentencepiece can train", str(error).splitlines()[-1]
-        if found := re.search(r"value <= (\d+)", str(error)):
-            allowed, reason = f"at most {found[1]} for this text", ""
-        elif found := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
-            allowed, reason = f"{found[1]} or more for this text", ""
-        raise bad_option(option, vocab, allowed, reason) from None
+    except RuntimeError as error:  # which says the largest or the smallest number
+        problem = str(error).splitlines()[-1].rpartition("] ")[2].rstrip(".")
+        raise bad_option(option, vocab, "what this text is enough for", problem) from None

@@ -23,7 +23,6 @@ def draw(
     shares: Mapping[str, float],
     order: Sequence[_Item],
     name: str,
-    total: int | None = None,
 ) -> dict[_Item, str]:
     """Return the split of each item that is drawn, as long as each brings a split closer to its
     share of all sizes, in their order; all other items are of train. Raises UserError if there are
@@ -31,13 +30,12 @@ def draw(
 
     Args:
         name: of the items and where they come from, for the error.
-        total: of all sizes, where only the first items are given.
     """
     if len(sizes) <= len(shares):
         drawn = f"to draw {' and '.join(shares)} from, or files of each split"
         raise wrong(name, len(sizes), f"more than {len(shares)}, {drawn}")
     drawn = {}
-    total = sum(sizes.values()) if total is None else total
+    total = sum(sizes.values())
     for others, (split, share) in zip(range(len(shares), 0, -1), shares.items(), strict=True):
         wanted, taken = share * total, []
         for item in order[:-others]:  # the other splits get one at least
@@ -54,17 +52,14 @@ def key_of(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8])
 
 
-class SeenTexts:
+class SeenTexts(set[int]):
     """A set of texts that holds a number for each."""
 
-    def __init__(self) -> None:
-        self._keys: set[int] = set()
-
     def __contains__(self, text: str) -> bool:
-        return key_of(text) in self._keys
+        return super().__contains__(key_of(text))
 
     def add(self, text: str) -> bool:
         """Add a text; returns whether it is new."""
-        before = len(self._keys)
-        self._keys.add(key_of(text))
-        return len(self._keys) > before
+        before = len(self)
+        super().add(key_of(text))
+        return len(self) > before

@@ -48,11 +48,14 @@ class Vocabulary:
         train_sentencepiece([text], self.train, out / MODEL, **how)
 
 
-def _digests(path: Path) -> dict[str, str]:
+def _files(model: Path) -> list[Path]:
     from fairseq_clusterformer.data.subwords import GPT2_FILES
 
-    files = [path / name for name in GPT2_FILES] if path.is_dir() else [path]
-    return {file.name: digest(file) for file in files if file.is_file()}
+    return [model / name for name in GPT2_FILES] if model.is_dir() else [model]
+
+
+def _digests(model: Path) -> dict[str, str]:
+    return {file.name: digest(file) for file in _files(model) if file.is_file()}
 
 
 def load_model(path: Path) -> "Subwords":
@@ -74,54 +77,48 @@ def copy_model(vocabulary: Vocabulary, out: Path, *, kind: str = "text", form: s
     """
     from fairseq.data import Dictionary
 
-    from fairseq_clusterformer.data import subwords
+    from fairseq_clusterformer.data.subwords import MODEL, TOKENIZER
 
     from .binarize import symbol_dictionary
 
     given = vocabulary.model
-    model = load_model(given or out / subwords.MODEL)
+    model = load_model(given or out / MODEL)
+    dictionary = symbol_dictionary(model.symbols)
+    if vocabulary.dictionary:
+        try:
+            dictionary = Dictionary.load(str(vocabulary.dictionary))
+        except ValueError as error:
+            raise UserError(str(error)) from None
     # a special token is in no text, and a dictionary may have it by another name
     needed = [symbol for symbol, text in zip(model.symbols, model.bytes, strict=True) if text]
-    try:
-        if vocabulary.dictionary:
-            dictionary = Dictionary.load(str(vocabulary.dictionary))
-        else:
-            dictionary = symbol_dictionary(model.symbols)
-    except ValueError as error:
-        raise UserError(str(error)) from None
     if missing := [symbol for symbol in needed if symbol not in dictionary]:
-        problem = (
-            f"lacks {len(missing):,} of its {len(model.symbols):,} symbols, {missing[0]!r} first"
-        )
+        problem = f"lacks {len(missing):,} of the model's symbols, {missing[0]!r} first"
         allowed = "the dictionary that belongs to the model of subwords"
         raise bad_option("--dict", vocabulary.dictionary, allowed, problem)
     dictionary.save(str(out / "dict.txt"))
-    if given and given.is_dir():
-        for name in subwords.GPT2_FILES:
-            shutil.copy(given / name, out)
-        return
-    if given:
-        is_tokenizer = given.suffix == ".json"
-        shutil.copy(given, out / (subwords.TOKENIZER if is_tokenizer else subwords.MODEL))
-    if not (out / subwords.TOKENIZER).is_file():
+    for file in _files(given) if given else ():
+        # a tokenizer.json and a model have one name each in a prepared folder
+        name = {".json": TOKENIZER}.get(file.suffix, MODEL) if file == given else file.name
+        shutil.copy(file, out / name)
+    if not (given and (given.is_dir() or given.suffix == ".json")):
         write_tokenizer(out, dictionary, kind, form)
 
 
 def write_tokenizer(
-    out: Path, dictionary: "Dictionary", kind: str = "text", form: str = FORM, **how: object
+    out: Path, dictionary: "Dictionary", kind: str = "text", form: str = FORM
 ) -> None:
     """Write ``tokenizer.json`` of bytes, of words, or of a sentencepiece model, which it replaces.
     A model that it cannot say stays.
 
     Args:
-        kind, how: as of :func:`fairseq_clusterformer.data.tokenizer_json.make`.
+        kind: as of :func:`fairseq_clusterformer.data.tokenizer_json.make`.
         form: of Unicode.
     """
     from fairseq_clusterformer.data.subwords import MODEL, TOKENIZER
     from fairseq_clusterformer.data.tokenizer_json import make
 
     try:
-        made = make(out, dictionary, kind, unicode=form, **how)
+        made = make(out, dictionary, kind, unicode=form)
     except ValueError as error:
         print(f"{MODEL} is kept without {TOKENIZER}: {error}")
         return

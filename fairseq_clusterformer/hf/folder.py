@@ -40,7 +40,7 @@ from fairseq_clusterformer.checkpoints.bundle import (
 )
 from fairseq_clusterformer.checkpoints.load import Loaded, as_large_as, reason_of
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
-from fairseq_clusterformer.corpora.classification.build import RECORD as WORDS
+from fairseq_clusterformer.corpora.classification import RECORD as WORDS
 from fairseq_clusterformer.data import TOKENIZER
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import Subwords

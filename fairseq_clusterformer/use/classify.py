@@ -11,8 +11,7 @@ from fairseq import utils
 from fairseq.data import ListDataset
 from torch import Tensor
 
-from fairseq_clusterformer.corpora.classification.build import RECORD
-from fairseq_clusterformer.corpora.classification.tokenise import split_words
+from fairseq_clusterformer.corpora.classification import RECORD, split_words
 from fairseq_clusterformer.data.sentences import SentenceDataset
 from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.errors import UserError, bad_option, read_json

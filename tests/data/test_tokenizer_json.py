@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 from tokenizers import Tokenizer, models
 
 from fairseq_clusterformer.corpora.binarize import train_sentencepiece
-from fairseq_clusterformer.corpora.classification.tokenise import split_words
+from fairseq_clusterformer.corpora.classification import split_words
 from fairseq_clusterformer.data.bytes import byte_symbols
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import Subwords, load, load_prepared

@@ -8,7 +8,7 @@ from unicodedata import normalize
 import pytest
 
 from fairseq_clusterformer.corpora.binarize import count_words
-from fairseq_clusterformer.corpora.classification.tokenise import split_words
+from fairseq_clusterformer.corpora.classification import split_words
 from fairseq_clusterformer.corpora.lines import read_lines
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import load_prepared

@@ -28,9 +28,9 @@ from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.cli.prepare.shared import (
     add_files,
     add_subwords,
-    check_folder,
     check_train,
     files_of_splits,
+    folder,
     take_vocabulary,
 )
 from fairseq_clusterformer.corpora import SPLITS
@@ -55,7 +55,6 @@ def prepare(
 ) -> dict | None:
     """Prepare pages in the folder `dest`; return what ``prepared.json`` says, or None if it was
     prepared before. Raises UserError for a file without a usable page."""
-    check_folder(source)
     pairs = zip(SPLITS, FILES, strict=True)
     found = {split: sorted(source.glob(pattern)) for split, pattern in pairs} if source else {}
     splits = files_of_splits(options, found, source, FILES)
@@ -114,7 +113,7 @@ def _write(records: Iterator["PageRecord"], out: Path, split: str, workers: int)
     dtypes = (best_fitting_int_dtype(len(dictionary)), np.int32)
     counts, longest = Counter(), 0
     with RecordWriter(out, split, dict(zip(PARTS, dtypes, strict=True))) as writer:
-        for page, texts in parallel(encoded, records, workers, split, batch=5, unit=" pages"):
+        for page, texts in parallel(encoded, records, workers, split, batch=5):
             writer.write((page.tokens, page.item()), texts)
             found, tokens = len(page.phrases), len(page.tokens)
             lost, longest = len(texts["phrases"] or ()) - found, max(longest, tokens)
@@ -126,7 +125,7 @@ def _write(records: Iterator["PageRecord"], out: Path, split: str, workers: int)
 def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog=NAME, description=__doc__)
     add_dest(parser)
-    parser.add("--source DIR", f"a folder with {', '.join(FILES)}")
+    parser.add("--source DIR", f"a folder with {', '.join(FILES)}", type=folder)
     add_files(parser, "--source")
     add_subwords(parser)
     parser.add("--workers N", "processes", default=1)

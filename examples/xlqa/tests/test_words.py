@@ -12,7 +12,7 @@ from fairseq.data import Dictionary
 from torch.nn.functional import normalize
 
 from fairseq_clusterformer.cli.main import program
-from fairseq_clusterformer.corpora.language_modelling.text import TextReader
+from fairseq_clusterformer.corpora.texts import documents
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.words import joins, words_of
 from fairseq_clusterformer.models.word_vectors import read_word_vectors
@@ -187,7 +187,7 @@ def test_form_and_order(text, tmp_path, capsys):
 def test_no_line_holds_words_of_two_documents(tmp_path):
     text, out = tmp_path / "text", tmp_path / "words"
     text.write_text("one two.\n\nthree\n<|end|>\nfour's\n<|end|>\n<|end|>\n" + "w " * 2500)
-    counts = vectors.write_words(TextReader("<|end|>").documents([text]), out, lower_case=False)
+    counts = vectors.write_words(documents([text], "<|end|>"), out, lower_case=False)
     assert counts == {"documents": 3, "words": 2507}
     lines = [line.split(" ") for line in out.read_text().splitlines()]
     assert lines[:2] == [["one", "two", ".", "three"], ["four", "'", "s"]]
@@ -202,7 +202,7 @@ def test_what_is_refused(text, tmp_path, capsys, monkeypatch):
             "--min-count is 5000: no word is as frequent among 6,0",
         ),
         ([text, out, "--document-separator", "#"], "--document-separator is #"),
-        ([tmp_path / "none", out], f"SOURCE is {tmp_path}/none: does not exist"),
+        ([tmp_path / "none", out], f"SOURCE is {tmp_path}/none: no such file"),
         ([text, text / "0.txt"], f"OUT is {text}/0.txt: it is one of the inputs"),
     ):
         assert run(*words) == 1

@@ -8,14 +8,17 @@ dropped; ``prepared.json`` lists the options.
 
 import argparse
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.classification.build import Settings, prepare
-from fairseq_clusterformer.corpora.classification.own import FORMATS, FileFormat, own_corpus
-from fairseq_clusterformer.corpora.classification.readers import LabelledCorpus
+from fairseq_clusterformer.corpora.classification import VOCABULARY_SIZE, prepare
+from fairseq_clusterformer.corpora.labelled import (
+    FORMATS,
+    FileFormat,
+    LabelledCorpus,
+    own_corpus,
+)
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.moved import check_corpus
 
@@ -48,17 +51,14 @@ def _names(text: str, most: int | None = None) -> tuple[str, ...]:
     return names
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="clusterformer prepare classification", description=__doc__)
-    corpora = parser.corpora()
+def _add_own(corpora: argparse._SubParsersAction) -> None:
     own = corpora.add_parser("text", description=_OWN, help="your own labelled texts or pairs")
     own.add("source SOURCE", "a file or a folder; see above")
     add_dest(own)
     add = own.add
     for split in ("valid", "test"):
         add(f"--{split} PATH", f"the file or folder of {split}")
-        about = f"the share of train that is drawn for {split}"
-        add(f"--{split}-fraction F", about, default=Settings.validation)
+        add(f"--{split}-fraction F", f"the share of train that is drawn for {split}", default=0.1)
     add("--format", "of all files (default: by the suffix)", choices=FORMATS)
     about = "the header's or JSON's name of the label"
     add("--label-field NAME", about, dest="label", default="label")
@@ -70,11 +70,11 @@ def _parser() -> Parser:
     add("--encoding NAME", "of the files", type=line_encoding, default="utf-8")
     add("--tokenised", "words stand between blanks (default: punctuation marks become words)")
     _add_common_options(own, "DEST")
-    return parser
 
 
-def _add_known(parser: Parser, names: Iterable[str], divided: Collection[str]) -> None:
-    corpora = parser.corpora()
+def _add_known(
+    corpora: argparse._SubParsersAction, names: Iterable[str], divided: Collection[str]
+) -> None:
     for name in names:
         known = corpora.add_parser(name, description=__doc__, help=f"DEST/{name} is made")
         about = f"the folder in which to make {name}; where it is there, nothing is done"
@@ -83,18 +83,16 @@ def _add_known(parser: Parser, names: Iterable[str], divided: Collection[str]) -
         about = f"the folder with the data set's files, or one that holds it{archive}"
         known.add("--source DIR", about, required=True)
         if name in divided:
-            about = "the share of train that becomes valid"
-            known.add("--valid-fraction F", about, default=Settings.validation)
+            known.add("--valid-fraction F", "the share of train that becomes valid", default=0.1)
         _add_common_options(known, f"DEST/{name}")
 
 
 def _add_common_options(parser: Parser, made: str) -> None:
     add = parser.add
-    add("--seed N", "of the folds, or of the splits that are drawn", default=Settings.seed)
+    add("--seed N", "of the folds, or of the splits that are drawn", default=1)
     about = "the most words of train in the dictionary, 4 special symbols included"
-    add("--vocabulary-size N", about, default=Settings.vocabulary_size)
-    about = "how often a word must be in train to be in the dictionary"
-    add("--min-count N", about, default=Settings.min_count)
+    add("--vocabulary-size N", about, default=VOCABULARY_SIZE)
+    add("--min-count N", "how often a word must be in train to be in the dictionary", default=1)
     about = "the most tokens of a text, </s> included; longer ones lose their end (default: 1500 "
     add("--max-length N", about + "for 20news, any number for the others)")
     add_tokenizer(parser)
@@ -103,7 +101,20 @@ def _add_common_options(parser: Parser, made: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     check_corpus("classification", arguments)
-    return _run(vars(_parser().parse_args(arguments)))
+    parser = Parser(prog="clusterformer prepare classification", description=__doc__)
+    _add_own(parser.corpora())
+    options = vars(parser.parse_args(arguments))
+    names = ("source", "format", "label", "texts", "labels", "encoding", "tokenised")
+    source, *form = (options.pop(name) for name in names)
+    parts = {split: options.pop(split) for split in ("valid", "test")}
+    corpus = own_corpus(source, form := FileFormat(*form), **parts)
+    for path in chain.from_iterable(corpus.files.values()):
+        if options["dest"].resolve().is_relative_to(path.resolve()):
+            problem = f"lies in {path}, where the next run would read it"
+            raise bad_option("DEST", options["dest"], "a folder elsewhere", problem)
+    if "valid" in corpus.files or "test" in corpus.files:
+        options["test_fraction"] = 0
+    return _run(corpus, options, vars(form))
 
 
 def prepare_known(
@@ -123,37 +134,18 @@ def prepare_known(
         find: returns a data set whose files are in a folder.
     """
     parser = Parser(prog=prog, description=about)
-    _add_known(parser, names, divided)
-    return _run(vars(parser.parse_args(arguments)), find)
+    _add_known(parser.corpora(), names, divided)
+    options = vars(parser.parse_args(arguments))
+    options["dest"] /= options["corpus"]
+    return _run(find(options["corpus"], options.pop("source")), options, {})
 
 
-def _run(options: dict, find: Callable[[str, Path], LabelledCorpus] | None = None) -> int:
+def _run(corpus: LabelledCorpus, options: dict, more: dict) -> int:
     vocabulary = take_existing(options)
-    for key in ("vocabulary_size", "min_count"):
-        if vocabulary and options[key] != getattr(Settings, key):
+    for key, usual in (("vocabulary_size", VOCABULARY_SIZE), ("min_count", 1)):
+        if vocabulary and options[key] != usual:
             option = f"--{key.replace('_', '-')}"
             raise bad_option(option, options[key], "without --tokenizer, which says its words")
-    settings = Settings(
-        **{key: options.pop(key) for key in ("seed", "vocabulary_size", "min_count")},
-        max_length=options.pop("max_length"),
-        validation=options.pop("valid_fraction", Settings.validation),
-        test=options.pop("test_fraction", Settings.test),
-    )
-    name, force = options.pop("corpus"), options.pop("force")
-    source, dest = options.pop("source"), options.pop("dest")
-    if find is None:
-        parts = {split: options.pop(split) for split in ("valid", "test")}
-        corpus = own_corpus(source, FileFormat(**options), **parts)
-        for path in chain.from_iterable(corpus.files.values()):
-            if dest.resolve().is_relative_to(path.resolve()):
-                problem = f"lies in {path}, where the next run would read it"
-                raise bad_option("DEST", dest, "a folder elsewhere", problem)
-        if "valid" in corpus.files or "test" in corpus.files:
-            settings = replace(settings, test=0)
-    else:
-        corpus, dest = find(name, source), dest / name
-        if settings.max_length is None:
-            settings = replace(settings, max_length=corpus.max_length)
-    how = {"options": options, "force": force, "vocabulary": vocabulary}
-    make = partial(prepare, corpus=corpus, settings=settings, **how)
-    return prepare_folder({"prepare": make, "dest": dest})
+    shares = {"test": options.pop("test_fraction", 0), "valid": options.pop("valid_fraction", 0.1)}
+    how = {"corpus": corpus, "shares": shares, "vocabulary": vocabulary, "options": more}
+    return prepare_folder({"prepare": prepare, **options, **how})

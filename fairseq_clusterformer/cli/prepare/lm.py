@@ -7,13 +7,7 @@ tokens of each split.
 
 from collections.abc import Sequence
 
-from fairseq_clusterformer.corpora.language_modelling.corpora import (
-    ENWIK8,
-    WIKITEXT103,
-    prepare_enwik8,
-    prepare_text,
-    prepare_wikitext103,
-)
+from fairseq_clusterformer.corpora.language_modelling import KNOWN, prepare_known, prepare_text
 
 from ..common import Parser, add, add_dest, line_encoding, prepare_folder
 from .shared import add_existing, add_workers, take_vocabulary
@@ -23,7 +17,6 @@ def _parser() -> Parser:
     parser = Parser(prog="clusterformer prepare lm", description=__doc__)
     corpora = parser.corpora()
     text = corpora.add_parser("text", help="your own text", description=__doc__)
-    text.set_defaults(prepare=prepare_text)
     about = "a folder, searched recursively except for hidden files, or one file; .xz, .gz and "
     text.add("source SOURCE", about + ".bz2 are unpacked")
     add_dest(text)
@@ -53,25 +46,21 @@ def _parser() -> Parser:
     about = "of the files; the folder's text is UTF-8"
     text.add("--encoding NAME", about, type=line_encoding, default="utf-8")
     add_workers(text)
-    known = {
-        "enwik8": (ENWIK8, prepare_enwik8, "100 MB of Wikipedia, by bytes"),
-        "wikitext103": (WIKITEXT103, prepare_wikitext103, "103 million words of Wikipedia"),
-    }
-    for name, (archive, prepare, about) in known.items():
-        corpus = corpora.add_parser(name, help=about, description=__doc__)
-        corpus.set_defaults(prepare=prepare)
+    for name, known in KNOWN.items():
+        corpus = corpora.add_parser(name, help=known.about, description=__doc__)
+        corpus.set_defaults(known=known)
         add_dest(corpus, name)
-        places = f"{', '.join(archive.members)} or {archive.name}"
-        help_ = f"a folder that holds {places}; without it, {archive.url} is downloaded"
-        corpus.add("--source DIR", help_)
+        places = f"{', '.join(known.archive.members)} or {known.archive.name}"
+        about = f"a folder that holds {places}; without it, {known.archive.url} is downloaded"
+        corpus.add("--source DIR", about)
         add_workers(corpus)
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     options = vars(_parser().parse_args(arguments))
-    for name in ("corpus", "bytes"):
-        options.pop(name, None)
-    if "sentencepiece" in options:
-        options["vocabulary"] = take_vocabulary(options, usual=None)
-    return prepare_folder(options)
+    if options.pop("corpus") != "text":
+        return prepare_folder({"prepare": prepare_known, **options})
+    options.pop("bytes")
+    options["vocabulary"] = take_vocabulary(options, usual=None)
+    return prepare_folder({"prepare": prepare_text, **options})

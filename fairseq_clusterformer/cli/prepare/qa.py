@@ -3,17 +3,17 @@
 DEST gets the questions, the documents (all paragraphs, each led by ``<s>``), the spans, the
 sentences, the characters of every token and the texts of train, valid and test.
 ``prepared.json`` lists the options, what is in each split, and what was dropped and why. After an
-interruption it goes on with the first unfinished file; DEST.partial holds the finished ones.
+interruption it goes on with the first unfinished split; DEST.partial holds the finished ones.
 """
 
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 
 from fairseq_clusterformer.corpora import SPLITS
+from fairseq_clusterformer.corpora.download import checksums
 from fairseq_clusterformer.corpora.question_answering.build import (
     CORPORA,
     PARAGRAPHS,
@@ -30,9 +30,9 @@ from .shared import (
     Files,
     add_files,
     add_subwords,
-    check_folder,
     check_train,
     files_of_splits,
+    folder,
     take_vocabulary,
 )
 
@@ -73,11 +73,11 @@ def _add_own(corpora: argparse._SubParsersAction) -> None:
 
 def _add_known(corpora: argparse._SubParsersAction, known: Mapping[str, QuestionCorpus]) -> None:
     for name, corpus in known.items():
-        files = ", ".join(corpus.patterns)
+        files = ", ".join(corpus.files.split())
         parser = corpora.add_parser(name, description=__doc__, help=files)
         add_dest(parser)
         packed = "or its .tar.gz" if corpus.archive else "packed or not"
-        parser.add("--source DIR", f"a folder with {files}, {packed}")
+        parser.add("--source DIR", f"a folder with {files}, {packed}", type=folder)
         _add_options(parser, corpus.options, "--source")
 
 
@@ -103,26 +103,20 @@ def _splits(
 ) -> tuple[Files, dict[str, float]]:
     """Take out the files of each split, and the shares of train that are drawn for others."""
     shares = {split: options.pop(f"{split}_fraction") for split in SPLITS[1:]}
-    if corpus.files:
-        check_folder(source)
-        places = zip_longest(SPLITS, corpus.patterns if source else ())
-        found = {split: corpus.find(source, pattern) for split, pattern in places if pattern}
-        if shares["valid"] and found.get("valid"):
-            found["test"] = found.pop("valid")
-    else:
-        found = {"train": [source]}
+    found, patterns = corpus.find(source), corpus.files.split()
+    if shares["valid"] and found.get("valid"):
+        found["test"] = found.pop("valid")
+    if not patterns:
+        found, patterns = {"train": [source]}, ["files whose names contain train, valid or test"]
         if source.is_dir():
             files = (path for path in source.iterdir() if path.is_file())
             files = sorted(path for path in files if not path.name.startswith("."))
             found = {split: [p for p in files if split_of(p) == split] for split in SPLITS}
-        if not any(found.values()) and not any(options[split] for split in SPLITS):
-            allowed = "a file, or files whose names contain train, valid or test; or --train"
-            raise bad_option("SOURCE", source, allowed, "no train, valid or test")
-    splits = files_of_splits(options, found, source, corpus.patterns)
-    if not corpus.files and len(splits) > 1:
-        shares["test"] = None
-    if not corpus.files and "train" not in splits:  # nothing to draw from: to evaluate on
-        shares = {}
+    splits = files_of_splits(options, found, source, patterns)
+    if not corpus.files:
+        # without train, there is nothing to draw from: to evaluate on
+        shares |= {"test": None} if len(splits) > 1 else {}
+        shares = shares if "train" in splits else {}
     return splits, {s: share for s, share in shares.items() if share and s not in splits}
 
 
@@ -136,43 +130,33 @@ def _prepare(
     **options,
 ) -> dict | None:
     how = {name: options.pop(name) for name in ("titles", "workers", "force")}
-    known, made = known.get(corpus) or QuestionCorpus(own_questions), {}
-    if options.pop("cloze", False):
+    used, vocabulary = known.get(corpus) or QuestionCorpus(own_questions), take_vocabulary(options)
+    if cloze := options.pop("cloze", False):
         if options.pop("paragraphs") is not None:
             raise bad_option("--paragraphs", "given", "without --cloze, whose passages are alone")
         # takes too long for --help
         from fairseq_clusterformer.corpora.question_answering.cloze import cloze_questions
 
-        known, made = QuestionCorpus(cloze_questions), {"cloze": True}
+        used = QuestionCorpus(cloze_questions)
     elif options.get("document_separator") is not None:
         raise bad_option("--document-separator", options["document_separator"], "with --cloze")
-    vocabulary = take_vocabulary(options)
     if vocabulary.train:
-        vocabulary = replace(vocabulary, whole_words=known.few_words)
-    splits, shares = _splits(known, source, options)
+        vocabulary = replace(vocabulary, whole_words=used.few_words)
+    splits, shares = _splits(used, source, options)
     check_train(splits, vocabulary, shares)
     chosen = {key: value for key, value in options.items() if value is not None}
-    if how["titles"] and known.titled:
+    if how["titles"] and used.titled:
         chosen["titled"] = True
-    reader = partial(known.reader, **chosen)
-    readers = dict.fromkeys(splits, reader)
+    readers = dict.fromkeys(splits, partial(used.reader, **chosen))
     if shares:
-        readers |= draw_documents(reader, splits["train"], shares, seed)
+        readers |= draw_documents(readers["train"], splits["train"], shares, seed)
         splits = {s: splits.get(s, splits["train"]) for s in SPLITS if s in readers}
-    named = dict(chosen)
-    if pool := named.pop("pool", None):
-        size = f", {pool.stat().st_size:,} bytes" if pool.is_file() else ""
-        named["corpus"] = f"{pool.name}{size}"
-    drawn = {f"{split} fraction": share for split, share in shares.items()}
-    return prepare(
-        dest,
-        corpus=corpus,
-        splits=splits,
-        readers=readers,
-        vocabulary=vocabulary,
-        options=named | made | drawn | ({"seed": seed} if shares else {}),
-        **how,
-    )
+        chosen |= {f"{split} fraction": share for split, share in shares.items()} | {"seed": seed}
+    if "pool" in chosen:
+        chosen["corpus"] = checksums([chosen.pop("pool")])
+    chosen |= {"cloze": True} if cloze else {}
+    how |= {"vocabulary": vocabulary, "options": chosen}
+    return prepare(dest, corpus=corpus, splits=splits, readers=readers, **how)
 
 
 def prepare_known(

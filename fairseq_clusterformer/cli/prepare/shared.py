@@ -1,21 +1,38 @@
 """Options that the preparation of several tasks has: files of splits, subwords."""
 
 import argparse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from fairseq_clusterformer.corpora import SPLITS, SUBWORDS
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary
-from fairseq_clusterformer.errors import UserError, bad_option, check_file
+from fairseq_clusterformer.errors import UserError, bad_option, no_file
 
 from ..common import Parser, add
 
 Files = dict[str, list[Path]]  # of each split
 
 
-def check_folder(folder: Path | None, option: str = "--source", allowed: str = "a folder") -> None:
-    if folder and not folder.is_dir():
-        raise bad_option(option, folder, allowed, "no such folder")
+def folder(text: str) -> Path:
+    """A type of option: a folder that is there."""
+    if not (path := Path(text)).is_dir():
+        raise argparse.ArgumentTypeError(f"is {text}: no such folder; allowed: a folder")
+    return path
+
+
+def file(what: str, is_json: bool | None = None) -> Callable[[str], Path]:
+    """A type of option: a plain file; its name says whether it `is_json`, which decides how it is
+    read."""
+
+    def read(text: str) -> Path:
+        problem = "" if (path := Path(text)).is_file() else no_file(path)
+        if is_json not in (None, path.suffix == ".json"):
+            problem = problem or "its name says something else"
+        if problem:
+            raise argparse.ArgumentTypeError(f"is {text}: {problem}; allowed: {what}")
+        return path
+
+    return read
 
 
 def add_files(parser: Parser, source: str) -> None:
@@ -38,8 +55,9 @@ def files_of_splits(
     splits = {split: [p.absolute() for p in paths] for split, paths in splits.items() if paths}
     if not splits:
         allowed = f"a folder with {', '.join(patterns)}; or --train, --valid or --test with files"
-        problem = "nothing found" if source else ""
-        raise bad_option("--source", source or "missing", allowed, problem)
+        raise bad_option(
+            "the source", source or "missing", allowed, "nothing found" if source else ""
+        )
     for split, paths in splits.items():
         for path in paths:  # which may lead into an archive
             if not path.exists() and not any(part.is_file() for part in path.parents):
@@ -50,10 +68,9 @@ def files_of_splits(
 def check_train(splits: Files, vocabulary: Vocabulary, shares: Collection[str] = ()) -> None:
     """Raise UserError if train is needed, and is not among the splits."""
     if "train" not in splits and (shares or vocabulary.train):
-        needs = "a share of train" if shares else "a sentencepiece model to train"
-        fractions = "or without --valid-fraction and --test-fraction and with "
-        allowed = f"--train with files, {fractions if shares else 'or '}--gpt2-bpe or "
-        raise UserError(f"{needs}, but no train; allowed: {allowed}--sentencepiece-model")
+        problem = "there is no train to draw splits from, or to learn subwords from"
+        allowed = "--train with files; or an existing model of subwords, without fractions"
+        raise UserError(f"{problem}; allowed: {allowed}")
 
 
 def add_subwords(parser: Parser) -> None:
@@ -65,39 +82,31 @@ def add_subwords(parser: Parser) -> None:
 
 
 def add_tokenizer(parser: argparse._ActionsContainer) -> None:
-    add(parser, "--tokenizer FILE", "the tokenizer.json of a pre-trained model, such as BERT's")
+    about, what = "the tokenizer.json of a pre-trained model, such as BERT's", "a tokenizer.json"
+    add(parser, "--tokenizer FILE", about, type=file(what, is_json=True))
 
 
 def add_existing(parser: Parser, units: argparse._ActionsContainer) -> None:
     """Those of an existing model, which exclude others in ``units``."""
     add_tokenizer(units)
-    add(units, "--sentencepiece-model FILE", "an existing sentencepiece model")
+    what = "a sentencepiece model, or --tokenizer FILE with a prepared folder's tokenizer.json"
+    about = "an existing sentencepiece model"
+    add(units, "--sentencepiece-model FILE", about, type=file(what, is_json=False))
     about = "GPT-2's subwords, which RoBERTa has: a folder with encoder.json and vocab.bpe"
-    add(units, "--gpt2-bpe DIR", about)
+    add(units, "--gpt2-bpe DIR", about, type=folder)
     about = "the dictionary of a pretrained model (RoBERTa's dict.txt; default: all subwords)"
-    parser.add("--dict FILE", about)
+    parser.add("--dict FILE", about, type=file("a dictionary of fairseq's"))
 
 
 def take_existing(options: dict) -> Vocabulary | None:
     """Take the options of an existing model out; None if none is given."""
-    names = ("gpt2_bpe", "sentencepiece_model", "dict", "tokenizer")
-    gpt2_bpe, model, words, tokenizer = (options.pop(name, None) for name in names)
-    if words and not (gpt2_bpe or model or tokenizer):
+    names = ("gpt2_bpe", "sentencepiece_model", "tokenizer")
+    given = [path for name in names if (path := options.pop(name, None))]
+    words = options.pop("dict", None)
+    if words and not given:
         allowed = "with --gpt2-bpe, --sentencepiece-model or --tokenizer only"
         raise bad_option("--dict", words, allowed)
-    check_folder(gpt2_bpe, "--gpt2-bpe", "a folder with encoder.json and vocab.bpe")
-    instead = "a sentencepiece model, or --tokenizer FILE with a prepared folder's tokenizer.json"
-    for option, path, what in (
-        ("--sentencepiece-model", model, instead),
-        ("--tokenizer", tokenizer, "a tokenizer.json"),
-        ("--dict", words, "a dictionary of fairseq's"),
-    ):
-        if path:
-            check_file(option, path, what)
-            if (path.suffix == ".json") != (path is tokenizer):  # it decides how a file is read
-                raise bad_option(option, path, what, "its name says something else")
-    given = gpt2_bpe or model or tokenizer
-    return Vocabulary(given, dictionary=words) if given else None
+    return Vocabulary(given[0], dictionary=words) if given else None
 
 
 def take_vocabulary(options: dict, usual: int | None = SUBWORDS) -> Vocabulary | None:

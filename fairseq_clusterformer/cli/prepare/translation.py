@@ -10,8 +10,8 @@ import argparse
 from collections.abc import Sequence
 
 from fairseq_clusterformer.corpora import SUBWORDS
-from fairseq_clusterformer.corpora.translation.build import prepare
-from fairseq_clusterformer.corpora.translation.corpora import CORPORA, known_corpus, own_pairs
+from fairseq_clusterformer.corpora.pairs import CORPORA, known_corpus, own_pairs
+from fairseq_clusterformer.corpora.translation import prepare
 
 from ..common import Parser, add_dest, prepare_folder
 from .shared import add_workers
@@ -45,7 +45,7 @@ def _parser() -> Parser:
         add_dest(corpus, name)
         places = dict.fromkeys(archive.url.rsplit("/", 1)[0] for archive in known.archives)
         about = f"a folder that holds {', '.join(archive.name for archive in known.archives)}"
-        about += f"{known.places}; without it, they are downloaded from {' and '.join(places)}"
+        about += f", unpacked or not; without it, they are downloaded from {' and '.join(places)}"
         if not all(archive.checksum for archive in known.archives):
             about += "; nobody publishes a checksum to verify the download with"
         corpus.add("--source DIR", about)

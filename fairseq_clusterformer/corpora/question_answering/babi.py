@@ -1,13 +1,13 @@
 """bAbI (Weston et al. 2015): stories of short sentences, some of which support an answer."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ..lines import raw_lines
-from .distant_supervision import find_answers, in_sentences
-from .records import Drops, Items, Paragraph, Record, Sentence, Unusable, convert, foreign
-
-_YES_NO = ("yes", "no")
+from .distant_supervision import in_sentences
+from .records import Drops, Items, Record, Unusable, convert, foreign
+from .squad import question_record
 
 
 def babi(path: Path, drops: Drops) -> Iterator[Record]:
@@ -20,29 +20,20 @@ def babi(path: Path, drops: Drops) -> Iterator[Record]:
         for number, sentence in item["told"].items():
             text += " " if text else ""
             numbers[number] = len(sentences)
-            sentences.append(Sentence(0, len(text), len(text) + len(sentence)))
+            sentences.append([0, len(text), len(text) + len(sentence)])
             text += sentence
         if missing := [number for number in item["facts"] if number not in numbers]:
             raise Unusable("no such line", f"supporting line {missing[0]}")
-        supporting = sorted({numbers[number] for number in item["facts"]})
-        paragraphs, answer = (Paragraph("", text),), item["answer"]
-        found = () if answer in _YES_NO else find_answers([answer], paragraphs)
-        return Record(
-            item["id"],
-            item["question"],
-            paragraphs,
-            in_sentences(found, [sentences[number] for number in supporting]),
-            (answer,),
-            yes_no=answer if answer in _YES_NO else None,
-            document=item["story"],
-            sentences=tuple(sentences),
-            supporting=tuple(supporting),
-        )
+        supporting = [numbers[number] for number in item["facts"]]
+        found = {"context": text, "sentences": sentences, "supporting": supporting}
+        record = question_record({**item, **found}, drops)
+        facts = [record.sentences[number] for number in record.supporting]
+        return replace(record, answers=in_sentences(record.answers, facts))
 
-    return convert(_babi_questions(path), to_record, drops)
+    return convert(_questions(path), to_record, drops)
 
 
-def _babi_questions(path: Path) -> Items:
+def _questions(path: Path) -> Items:
     """A line is a number and a sentence, or a number, a question, its answer and the numbers of
     the supporting lines, between tabs; number 1 begins a story."""
     name, story, told, questions = path.name.partition(".")[0], 0, {}, 0
@@ -50,14 +41,14 @@ def _babi_questions(path: Path) -> Items:
         number, _, text = line.decode().rstrip().partition(" ")
         if not (number.isdecimal() and text):
             raise foreign(path, "lines of bAbI, a number and a sentence")
-        text, *rest = text.split("\t")
+        text, *rest = map(str.strip, text.split("\t"))
         if number == "1":
             story, told = story + 1, {}
         if not rest:
-            told[number] = text.strip()
+            told[number] = text
             continue
         questions += 1
-        item = {"id": f"{name}-{questions}", "story": f"{name} story {story}"}
-        item |= {"question": text.strip(), "answer": rest[0].strip(), "told": dict(told)}
+        item = {"id": f"{name}-{questions}", "document": f"{name} story {story}"}
+        item |= {"question": text, "answers": [rest[0]], "told": dict(told)}
         item["facts"] = rest[1].split() if rest[1:] else []
         yield f"{path}: line {line_number:,}", item

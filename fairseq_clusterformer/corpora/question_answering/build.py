@@ -1,14 +1,13 @@
 """From the files of a corpus to the folder that ``fairseq_clusterformer.data.qa`` describes.
 
-The model of subwords and each file become a folder in ``DEST.partial/parts``. An interrupted run
+The model of subwords and each split become a folder in ``DEST.partial/parts``. An interrupted run
 goes on with those that are complete.
 """
 
-import functools
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -16,16 +15,20 @@ from fairseq_clusterformer.data.unicode import READ_FORM, composed
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import copy_part, make_folder, make_part
 
+from .. import SPLITS
 from ..download import checksums
 from ..lines import wrong
+from ..parallel import parallel
 from ..splits import SeenTexts
 from ..vocabulary import Vocabulary, copy_model
 from .babi import babi
-from .records import Drops, Reader, Record
-from .squad import squad
+from .records import Drops, Reader, Record, Unusable
+from .squad import own_questions
 
 #: an option of a reader, and its help
 PARAGRAPHS = {"paragraphs N": "paragraphs of a document: the question's own and others near it"}
+COUNTS = ("questions", "answers", "paragraphs", "tokens", "longest")
+_BATCH = 5  # records that a worker takes at a time; one may be a book
 
 
 @dataclass(frozen=True)
@@ -40,21 +43,19 @@ class QuestionCorpus:
     archive: str = ""  # a pattern of the archive that the files may be in
     titled: bool = False  # with --titles, the reader makes sentences of them
 
-    @property
-    def patterns(self) -> list[str]:
-        return self.files.split()
-
-    def find(self, source: Path, pattern: str) -> list[Path]:
-        """Return the files of a pattern in `source`, a folder in it, or the corpus's archive."""
-        if found := sorted(source.glob(pattern)) or sorted(source.glob(f"*/{pattern}")):
-            return found
-        archives = sorted(source.glob(self.archive)) if self.archive else []
-        return [path / pattern for path in archives[:1]]
+    def find(self, source: Path | None) -> dict[str, list[Path]]:
+        """Return the files of each split in `source`, a folder in it, or the corpus's archive."""
+        found = {}
+        for split, pattern in zip(SPLITS, self.files.split() if source else (), strict=False):
+            found[split] = sorted(source.glob(pattern)) or sorted(source.glob(f"*/{pattern}"))
+            if self.archive and not found[split]:
+                found[split] = [path / pattern for path in sorted(source.glob(self.archive))[:1]]
+        return found
 
 
 CORPORA = {
-    "squad1": QuestionCorpus(squad, "train-v1.1*.json* dev-v1.1*.json*", PARAGRAPHS),
-    "squad2": QuestionCorpus(squad, "train-v2.0*.json* dev-v2.0*.json*", PARAGRAPHS),
+    "squad1": QuestionCorpus(own_questions, "train-v1.1*.json* dev-v1.1*.json*", PARAGRAPHS),
+    "squad2": QuestionCorpus(own_questions, "train-v2.0*.json* dev-v2.0*.json*", PARAGRAPHS),
     "babi": QuestionCorpus(babi, "qa*_train.txt qa*_test.txt", few_words=True),
 }
 
@@ -85,77 +86,42 @@ def prepare(
             "options": options,
         }
 
+    def records(split: str, drops: Drops) -> Iterator[Record]:
+        return chain.from_iterable(readers[split](path, drops) for path in splits[split])
+
     def build_model(work: Path, out: Path) -> dict:
         if vocabulary.train:
-            records = chain.from_iterable(readers["train"](p, Drops()) for p in splits["train"])
-            _train(records, vocabulary, work / "train.txt", out)
+            _train(records("train", Drops()), vocabulary, work / "train.txt", out)
         copy_model(vocabulary, out, kind="reader", form=READ_FORM)
         return {}
 
-    def build_part(split: str, path: Path, model: Path, _work: Path, out: Path) -> dict:
-        from .encode import write_file
-
-        how = {"read": readers[split], "model": model, "titles": titles, "workers": workers}
-        counts, drops = write_file(path, out, split, **how)
-        record = {"counts": counts, "dropped": drops.counts}
-        return record | {"examples": drops.examples, "moved": drops.moved}
+    def build_split(split: str, model: Path, _work: Path, out: Path) -> dict:
+        drops = Drops(keep_unfound=split != "train")
+        counts = _write(records(split, drops), drops, model, out, split, titles, workers)
+        if not counts["questions"]:
+            problem = f"{corpus}: no question is left in {split}"
+            raise UserError(f"{problem}; {drops.summary()}" if drops.counts else problem)
+        if drops.counts or drops.moved:
+            print(f"{split}: {drops}")
+        counts["dropped"] = drops.counts.total()
+        return {"counts": counts, "dropped": drops.examples}
 
     def build(work: Path, out: Path) -> dict:
         model, _ = make_part(work, "model", build_model)
         copy_part(model, out)
-        counts, dropped = {}, {}
-        for split, paths in splits.items():
-            made = {}
-            for i, path in enumerate(paths):
-                build_file = functools.partial(build_part, split, path, model)
-                part, record = make_part(work, f"{split}-{i}", build_file)
-                made[part] = record
-            counts[split], drops = _join(made, out, split)
-            if not counts[split]["questions"]:
-                problem = f"{corpus}: no question is left in {split}"
-                raise UserError(f"{problem}; {drops.summary()}" if drops.counts else problem)
-            if split != "train" and len(paths) > 1:
-                _check_ids(out, split)
-            dropped[split] = drops.examples
-            if drops.counts or drops.moved:
-                print(f"{split}: {drops}")
-        return {"splits": counts, "dropped": dropped}
+        made = {}
+        for split in splits:
+            part, made[split] = make_part(work, split, partial(build_split, split, model))
+            copy_part(part, out)
+        return {
+            "splits": {split: each["counts"] for split, each in made.items()},
+            "dropped": {split: each["dropped"] for split, each in made.items()},
+        }
 
     return make_folder(dest, recipe, build, force)
 
 
-def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int], Drops]:
-    from fairseq_clusterformer.data.qa import QAWriter
-    from fairseq_clusterformer.data.stored import load_dictionary
-
-    from .encode import COUNTS
-
-    drops = Drops()
-    with QAWriter(out, split, vocab_size=len(load_dictionary(out))) as writer:
-        for folder, record in parts.items():
-            writer.append(folder, split)
-            drops.counts.update(record["dropped"])
-            drops.moved += record.get("moved", 0)
-            for reason, examples in record["examples"].items():
-                drops.examples[reason] += examples
-    of_parts = [record["counts"] for record in parts.values()]
-    counts = {name: sum(count[name] for count in of_parts) for name in COUNTS}
-    counts["longest"] = max(count["longest"] for count in of_parts)
-    return counts | {"dropped": drops.counts.total()}, drops
-
-
-def _check_ids(out: Path, split: str) -> None:
-    """Refuse two questions of a split with the same id: answers are filed by it."""
-    seen = SeenTexts()
-    with open(out / f"{split}.jsonl", encoding="utf-8") as file:
-        ids = (json.loads(line)["id"] for line in file)
-        shared = list(dict.fromkeys(id_ for id_ in ids if not seen.add(id_)))
-    if shared:
-        problem = f"{len(shared):,} ids are of more than one question, {shared[0]!r} first"
-        raise wrong(split, problem, "an id of its own for each question, or none")
-
-
-def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: Path) -> None:
+def _train(records: Iterator[Record], vocabulary: Vocabulary, text: Path, out: Path) -> None:
     seen, words = SeenTexts(), set()
     texts = (t for r in records for t in (r.question, *(part.text for part in r.paragraphs)))
     with open(text, "w", encoding="utf-8") as file:
@@ -166,3 +132,37 @@ def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: P
     if not text.stat().st_size:
         raise UserError("train has no question to learn subwords from; allowed: one or more")
     vocabulary.train_model(text, out, words=sorted(words), form=READ_FORM)
+
+
+def _write(
+    records: Iterator[Record],
+    drops: Drops,
+    model: Path,
+    out: Path,
+    split: str,
+    titles: bool,
+    workers: int,
+) -> dict[str, int]:
+    """Write records as a split in `out`, by the subwords in the folder `model`; return `COUNTS`.
+    Answers are filed by a question's id, so in valid and test no two may have the same."""
+    from fairseq_clusterformer.data.qa import QAWriter
+
+    from .encode import Encoder
+
+    encoder, counts, ids = Encoder(model, titles), dict.fromkeys(COUNTS, 0), SeenTexts()
+    encoded = parallel(encoder, records, workers, split, batch=_BATCH)
+    with QAWriter(out, split, vocab_size=len(encoder.dictionary)) as writer:
+        for item in encoded:
+            if isinstance(item, Unusable):
+                drops.add(split, item.reason, item.detail)
+                continue
+            if not ids.add(id_ := item[1]["id"]) and split != "train":
+                problem = f"the id {id_!r} is of more than one question"
+                raise wrong(split, problem, "an id of its own for each question, or none")
+            writer.write(*item)
+            _, document, spans, *_ = item[0]
+            found = (1, int(spans[3]), int(spans[2]), len(document))
+            for name, number in zip(COUNTS, found, strict=False):
+                counts[name] += number
+            counts["longest"] = max(counts["longest"], len(document))
+    return counts

@@ -15,7 +15,7 @@ import regex
 
 from fairseq_clusterformer.data import words
 
-from ..language_modelling.text import TextReader
+from ..texts import documents
 from .records import Drops, GoldAnswer, Paragraph, Record, convert
 
 MASK = "what"
@@ -37,17 +37,15 @@ def cloze_questions(
 ) -> Iterator[Record]:
     """Yield the records of a file of plain text, at most `per_passage` from a passage, always the
     same ones. Raises UserError for a separator that is not in the file, or another encoding."""
-    reader = TextReader(document_separator)
 
     def items() -> Iterator[tuple[str, tuple]]:
-        for number, lines in enumerate(reader.documents([path])):
+        for number, (_, lines) in enumerate(documents([path], document_separator)):
             title, text = "", (line.decode().strip() for line in lines)
             for place, passage in enumerate(passages(text)):
                 title = title or _digest(passage)
                 draw = random.Random(f"{seed} {passage}")
                 for asked in questions(passage, draw)[:per_passage]:
                     yield f"{path}: document {number}, passage {place}", (title, *asked)
-        reader.check_separator(path)
 
     return convert(items(), _record, drops)
 

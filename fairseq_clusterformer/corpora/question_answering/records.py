@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,39 +95,28 @@ class Record:
         if self.yes_no not in (None, "yes", "no"):
             raise Unusable("neither yes nor no", f"{self.yes_no!r}; allowed: yes, no")
         for answer in self.answers:
-            text = self.paragraphs[answer.paragraph].text
-            if not answer.text or not 0 <= answer.start < answer.end <= len(text):
-                place = f"is at [{answer.start}, {answer.end}) of {len(text):,} characters"
-                raise Unusable("answer not in its context", f"{answer.text!r} {place}")
-            if (found := text[answer.start : answer.end]) != answer.text:
-                raise Unusable("answer not in its context", f"{answer.text!r} is {found!r} there")
-        self._check_structure()
+            paragraph, start, end, wanted = answer
+            text = self.paragraphs[paragraph].text
+            found = text[max(start, 0) : end]
+            if not wanted or start < 0 or found != wanted:
+                place = f"[{start}, {end}) of {len(text):,} characters"
+                raise Unusable("answer not in its context", f"{wanted!r} is {found!r} at {place}")
+        before = Sentence(0, 0, 0)
+        for number, (paragraph, start, end) in enumerate(self.sentences or ()):
+            first = before.end if paragraph == before.paragraph else 0
+            known = before.paragraph <= paragraph < len(self.paragraphs)
+            last = len(self.paragraphs[paragraph].text) if known else 0
+            if not known or not first <= start <= end <= last:  # HotpotQA has empty ones
+                place = f"characters [{start}, {end}) of paragraph {paragraph}"
+                detail = f"sentence {number} is {place}; allowed: [{first}, {last}), in order"
+                raise Unusable("misplaced sentence", detail)
+            before = Sentence(paragraph, start, end)
+        for number in self.supporting or ():
+            if number not in range(len(self.sentences or ())):
+                raise Unusable("no such sentence", f"supporting fact {number}")
         strings = [self.id, self.question, *self.texts, *self.candidates]
         strings += [text for part in self.paragraphs for text in (part.title, part.text)]
         check_unicode("".join(strings))
-
-    def _check_structure(self) -> None:
-        placed = self.sentences or ()
-        for number, (paragraph, start, end) in enumerate(placed):
-            known = 0 <= paragraph < len(self.paragraphs)
-            length = len(self.paragraphs[paragraph].text) if known else 0
-            # a sentence of HotpotQA may be empty
-            if not known or not 0 <= start <= end <= length:
-                place = f"characters [{start}, {end}) of paragraph {paragraph}"
-                detail = f"sentence {number} is {place}, which has {length:,}"
-                raise Unusable("sentence across paragraphs", detail)
-        for number, (one, other) in enumerate(pairwise(placed), 1):
-            if other[:2] < one[:2]:
-                detail = f"sentence {number} begins before sentence {number - 1}"
-                raise Unusable("sentences not in their order", detail)
-            if one.paragraph == other.paragraph and other.start < one.end:
-                place = f"characters [{other.start}, {other.end}) of paragraph {other.paragraph}"
-                allowed = f"from {one.end}, where the one before ends"
-                detail = f"sentence {number} is {place}; allowed: {allowed}"
-                raise Unusable("overlapping sentences", detail)
-        for number in self.supporting or ():
-            if number not in range(len(placed)):
-                raise Unusable("no such sentence", f"supporting fact {number} of {len(placed)}")
 
 
 class Unusable(Exception):
@@ -168,18 +156,16 @@ class Drops:
         """One line: why and where the first was left out, and how many more were."""
         reason = next(iter(self.counts))
         first = " ".join(self.examples[reason][0].splitlines())
-        first = first if first.endswith(reason) else f"{reason}: {first}"
         others = self.counts.total() - 1
-        return f"left out: {first}" + (f"; and {others:,} more" if others else "")
+        return f"left out: {reason}: {first}" + (f"; and {others:,} more" if others else "")
 
     def __str__(self) -> str:
         lines = []
         if self.moved:
-            what = f"{self.moved:,} answers" if self.moved > 1 else "1 answer"
-            lines.append(f"took {what} where the text stands, which is not at answer_start")
+            lines = [f"took {self.moved:,} answers where the text stands, not at answer_start"]
         for reason, count in self.counts.most_common():
-            lines.append(f"dropped {count:,}: {reason}")
-            lines += [f"  {example}" for example in self.examples[reason]]
+            examples = (f"  {example}" for example in self.examples[reason])
+            lines += [f"dropped {count:,}: {reason}", *examples]
         return "\n".join(lines)
 
 
@@ -213,13 +199,12 @@ def gold_answer(
     which is counted in `drops`."""
     context = paragraphs[number].text if 0 <= number < len(paragraphs) else ""
     units = context.encode("utf-16-le", "surrogatepass")[: 2 * max(start, 0)]
-    bases = [start]
-    if len(units) == 2 * start:
-        bases.append(len(units.decode("utf-16-le", "replace")))
-    for place in (*bases, *(base + off for off in (-1, 1, -2, 2) for base in bases)):
-        if text and place >= 0 and (found := _text_at(context, place, text)):
-            drops.moved += place != start
-            return GoldAnswer(number, place, place + len(found), found)
+    of_units = len(units.decode("utf-16-le", "replace")) if len(units) == 2 * start else start
+    for off in (0, -1, 1, -2, 2):
+        for place in (start + off, of_units + off):
+            if text and place >= 0 and (found := _text_at(context, place, text)):
+                drops.moved += place != start
+                return GoldAnswer(number, place, place + len(found), found)
     return GoldAnswer(number, start, start + len(text), text)  # which no record takes
 
 

@@ -24,103 +24,73 @@ from .records import (
     Sentence,
     Unusable,
     convert,
-    foreign,
     get,
     gold_answer,
     json_file,
     json_lines,
     json_list,
     sentences_of,
-    spans_record,
 )
 
 FORMATS = "SQuAD's JSON, a JSON list of questions, or .jsonl with a question per line"
 _LINES = (".jsonl", ".jsonlines", ".ndjson")
 
 
-def squad(
-    path: Path, drops: Drops, *, paragraphs: int = 1, content: object = None
-) -> Iterator[Record]:
-    """Yield the records of SQuAD 1.1 or 2.0, or another corpus in its format, one JSON file.
+def own_questions(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
+    """Yield the records of a file of one of the `FORMATS`.
 
     Args:
-        paragraphs: how many paragraphs of the article make a document. They follow each other
-            and include the question's own; the first one is drawn for each question by its id.
-        content: of the file, if it has been read.
+        paragraphs: of SQuAD's JSON, how many paragraphs of the article make a document. They
+            follow each other and include the question's own; the first one is drawn for each
+            question by its id.
     """
-    content = json_file(path) if content is None else content
-    if not _is_squad(content):
-        raise foreign(path, "SQuAD's JSON, an object with a list of articles as data")
-    questions = _squad_questions(path, content["data"], drops)
-    return convert(questions, partial(_squad_record, paragraphs=paragraphs, drops=drops), drops)
-
-
-def _is_squad(content: object) -> bool:
-    return isinstance(content, Mapping) and isinstance(content.get("data"), list)
-
-
-def _squad_questions(path: Path, articles: list, drops: Drops) -> Items:
-    for i, article in enumerate(articles):
-        contexts, asked = [], []
-        with drops.at(f"{path}: article {i}"):
-            paragraphs, title = get(article, "paragraphs", list), str(article.get("title", ""))
-            for j, paragraph in enumerate(paragraphs):
-                with drops.at(place := f"{path}: article {i}, paragraph {j}"):
-                    if not get(paragraph, "context").strip():
-                        raise Unusable("empty document")
-                    contexts.append(Paragraph(title, paragraph["context"]))
-                    own = len(contexts) - 1
-                    asked += [(place, own, question) for question in get(paragraph, "qas", list)]
-        for place, own, question in asked:
-            id_ = question.get("id") if isinstance(question, Mapping) else None
-            yield f"{place}, id {id_}", (contexts, own, question, title or f"article {i}")
-
-
-def _squad_record(
-    item: tuple[Sequence[Paragraph], int, Mapping, str], *, paragraphs: int, drops: Drops
-) -> Record:
-    contexts, own, question, document = item
-    impossible = question.get("is_impossible")
-    id_ = str(get(question, "id", (str, int)))
-    # of so many paragraphs in a row, which the question's own is among
-    first = random.Random(id_).randint(max(0, own - paragraphs + 1), own)
-    first = max(0, min(first, len(contexts) - paragraphs))
-    contexts, own = contexts[first : first + paragraphs], own - first
-    answers = [
-        gold_answer(contexts, own, get(answer, "answer_start", int), get(answer, "text"), drops)
-        for answer in get(question, "answers", list)
-    ]
-    if bool(answers) is bool(impossible):
-        detail = f"is_impossible is {impossible}, with {len(answers)} answers"
-        raise Unusable("answers and is_impossible disagree", detail)
-    return spans_record(
-        id_,
-        get(question, "question"),
-        contexts,
-        answers,
-        answerable=not impossible,
-        long_answers=(own,) if answers and len(contexts) > 1 else (),
-        document=document,
-    )
-
-
-def own_questions(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
-    """Yield the records of a user's file; `paragraphs` are of SQuAD's JSON, see `squad`."""
     if any(suffix in _LINES for suffix in path.suffixes):
         items = json_lines(path, drops)
     else:
         content = json_file(path)
-        if _is_squad(content):
-            return squad(path, drops, paragraphs=paragraphs, content=content)
-        items = json_list(path, FORMATS, content)
-    numbered = ((place, (f"{path.name}:{i}", item)) for i, (place, item) in enumerate(items))
-    return convert(numbered, partial(_record, drops=drops), drops)
+        if isinstance(content, Mapping) and isinstance(content.get("data"), list):
+            items = _squad(path, content["data"], paragraphs, drops)
+        else:
+            items = json_list(path, FORMATS, content)
+    numbered = (
+        (place, {"id": f"{path.name}:{i}", **item} if isinstance(item, Mapping) else item)
+        for i, (place, item) in enumerate(items)
+    )
+    return convert(numbered, partial(question_record, drops=drops), drops)
 
 
-def _record(item_and_number: tuple[str, Mapping], *, drops: Drops) -> Record:
-    """The record of an object as ``clusterformer prepare qa text --help`` describes it."""
-    number, item = item_and_number
-    id_ = str(get(item, "id", (str, int)) if "id" in item else number)
+def _squad(path: Path, articles: list, paragraphs: int, drops: Drops) -> Items:
+    """SQuAD's questions as a user's own."""
+    for i, article in enumerate(articles):
+        contexts, asked = [], []
+        with drops.at(f"{path}: article {i}"):
+            parts, title = get(article, "paragraphs", list), str(article.get("title", ""))
+            for j, part in enumerate(parts):
+                with drops.at(place := f"{path}: article {i}, paragraph {j}"):
+                    if not get(part, "context").strip():
+                        raise Unusable("empty document")
+                    contexts.append({"title": title, "text": part["context"]})
+                    own = len(contexts) - 1
+                    asked += [(place, own, question) for question in get(part, "qas", list)]
+        for place, own, question in asked:
+            id_ = question.get("id") if isinstance(question, Mapping) else None
+            with drops.at(place := f"{place}, id {id_}"):
+                answers, impossible = get(question, "answers", list), question.get("is_impossible")
+                if bool(answers) is bool(impossible):
+                    detail = f"is_impossible is {impossible}, with {len(answers)} answers"
+                    raise Unusable("answers and is_impossible disagree", detail)
+                # of so many paragraphs in a row, which the question's own is among
+                first = random.Random(str(id_)).randint(max(0, own - paragraphs + 1), own)
+                first = max(0, min(first, len(contexts) - paragraphs))
+                document = {"paragraphs": contexts[first : first + paragraphs]}
+                document |= {"paragraph": own - first, "document": title or f"article {i}"}
+                yield place, {**question, **document}
+
+
+def question_record(item: Mapping, drops: Drops) -> Record:
+    """The record of an object as ``clusterformer prepare qa text --help`` describes it. Its
+    "paragraph" is that of answers that do not say theirs; "document" names the document."""
+    id_, question = str(get(item, "id", (str, int))), get(item, "question")
     title = str(item.get("title") or "")
     parts = get(item, "paragraphs", list) if "paragraphs" in item else [get(item, "context")]
     paragraphs = tuple(
@@ -129,12 +99,25 @@ def _record(item_and_number: tuple[str, Mapping], *, drops: Drops) -> Record:
         else Paragraph(str(part.get("title") or title), get(part, "text"))
         for part in parts
     )
-    structure = _structure(id_, item, paragraphs)
-    record = _answered(id_, item, paragraphs, drops)
-    candidates = structure.get("candidates")
-    if candidates and record.texts and not {*record.texts} & {*candidates}:
-        raise Unusable("answer is no candidate", f"{record.texts[0]!r} of question {id_}")
-    return replace(record, **structure) if structure else record
+    more = _structure(id_, item, paragraphs) | {"document": str(item.get("document", ""))}
+    if "answers" not in item:
+        return Record(id_, question, paragraphs, answerable=None, **more)
+    answers = list(_answers(item))
+    texts = tuple(dict.fromkeys(text for text, _, _ in answers))
+    if "candidates" in more and texts and not {*texts} & {*more["candidates"]}:
+        raise Unusable("answer is no candidate", f"{texts[0]!r} of question {id_}")
+    more |= {"texts": texts, "answerable": bool(answers)}
+    starts = [start for _, _, start in answers]
+    if texts in (("yes",), ("no",)) and starts[0] is None:
+        return Record(id_, question, paragraphs, yes_no=texts[0], **more)
+    if None in starts:
+        return replace(distant_record(id_, question, paragraphs, texts), **more)
+    gold = [gold_answer(paragraphs, n, start, text, drops) for text, n, start in answers]
+    if any(not 0 <= answer.paragraph < len(paragraphs) for answer in gold):
+        raise Unusable("answer not in its context", f"{len(paragraphs)} paragraphs, {gold[0]}")
+    long = sorted({answer.paragraph for answer in gold}) if len(paragraphs) > 1 else ()
+    gold = tuple(dict.fromkeys(gold))
+    return Record(id_, question, paragraphs, gold, long_answers=tuple(long), **more)
 
 
 def _structure(id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...]) -> dict[str, tuple]:
@@ -158,38 +141,19 @@ def _structure(id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...]) -> di
     return found
 
 
-def _answered(id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...], drops: Drops) -> Record:
-    question = get(item, "question")
-    if "answers" not in item:
-        return Record(id_, question, paragraphs, answerable=None)
+def _answers(item: Mapping) -> Iterator[tuple[str, int, int | None]]:
+    """Each answer's text, paragraph, and place there."""
     entries = get(item, "answers", (list, dict))
     if isinstance(entries, dict):  # two lists, as Hugging Face has them
         columns = get(entries, "text", list), get(entries, "answer_start", list)
         if len({*map(len, columns)}) > 1:
             raise Unusable("malformed", "text and answer_start have different lengths")
         entries = [{"text": text, "answer_start": at} for text, at in zip(*columns, strict=True)]
-    answers = list(map(_answer, entries))
-    texts = tuple(dict.fromkeys(text for text, _, _ in answers))
-    places = [place for _, _, place in answers]
-    if not answers:
-        return Record(id_, question, paragraphs, answerable=False)
-    if texts in (("yes",), ("no",)) and places[0] is None:
-        return Record(id_, question, paragraphs, (), texts, yes_no=texts[0])
-    if None in places:
-        return distant_record(id_, question, paragraphs, texts)
-    gold = [gold_answer(paragraphs, n, start, text, drops) for text, n, start in answers]
-    if any(not 0 <= answer.paragraph < len(paragraphs) for answer in gold):
-        raise Unusable("answer not in its context", f"{len(paragraphs)} paragraphs, {gold[0]}")
-    long = sorted({answer.paragraph for answer in gold}) if len(paragraphs) > 1 else ()
-    gold = tuple(dict.fromkeys(gold))
-    return Record(id_, question, paragraphs, gold, texts, long_answers=tuple(long))
-
-
-def _answer(entry: str | Mapping) -> tuple[str, int, int | None]:
-    if isinstance(entry, str):
-        return entry, 0, None
-    start = get(entry, "answer_start", int) if "answer_start" in entry else None
-    return get(entry, "text"), get(entry, "paragraph", int) if "paragraph" in entry else 0, start
+    for entry in entries:
+        entry = {"text": entry} if isinstance(entry, str) else entry
+        start = get(entry, "answer_start", int) if "answer_start" in entry else None
+        source = entry if "paragraph" in entry else {"paragraph": item.get("paragraph", 0)}
+        yield get(entry, "text"), get(source, "paragraph", int), start
 
 
 def draw_documents(
@@ -229,18 +193,18 @@ def _documents(records: Iterable[Record]) -> tuple[Counter[str], Callable[[Recor
         return name
 
     for record in records:
-        questions[name := _name(record)] += 1
-        text = key_of("\n".join(paragraph.text for paragraph in record.paragraphs))
-        other_name[root(name)] = root(first_of_text.setdefault(text, name))
+        name, text = _name_and_text(record)
+        questions[name] += 1
+        other_name[root(name)] = root(first_of_text.setdefault(key_of(text), name))
     sizes: Counter[str] = Counter()
     for name, number in questions.items():
         sizes[root(name)] += number
-    return sizes, lambda record: root(_name(record))
+    return sizes, lambda record: root(_name_and_text(record)[0])
 
 
-def _name(record: Record) -> str:
-    """What a record says of its document: its title, or else its text."""
+def _name_and_text(record: Record) -> tuple[str, str]:
+    """What a record says of its document: its title, or else its text; and that."""
     titles = {paragraph.title for paragraph in record.paragraphs}
     only = titles.pop() if len(titles) == 1 else ""
     text = "\n".join(paragraph.text for paragraph in record.paragraphs)
-    return record.document or only or text
+    return record.document or only or text, text

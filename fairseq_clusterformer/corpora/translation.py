@@ -1,8 +1,8 @@
 """From a corpus of pairs to the folder that fairseq's ``translation`` task reads.
 
 There are stages, each from files to files: pairs are tokenised, split and cleaned; subwords are
-learned; they are applied; the result is binarised. A run that was stopped goes on with the stages,
-and in a stage with the pieces of work, that are finished.
+learned; they are applied; the result is binarised. A run that was stopped goes on with the stages
+that are finished.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import functools
 import io
 import itertools
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,17 +20,13 @@ from fairseq_clusterformer.data.text import VOCABULARIES, TextPipeline
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import copy_part, make_folder, make_part
 
-from .. import SUBWORDS
-from ..download import checksums
-from ..lines import aligned_lines, wrong
-from ..parallel import parallel
-from ..splits import SeenTexts
-from .corpora import ParallelCorpus
-from .pairs import Pair, pair_files, pairs_of
+from . import SUBWORDS
+from .download import checksums
+from .lines import aligned_lines, wrong
+from .pairs import Pair, ParallelCorpus, pair_files, pairs_of
+from .parallel import parallel
+from .splits import SeenTexts
 
-Counts = dict[str, dict[str, int]]
-
-_PAIRS = 5000  # that a worker takes at a time
 _MOST_WORDS = 1_000_000  # that subword-nmt learns from, at about 1 kB of memory for each
 
 
@@ -54,9 +49,9 @@ def prepare(
         workers: processes; None: one for each core.
     """
     pipeline = replace(corpus.pipeline, bpe=bpe)
-    if bpe == "sentencepiece" and not corpus.tokenised:
+    if bpe == "sentencepiece":
         pipeline = replace(pipeline, tokenizer="none", dash_splits=False, escape=False)
-    elif not corpus.tokenised:
+    else:
         from sacremoses.corpus import NonbreakingPrefixes
 
         known = NonbreakingPrefixes().available_langs.values()
@@ -70,7 +65,6 @@ def prepare(
         "bpe_model": TOKENIZER,
         "bpe_operations": bpe_operations,
         "test_sets": corpus.test_sets,
-        "detokenised": not corpus.tokenised,
         "hold_out": corpus.hold_out,
         "cleaning": asdict(corpus.cleaning),
     }
@@ -82,28 +76,12 @@ def prepare(
     def build(work: Path, out: Path) -> dict:
         from importlib.metadata import version
 
-        from fairseq_clusterformer.data.subwords import codes_tokenizer
-        from fairseq_clusterformer.data.tokenizer_json import pieces_tokenizer
-
         job = _Job(corpus, pipeline, work, workers)
-        tokens, made = make_part(work, "tokens", functools.partial(job.tokenise, extra))
-
-        def learn(work: Path, folder: Path) -> dict:
-            known = replace(pipeline, model=folder / VOCABULARIES[bpe])
-            how = {"workers": workers, "kept": work / "parts"}
-            learn_subwords(job.files(tokens, "train"), bpe_operations, known, **how)
-            made = codes_tokenizer if bpe == "subword_nmt" else pieces_tokenizer
-            tokenizer = made(known.model).to_str(pretty=True)
-            (folder / TOKENIZER).write_text(tokenizer, encoding="utf-8")
-            known.model.unlink()
-            return {}
-
-        model, _ = make_part(work, "model", learn)
+        tokens = job.made("tokens", functools.partial(job.tokenise, extra))
+        model = job.made("model", functools.partial(job.learn, tokens, bpe_operations))
         copy_part(model, out)
-        job.pipeline = replace(pipeline, model=model / options["bpe_model"])
-        job.counts = made["splits"]
-        subwords, made = make_part(work, "subwords", functools.partial(job.segment, tokens))
-        job.counts = made["splits"]
+        job.pipeline = replace(pipeline, model=model / TOKENIZER)
+        subwords = job.made("subwords", functools.partial(job.segment, tokens))
         shutil.copytree(subwords / "raw", out / "raw")
         job.binarise(subwords, out)
         packages = ("sacremoses", "subword-nmt", "sentencepiece")
@@ -112,72 +90,44 @@ def prepare(
     return make_folder(dest, recipe, build)
 
 
-def learn_subwords(
-    texts: Sequence[Path],
-    number: int | None,
-    pipeline: TextPipeline,
-    *,
-    workers: int | None = 1,
-    kept: Path | None = None,
-) -> None:
-    """Learn the subwords of `texts` together and write the pipeline's model; raises UserError if
-    the texts do not give as many. `workers` and `kept` as `parallel` takes them."""
-    from .. import binarize
-
-    if pipeline.bpe == "sentencepiece":
-        how = {"option": "--bpe-operations", "at_most": number is None}
-        binarize.train_sentencepiece(texts, number or SUBWORDS, pipeline.model, **how)
-        return
-    from subword_nmt.learn_bpe import learn_bpe
-
-    counts: Counter[str] = Counter()
-    for text in texts:
-        how = {"workers": workers, "kept": kept and kept / text.name}
-        counts.update(binarize.count_raw_words(text, "none", **how)[0])
-    if len(counts) > _MOST_WORDS:
-        print(f"learning subwords from the {_MOST_WORDS:,} most frequent of {len(counts):,} words")
-    words = counts.most_common(_MOST_WORDS)
-    del counts  # which can hold several times as many
-    # Its progress bar is not for log files.
-    quiet = sys.stderr if sys.stderr.isatty() else io.StringIO()
-    with (
-        open(pipeline.model, "w", encoding="utf-8", newline="\n") as codes,
-        contextlib.redirect_stderr(quiet),
-    ):
-        lines = (f"{word} {count}" for word, count in words)
-        learn_bpe(lines, codes, number or SUBWORDS, is_dict=True)
-
-
 @dataclass
 class _Job:
     """The stages, and the counts that they fill in; their files are NAME.LANGUAGE."""
 
     corpus: ParallelCorpus
     pipeline: TextPipeline
-    work: Path  # for what the corpus unpacks
+    work: Path  # for what the corpus unpacks, and the stages
     workers: int | None
 
     def __post_init__(self) -> None:
         splits = ["train", "valid", *self.corpus.test_sets]
-        self.counts: Counts = {split: {"pairs": 0} for split in splits}
+        self.counts = {split: {"pairs": 0} for split in splits}
+
+    def made(self, name: str, stage: Callable[[Path], None]) -> Path:
+        """The folder of a stage, made now or by a run before; take over its counts."""
+
+        def build(_work: Path, out: Path) -> dict:
+            stage(out)
+            return self.counts
+
+        part, self.counts = make_part(self.work, name, build)
+        return part
 
     def files(self, folder: Path, name: str) -> list[Path]:
         """Return the files of both languages."""
         return [folder / f"{name}.{language}" for language in self.pipeline.languages]
 
-    def tokenise(self, extra: Sequence[Sequence[Path]], work: Path, out: Path) -> dict:
+    def tokenise(self, extra: Sequence[Sequence[Path]], out: Path) -> None:
         """Write the tokens of each split, and the raw text of all but train; count the pairs."""
         corpus, languages = self.corpus, self.pipeline.languages
-        clean = corpus.cleaning.keeps if corpus.cleaning.unit == "tokens" else lambda pair: True
         held_out = [SeenTexts(), SeenTexts()]  # the lines of valid and test in each language
-        found: Counter[str] = Counter()
         train = self.counts["train"]
         train["dropped by length"] = 0
         if corpus.disjoint or extra:
             train["in valid or test"] = 0
 
         def keeps(pair: Pair, disjoint: bool) -> bool:
-            if not clean(pair):
+            if corpus.cleaning.unit == "tokens" and not corpus.cleaning.keeps(pair):
                 train["dropped by length"] += 1
             elif disjoint and any(map(SeenTexts.__contains__, held_out, pair)):
                 train["in valid or test"] += 1
@@ -186,18 +136,15 @@ class _Job:
             return False
 
         read = corpus.read(self.work).items()
-        sources = [(s, s, pairs, corpus.tokenised, corpus.disjoint) for s, pairs in read]
-        for number, files in enumerate(extra):
+        sources = [(split, split, pairs, corpus.disjoint) for split, pairs in read]
+        for files in extra:
             pairs = pairs_of(files, languages, languages[::-1])  # columns as Tatoeba's
-            sources.append((f"extra-{number}", "train", pairs, False, True))
+            sources.append(("extra", "train", pairs, True))
         with self._writer(out) as write:
-            for name, split, pairs, tokenised, disjoint in sources:
-                function = functools.partial(_tokens, self.pipeline, tokenised)
-                total = corpus.about(name) or corpus.expected.get(name)
-                how = {"batch": _PAIRS, "total": total, "kept": work / "parts" / name}
+            function = functools.partial(_tokens, self.pipeline)
+            for name, split, pairs, disjoint in sources:
                 number, hold_out = 0, name == "train" and corpus.hold_out
-                for raw, words in parallel(function, pairs, self.workers, name, **how):
-                    found[name] += 1
+                for raw, words in parallel(function, pairs, self.workers, name):
                     if split == "train" and not keeps(words, disjoint):
                         continue
                     number += 1
@@ -210,37 +157,62 @@ class _Job:
                             known.add(line)
                 if name != split:
                     train["extra pairs"] = train.get("extra pairs", 0) + number
-        for split, number in corpus.expected.items():
-            if found[split] != number:
-                problem = f"the download has {found[split]:,} pairs for {split}"
-                allowed = f"{number:,}, as in the known edition; --source takes another one"
-                raise wrong(corpus.name, problem, allowed)
         self._check_pairs()
-        return {"splits": self.counts}
 
     def _check_pairs(self) -> None:
-        train = self.counts["train"]
-        why = [f"{n:,} {what}" for what, n in train.items() if n and what != "pairs"]
+        why = [
+            f"{n:,} {what}" for what, n in self.counts["train"].items() if n and what != "pairs"
+        ]
         for split, count in self.counts.items():
             if not count["pairs"]:
                 problem = f"no pair is left for {split}" + (f" ({', '.join(why)})" if why else "")
                 raise wrong(self.corpus.name, problem, "at least one for each split")
 
-    def segment(self, tokens: Path, work: Path, out: Path) -> dict:
+    def learn(self, tokens: Path, number: int | None, out: Path) -> None:
+        """Learn the subwords of both languages together; raises UserError if the texts do not give
+        as many."""
+        from fairseq_clusterformer.data.subwords import codes_tokenizer
+        from fairseq_clusterformer.data.tokenizer_json import pieces_tokenizer
+
+        from . import binarize
+
+        texts, model = self.files(tokens, "train"), out / VOCABULARIES[self.pipeline.bpe]
+        if self.pipeline.bpe == "sentencepiece":
+            how = {"option": "--bpe-operations", "at_most": number is None}
+            binarize.train_sentencepiece(texts, number or SUBWORDS, model, **how)
+            tokenizer = pieces_tokenizer(model)
+        else:
+            from subword_nmt.learn_bpe import learn_bpe
+
+            words = Counter()
+            for text in texts:
+                words.update(binarize.count_words(text, "none", self.workers))
+            del words["</s>"]
+            lines = [f"{word} {count}" for word, count in words.most_common(_MOST_WORDS)]
+            # its progress bar is not for log files
+            with (
+                contextlib.redirect_stderr(io.StringIO()),
+                open(model, "w", newline="\n") as codes,
+            ):
+                learn_bpe(lines, codes, number or SUBWORDS, is_dict=True)
+            tokenizer = codes_tokenizer(model)
+        (out / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        model.unlink()
+
+    def segment(self, tokens: Path, out: Path) -> None:
         """Write the subwords of each split, and into `raw` the raw text of all but train."""
-        function = functools.partial(_subwords, self.pipeline)
         cleaning, cleaned = self.corpus.cleaning, set()
         if cleaning.unit == "subwords":
             cleaned = {"train", *self.corpus.drawn, *(["valid"] if self.corpus.hold_out else [])}
         (out / "raw").mkdir()
-        with self._writer(out) as write, self._writer(out / "raw") as write_raw:
+        with self._writer(out) as write:
             for split, count in self.counts.items():
                 pairs = aligned_lines(self.files(tokens, split))
-                how = {"batch": _PAIRS, "total": count["pairs"], "kept": work / "parts" / split}
-                subwords = parallel(function, pairs, self.workers, split, **how)
+                function = functools.partial(_subwords, self.pipeline)
                 raws = itertools.repeat(None)
                 if split != "train":
                     raws = aligned_lines(self.files(tokens, f"{split}.raw"))
+                subwords = parallel(function, pairs, self.workers, split)
                 for pair, raw in zip(subwords, raws, strict=False):
                     if split in cleaned and not cleaning.keeps(pair):
                         count["pairs"] -= 1
@@ -248,38 +220,37 @@ class _Job:
                         continue
                     write(split, pair)
                     if raw:
-                        write_raw(split, raw)
+                        write(f"raw/{split}", raw)
         self._check_pairs()
-        return {"splits": self.counts}
 
     def binarise(self, subwords: Path, out: Path) -> None:
         """Write the one dictionary of both languages, and every split; count the tokens."""
         from fairseq_clusterformer.data.coding import TextCoding
         from fairseq_clusterformer.data.subwords import load
 
-        from .. import binarize
+        from . import binarize
 
-        languages, parts = self.pipeline.languages, self.work / "parts"
+        languages = self.pipeline.languages
         if self.pipeline.bpe == "sentencepiece":
             dictionary = binarize.symbol_dictionary(load(self.pipeline.model).symbols)
         else:
             words = Counter()
             for file in self.files(subwords, "train"):
-                how = {"workers": self.workers, "kept": parts / file.name}
-                words.update(binarize.count_words(file, **how))
+                words.update(binarize.count_words(file, workers=self.workers))
             dictionary = binarize.word_dictionary(words)
         texts = {
             f"{split}.{'-'.join(languages)}.{language}": subwords / f"{split}.{language}"
             for split in self.counts
             for language in languages
         }
-        how = {"workers": self.workers, "kept": parts}
         items = TextCoding(dictionary).items
-        for name, count in binarize.write_dataset(texts, out, dictionary, items, **how).items():
+        made = binarize.write_dataset(texts, out, dictionary, items, self.workers)
+        for name, count in made.items():
             split, _, language = name.split(".")
             self.counts[split][f"{language} subwords"] = count["tokens"]
-        (out / "dict.txt").rename(out / f"dict.{languages[0]}.txt")
-        dictionary.save(str(out / f"dict.{languages[1]}.txt"))
+        for language in languages:
+            shutil.copy(out / "dict.txt", out / f"dict.{language}.txt")
+        (out / "dict.txt").unlink()
 
     @contextlib.contextmanager
     def _writer(self, folder: Path) -> Iterator[Callable[[str, Pair], None]]:
@@ -299,13 +270,10 @@ class _Job:
             yield write
 
 
-def _tokens(pipeline: TextPipeline, tokenised: bool, pair: Pair) -> tuple[Pair, Pair]:
+def _tokens(pipeline: TextPipeline, pair: Pair) -> tuple[Pair, Pair]:
     """Return the pair with single blanks for its white space, and its tokens."""
     raw = tuple(" ".join(line.split()) for line in pair)
-    if tokenised:
-        return raw, tuple(pipeline.as_tokens(line) for line in pair)
-    lines = zip(pair, pipeline.languages, strict=True)
-    return raw, tuple(pipeline.tokens(line, language) for line, language in lines)
+    return raw, tuple(map(pipeline.tokens, pair, pipeline.languages))
 
 
 def _subwords(pipeline: TextPipeline, pair: Pair) -> Pair:  # named, for other processes

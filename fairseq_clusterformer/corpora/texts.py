@@ -12,20 +12,20 @@ import re
 import zlib
 from codecs import BOM_UTF8
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from fairseq_clusterformer.data.words import sentences
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, no_file
 
-from .. import SPLITS
-from ..lines import PACKED, raw_lines
+from . import SPLITS
+from .lines import PACKED, raw_lines, some
 
 _SPLIT_NAME = re.compile(r"(train|valid|test)(?=[-._0-9]|$)")
 
 Lines = Iterator[bytes]
+Documents = Iterator[tuple[Path, Lines]]
 SplitLines = Iterable[tuple[str, Iterable[bytes]]]
 
 
@@ -40,28 +40,23 @@ def find_texts(
         patterns: shell patterns for names; a .xz, .gz or .bz2 at a name's end may be left out.
             None: every file whose first bytes are text.
     """
-    if source.is_file():
-        if _is_binary(source):
-            allowed = "text, plain or as .xz, .gz or .bz2"
-            raise bad_option("SOURCE", source, allowed, "not a text file")
-        return [source], []
-    if not source.is_dir():
-        problem = "it is no plain file" if source.exists() else "does not exist"
-        raise bad_option("SOURCE", source, "a folder of text, or one file", problem)
+    paths = [source] if source.is_file() else sorted(source.rglob("*"))
     texts, others = [], []
-    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+    for path in filter(Path.is_file, paths):
         if any(part.startswith(".") for part in path.relative_to(source).parts):
             continue
-        if patterns:
-            names = (path.name, path.stem if path.suffix in PACKED else path.name)
+        names = (path.name, path.stem if path.suffix in PACKED else path.name)
+        if patterns and path != source:
             wanted = any(fnmatch.fnmatch(name, pattern) for name in names for pattern in patterns)
         else:
             wanted = not _is_binary(path)
         (texts if wanted else others).append(path)
     if not texts:
-        held = f"no text file, only {names_of(others)}" if others else "no file at all"
-        allowed = "a folder of text files, also as .xz, .gz or .bz2; --pattern chooses by name"
-        raise bad_option("SOURCE", source, allowed, held)
+        problem = "no file at all" if source.is_dir() else no_file(source)
+        if others:
+            problem = f"no text file, only {some((path.name for path in others), 3)}"
+        allowed = "a folder of text, or one file, also as .xz, .gz or .bz2; --pattern chooses by "
+        raise bad_option("SOURCE", source, f"{allowed}name", problem)
     return texts, others
 
 
@@ -75,51 +70,40 @@ def _is_binary(path: Path) -> bool:
     return start.startswith(b"%PDF-") or b"\0" in start
 
 
-def names_of(paths: Sequence[Path], most: int = 3) -> str:
-    """Return the first names of `paths` and how many more there are, for a message."""
-    names = ", ".join(path.name for path in paths[:most])
-    return names if len(paths) <= most else f"{names} and {len(paths) - most} more"
+def documents(
+    texts: Sequence[Path], separator: str | None = None, encoding: str = "utf-8"
+) -> Documents:
+    """Yield the documents that are not empty, in UTF-8, each with its file. Read each before you
+    take the next. Raises UserError if no text has the separator.
 
+    Args:
+        separator: the line that ends a document; None: a file is a document.
+        encoding: of the files.
+    """
+    seen = 0
 
-@dataclass
-class TextReader:
-    """Reads the documents of files, in UTF-8."""
+    def lines(path: Path) -> Lines:
+        for number, line in enumerate(raw_lines(path, encoding)):
+            if encoding != "utf-8":
+                line = line.decode(encoding).encode()
+            if line := line if number else line.removeprefix(BOM_UTF8):
+                yield line if line.endswith(b"\n") else line + b"\n"
 
-    separator: str | None = None  # the line that ends a document; None: a file is a document
-    encoding: str = "utf-8"  # of the files
-    _seen: int = field(default=0, init=False)  # separators
-
-    def documents(self, texts: Iterable[Path]) -> Iterator[Lines]:
-        """Yield the documents that are not empty. Read each before you take the next."""
-        from tqdm import tqdm
-
-        texts = list(texts)
-        how = {"unit": "B", "unit_scale": True, "disable": None, "leave": False}
-        total = sum(path.stat().st_size for path in texts)
-        with tqdm(desc="reading", total=total, **how) as bar:
-            for path in texts:
-                raw = raw_lines(path, self.encoding, bar.update)
-                if self.encoding != "utf-8":
-                    raw = (line.decode(self.encoding).encode() for line in raw)
-                first = (line.removeprefix(BOM_UTF8) for line in itertools.islice(raw, 1))
-                raw = itertools.chain(first, raw)
-                lines = (line if line.endswith(b"\n") else line + b"\n" for line in raw)
-                for number, document in itertools.groupby(lines, self._document_number):
-                    if number is not None:
-                        yield document
-
-    def _document_number(self, line: bytes) -> int | None:
-        if self.separator is not None and line.rstrip(b"\r\n") == self.separator.encode():
-            self._seen += 1
+    def document_number(line: bytes) -> int | None:
+        nonlocal seen
+        if separator is not None and line.rstrip(b"\r\n") == separator.encode():
+            seen += 1
             return None
-        return self._seen
+        return seen
 
-    def check_separator(self, place: object) -> None:
-        """Raise UserError if the separator was not in the text, which was read at a place."""
-        if self.separator is not None and not self._seen:
-            allowed = "a line that ends a document, in full"
-            problem = f"no such line in {place}"
-            raise bad_option("--document-separator", self.separator, allowed, problem)
+    for path in texts:
+        for number, document in itertools.groupby(lines(path), document_number):
+            if number is not None:
+                yield path, document
+    if separator is not None and not seen:
+        allowed = "a line that ends a document, in full"
+        problem = f"no such line in {some((path.name for path in texts), 3)}"
+        raise bad_option("--document-separator", separator, allowed, problem)
 
 
 def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
@@ -129,23 +113,20 @@ def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
     for path in texts:
         if path != source and (name := _SPLIT_NAME.match(path.relative_to(source).parts[0])):
             files[name[1]].append(path)
-    present = [split for split in SPLITS if split in files]
-    missing = [split for split in SPLITS if split not in files]
-    if present and missing:
-        problem = f"files for {' and '.join(present)} but none for {' and '.join(missing)}"
+    if files and (missing := [split for split in SPLITS if split not in files]):
         allowed = "all three (as train-00.txt.xz, valid.txt, test.txt), or --split documents or "
+        problem = f"files for {' and '.join(files)} but none for {' and '.join(missing)}"
         raise bad_option("SOURCE", source, allowed + "--split contiguous", problem)
     return dict(files)
 
 
-def by_document(
-    texts: Sequence[Path], reader: TextReader, fractions: dict[str, float]
-) -> SplitLines:
-    """Yield every document, whole, with its split. They are ranked by the SHA-256 of their text.
-    The first ones become valid and the next ones test, within their `fractions` of all bytes;
-    where the first is too long, only the shortest document. All others become train."""
+def by_document(read: Callable[[], Documents], fractions: dict[str, float]) -> SplitLines:
+    """Yield every document that `read` yields, whole, with its split. They are ranked by the
+    SHA-256 of their text. The first ones become valid and the next ones test, within their
+    `fractions` of all bytes; where the first is too long, only the shortest document. All others
+    become train."""
     sizes, digests = Counter(), []
-    for document in reader.documents(texts):
+    for _, document in read():
         digest, size = hashlib.sha256(), 0
         for line in document:
             digest.update(line)
@@ -165,15 +146,13 @@ def by_document(
         while len(ranked) > others and sizes[ranked[-1]] <= room:
             room -= sizes[ranked[-1]]
             split_of[ranked.pop()] = split
-    for digest, document in zip(digests, reader.documents(texts), strict=True):
+    for digest, (_, document) in zip(digests, read(), strict=True):
         yield split_of.get(digest, "train"), document
 
 
-def contiguous(
-    texts: Sequence[Path], reader: TextReader, fractions: dict[str, float]
-) -> SplitLines:
+def contiguous(read: Callable[[], Documents], fractions: dict[str, float]) -> SplitLines:
     """Yield the text in its order, cut at line ends: train, then valid, then test."""
-    total = sum(map(len, itertools.chain.from_iterable(reader.documents(texts))))
+    total = sum(len(line) for _, document in read() for line in document)
     position, train_end = 0, (1 - fractions["valid"] - fractions["test"]) * total
 
     def split_of(line: bytes) -> str:
@@ -183,21 +162,16 @@ def contiguous(
             return "train"
         return "valid" if start < train_end + fractions["valid"] * total else "test"
 
-    for document in reader.documents(texts):
+    for _, document in read():
         yield from itertools.groupby(document, split_of)
 
 
 def by_sentence(parts: SplitLines) -> SplitLines:
     """Give each sentence a line, and each document an empty line behind it."""
     for split, lines in parts:
-        yield split, itertools.chain(_sentences(lines), [b"\n"])
-
-
-def _sentences(lines: Iterable[bytes]) -> Lines:
-    for line in lines:
-        text = line.decode()
-        for start, end in sentences(text.rstrip()):
-            yield text[start:end].encode() + b"\n"
+        texts = (line.decode().rstrip() for line in lines)
+        found = (text[start:end] for text in texts for start, end in sentences(text))
+        yield split, (f"{sentence}\n".encode() for sentence in itertools.chain(found, [""]))
 
 
 def write_splits(parts: SplitLines, folder: Path) -> dict:
@@ -215,18 +189,6 @@ def write_splits(parts: SplitLines, folder: Path) -> dict:
             count["documents"] += count["lines"] > before
     for split, count in counts.items():
         if not count["bytes"]:
-            allowed = "a line or more for each of train, valid and test"
-            if split != "train":
-                allowed += f", by more text or a larger --{split}-fraction"
+            allowed = f"more text, or a larger --{split}-fraction"
             raise UserError(f"SOURCE has no text for {split}; allowed: {allowed}")
     return counts
-
-
-def cut(path: Path, folder: Path, sizes: Sequence[int]) -> dict:
-    """Write a file's first bytes as ``train.txt``, the next as ``valid.txt`` and ``test.txt``."""
-    with open(path, "rb") as source:
-        for split, size in zip(SPLITS, sizes, strict=True):
-            with open(folder / f"{split}.txt", "wb") as target:
-                while size and (block := source.read(min(size, 1 << 20))):
-                    size -= target.write(block)
-    return {split: {"bytes": (folder / f"{split}.txt").stat().st_size} for split in SPLITS}

@@ -1,1 +1,0 @@
-"""Labelled texts and pairs of texts."""

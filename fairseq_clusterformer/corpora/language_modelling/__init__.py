@@ -1,1 +1,0 @@
-"""Plain text, enwik8 and WikiText-103."""

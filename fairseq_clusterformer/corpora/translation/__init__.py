@@ -1,1 +1,0 @@
-"""Pairs of sentences in two languages."""
