@@ -286,7 +286,8 @@ def _write_folder(
         (out / name).mkdir(parents=True)
         files = {split: texts / f"{split}.{name}" for split in facts}
         for split, count in binarize.write_dataset(files, out / name, symbols, items).items():
-            facts[split][f"{name} tokens"] = count["tokens"]
+            if symbols is dictionary:
+                facts[split][f"{name} tokens"] = count["tokens"]
     for name, suffix in plain.items():
         (out / name).mkdir()
         for split in facts:

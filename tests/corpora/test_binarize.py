@@ -1,15 +1,9 @@
 """Subwords learned from text."""
 
-import tracemalloc
-from collections import Counter
-
-import pytest
 import sentencepiece
-from fairseq.data import Dictionary
 
 from fairseq_clusterformer.corpora import binarize
 from fairseq_clusterformer.corpora.binarize import train_sentencepiece
-from fairseq_clusterformer.data import coding
 
 
 def test_a_line_of_any_length_is_learned_from(tmp_path):
@@ -42,37 +36,3 @@ def test_sentencepiece_learns_from_a_bounded_sample(tmp_path, monkeypatch):
     assert 45_000 < sum(len(line) + 1 for line in given[2]) < 65_000
     assert min(given[2]) < lines[1000]
     assert max(given[2]) > lines[-1000]
-
-
-@pytest.mark.parametrize(("size", "min_count", "multiple"), [(-1, -1, 8), (9, -1, 1), (-1, 3, 8)])
-def test_the_dictionary_of_words_is_what_fairseq_makes(size, min_count, multiple):
-    counts = Counter("b b b a a a c c c d d d d e f f </s> </s> <unk>".split())
-    theirs = Dictionary()
-    for word, count in counts.items():
-        theirs.add_symbol(word, count)
-    theirs.finalize(min_count, size, multiple)
-    how = {"size": size, "min_count": min_count, "multiple": multiple}
-    ours = binarize.word_dictionary(counts, **how)
-    for name in ("symbols", "count", "indices"):
-        assert getattr(ours, name) == getattr(theirs, name)
-
-
-def test_an_item_takes_few_bytes_of_memory(tmp_path, monkeypatch):
-    """Of all, their lengths and places are held; fairseq's builder takes 50 bytes for each."""
-    monkeypatch.setattr(coding, "_BLOCK", 1000)
-    monkeypatch.setattr(binarize, "_PIECE_OF_WORK", 1000)
-    items = coding.TextCoding(binarize.symbol_dictionary(["a", "b"])).items
-
-    def peak(lines: int) -> int:
-        (tmp_path / "text").write_text("a b\n" * lines)
-        tracemalloc.start()
-        dictionary = binarize.symbol_dictionary(["a", "b"])
-        counts = binarize.write_dataset({"x": tmp_path / "text"}, tmp_path, dictionary, items)
-        found = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert counts == {"x": {"tokens": 3 * lines, "items": lines}}
-        return found
-
-    peak(1)  # what is imported once
-    few, many = peak(1000), peak(11_000)
-    assert many - few < 10_000 * 24

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_clusterformer.corpora.question_answering import encode
+from fairseq_clusterformer.corpora.question_answering import build
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.data.stored import load_dictionary
@@ -116,7 +116,7 @@ def test_squad_to_folder_and_back(source, model, tmp_path, capsys):
 def test_a_model_of_its_own(source, tmp_path, capsys):
     arguments = ("squad2", tmp_path / "dest", "--source", source, "--sentencepiece")
     assert run(*arguments, 9000) == 1
-    assert "--sentencepiece is 9000; allowed: at most" in capsys.readouterr().err
+    assert "--sentencepiece is 9000: Vocabulary size too high" in capsys.readouterr().err
     assert not (tmp_path / "dest").exists()
     assert run(*arguments, 330) == 0
     assert_answers(tmp_path / "dest", "train")
@@ -157,36 +157,16 @@ def test_titles_and_several_paragraphs(model, tmp_path):
     assert torch.equal(titled[0].answers, plain[0].answers + sum(more))
 
 
-def test_interrupted_goes_on_with_whole_files(source, model, tmp_path, monkeypatch, capsys):
-    dest = tmp_path / "dest"
+def test_all_files_of_a_split_by_any_number_of_workers(source, model, tmp_path, monkeypatch):
     files = [source / "train-v2.0.json", source / "dev-v2.0.json"]
     arguments = ("--train", *files, "--valid", files[1], "--gpt2-bpe", model)
-    encode_record, calls = encode.encode_record, []
-
-    def interrupted(record, **options):
-        calls.append(record.id)
-        if interrupt and len(calls) > 7:  # in the second file of train
-            raise KeyboardInterrupt
-        return encode_record(record, **options)
-
-    interrupt = True
-    monkeypatch.setattr(encode, "encode_record", interrupted)
-    assert run("squad2", dest, *arguments) == 130
-    assert "prepare qa: interrupted" in capsys.readouterr().err
-    assert not dest.exists()
-    parts = sorted((tmp_path / "dest.partial" / "parts").iterdir())
-    assert [path.name for path in parts] == ["model", "train-0"]
-    interrupt, calls[:] = False, []
-    assert run("squad2", dest, *arguments) == 0
-    assert calls == ["0a", "0b"] * 2  # of train's first file no more
-    monkeypatch.undo()
-    monkeypatch.setattr(encode, "_BATCH", 2)
-    assert run("squad2", tmp_path / "other", *arguments, "--workers", 2) == 0
-    assert snapshot(dest) == snapshot(tmp_path / "other")
-    assert_answers(dest, "train")
-    assert len(QAData(dest, "train")) == 8
-    assert record_of(dest)["splits"]["train"]["questions"] == 8
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["dest", "other", "source"]
+    monkeypatch.setattr(build, "_BATCH", 2)
+    for workers in (1, 2):
+        dest = tmp_path / str(workers)
+        assert run("squad2", dest, *arguments, "--workers", workers) == 0
+        assert_answers(dest, "train")
+        assert questions_of(dest) == {"train": 8, "valid": 2}
+    assert snapshot(tmp_path / "1") == snapshot(tmp_path / "2")
 
 
 def test_a_corpus_that_has_moved(tmp_path, capsys):
@@ -211,27 +191,26 @@ def test_nothing_left_is_an_error(model, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("squad2 --source {source} --gpt2-bpe nowhere", "nowhere: no such folder"),
+        ("squad2 --source {source} --gpt2-bpe nowhere", "--gpt2-bpe is nowhere: no such folder"),
         ("squad2 --source nowhere --gpt2-bpe {model}", "--source is nowhere: no such folder"),
-        ("squad1 --source {source} --gpt2-bpe {model}", "nothing found; allowed: a folder with"),
-        ("squad1 --gpt2-bpe {model}", "--source is missing; allowed: .* or --train, --valid or"),
         (
-            "squad2 --valid {source}/dev-v2.0.json --sentencepiece 99",
-            "a sentencepiece model to train, but no train",
+            "squad1 --source {source} --gpt2-bpe {model}",
+            "nothing found; allowed: a folder",
         ),
-        ("squad1 --test {source} --gpt2-bpe {model} --valid-fraction .1", "no train; allowed"),
+        ("squad1 --gpt2-bpe {model}", "--source is missing; allowed: .* or --train, --valid or"),
+        ("squad2 --valid {source}/dev-v2.0.json --sentencepiece 99", "there is no train to draw"),
+        ("squad1 --test {source} --gpt2-bpe {model} --valid-fraction .1", "there is no train"),
         ("squad1 --train x --sentencepiece 99", "--train is /.*x: no such file"),
         ("squad1 --train x --gpt2-bpe {model} --dict y", "--dict is y: no such file"),
-        ("squad1 --train x --sentencepiece 9 --dict y", "--dict is y; allowed: with --gpt2-bpe"),
         ("text {source} --gpt2-bpe {model} --test x", "--test is /.*x: no such file"),
-        ("text {model} --gpt2-bpe {model}", "no train, valid or test; allowed: a file, or"),
+        ("text {model} --gpt2-bpe {model}", "nothing found; .* names contain train, valid"),
     ],
 )
 def test_mistakes(source, model, tmp_path, capsys, arguments, message):
     name, *words = arguments.format(source=source, model=model).split()
     place = 1 if name == "text" else 0
-    assert run(name, *words[:place], tmp_path / "dest", *words[place:]) == 1
-    assert re.match(f"clusterformer prepare qa: error: .*{message}", one_line(capsys))
+    assert run(name, *words[:place], tmp_path / "dest", *words[place:])
+    assert re.search(f"error: .*{message}", one_line(capsys))
     assert not list(tmp_path.glob("dest*"))
 
 
@@ -302,7 +281,7 @@ def test_ids_are_of_one_question_in_all_files_of_a_split(pieces, tmp_path, capsy
         (source / f"{name}.jsonl").write_text(json.dumps(json.loads(question) | {"id": 7}))
     assert run(*arguments, "--force") == 1
     error = capsys.readouterr().err
-    assert "valid: 1 ids are of more than one question, '7' first; allowed: " in error
+    assert "valid: the id '7' is of more than one question; allowed: " in error
 
 
 def test_the_same_text_under_two_titles_is_one_document(pieces, tmp_path):

@@ -1,11 +1,8 @@
 """`clusterformer prepare translation`: every pair accounted for, in both directions."""
 
-import gzip
 import random
 import re
 import tracemalloc
-from dataclasses import replace
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,12 +10,8 @@ import pytest
 from fairseq.data import Dictionary, indexed_dataset
 
 from fairseq_clusterformer.corpora.download import Archive
-from fairseq_clusterformer.corpora.translation import build
-from fairseq_clusterformer.corpora.translation.build import prepare
-from fairseq_clusterformer.corpora.translation.corpora import CORPORA, known_corpus
-from fairseq_clusterformer.corpora.translation.pairs import draw_pairs
+from fairseq_clusterformer.corpora.pairs import CORPORA, draw_pairs
 from fairseq_clusterformer.data.text import TextPipeline
-from fairseq_clusterformer.errors import UserError
 from tests.corpora.commands import SPLITS, files_in, one_line, pack, record_of, write
 from tests.corpora.commands import run as run_command
 
@@ -29,10 +22,6 @@ TALKS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst20
 def assert_error(capsys, message):
     line, command = one_line(capsys), r"clusterformer prepare translation( [a-z0-9]+)?"
     assert re.match(f"{command}: error: .*{message}", line), line
-
-
-def known(name, source, archives):
-    return known_corpus(replace(CORPORA[name], archives=archives), source)
 
 
 def run(*words, name="iwslt14", operations="--bpe-operations 30"):
@@ -69,9 +58,6 @@ def raw_of(dest, split):
     return list(zip(*sides, strict=True))
 
 
-QUOTES = ("das ist &quot; gut &quot; .", "it &apos;s good .")
-
-
 def caption(number):
     """Return a raw pair; its digits stand alone, so that 0 to 9 are all the subwords it needs."""
     digits = " ".join(str(number))
@@ -81,16 +67,6 @@ def caption(number):
 def lower_caption(number):
     """Return the same pair's tokens."""
     return tuple(line.lower().replace(".", " .") for line in caption(number))
-
-
-@pytest.fixture
-def tokenised(tmp_path):
-    """IWSLT14's files as they are handed on: split, tokenised, lower case."""
-    folder = tmp_path / "tokenised"
-    write_pairs(folder / "train.sample.de-en", [*map(lower_caption, range(40)), QUOTES], ".gz")
-    write_pairs(folder / "valid.de-en", [lower_caption(i) for i in range(100, 110)])
-    write_pairs(folder / "test.de-en", [QUOTES] * 2)
-    return folder
 
 
 @pytest.fixture
@@ -143,34 +119,24 @@ def test_talks_lose_their_markup_and_every_23rd_pair_is_valid(talks, tmp_path, c
         tests += [tuple(f"{test} sagt's “{lang}”" for lang in LANGUAGES), ("Man & men",) * 2]
     assert raw_of(dest, "test") == tests
     assert words_of(dest, "test")[1] == ("man &amp; men",) * 2
-    assert record_of(dest)["recipe"]["detokenised"] is True
-
-
-def test_tokenised_text_is_taken_as_it_is(tokenised, tmp_path):
-    dest = tmp_path / "dest"
-    assert run(dest, "--source", tokenised) == 0
-    assert words_of(dest, "train") == [*map(lower_caption, range(40)), QUOTES]
-    assert words_of(dest, "valid") == [lower_caption(i) for i in range(100, 110)]
-    assert words_of(dest, "test") == raw_of(dest, "test") == [QUOTES] * 2
     recipe = record_of(dest)["recipe"]
     pipeline = {"tokenizer": "moses", "escape": True, "lowercase": True, "bpe": "subword_nmt"}
-    facts = {"bpe_operations": 30, "detokenised": False, "hold_out": None, "unicode": "NFC"}
+    facts = {"bpe_operations": 30, "hold_out": 23, "unicode": "NFC"}
     assert recipe == recipe | pipeline | facts
-    assert recipe["cleaning"] == {"unit": "tokens", "most": 175, "ratio": 1.5}
     text = TextPipeline.from_folder(dest)  # raw text comes to the same subwords
-    assert text.encode('Das ist "gut".', "de") == subwords_of(dest, "test", "de")[0]
-    assert text.decode(subwords_of(dest, "test", "en")[0], "en") == "it's good."
+    assert text.encode("Man & men", "de") == subwords_of(dest, "test", "de")[1]
+    assert text.decode(subwords_of(dest, "test", "en")[1], "en") == "man & men"
 
 
 # What fairseq reads
 
 
-def test_is_what_fairseq_preprocess_makes(tokenised, tmp_path):
+def test_is_what_fairseq_preprocess_makes(talks, tmp_path):
     from fairseq import options
     from fairseq_cli import preprocess
 
     dest, theirs = tmp_path / "dest", tmp_path / "theirs"
-    assert run(dest, "--source", tokenised) == 0
+    assert run(dest, "--source", talks) == 0
     for split in SPLITS:
         lines = [subwords_of(dest, split, lang) for lang in LANGUAGES]
         write_pairs(tmp_path / split, zip(*lines, strict=True))
@@ -207,19 +173,19 @@ def test_sentencepiece_takes_text_without_tokens(talks, tmp_path):
 # More training text
 
 
-def test_extra_pairs_come_to_train_unless_held_out(tokenised, tmp_path):
+def test_extra_pairs_come_to_train_unless_held_out(talks, tmp_path):
     dest = tmp_path / "dest"
-    write_pairs(tmp_path / "more", [caption(200), caption(105), ("", "x"), caption(201)], ".gz")
-    columns = "Hi there.\tHallo du.\tsource\nThe man 1 0 5 walks.\tEin anderer Mann ging fort.\n"
+    write_pairs(tmp_path / "more", [caption(200), caption(41), ("", "x"), caption(201)], ".gz")
+    columns = "Hi there.\tHallo du.\tsource\nThe man 4 1 walks.\tEin anderer Mann ging fort.\n"
     columns += "A cat.\tA cat.\n"
     pack(tmp_path / "pairs.zip", {"deu.txt": columns, "_about.txt": "not pairs"})
     extra = "--extra-train", tmp_path / "more", "--extra-train", tmp_path / "pairs.zip"
-    assert run(dest, "--source", tokenised, *extra) == 0
+    assert run(dest, "--source", talks, *extra) == 0
     more = [lower_caption(200), lower_caption(201), ("hallo du .", "hi there ."), ("a cat .",) * 2]
-    assert words_of(dest, "train")[41:] == more
+    assert words_of(dest, "train")[48:] == more
     count = record_of(dest)["splits"]["train"]
-    assert (count["pairs"], count["extra pairs"]) == (45, 4)
-    assert (count["in valid or test"], count["dropped by length"]) == (2, 1)
+    assert (count["pairs"], count["extra pairs"]) == (52, 4)
+    assert (count["in valid or test"], count["dropped by length"]) == (2, 4)
     assert set(record_of(dest)["recipe"]["extra_train"]) == {
         f"{tmp_path.name}/{name}" for name in ("more.de.gz", "more.en.gz", "pairs.zip")
     }
@@ -228,9 +194,8 @@ def test_extra_pairs_come_to_train_unless_held_out(tokenised, tmp_path):
 # Multi30k and WMT14
 
 
-@pytest.fixture
-def multi30k(tmp_path):
-    """Multi30k's files, and their descriptions as `corpora` has them."""
+@pytest.mark.parametrize("form", ["files", "download"])
+def test_multi30k_has_two_tests(tmp_path, monkeypatch, form):
     names = {"train": range(30), "val": [50], "test_2016_flickr": [60, 61]}
     for name, numbers in (names | {"test_2017_flickr": [70]}).items():
         write_pairs(tmp_path / "multi30k" / name, map(caption, numbers), ".gz")
@@ -238,15 +203,10 @@ def multi30k(tmp_path):
     for path in sorted((tmp_path / "multi30k").iterdir()):
         checksum = "sha256:" + sha256(path.read_bytes()).hexdigest()
         archives.append(Archive(path.as_uri(), checksum, {path.name: checksum}))
-    return archives
-
-
-@pytest.mark.parametrize("form", ["files", "download"])
-def test_multi30k_has_two_tests(multi30k, tmp_path, form):
-    source = tmp_path / "multi30k" if form == "files" else None
+    monkeypatch.setitem(vars(CORPORA["multi30k"]), "archives", archives)
+    source = ("--source", tmp_path / "multi30k") if form == "files" else ()
     dest = tmp_path / "dest"
-    corpus = known("multi30k", source, multi30k)
-    prepare(dest, corpus, bpe_operations=20)
+    assert run(dest, *source, name="multi30k", operations="--bpe-operations 20") == 0
     assert words_of(dest, "train") == [lower_caption(n) for n in range(30)]
     assert words_of(dest, "test1") == [lower_caption(70)]
     assert raw_of(dest, "valid") == [caption(50)]
@@ -283,28 +243,6 @@ def test_wmt14_is_cleaned_by_subwords_and_keeps_its_case(tmp_path):
     assert words_of(dest, "train")[0] == ("Das ist @-@ es 0 .", "It is @-@ so 0 .")
     assert raw_of(dest, "test") == [("Ein <b>-Test.", "A test’s end.")]
     assert record_of(dest)["splits"]["train"]["dropped by length"] == 1
-
-
-def test_tokenised_wmt14_knows_its_sides(tmp_path):
-    folder, dest = tmp_path / "wmt", tmp_path / "dest"
-    for name, pairs in (("train", range(20)), ("val", [30]), ("test", [40])):
-        for side, i in (("tgt", 0), ("src", 1)):
-            text = "".join(f"{caption(n)[i]} &quot;\n" for n in pairs)
-            write(folder / f"{side}-{name}.txt", text)
-    assert run(dest, "--source", folder, name="wmt14-en-de") == 0
-    assert words_of(dest, "valid") == [tuple(f"{line} &quot;" for line in caption(30))]
-    assert len(words_of(dest, "train")) == 20
-
-
-def test_download_of_iwslt14_is_unverified_and_its_pairs_are_counted(talks, tmp_path, capsys):
-    pack(tmp_path / "de-en.tgz", files_in(talks))
-    archive = Archive(
-        (tmp_path / "de-en.tgz").as_uri(), None, CORPORA["iwslt14"].archives[0].members
-    )
-    with pytest.raises(UserError, match=r"download has 53 pairs for train; allowed: 174,443, .*"):
-        prepare(tmp_path / "dest", known("iwslt14", None, [archive]), bpe_operations=20)
-    assert "could not be verified, because nobody publishes a checksum" in capsys.readouterr().err
-    assert not (tmp_path / "dest").exists()
 
 
 # Own pairs
@@ -369,10 +307,15 @@ def test_what_is_not_given_is_drawn_from_train_and_shares_no_sentence_with_it(tm
     assert all(pair[0].startswith("l’homme") for pair in drawn[0]["train"])
 
 
+# Mistakes: one line that names the file, the value and what is allowed
+
 OWN_MISTAKES = {
     "--train none": r"--train is none: found nothing; allowed: a PREFIX with PREFIX\.f",
     "--train half": r"--train is half: found half\.fr; allowed: .*PREFIX\.fr and PREF",
-    "--train one.tsv": r"one\.tsv: line 2 is 'only'; allowed: fr<TAB>ja",
+    "--train uneven": r"uneven\.ja: has 2 lines, .*fr has more; allowed: the same number",
+    "--train latin": r"latin\.fr: line 2: byte 0xE9 cannot be read as UTF-8; allowed: ",
+    "--train empty --valid two.tsv --test two.tsv": r"no pair is left for train \(2 dropped",
+    "--train one.tsv": r"one\.tsv: line 2: 'only'; allowed: fr<TAB>ja",
     "--train two.tsv": r"different pairs of --train: 2; allowed: more than 2, to draw",
     "--train two.tsv --valid two.tsv --test two.tsv": r".*for train \(2 in valid or test",
     "--train two.tsv --vocabulary subword-nmt": r"--vocabulary is subword-nmt: Moses' tokeniser "
@@ -381,6 +324,7 @@ OWN_MISTAKES = {
     "given; allowed: one of both",
     "--train two.tsv --target-lang fr": r"--target-lang is fr; allowed: another",
     "--train two.tsv --target-lang f.r": r"--target-lang is f\.r; allowed: letters",
+    "--train more.tsv --bpe-operations 9000": r"--bpe-operations is 9000: .* a value <= \d+; all",
 }
 
 
@@ -390,91 +334,30 @@ def test_mistake_with_own_pairs(tmp_path, monkeypatch, capsys, mistake):
     write(tmp_path / "half.fr", "x\n")
     write(tmp_path / "one.tsv", "a\tb\nonly\n")
     write(tmp_path / "two.tsv", "a\tb\nc\td\n")
+    write(tmp_path / "more.tsv", "".join("\t".join(own(i)) + "\n" for i in range(60)))
+    write_own("empty", [("x", ""), ("y", "")])
+    for name, content in (("uneven", b"x\n"), ("latin", b"a\ncaf\xe9\n")):
+        write_own(name, [("a", "b")] * 2)
+        write(tmp_path / f"{name}.fr", content + b"c\n" * 2)
     before = sorted(tmp_path.iterdir())
     assert run("dest", OWN, mistake, name="text", operations="")
     assert_error(capsys, OWN_MISTAKES[mistake])
     assert sorted(tmp_path.iterdir()) == before
 
 
-# Several processes
-
-
-@pytest.mark.parametrize("step", ["_tokens", "_subwords"])
-def test_a_run_that_was_stopped_goes_on(step, talks, tmp_path, monkeypatch, capsys):
-    """It makes no finished piece of 20 pairs again, and ends as if nothing had been."""
-    monkeypatch.setattr(build, "_PAIRS", 20)
-    made, calls = getattr(build, step), []
-
-    def counted(*given, until=None):
-        if len(calls) == until:
-            raise KeyboardInterrupt
-        calls.append(given)
-        return made(*given)
-
-    def calls_of(dest, until=None):
-        calls.clear()
-        monkeypatch.setattr(build, step, partial(counted, until=until))
-        return run(dest, "--source", talks, "--workers 1"), len(calls)
-
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert calls_of(one, until=25) == (130, 25)
-    assert not one.exists()
-    ended, again = calls_of(one)
-    assert "going on with what is finished in" in capsys.readouterr().out
-    monkeypatch.setattr(build, step, made)
-    assert run(two, "--source", talks, "--workers 2") == ended == 0
-    assert files_in(one) == files_in(two)
-    assert (0, again + 20) == calls_of(tmp_path / "three")
-
-
-# Mistakes: one line that names the file, the value and what is allowed
-
-MISTAKES = {
-    r"de-en.en has 9 lines, .*de has more; allowed: the": {"valid.de-en.en": b"x\n" * 9},
-    r"de has 10 lines, .*en has more; allowed: the same": {"valid.de-en.en": b"x\n" * 12},
-    r"test.de-en.de: line 2: byte 0xE9 cannot be read as UTF-8": {
-        "test.de-en.de": b"a\ncaf\xe9\n"
-    },
-    r"de\.gz: cannot be read after line 0": {"train.sample.de-en.de.gz": b"no gz"},
-    r"--source is .*test\.de-en: found test\.de-en\.de; allowed: a PREF": {"test.de-en.en": None},
-    r"--source is .*: has both; allowed: one of train\.de-en and train\.sample": {
-        "train.de-en.en": b"x\n"
-    },
-    r"iwslt14: no pair is left for valid; allowed: at": {
-        "valid.de-en.de": b"",
-        "valid.de-en.en": b"",
-    },
-    r"no pair is left for train \(41 dropped by length\); allowed: at least one": {
-        "train.sample.de-en.en.gz": gzip.compress(b"\n" * 41)
-    },
-}
-
-
-OPTIONS = {
-    "--source nowhere": r"--source is nowhere: no such folder; allowed: .*de-en.tgz",
-    "--source .": r"--source is \.: holds no train.tags.de-en.de; allowed: a folder",
-    "--source {source} --extra-train none": r"--extra-train is none: found nothing; allowed: a "
-    r"PREFIX with PREFIX\.de and PREFIX\.en",
-    "--source {source} --extra-train one.tsv": r"one\.tsv: line 2 is 'only'; allowed: en<TAB>de",
-    "--source {source} --vocabulary sentencepiece --bpe-operations 9000": r"--bpe-operations is "
-    r"9000; allowed: at most \d+ for this text",
-}
-WRONG = [("--source {source} --bpe-operations 30", *each) for each in MISTAKES.items()]
-WRONG += [(words, message, {}) for words, message in OPTIONS.items()]
-
-
-@pytest.mark.parametrize(("words", "message", "files"), WRONG)
-def test_mistake(tokenised, tmp_path, monkeypatch, capsys, words, message, files):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--source nowhere", r"--source is nowhere: no such folder; allowed: .*de-en.tgz"),
+        ("--source .", r"--source is \.: holds no train.tags.de-en.de; allowed: a folder"),
+        ("--source . --extra-train none", r"--extra-train is none: found nothing; allowed: a "),
+    ],
+)
+def test_mistake_with_a_known_corpus(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "one.tsv", "a\tb\nonly\n")
-    for name, content in files.items():
-        if content is None:
-            (tokenised / name).unlink()
-        else:
-            (tokenised / name).write_bytes(content)
-    assert run("dest", words.format(source=tokenised), operations="")
+    assert run("dest", words)
     assert_error(capsys, message)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.tsv", "tokenised"]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("corpus", ["multi30k", "iwslt14", "wmt14-en-de"])

@@ -107,7 +107,7 @@ def test_dictionary_is_of_train_alone(tmp_path):
     write_sentences(tmp_path, [(str(i % 2), f"word{i}") for i in range(20)])
     assert run("mr", tmp_path) == 0
     for folder in (tmp_path / "dest" / "mr").glob("fold*"):
-        assert facts_of(folder)["vocabulary"] == {"size": 4 + 16, "words in train": 16}
+        assert facts_of(folder)["vocabulary"] == {"size": 4 + 16}
         assert all(text.startswith("word") for _, text in examples_of(folder, "train"))
         assert all(text == "<unk>" for _, text in examples_of(folder, "test"))
 
@@ -127,15 +127,12 @@ def test_folds_are_reproducible_and_depend_on_the_seed(sentences):
 def test_duplicates_are_kept_and_counted(tmp_path):
     write_sentences(tmp_path, [("0", "the same"), ("1", "the same")] * 10)
     assert run("mr", tmp_path) == 0
-    facts = facts_of(tmp_path / "dest" / "mr" / "fold0")
-    assert facts["splits"]["test"] | {"input0 tokens": 0} == {
+    assert facts_of(tmp_path / "dest" / "mr" / "fold0")["splits"]["test"] == {
         "examples": 2,
         "classes": {"0": 1, "1": 1},
-        "distinct": 1,
         "also in train": 2,
-        "input0 tokens": 0,
+        "input0 tokens": 6,
     }
-    assert facts["parts"]["all"]["distinct"] == 1
 
 
 def test_mr_as_its_authors_offer_it(tmp_path):
@@ -154,8 +151,7 @@ def test_vocabulary_and_lengths(sentences):
     facts = facts_of(folder)
     assert facts["vocabulary"]["size"] == 6
     assert facts["parts"]["all"]["truncated texts"] == 100
-    lengths = facts["splits"]["train"]["input0 tokens"]
-    assert lengths == {"sum": 320, "mean": 4.0, "95th percentile": 4, "most": 4}
+    assert facts["splits"]["train"]["input0 tokens"] == 320
     words = {word for _, text in examples_of(folder, "test") for word in text.split()}
     assert words == {"1", "café", "<unk>"}
     assert run("mr", sentences, "--min-count", 30, "--force") == 0
@@ -431,7 +427,6 @@ def test_equal_texts_come_to_one_split(tmp_path):
     write_lines(tmp_path / "a.tsv", *[f"{label}\t{text}" for label, text, _ in rows * 3])
     assert prepare("text", tmp_path / "a.tsv", tmp_path / "dest") == 0
     splits = facts_of(tmp_path / "dest")["splits"]
-    assert sum(splits[split]["distinct"] for split in SPLITS) == 60
     assert [splits[split]["examples"] > 0 for split in SPLITS] == [True] * 3
     assert splits["valid"]["also in train"] == splits["test"]["also in train"] == 0
 
@@ -484,31 +479,32 @@ OWN_MISTAKES = {  # a file's name, its lines, what is said, and options
     "empty label": ("a.tsv", "x\ty\n\ty", "a.tsv: line 2: the label is empty"),
     "one label": ("a.tsv", "x\ty\n" * 9, "9 examples, labels: x; allowed: two labels or more"),
     "labels": ("a.tsv", "".join(f"{i}\ty\n" for i in range(9)), "9 labels in 9 examples, such as"),
-    "labels of which each is one": ("a.tsv", "a\tx\nb\ty\nc\tz", "or --labels, or a folder per"),
     "few": ("a.tsv", "a\tx\nb\ty\n" * 2, "4 examples are too few to draw test from"),
     "no such label": ("a.tsv", "a\tx\nb\ty\n" * 9, "--labels is a,c: no example", "--labels=a,c"),
-    "columns": ("a.csv", "a,b,c,d", "line 1: 4 columns, ['a', 'b', 'c', 'd']; allowed: 3 colum"),
-    "header": ("a.csv", "a,b", "['a', 'b']; allowed: a header with y", "--label-field=y"),
+    "header": ("a.csv", "a,b\n1,2", "line 2: {'a': '1'", "--label-field=y"),
     "quote": ("a.csv", 'a,"b', "a.csv: line 1: unexpected end of data"),
     "a header": (
         "a.csv",
         "mood,words\n" + "good,x\nbad,y\n" * 9,
         "no other line has the label 'mo",
     ),
-    **{
-        label: ("a.tsv", f"{label}\tx\nb\ty\n" * 3, f"a.tsv: a label is {label}, a special")
-        for label in ("<unk>", "</s>", "<pad>", "<s>", "madeupword0000", "madeupword0012")
-    },
+    "special": (
+        "a.tsv",
+        "madeupword0012\tx\nb\ty\n" * 3,
+        "a.tsv: a label is madeupword0012, a spe",
+    ),
     "surrogate": (
         "a.jsonl",
         '{"label": "a", "text": "\\ud83d"}',
         r"a.jsonl: line 1: '\ud83d' is half a character; allowed: valid Unicode",
     ),
     "brackets": ("a.jsonl", "[" * 100_000, "a.jsonl: line 1: '[[[["),
-    "broken": ("a.jsonl", '{"label": 1, "text": "x"}\n{', "line 2: '{'; allowed: a JSON"),
-    "null": ("a.jsonl", '{"label": null, "text": "x"}', 'line 1: \'{"label": null'),
-    "list": ("a.jsonl", "[]", "line 1: '[]'; allowed: a JSON object with the fields label, te"),
-    "word": ("a.all", "fine", "a.all: line 1: 'fine'; allowed: LABEL text"),
+    "null": (
+        "a.jsonl",
+        '{"label": null, "text": "x"}',
+        "line 1: {'label': None, 'text': 'x'}; all",
+    ),
+    "list": ("a.jsonl", "[]", "line 1: '[]'; allowed: a JSON object on each line"),
     "Latin-1": ("a.tsv", b"x\t\xe9", "a.tsv: line 1: byte 0xE9 "),
 }
 
@@ -527,24 +523,20 @@ def test_mistakes_in_own_files(tmp_path, capsys, mistake):
 SNLI = "snli_1.0/snli_1.0_dev.jsonl"
 SCITAIL = "tsv_format/scitail_1.0_dev.tsv"
 DAMAGES = [  # corpus (with its layout), file, content (None: it goes), what is said
-    ("sick", "SICK_trial.txt", (SICK + "1\tcafé").encode("latin-1"), "line 2: byte 0xE9"),
     (
         *("sick", "SICK_trial.txt", SICK + "1\ta\tb\t1\tMAYBE\n"),
         "line 2: label is 'MAYBE'; allowed: CONTRADICTION, ENTAILMENT",
     ),
-    ("sick", "SICK_trial.txt", "a\tb\n", "line 1: ['a', 'b']; allowed: a header with ent"),
     ("sick", "SICK_trial.txt", SICK, "SICK_trial.txt: no example; allowed: one or more"),
     ("mr", "rt-polarity.pos", "good\n", "no rt-polarity.neg; allowed: a folder that holds rt"),
     ("mr", "README", "a film\n", "no files of mr; allowed: a folder that holds rt-polarity.all"),
-    ("scitail", SCITAIL, None, "no scitail_1.0_dev.tsv; allowed: a folder that holds scitail"),
     (
         *("scitail", SCITAIL, tabs("a", "b", "entails") + tabs("a", "b")),
         "dev.tsv: line 2: 2 columns, ['a', 'b']; allowed: 3 columns (premise, hypothesis, label)",
     ),
-    ("wikiqa aligned", "wikiqa/dev/b.toks", "one\n", "b.toks has 1 lines, "),
-    ("snli", f"{SNLI}.gz", '{"gold_label": "neutral"}\n', "dev.jsonl.gz: line 1"),
+    ("wikiqa aligned", "wikiqa/dev/b.toks", "one\n", "b.toks: has 1 lines, "),
     ("snli", SNLI, "", "allowed: one */snli_1.0_dev*.jsonl*"),
-    ("20news", "20news-bydate.tar.gz", b"text", "tar.gz: cannot be read after 0 files"),
+    ("20news", "20news-bydate.tar.gz", b"text", "tar.gz: cannot be read"),
 ]
 LABELS = {"sick": ("NEUTRAL",), "snli": NLI, "scitail": ("entails", "neutral")}
 
@@ -667,7 +659,6 @@ def test_glue(name, tmp_path):
     assert made["parts"]["train"].get("dropped: no gold label", 0) == (name == "qqp")
     if name == "stsb":
         assert made["classes"] == []
-        assert made["splits"]["train"]["label"] == {"least": 0.25, "mean": 2.625, "most": 5.0}
         numbers = (tmp_path / "dest/stsb/label/valid.label").read_text().split()
         assert numbers == ["0.25", "5.0"] * 5
     else:

@@ -56,7 +56,7 @@ def files_of_splits(
     if not splits:
         allowed = f"a folder with {', '.join(patterns)}; or --train, --valid or --test with files"
         raise bad_option(
-            "the source", source or "missing", allowed, "nothing found" if source else ""
+            "--source", source or "missing", allowed, "nothing found" if source else ""
         )
     for split, paths in splits.items():
         for path in paths:  # which may lead into an archive
