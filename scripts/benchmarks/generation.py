@@ -5,11 +5,9 @@
 
 Two translation models of the same size decode the same forced text step by step, as a beam search
 does. The models are trained ones (--checkpoints), or have random weights. They take turns, and the
-numbers are medians. Before anything is timed, the clustered model's stepwise log-probabilities are
-compared with those of its parallel pass, in float64; where they differ, the exit status is 1.
+numbers are medians.
 """
 
-import copy
 import statistics
 import sys
 from argparse import Namespace
@@ -35,7 +33,6 @@ RANDOM = {"decoder_attention": "window*2,window+neural", "attention_window": 128
 RANDOM |= {"num_clusters": 3, "max_source_positions": 1024, "share_all_embeddings": True}
 RANDOM |= {"dropout": 0.0}
 ARCH = "clusterformer_tiny"
-CHECKED = 200  # tokens
 COLUMNS = common.columns(
     "length | sentences | beam | clustered ms per sentence: .2f | dense ms per sentence: .2f | "
     "ratio: .3f | lowest ratio: .3f | highest ratio: .3f"
@@ -75,26 +72,13 @@ def decode(model: nn.Module, encoder_out: dict, tokens: Tensor, beam: int) -> Te
     return torch.stack(logits, dim=1)
 
 
-def stepwise_difference(model: nn.Module, source: Tensor, tokens: Tensor) -> float:
-    """Largest difference of a log-probability to the parallel pass, in float64."""
-    model = copy.deepcopy(model).double()
-    encoder_out = model.encoder(source)
-    parallel, _ = model.decoder(tokens, encoder_out=encoder_out)
-    stepwise = decode(model, encoder_out, tokens, beam=1)
-    return (stepwise.log_softmax(-1) - parallel.log_softmax(-1)).abs().max().item()
-
-
 @torch.no_grad()
 def compare(args: Namespace, length: int, batch: int, beam: int) -> dict:
-    """One row of the table. Raises CheckFailed: step by step, the clustered model computes
-    something else."""
+    """One row of the table."""
     models = build(args, length)
     vocabulary = models[0].decoder.embed_tokens.num_embeddings
     tokens = torch.randint(4, vocabulary, (batch * beam, length))
     source = torch.randint(4, vocabulary, (batch, SOURCE)).repeat_interleave(beam, 0)
-    difference = stepwise_difference(models[0], source[:2], tokens[:2, :CHECKED])
-    if difference > 1e-9:
-        raise common.CheckFailed(f"step by step, log-probabilities differ by {difference:.2g}")
     runs = {
         name: partial(decode, model, model.encoder(source), tokens, beam)
         for name, model in zip(("clustered", "dense"), models, strict=True)
@@ -105,7 +89,7 @@ def compare(args: Namespace, length: int, batch: int, beam: int) -> dict:
     for name, times in seconds.items():
         row[f"{name} ms per sentence"] = statistics.median(times) * 1e3 / batch
     row |= {"ratio": common.median_ratio(*seconds.values()), "lowest ratio": min(ratios)}
-    return row | {"highest ratio": max(ratios), "stepwise difference": difference}
+    return row | {"highest ratio": max(ratios)}
 
 
 def main(argv: list[str] | None = None) -> int:

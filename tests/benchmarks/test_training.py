@@ -6,7 +6,6 @@ from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from scripts.benchmarks import common
 from scripts.benchmarks import training as benchmark_training
@@ -26,7 +25,6 @@ def calls(monkeypatch):
         return measure(**request)
 
     monkeypatch.setattr(common, "in_own_process", run)
-    monkeypatch.setattr(benchmark_training, "CHECKED_TOKENS", 20)
     return made
 
 
@@ -42,8 +40,7 @@ def test_models_alternate_and_are_timed(capsys, tmp_path, calls):
     path, picture = tmp_path / "rows.json", tmp_path / "rows.png"
     words = [*TINY, "--json", str(path), "--plot", str(picture)]
     assert benchmark_training.main(words) == 0
-    # first the check: the reference, and what is timed
-    assert calls == ["window+neural"] * 2 + ["transformer_lm", "window+neural"] * 2
+    assert calls == ["transformer_lm", "window+neural"] * 2
     record, printed = json.loads(path.read_text()), capsys.readouterr().out
     assert [row["model"] for row in record["rows"]] == ["transformer_lm", "window+neural"]
     for row in record["rows"]:
@@ -53,25 +50,6 @@ def test_models_alternate_and_are_timed(capsys, tmp_path, calls):
     assert record["rows"][0]["times as fast as dense"] == 1
     assert str(tmp_path) not in record["command"]
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_wrong_model_is_not_timed(capsys, monkeypatch, calls):
-    make = benchmark_training.make_trainer
-
-    def broken(cfg, impl):
-        trainer = make(cfg, impl)
-        if impl == "blocks":
-            with torch.no_grad():
-                trainer.get_model().decoder.layers[0].self_attn.v_proj.weight.mul_(3)
-        return trainer
-
-    monkeypatch.setattr(benchmark_training, "make_trainer", broken)
-    assert benchmark_training.main([*TINY, "--impl", "blocks"]) == 1
-    said = capsys.readouterr()
-    assert "with blocks" in said.err
-    assert "nothing is timed" in said.err
-    assert "tokens per second" not in said.out
-    assert calls == ["window+neural"] * 2
 
 
 def test_a_loss_that_is_not_finite_is_not_timed(monkeypatch, tmp_path):
