@@ -81,10 +81,7 @@ class Clock:
             number = node._sequence_nr()
             if number < 2**63:  # else it adds to the gradient that the last node made
                 _, part = self.begins[bisect_right(starts, number) - 1]
-                node.register_prehook(partial(self._switch_back, part))
-
-    def _switch_back(self, part: str, _) -> None:
-        self.switch(part, "backward")
+                node.register_prehook(lambda _, part=part: self.switch(part, "backward"))
 
 
 def attach(clock: Clock, trainer: Trainer) -> None:
