@@ -16,17 +16,9 @@ State = dict[str, Tensor]
 EPSILON = 1e-5  # of fairseq's layer norm
 NEVER = -1e4  # logit of a symbol that the other model does not have
 #: fairseq's names by theirs
-ACTIVATIONS = {
-    "gelu_new": "gelu_accurate",
-    "gelu_pytorch_tanh": "gelu_accurate",
-    "gelu": "gelu",
-    "relu": "relu",
-    "swish": "swish",
-    "silu": "swish",
-    "swiglu": "swiglu",
-    "tanh": "tanh",
-    "linear": "linear",
-}
+ACTIVATIONS = {name: name for name in ("gelu", "relu", "swish", "swiglu", "tanh", "linear")}
+ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu_accurate")
+ACTIVATIONS["silu"] = "swish"
 #: of options by the ends of their names
 _TYPES = {"activation_fn": (str, "a name"), "norm_eps": (float, "a number")}
 _TYPES |= dict.fromkeys(("_layers", "_dim", "_heads", "_positions"), (int, "a whole number"))
@@ -387,20 +379,20 @@ def _bart_tables(theirs: State, config: Any, numbers: Sequence[int]) -> State:
 
 _BART = Family(
     options={
-        "encoder_layers": "encoder_layers",
-        "decoder_layers": "decoder_layers",
-        "encoder_embed_dim": "d_model",
-        "decoder_embed_dim": "d_model",
-        "encoder_ffn_embed_dim": "encoder_ffn_dim",
-        "decoder_ffn_embed_dim": "decoder_ffn_dim",
-        "encoder_attention_heads": "encoder_attention_heads",
-        "decoder_attention_heads": "decoder_attention_heads",
+        f"{side}_{ours}": theirs.format(side)
+        for side in _SIDES
+        for ours, theirs in (
+            ("layers", "{}_layers"),
+            ("embed_dim", "d_model"),
+            ("ffn_embed_dim", "{}_ffn_dim"),
+            ("attention_heads", "{}_attention_heads"),
+        )
+    }
+    | {name: name for name in ("dropout", "attention_dropout", "activation_dropout")}
+    | {
         "max_source_positions": "max_position_embeddings",
         "max_target_positions": "max_position_embeddings",
         "activation_fn": "activation_function",
-        "dropout": "dropout",
-        "attention_dropout": "attention_dropout",
-        "activation_dropout": "activation_dropout",
         "no_scale_embedding": lambda config: not config.scale_embedding,
         "share_all_embeddings": _begins_by_end,
     },

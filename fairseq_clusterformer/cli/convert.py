@@ -112,14 +112,12 @@ def main(arguments: Sequence[str]) -> int:
     )
     from fairseq_clusterformer.conversion.convert import TASKS, check, convert
     from fairseq_clusterformer.conversion.reading import kept_beside
-    from fairseq_clusterformer.conversion.watch import Watch
+    from fairseq_clusterformer.conversion.watch import memory_may_run_out, progress
     from fairseq_clusterformer.conversion.write import fine_tuning, write
 
     if is_folder(args.checkpoint):
         _check_folder(args)
-    watch = Watch()
-    with watch.told(), as_checkpoint(args.checkpoint, args.data) as (checkpoint, data):
-        watch.at("load the dense model")
+    with memory_may_run_out(), as_checkpoint(args.checkpoint, args.data) as (checkpoint, data):
         loaded = load_checkpoint(checkpoint, data=data, task=TASKS, option="CHECKPOINT")
         loaded = replace(loaded, path=args.checkpoint)
         plan = _plan(args, loaded)
@@ -131,9 +129,8 @@ def main(arguments: Sequence[str]) -> int:
             how = {"tokens": args.tokens, "length": length, "seed": args.seed}
             batches = batches_of_split(loaded, args.gen_subset, **how)
         batches = far_of(batches, plan.near)
-        with kept_beside(args.out, loaded.model, batches) as folder:
-            converted = convert(loaded, batches, plan, folder, progress=watch)
-            watch.at("write")
+        with kept_beside(args.out, loaded.model, batches, plan) as folder:
+            converted = convert(loaded, batches, plan, folder, progress=progress)
             write(converted, args.out, force=args.force, recipe=recipe)
     _print(converted)
     print(f"{converted.tokens:,} tokens were read, for measuring and fitting.")

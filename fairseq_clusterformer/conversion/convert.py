@@ -1,21 +1,21 @@
 """Turns a dense model into a clustered one: measures its heads, and fits routers to them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 from pathlib import Path
 
 import torch
 from fairseq import tasks
 
 from fairseq_clusterformer.attention.kinds.taught.kind import Taught
-from fairseq_clusterformer.attention.spec import parse_attention
+from fairseq_clusterformer.attention.spec import Heads, parse_attention
 from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
 from fairseq_clusterformer.errors import UserError, bad_option
 
+from .fit import fit_layers
 from .heads import Mass, head_mass, kinds_for, order_of_heads
-from .layers import Fitting, fit_layers
-from .model import Place, attentions, clustered_options, clustered_state, target_of
+from .model import Place, Plan, attentions, clustered_options, clustered_state, target_of
 from .reading import Inputs, Progress, store
 
 #: tasks of the models that can be converted
@@ -24,26 +24,6 @@ MEASURED = 8192  # tokens of the batches that heads are measured on
 #: sinks where decoders need some (StreamingLLM, Xiao et al. 2024, table 2), and the mean share of
 #: the attention that the first so many tokens have, beyond the near window, where they do
 SINKS, SINKS_ABOVE = 4, 0.2
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is wanted; `clusterformer convert --help` says more."""
-
-    specs: dict[str, str] = field(default_factory=dict)  # of sides; others get one by their heads
-    near: int = 128  # window of all heads
-    far: int = 64  # W, tokens of their clusters beyond it; of an encoder, on either side
-    probes: int | None = None  # clusters that share W; None: 2, where W and K allow it
-    clusters: int | None = None  # K; None: so many that a cluster has W tokens
-    summaries: int = 64  # tokens after which a decoder's means of clusters are renewed; 0: none
-    clusters_per: str | None = None  # "head", or "kv-head"; None: the latter where keys are shared
-    window_below: float = 0.05  # a head with less attention beyond the window is a window
-    sinks: int | None = None  # first tokens that a decoder's heads see; None: what it needs
-    max_positions: int | None = None  # most tokens of a sequence; None: as before
-    scouts: int = 16  # in the training that follows
-    updates: int = 300  # of the routers; 0: they stay as they begin
-    lr: float = 0.02
-    seed: int = 1
 
 
 @dataclass
@@ -140,22 +120,16 @@ def convert(
     measured, fitted = files[:number], files[number:] or files[:number]
     sinks, mass = mass_and_sinks(dense, measured, plan)
     specs = {s: plan.specs.get(s) or _spec(s, mass, dense, plan, sinks) for s in sides}
-    orders = _orders(dense, specs, mass)
+    kinds = {side: _kinds(dense, side, spec) for side, spec in specs.items()}
+    orders = {
+        (side, number): order_of_heads(
+            kinds[side][number], mass[side, number], attention.num_heads // attention.kv_heads
+        )
+        for (side, number), attention in attentions(dense.model).items()
+    }
     clustered = rebuilt(loaded, specs, orders, plan.max_positions)
-    fitting = Fitting(
-        dense.model,
-        clustered.model,
-        orders,
-        measured,
-        fitted,
-        first,
-        near=plan.near,
-        sinks=sinks,
-        updates=plan.updates,
-        lr=plan.lr,
-        seed=plan.seed,
-    )
-    layers, losses = fit_layers(fitting, folder, progress)
+    of_files = orders, measured, fitted, first, sinks, plan, folder, progress
+    layers, losses = fit_layers(dense.model, clustered.model, *of_files)
     tokens = sum(inputs["src_tokens"].numel() for inputs in batches)
     heads = _heads(clustered, orders, mass, layers)
     return Converted(clustered, heads, specs, plan.near, losses, loaded.updates, tokens)
@@ -173,7 +147,12 @@ def mass_and_sinks(
         layers = [of_layer.far for (side, _), of_layer in found.items() if side == "decoder"]
         return torch.cat(layers).mean().item() if layers else 0.0
 
-    if (sinks := _sinks_of(dense, plan)) is not None:
+    sinks = plan.sinks
+    if "decoder" in plan.specs:  # those that all of its heads are asked to see
+        layers = _kinds(dense, "decoder", plan.specs["decoder"])
+        found = [heads for layer in layers for heads in layer if heads.kind != "full"]
+        sinks = min((getattr(heads.options, "sinks", 0) for heads in found), default=0)
+    if sinks is not None:
         return sinks, mass(sinks)
     without = mass(0)
     if far(without) < SINKS_ABOVE:
@@ -182,15 +161,10 @@ def mass_and_sinks(
     return (SINKS, found) if far(without) - far(found) >= SINKS_ABOVE else (0, without)
 
 
-def _sinks_of(dense: Loaded, plan: Plan) -> int | None:
-    """Sinks that all heads of the decoder are asked to see; None: the heads decide."""
-    if "decoder" not in plan.specs:
-        return plan.sinks
-    decoder = [layer for (side, _), layer in attentions(dense.model).items() if side == "decoder"]
-    sizes = {"num_layers": len(decoder), "num_heads": decoder[0].num_heads}
-    layers = parse_attention(plan.specs["decoder"], **sizes)
-    found = [heads for layer in layers for heads in layer if heads.kind != "full"]
-    return min((getattr(heads.options, "sinks", 0) for heads in found), default=0)
+def _kinds(dense: Loaded, side: str, spec: str) -> list[tuple[Heads, ...]]:
+    """Of the heads of each layer of a side."""
+    layers = [layer for (of, _), layer in attentions(dense.model).items() if of == side]
+    return parse_attention(spec, num_layers=len(layers), num_heads=layers[0].num_heads)
 
 
 def rebuilt(
@@ -240,13 +214,8 @@ def _check_same(loaded: Loaded, dense: Loaded, inputs: Inputs) -> None:
 
 def _first(batches: Sequence[Inputs], tokens: int) -> list[Inputs]:
     """The first batches, until there are so many tokens."""
-    found, total = [], 0
-    for inputs in batches:
-        if total >= tokens:
-            break
-        found.append(inputs)
-        total += inputs["src_tokens"].numel()
-    return found
+    before = accumulate((inputs["src_tokens"].numel() for inputs in batches), initial=0)
+    return [inputs for inputs, total in zip(batches, before, strict=False) if total < tokens]
 
 
 def _spec(side: str, mass: dict[Place, Mass], dense: Loaded, plan: Plan, sinks: int) -> str:
@@ -278,18 +247,6 @@ def _spec(side: str, mass: dict[Place, Mass], dense: Loaded, plan: Plan, sinks: 
         layers.append("+".join(written[kind] for kind in kinds))
     runs = [(layer, len(list(run))) for layer, run in groupby(layers)]
     return ",".join(layer if number == 1 else f"{layer}*{number}" for layer, number in runs)
-
-
-def _orders(
-    dense: Loaded, specs: dict[str, str], mass: dict[Place, Mass]
-) -> dict[Place, list[int]]:
-    orders = {}
-    for (side, number), attention in attentions(dense.model).items():
-        depth, heads = len(getattr(dense.model, side).layers), attention.num_heads
-        kinds = parse_attention(specs[side], num_layers=depth, num_heads=heads)[number]
-        shared = heads // attention.kv_heads
-        orders[side, number] = order_of_heads(kinds, mass[side, number], shared)
-    return orders
 
 
 def _heads(clustered: Loaded, orders, mass, layers) -> list[Head]:

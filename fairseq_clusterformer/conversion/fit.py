@@ -1,4 +1,5 @@
-"""Fits routers of the kind taught to the attention of a dense model, which stays as it is.
+"""Fits routers of the kind taught to the attention of a dense model, which stays as it is, layer
+after layer, and keeps each layer that is done.
 
 Routing begins with the directions of queries and keys that decide about far keys, and with
 centroids by K-Means. Then the routing loss teaches it, with many queries as scouts. Each layer is
@@ -8,6 +9,7 @@ Shape letters: B batch, H heads, N tokens, n of all batches, D width, E head wid
 what routes, K clusters.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -30,10 +32,12 @@ from fairseq_clusterformer.attention.kinds.taught.scouts import (
 from fairseq_clusterformer.attention.projections import rotated
 from fairseq_clusterformer.clustering.kmeans import kmeans
 from fairseq_clusterformer.models.attention import SelfAttention
+from fairseq_clusterformer.outputs import replaced
 from fairseq_clusterformer.precision import full_float32
 
-from .model import Place, attentions
-from .reading import Inputs, Read, read
+from .heads import recall
+from .model import Place, Plan, attentions
+from .reading import Inputs, Progress, Read, read
 
 RIDGE = 1e-4  # of the mean square of what routing projections are found from
 TEACHERS = 2048  # queries of each text and head
@@ -76,7 +80,7 @@ def begin(
     """Where the routing loss starts from: projections and centroids."""
     readings = [read(dense, inputs) for inputs in batches]
     for pupil in routers:
-        _begin(pupil, [of_batch[pupil.place] for of_batch in readings], seed)
+        _begin(pupil, [of_batch(pupil.place) for of_batch in readings], seed)
 
 
 def _begin(pupil: Pupil, readings: Sequence[Read], seed: int) -> None:
@@ -174,7 +178,7 @@ def calibrate(
     for inputs in batches:
         readings = read(dense, inputs)
         for pupil in routers:
-            tokens = _tokens(pupil, readings[pupil.place])
+            tokens = _tokens(pupil, readings(pupil.place))
             pupil.router.observe(pupil.router(tokens).assignment.report.observation)
     for pupil in routers:
         pupil.router.normalizer.updates.zero_()  # the first observation is taken as it is
@@ -215,7 +219,7 @@ def fit(
         optimizer.zero_grad()
         total = 0.0
         for pupil in routers:
-            loss = _loss(pupil, readings[pupil.place])
+            loss = _loss(pupil, readings(pupil.place))
             loss.backward()
             total += loss.item()
         optimizer.step()
@@ -236,3 +240,69 @@ def _loss(pupil: Pupil, reading: Read) -> Tensor:
     )
     q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))
     return routing_loss(routing_gain(q, k, layouts, scouts, impl=pupil.attention.impl))
+
+
+def fit_layers(
+    dense: nn.Module,
+    clustered: nn.Module,
+    orders: dict[Place, list[int]],
+    measured: Sequence[Path],
+    fitted: Sequence[Path],
+    first: int,
+    sinks: int,
+    plan: Plan,
+    folder: Path,
+    progress: Progress,
+) -> tuple[dict[Place, dict], list[float]]:
+    """Fit all routers; layers that an earlier run has fitted are taken from their files in a
+    folder. Returns of each layer its recall and chance [H] before and after, the losses, and what
+    its routers have learned; and the mean loss of all routers after each update, in nats.
+
+    Args:
+        orders: which head of the dense model comes to each place of a layer.
+        measured, fitted: batches of :func:`~.reading.store`; of the latter, the `first` say where
+            routers begin.
+        sinks: first keys of a causal row, which count as near.
+    """
+    routers: dict[Place, list[Pupil]] = {place: [] for place in orders}
+    for pupil in pupils(dense, clustered, orders):
+        routers[pupil.place].append(pupil)
+    files = {(side, n): folder / f"{side}-{n}.pt" for side, n in routers}
+    left = sum(bool(routers[place]) for place, file in files.items() if not file.is_file())
+    steps, found = progress(range(left * plan.updates), "fit"), {}
+
+    def counted(updates: range) -> Iterator[int]:
+        for update in updates:
+            next(steps)
+            yield update
+
+    def of_layer(place: Place, some: list[Pupil]) -> dict:
+        losses: list[float] = []
+        how = orders, plan.near, sinks, [place]
+        if some:
+            begin(dense, some, fitted[:first], seed=plan.seed)
+            calibrate(dense, some, fitted[:first])
+        before = after = recall(dense, clustered, measured, *how)[place]
+        if some and plan.updates:
+            options = {"updates": plan.updates, "lr": plan.lr, "progress": counted}
+            losses = fit(dense, some, fitted, **options)
+            calibrate(dense, some, fitted[:first])
+            after = recall(dense, clustered, measured, *how)[place]
+        states = [pupil.router.state_dict() for pupil in some]
+        return {"before": before, "after": after, "losses": losses, "routers": states}
+
+    for place, file in files.items():
+        if file.is_file():
+            found[place] = torch.load(file, weights_only=True)
+            for pupil, state in zip(routers[place], found[place]["routers"], strict=True):
+                pupil.router.load_state_dict(state)
+            continue
+        with torch.random.fork_rng(devices=[]):  # numbers are drawn for the layer alone
+            number = hashlib.sha256(repr((plan.seed, place)).encode()).hexdigest()[:8]
+            torch.manual_seed(int(number, 16))
+            found[place] = of_layer(place, routers[place])
+        with replaced(file) as new:
+            torch.save(found[place], new)
+    next(steps, None)  # which ends the bar
+    losses = [found[place]["losses"] for place, some in routers.items() for _ in some]
+    return found, [sum(of_update) / len(losses) for of_update in zip(*losses, strict=True)]

@@ -24,19 +24,6 @@ from .reading import Inputs, Read, read
 PARTS = 4  # most groups of heads in a layer
 
 
-def _in_sight(reading: Read, causal: bool) -> tuple[Tensor, Tensor]:
-    """Which keys a query of the dense model sees, bool [B, N, N]; distances, int64 [N, N]."""
-    batch, length, _ = reading.x.shape
-    place = torch.arange(length, device=reading.x.device)
-    distance = place.unsqueeze(-1) - place  # of a key before its query, above 0
-    seen = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
-    seen = seen.expand(batch, -1, -1)
-    if reading.batch.padding_mask is not None:
-        real = ~reading.batch.padding_mask
-        seen = seen & real[:, None, :] & real[:, :, None]
-    return seen, distance.abs()
-
-
 class Mass(NamedTuple):
     """Where the attention of a layer's heads goes, as means over the queries that have keys
     beyond the window; float64 [H]."""
@@ -64,17 +51,14 @@ def head_mass(
         sinks: first keys of a causal row, which count as near.
     """
 
-    def of_layer(place: Place, causal: bool, reading: Read, seen: Tensor, beyond: Tensor):
+    def of_heads(place: Place, causal: bool, reading: Read, seen: Tensor, beyond: Tensor, weights):
         most = min(heaviest if causal else 2 * heaviest, reading.x.size(1))
-
-        def shares(head: int, weights: Tensor) -> tuple[Tensor, Tensor]:
-            far = weights.masked_fill(~beyond, 0.0)
+        for of_head in weights:
+            far = of_head.masked_fill(~beyond, 0.0)
             mass = far.sum(-1)
-            return mass, 1 - mass + far.topk(most, dim=-1).values.sum(-1)
+            yield mass, 1 - mass + far.topk(most, dim=-1).values.sum(-1)
 
-        return shares
-
-    means = _means(model, batches, window, of_layer, sinks)
+    means = _means(model, batches, window, of_heads, sinks)
     return {place: Mass(far, best.clamp(max=1.0)) for place, (far, best) in means.items()}
 
 
@@ -102,7 +86,7 @@ def recall(
     """
     layers = attentions(clustered)
 
-    def of_layer(place: Place, causal: bool, reading: Read, seen: Tensor, beyond: Tensor):
+    def of_heads(place: Place, causal: bool, reading: Read, seen: Tensor, beyond: Tensor, weights):
         theirs, x = layers[place], reading.x.transpose(0, 1)
         first = getattr(getattr(clustered, place[0]), "centroids", None)
         if first is not None:  # what the first layer is handed
@@ -110,42 +94,44 @@ def recall(
         found = tokens_seen(theirs, x, reading.batch, centroids=first)
         size = theirs.num_heads // len(theirs.routers)
         parts = [part.expand(-1, size, -1, -1) for part in found.values()]
-
-        def shares(head: int, weights: Tensor) -> tuple[Tensor, Tensor]:
+        for head, of_head in enumerate(weights):
             part, within = divmod(orders[place].index(head), size)
             visible = parts[part][:, within] & seen
-            far = weights.masked_fill(~beyond, 0.0).sum(-1)
+            far = of_head.masked_fill(~beyond, 0.0).sum(-1)
             share = (visible & beyond).sum(-1) / beyond.sum(-1).clamp(min=1)
-            near = (weights * (visible & ~beyond)).sum(-1)
-            return (weights * visible).sum(-1), near + far * share
+            near = (of_head * (visible & ~beyond)).sum(-1)
+            yield (of_head * visible).sum(-1), near + far * share
 
-        return shares
-
-    return _means(dense, batches, window, of_layer, sinks, only)
+    return _means(dense, batches, window, of_heads, sinks, only)
 
 
 def _means(
     model: nn.Module,
     batches: Sequence[Inputs | Path],
     window: int,
-    of_layer: Callable,
+    of_heads: Callable,
     sinks: int,
     only: Collection[Place] | None = None,
 ) -> dict[Place, tuple[Tensor, Tensor]]:
     """Means of two numbers [B, N] of each head over the queries that see beyond the window."""
-    layers = attentions(model)
-    totals: dict[Place, Tensor] = {}
+    layers, totals = attentions(model), {}
     for inputs in batches:
         readings = read(model, inputs)
         for place in layers if only is None else only:
-            reading, causal = readings[place], layers[place].routers[0].rule.causal
-            seen, distance = _in_sight(reading, causal)
-            beyond = seen & (distance >= window if causal else distance > window)
+            reading, causal = readings(place), layers[place].routers[0].rule.causal
+            number, length, _ = reading.x.shape
+            token = torch.arange(length, device=reading.x.device)
+            distance = token.unsqueeze(-1) - token  # of a key before its query, above 0
+            # which keys a query of the dense model sees, bool [B, N, N]
+            seen = (distance >= 0 if causal else distance.abs() >= 0).expand(number, -1, -1)
+            if (mask := reading.batch.padding_mask) is not None:
+                seen = seen & ~mask[:, None, :] & ~mask[:, :, None]
+            beyond = seen & (distance.abs() > window - causal)
             beyond[..., : sinks * causal] = False
             counted = beyond.any(-1)
-            shares = of_layer(place, causal, reading, seen, beyond)
             weights = _weights_of_heads(layers[place], reading, seen)
-            rows = [torch.stack(shares(*of_head))[:, counted] for of_head in enumerate(weights)]
+            shares = of_heads(place, causal, reading, seen, beyond, weights)
+            rows = [torch.stack(pair)[:, counted] for pair in shares]
             sums = torch.stack(rows).sum(-1).double()  # [H, 2]
             number = counted.sum().double().expand(len(rows), 1)
             totals[place] = totals.get(place, 0) + torch.cat([sums, number], dim=-1)

@@ -6,6 +6,7 @@ Shape letters: H heads, J heads of keys and values, E head width, N positions.
 import re
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,26 @@ from fairseq_clusterformer.models.attention import SelfAttention
 
 #: side and number of a layer
 Place = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is wanted; `clusterformer convert --help` says more."""
+
+    specs: dict[str, str] = field(default_factory=dict)  # of sides; others get one by their heads
+    near: int = 128  # window of all heads
+    far: int = 64  # W, tokens of their clusters beyond it; of an encoder, on either side
+    probes: int | None = None  # clusters that share W; None: 2, where W and K allow it
+    clusters: int | None = None  # K; None: so many that a cluster has W tokens
+    summaries: int = 64  # tokens after which a decoder's means of clusters are renewed; 0: none
+    clusters_per: str | None = None  # "head", or "kv-head"; None: the latter where keys are shared
+    window_below: float = 0.05  # a head with less attention beyond the window is a window
+    sinks: int | None = None  # first tokens that a decoder's heads see; None: what it needs
+    max_positions: int | None = None  # most tokens of a sequence; None: as before
+    scouts: int = 16  # in the training that follows
+    updates: int = 300  # of the routers; 0: they stay as they begin
+    lr: float = 0.02
+    seed: int = 1
 
 
 class Target(NamedTuple):

@@ -10,7 +10,6 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,22 +49,17 @@ class Read(NamedTuple):
         return tuple(rotated(t, positions, attention.rotary) for t in (self.q, self.k))
 
 
-class Readings:
-    """Of all layers, each computed when it is asked for.
-
-    Args:
-        model: a clustered one; its layers may be of the kind full.
-        given: returns the input of a layer's attention [B, N, D], and its batch.
-    """
-
-    def __init__(self, model: nn.Module, given: Callable[[Place], tuple[Tensor, Batch]]):
-        self._layers, self._given = attentions(model), given
+def read(model: nn.Module, inputs: Inputs | Path) -> Callable[[Place], Read]:
+    """What each layer of a clustered model (its layers may be of the kind full) reads of a batch,
+    computed when it is asked for: of one that the model is run on, or of :func:`store`'s file."""
+    layers = attentions(model)
+    found = None if isinstance(inputs, Path) else _run(model, inputs)
 
     @torch.no_grad()
     @full_float32()
-    def __getitem__(self, place: Place) -> Read:
-        attention, (x, batch) = self._layers[place], self._given(place)
-        x, heads = x.float().contiguous(), []
+    def of_layer(place: Place) -> Read:
+        x, batch = _stored(inputs, place) if found is None else found[place]
+        attention, x, heads = layers[place], x.float().contiguous(), []
         for name in ("q", "k"):
             y = getattr(attention, f"{name}_proj")(x)
             if name in attention.convolutions:
@@ -74,12 +68,7 @@ class Readings:
             heads.append(y.repeat_interleave(attention.num_heads // y.size(1), dim=1))
         return Read(x, batch, *heads)
 
-
-def read(model: nn.Module, inputs: Inputs | Path) -> Readings:
-    """What each layer reads of a batch, which the model is run on, or of :func:`store`'s file."""
-    if isinstance(inputs, Path):
-        return Readings(model, partial(_stored, inputs))
-    return Readings(model, _run(model, inputs).__getitem__)
+    return of_layer
 
 
 class _AllRead(Exception):
@@ -122,29 +111,32 @@ def store(
     """Run a model over batches whose files are not there yet; return a file for each batch. Raises
     UserError: the disk has no room for them."""
     files = [folder / f"{number}.safetensors" for number in range(len(batches))]
-    missing = [number for number, file in enumerate(files) if not file.is_file()]
-    tokens = sum(next(iter(batches[number].values())).numel() for number in missing)
+    missing = [(i, f) for i, f in zip(batches, files, strict=True) if not f.is_file()]
+    tokens = sum(next(iter(inputs.values())).numel() for inputs, _ in missing)
     needed = 2 * tokens * sum(a.embed_dim for a in attentions(model).values())
     if needed > (free := shutil.disk_usage(folder).free):
         problem = f"{tokens:,} tokens take {needed / 1e9:.1f} GB there"
         allowed = f"a disk with as much room (there are {free / 1e9:.1f} GB), or fewer --tokens"
         raise bad_option("OUT", folder.parents[1], allowed, problem)
-    for step in progress(range(len(missing)), "read"):
+    steps = progress(range(len(missing)), "read")
+    for _, (inputs, file) in zip(steps, missing, strict=True):
         tensors = {}
-        for (side, number), (x, batch) in _run(model, batches[missing[step]]).items():
+        for (side, number), (x, batch) in _run(model, inputs).items():
             tensors[f"{side}.{number}"] = x.half().contiguous()
             if batch.padding_mask is not None:
                 tensors[f"{side}.padding"] = batch.padding_mask
-        with replaced(files[missing[step]]) as new:
+        with replaced(file) as new:
             save_file(tensors, new)
     return files
 
 
 @contextmanager
-def kept_beside(out: Path, model: nn.Module, batches: Sequence[Inputs]) -> Iterator[Path]:
+def kept_beside(
+    out: Path, model: nn.Module, batches: Sequence[Inputs], plan: object
+) -> Iterator[Path]:
     """A folder ``OUT.partial/parts/KEY`` that a run which was stopped leaves to the next one with
-    the same model and batches. It goes when the work is done, and with it those of others."""
-    key = hashlib.sha256()
+    the same model, batches and plan. It goes when the work is done, as do those of others."""
+    key = hashlib.sha256(repr(plan).encode())
     for tensors in (model.state_dict(), *batches):
         for name, tensor in tensors.items():
             key.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())

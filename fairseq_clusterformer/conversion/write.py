@@ -2,9 +2,10 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY
@@ -17,9 +18,13 @@ from fairseq_clusterformer.checkpoints.bundle import copy_data, is_bundle
 from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.outputs import whole_folder
 
-from .convert import Converted
+from .convert import Converted, Head
 from .model import CRITERIONS
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NEAR, FITTED, REST, CHANCE = "#9fb3c8", "#2f6fb3", "#e9edf1", "#b00020"
 CHECKPOINT, REPORT, PICTURE = ("checkpoint.pt", "convert.json", "convert.png")
 DATA = "data"  # what the model's text needs, where it comes from no data folder
 
@@ -35,7 +40,6 @@ def write(
     at all; of a bundle, also the files that its text needs. The `recipe` is what it is made from,
     see :func:`~fairseq_clusterformer.outputs.written`. Raises UserError: if ``out`` is there or
     cannot be written."""
-    from fairseq_clusterformer.conversion.recall import draw_recall
     from fairseq_clusterformer.visual.figure import save
 
     with whole_folder(out, force=force, recipe=recipe) as new:
@@ -48,6 +52,35 @@ def write(
         text = json.dumps(found, indent=1) + "\n"
         (new / REPORT).write_text(text, encoding="utf-8")
         save(draw_recall(converted.heads, converted.near), new / PICTURE)
+
+
+def draw_recall(heads: Sequence[Head], window: int) -> "Figure":
+    """A bar for each head, layer by layer: what the near window holds of the dense head's
+    attention, what clusters add, and a mark where chance would be; in numbers, how they began."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(16, 2 + 0.3 * len(heads)), layout="constrained")
+    axes, places = figure.add_subplot(), range(len(heads))
+    axes.barh(places, [1.0 for _ in heads], color=REST)
+    axes.barh(places, [head.after for head in heads], color=FITTED, label="beyond")
+    near = [min(1.0 - head.far, head.after) for head in heads]
+    axes.barh(places, near, color=NEAR, label="near")
+    drawn = [place for place in places if heads[place].kind not in ("window", "full")]
+    chance = "as many keys drawn at random"
+    axes.plot([heads[i].chance for i in drawn], drawn, "|", color=CHANCE, ms=16, label=chance)
+    names = [f"{h.side}, layer {h.layer}, head {h.head}: {h.kind}" for h in heads]
+    axes.set(xlim=(0, 1.35), xticks=[], yticks=places, yticklabels=names)
+    for place, head in zip(places, heads, strict=True):
+        began = ""
+        if head.before is not None:
+            began = f"; began {head.before:.0%}, chance {head.chance_before:.0%}"
+        axes.text(1.01, place, f"{head.after:.0%}{began}", verticalalignment="center")
+    axes.invert_yaxis()
+    axes.spines[:].set_visible(False)
+    near = f"near: up to {window} tokens away"
+    axes.set_title(f"What the heads see\nshare of the dense attention of each head; {near}")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
+    return figure
 
 
 def _state(loaded: Loaded) -> dict:
@@ -84,7 +117,7 @@ def fine_tuning(converted: Converted, out: Path) -> str:
     its learning rate."""
     cfg, arch = converted.loaded.cfg, converted.loaded.cfg.model._name
     updates = max(_SHORTEST, converted.dense_updates // 10)
-    rate = max(_first_of(cfg, "optimization", "lr", [5e-4])) / 10
+    rate = max(OmegaConf.select(cfg, "optimization.lr", default=[5e-4])) / 10
     criterion = CRITERIONS[arch]
     if arch == "clusterformer_lm" and cfg.model.get("adaptive_softmax_cutoff"):
         criterion = "clusterformer_adaptive_loss"
@@ -98,7 +131,8 @@ def fine_tuning(converted: Converted, out: Path) -> str:
         *("--lr-scheduler", "polynomial_decay", "--warmup-updates", updates // 20),
         *("--total-num-update", updates, "--max-update", updates, "--clip-norm", "1.0"),
     ]
-    size = {name: _first_of(cfg, "dataset", name, None) for name in ("batch_size", "max_tokens")}
+    names = ("batch_size", "max_tokens")
+    size = {name: OmegaConf.select(cfg, f"dataset.{name}") for name in names}
     if not any(size.values()):
         size["max_tokens"] = 4096
     positions = converted.loaded.model.max_positions()
@@ -107,23 +141,11 @@ def fine_tuning(converted: Converted, out: Path) -> str:
     for name, value in size.items():
         if value is not None:
             words += [f"--{name.replace('_', '-')}", value]
-    smoothing = _first_of(cfg, "criterion", "label_smoothing", None)
+    smoothing = OmegaConf.select(cfg, "criterion.label_smoothing")
     if smoothing is not None and "label_smoothed" in criterion:
         words += ["--label-smoothing", smoothing]
     words += ["--save-dir", out / "finetuned"]
-    lines, line = [], ""
-    for word in (shlex.quote(str(word)) for word in words):
-        if word.startswith("--") and len(line) + len(word) > 76:
-            lines.append(line)
-            line = " "
-        line += f" {word}" if line else word
-    return " \\\n".join([*lines, line])
-
-
-def _first_of(cfg: DictConfig, section: str, name: str, otherwise):
-    """An option of a training, or something else if the checkpoint does not have it."""
-    found = OmegaConf.select(cfg, f"{section}.{name}")
-    return otherwise if found is None else found
+    return shlex.join(map(str, words)).replace(" --", " \\\n  --")
 
 
 def _flags(cfg: DictConfig, section: str, registry: dict[str, type]) -> Iterator[str]:

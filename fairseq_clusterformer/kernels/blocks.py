@@ -27,15 +27,6 @@ TILE = 64  # slots, if the sequence is longer than that
 GROUP_NUMBERS_CPU, GROUP_NUMBERS_GPU = 1 << 20, 1 << 25
 
 
-class _Group(NamedTuple):
-    """Query tiles that are attended together: each sees ``num_tiles`` key tiles or fewer."""
-
-    queries: Tensor  # [c * h] their numbers among the query tiles of all heads
-    keys: Tensor  # [c * h * num_tiles] the key tiles that these see
-    hidden: Tensor  # bool [c, 1, T, num_tiles * T], True where a key is not seen
-    kept: Tensor | None  # what dropout multiplies weights [c * h, T, num_tiles * T] by
-
-
 class _Side(NamedTuple):
     """Queries or keys: which token stands in which slot."""
 
@@ -98,8 +89,11 @@ class _Plan:
         (out.index_copy_ if once else out.index_add_)(0, index, source)
         return out.view(batch, length, heads, width).transpose(1, 2)
 
-    def groups(self) -> Iterator[_Group]:
-        """Query tiles by how many key tiles they see; cut where a group grows too large."""
+    def groups(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+        """Query tiles by how many key tiles they see, n or fewer; cut where a group grows too
+        large. Yields the numbers of query tiles [c * h] and of the key tiles that these see
+        [c * h * n], which keys are hidden, bool [c, 1, T, n * T], and what dropout multiplies
+        weights [c * h, T, n * T] by."""
         call, tile, heads = self.call, self.tile, self.heads
         rows, device = math.prod(self.rows), self.lo.device
         query_tiles, key_tiles = (
@@ -133,7 +127,7 @@ class _Plan:
                 generator = torch.Generator(device).manual_seed(seed)
                 kept = self.lo.new_empty(len(queries), tile, number * tile, dtype=torch.float32)
                 kept.bernoulli_(1.0 - call.dropout, generator=generator).div_(1.0 - call.dropout)
-            yield _Group(queries, keys, ((slot < lo) | (slot >= hi)).unsqueeze(1), kept)
+            yield queries, keys, ((slot < lo) | (slot >= hi)).unsqueeze(1), kept
             begin, seed = begin + len(of), seed + 1
 
     def of_keys(self) -> list[Tensor]:
@@ -145,14 +139,14 @@ class _Plan:
         return [self.to_slots(x, self.keys) for x in found]
 
 
-def _logits(group: _Group, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+def _logits(hidden: Tensor, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
     """Logits of a group in units of log 2 [c * h, T, num_tiles * T], -inf where a key is not seen;
     queries [c * h, T, E], keys [c * h, num_tiles * T, E], biases [c * h * num_tiles, T, 1]."""
     logits = torch.bmm(q * (LOG2_E / math.sqrt(q.size(-1))), k.mT)
     if bias is not None:  # the same for each query
         logits.add_(bias.view(len(q), 1, -1), alpha=LOG2_E)
-    by_head = logits.view(len(group.hidden), -1, *group.hidden.shape[2:])
-    by_head.masked_fill_(group.hidden, -math.inf)
+    by_head = logits.view(len(hidden), -1, *hidden.shape[2:])
+    by_head.masked_fill_(hidden, -math.inf)
     return logits
 
 
@@ -161,21 +155,21 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
     q_tiles = plan.to_slots(call.q, plan.queries)
     keys = plan.of_keys()
     lse_tiles = q_tiles.new_empty(*q_tiles.shape[:2], 1, dtype=dtype)
-    for group in plan.groups():
-        q = q_tiles.index_select(0, group.queries).to(dtype)
-        k, v, *of_group = (x.index_select(0, group.keys).to(dtype) for x in keys)
+    for queries, seen, hidden, kept in plan.groups():
+        q = q_tiles.index_select(0, queries).to(dtype)
+        k, v, *of_group = (x.index_select(0, seen).to(dtype) for x in keys)
         k, v = (x.view(len(q), -1, x.size(-1)) for x in (k, v))
-        weights = _logits(group, q, k, *of_group)
+        weights = _logits(hidden, q, k, *of_group)
         peak = weights.amax(-1, keepdim=True).clamp_(min=torch.finfo(dtype).min)
         weights.sub_(peak).exp2_()  # a tile sees all its keys at once: no online softmax
         total = weights.sum(-1, keepdim=True)
-        lse_tiles[group.queries] = (peak + total.log2()) / LOG2_E
-        if group.kept is not None:
-            weights *= group.kept
+        lse_tiles[queries] = (peak + total.log2()) / LOG2_E
+        if kept is not None:
+            weights *= kept
         # A query that sees nothing has total 0 and weights 0: the result is 0.
         out = torch.bmm(weights, v)
         # Written over q_tiles: each query tile is read only once.
-        q_tiles[group.queries] = out.div_(total.clamp_(min=torch.finfo(dtype).tiny)).to(q_tiles)
+        q_tiles[queries] = out.div_(total.clamp_(min=torch.finfo(dtype).tiny)).to(q_tiles)
     out = plan.to_tokens(q_tiles, plan.queries)
     return out, plan.to_tokens(lse_tiles, plan.queries).squeeze(-1).contiguous()
 
@@ -193,23 +187,21 @@ def _backward(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> 
     keys = plan.of_keys()
     d_q, d_keys = torch.empty_like(q_tiles), [torch.zeros_like(x, dtype=dtype) for x in keys]
     scale = call.q.size(-1) ** -0.5
-    for group in plan.groups():
-        q, d_out, lse, delta = (
-            x.index_select(0, group.queries).to(dtype) for x in (q_tiles, *others)
-        )
-        k, v, *bias = (x.index_select(0, group.keys).to(dtype) for x in keys)
+    for queries, seen, hidden, kept in plan.groups():
+        q, d_out, lse, delta = (x.index_select(0, queries).to(dtype) for x in (q_tiles, *others))
+        k, v, *bias = (x.index_select(0, seen).to(dtype) for x in keys)
         k, v = (x.view(len(q), -1, x.size(-1)) for x in (k, v))
-        weights = _logits(group, q, k, *bias).sub_(lse).exp2_()
+        weights = _logits(hidden, q, k, *bias).sub_(lse).exp2_()
         d_weights, dropped = torch.bmm(d_out, v.mT), weights
-        if group.kept is not None:
-            d_weights, dropped = d_weights.mul_(group.kept), weights * group.kept
+        if kept is not None:
+            d_weights, dropped = d_weights.mul_(kept), weights * kept
         # That of the whole softmax: delta and the log-sum-exp are those of all calls.
         d_logits = d_weights.sub_(delta).mul_(weights)
-        d_q[group.queries] = torch.bmm(d_logits, k).mul_(scale).to(d_q.dtype)
+        d_q[queries] = torch.bmm(d_logits, k).mul_(scale).to(d_q.dtype)
         found = [torch.bmm(d_logits.mT, q).mul_(scale), torch.bmm(dropped.mT, d_out)]
         found += [d_logits.sum(1)] if bias else []
         for to, x in zip(d_keys, found, strict=True):  # several query tiles see a key tile
-            to.index_add_(0, group.keys, x.view(-1, *to.shape[1:]))
+            to.index_add_(0, seen, x.view(-1, *to.shape[1:]))
     d_q = plan.to_tokens(d_q, plan.queries)
     d_k, d_v, *d_bias = (plan.to_tokens(x, plan.keys) for x in d_keys)
     d_bias = d_bias[0].squeeze(-1).sum_to_size(key_bias.shape).to(key_bias) if d_bias else None

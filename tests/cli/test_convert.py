@@ -17,8 +17,7 @@ import fairseq_clusterformer
 from fairseq_clusterformer.checkpoints import load
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.conversion import layers, reading
-from fairseq_clusterformer.conversion.fit import fit
+from fairseq_clusterformer.conversion import fit, reading
 from fairseq_clusterformer.conversion.model import target_of
 from fairseq_clusterformer.errors import UserError
 from tests.cli.in_process import (
@@ -181,15 +180,15 @@ class TestWhatTakesIt:
 def test_a_run_that_was_stopped_goes_on(converted, dense_checkpoint, tmp_path, monkeypatch):
     """It reads no batch and fits no layer again, and ends as if nothing had been."""
     words = [dense_checkpoint, tmp_path / "out", "--attention", TAUGHT, *FAST.split()]
-    fitted, states = [], tmp_path / "out.partial" / "parts"
+    fitted, states, real = [], tmp_path / "out.partial" / "parts", fit.fit
 
     def stopped(dense: nn.Module, routers: list, *args: object, **how: object) -> list[float]:
         fitted.append(routers[0].place)
         if len(fitted) == 2:
             raise KeyboardInterrupt
-        return fit(dense, routers, *args, **how)
+        return real(dense, routers, *args, **how)
 
-    monkeypatch.setattr(layers, "fit", stopped)
+    monkeypatch.setattr(fit, "fit", stopped)
     assert convert(*words) == 130
     (tensors,) = states.glob("*/0.safetensors")
     assert {t.dtype for t in load_file(tensors).values()} <= {torch.float16, torch.bool}

@@ -254,7 +254,7 @@ def test_mistakes_are_one_line(
             (other / "source.spm").unlink()
             assert "source.spm" in error(capsys, *there, "--to", "fairseq")
         for option, value, problem in (
-            ("activation_function", "mish", "its activation is mish, not gelu_new"),
+            ("activation_function", "mish", "its activation is mish, not gelu, relu"),
             ("tie_word_embeddings", False, "its tie_word_embeddings is False, not True"),
             ("decoder_layers" if name != "gpt2" else "n_layer", 10**6, "layers is 1000000, and"),
             ("vocab_size", 10**9, "its options ask for a tensor of [1000000000, "),

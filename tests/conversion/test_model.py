@@ -281,7 +281,7 @@ class TestFit:
         kinds = f"taught(window=8,clusters=8,gap=8,sinks={sinks})"
         clustered = attention(kinds, rotary=False, short_convolution=0)
         (pupil,) = pupils(Model(dense), Model(clustered), {("decoder", 0): [*range(6)]})
-        reading = read(Model(dense), {"x": pairs(2, 60)})["decoder", 0]
+        reading = read(Model(dense), {"x": pairs(2, 60)})(("decoder", 0))
         drawn = reading.k.clone()
         drawn[:, :, :2] = 9 * reading.q.mean(2, keepdim=True)
         losses = [_loss(pupil, reading._replace(k=k)) for k in (reading.k, drawn)]

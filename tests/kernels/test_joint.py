@@ -4,9 +4,6 @@ import pytest
 import torch
 
 from fairseq_clusterformer.kernels import Own, attend_own, join, joint_attention, ranged_attention
-from fairseq_clusterformer.kernels.attend import _Attention, _flat
-from fairseq_clusterformer.kernels.blocks import Blocks
-from fairseq_clusterformer.kernels.layout import Call
 
 from ..conftest import sampled
 from .layouts import BATCH, HEADS, every_other, make_inputs, make_layout
@@ -79,26 +76,6 @@ def test_half_precision(impl, dtype):
         assert out.dtype == inputs[0].dtype
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0.05)
-
-
-def test_a_gpu_gets_gradients_in_the_precision_of_queries(monkeypatch):
-    """There half precision is not widened, and parts are added up in float32."""
-    given = [t.bfloat16().requires_grad_() for t in make_inputs(30)[:3]]
-    layouts = [make_layout(name, 30, HEADS) for name in NAMES[:2]]
-    calls = [Call(*given, None, None, layout, 0.0) for layout in layouts]
-    calls[-1] = calls[-1]._replace(own=Own(0.3, some(30)))
-    kernel, dtypes = Blocks(), set()
-    gradients = kernel.gradients
-
-    def noted(call, d_out, d_lse, carry):
-        dtypes.update((d_out.dtype, carry.out.dtype))
-        return gradients(call, d_out, d_lse, carry)
-
-    monkeypatch.setattr(kernel, "gradients", noted)
-    tensors, rest = _flat(calls, False)
-    out, _ = _Attention.apply(kernel, rest, *tensors)
-    found = torch.autograd.grad(out.sum(), given)
-    assert dtypes == {out.dtype} == {t.dtype for t in found} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("impl", ["blocks", "cpu"])
