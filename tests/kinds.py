@@ -5,8 +5,7 @@ others are marked ``matrix``.
 """
 
 import re
-from collections import defaultdict
-from itertools import count
+from itertools import cycle
 
 import pytest
 import torch
@@ -130,7 +129,7 @@ BIDIRECTIONAL_BY_TRITON = ("window+neural", "routing, chunk")
 
 
 def every_causal_kind(**others):
-    """A parametrisation by ``kind``; ``others`` as in :func:`spread`."""
+    """A parametrisation by ``kind``; ``others`` as in :func:`_by`."""
     return _by(("kind",), [(kind,) for kind in CAUSAL], others)
 
 
@@ -157,12 +156,17 @@ def _and_kernel(kinds, by_triton) -> list[tuple[str, str]]:
 
 
 def _by(names: tuple[str, ...], cases: list[tuple], others: dict[str, list]):
+    """Each case with one of the values of each other, which take turns among the cases that are
+    tested by default, and among the others of one kind."""
     rest = [_is_of_the_matrix(case) for case in cases]
-    for name, values in others.items():
-        names, cases = (*names, name), spread(cases, rest, values)
+    of_kind = ["triton" if "triton" in case else family(_name(case)) for case in cases]
+    groups = [of_matrix and kind for of_matrix, kind in zip(rest, of_kind, strict=True)]
+    for values in others.values():
+        turns = {group: cycle(values) for group in groups}
+        cases = [(*case, next(turns[group])) for case, group in zip(cases, groups, strict=True)]
     marks = [[pytest.mark.matrix] if of_matrix else [] for of_matrix in rest]
     cases = [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
-    return pytest.mark.parametrize(names, cases, ids=_id)
+    return pytest.mark.parametrize((*names, *others), cases, ids=_id)
 
 
 def _is_of_the_matrix(case: tuple) -> bool:
@@ -173,21 +177,6 @@ def _is_of_the_matrix(case: tuple) -> bool:
 
 def _id(value: object) -> str | None:
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
-
-
-def spread(cases: list[tuple], rest: list[bool], values: list) -> list[tuple]:
-    """Each case with one of the values, which take turns among those that are tested by default,
-    and among the others of one kind."""
-    turns = defaultdict(count)
-    return [
-        (*case, values[next(turns[of_matrix and _turn(case)]) % len(values)])
-        for case, of_matrix in zip(cases, rest, strict=True)
-    ]
-
-
-def _turn(case: tuple) -> str:
-    """The kind of a case, without its options; those of Triton are few and take turns together."""
-    return "triton" if "triton" in case else family(_name(case))
 
 
 def _name(case: tuple) -> str:

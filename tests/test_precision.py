@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_clusterformer.precision import exact_linear, full_float32, is_exact
+from fairseq_clusterformer.precision import exact_linear, full_float32
 
 CUDA, CPU = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
 
@@ -136,17 +136,6 @@ def test_a_compiled_caller_computes_in_full_what_others_reduce(square):
     assert products.seen == ["ieee"]
     assert torch.equal(out, square(x))
     assert settings() == ("high", "tf32", "tf32")
-
-
-def test_what_is_exact():
-    x = torch.zeros(1)
-    assert is_exact(x)
-    assert is_exact(x.double())
-    assert not is_exact(x.half())
-    assert not is_exact(x.bfloat16())
-    older("medium")
-    assert not is_exact(x)
-    assert is_exact(x.double())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -19,12 +19,11 @@ from torch.nn.functional import pad
 from ..kernels import chosen, join, joint_attention
 from ..kernels.cpu import step
 from ..precision import at_least_float32
-from .batch import for_each
 from .kind import Result, Rule, Seen, Text
 from .layout import blinded
-from .past import Entries, Kept, Keys, Near, Rings, Stores, entries_of
+from .past import Entries, Kept, Keys, Near, Rings, Stores
 from .projections import QKV, rotated
-from .tokens import Tokens
+from .tokens import Assignment, Tokens, for_each
 
 
 def attend(
@@ -99,9 +98,15 @@ def _joined(
     return out.to(heads.q.dtype), tuple(store for _, store in found)
 
 
-def _entries(heads: QKV, seen: Seen) -> Tensor:
-    """Entries of new tokens [B, J, N, C]."""
-    return entries_of(heads.k, heads.v, seen.assignment.key_bias, seen.assignment.groups)
+def _entries(heads: QKV, assignment: Assignment) -> Tensor:
+    """Keys and values of new tokens, and biases if there are any, side by side [B, J, N, C]."""
+    k, bias = heads.k, assignment.key_bias
+    if bias is None:
+        return torch.cat([k, heads.v], dim=-1)
+    if 1 < bias.size(1) < k.size(1):  # the same for all heads of a group
+        bias = bias.repeat_interleave(k.size(1) // assignment.groups, dim=1)
+    bias = bias.to(k.dtype).unsqueeze(-1).expand(*k.shape[:3], 1)
+    return torch.cat([k, bias, heads.v], dim=-1)
 
 
 def _sinks(entries: Tensor, tokens: Tokens, rule: Rule, stores: Stores) -> Tensor | None:
@@ -123,7 +128,7 @@ def _behind(
     heads: QKV, seen: Seen, rule: Rule, stores: Stores, others: tuple[Kept, ...]
 ) -> Stores:
     """The stores behind several tokens."""
-    text, near, entries = seen.text, None, _entries(heads, seen)
+    text, near, entries = seen.text, None, _entries(heads, seen.assignment)
     sinks = _sinks(entries, seen.tokens, rule, stores)
     if text.past:
         entries = torch.cat([text.kept, entries], dim=2)
@@ -145,7 +150,7 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     enter its ring, and one softmax is taken over all entries that it sees."""
     tokens, assignment, gap = seen.tokens, seen.assignment, rule.gap
     behind, rounds = tokens.behind(rule.sinks) if rule.sinks else tokens, assignment.rounds
-    groups, entries, mask = assignment.groups, _entries(heads, seen), behind.padding_mask
+    groups, entries, mask = assignment.groups, _entries(heads, assignment), behind.padding_mask
     if rounds:
         written = torch.stack([found.of_keys for found in rounds], dim=2)
         read = torch.stack([torch.cat(found.queries, dim=-1) for found in rounds], dim=2)
@@ -199,7 +204,15 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     if near is not None:
         visible.append(near.look(behind.before))
     if (sinks := _sinks(entries, tokens, rule, stores)) is not None:
-        visible.append(_sinks_in_sight(sinks, heads, seen, rule))
+        of_sinks, place = sinks, tokens.positions
+        if (beyond := rule.beyond(tokens)) is not None:
+            # the query is one for all that it sees: keys come nearer instead
+            k, rest = sinks.tensor_split([heads.q.size(-1)], dim=-1)
+            of_sinks = torch.cat([rotated(k, beyond, heads.rotary), rest], dim=-1)
+        slot = torch.arange(sinks.size(2), device=place.device)
+        hidden = slot >= place if gap > 0 else slot > place  # itself, if nothing else shows it
+        hidden = hidden[:, None, None].expand(-1, groups, -1, -1)
+        visible.append(Entries(of_sinks.flatten(0, 1), hidden, some=gap == 0))
     out = _softmax(heads.q, visible, joined=bool(seen.others))
     if gap > 0:
         store()
@@ -230,19 +243,6 @@ def _in_cpp(
         given |= found[0]
         others.append(found[1])
     return given, tuple(others)
-
-
-def _sinks_in_sight(entries: Tensor, heads: QKV, seen: Seen, rule: Rule) -> Entries:
-    """Sinks before one token, and itself if nothing else shows it."""
-    place, width = seen.tokens.positions, heads.q.size(-1)
-    if (beyond := rule.beyond(seen.tokens)) is not None:
-        # the query is one for all that it sees: keys come nearer instead
-        entries = entries.clone()
-        entries[..., :width] = rotated(entries[..., :width], beyond, heads.rotary)
-    slot = torch.arange(entries.size(2), device=place.device)
-    hidden = slot >= place if rule.gap > 0 else slot > place
-    hidden = hidden[:, None, None].expand(-1, seen.assignment.groups, -1, -1)
-    return Entries(entries.flatten(0, 1), hidden, some=rule.gap == 0)
 
 
 def _softmax(q: Tensor, seen: Sequence[Entries], joined: bool) -> tuple[Tensor, Tensor | None]:

@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 
 from ..clustering import State
 from ..precision import exact_linear, full_float32, is_exact
-from .batch import Batch
 from .projections import QKV, RelativePositions, RMSNorm, Rotary, ShortConvolution, turned
+from .tokens import Batch
 
 BIASES = ("all", "qkv", "none")
 
@@ -97,7 +97,11 @@ class ProjectedHeads(nn.Module):
         self.k_proj = nn.Linear(embed_dim, kv_dim, bias=form.biases != "none")
         self.v_proj = nn.Linear(embed_dim, kv_dim, bias=form.biases != "none")
         self.out_proj = nn.Linear(q_dim, embed_dim, bias=form.biases == "all")
-        self.reset_parameters()
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        if self.out_proj.bias is not None:
+            nn.init.zeros_(self.out_proj.bias)
         normed = "" if form.qk_norm is None else "qk"
         self.norms = nn.ModuleDict({name: RMSNorm(self.head_dim, form.qk_norm) for name in normed})
         sizes = (num_heads, self.head_dim, embed_dim)
@@ -112,13 +116,6 @@ class ProjectedHeads(nn.Module):
             raise ValueError(f"a copying start, {problem}; allowed: {allowed}")
         if form.copying_start:
             start_copying(self)
-
-    def reset_parameters(self) -> None:
-        for projection in (self.q_proj, self.k_proj, self.v_proj):
-            nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)
-        nn.init.xavier_uniform_(self.out_proj.weight)
-        if self.out_proj.bias is not None:
-            nn.init.zeros_(self.out_proj.bias)
 
     def split(self, name: str, x: Tensor) -> Tensor:
         """Projected queries ("q"), keys or values [B, N, H * E] as heads [B, H, N, E]; queries and

@@ -19,12 +19,11 @@ from torch.nn.functional import pad
 from ..clustering.learner import Learner
 from ..clustering.report import Report, State
 from ..kernels import Layout, Own
-from .batch import Batch, any_padding
 from .layout import chunk_layout, recent_layouts, sink_layout, window_layouts, without_own
 from .options import OptionError, Options
 from .past import Stores
 from .projections import QKV
-from .tokens import Assignment, Round, Shape, Tokens
+from .tokens import Assignment, Batch, Round, Shape, Tokens, any_padding
 
 # Bias of a key that counts only where a query sees nothing else: next to any other its weight is
 # 0, and float16 still holds the logit.
@@ -230,14 +229,10 @@ class Kind(nn.Module, ABC):
     @property
     def why_no_steps(self) -> str:
         """The error for a user who asks for steps although the rule cannot step."""
-        if self.rule.causal:
-            return (
-                f"the cluster rule is {self.rule.name!r}: it lets later tokens change earlier "
-                "outputs, so text cannot be generated with it; allowed: a model that you train "
-                "with the rule recent"
-            )
-        kind, problem = type(self).__name__, "cannot decode step by step, for it sees later tokens"
-        return f"attention of kind {kind} {problem}; allowed: a causal one"
+        problem = "cannot decode step by step, for it sees later tokens"
+        allowed = "allowed: a causal model that you train with the rule recent"
+        name = f"{type(self).__name__} with the rule {self.rule.name}"
+        return f"attention of kind {name} {problem}; {allowed}"
 
     @property
     def why_apart(self) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.layout import Layout, sort_by_cluster
-from .batch import Batch
+from .tokens import Batch
 
 
 def window_layouts(
@@ -79,7 +79,7 @@ def recent_layouts(
         return torch.searchsorted(key_code, (first + position).contiguous())
 
     def layout(lo: Tensor, hi: Tensor) -> Layout:
-        return _without_padding(lo, hi, query_order, key_order, padding_mask)
+        return _but_padding(Layout(lo, hi, query_order, key_order), padding_mask)
 
     def tokens_on(number: int) -> Tensor:
         """The place of the token that is so many real ones behind each query; negative: before."""
@@ -98,8 +98,8 @@ def recent_layouts(
         return (before,)
     end = slots_below(length)
     if gap == 0:
-        up_to, lo = up_to + reach, up_to - 1 - reach
-        return (layout(torch.maximum(begin, lo), torch.minimum(end, up_to)),)
+        lo, hi = torch.maximum(begin, up_to - 1 - reach), torch.minimum(end, up_to + reach)
+        return (layout(lo, hi),)
     after = slots_below(tokens_on(gap))
     return before, layout(after, torch.minimum(end, after + reach))
 
@@ -115,7 +115,7 @@ def sink_layout(positions: Tensor, number: int, *, itself: bool, batch: Batch) -
     slot = torch.arange(positions.size(-1), device=positions.device)
     lo = (slot - positions).unsqueeze(1)  # where the document begins
     hi = (lo + number).minimum(slot + itself)
-    return _without_padding(lo, hi, order, order, batch.padding_mask)
+    return _but_padding(Layout(lo, hi, order, order), batch.padding_mask)
 
 
 def blinded(layouts: Iterable[Layout], queries: Tensor) -> list[Layout]:
@@ -177,9 +177,9 @@ def chunk_layout(
     index = slot[:length] // chunk
     lo = torch.where(index > 0, last + (index - 1) * chunk, 0)
     hi = torch.minimum(last + (index + 1) * chunk, last + real)
-    layout = _without_padding(lo, hi, order, key_order, padding_mask)
-    num_keys = (real + last).squeeze(-1)
-    return replace(layout, num_keys=num_keys, earlier_only=earlier_only)
+    how = {"earlier_only": earlier_only, "num_keys": (real + last).squeeze(-1)}
+    layout = Layout(lo, hi, order, key_order, **how)
+    return _but_padding(layout, padding_mask)
 
 
 def own_chunk_layout(
@@ -191,7 +191,8 @@ def own_chunk_layout(
     slot = torch.arange(order.size(-1), device=order.device).expand_as(order)
     real = _real(order, padding_mask).unsqueeze(-1)
     lo = slot - slot % chunk
-    return _without_padding(lo, torch.minimum(lo + chunk, real), order, order, padding_mask)
+    layout = Layout(lo, torch.minimum(lo + chunk, real), order, order)
+    return _but_padding(layout, padding_mask)
 
 
 def top_layout(
@@ -223,8 +224,9 @@ def top_layout(
     cluster, place = slot // count.clamp(min=1), slot % count.clamp(min=1)
     source = cluster.clamp(max=num_clusters - 1) * most + place
     lo = clusters.gather(-1, order) * count
-    layout = _without_padding(lo, lo + count, order, top.gather(-1, source), padding_mask)
-    return replace(layout, num_keys=num_clusters * count.squeeze(-1))
+    key_order, num_keys = top.gather(-1, source), num_clusters * count.squeeze(-1)
+    layout = Layout(lo, lo + count, order, key_order, num_keys=num_keys)
+    return _but_padding(layout, padding_mask)
 
 
 def _sort_by_cluster(
@@ -243,17 +245,12 @@ def _real(order: Tensor, padding_mask: Tensor | None) -> Tensor:
     return (~padding_mask).sum(-1, keepdim=True).expand(order.shape[:-1])
 
 
-def _without_padding(
-    lo: Tensor,
-    hi: Tensor,
-    query_order: Tensor | None,
-    key_order: Tensor | None,
-    padding_mask: Tensor | None,
-) -> Layout:
+def _but_padding(layout: Layout, padding_mask: Tensor | None) -> Layout:
     """A layout of slots of which padding has the last."""
     if padding_mask is None:
-        return Layout(lo=lo, hi=hi, query_order=query_order, key_order=key_order)
-    real = _real(query_order, padding_mask)
-    empty = torch.arange(query_order.size(-1), device=lo.device) >= real.unsqueeze(-1)
-    lo, hi = (bound.masked_fill(empty, 0) for bound in (lo, hi))
-    return Layout(lo, hi, query_order, key_order, num_queries=real, num_keys=real)
+        return layout
+    real = _real(layout.query_order, padding_mask)
+    empty = torch.arange(layout.lo.size(-1), device=real.device) >= real.unsqueeze(-1)
+    lo, hi = (bound.masked_fill(empty, 0) for bound in (layout.lo, layout.hi))
+    num_keys = real if layout.num_keys is None else layout.num_keys
+    return replace(layout, lo=lo, hi=hi, num_queries=real, num_keys=num_keys)

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from ..clustering import Report
 from .attend import QKV, attend
-from .batch import Batch
 from .heads import Convolved, HeadForm, Projected, ProjectedHeads, check_divides
 from .kind import Kind
 from .options import OptionError, registered
 from .past import Past, Stores
 from .spec import Heads, parse_layer
-from .tokens import Shape, Tokens
+from .tokens import Batch, Shape, Tokens, for_each
 
 logger = logging.getLogger(__name__)
 
@@ -57,23 +56,23 @@ class MultiheadAttention(ProjectedHeads):
         check_divides(len(kinds), f"kinds of {names}", num_heads, f"{num_heads} heads")
         super().__init__(embed_dim, num_heads, form or HeadForm(**of_form), causal=causal)
         self.kinds, self.dropout, self.impl = tuple(kinds), dropout, kernel
-        heads_of_keys = self.num_heads if self.kv_heads % len(kinds) else self.kv_heads
-        sizes = (num_heads // len(kinds), self.head_dim, causal, heads_of_keys // len(kinds))
-        shape = Shape(embed_dim, *sizes)
+        size, of_keys = num_heads // len(kinds), self.kv_heads
+        of_keys = num_heads if of_keys % len(kinds) else of_keys
+        shape = Shape(embed_dim, size, self.head_dim, causal, of_keys // len(kinds))
         self.routers = nn.ModuleList()
         for heads in kinds:
             try:
-                self.routers.append(registered(heads.kind).kind(heads.options, shape))
-                if self.routers[-1].rule.last_place is not None and self.rotary is None:
+                router = registered(heads.kind).kind(heads.options, shape)
+                if router.rule.last_place is not None and self.rotary is None:
                     raise OptionError("cache_positions", True, "with rotary positions")
             except OptionError as error:
                 error.written = heads.written
                 raise
+            self.routers.append(router)
         readers = [i for i, router in enumerate(self.routers) if router.rule.reads_qk]
         # Heads that share keys, and those that are convolved, are computed as a whole.
         if readers and (self.kv_heads < num_heads or self.convolutions):
             readers = [0, len(kinds) - 1]
-        size = shape.num_heads
         self.exactly = slice(readers[0] * size, (readers[-1] + 1) * size) if readers else None
 
     def forward(
@@ -135,7 +134,7 @@ class MultiheadAttention(ProjectedHeads):
         """
         batch = Batch.of(batch)
         given: dict[str, Any] = {"decoding": not reported, "centroids": centroids}
-        convolved, begins, kinds = None, None, (None,) * len(self.routers)
+        kept, begins, kinds = None, None, (None,) * len(self.routers)
         if past is not None:
             for router in self.routers:
                 if not router.rule.can_step:
@@ -152,10 +151,10 @@ class MultiheadAttention(ProjectedHeads):
             batch = batch if batch.documents is None else Batch(batch.padding_mask)
             positions = before if x.size(1) == 1 else before + batch.positions(x)
             given |= {"before": before, "begins": begins, "positions": positions}
-            convolved, kinds = past.convolved, past.kinds or [Stores() for _ in kinds]
+            kept, kinds = past.convolved, past.kinds or [Stores() for _ in kinds]
         elif batch.documents is not None and not all(router.by_tokens for router in self.routers):
             batch.take_apart()  # here, where a compiled graph breaks once
-        around = Convolved(batch, convolved, begins)
+        around = Convolved(batch, kept, begins)
         constant = any(router.rule.reads_constants for router in self.routers)
         heads = self.project(x, around, self.exactly, constant)
         results = [self._attend(i, heads, batch, stores, given) for i, stores in enumerate(kinds)]
@@ -172,10 +171,8 @@ class MultiheadAttention(ProjectedHeads):
         router = self.routers[i]
         if batch.documents is not None and not router.by_tokens:  # each document as a row
             if given["centroids"] is not None and router.rule.needs_centroids:
-                raise ValueError(
-                    "centroids that are handed on from layer to layer, in rows of several "
-                    "documents; allowed: each layer owns its centroids"
-                )
+                problem = "centroids that are handed on, in rows of several documents"
+                raise ValueError(f"{problem}; allowed: each layer owns its centroids")
             place, documents = batch.apart
             alone = given | {"centroids": None}
             out, _, report = self._attend(i, heads.apart(place), documents, None, alone)
@@ -194,9 +191,16 @@ class MultiheadAttention(ProjectedHeads):
         self, i: int, heads: Projected, batch: Batch, given: dict[str, Any]
     ) -> tuple[Tokens, QKV]:
         """What a kind reads to assign, and what its heads attend with."""
-        router = self.routers[i]
-        size, dropout = self.num_heads // len(self.kinds), self.dropout if self.training else 0.0
-        q, k, v = (self._share(i, t) for t in heads[1:4])
+        router, number = self.routers[i], len(self.kinds)
+        size, dropout = self.num_heads // number, self.dropout if self.training else 0.0
+        # Heads of keys stay shared where the kind takes them as they are.
+        apart = type(router).project is not Kind.project or self.kv_heads % number
+
+        def share(x: Tensor) -> Tensor:
+            x = for_each(heads.q, x) if apart else x
+            return x if number == 1 else x.chunk(number, dim=1)[i]
+
+        q, k, v = map(share, heads[1:4])
         q, k = router.project(q, k)
         read = constant = None
         if router.rule.reads_qk:
@@ -208,17 +212,9 @@ class MultiheadAttention(ProjectedHeads):
         tokens = Tokens(heads.x, read, batch, impl=self.impl, **given)
         where = slice(i * size, (i + 1) * size), tokens.positions, batch
         if router.rule.reads_constants:
-            of_k, of_v = (self._share(i, t) for t in heads.constant)
+            of_k, of_v = map(share, heads.constant)
             constant = self._placed(q, router.project(q, of_k)[1], of_v, *where)[1:]
         return tokens, QKV(*self._placed(q, k, v, *where), dropout, self.rotary, constant)
-
-    def _share(self, i: int, x: Tensor) -> Tensor:
-        """A kind's share of the heads [B, H, N, E]. Heads of keys stay shared where the kind takes
-        them as they are."""
-        as_they_are = type(self.routers[i]).project is Kind.project
-        if x.size(1) < self.num_heads and (not as_they_are or self.kv_heads % len(self.kinds)):
-            x = x.repeat_interleave(self.num_heads // x.size(1), dim=1)
-        return x if len(self.kinds) == 1 else x.chunk(len(self.kinds), dim=1)[i]
 
     def observe(self, reports: list[Report]) -> None:
         """Let the kinds remember a training batch; called once its forward pass is over."""

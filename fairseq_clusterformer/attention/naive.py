@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from ..clustering.fuzzy import lowest_argmax
-from .batch import Batch
 from .heads import Convolved
 from .kind import Kind
 from .multihead import MultiheadAttention
-from .tokens import Tokens
+from .tokens import Batch, Tokens
 
 
 class Head(NamedTuple):
@@ -35,8 +33,8 @@ class Head(NamedTuple):
 
 @torch.no_grad()
 def naive(layer: MultiheadAttention, x: Tensor, centroids: Tensor | None = None) -> Tensor:
-    """A layer's output [N, D] of x [N, D]; ``centroids``: handed on, [K, D]. A kind without a loop
-    in this file is asked for its clusters, and is seen by the rule recent."""
+    """A layer's output [N, D] of x [N, D]; ``centroids``: handed on, [K, D]. A kind whose clusters
+    are defined elsewhere (CF22's equations, nearest centroids) is asked for them."""
     outputs, size = [], layer.num_heads // len(layer.kinds)
     heads = layer.project(x.unsqueeze(0), Convolved(Batch()))
     of_all = [t[0].repeat_interleave(layer.num_heads // t.size(1), 0) for t in heads[1:4]]
@@ -139,57 +137,27 @@ def means(head: Head, i: int) -> list[list[int]]:
 # N]; and biases of keys [H, N], if there are any.
 
 
-def as_it_says(router, x, q, k, _):
-    found, _ = router.assign(Tokens(x[None], (q[None], k[None]), Batch()), {})
+def as_it_says(router, x, q, k, centroids):
+    centroids = None if centroids is None else centroids[None]
+    tokens = Tokens(x[None], (q[None], k[None]), Batch(), centroids=centroids)
+    found, _ = router.assign(tokens, {})
     rounds = [(torch.stack(one.queries, -1)[0], one.of_keys[0]) for one in found.rounds]
     rounds = rounds or alike(torch.zeros(1, len(x)))[0]
     return rounds, None if found.key_bias is None else found.key_bias[0]
 
 
-def one_cluster(router, x, q, k, _):
-    return alike(torch.zeros(1, len(x)))
-
-
 def strided(router, x, q, k, _):
-    stride = router.options.stride or router.options.clusters
+    stride = router.options.period
     place = torch.arange(len(x))[None] % stride
     if router.options.pattern == "fixed":
         return alike(torch.zeros(1, len(x)), (place != stride - 1).int())
     return alike(place)
 
 
-def kmeans(router, x, q, k, _):
-    return alike(phi("cosine", x, router.clustering.centroids).argmax(-1)[None])
-
-
-def routing(router, x, q, k, _):
-    return alike(*(phi("cosine", t, router.means.centroids).argmax(-1) for t in (q, k)))
-
-
 def lsh(router, x, q, k, _):
     turned = [k @ rotation for rotation in router.rotations.to(k)]
     buckets = [torch.cat([t, -t], -1)[..., : router.rule.clusters].argmax(-1) for t in turned]
     return [alike(bucket)[0][0] for bucket in buckets], None
-
-
-def neural(router, x, q, k, centroids):
-    """CF22 eq. 2 and 4."""
-    part = router.clustering
-    centroids = part.centroids if centroids is None else centroids
-    s = phi(router.options.similarity, part.w_c(x), centroids) / part.temperature
-    if part.normalizer == "running":
-        offsets = torch.stack([s[: j + 1].logsumexp(0) for j in range(len(s))])
-    else:
-        mean = part.log_normalizer if part.normalizer == "average" else s.logsumexp(0)
-        offsets = mean.to(s).expand_as(s)
-    return alike(lowest_argmax(s - offsets, offsets)[None])
-
-
-def gated(router, x, q, k, _):
-    offsets = router.normalizer.log_normalizer.to(x)[:, :, None]
-    s = phi(router.options.similarity, torch.stack([q, k]), router.centroids)
-    of_q, of_k = (s / router.temperature - offsets).log_softmax(-1)
-    return alike(of_q.argmax(-1), of_k.argmax(-1))[0], of_k.amax(-1)
 
 
 def taught(router, x, q, k, _):
@@ -218,6 +186,5 @@ def phi(similarity: str, x: Tensor, centroids: Tensor) -> Tensor:
     return x @ centroids.mT / (x.size(-1) ** 0.5 if similarity == "scaled-dot" else 1)
 
 
-ASSIGN = {name: one_cluster for name in ("full", "window", "xl")}
-ASSIGN |= {f.__name__: f for f in (strided, kmeans, routing, lsh, neural, gated, taught)}
+ASSIGN = {"strided": strided, "lsh": lsh, "taught": taught}
 SIGHT = {("routing", "chunk"): top, ("xl", "recent"): segment}

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from ..clustering import State
 from ..kernels.layout import sort_by_cluster
-from .batch import any_padding, for_each
+from .tokens import any_padding, for_each
 
 FIRST_ROOM = 8  # tokens that a history holds before it grows
 
@@ -72,17 +72,6 @@ class Keys(NamedTuple):
     entries: Tensor  # [B, J, M, C]
     rings: Tensor  # of each, K for none, int64 [B, G, L, M]
     hidden: Tensor | None  # slots that are empty for all heads, bool [B, M]; None: none is
-
-
-def entries_of(k: Tensor, v: Tensor, bias: Tensor | None, groups: int = 1) -> Tensor:
-    """Keys and values [B, J, N, E], and biases [B or 1, G or 1, N or 1] if there are any, side by
-    side, [B, J, N, C]."""
-    parts = [k, v]
-    if bias is not None:
-        if 1 < bias.size(1) < k.size(1):  # the same for all heads of a group
-            bias = bias.repeat_interleave(k.size(1) // groups, dim=1)
-        parts.insert(1, bias.to(k.dtype).unsqueeze(-1).expand(*k.shape[:3], 1))
-    return torch.cat(parts, dim=-1)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad, rms_norm
 
 from ..precision import HALF, at_least_float32
-from .batch import Batch, for_each
+from .tokens import Batch, for_each
 
 
 class Rotary(NamedTuple):
@@ -117,8 +117,7 @@ class ShortConvolution(nn.Module):
         if before is None:
             return self(x, batch, wide), self._latest(x, mask)
         if x.size(1) > 1:
-            if mask is not None:
-                mask = pad(mask, (before.size(1), 0))
+            mask = None if mask is None else pad(mask, (before.size(1), 0))
             x = torch.cat([before, x], dim=1)
             return self(x, Batch(mask), wide)[:, before.size(1) :], self._latest(x, mask)
         # One token, as fast as may be.
@@ -129,10 +128,9 @@ class ShortConvolution(nn.Module):
         seen = torch.cat([before, x], dim=1)
         weighed = at_least_float32(seen)
         out = (weighed * self.weight[:, 0].T.to(weighed.dtype)).sum(1, keepdim=True)
-        out = out if wide else out.to(x.dtype)
-        if mask is None:
-            return out, seen[:, 1:]
-        return out, torch.where(mask.unsqueeze(-1), before, seen[:, 1:])
+        latest = seen[:, 1:]
+        latest = latest if mask is None else torch.where(mask.unsqueeze(-1), before, latest)
+        return out if wide else out.to(x.dtype), latest
 
     def _latest(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:

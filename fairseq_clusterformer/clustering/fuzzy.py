@@ -31,13 +31,11 @@ class Similarity(NamedTuple):
     def scale(self, x: Tensor) -> Tensor | float:
         """What each vector [..., D] is multiplied by, [..., 1] or one number."""
         if self.kind == "cosine":
-            return x.norm(dim=-1, keepdim=True).clamp_(min=NORM_EPS).reciprocal_()
+            return x.norm(dim=-1, keepdim=True).clamp(min=NORM_EPS).reciprocal()
         return x.size(-1) ** -0.25 if self.kind == "scaled-dot" else 1.0
 
     def vectors(self, x: Tensor) -> Tensor:
         """Vectors whose inner products are phi; differentiable."""
-        if self.kind == "cosine":
-            return normalize(x, dim=-1)
         return x * self.scale(x)
 
     def backward(self, d_vectors: Tensor, vectors: Tensor, scale: Tensor | float) -> Tensor:
@@ -102,10 +100,9 @@ def _assigned(
     so_far: Tensor | None,
     update: bool,
 ) -> FuzzyClusters:
-    batch, length, width = keys.shape
-    num_clusters = vectors.size(-2)
-    sentence = isinstance(normalizer, str) and normalizer == "sentence"
-    lowest = torch.finfo(keys.dtype).min
+    (batch, length, width), num_clusters = keys.shape, vectors.size(-2)
+    average = isinstance(normalizer, Tensor)
+    sentence = not average and normalizer == "sentence"
     log_mass = updated = None
     if update or sentence:
         peak = keys.new_full((batch, num_clusters), -math.inf)
@@ -119,19 +116,19 @@ def _assigned(
         return _scores(unit, vectors, temperature, padding_mask, part)
 
     for part in parts:
-        scores = scores_of(part)
-        if isinstance(normalizer, Tensor):
-            clusters[:, part] = lowest_argmax(scores - normalizer, normalizer)
-        elif not sentence:
-            # In float64, or step by step it drifts until rounding decides ties.
-            running = _running(scores.double(), so_far)
-            clusters[:, part] = lowest_argmax(scores - running, running)
-            so_far = running[:, -1:]
+        scores, offsets = scores_of(part), normalizer
+        if not sentence:
+            if not average:  # in float64, or step by step it drifts until rounding decides ties
+                # One sum, as if it had never been interrupted: the same to the last bit.
+                parts_so_far = [t for t in (so_far, scores.double()) if t is not None]
+                offsets = torch.cat(parts_so_far, dim=1).logcumsumexp(1)[:, -scores.size(1) :]
+                so_far = offsets[:, -1:]
+            clusters[:, part] = lowest_argmax(scores - offsets, offsets)
         if not (update or sentence):
             continue
         # Online softmax over tokens: rescale what was summed by exp(old maximum - new).
         higher = torch.maximum(peak, scores.amax(1))
-        shift = higher.clamp(min=lowest)  # finite where nothing was seen
+        shift = higher.clamp(min=torch.finfo(keys.dtype).min)  # finite where nothing was seen
         decay = (peak - shift).exp_()
         weights = (scores - shift.unsqueeze(1)).exp_()
         total.mul_(decay).add_(weights.sum(1))
@@ -141,11 +138,10 @@ def _assigned(
     if update or sentence:
         log_mass = peak + total.log()
         updated.div_(total.clamp(min=torch.finfo(keys.dtype).tiny).unsqueeze(-1))
-    if sentence:
+    for part in parts if sentence else ():
+        scores = scores if len(parts) == 1 else scores_of(part)
         mass = log_mass.unsqueeze(1)
-        for part in parts:
-            of_row = scores if len(parts) == 1 else scores_of(part)
-            clusters[:, part] = lowest_argmax(of_row - mass, mass)
+        clusters[:, part] = lowest_argmax(scores - mass, mass)
     if padding_mask is not None:
         clusters.masked_fill_(padding_mask, 0)
     return FuzzyClusters(clusters, log_mass, updated if update else None, so_far)
@@ -157,7 +153,7 @@ class _FuzzyClusters(torch.autograd.Function):
         found = _assigned(*args, True)
         ctx.save_for_backward(*args[:3], found.log_mass, found.updated)
         ctx.similarity, ctx.temperature = args[3:5]
-        some = (found.clusters, found.log_mass, found.so_far)
+        some = found.clusters, found.log_mass, found.so_far
         ctx.mark_non_differentiable(*(x for x in some if x is not None))
         return tuple(found)
 
@@ -254,14 +250,6 @@ def _scores(
     if padding_mask is not None:
         scores.masked_fill_(padding_mask[:, part].unsqueeze(-1), -math.inf)
     return scores
-
-
-def _running(scores: Tensor, so_far: Tensor | None) -> Tensor:
-    """Log-sum-exp over the tokens up to each one, [B, n, K], after those before [B, 1, K]."""
-    if so_far is None:
-        return torch.logcumsumexp(scores, dim=1)
-    # One sum, as if it had never been interrupted: the same to the last bit.
-    return torch.logcumsumexp(torch.cat([so_far, scores], dim=1), dim=1)[:, 1:]
 
 
 def lowest_argmax(scores: Tensor, offsets: Tensor | None = None) -> Tensor:

@@ -72,27 +72,23 @@ def summary(reports: dict[str, list[Report]]) -> dict[str, Tensor] | None:
     Returns float32 scalars: each of ``LOSSES``, a mean over the layers that have it, so that its
     weight means the same at any depth; ``cluster_`` and each field of :class:`ClusterUse`, means
     too; and ``SIDE_cluster_effective`` of each side that clusters, such as "encoder"."""
-    sides = {
-        side: [report for report in layers if report.cluster_sizes is not None]
-        for side, layers in reports.items()
-    }
-    clustered = [report for layers in sides.values() for report in layers]
-    if not clustered:
+    uses: dict[str, list[ClusterUse]] = {}
+    losses: dict[str, list[Tensor]] = {name: [] for name in LOSSES}
+    for side, layers in reports.items():
+        for report in layers:
+            if report.cluster_sizes is not None:
+                use = cluster_use(report.cluster_sizes.detach())
+                uses.setdefault(side, []).append(use)
+                for name, known in losses.items():
+                    known += [loss for loss in [getattr(report, name)] if loss is not None]
+    if not uses:
         return None
-    found = {}
-    for name in LOSSES:
-        losses = [loss for report in clustered if (loss := getattr(report, name)) is not None]
-        zero = clustered[0].cluster_sizes.new_zeros(())
-        found[name] = torch.stack(losses).mean() if losses else zero
-    uses = {
-        side: [cluster_use(report.cluster_sizes.detach()) for report in layers]
-        for side, layers in sides.items()
-    }
-    everywhere = [use for layers in uses.values() for use in layers]
-    for name in ClusterUse._fields:
-        found[f"cluster_{name}"] = torch.stack([getattr(use, name) for use in everywhere]).mean()
-    for side, layers in uses.items():
-        if layers:
-            effective = torch.stack([use.effective for use in layers]).mean()
-            found[f"{side}_cluster_effective"] = effective
+    zero = use.entropy.new_zeros(())
+    found = {name: torch.stack(known or [zero]).mean() for name, known in losses.items()}
+    everywhere = [use for of_side in uses.values() for use in of_side]
+    for name, values in zip(ClusterUse._fields, zip(*everywhere, strict=True), strict=True):
+        found[f"cluster_{name}"] = torch.stack(values).mean()
+    for side, of_side in uses.items():
+        effective = torch.stack([use.effective for use in of_side]).mean()
+        found[f"{side}_cluster_effective"] = effective
     return found

@@ -22,13 +22,17 @@ CPP_FROM = 1 << 17
 
 
 class Scores(NamedTuple):
-    """What scores [B, H, N, K] are made of, ``x . vector - offset`` of x that is scaled first."""
+    """What scores [B, H, N, K] are made of, ``x . vector - offset`` of x that is scaled first. Of
+    keys also what p(c) is made of, the share of each cluster: the softmax over clusters of a key's
+    scores less the log of each cluster's mass in this batch, times the probability that the key is
+    held."""
 
     x: Tensor  # [B, H, N, E], anything at padding
     vectors: Tensor  # of the centroids, divided by the temperature [H, K, E]
-    offsets: Tensor  # [H, K]
+    offsets: Tensor | None  # [H, K]; of shares, the logs of masses, None if they are not known
     padding_mask: Tensor | None  # bool [B, N], True where a token is padding
     similarity: Similarity  # how x is scaled
+    log_held: Tensor | None = None  # of how surely each key is held, [B, H, N]; None: all are
 
     def for_cpp(self, impl: str, steps: bool = False) -> "Scores | None":
         """The same in one dtype, float32 or float64, and in rows; None: torch computes them.
@@ -53,7 +57,7 @@ class Scores(NamedTuple):
         del given["similarity"]
         given |= {"num_clusters": self.vectors.size(1), "smallest": NORM_EPS, "unit": unit}
         given |= {"scale": 1.0 if unit else self.similarity.scale(x)}
-        run(source, function, x.dtype, x.size(-1), **given, **values)
+        run(source, function, x.dtype, x.size(-1), **(given | values))
 
     def of(self, part: slice) -> tuple[Tensor, Tensor | float, Tensor]:
         """Of a slice of tokens (0 at padding): vectors [B, H, n, E], what these were multiplied
@@ -65,40 +69,8 @@ class Scores(NamedTuple):
         unit = chunk * scale
         return unit, scale, (unit @ self.vectors.mT).sub_(self.offsets.unsqueeze(1))
 
-
-class Found(NamedTuple):
-    """What :func:`_assign` finds; None: what was not asked for."""
-
-    clusters: Sequence[Tensor]  # int64 [B, H, N], of each probe
-    sizes: Tensor | None  # [H, K]
-    log_mass: Tensor | None  # [H, K]
-    log_share: Tensor | None = None  # [B, H, N]
-    log_total: Tensor | None = None  # log of the sum of exp(score) of each token [B, H, N]
-
-
-class KeyShares(NamedTuple):
-    """The share p(c) of each cluster in keys, differentiable, and not computed yet: the softmax
-    over clusters of a key's scores less the log of each cluster's mass in this batch, times the
-    probability that the key is held.
-
-    Attributes:
-        x: what routes keys, [B, J, N, R], at least float32.
-        vectors: of the centroids, divided by the temperature, [J, K, R].
-        similarity: which vectors of x they are multiplied with.
-        padding_mask: bool [B, N], True where a token is padding.
-        log_held: log of the probability that a key is held, [B, J, N]; None: all are.
-        log_mass: of each cluster [J, K], if it is known.
-    """
-
-    x: Tensor
-    vectors: Tensor
-    similarity: Similarity
-    padding_mask: Tensor | None
-    log_held: Tensor | None = None
-    log_mass: Tensor | None = None
-
-    def computed(self) -> Tensor:
-        """[B, J, N, K], by torch."""
+    def shares(self) -> Tensor:
+        """p(c) of keys [B, H, N, K], by torch, differentiable."""
         scores = self.similarity.vectors(self.x) @ self.vectors.transpose(-1, -2)
         real = scores if self.log_held is None else scores + self.log_held.unsqueeze(-1)
         if self.padding_mask is not None:  # finite, where a batch is padding alone
@@ -108,17 +80,26 @@ class KeyShares(NamedTuple):
         return shares if self.log_held is None else shares * self.log_held.exp().unsqueeze(-1)
 
     @torch.no_grad()
-    def for_cpp(self, impl: str) -> Scores | None:
-        """What C++ computes them from; None: torch does."""
+    def shares_for_cpp(self, impl: str) -> "Scores | None":
+        """What C++ computes p(c) from; None: torch does."""
         none = torch.zeros_like(self.vectors[..., 0])
-        scores = Scores(self.x, self.vectors, none, self.padding_mask, self.similarity)
-        if (scores := scores.for_cpp(impl)) is None or scores.x.dtype != self.x.dtype:
+        scores, masses = self._replace(offsets=none).for_cpp(impl), self.offsets
+        if scores is None or scores.x.dtype != self.x.dtype:
             return None
-        log_mass = self.log_mass
-        if log_mass is None:
-            log_mass = _in_cpp(scores, log_weights=self.log_held).log_mass
+        if masses is None:
+            masses = _in_cpp(scores, log_weights=self.log_held).log_mass
         # finite, where a batch is padding alone
-        return scores._replace(offsets=log_mass.clamp(min=torch.finfo(log_mass.dtype).min / 2))
+        return scores._replace(offsets=masses.clamp(min=torch.finfo(masses.dtype).min / 2))
+
+
+class Found(NamedTuple):
+    """What :func:`_assign` finds; None: what was not asked for."""
+
+    clusters: Sequence[Tensor]  # int64 [B, H, N], of each probe
+    sizes: Tensor | None  # [H, K]
+    log_mass: Tensor | None  # [H, K]
+    log_share: Tensor | None = None  # [B, H, N]
+    log_total: Tensor | None = None  # log of the sum of exp(score) of each token [B, H, N]
 
 
 class Assigned(NamedTuple):
@@ -190,7 +171,7 @@ def assign_both(
             drawn = torch.rand(k.shape[:3], device=k.device) < exploration
             cluster = torch.randint(vectors.size(1), drawn.shape, device=k.device)
             explored = cluster.masked_fill(~drawn, -1)
-        cluster, *others = _LogShares.apply(explored, impl, *keys)
+        cluster, *others = _LogShares.apply(explored, impl, *keys[:5])
         of_keys = Found([cluster], *others)
     (first, *more), (key,) = found.clusters, of_keys.clusters
     if not counted:

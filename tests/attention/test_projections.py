@@ -33,16 +33,6 @@ class TestPositions:
             turned *= complex(math.cos(angle), math.sin(angle))
             assert complex(out[b, h, n, i], out[b, h, n, i + 3]) == pytest.approx(turned, abs=2e-4)
 
-    def test_products_depend_on_distances_alone(self):
-        q, k = torch.randn(2, 1, 2, 9, 8, dtype=torch.float64)
-        place = torch.arange(9).unsqueeze(0)
-        logits = rotated(q, place) @ rotated(k, place).mT
-        later = rotated(q, place + 50) @ rotated(k, place + 50).mT
-        torch.testing.assert_close(later, logits, rtol=0, atol=1e-4)
-        assert not torch.allclose(logits, q @ k.mT, atol=0.1)
-        own = logits.diagonal(dim1=-2, dim2=-1)
-        torch.testing.assert_close(own, (q * k).sum(-1), rtol=0, atol=1e-5)
-
     def test_scaling_slows_what_turns_slowly(self):
         """As Llama 3 has it: of pairs that turn 31.8, 3.18, 0.32 and 0.03 times in 200 tokens, the
         first as before, the last two by the factor, and the second in between."""
@@ -54,15 +44,6 @@ class TestPositions:
         turned = torch.complex(a, b) * torch.exp(1j * place[0, :, None] * rates.double())
         expected = torch.cat([turned.real, turned.imag], dim=-1)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-
-    @every_kind(of=[{"rotary": True}, {"relative": True}])
-    def test_padding_in_front_moves_nothing(self, kind, causal, of):
-        module, x = build(kind, causal=causal, of=of), inputs()
-        mask = pads([LENGTH] * BATCH, LENGTH + 6, "left")
-        whole = torch.full((BATCH, LENGTH + 6, WIDTH), float("nan"), dtype=x.dtype)
-        whole[:, 6:] = x
-        out, _ = module(whole, mask)
-        torch.testing.assert_close(out[:, 6:], module(x)[0], rtol=0, atol=1e-12)
 
     def test_clusters_do_not_depend_on_positions(self):
         plain = build("gated", causal=True)
@@ -180,22 +161,6 @@ class TestShortConvolution:
         assert found[0][0].dtype == torch.float32
         assert all(map(torch.equal, *found))
 
-    @pytest.mark.parametrize("causal", [True, False])
-    def test_padding_may_be_anything(self, causal):
-        convolution, x = ShortConvolution(WIDTH, 3, causal=causal).double(), inputs()
-        mask = pads([LENGTH, 5], LENGTH, "left")
-        expected = convolution(x, Batch(mask))[~mask]
-        x[mask] = float("nan")
-        assert torch.equal(convolution(x, Batch(mask))[~mask], expected)
-
-    @pytest.mark.parametrize("causal", [True, False])
-    @pytest.mark.parametrize("width", [1, 4])
-    def test_identity(self, causal, width):
-        convolution, x = ShortConvolution(WIDTH, width, causal=causal).double(), inputs()
-        assert not torch.equal(convolution(x, Batch()), x)
-        convolution.identity_()
-        assert torch.equal(convolution(x, Batch()), x)
-
     def test_a_checkpoint_without_it_computes_what_it_did(self):
         plain = MultiheadAttention(WIDTH, HEADS, kinds="window(4)+full", causal=True).double()
         module = MultiheadAttention(
@@ -205,29 +170,6 @@ class TestShortConvolution:
         assert not torch.allclose(module(x)[0], plain(x)[0])
         module.load_state_dict(plain.state_dict())
         assert torch.equal(module(x)[0], plain(x)[0])
-
-    def test_it_learns(self):
-        module = build("gated", causal=True, of={"short_convolution": 3}).train()
-        module(inputs())[0].square().sum().backward()
-        for name in "qkv":
-            assert module.convolutions[name].weight.grad.abs().max() > 0
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_convolution_looks_across_padding(causal):
-    """As readers have it between a question and its document."""
-    convolution = ShortConvolution(6, 4, causal=causal).double()
-    mask = torch.tensor([[True, False, False, True, True, False, False, True]])
-    x = torch.randn(1, 8, 6).double()
-    alone = convolution(x[:, ~mask[0]], Batch())
-    torch.testing.assert_close(convolution(x, Batch(mask))[:, ~mask[0]], alone)
-    if not causal:
-        return
-    before, steps = None, []
-    for i in range(8):
-        out, before = convolution.following(x[:, i : i + 1], before, Batch(mask[:, i : i + 1]))
-        steps.append(out)
-    torch.testing.assert_close(torch.cat(steps, 1)[:, ~mask[0]], alone)
 
 
 class TestCopyingStart:
@@ -247,28 +189,6 @@ class TestCopyingStart:
             found[copying_start] = (nearest == torch.arange(1, length)).double().mean().item()
         assert found[True] > 0.9
         assert found[False] < 0.2
-
-    def test_training_changes_all_of_it(self):
-        options = {"short_convolution": 3, "copying_start": True}
-        module = build("gated", causal=True, of=options).train()
-        module(inputs())[0].square().sum().backward()
-        q, k, v, out = (getattr(module, f"{name}_proj").weight for name in ("q", "k", "v", "out"))
-        assert torch.equal(q, k)
-        assert not torch.equal(q.grad, k.grad)
-        taps = [convolution.weight for convolution in module.convolutions.values()]
-        for weight in (q, k, v, out, *taps):
-            assert weight.grad.abs().max() > 0
-
-    def test_half_precision(self):
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.bfloat16)
-        try:
-            options = {"short_convolution": 3, "copying_start": True}
-            module = MultiheadAttention(32, 4, kinds="full", causal=True, **options)
-        finally:
-            torch.set_default_dtype(before)
-        v, out = module.v_proj.weight.float(), module.out_proj.weight.float()
-        torch.testing.assert_close(out @ v, torch.eye(32) / 2, rtol=0, atol=0.01)
 
     @pytest.mark.parametrize(
         ("causal", "width", "said"),

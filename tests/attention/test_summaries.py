@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, Tokens
-from fairseq_clusterformer.attention.kinds.taught.means import MeansSoFar, Sums
-from fairseq_clusterformer.attention.past import tensors
+from fairseq_clusterformer.attention.kinds.taught.means import MeansSoFar
 from fairseq_clusterformer.attention.projections import QKV
 
 B, H, N, E, K = 2, 2, 23, 4, 5
@@ -32,34 +31,6 @@ def test_each_key_counts_once(causal, gap, padded, more):
     layer.observe(reports)
     layer.commit()
     torch.testing.assert_close(layer.eval()(x, mask)[0][~mask], expected)
-
-
-def test_a_text_in_portions_gives_the_same_sums():
-    """Of rows that begin at other places of their chunks."""
-    k, v = torch.randn(2, B, H, N, E).double()
-    keys = torch.randint(K, (B, H, N))
-    mask = torch.zeros(B, N, dtype=torch.bool)
-    mask[0, :6] = mask[1, 9:12] = True
-    positions = Batch(mask).positions(k[:, 0])
-
-    def sums(part: slice, kept: Sums | None) -> Sums:
-        tokens = Tokens(k[:, 0, part], None, Batch(mask[:, part]), positions=positions[:, part])
-        s = MeansSoFar((), keys[..., part], K, tokens, None, 4, 6)
-        return s.attend(QKV(k[:, :, part], k[:, :, part], v[:, :, part]), kept)[1]
-
-    kept = None
-    for part in (slice(0, 7), slice(7, 8), slice(8, N)):
-        kept = sums(part, kept)
-    torch.testing.assert_close(kept.sums, sums(slice(0, N), None).sums)
-
-
-def test_what_decoding_keeps_is_of_one_size():
-    layer = MultiheadAttention(16, 2, kinds="taught(window=4,clusters=3,summaries=5)", causal=True)
-    sizes = set()
-    for length in (40, 400):
-        _, past = layer.eval().step(torch.randn(1, length, 16))
-        sizes.add(sum(t.numel() for t in tensors(past.kinds[0].others)))
-    assert len(sizes) == 1
 
 
 def test_the_task_teaches_keys_that_only_a_mean_shows():

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ import torch
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, Tokens
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.kinds.taught import kind as taught_module
-from fairseq_clusterformer.attention.kinds.taught import scouts as scouts_module
 from fairseq_clusterformer.attention.kinds.taught.scouts import (
     Scouts,
     draw_scouts,
@@ -21,7 +19,7 @@ from fairseq_clusterformer.attention.kinds.taught.scouts import (
 )
 from fairseq_clusterformer.clustering import shares as shares_module
 from fairseq_clusterformer.clustering.fuzzy import Similarity
-from fairseq_clusterformer.clustering.shares import KeyShares, assign_both
+from fairseq_clusterformer.clustering.shares import Scores
 
 from ..kinds import by_steps
 
@@ -60,14 +58,17 @@ def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl, form, monkeypa
     held = held.sigmoid().log() if "held" in form else None
     leaves = [t.requires_grad_() for t in (logits, x, vectors, held) if t is not None]
     similarity = Similarity("scaled-dot" if "dot" in form else "cosine")
-    keys = KeyShares(x, vectors, similarity, mask, held)
+    keys = Scores(x, vectors, None, mask, similarity, held)
     queries, places = draw_scouts(7, H, q[:, 0], mask)
     layouts = scout_layouts(queries, causal=causal, gap=gap, batch=batch)
     scouts = Scouts(queries, places, gather_tokens(logits.softmax(-1), places), keys)
-    assert (keys.for_cpp(impl) is not None) == (impl == "cpu")
+    assert (keys.shares_for_cpp(impl) is not None) == (impl == "cpu")
     found = routing_loss(routing_gain(q, k, layouts, scouts, impl=impl))
 
-    shares = logits.softmax(-1), shares_of_keys(*keys[:5]).repeat_interleave(H // of_keys, dim=1)
+    shares = (
+        logits.softmax(-1),
+        shares_of_keys(x, vectors, similarity, mask, held).repeat_interleave(H // of_keys, dim=1),
+    )
 
     gains = []
     for b in range(B):
@@ -130,7 +131,7 @@ def test_scouts_of_a_long_text_in_cpp(monkeypatch, threads):
     found = []
     for dtype, impl in ((torch.float64, "blocks"), (torch.float32, "cpu")):
         leaves = [t.to(dtype).requires_grad_() for t in (shares, x, vectors)]
-        keys = KeyShares(*leaves[1:], Similarity("cosine"), None)
+        keys = Scores(*leaves[1:], None, None, Similarity("cosine"))
         scouts = Scouts(queries, places, leaves[0], keys)
         threads(1)
         gain = routing_gain(q.to(dtype), k.to(dtype), layouts, scouts, impl=impl)
@@ -145,27 +146,12 @@ def test_scouts_of_a_long_text_in_cpp(monkeypatch, threads):
         torch.testing.assert_close(other.double(), one, rtol=1e-4, atol=1e-5)
 
 
-def test_where_its_library_is_missing_torch_finds_the_same(monkeypatch):
-    monkeypatch.setattr(shares_module, "CPP_FROM", 0)
-    torch.manual_seed(4)
-    queries, places = draw_scouts(7, H, torch.empty(B, N), None)
-    layouts = scout_layouts(queries, causal=True, gap=1, batch=Batch())
-    keys = KeyShares(torch.randn(B, H, N, R), torch.randn(H, K, R), Similarity("cosine"), None)
-    shares = torch.randn(B, H, 7, K).softmax(-1)
-    q, k = torch.randn(2, B, H, N, E)
-    scouts = Scouts(queries, places, shares, keys)
-    expected = routing_gain(q, k, layouts, scouts, impl="auto").nats
-    monkeypatch.setattr(scouts_module, "can_run", lambda *_: False)
-    found = routing_gain(q, k, layouts, scouts, impl="auto").nats
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_the_loss_is_zero_where_nobody_teaches():
     module = layer(f"taught(clusters={K},scouts=0)").train()
     assert module(torch.randn(B, N, D).double())[1][0].routing_loss is None
     shares = torch.full((1, 1, 2, K), 1 / K).double().requires_grad_()
     x = torch.randn(1, 1, 2, R).double().requires_grad_()
-    keys = KeyShares(x, torch.randn(1, K, R).double(), Similarity("cosine"), None)
+    keys = Scores(x, torch.randn(1, K, R).double(), None, None, Similarity("cosine"))
     queries, places = draw_scouts(2, 1, shares[:, 0], None)
     layouts = scout_layouts(queries, causal=True, gap=2, batch=Batch())
     q = torch.randn(1, 1, 2, E).double()
@@ -199,51 +185,6 @@ def test_who_sees_all_attends_as_dense_attention_does(spec, training, name, caus
         assert not torch.allclose(taught.eval()(x, batch)[0][real], dense(x, batch)[0][real])
 
 
-def test_a_query_probes_its_nearest_clusters():
-    """One more cluster shows its latest keys besides those of the others."""
-    seen = []
-    for probes in (1, 2, K):
-        module = layer(f"taught(window=3,clusters={K},probes={probes})").eval()
-        (found,) = tokens_seen(
-            module, torch.linspace(-1, 1, B * N * D).sin().view(B, N, D).double()
-        ).values()
-        seen.append(found)
-    for fewer, more in pairwise(seen):
-        assert (more | ~fewer).all()
-        assert more.sum() > fewer.sum()
-    assert seen[1].sum(-1).max() <= 2 * 2 + 1
-
-
-@pytest.mark.parametrize("routes_by", ["input", "heads"])
-@pytest.mark.parametrize("more", ["", ",drop_keys=0.4", ",summaries=3,gap=3"])
-def test_queries_that_share_keys_share_their_clusters(routes_by, more):
-    """As heads whose routing of keys is the same, and half as large."""
-    spec = f"taught(window=3,clusters={K},probes=2,scouts=4,routes_by={routes_by}{more}"
-    torch.manual_seed(1)
-    how = {"embed_dim": D, "num_heads": 4, "causal": True, "kv_heads": 2}
-    alone = MultiheadAttention(kinds=spec + ")", **how).double()
-    shared = MultiheadAttention(kinds=spec + ",clusters_per=kv-head)", **how).double()
-    state = shared.state_dict()
-    for name, tensor in alone.state_dict().items():
-        if state[name].shape != tensor.shape:
-            of_each = state[name].unflatten(0, (2, -1)).repeat_interleave(2, dim=0)
-            state[name] = of_each.flatten(0, 1)
-    alone.load_state_dict(state)
-    x = torch.randn(B, N, D).double()
-    outputs = []
-    for module in (alone, shared):
-        torch.manual_seed(2)
-        out, (report,) = module.train()(x, batches()["padded"])
-        report.routing_loss.backward()
-        by_step, past = by_steps(module.eval(), x)
-        outputs.append((out, report.routing_loss, by_step, past.kinds[0].rings.kept))
-    (*wanted, all_rings), (*found, half) = outputs
-    torch.testing.assert_close(found, wanted)
-    assert half.shape == (B, 2, *all_rings.shape[2:])
-    of_each, of_both = (m.routers[0].centroids.grad for m in (alone, shared))
-    torch.testing.assert_close(of_both, of_each.unflatten(0, (2, 2)).sum(1))
-
-
 def test_other_queries_see_their_cluster():
     module = layer(f"taught(window=3,clusters={K},scouts=4)")
     x = torch.randn(B, N, D).double()
@@ -255,18 +196,6 @@ def test_other_queries_see_their_cluster():
     assert (scouts[..., 6:] | ~changed[..., 6:]).all()  # what is not a scout's is as before
     assert changed.any()
     assert changed.sum(-1).max() <= 4
-
-
-def test_scouts_are_real_tokens_drawn_anew():
-    mask = torch.zeros(B, N, dtype=torch.bool)
-    mask[0, 5:] = True
-    x = torch.zeros(B, N, D)
-    (first, places), (second, _) = (draw_scouts(8, H, x, mask) for _ in range(2))
-    assert not (first & mask.unsqueeze(1)).any()
-    assert torch.equal(first.sum(-1), torch.tensor([[5, 5], [8, 8]]))
-    assert not torch.equal(first, second)
-    found = torch.zeros_like(first).scatter(-1, places, True) & ~mask.unsqueeze(1)
-    assert torch.equal(found, first)
 
 
 def test_a_row_has_at_most_its_share_of_scouts():
@@ -282,16 +211,6 @@ def test_a_row_has_at_most_its_share_of_scouts():
     for padding_mask in (None, few):  # one at least
         assert (draw_scouts(8, H, x[:, :3], padding_mask, 0.25)[0].sum(-1) == 1).all()
     assert draw_scouts(2, H, x, mask, 0.9)[0].sum(-1).tolist() == [[2] * H, [2] * H, [0] * H]
-
-
-def test_the_share_of_scouts_holds_in_a_layer():
-    module = layer(f"taught(window=2,clusters={K},scouts={N},scout_share=0.25)").train()
-    (seen,) = tokens_seen(module, torch.randn(B, N, D).double()).values()
-    dense = (seen.sum(-1) == torch.arange(N) + 1)[..., 2:].sum(-1)
-    assert 0 < dense.max() <= N // 4
-    module = layer(f"taught(window=2,clusters={K},scout_share=0.25,dense_updates=1)").train()
-    (seen,) = tokens_seen(module, torch.randn(B, N, D).double()).values()
-    assert (seen.sum(-1) == torch.arange(N) + 1).all()
 
 
 @pytest.mark.parametrize("more", ["", ",routes_by=heads", ",routes_by=heads,drop_keys=0.5"])
@@ -345,24 +264,6 @@ def test_scouts_teach_as_much_as_the_task_needs_them():
         torch.testing.assert_close(taught(some), alone(everything > 0))
 
 
-def test_dense_updates_end_and_are_remembered():
-    module = layer(f"taught(window=3,clusters={K},scouts=2,dense_updates=2)").train()
-    x = torch.randn(B, N, D).double()
-
-    def see_everything(of: MultiheadAttention) -> float:
-        (seen,) = tokens_seen(of, x).values()
-        return float(seen.sum(-1).eq(torch.arange(N) + 1).double().mean())
-
-    for update in range(3):
-        module.commit()
-        assert (see_everything(module) == 1) == (update < 2)
-        module.observe(module(x)[1])
-    resumed = layer(f"taught(window=3,clusters={K},scouts=2,dense_updates=2)").train()
-    resumed.load_state_dict(module.state_dict())
-    resumed.commit()
-    assert see_everything(resumed) < 1
-
-
 def test_scouts_teach_in_every_third_update():
     """And after resuming, in those that come then; dense updates teach each time."""
     spec = f"taught(window=3,clusters={K},scouts=2,teach_every=3,dense_updates=2)"
@@ -373,6 +274,8 @@ def test_scouts_teach_in_every_third_update():
             state, module = module.state_dict(), layer(spec).train()
             module.load_state_dict(state)
         module.commit()
+        (seen,) = tokens_seen(module, x).values()
+        assert (seen.sum(-1) == torch.arange(N) + 1).all() == (update < 2)
         _, reports = module(x)
         taught.append(reports[0].routing_loss is not None)
         module.observe(reports)
@@ -416,15 +319,9 @@ def test_learns_where_attention_goes():
 
 
 def test_queries_and_keys_that_match_begin_in_one_cluster():
-    module = layer(f"taught(clusters={K},routes_by=heads)").eval()
-    with torch.no_grad():
-        module.k_proj.load_state_dict(module.q_proj.state_dict())
-    found = []
-    router = module.routers[0]
-    assign = router.assign
-    router.assign = lambda *args: found.append(assign(*args)[0]) or assign(*args)
-    module(torch.randn(B, N, D).double())
-    (((queries,), keys),) = found[0].rounds
+    router = layer(f"taught(clusters={K},routes_by=heads)").routers[0]
+    x, alike = torch.randn(B, N, D).double(), torch.randn(B, H, N, E).double()
+    (((queries,), keys),) = router.assign(Tokens(x, (alike, alike), Batch()), {})[0].rounds
     assert torch.equal(queries, keys)
     assert len(queries.unique()) > 1
 
@@ -473,54 +370,16 @@ def test_micro_batches_drop_as_one_batch_would():
         per_batch.append(gates[int(0.5 * len(gates))])
     expected = torch.stack(per_batch).mean(0)
     torch.testing.assert_close(router.normalizer.average, expected)
-    taken = router.normalizer.take()  # nothing is pending
-    router.observe(taken)
-    router.commit()
-    torch.testing.assert_close(router.normalizer.average, expected)
 
 
 def test_what_scouts_teach_of_a_key_counts_by_how_surely_it_is_held():
     module = layer(f"taught(clusters={K},routing_convolution=0,drop_keys=0.4)").train()
     router, x = module.routers[0], torch.randn(B, N, D).double()
-    shares = router(Tokens(x, None, Batch())).assignment.scouts.key_shares.computed()
+    shares = router(Tokens(x, None, Batch())).assignment.scouts.keys.shares()
     gates = router.gate(x) / 0.2
     ordered = gates.transpose(0, 1).flatten(1).sort(-1).values
     least = ordered[:, int(0.4 * B * N)].view(1, H, 1)
     torch.testing.assert_close(shares.sum(-1), (gates - least).sigmoid())
-
-
-def test_clusters_are_balanced_among_the_keys_that_are_held():
-    torch.manual_seed(2)
-    router = layer(f"taught(clusters={K},drop_keys=0.5)").routers[0]
-    q, k = torch.randn(2, 3, H, N, router.options.routing_width).double()
-    log_held = torch.zeros(3, H, N).double()
-    log_held[..., : N // 2] = -60
-    found = router.shares(q, k, None, log_held)[1].computed()
-    expected = router.shares(q[:, :, N // 2 :], k[:, :, N // 2 :], None)[1].computed()
-    torch.testing.assert_close(found[:, :, N // 2 :], expected)
-    options = {
-        "similarity": router.similarity,
-        "temperature": 0.2,
-        "log_normalizer": torch.zeros(H, K).double(),
-    }
-    weighed = assign_both(q, k, router.centroids, log_weights=log_held, **options)
-    alone = assign_both(q, k[:, :, N // 2 :], router.centroids, **options)
-    torch.testing.assert_close(weighed.log_mass, alone.log_mass)
-    torch.testing.assert_close(weighed.keys[:, :, N // 2 :], alone.keys)
-
-
-def test_a_gate_is_bounded_however_large_its_weights():
-    """Its sigmoid always has a gradient, also where nearly all keys are dropped."""
-    module = layer(f"taught(clusters={K},drop_keys=0.99999999)").train()
-    gate = module.routers[0].gate
-    with torch.no_grad():
-        for weight in gate.parameters():
-            weight.mul_(100)
-    x = torch.randn(4, N, D).double()
-    assert torch.isfinite(module(x)[0]).all()
-    gates = gate(x)
-    assert gates.shape == (4, H, N)
-    assert gates.abs().max() <= 1
 
 
 def test_keys_that_are_alike_are_dropped_alike():

@@ -56,23 +56,6 @@ def test_order_is_that_of_algorithm_1():
     assert torch.equal(centroids[nearest_neighbour_order(centroids)], torch.stack(outputs))
 
 
-def test_every_centroid_is_the_direction_of_its_members():
-    states = normalize(groups(200), dim=-1)
-    found = kmeans(states, CLUSTERS)
-    nearest = (states @ found.t()).argmax(1)
-    means = torch.stack([states[nearest == k].mean(0) for k in range(CLUSTERS)])
-    torch.testing.assert_close(found, normalize(means, dim=-1))
-    assert torch.equal(found, kmeans(states, CLUSTERS))
-
-
-def test_tokens_are_assigned_by_cosine():
-    module = clustering()
-    x = torch.randn(3, 11, WIDTH) * 100
-    expected = torch.cosine_similarity(x.unsqueeze(2), module.centroids, dim=-1).argmax(-1)
-    assert torch.equal(module(x), expected)
-    assert torch.equal(module(x.bfloat16() * 2), module(x.bfloat16()))
-
-
 def test_centroids_are_renewed_after_an_interval(caplog):
     module = clustering(interval=3)
     renewed = []
@@ -191,14 +174,6 @@ def test_two_workers_cluster_the_latest_states_of_both(tmp_path):
         alone.update()
         for centroids in of_workers:
             assert torch.equal(centroids, alone.centroids)
-
-
-def test_an_empty_bank_is_saved_and_loaded():
-    module = clustering()
-    module.load_state_dict(clustering().state_dict())
-    module.update()
-    module.observe(groups(20))
-    assert module.bank.latest(99).shape == (20, WIDTH)
 
 
 def test_one_worker_takes_over_the_banks_of_several():

@@ -5,11 +5,9 @@ import math
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.clustering import NeuralClustering, fuzzy, shares
 from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, Similarity
-from fairseq_clusterformer.clustering.shares import assign_both, log_sum_over_tokens
-from fairseq_clusterformer.kernels import chosen
+from fairseq_clusterformer.clustering.shares import assign_both
 from fairseq_clusterformer.kernels.cpu import library
 
 from ..kinds import pads
@@ -146,16 +144,6 @@ def test_rounding_is_that_of_what_offsets_cancel(sign):
     assert found.keys.eq(0).all()
 
 
-def test_no_gradient_of_padding_and_none_of_queries():
-    q, k, centroids = leaves()
-    mask = pads([LENGTH, 20, 0], LENGTH, "right")
-    assign(q, k, centroids, mask=mask).log_share.sum().backward()
-    assert q.grad is None
-    assert k.grad.transpose(1, 2)[mask].eq(0).all()
-    assert k.grad.transpose(1, 2)[~mask].abs().amax(-1).gt(0).all()
-    assert assign(q, k, centroids, mask=torch.ones_like(mask)).log_mass.eq(-math.inf).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype):
     q, k, centroids = leaves(dtype)
@@ -215,28 +203,3 @@ def test_no_scores_are_kept():
     neural = NeuralClustering(heads * width, clusters, normalizer="average")
     assert of_shares < 12.5 * heads * length + 5 * centroids.numel() * 4
     assert of_shares < kept(lambda: neural(x), x)
-
-
-def test_a_gated_layer_keeps_little_more_than_a_neural_one():
-    """With the kernel that keeps queries, keys and values as they are given."""
-    if chosen("auto", torch.zeros(1, 4, 4096, 64)) != "cpu":
-        pytest.skip("no C++ compiler")
-    x, sizes = torch.randn(1, 4096, 256, requires_grad=True), {}
-    for kind in ("neural", "gated"):
-        layer = MultiheadAttention(
-            256, 4, kinds=f"{kind}(128,clusters=64)", causal=True, kernel="cpu"
-        )
-        sizes[kind] = kept(lambda layer=layer: layer(x))
-    assert sizes["gated"] < 1.2 * sizes["neural"]
-
-
-def test_log_of_a_sum_over_the_tokens_of_a_batch():
-    scores = 300 * torch.randn(2, 3, 7, 4).double()
-    scores[..., 1] = -torch.inf
-    scores.requires_grad_()
-    found, expected = log_sum_over_tokens(scores), scores.logsumexp((0, 2))
-    torch.testing.assert_close(found, expected)
-    some = [0, 2, 3]
-    (of_found,) = torch.autograd.grad(found[:, some].sum(), scores, retain_graph=True)
-    (of_expected,) = torch.autograd.grad(expected[:, some].sum(), scores)
-    torch.testing.assert_close(of_found[..., some], of_expected[..., some])

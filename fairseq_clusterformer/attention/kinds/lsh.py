@@ -54,24 +54,15 @@ class Lsh(Float32Buffers, Kind):
         return shared, nn.functional.normalize(at_least_float32(shared), dim=-1).to(shared.dtype)
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
-        buckets = self._buckets(tokens.k)
+        count, rotations = self.options.clusters, self.rotations
+        rotations = torch.randn_like(rotations) if self.training else rotations
+        with torch.no_grad(), full_float32():
+            turned = [tokens.k @ rotation for rotation in rotations.to(tokens.k.dtype)]
+            # Of an odd number of buckets, the last direction has one.
+            buckets = [lowest_argmax(torch.cat([t, -t], dim=-1)[..., :count]) for t in turned]
         rounds = tuple(Round((of_round,)) for of_round in buckets)
         if tokens.decoding:
             return Assignment(rounds), state
-        sizes = cluster_sizes(
-            torch.cat(buckets, dim=1), self.options.clusters, tokens.padding_mask
-        )
+        sizes = cluster_sizes(torch.cat(buckets, dim=1), count, tokens.padding_mask)
         report = Report(cluster_sizes=sizes, clusters=buckets[0])
         return Assignment(rounds, report=report), state
-
-    @torch.no_grad()
-    def _buckets(self, k: Tensor) -> tuple[Tensor, ...]:
-        """The bucket of each token in each round, int64 [B, H, N] in [0, K)."""
-        rotations = torch.randn_like(self.rotations) if self.training else self.rotations
-        with full_float32():
-            rounds = [k @ rotation for rotation in rotations.to(k.dtype)]
-            # Of an odd number of buckets, the last direction has one.
-            return tuple(
-                lowest_argmax(torch.cat([r, -r], dim=-1)[..., : self.options.clusters])
-                for r in rounds
-            )

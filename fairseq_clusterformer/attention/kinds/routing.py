@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from ...clustering import Report, State, cluster_sizes
-from ...clustering.spherical import SphericalMeans
+from ...clustering.learner import SphericalMeans
 from ...precision import at_least_float32
 from ..kind import Kind, Sight, Text, Traits, shared_vector
 from ..layout import top_layout
@@ -67,9 +67,8 @@ class RoutingAttention(Kind):
         sizes = sum(cluster_sizes(c, self.options.clusters, mask) for _, c in assigned)
         observation = None
         if self.training:
-            observation = sum(
-                self.means.sums(vectors, c, mask) for vectors, c in assigned
-            ).flatten()
+            seen = (self.means.sums(vectors, c, mask) for vectors, c in assigned)
+            observation = sum(seen).flatten()
         report = Report(cluster_sizes=sizes, clusters=clusters, observation=observation)
         return Ranked.once(clusters, keys, similarity=similarity, report=report), state
 

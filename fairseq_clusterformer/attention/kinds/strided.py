@@ -22,6 +22,11 @@ class StridedOptions(ClusterOptions):
         choices=("strided", "fixed"),
     )
 
+    @property
+    def period(self) -> int:
+        """Tokens from one of a cluster to the next."""
+        return self.stride or self.clusters
+
 
 @register_attention("strided", StridedOptions)
 class Strided(Kind):
@@ -41,10 +46,10 @@ class Strided(Kind):
     def declare(options: StridedOptions, shape: Shape) -> Traits:
         if options.pattern == "fixed":  # cluster 0 is of keys that end a block
             return Traits(own="always", clusters=2, reads_qk=False)
-        return Traits(clusters=options.stride or options.clusters, reads_qk=False)
+        return Traits(clusters=options.period, reads_qk=False)
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
-        stride = self.options.stride or self.options.clusters
+        stride = self.options.period
         place = (tokens.positions % stride).unsqueeze(1).expand(len(tokens.x), -1, -1)
         if self.options.pattern == "strided":
             return Assignment.once(place), state

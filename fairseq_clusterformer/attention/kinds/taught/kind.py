@@ -20,14 +20,13 @@ from torch.nn.functional import pad
 
 from ....clustering import AverageNormalizer, Report, State
 from ....clustering.fuzzy import TIE, Similarity
-from ....clustering.shares import KeyShares, assign_both
+from ....clustering.shares import Scores, assign_both
 from ....precision import ExactLinear, at_least_float32, full_float32
-from ...batch import for_each
 from ...kind import Kind, Other, Seen, Sight, Text, Traits
 from ...layout import blinded
 from ...options import FuzzyOptions, OptionError, option, register_attention
 from ...projections import QKV, ShortConvolution
-from ...tokens import Assignment, Round, Shape, Tokens
+from ...tokens import Assignment, Round, Shape, Tokens, for_each
 from . import scouts as of_scouts
 from .means import MeansOfOthers, MeansSoFar
 from .scouts import Scouts, routing_loss
@@ -195,9 +194,10 @@ class Taught(Kind):
             least = torch.where(found.tokens > 0, least * found.tokens, 0.0)
         observation = self.normalizer.observation(found.log_mass, found.tokens, least)
         report = Report(cluster_sizes=found.sizes, clusters=found.queries, observation=observation)
-        scouts = None
-        if self.training:
-            scouts = self._scouts(tokens, x, q, k, log_held, found.log_mass)
+        scouts = self._scouts(tokens, x, q, k, log_held) if self.training else None
+        if scouts is not None:
+            of_keys = scouts.keys._replace(offsets=found.log_mass)
+            scouts = scouts._replace(keys=of_keys)
         return Teaching(rounds, report=report, scouts=scouts), state
 
     def others(self, tokens: Tokens, assignment: Teaching) -> tuple[Other, ...]:
@@ -259,13 +259,7 @@ class Taught(Kind):
         return nn.functional.logsigmoid(gates - least), least.squeeze(-1)
 
     def _scouts(
-        self,
-        tokens: Tokens,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        log_held: Tensor | None,
-        log_mass: Tensor,
+        self, tokens: Tokens, x: Tensor, q: Tensor, k: Tensor, log_held: Tensor | None
     ) -> Scouts | None:
         number, share = self.options.scouts, self.options.scout_share
         if self.begins:
@@ -273,24 +267,21 @@ class Taught(Kind):
         if number == 0 or not self.teaches:
             return None
         heads, mask = self.shape.num_heads, tokens.padding_mask
-        drawn = of_scouts.draw_scouts(number, heads, tokens.x, mask, share)
-        of_queries, of_keys = self.shares(self._of_scouts(x, q, drawn[1]), k, mask, log_held)
-        return Scouts(*drawn, of_queries, of_keys._replace(log_mass=log_mass))
-
-    def _of_scouts(self, x: Tensor, q: Tensor, places: Tensor) -> Tensor:
-        """What routes scouts, [B, H, S, R]. Of few it is computed again: its gradient then is that
-        of few queries, not of all."""
+        queries, places = of_scouts.draw_scouts(number, heads, tokens.x, mask, share)
         if self.by_heads or places[0].numel() > x.size(1):
-            return of_scouts.gather_tokens(q, places)
-        of_heads = places.flatten(1).unsqueeze(-1).expand(-1, -1, x.size(-1))
-        x = at_least_float32(x.gather(1, of_heads)).unflatten(1, places.shape[1:])
-        weight = self.query_proj.weight.to(x.dtype).unflatten(0, (places.size(1), -1))
-        return x @ weight.transpose(-1, -2)
+            q = of_scouts.gather_tokens(q, places)
+        else:  # of few it is computed again: its gradient then is that of few queries, not of all
+            of_heads = places.flatten(1).unsqueeze(-1).expand(-1, -1, x.size(-1))
+            x = at_least_float32(x.gather(1, of_heads)).unflatten(1, places.shape[1:])
+            weight = self.query_proj.weight.to(x.dtype).unflatten(0, (heads, -1))
+            q = x @ weight.transpose(-1, -2)
+        return Scouts(queries, places, *self.shares(q, k, mask, log_held))
 
     def shares(
         self, q: Tensor, k: Tensor, padding_mask: Tensor | None, log_held: Tensor | None = None
-    ) -> tuple[Tensor, KeyShares]:
-        """The share p(c) of each cluster in queries [B, H, S, K], and in all keys, differentiable.
+    ) -> tuple[Tensor, Scores]:
+        """The share p(c) of each cluster in queries [B, H, S, K], differentiable, and what that of
+        all keys is made of.
 
         Keys are normalised by those of the batch that are held. By the average, which is a
         constant, the loss would draw keys to a cluster that the average then pushes away again.
@@ -299,7 +290,7 @@ class Taught(Kind):
         vectors = self.similarity.vectors(self.centroids.to(q.dtype)) / self.temperature
         of_heads = vectors.repeat_interleave(self.sharing, dim=0).transpose(-1, -2)
         of_queries = (self.similarity.vectors(q) @ of_heads).softmax(-1)
-        return of_queries, KeyShares(k, vectors, self.similarity, padding_mask, log_held)
+        return of_queries, Scores(k, vectors, None, padding_mask, self.similarity, log_held)
 
 
 class _Gate(nn.Module):

@@ -19,11 +19,10 @@ from torch.nn.functional import dropout as dropped
 from torch.nn.functional import pad
 
 from ....precision import at_least_float32, full_float32
-from ...batch import for_each
 from ...kind import Other, Result
 from ...past import Kept
 from ...projections import QKV
-from ...tokens import Tokens
+from ...tokens import Tokens, for_each
 from .scouts import gather_tokens
 
 
@@ -36,11 +35,12 @@ class _Means(Other):
     tokens: Tokens  # a batch, or those behind what is kept; without sinks
     blind: Tensor | None = None  # queries that see no mean, bool [B, H, N]; None: none
 
-    def lse(self, lse: Tensor) -> Tensor:
-        """A log-sum-exp [B, H, N], where padding and some queries see nothing."""
+    def result(self, heads: QKV, out: Tensor, lse: Tensor) -> Result:
+        """Values and log-sum-exp [B, H, N], where padding and some queries see nothing."""
         if self.tokens.padding_mask is not None:
             lse = lse.masked_fill(self.tokens.padding_mask.unsqueeze(1), -torch.inf)
-        return lse if self.blind is None else lse.masked_fill(self.blind, -torch.inf)
+        lse = lse if self.blind is None else lse.masked_fill(self.blind, -torch.inf)
+        return out.to(heads.q.dtype), lse
 
 
 class MeansOfOthers(_Means):
@@ -50,34 +50,32 @@ class MeansOfOthers(_Means):
     def attend(self, heads: QKV, kept: None) -> tuple[Result, None]:
         heads, mask = heads.repeated(), self.tokens.padding_mask
         q, k, v = map(at_least_float32, heads[:3])
-        cluster = for_each(q, self.keys).expand(q.shape[:3]).unsqueeze(-1)
+        entries, cluster = _entries(k, v), for_each(q, self.keys).expand(q.shape[:3])
         if mask is not None:  # padding may be anything
             hidden = mask[:, None, :, None]
-            q, k, v = (t.masked_fill(hidden, 0.0) for t in (q, k, v))
-        entries = _entries(k, v)
-        if mask is not None:
-            entries = entries.masked_fill(hidden, 0.0)
-            cluster = cluster.masked_fill(hidden, 0)
+            q, k, v, entries = (t.masked_fill(hidden, 0.0) for t in (q, k, v, entries))
+            cluster = cluster.masked_fill(mask.unsqueeze(1), 0)
         sums = entries.new_zeros(*q.shape[:2], self.clusters, entries.size(-1))
-        sums = sums.scatter_add(2, cluster.expand_as(entries), entries)
+        own = cluster.unsqueeze(-1)
+        sums = sums.scatter_add(2, own.expand_as(entries), entries)
         mean_k, mean_v, bias, none = _means(sums)
         scale, width = q.size(-1) ** -0.5, q.size(-1)
         logits = q @ (mean_k.mT * scale) + bias.unsqueeze(-2)
         none = none.unsqueeze(-2).expand_as(logits)
         # Take each query's own key out of the mean of its cluster.
-        of_own = gather_tokens(sums, cluster.squeeze(-1))
+        of_own = gather_tokens(sums, cluster)
         number = of_own[..., -1:] - 1  # of the others
         rest = number.clamp(min=1)
         without = (q * (of_own[..., :width] - k)).sum(-1, keepdim=True)
-        logits = logits.scatter(-1, cluster, without * scale / rest + rest.log())
-        none = none.scatter(-1, cluster, number < 1)
+        logits = logits.scatter(-1, own, without * scale / rest + rest.log())
+        none = none.scatter(-1, own, number < 1)
         for clusters in self.looked_into:
             none = none.scatter(-1, clusters.expand(q.shape[:3]).unsqueeze(-1), True)
         weights, lse = _softmax(logits, none)
         weights = dropped(weights, heads.dropout)
-        own_mean = gather_tokens(mean_v, cluster.squeeze(-1))
-        out = weights @ mean_v + weights.gather(-1, cluster) * (own_mean - v) / rest
-        return (out.to(heads.q.dtype), self.lse(lse)), None
+        of_rest = (gather_tokens(mean_v, cluster) - v) / rest
+        out = weights @ mean_v + weights.gather(-1, own) * of_rest
+        return self.result(heads, out, lse), None
 
 
 class Places(NamedTuple):
@@ -110,25 +108,24 @@ class MeansSoFar(_Means):
     @full_float32()
     def attend(self, heads: QKV, kept: Sums | None) -> tuple[Result, Sums]:
         q, at, one = heads.q, self.places(), heads.q.size(2) == 1
-        sums, behind = self.sums(heads, at, kept)
+        sums, behind = self._sums(heads, at, kept)
         slot, slots = at.slot.unsqueeze(1), 1 if one else at.chunks * self.every
         # slots are places
         in_order = one or (self.tokens.padding_mask is None and kept is None)
 
-        def by_chunk(x: Tensor) -> Tensor:  # [B, H, N, ...] to [B, H, M, S, ...]
+        def by_chunk(x: Tensor) -> Tensor:  # [B, H, N, C] to [B, H, M, S, C]
             if in_order:
-                filled = pad(x, (*(0, 0) * (x.dim() - 3), 0, slots - x.size(2)))
+                filled = pad(x, (0, 0, 0, slots - x.size(2)))
             else:
-                into = slot.view(*slot.shape, *(1,) * (x.dim() - 3)).expand_as(x)
-                filled = x.new_zeros(*x.shape[:2], slots + 1, *x.shape[3:])
-                filled = filled.scatter(2, into, x)[:, :, :-1]
+                filled = x.new_zeros(*x.shape[:2], slots + 1, x.size(-1))
+                filled = filled.scatter(2, slot.unsqueeze(-1).expand_as(x), x)[:, :, :-1]
             return filled.unflatten(2, (at.chunks, -1))
 
         k, v, bias, none = (for_each(q, t) for t in _means(sums))
         logits = by_chunk(at_least_float32(q)) @ (k.mT * q.size(-1) ** -0.5) + bias.unsqueeze(-2)
         hidden = none.unsqueeze(-2).expand_as(logits)
         for clusters in self.looked_into:
-            looked = by_chunk(clusters.expand(q.shape[:3])).unsqueeze(-1)
+            looked = by_chunk(clusters.expand(q.shape[:3]).unsqueeze(-1))
             hidden = hidden.scatter(-1, looked, True)
         weights, lse = _softmax(logits, hidden)
         out, lse = (dropped(weights, heads.dropout) @ v).flatten(2, 3), lse.flatten(2, 3)
@@ -137,7 +134,7 @@ class MeansSoFar(_Means):
         else:
             slot = slot.clamp(max=slots - 1).expand(q.shape[:3])
             out, lse = gather_tokens(out, slot), lse.gather(2, slot)
-        return (out.to(q.dtype), self.lse(lse)), Sums(behind)
+        return self.result(heads, out, lse), Sums(behind)
 
     def in_cpu_step(self, heads: QKV, kept: Sums | None) -> tuple[dict[str, Any], Sums] | None:
         if kept is None or kept.sums.dtype != heads.q.dtype:
@@ -163,22 +160,15 @@ class MeansSoFar(_Means):
             first = positions.masked_fill(mask, far).amin(1, keepdim=True)
             first = first.masked_fill(number == 0, 0)
         chunk = first // every
-        found = Places(
-            slot=positions - chunk * every,
-            since=(positions + self.gap + every - 1) // every - chunk,
-            end=((first + number) // every - chunk).squeeze(1),
-            chunks=(length + every - 2) // every + 1,
-            later=(2 * every - 2 + self.gap) // every,
-        )
-        if mask is None:
-            return found
-        return found._replace(
-            slot=found.slot.masked_fill(mask, found.chunks * every),
-            since=found.since.masked_fill(mask, found.chunks + found.later + 1),
-        )
+        slot, since = positions - chunk * every, -(-(positions + self.gap) // every) - chunk
+        end = ((first + number) // every - chunk).squeeze(1)
+        chunks, later = (length + every - 2) // every + 1, (2 * every - 2 + self.gap) // every
+        if mask is not None:
+            slot = slot.masked_fill(mask, chunks * every)
+            since = since.masked_fill(mask, chunks + later + 1)
+        return Places(slot, since, end, chunks, later)
 
-    @full_float32()
-    def sums(self, heads: QKV, at: Places, kept: Sums | None) -> tuple[Tensor, Tensor]:
+    def _sums(self, heads: QKV, at: Places, kept: Sums | None) -> tuple[Tensor, Tensor]:
         """Sums of keys and values by cluster, as the queries of each chunk see them, at least
         float32 [B, J, M, K, C]; and those of :class:`Sums`."""
         k, number = heads.k, at.chunks + at.later + 1

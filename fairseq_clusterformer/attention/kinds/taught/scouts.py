@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ....clustering.shares import KeyShares, Scores
+from ....clustering.shares import Scores
 from ....kernels import Layout, join, ranged_attention
 from ....kernels.cpu.library import can_run
 from ....kernels.layout import sort_by_cluster
 from ....precision import at_least_float32, full_float32
-from ...batch import Batch
 from ...layout import recent_layouts
+from ...tokens import Batch, for_each
 
 TINY = 1e-6  # a share of attention below it is none
 
@@ -40,7 +40,7 @@ class Scouts(NamedTuple):
     queries: Tensor  # those that see every key, bool [B, H, N]
     places: Tensor  # which those are, int64 [B, H, S]; in a row of fewer, some others too
     query_shares: Tensor  # p(c) of each [B, H, S, K], at least float32, differentiable
-    key_shares: KeyShares  # p(c) of each key, likewise
+    keys: Scores  # what p(c) of each key is made of, likewise
 
 
 class Gain(NamedTuple):
@@ -59,7 +59,7 @@ class Looking(NamedTuple):
     shares: Tensor  # of scouts [B, H, S, K]
     k: Tensor  # [B, H, N, E]
     log_held: Tensor | None  # of how surely each key is held [B, J, N]; None: all are
-    key_order: Tensor | None  # token at each key slot, int64 [B, 1 or H, N] (1 unless J is H)
+    key_order: Tensor  # token at each key slot, int64 [B, 1, N]
     lo: Tensor  # key slots that scouts see, int64 [ranges, B, H, S], contiguous
     hi: Tensor
     scores: Scores  # of what routes keys; offsets are the logs of the clusters' masses
@@ -134,49 +134,35 @@ def routing_gain(
     """The logarithm above, of each scout; q and k [B, H, N, E] as they are attended, which get no
     gradient, and layouts of the scouts."""
     q, k = (at_least_float32(t.detach()) for t in (q, k))
-    places, shares = scouts.places, scouts.query_shares.to(q.dtype)
-    lo, hi = bounds = _ranges(layouts, places)
-    given = _for_cpp(q, k, layouts, scouts, bounds, impl)
-    if given is None:
-        lands, in_sight = _by_torch(q, k, layouts, scouts, bounds, impl)
-    else:
-        keys = scouts.key_shares
+    (queries, places, shares, keys), order = scouts, layouts[0].query_order
+    slot = torch.arange(order.size(-1), device=places.device).expand_as(order)
+    slots = torch.empty_like(order).scatter_(-1, order, slot).gather(-1, places)
+    lo, hi = (
+        torch.stack([bound.gather(-1, slots) for bound in bounds])
+        for bounds in zip(*((one.lo, one.hi) for one in layouts), strict=True)
+    )
+    hi, shares = torch.maximum(lo, hi), shares.to(q.dtype)
+    scores = keys.shares_for_cpp(impl) if keys.x.dtype == q.dtype else None
+    if scores is not None and can_run("scouts", scores.x):
+        k = k if k.stride(-1) == 1 else k.contiguous()
+        held = None if keys.log_held is None else keys.log_held.detach().to(q.dtype)
+        given = gather_tokens(q, places), shares.detach().contiguous(), k, held
+        given = Looking(*given, layouts[0].key_order, lo, hi, scores)
         lands, in_sight = _InCpp.apply(given, shares, keys.x, keys.vectors, keys.log_held)
+    else:
+        values = for_each(q, keys.shares().to(q.dtype))
+        attended = gather_tokens(_attended(q, k, values, layouts, impl), places)
+        in_order = gather_tokens(values, layouts[0].key_order.expand(values.shape[:3]))
+        below = pad(in_order.cumsum(2), (0, 0, 1, 0))  # sums before each slot
+        pairs = zip(hi, lo, strict=True)
+        total = sum(
+            gather_tokens(below, end) - gather_tokens(below, begin) for end, begin in pairs
+        )
+        lands, in_sight = ((found * shares).sum(-1) for found in (attended, total))
     seen = (hi - lo).sum(0)
     chance = in_sight / seen.clamp(min=1)
     gain = lands.clamp(min=TINY).log() - chance.clamp(min=TINY).log()
-    return Gain(gain, scouts.queries.gather(-1, places) & (seen > 0), places)
-
-
-Bounds = tuple[Tensor, Tensor]  # key slots that scouts see, from and up to, [layouts, B, H, S]
-
-
-def _ranges(layouts: Sequence[Layout], places: Tensor) -> Bounds:
-    bounds = []
-    for layout in layouts:
-        order = layout.query_order
-        slot = torch.arange(order.size(-1), device=places.device).expand_as(order)
-        slots = torch.empty_like(order).scatter_(-1, order, slot).gather(-1, places)
-        bounds.append((layout.lo.gather(-1, slots), layout.hi.gather(-1, slots)))
-    lo, hi = (torch.stack(found) for found in zip(*bounds, strict=True))
-    return lo, torch.maximum(lo, hi)
-
-
-def _for_cpp(
-    q: Tensor, k: Tensor, layouts: Sequence[Layout], scouts: Scouts, bounds: Bounds, impl: str
-) -> Looking | None:
-    """What C++ is given; None: torch computes it."""
-    keys, order = scouts.key_shares, layouts[0].key_order
-    one_order = all(layout.key_order is order for layout in layouts)
-    of_each = order is None or order.size(1) == 1 or keys.x.size(1) == q.size(1)
-    if not one_order or not of_each or layouts[0].slots != q.size(2) or keys.x.dtype != q.dtype:
-        return None
-    if (scores := keys.for_cpp(impl)) is None or not can_run("scouts", scores.x):
-        return None
-    k = k if k.stride(-1) == 1 else k.contiguous()
-    held = None if keys.log_held is None else keys.log_held.detach().to(q.dtype)
-    shares = scouts.query_shares.detach().to(q.dtype).contiguous()
-    return Looking(gather_tokens(q, scouts.places), shares, k, held, order, *bounds, scores)
+    return Gain(gain, queries.gather(-1, places) & (seen > 0), places)
 
 
 class _InCpp(torch.autograd.Function):
@@ -206,27 +192,16 @@ class _InCpp(torch.autograd.Function):
         return None, d_shares, d_x, d_vectors, d_held
 
 
-def _by_torch(
-    q: Tensor, k: Tensor, layouts: Sequence[Layout], scouts: Scouts, bounds: Bounds, impl: str
-) -> tuple[Tensor, Tensor]:
-    """What :class:`_InCpp` finds, by torch, on any device."""
-    width, places = q.size(-1), scouts.places
-    shares = scouts.key_shares.computed().to(q.dtype)
-    shares = shares.repeat_interleave(q.size(1) // shares.size(1), dim=1)
-    missing = -shares.size(-1) % width  # values are as wide as heads
-    parts = pad(shares, (0, missing)).split(width, dim=-1)
-    attended = [
+def _attended(
+    q: Tensor, k: Tensor, values: Tensor, layouts: Sequence[Layout], impl: str
+) -> Tensor:
+    """Values [B, H, N, K] that queries attend to, for as many at a time as heads are wide."""
+    width = q.size(-1)
+    found = [
         join([ranged_attention(q, k, part.contiguous(), one, impl=impl) for one in layouts])[0]
-        for part in parts
+        for part in pad(values, (0, -values.size(-1) % width)).split(width, dim=-1)
     ]
-    attended = torch.cat([gather_tokens(part, places) for part in attended], dim=-1)
-    attended, total = attended[..., : shares.size(-1)], 0.0
-    for layout, lo, hi in zip(layouts, *bounds, strict=True):
-        order = layout.key_order.expand(shares.shape[:3])
-        below = pad(gather_tokens(shares, order).cumsum(2), (0, 0, 1, 0))  # sums before each slot
-        total = total + gather_tokens(below, hi) - gather_tokens(below, lo)
-    of_queries = scouts.query_shares.to(q.dtype)
-    return (attended * of_queries).sum(-1), (total * of_queries).sum(-1)
+    return torch.cat(found, dim=-1)[..., : values.size(-1)]
 
 
 def routing_loss(gain: Gain) -> Tensor:
