@@ -5,13 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from fairseq_clusterformer.corpora.question_answering import build
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.data.stored import load_dictionary
-from question_answering import prepare
 from tests.corpora.commands import SPLITS, one_line, record_of, write
 from tests.corpora.commands import run as run_command
 from tests.data.subword_models import LOSSLESS, TEXTS, write_gpt2, write_sentencepiece
@@ -125,41 +123,9 @@ def test_a_model_of_its_own(source, tmp_path, capsys):
     assert 330 < len(subwords.load_prepared(tmp_path / "most").symbols) < 8000
 
 
-def test_titles_and_several_paragraphs(model, tmp_path):
-    question = {
-        "_id": "1",
-        "question": "Where?",
-        "answer": "Kraków",
-        "supporting_facts": [["The café", 0]],
-        "context": [["Town", ["The towns.", " Łódź."]], ["The café", ["It's in", "Kraków."]]],
-    }
-    (tmp_path / "valid.json").write_text(json.dumps([question, question | {"_id": "2"}]))
-    lost = question | {"_id": "2", "answer": "Łomża"}
-    (tmp_path / "train.json").write_text(json.dumps([question, lost]))
-    (tmp_path / "test.json").write_text(json.dumps([lost]))
-    for flags in ((), ("--titles",)):
-        dest = tmp_path / f"dest{len(flags)}"
-        files = [w for s in SPLITS for w in (f"--{s}", tmp_path / f"{s}.json")]
-        words = ["hotpotqa", dest, *files, "--gpt2-bpe", model, *flags]
-        assert prepare.main(list(map(str, words))) == 0
-        data = QAData(dest, "train")
-        assert len(data) == 1  # what is not found is not trained on, but is scored
-        assert_answers(dest, "train")
-        (example,) = data
-        assert example.long_answers.tolist() == [1]
-        assert data.document(0).answer(*example.answers[0].tolist()).text.startswith("Kraków")
-        unfound = QAData(dest, "test")
-        assert (len(unfound[0].answers), unfound.texts(0)["texts"]) == (0, ["Łomża"])
-    plain, titled = (QAData(tmp_path / f"dest{i}", "train") for i in (0, 1))
-    bpe = subwords.load_prepared(tmp_path / "dest1")
-    more = [len(bpe.encode(f"{title}\n").ids) for title in ("Town", "The café")]
-    assert len(titled[0].document) == len(plain[0].document) + sum(more)
-    assert torch.equal(titled[0].answers, plain[0].answers + sum(more))
-
-
 def test_all_files_of_a_split_by_any_number_of_workers(source, model, tmp_path, monkeypatch):
     files = [source / "train-v2.0.json", source / "dev-v2.0.json"]
-    arguments = ("--train", *files, "--valid", files[1], "--gpt2-bpe", model)
+    arguments = ("--train", *files, "--valid", files[1], "--gpt2-bpe", model, "--titles")
     monkeypatch.setattr(build, "_BATCH", 2)
     for workers in (1, 2):
         dest = tmp_path / str(workers)
@@ -234,7 +200,6 @@ def own_lines(number: int) -> list[dict]:
     ("line", "reason"),
     [
         ("What?", "broken JSON: {path}: line 1: Expecting value"),
-        ('{"context": "x", "answers": []}', "no question: {path}: line 1: question is null"),
         (
             '{"question": "Who?", "context": "x", "answers": ["Ada"]}',
             "answer not found: {path}: line 1: 'Ada' is in no paragraph",

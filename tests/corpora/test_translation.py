@@ -2,7 +2,6 @@
 
 import random
 import re
-import tracemalloc
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from fairseq.data import Dictionary, indexed_dataset
 
 from fairseq_clusterformer.corpora.download import Archive
-from fairseq_clusterformer.corpora.pairs import CORPORA, draw_pairs
+from fairseq_clusterformer.corpora.pairs import CORPORA
 from fairseq_clusterformer.data.text import TextPipeline
 from tests.corpora.commands import SPLITS, files_in, one_line, pack, record_of, write
 from tests.corpora.commands import run as run_command
@@ -358,24 +357,3 @@ def test_mistake_with_a_known_corpus(tmp_path, monkeypatch, capsys, words, messa
     assert run("dest", words)
     assert_error(capsys, message)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("corpus", ["multi30k", "iwslt14", "wmt14-en-de"])
-def test_help_says_what_cannot_be_verified(capsys, corpus):
-    assert run("--help", name=corpus) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert printed.startswith(f"usage: clusterformer prepare translation {corpus}")
-    assert ("nobody publishes a checksum" in printed) == (corpus == "iwslt14")
-
-
-def test_drawing_pairs_takes_a_few_bytes_of_each():
-    def read():
-        return ((f"satz {i}", f"sentence {i}") for i in range(20_000))
-
-    draw_pairs(read, {"valid": 0.01})  # what is imported once
-    tracemalloc.start()
-    pairs = draw_pairs(read, {"valid": 0.01, "test": None})
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 40 * 20_000
-    assert (sum(1 for _ in pairs["valid"]), sum(1 for _ in pairs["test"])) == (200, 1000)

@@ -13,7 +13,7 @@ from classification import prepare as known_data
 from fairseq_clusterformer.cli.main import main, program
 from fairseq_clusterformer.corpora import binarize
 from fairseq_clusterformer.data.subwords import Subwords
-from tests.corpora.commands import SPLITS, one_line, pack, write, write_splits
+from tests.corpora.commands import SPLITS, one_line, pack, write
 from tests.data.tokenizers import made
 
 PLACES = {"train": "train", "valid": "dev", "test": "test"}
@@ -112,18 +112,6 @@ def test_dictionary_is_of_train_alone(tmp_path):
         assert all(text == "<unk>" for _, text in examples_of(folder, "test"))
 
 
-def test_folds_are_reproducible_and_depend_on_the_seed(sentences):
-    def files():
-        folder = sentences / "dest" / "mr"
-        return {p.name + p.parent.name: p.read_bytes() for p in folder.glob("fold3/*/*.bin")}
-
-    found = []
-    for seed in (1, 1, 2):
-        assert run("mr", sentences, "--seed", seed, "--force") == 0
-        found.append(files())
-    assert found[0] == found[1] != found[2]
-
-
 def test_duplicates_are_kept_and_counted(tmp_path):
     write_sentences(tmp_path, [("0", "the same"), ("1", "the same")] * 10)
     assert run("mr", tmp_path) == 0
@@ -133,15 +121,6 @@ def test_duplicates_are_kept_and_counted(tmp_path):
         "also in train": 2,
         "input0 tokens": 6,
     }
-
-
-def test_mr_as_its_authors_offer_it(tmp_path):
-    source = tmp_path / "source" / "rt-polaritydata"
-    write(source / "rt-polarity.neg", "".join(f"bad {i}\n" for i in range(10)))
-    write(source / "rt-polarity.pos", "".join(f"good {i}\n" for i in range(10)))
-    assert run("mr", tmp_path) == 0
-    examples = examples_of(tmp_path / "dest" / "mr" / "fold0", "train")
-    assert {(label, text.split()[0]) for label, text in examples} == {("0", "bad"), ("1", "good")}
 
 
 def test_vocabulary_and_lengths(sentences):
@@ -282,18 +261,6 @@ def test_official_splits_of_pairs(tmp_path, layout, labels, classes):
     assert dropped == (name == "snli")
 
 
-def test_groups_are_aligned_with_their_pairs(tmp_path):
-    rows = [(f"Q{i // 3}", f"q{i // 3}", f"d{i}", str(int(i % 3 == 1))) for i in range(12)]
-    for place in PLACES.values():
-        lines = (f"{q}\t{a}\tD\tT\tS\t{b}\t{label}\n" for q, a, b, label in rows)
-        write(tmp_path / "source" / f"WikiQA-{place}.tsv", WIKIQA + "".join(lines))
-    assert run("wikiqa", tmp_path) == 0
-    folder = tmp_path / "dest" / "wikiqa"
-    groups = (folder / "group" / "test.txt").read_text().splitlines()
-    examples = examples_of(folder, "test", 2)
-    assert [(g, a, b, label) for g, (label, a, b) in zip(groups, examples, strict=True)] == rows
-
-
 def test_quora_as_released_is_divided(tmp_path):
     rows = [f'{i}\t1\t2\tWhat is {i}?\t"Who said ""{i}""\nagain?"\t{i % 2}\n' for i in range(160)]
     write(tmp_path / "source" / "quora_duplicate_questions.tsv", QUORA + "".join(rows))
@@ -308,16 +275,6 @@ def test_quora_as_released_is_divided(tmp_path):
     number = first.split()[2]
     assert (label, first) == (str(int(number) % 2), f"what is {number} ?")
     assert second == f'who said " {number} " again ?'
-
-
-def test_msrp_holds_out_a_tenth_of_train(tmp_path):
-    header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
-    text = header + "".join(f"{i % 2}\t1\t2\t{RAW[0]}\t{RAW[1]}\n" for i in range(40))
-    for part in ("train", "test"):
-        write(tmp_path / "source" / f"msr_paraphrase_{part}.txt", "\ufeff" + text)
-    assert run("msrp", tmp_path) == 0
-    sizes = [len(examples_of(tmp_path / "dest" / "msrp", split, 2)) for split in SPLITS]
-    assert sizes == [36, 4, 40]
 
 
 # Own texts
@@ -374,36 +331,6 @@ def test_own_file_is_divided(tmp_path, name, lines, options, inputs):
     assert (tmp_path / "dest" / "label" / "dict.txt").read_text().split() == list("a1b1c1")
 
 
-def test_questions_as_trec_offers_them(tmp_path):
-    """Latin-1, labels with a colon, a file of train and one of test."""
-    lines = [f"{'DESC:manner' if i % 2 else 'HUM:ind'} Is number {i} à jour ?" for i in range(40)]
-    write_lines(tmp_path / "train_5500.label", *lines, encoding="latin-1")
-    write_lines(tmp_path / "TREC_10.label", *lines[:4], encoding="latin-1")
-    words = ("text", tmp_path / "train_5500.label", tmp_path / "dest", "--encoding", "latin-1")
-    assert prepare(*words, "--test", tmp_path / "TREC_10.label", "--tokenised") == 0
-    sizes = {split: len(examples_of(tmp_path / "dest", split)) for split in SPLITS}
-    assert sizes == {"train": 36, "valid": 4, "test": 4}
-    label, text = examples_of(tmp_path / "dest", "test")[1]
-    assert (label, text[-8:]) == ("DESC:manner", "à jour ?")
-
-
-def test_a_first_label_that_is_named_is_no_header(tmp_path):
-    write_lines(
-        tmp_path / "a.tsv", "c\tonce", *[f"{label}\tx{i}" for i in range(30) for label in "ab"]
-    )
-    words = ("text", tmp_path / "a.tsv", tmp_path / "dest")
-    assert prepare(*words) == 1
-    assert prepare(*words, "--labels", "a,b,c", "--encoding", "utf-8-sig") == 0
-
-
-@pytest.mark.parametrize("encoding", ["hex", "utf-16"])
-def test_an_encoding_whose_lines_cannot_be_read(tmp_path, capsys, encoding):
-    write_lines(tmp_path / "a.tsv", *as_table("\t", "", 2))
-    with pytest.raises(SystemExit):
-        prepare("text", tmp_path / "a.tsv", tmp_path / "dest", "--encoding", encoding)
-    assert f"--encoding is {encoding}; allowed: " in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("splits", [True, False])
 def test_folder_of_reviews(tmp_path, splits):
     for split in ("train", "test") if splits else ("",):
@@ -431,14 +358,6 @@ def test_equal_texts_come_to_one_split(tmp_path):
     assert splits["valid"]["also in train"] == splits["test"]["also in train"] == 0
 
 
-def test_words_of_any_script(tmp_path):
-    lines = "".join(f"{label}\tहिन्दी भाषा, Cafe\u0301 और 東京\n" for label in "abab")
-    write_splits(tmp_path / "source", lines, "{}.tsv")
-    assert prepare("text", tmp_path / "source", tmp_path / "dest") == 0
-    words = "हिन्दी भाषा , café और 東 京"
-    assert {text for _, text in examples_of(tmp_path / "dest", "train")} == {words}
-
-
 def test_dest_within_what_is_read_is_refused(tmp_path, capsys):
     for label, text, _ in own_rows(60):
         write(tmp_path / "source" / label / f"{text}.txt", text)
@@ -456,22 +375,6 @@ def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
     assert facts_of(tmp_path / "dest")["splits"].keys() == {"train", "valid"}
     assert len(examples_of(tmp_path / "dest", "valid")) == 60
     assert not (tmp_path / "dest" / "input0" / "test.bin").exists()
-
-
-def test_a_label_for_each_example(tmp_path, capsys):
-    """In a folder per label, or with labels that are chosen, no text is taken for the label."""
-    for split in ("train", "valid"):
-        for label in "abc":
-            write(tmp_path / "folders" / split / label / "1.txt", f"text {label}")
-        rows = "".join(f"{label}\ttext {label} {split}\n" for label in "abc")
-        write(tmp_path / f"{split}.tsv", rows)
-    write(tmp_path / "folders" / "valid" / "a" / "2.txt", "another")
-    assert prepare("text", tmp_path / "folders", tmp_path / "one") == 0
-    table, valid = tmp_path / "train.tsv", tmp_path / "valid.tsv"
-    chosen = ("--valid", valid, "--labels", "a,b,c")
-    assert prepare("text", table, tmp_path / "two", *chosen) == 0
-    for name in ("one", "two"):
-        assert len(examples_of(tmp_path / name, "train")) == 3
 
 
 OWN_MISTAKES = {  # a file's name, its lines, what is said, and options
@@ -560,12 +463,6 @@ def test_damaged_files_are_refused_and_nothing_is_left(
     assert not list((tmp_path / "dest").glob("*"))
 
 
-def test_options_are_checked(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        run("mr", tmp_path, "--valid-fraction", "0.1")
-    assert "unrecognized arguments: --valid-fraction" in capsys.readouterr().err
-
-
 # Subwords of a tokenizer.json
 
 
@@ -597,46 +494,21 @@ def test_a_tokenizer_says_the_words(tmp_path, capsys):
     assert prepare(*words, "--max-length", "6") == 0  # is there already
 
 
-GLUE = {
+GLUE = {  # folder, header, a line, labels
     "cola": ("CoLA", "", "gj04\t{label}\t*\tA text of {n}.", "01"),
     "sst2": ("SST-2", "sentence\tlabel\n", "a text of {n} \t{label}", "01"),
-    "mrpc": (
-        "MRPC",
-        "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n",
-        "{label}\t1\t2\tA {n}\tB",
-        "01",
-    ),
     "qqp": (
-        "QQP",
-        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n",
-        "{n}\t1\t2\tA {n}\tB?\t{label}",
-        "01",
+        *("QQP", "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"),
+        *("{n}\t1\t2\tA {n}\tB?\t{label}", "01"),
     ),
     "stsb": (
-        "STS-B",
-        "index\tgenre\tsentence1\tsentence2\tscore\n",
-        "{n}\tnews\tA {n}\tB\t{label}",
-        ("0.25", "5.000"),
+        *("STS-B", "index\tgenre\tsentence1\tsentence2\tscore\n"),
+        *("{n}\tnews\tA {n}\tB\t{label}", ("0.25", "5.000")),
     ),
     "mnli": (
-        "MNLI",
-        "index\tsentence1\tsentence2\tlabel1\tgold_label\n",
-        "{n}\tA {n}\tB\tneutral\t{label}",
-        ("neutral", "entailment"),
+        *("MNLI", "index\tsentence1\tsentence2\tlabel1\tgold_label\n"),
+        *("{n}\tA {n}\tB\tneutral\t{label}", ("neutral", "entailment")),
     ),
-    "qnli": (
-        "QNLI",
-        "index\tquestion\tsentence\tlabel\n",
-        "{n}\tA {n}?\tB\t{label}",
-        ("entailment", "not_entailment"),
-    ),
-    "rte": (
-        "RTE",
-        "index\tsentence1\tsentence2\tlabel\n",
-        "{n}\tA {n}\tB\t{label}",
-        ("entailment", "not_entailment"),
-    ),
-    "wnli": ("WNLI", "index\tsentence1\tsentence2\tlabel\n", "{n}\tA {n}\tB\t{label}", "01"),
 }
 
 
@@ -663,18 +535,3 @@ def test_glue(name, tmp_path):
         assert numbers == ["0.25", "5.0"] * 5
     else:
         assert set(labels) <= set(made["classes"])
-
-
-def test_a_number_that_is_none(tmp_path, capsys):
-    header, row = GLUE["stsb"][1], "1\tnews\tA\tB\t{}\n"
-    write(tmp_path / "source/STS-B/dev.tsv", header + row.format(1))
-    write(tmp_path / "source/STS-B/train.tsv", header + row.format("nan"))
-    assert run("stsb", tmp_path) == 1
-    assert "label is 'nan'; allowed: a number" in one_line(capsys)
-
-
-def test_the_command_says_where_a_data_set_has_moved(tmp_path, capsys):
-    assert main(["prepare", "classification", "mr", str(tmp_path), "--source", "x"]) == 1
-    assert "CORPUS is mr: it has moved; allowed: python examples/classification/" in one_line(
-        capsys
-    )
