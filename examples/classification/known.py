@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,7 +61,6 @@ class Form(NamedTuple):
 
     files: Parts  # patterns of their names
     read: Callable[..., Iterator[LabelledText]]
-    published: tuple[int, ...] = ()  # how many examples each part is known to have
     facts: dict = {}  # more, as `LabelledCorpus` has them
 
 
@@ -69,29 +69,27 @@ def _each(pattern: str, **names: str) -> Parts:
     return {part: (pattern.format(name),) for part, name in names.items()}
 
 
-def _aligned(*published: int, **names: str) -> Form:
+def _aligned(**names: str) -> Form:
     """Four files for each part, in a folder, as in castorini/data."""
     files = ("sim.txt", "id.txt", "a.toks", "b.toks")
     parts = {part: tuple(f"{folder}/{file}" for file in files) for part, folder in names.items()}
-    return Form(parts, read_aligned, published, _TOKENISED)
+    return Form(parts, read_aligned, _TOKENISED)
 
 
 def _same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
-def _sentences(number: int, name: str, *others: str) -> dict:
+def _columns(label: str, *texts: str, **how) -> Callable:
+    return partial(read_labelled, label=label, texts=texts, **{"kind": "tsv"} | how)
+
+
+def _sentences(name: str, *others: str) -> dict:
     """Two classes of sentences, for ten folds; maybe with a file for each class."""
-    forms = [
-        Form(
-            {"all": (name,)},
-            partial(read_labelled, kind="lines", names=("label", "text"), encoding="latin-1"),
-            (number,),
-        )
-    ]
+    lines = _columns("label", "text", kind="lines", names=("label", "text"), encoding="latin-1")
+    forms = [Form({"all": (name,)}, lines)]
     if others:
-        read = partial(read_class_files, encoding="latin-1")
-        forms.append(Form({"all": others}, read, (number,)))
+        forms.append(Form({"all": others}, partial(read_class_files, encoding="latin-1")))
     return {"forms": forms, "labels": _BINARY, "folds": 10, **_TOKENISED}
 
 
@@ -99,22 +97,20 @@ def _pairs(labels: dict[str, str], *forms: Form, **facts) -> dict:
     return {"forms": forms, "labels": labels, "inputs": 2, **facts}
 
 
-def _glue(folder: str, read: Callable, *published: int, **facts) -> dict:
+def _glue(folder: str, read: Callable, labels: tuple[str, ...] = ("0", "1"), **facts) -> dict:
     """A task of GLUE, which has no labels for its test sets."""
     names = facts.pop("names", {"train": "train", "valid": "dev"})
-    form = Form(_each(f"{folder}/{{}}.tsv", **names), read, published)
-    return {"forms": [form], "labels": _BINARY, "inputs": 2, **facts}
-
-
-def _columns(label: str, *texts: str, **how) -> Callable:
-    return partial(read_labelled, label=label, texts=texts, **{"kind": "tsv"} | how)
+    return _pairs(_same(*labels), Form(_each(f"{folder}/{{}}.tsv", **names), read), **facts)
 
 
 _BINARY = _same("0", "1")
 _NLI = ("contradiction", "entailment", "neutral")
 _DEV = {"train": "train", "valid": "dev", "test": "test"}
 _TWO = {"train": "train", "test": "test"}  # a share of train becomes valid
-_SICK_PARTS = {"train": "train", "valid": "trial", "test": "test_annotated"}
+_SICK = {"train": "train", "valid": "trial", "test": "test_annotated"}
+_MNLI = {"train": "train", "valid": "dev_matched", "test": "dev_mismatched"}
+_ENTAILED = ("entailment", "not_entailment")
+_TOKENISED = {"tokenised": True}
 _read_snli = _columns("gold_label", "sentence1", "sentence2", kind="jsonl", unlabelled="-")
 _read_scitail = _columns(
     "label", "premise", "hypothesis", names=("premise", "hypothesis", "label")
@@ -126,72 +122,61 @@ _read_wikiqa = _columns("Label", "Question", "Sentence", group="QuestionID")
 _read_msrp = _columns("Quality", "#1 String", "#2 String")
 _read_cola = _columns("label", "text", names=("source", "label", "mark", "text"))
 _read_glue = _columns("label", "sentence1", "sentence2")
-_read_stsb = _columns("score", "sentence1", "sentence2")
-_read_mnli = _columns("gold_label", "sentence1", "sentence2")
 _read_qqp = _columns("is_duplicate", "question1", "question2", drops=True)
-_MNLI_PARTS = {"train": "train", "valid": "dev_matched", "test": "dev_mismatched"}
-_ENTAILED = _same("entailment", "not_entailment")
-_TOKENISED = {"tokenised": True}
 
 #: of each data set the forms that it is looked for in, and its facts
 CORPORA: dict[str, dict] = {
-    "cr": _sentences(3_775, "custrev.all"),
-    "mr": _sentences(10_662, "rt-polarity.all", "rt-polarity.neg", "rt-polarity.pos"),
-    "subj": _sentences(10_000, "subj.all"),
-    "mpqa": _sentences(10_606, "mpqa.all"),
+    "cr": _sentences("custrev.all"),
+    "mr": _sentences("rt-polarity.all", "rt-polarity.neg", "rt-polarity.pos"),
+    "subj": _sentences("subj.all"),
+    "mpqa": _sentences("mpqa.all"),
     "20news": {  # by date
         "forms": [
-            Form(_each("20news-bydate-{}", **_TWO), read_posts, (11_314, 7_532)),
+            Form(_each("20news-bydate-{}", **_TWO), read_posts),
             Form({"archive": ("20news-bydate.tar.gz",)}, read_posts),
         ],
         "labels": _same(*GROUPS),
         "max_length": 1_500,
         "settings": {"strip": ["fields"]},
     },
-    "snli": _pairs(  # 1.0; pairs without a gold label are dropped
-        _same(*_NLI),
-        Form(_each("snli_1.0_{}*.jsonl*", **_DEV), _read_snli, (549_367, 9_842, 9_824)),
-    ),
+    # 1.0; pairs without a gold label are dropped
+    "snli": _pairs(_same(*_NLI), Form(_each("snli_1.0_{}*.jsonl*", **_DEV), _read_snli)),
     "scitail": _pairs(  # tsv_format, or snli_format
         {"entails": "entailment"} | _same("entailment", "neutral"),
-        Form(_each("scitail_1.0_{}.tsv", **_DEV), _read_scitail, (23_596, 1_304, 2_126)),
-        Form(_each("scitail_1.0_{}.txt", **_DEV), _read_snli, (23_596, 1_304, 2_126)),
+        Form(_each("scitail_1.0_{}.tsv", **_DEV), _read_scitail),
+        Form(_each("scitail_1.0_{}.txt", **_DEV), _read_snli),
     ),
     "sick": _pairs(  # with its entailment judgements; the trial set is valid
-        {name.upper(): name for name in _NLI},
-        Form(_each("SICK_{}.txt", **_SICK_PARTS), _read_sick, (4_500, 500, 4_927)),
+        {name.upper(): name for name in _NLI}, Form(_each("SICK_{}.txt", **_SICK), _read_sick)
     ),
     "quora": _pairs(  # as it was released, or as Wang et al. (2017) split it
         _BINARY,
         Form({"all": ("quora_duplicate_questions.tsv",)}, _read_quora),
-        Form(_each("{}.tsv", **_DEV), _read_quora_parts, (384_348, 10_000, 10_000), _TOKENISED),
+        Form(_each("{}.tsv", **_DEV), _read_quora_parts, _TOKENISED),
     ),
     "wikiqa": _pairs(  # the question of each pair is its group
         _BINARY,
-        Form(_each("WikiQA-{}.tsv", **_DEV), _read_wikiqa, (20_360, 2_733, 6_165)),
-        _aligned(8_672, 1_130, 2_351, **_DEV),
+        Form(_each("WikiQA-{}.tsv", **_DEV), _read_wikiqa),
+        _aligned(**_DEV),
         grouped=True,
     ),
     "msrp": _pairs(
-        _BINARY,
-        Form(_each("msr_paraphrase_{}.txt", **_TWO), _read_msrp, (4_076, 1_725)),
-        _aligned(4_076, 1_725, **_TWO),
+        _BINARY, Form(_each("msr_paraphrase_{}.txt", **_TWO), _read_msrp), _aligned(**_TWO)
     ),
-    "cola": _glue("CoLA", _read_cola, 8_551, 1_043, inputs=1),
-    "sst2": _glue("SST-2", _columns("label", "sentence"), 67_349, 872, inputs=1),
-    "mrpc": _glue("MRPC", _read_msrp, 3_668, 408),
-    "stsb": _glue("STS-B", _read_stsb, 5_749, 1_500, labels={}),
-    "qqp": _glue("QQP", _read_qqp, 363_846, 40_430),
-    "mnli": _glue(  # test: the mismatched pairs
-        "MNLI", _read_mnli, 392_702, 9_815, 9_832, labels=_same(*_NLI), names=_MNLI_PARTS
-    ),
-    "qnli": _glue(
-        "QNLI", _columns("label", "question", "sentence"), 104_743, 5_463, labels=_ENTAILED
-    ),
-    "rte": _glue("RTE", _read_glue, 2_490, 277, labels=_ENTAILED),
-    "wnli": _glue("WNLI", _read_glue, 635, 71),
+    "cola": _glue("CoLA", _read_cola, inputs=1),
+    "sst2": _glue("SST-2", _columns("label", "sentence"), inputs=1),
+    "mrpc": _glue("MRPC", _read_msrp),
+    "stsb": _glue("STS-B", _columns("score", "sentence1", "sentence2"), ()),
+    "qqp": _glue("QQP", _read_qqp),
+    # test: the mismatched pairs
+    "mnli": _glue("MNLI", _columns("gold_label", "sentence1", "sentence2"), _NLI, names=_MNLI),
+    "qnli": _glue("QNLI", _columns("label", "question", "sentence"), _ENTAILED),
+    "rte": _glue("RTE", _read_glue, _ENTAILED),
+    "wnli": _glue("WNLI", _read_glue),
 }
 NO_VALID = ("20news", "msrp")
+# where a file may be: in --source, or in a folder of the data set's own name or archive
+_PLACES = ("", "{name}/", "*/{name}/", "*/", "*/*/")
 
 
 def known_corpus(name: str, source: Path) -> LabelledCorpus:
@@ -206,40 +191,23 @@ def known_corpus(name: str, source: Path) -> LabelledCorpus:
     if "archive" in files:
         form, (archive,) = forms[0], files["archive"]
         files = {part: (archive / folder,) for part, (folder,) in form.files.items()}
-    published = dict(zip(files, form.published, strict=True)) if form.published else None
-    facts |= {"published": published, **form.facts}
-    return LabelledCorpus(name, files=files, read=form.read, **facts)
-
-
-# where a file may be: in --source, or in a folder of the data set's own name or archive
-_PLACES = ("", "{name}/", "*/{name}/", "*/", "*/*/")
+    return LabelledCorpus(name, files=files, read=form.read, **facts | form.facts)
 
 
 def _find(source: Path, name: str, forms: list[Form]) -> tuple[Form, dict[str, tuple[Path, ...]]]:
-    lacking = []  # of each form and place where some files are, those that are not
-    for form in forms:
-        for place in _PLACES:
-            folder = place.format(name=name)
-            files = {
-                part: tuple(_find_one(source, folder + pattern) for pattern in patterns)
-                for part, patterns in form.files.items()
-            }
-            wanted = [p for patterns in form.files.values() for p in patterns]
-            found = [path for paths in files.values() for path in paths]
-            if all(found):
-                return form, files
-            if any(found):
-                lacking.append([p for p, path in zip(wanted, found, strict=True) if not path])
-    allowed = (", ".join(p for patterns in f.files.values() for p in patterns) for f in forms)
-    problem = f"no files of {name}" if source.is_dir() else "no such folder"
-    if lacking:
-        problem = f"no {', '.join(min(lacking, key=len))}"
-    raise bad_option("--source", source, f"a folder that holds {'; or '.join(allowed)}", problem)
-
-
-def _find_one(source: Path, pattern: str) -> Path | None:
-    found = sorted(source.glob(pattern))
-    if len(found) > 1:
-        both = " and ".join(map(str, found))
-        raise bad_option("--source", source, f"one {pattern}", both)
-    return found[0] if found else None
+    lacking = ["it has no files of that name"]  # or the last pattern that one of some lacks
+    for form, place in product(forms, _PLACES):
+        found, folder = {}, place.format(name=name)
+        for pattern in chain.from_iterable(form.files.values()):
+            found[pattern] = sorted(source.glob(folder + pattern))
+            if len(found[pattern]) > 1:
+                both = " and ".join(map(str, found[pattern]))
+                raise bad_option("--source", source, f"one {folder}{pattern}", both)
+        if all(found.values()):
+            files = form.files.items()
+            return form, {part: tuple(found[each][0] for each in names) for part, names in files}
+        if any(found.values()):
+            lacking += [f"no {pattern}" for pattern, paths in found.items() if not paths]
+    allowed = (", ".join(chain.from_iterable(form.files.values())) for form in forms)
+    allowed = f"a folder that holds {'; or '.join(allowed)}"
+    raise bad_option("--source", source, allowed, lacking[-1])

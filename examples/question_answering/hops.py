@@ -10,9 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fairseq_clusterformer.corpora.question_answering.distant_supervision import (
-    distant_record,
     in_sentences,
-    mentions_of,
 )
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
@@ -27,8 +25,7 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     json_list,
     sentences_of,
 )
-
-_YES_NO = ("yes", "no")
+from fairseq_clusterformer.corpora.question_answering.squad import question_record
 
 
 def several_hops(
@@ -76,24 +73,27 @@ def several_hops(
         long = tuple(i for i, part in enumerate(paragraphs) if part.title in titles)
         if set(titles) - {part.title for part in paragraphs}:
             raise Unusable("supporting paragraph missing", f"question {id_}: {titles}")
-        question = get(item, "question")
         if titled:
             if supporting is not None:  # behind the titles
                 supporting = tuple(n + sentences[n].paragraph + 1 for n in supporting)
             paragraphs, sentences = _titled(paragraphs, sentences)
-        paragraphs = tuple(paragraphs)
-        structure = {"sentences": tuple(sentences), "supporting": supporting, "titled": titled}
-        if "answer" not in item:
-            return Record(id_, question, paragraphs, answerable=None, **structure)
-        answer = get(item, "answer")
-        if answer in _YES_NO:
-            of_answer = {"texts": (answer,), "yes_no": answer, "long_answers": long}
-            return Record(id_, question, paragraphs, **of_answer, **structure)
-        record = distant_record(id_, question, paragraphs, [answer], supporting=long)
+        texts = [{"title": part.title, "text": part.text} for part in paragraphs]
+        found = {"id": id_, "question": get(item, "question"), "paragraphs": texts}
+        if "answer" in item:
+            found["answers"] = [get(item, "answer")]
+        record = question_record(found, drops)
         facts = [sentences[number] for number in supporting or ()]
         own = {fact.paragraph for fact in facts} if titled else ()
         facts += [one for one in sentences if one.paragraph in own and not one.start]
-        return replace(record, answers=in_sentences(record.answers, facts), **structure)
+        answers = tuple(a for a in record.answers if a.paragraph in long) or record.answers
+        return replace(
+            record,
+            answers=in_sentences(answers, facts),
+            long_answers=long if "answer" in item else (),
+            sentences=tuple(sentences),
+            supporting=supporting,
+            titled=titled,
+        )
 
     return convert(items, to_record, drops)
 
@@ -163,21 +163,11 @@ def wikihop(path: Path, drops: Drops) -> Iterator[Record]:
     and paragraphs (Welbl et al. 2018). Candidates are found by search, as in the paper on ETC."""
 
     def to_record(item: Mapping) -> Record:
-        id_ = get(item, "id")
-        paragraphs = tuple(Paragraph("", t) for t in get(item, "supports", list) if t.strip())
-        candidates = tuple(dict.fromkeys(get(item, "candidates", list)))
-        mentions = mentions_of(id_, candidates, paragraphs)
-        known = "answer" in item
-        if known and get(item, "answer") not in candidates:
-            raise Unusable("answer is no candidate", f"{item['answer']!r} of question {id_}")
-        return Record(
-            id_,
-            get(item, "query").replace("_", " "),
-            paragraphs,
-            texts=(item["answer"],) if known else (),
-            answerable=True if known else None,
-            candidates=candidates,
-            mentions=mentions,
-        )
+        texts = [text for text in get(item, "supports", list) if text.strip()]
+        found = {"id": get(item, "id"), "question": get(item, "query").replace("_", " ")}
+        found |= {"paragraphs": texts, "candidates": get(item, "candidates", list)}
+        if "answer" in item:
+            found["answers"] = [get(item, "answer")]
+        return replace(question_record(found, drops), answers=(), yes_no=None)
 
     return convert(json_list(path, "WikiHop's JSON, a list of queries"), to_record, drops)

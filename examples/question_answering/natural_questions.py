@@ -23,8 +23,8 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     convert,
     get,
     json_lines,
-    spans_record,
 )
+from fairseq_clusterformer.corpora.question_answering.squad import question_record
 
 # As <P>, </Table>, <Th_colspan="2">: the simplified data has it among the words.
 _MARKUP = re.compile(r"</?[A-Z][A-Za-z0-9]*(_.*)?>")
@@ -115,11 +115,11 @@ def _record(item: Mapping) -> Record:
 
     has_long = is_answer(len(long), len(annotations))
     has_short = is_answer(len(short) + len(yes_no), len(annotations))
-    return spans_record(
+    return Record(
         str(get(item, "example_id", (int, str))),
         get(item, "question_text"),
-        paragraphs,
-        chain.from_iterable(short) if has_short else (),
+        tuple(paragraphs),
+        tuple(dict.fromkeys(chain.from_iterable(short))) if has_short else (),
         answerable=(has_long or has_short) if annotations else None,
         yes_no=max(yes_no, key=yes_no.count) if has_short and yes_no else None,
         long_answers=tuple(dict.fromkeys(long)) if has_long else (),
@@ -155,7 +155,21 @@ def _title(item: Mapping) -> str:
 def qed(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
     """Yield the records of QED's jsonlines, questions of Natural Questions. Of the `paragraphs`
     of a document, others are of other questions, in an order drawn by the question's id."""
-    records = convert(json_lines(path, drops), _qed_record, drops)
+
+    def to_record(item: Mapping) -> Record:
+        answers = [
+            {"text": get(span, "string"), "answer_start": get(span, "start", int)}
+            for annotator in get(item, "original_nq_answers", list)
+            for span in annotator
+        ]
+        if not answers:
+            raise Unusable("no answer")
+        names = {"title": "title_text", "context": "paragraph_text", "question": "question_text"}
+        found = {name: get(item, theirs) for name, theirs in names.items()}
+        found["id"] = get(item, "example_id", (int, str))
+        return question_record(found | {"answers": answers}, drops)
+
+    records = convert(json_lines(path, drops), to_record, drops)
     if paragraphs == 1:
         yield from records
         return
@@ -174,16 +188,3 @@ def qed(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
             answers=tuple(answer._replace(paragraph=place) for answer in record.answers),
             long_answers=(place,),
         )
-
-
-def _qed_record(item: Mapping) -> Record:
-    answers = [
-        GoldAnswer(0, get(span, "start", int), get(span, "end", int), get(span, "string"))
-        for annotator in get(item, "original_nq_answers", list)
-        for span in annotator
-    ]
-    if not answers:
-        raise Unusable("no answer")
-    paragraph = Paragraph(get(item, "title_text"), get(item, "paragraph_text"))
-    id_ = str(get(item, "example_id", (int, str)))
-    return spans_record(id_, get(item, "question_text"), [paragraph], answers)

@@ -11,7 +11,6 @@ import json
 import math
 import random
 import shutil
-import sys
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -104,20 +103,15 @@ def prepare(
 
         options_and_sources, splits = recipe(), {}
         parts = {part: _tokenise(corpus, part, max_length, work, model) for part in corpus.files}
-        for part, number in (corpus.published or {}).items():
-            if (found := len(parts[part].labels)) != number:
-                told = f"{part} has {found:,} examples; published: {number:,}"
-                print(f"{corpus.name}: warning: {told}", file=sys.stderr)
         for folder, dealt in _deal(corpus, parts, shares, seed).items():
             texts = work / "texts"
-            _route(parts, dealt, texts, corpus.inputs)
+            facts = _route(corpus, parts, dealt, texts)
             if model is not None:
                 dictionary = binarize.symbol_dictionary(model.symbols)
             else:
                 words = (binarize.count_words(file) for file in texts.glob("train.input?"))
                 limits = {"size": vocabulary_size, "min_count": min_count, "multiple": 1}
                 dictionary = binarize.word_dictionary(sum(words, Counter()), **limits)
-            facts = _describe(corpus, parts, dealt)
             _write_folder(corpus, texts, out / folder, dictionary, facts)
             record = {
                 "folder": folder,
@@ -126,7 +120,6 @@ def prepare(
                 "vocabulary": {"size": len(dictionary)},
                 "splits": facts,
                 "parts": {part: dict(each.counts) for part, each in parts.items()},
-                "published": corpus.published,
                 **options_and_sources,
             }
             (out / folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
@@ -247,11 +240,15 @@ def places(labels: Sequence[str], seed: int) -> list[float]:
     return result
 
 
-def _route(parts: dict[str, _Part], dealt: Dealt, folder: Path, inputs: int) -> None:
-    """Write the columns of each split into files SPLIT.COLUMN."""
+def _route(
+    corpus: LabelledCorpus, parts: dict[str, _Part], dealt: Dealt, folder: Path
+) -> dict[str, dict]:
+    """Write the columns of each split into files SPLIT.COLUMN; return each split's examples and
+    classes, and how many of its texts are in train too."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    names = ["label", "group", "input0", "input1"][: 2 + inputs]
+    names = ["label", "group", "input0", "input1"][: 2 + corpus.inputs]
+    labels, texts, facts = defaultdict(Counter), defaultdict(list), {}
     with contextlib.ExitStack() as stack:
 
         @functools.cache
@@ -260,9 +257,19 @@ def _route(parts: dict[str, _Part], dealt: Dealt, folder: Path, inputs: int) -> 
 
         for part, each in parts.items():
             lines = stack.enter_context(open(each.file, encoding="utf-8", newline="\n"))
-            for split, line in zip(dealt[part], lines, strict=True):
-                for name, cell in zip(names, line[:-1].split("\t"), strict=True):
+            for split, line, text in zip(dealt[part], lines, each.texts, strict=True):
+                cells = line[:-1].split("\t")
+                for name, cell in zip(names, cells, strict=True):
                     column(split, name).write(f"{cell}\n")
+                labels[split][cells[0]] += 1
+                texts[split].append(text)
+    known = set(texts["train"])
+    for split in filter(labels.__contains__, SPLITS):  # a user's own data may have no test set
+        classes = {name: labels[split][name] for name in corpus.classes}
+        facts[split] = {"examples": labels[split].total(), "classes": classes}
+        if split != "train":
+            facts[split]["also in train"] = sum(text in known for text in texts[split])
+    return facts
 
 
 def _write_folder(
@@ -301,24 +308,3 @@ def _label_items(block: bytes, dictionary: "Dictionary") -> Iterator["torch.Tens
 
     for line in split_lines(block.decode()):
         yield torch.tensor([dictionary.indices[line]])
-
-
-def _describe(corpus: LabelledCorpus, parts: dict[str, _Part], dealt: Dealt) -> dict[str, dict]:
-    """Each split's examples and classes, and how many of its texts are in train too."""
-    examples = zip(
-        itertools.chain.from_iterable(dealt.values()),
-        itertools.chain.from_iterable(part.labels for part in parts.values()),
-        itertools.chain.from_iterable(part.texts for part in parts.values()),
-        strict=True,
-    )
-    labels, texts = {}, {}
-    for split, label, text in examples:
-        labels.setdefault(split, Counter())[label] += 1
-        texts.setdefault(split, []).append(text)
-    known, facts = set(texts["train"]), {}
-    for split in filter(labels.__contains__, SPLITS):  # a user's own data may have no test set
-        classes = {name: labels[split][name] for name in corpus.classes}
-        facts[split] = {"examples": labels[split].total(), "classes": classes}
-        if split != "train":
-            facts[split]["also in train"] = sum(text in known for text in texts[split])
-    return facts

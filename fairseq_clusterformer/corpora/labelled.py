@@ -40,7 +40,6 @@ class LabelledCorpus:
     folds: int | None = None  # that "all" makes; None: it makes train, valid and test
     tokenised: bool = False  # words stand between blanks already
     grouped: bool = False  # examples have a group, and are ranked within it
-    published: dict[str, int] | None = None  # the number of examples in each part
     max_length: int | None = None  # the most tokens of an input; None: any number
     apart: bool = False  # where splits are drawn, equal texts come to the same one
     settings: dict = field(default_factory=dict)  # more for the record

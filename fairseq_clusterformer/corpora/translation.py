@@ -74,8 +74,6 @@ def prepare(
         return options | more | corpus.facts()
 
     def build(work: Path, out: Path) -> dict:
-        from importlib.metadata import version
-
         job = _Job(corpus, pipeline, work, workers)
         tokens = job.made("tokens", functools.partial(job.tokenise, extra))
         model = job.made("model", functools.partial(job.learn, tokens, bpe_operations))
@@ -84,8 +82,7 @@ def prepare(
         subwords = job.made("subwords", functools.partial(job.segment, tokens))
         shutil.copytree(subwords / "raw", out / "raw")
         job.binarise(subwords, out)
-        packages = ("sacremoses", "subword-nmt", "sentencepiece")
-        return {"splits": job.counts, "versions": {name: version(name) for name in packages}}
+        return {"splits": job.counts}
 
     return make_folder(dest, recipe, build)
 

@@ -2,8 +2,6 @@
 
 import gzip
 import re
-import subprocess
-import sys
 import tracemalloc
 from hashlib import sha1, sha256
 
@@ -427,15 +425,3 @@ def test_mistake_is_reported_in_one_line(mistaken, tmp_path, monkeypatch, capsys
 
 
 # The command itself
-
-
-def test_a_missing_package_is_named(source, tmp_path):
-    code = (
-        "import sys; sys.modules.update(torch=None, fairseq=None, numpy=None)\n"
-        "from fairseq_clusterformer.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", code, "prepare", "lm", "text", source, tmp_path / "dest"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert re.fullmatch("clusterformer prepare lm: error: .* has no package .*\n", done.stderr)
-    assert not (tmp_path / "dest").exists()

@@ -9,6 +9,7 @@ import hashlib
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import regex
@@ -16,7 +17,8 @@ import regex
 from fairseq_clusterformer.data import words
 
 from ..texts import documents
-from .records import Drops, GoldAnswer, Paragraph, Record, convert
+from .records import Drops, Items, Record, convert
+from .squad import question_record
 
 MASK = "what"
 _SHORTEST, _LONGEST = 40, 200  # words of a passage: a line, or some that follow each other
@@ -38,16 +40,20 @@ def cloze_questions(
     """Yield the records of a file of plain text, at most `per_passage` from a passage, always the
     same ones. Raises UserError for a separator that is not in the file, or another encoding."""
 
-    def items() -> Iterator[tuple[str, tuple]]:
+    def items() -> Items:
         for number, (_, lines) in enumerate(documents([path], document_separator)):
             title, text = "", (line.decode().strip() for line in lines)
             for place, passage in enumerate(passages(text)):
                 title = title or _digest(passage)
                 draw = random.Random(f"{seed} {passage}")
-                for asked in questions(passage, draw)[:per_passage]:
-                    yield f"{path}: document {number}, passage {place}", (title, *asked)
+                for question, context, answer in questions(passage, draw)[:per_passage]:
+                    found = (m.start() for m in _NAME.finditer(context) if m.group() == answer)
+                    item = {"id": _digest(f"{question}\n{context}"), "question": question}
+                    item["answers"] = [{"text": answer, "answer_start": start} for start in found]
+                    item |= {"context": context, "document": title}
+                    yield f"{path}: document {number}, passage {place}", item
 
-    return convert(items(), _record, drops)
+    return convert(items(), partial(question_record, drops=drops), drops)
 
 
 def passages(lines: Iterable[str]) -> Iterator[str]:
@@ -92,17 +98,6 @@ def questions(passage: str, draw: random.Random) -> list[tuple[str, str, str]]:
             found.append((question, rest, answer))
     draw.shuffle(found)
     return found
-
-
-def _record(item: tuple[str, str, str, str]) -> Record:
-    title, question, document, answer = item
-    gold = tuple(
-        GoldAnswer(0, match.start(), match.end(), answer)
-        for match in _NAME.finditer(document)
-        if match.group() == answer
-    )
-    id_ = _digest(f"{question}\n{document}")
-    return Record(id_, question, (Paragraph("", document),), gold, (answer,), document=title)
 
 
 def _digest(text: str) -> str:

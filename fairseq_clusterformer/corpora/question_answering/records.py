@@ -76,7 +76,8 @@ class Record:
     question: str
     paragraphs: tuple[Paragraph, ...]
     answers: tuple[GoldAnswer, ...] = ()  # each once; by search where the corpus has only texts
-    texts: tuple[str, ...] = ()  # accepted answers, to score predictions with
+    #: accepted answers, to score predictions with; none: those of `answers`
+    texts: tuple[str, ...] = ()
     answerable: bool | None = True  # None: kept secret, in a test set without answers
     yes_no: str | None = None  # "yes" or "no" where that is the answer
     long_answers: tuple[int, ...] = ()  # paragraphs that answer, or support the answer
@@ -101,6 +102,9 @@ class Record:
             if not wanted or start < 0 or found != wanted:
                 place = f"[{start}, {end}) of {len(text):,} characters"
                 raise Unusable("answer not in its context", f"{wanted!r} is {found!r} at {place}")
+        if not self.texts:
+            texts = tuple(dict.fromkeys(answer.text for answer in self.answers))
+            object.__setattr__(self, "texts", texts)
         before = Sentence(0, 0, 0)
         for number, (paragraph, start, end) in enumerate(self.sentences or ()):
             first = before.end if paragraph == before.paragraph else 0
@@ -176,19 +180,6 @@ def check_unicode(text: str) -> None:
     except UnicodeEncodeError as error:
         char = error.object[error.start]
         raise Unusable("not valid Unicode", f"{char!r} is half a character") from None
-
-
-def spans_record(
-    id_: str,
-    question: str,
-    paragraphs: Iterable[Paragraph],
-    answers: Iterable[GoldAnswer],
-    **more: Any,
-) -> Record:
-    """Return a record whose accepted texts are those of its spans, each once."""
-    answers = tuple(dict.fromkeys(answers))
-    texts = tuple(dict.fromkeys(answer.text for answer in answers))
-    return Record(id_, question, tuple(paragraphs), answers, texts, **more)
 
 
 def gold_answer(
