@@ -149,13 +149,12 @@ CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %
 
 
 def llama(folder: Path) -> None:
-    """Of the third generation: slower positions, and a token in front of each text. It names a
-    window, as some folders that were made from Mistral's, and has no use for it."""
+    """Of the third generation: slower positions, and a token in front of each text."""
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     scaling = dict(zip(names, (4.0, 1.0, 4.0, 32), strict=True))
     rope = {"rope_type": "llama3", "rope_theta": 5e3, **scaling}
     tokens = {"bos_token_id": 1, "eos_token_id": [0, 2]}
-    config = transformers.LlamaConfig(rope_parameters=rope, sliding_window=8, **tokens, **OF_LLAMA)
+    config = transformers.LlamaConfig(rope_parameters=rope, **tokens, **OF_LLAMA)
     save(folder, transformers.LlamaForCausalLM(config))
     special = ["<|end|>", "<s>", "</s>", "<unk>"]
     how = {"eos_token": "<|end|>", "chat_template": CHAT}

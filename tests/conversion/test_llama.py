@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 import fairseq_clusterformer  # noqa: E402
 from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
 from fairseq_clusterformer.conversion import dense  # noqa: E402
+from fairseq_clusterformer.conversion.dense import read_dense  # noqa: E402
 from tests.conftest import sampled  # noqa: E402
 from tests.conversion.dense import LLAMAS, TEXT  # noqa: E402
 from tests.documents.commands import error, run  # noqa: E402
@@ -68,6 +69,24 @@ def test_the_same_logits(folder: Path, ours) -> None:
     half = theirs.bfloat16()(ids).logits[..., numbers[there]], ours.model.bfloat16()(tokens)[0]
     errors = [(one.float() - wanted).abs().mean() for one in (half[0], half[1][..., there])]
     assert errors[1] < 1.5 * errors[0] < 0.2 * wanted.abs().mean()
+
+
+@torch.no_grad()
+def test_a_window_that_llama_has_no_use_for(folder: Path, tmp_path: Path) -> None:
+    """Some folders were made from Mistral's, and still name one."""
+    if folder.name != "llama":
+        return
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    config = json.loads((other / "config.json").read_text()) | {"sliding_window": 8}
+    (other / "config.json").write_text(json.dumps(config))
+    theirs = AutoModelForCausalLM.from_pretrained(other).eval()
+    ours = read_dense(other, tmp_path / "data")
+    ids, tokens, numbers = read(folder, fairseq_clusterformer.load(f"{folder}-bundle"))
+    found, wanted = ours.model(tokens)[0], theirs(ids).logits
+    torch.testing.assert_close(
+        found[..., numbers >= 0], wanted[..., numbers[numbers >= 0]], rtol=1e-4, atol=1e-4
+    )
 
 
 @torch.no_grad()
