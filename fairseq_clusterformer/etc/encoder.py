@@ -28,9 +28,6 @@ GLOBAL_TYPE, LONG_TYPE, NUM_TYPES = 0, 1, 16
 class ETCOptions(EncoderOptions):
     """Options of the encoder, and what it starts from."""
 
-    attention_dropout: float = option(
-        0.0, "dropout probability of attention weights", at_least=0, below=1
-    )
     radius: int = option(
         84, "r: long tokens see those up to so far away, on either side", at_least=0
     )

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_clusterformer.answers import TYPES, AnswerLogits
-from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
@@ -72,13 +71,9 @@ class ETCReaderConfig(ETCOptions):
 
 
 class ETCReading(NamedTuple):
-    """What the encoder makes of questions and their documents; the first five as in `Reading`."""
+    """What the encoder makes of questions and their documents."""
 
-    question: Tensor  # [B, 1, Q, D]
     document: Tensor  # [B, N, D]
-    question_padding: Tensor  # bool [B, 1, Q]
-    document_padding: Tensor  # bool [B, N]
-    reports: list[Report]  # none, for no layer clusters
     of_global: Tensor  # [B, G, D]; of blocks or clusters, each part's first long token instead
     types: Tensor  # of the global tokens, int64 [B, G]; -1 for padding
     starts: Tensor  # the first document token of each, int64 [B, G]; negative in front of it
@@ -132,11 +127,7 @@ class ETCReaderEncoder(ETCEncoder):
         number = torch.arange(document_tokens.size(1), device=tokens.device)
         first = given["spans"][:, :, 0]
         return ETCReading(
-            question=streams.of_long[:, : question_tokens.size(1)].unsqueeze(1),
             document=of_long(asked + number),
-            question_padding=question_tokens.eq(pad).unsqueeze(1),
-            document_padding=document_tokens.eq(pad),
-            reports=[],
             of_global=streams.of_global if self.by_parts else of_long(first),
             types=given["types"].masked_fill(given["words"].eq(pad), -1),
             starts=first - asked,
@@ -189,14 +180,13 @@ class StructureHeads(nn.Module):
         self.register_buffer("had_candidates", torch.tensor(False))
         self.told = False  # that there were none
 
-    def forward(self, reading: ETCReading, text_mask: Tensor) -> AnswerLogits:
+    def forward(self, reading: ETCReading, text: Tensor) -> AnswerLogits:
         """Logits of B documents; bool [B, N] is True where a short answer can begin and end."""
-        hidden = ~text_mask | reading.document_padding
-        spans = self.span(reading.document).masked_fill(hidden.unsqueeze(-1), -torch.inf)
+        spans = self.span(reading.document).masked_fill(~text.unsqueeze(-1), -torch.inf)
         of_global, types = reading.of_global, reading.types
         rows, tokens = types.eq(OF_PARAGRAPH).nonzero(as_tuple=True)
         of_paragraphs = self.paragraph(of_global[rows, tokens]).squeeze(-1)
-        paragraph = spans.new_full(hidden.shape, -torch.inf)
+        paragraph = spans.new_full(text.shape, -torch.inf)
         paragraph = paragraph.index_put((rows, reading.starts[rows, tokens]), of_paragraphs)
         # a question with candidates has no global token for all
         of_types = self.answer_type(of_global[:, 0]) * types[:, :1].eq(OF_ALL)
@@ -268,5 +258,6 @@ class ETCReader(ETCModel, ReaderModel):
         """As `ClusterformerReader.forward`; ``structure`` is a batch of global tokens, of
         `DocumentStructure`."""
         _, text = self.starts_and_text(document_tokens, text_mask)
+        text = text & document_tokens.ne(self.encoder.dictionary.pad())
         reading = self.encoder(question_tokens, document_tokens, text, structure)
         return self.heads(reading, text), {"reading": reading, "reports": {"encoder": []}}

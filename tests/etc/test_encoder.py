@@ -142,24 +142,18 @@ def other_words(path: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (other_words, r".*dict.txt is another dictionary \(word 6 is.*"),
-        (lambda _: {"encoder.x": torch.zeros(1)}, ".* missing: .*encoder.embed_tokens.weight.*"),
-        (lambda _: dense(encoder_layers=3).state_dict(), ".* of another model: .*layers.2.*"),
-        (
-            lambda _: dense(encoder_normalize_before=True).state_dict(),
-            ".* of another model: .*encoder.layer_norm.*",
-        ),
-        (
-            lambda _: dense(encoder_ffn_embed_dim=8).state_dict(),
-            r".* of another shape: .*layers.0.fc1.weight \[8, 12\], here \[20, 12\]",
-        ),
-        (lambda _: dense(21).state_dict(), ".*was trained with another dictionary .dict.txt."),
+        (other_words, r"dict.txt is another dictionary \(word 6 is"),
+        (lambda _: {"encoder.x": torch.zeros(1)}, "encoder.embed_tokens.weight"),
+        (lambda _: dense(encoder_layers=3).state_dict(), "encoder.layers.2."),
+        (lambda _: dense(encoder_normalize_before=True).state_dict(), "encoder.layer_norm."),
+        (lambda _: dense(encoder_ffn_embed_dim=8).state_dict(), "encoder.layers.0.fc1.weight"),
+        (lambda _: dense(21).state_dict(), "was trained with another dictionary"),
         (lambda _: model(num_labels=9).state_dict(), "its --max-distance is 3"),
     ],
 )
 def test_what_is_not_lifted_is_named(given, message: str, tmp_path: Path) -> None:
     path = write(tmp_path / "other.pt", given(tmp_path), max_distance=3)
-    with pytest.raises(ValueError, match=f"--lift is .*other.pt: {message}; allowed: "):
+    with pytest.raises(ValueError, match=f"--lift is .*other.pt: .*{message}.*; allowed: "):
         model(lift=str(path)).load_initial_weights()
 
 

@@ -148,12 +148,10 @@ def test_heads_read_the_tokens_that_stand_for_their_parts() -> None:
 def test_without_tokens_of_their_own_parts_are_read_at_their_first_long_token(options) -> None:
     built = model(**options)
     logits, extra = built(**given(0))
-    long = torch.cat([extra["reading"].question[0, 0], extra["reading"].document[0]])
-    asked = len(QUESTIONS[0])
-    expected = built.heads.supporting(long[[asked + 1, asked + 3, asked + 6]]).squeeze(-1)
+    heads, states = built.heads, extra["reading"].document[0]
+    expected = heads.supporting(states[[1, 3, 6]]).squeeze(-1)
     torch.testing.assert_close(logits.sentences[0], expected, **CLOSE)
-    torch.testing.assert_close(logits.type[0], built.heads.answer_type(long[0]), **CLOSE)
-    expected = built.heads.paragraph(long[[asked, asked + 5]]).squeeze(-1)
+    expected = heads.paragraph(states[[0, 5]]).squeeze(-1)
     torch.testing.assert_close(logits.paragraph[0, [0, 5]], expected, **CLOSE)
 
 
