@@ -336,76 +336,70 @@ class GlobalLocalAttention(nn.Module):
     def _rate(self) -> float:
         return self.dropout if self.training else 0.0
 
-    def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Part:
-        return ranged_attention(q, k, v, layout, dropout=self._rate, impl=self.impl)
-
-    def _in_ranges(
-        self, given: _Projected, q: Tensor, lo: Tensor, hi: Tensor, first: int = 0, order=None
-    ) -> Part:
-        """What queries [B, H, R, E] find in a range of key slots each, [B, R]. ``first`` is the
-        slot of the first query (long ones stand behind global ones); ``order`` is the key at each
-        slot, int64 [B, M], None: keys as they are."""
-        asked, keys = q.size(2), given.k.size(2)
-        slots = max(first + asked, keys)  # kernels want as many queries as keys
-        room = (first, slots - first - asked)
-        k, v = (pad(x, (0, 0, 0, slots - keys)) for x in (given.k, given.v))
-        lo, hi = (pad(bound, room).unsqueeze(1) for bound in (lo, torch.maximum(lo, hi)))
-        if order is not None:
-            more = torch.arange(keys, slots, device=order.device).expand(len(order), -1)
-            order = torch.cat([order, more], dim=1).unsqueeze(1)
-        out, lse = self._by_kernel(pad(q, (0, 0, *room)), k, v, Layout(lo, hi, key_order=order))
-        return out[:, :, first : first + asked], lse[:, :, first : first + asked]
-
     def _across(self, stream: int, given: _Projected, structure: Structure) -> Part:
         """What queries find in the other stream."""
         token, begin, end, mine = structure.seen(stream, hard=self.hard[stream])
-        number, order = structure.spans.size(1), structure.order
-        if stream == LONG:
-            number, order = 0, None
-        elif order is not None:  # global tokens are the first keys
-            first = torch.arange(number, device=order.device).expand(len(order), -1)
-            order = torch.cat([first, number + order], 1)
-        heads, width = given.q.size(1), given.q.size(3)
-        q = given.q.gather(2, token[:, None, :, None].expand(-1, heads, -1, width))
-        out, lse = self._in_ranges(given, q, number + begin, number + end, order=order)
+        asked, keys = token.size(1), given.k.size(2)
+        slots, order = max(asked, keys), None  # kernels want as many queries as keys
+        if stream == GLOBAL:  # global tokens are the first keys
+            number = structure.spans.size(1)
+            begin, end = begin + number, end + number
+            if structure.order is not None:
+                place = torch.arange(slots, device=token.device).expand(len(token), -1)
+                order = torch.cat(
+                    [place[:, :number], number + structure.order, place[:, keys:]], 1
+                )
+                order = order.unsqueeze(1)
+        q = given.q.gather(
+            2, token[:, None, :, None].expand(-1, self.num_heads, -1, self.head_dim)
+        )
+        q = pad(q, (0, 0, 0, slots - asked))
+        k, v = (pad(x, (0, 0, 0, slots - keys)) for x in (given.k, given.v))
+        lo, hi = (pad(x, (0, slots - asked)).unsqueeze(1) for x in (begin, end))
+        out, lse = self._by_kernel(q, k, v, Layout(lo, hi, key_order=order))
+        out, lse = out[:, :, :asked], lse[:, :, :asked]
         label = 2 * self.max_distance + torch.where(mine, MINE, OTHERS)
         label = (token * given.added.size(-1) + label).unsqueeze(1).expand_as(lse)
         lse = lse + given.added.flatten(2).gather(2, label)
         return _joined(out, lse, token, given.q.size(2))
 
+    def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Part:
+        return ranged_attention(q, k, v, layout, dropout=self._rate, impl=self.impl)
+
     def _among_long(self, given: _Projected, structure: Structure) -> Iterator[Part]:
         """What long tokens find in those nearby, by their labels, and in their cluster."""
+        if not structure.length:
+            return
         first, most = structure.spans.size(1), self.max_distance
         low, high = structure.local_bounds
         place = torch.arange(structure.length, device=low.device)
         begin = torch.maximum(place - self.radius, low)
         end = torch.minimum(place + self.radius + 1, high)
-        far = [(begin, end, 0)]
+        ranges = [] if most else [(begin, end, 0, None)]
         if most:
             yield self._nearest(given, structure)
-            far = [(begin, torch.maximum(begin, place - most + 1), 2 * most)]
-            far += [(torch.minimum(end, place + most), end, most)]
-        for lo, hi, label in far if self.radius >= most else ():
-            out, lse = self._in_ranges(given, given.q, first + lo, first + hi, first)
-            yield out, lse + given.added[..., label]
-        if not (self.same_cluster and structure.length):
-            return
-        # up to so many of the cluster before the radius, and behind it
-        clusters, order = structure.clusters, structure.order
-        ranked = clusters * structure.length + order  # rises: so do members of a cluster
-        before, behind = (
-            torch.searchsorted(ranked, clusters * structure.length + bound.gather(1, order))
-            for bound in (begin, end)
-        )
-        low = torch.maximum(torch.searchsorted(clusters, clusters), before - self.same_cluster)
-        high = torch.searchsorted(clusters, clusters, right=True)
-        high = torch.minimum(high, behind + self.same_cluster)
-        real, order = clusters < first, order.unsqueeze(1)
+        if self.radius >= most > 0:
+            ranges.append((begin, torch.maximum(begin, place - most + 1), 2 * most, None))
+            ranges.append((torch.minimum(end, place + most), end, most, None))
+        if self.same_cluster:  # up to so many before the radius, and behind it
+            clusters, order = structure.clusters, structure.order
+            # rises, and so do members of a cluster
+            ranked = clusters * structure.length + order
+            before, behind = (
+                torch.searchsorted(ranked, clusters * structure.length + bound.gather(1, order))
+                for bound in (begin, end)
+            )
+            low = torch.maximum(torch.searchsorted(clusters, clusters), before - self.same_cluster)
+            high = torch.searchsorted(clusters, clusters, right=True)
+            high = torch.minimum(high, behind + self.same_cluster)
+            real, label, order = clusters < first, 2 * most + SAME_CLUSTER, order.unsqueeze(1)
+            ranges.append((low.where(real, before), before, label, order))
+            ranges.append((behind, high.where(real, behind), label, order))
         k, v = (x[:, :, first:] for x in (given.k, given.v))
-        for lo, hi in ((low.where(real, before), before), (behind, high.where(real, behind))):
+        for lo, hi, label, order in ranges:
             layout = Layout(lo.unsqueeze(1), hi.unsqueeze(1), order, order)
             out, lse = self._by_kernel(given.q, k, v, layout)
-            yield out, lse + given.added[..., 2 * most + SAME_CLUSTER]
+            yield out, lse + given.added[..., label]
 
     def _nearest(self, given: _Projected, structure: Structure) -> Part:
         """What long tokens find in those less than k away, whose labels differ.
@@ -414,7 +408,7 @@ class GlobalLocalAttention(nn.Module):
         either side, cut out of the padded keys by ``unfold``.
         """
         reach = min(self.max_distance - 1, self.radius)
-        first, blocks = structure.spans.size(1), max(-(-structure.length // _BLOCK), 1)
+        first, blocks = structure.spans.size(1), -(-structure.length // _BLOCK)
         more = blocks * _BLOCK - structure.length
         q, added = (
             pad(x, (0, 0, 0, more)).unflatten(2, (blocks, _BLOCK))

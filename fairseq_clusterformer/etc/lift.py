@@ -20,7 +20,7 @@ _WORDS, _TYPES = "embed_tokens.weight", "embed_types.weight"
 #: parts of other models that have no place in the encoder
 _LEFT_OUT = ("embed_positions.", "lm_head.", "classification_heads.", "contrast.", "version")
 #: of an ETC parameter's name, what a dense encoder has in its place; such as
-#: layers.0.self_attn.linear.k_lg.weight, attention_norms.1.bias
+#: layers.0.self_attn.linear.k_l2g.weight, attention_norms.1.bias
 _DENSE = {
     r"\blinear\.(q|k|v|out)_\w+": r"\1_proj",
     r"\battention_norms\.\d": "self_attn_layer_norm",
