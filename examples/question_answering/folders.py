@@ -16,9 +16,8 @@ and writes each to a file of its own. A folder is a list of 30 of them, with 60 
 is missing in one folder, and four of the validation articles. The other files are articles that
 readers train on. ``whole`` writes a folder of one article for each that the questions of
 ``reader_data --long`` are about, ``runs`` one of the paragraphs of each question. ``ask`` keeps
-the ten best answers to each question (``--limit``: of so many of a folder), with what they are
-ranked by; an index keeps the vectors of articles that several folders have. ``fit`` makes weights
-of these, and ``score`` applies them.
+the ten best answers to each question, with what they are ranked by; an index keeps the vectors of
+articles that several folders have. ``fit`` makes weights of these, and ``score`` applies them.
 
 An answer is right if it is from the right file, and F1 with one of the gold answers is at least
 0.5. Unlike a user, ``score`` sees only the ten answers that are best by the default weights.
@@ -117,8 +116,7 @@ def ask(args: Namespace) -> None:
             (record,) = [json.loads(folder.read_text(encoding="utf-8"))]
             articles = folder.parent / "articles"
             passages = reader.index([articles / name for name in record["documents"]])
-            rows = spread(record["questions"], args.limit)
-            for row in rows:
+            for row in (rows := record["questions"]):
                 begun = time.perf_counter()
                 # weak answers, too
                 found = reader.ask(row["question"], passages, KEPT, least=-math.inf)
@@ -133,12 +131,6 @@ def ask(args: Namespace) -> None:
                 file.flush()
             took = sum(row["seconds"] for row in rows)
             print(f"{folder}: {len(rows)} questions, {len(passages)} passages, {took:.1f} s")
-
-
-def spread(rows: list[dict], most: int | None) -> list[dict]:
-    """At most so many of a list, from all of it: questions without an answer are its last."""
-    most = len(rows) if most is None else min(most, len(rows))
-    return [rows[(2 * i + 1) * len(rows) // (2 * most)] for i in range(most)]
 
 
 def likest(text: str, answers: list[str]) -> dict[str, float]:
@@ -288,7 +280,7 @@ def main(argv: list[str] | None = None) -> int:
     asking("--encoder FOLDER", "of sentences")
     asking("--index FOLDER", "to keep vectors in")
     asking("--passage N", "tokens of a passage")
-    for name in ("whole", "runs", "ask"):
+    for name in ("whole", "runs"):
         added[name].add("--limit N", "questions")
     for name in ("ask", "fit"):
         added[name].add("--out FILE", "to write", required=True)
