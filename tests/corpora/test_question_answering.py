@@ -111,18 +111,6 @@ def test_squad_to_folder_and_back(source, model, tmp_path, capsys):
     assert snapshot(dest) == before
 
 
-def test_a_model_of_its_own(source, tmp_path, capsys):
-    arguments = ("squad2", tmp_path / "dest", "--source", source, "--sentencepiece")
-    assert run(*arguments, 9000) == 1
-    assert "--sentencepiece is 9000: Vocabulary size too high" in capsys.readouterr().err
-    assert not (tmp_path / "dest").exists()
-    assert run(*arguments, 330) == 0
-    assert_answers(tmp_path / "dest", "train")
-    assert len(subwords.load_prepared(tmp_path / "dest").symbols) == 330
-    assert run("squad2", tmp_path / "most", "--source", source) == 0  # as many as there are
-    assert 330 < len(subwords.load_prepared(tmp_path / "most").symbols) < 8000
-
-
 def test_all_files_of_a_split_by_any_number_of_workers(source, model, tmp_path, monkeypatch):
     files = [source / "train-v2.0.json", source / "dev-v2.0.json"]
     arguments = ("--train", *files, "--valid", files[1], "--gpt2-bpe", model, "--titles")
