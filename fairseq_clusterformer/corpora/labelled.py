@@ -15,7 +15,7 @@ from typing import NamedTuple
 from fairseq_clusterformer.errors import bad_option
 
 from . import SPLITS
-from .lines import OPENERS, numbered_lines, read_lines, some, wrong
+from .lines import OPENERS, numbered_lines, read_lines, some, visible, wrong
 from .splits import split_of
 
 
@@ -180,7 +180,7 @@ class FileFormat:
         if path.is_dir():
             for folder in sorted(path.iterdir()):
                 if folder.is_dir() and not folder.name.startswith("."):
-                    for file in _files_in(folder) if self.takes(folder.name) else ():
+                    for file in visible(folder.rglob("*")) if self.takes(folder.name) else ():
                         text = "\n".join(read_lines(file, self.encoding))
                         yield LabelledText(folder.name, (text,), str(file))
             return
@@ -218,10 +218,13 @@ def own_corpus(
 ) -> LabelledCorpus:
     """Return a user's own data set, as ``clusterformer prepare classification text --help`` says.
     Raises UserError if nothing is found there, or if the labels make no sense."""
+    given = {"SOURCE": source, "--valid": valid, "--test": test}
+    for option, path in given.items():
+        if path is not None and not path.exists():
+            problem = "no such file or folder"
+            raise bad_option(option, path, "a file, or a folder per label", problem)
     files = _find_parts(source)
-    for part, path in (("valid", valid), ("test", test)):
-        if path is not None:
-            files[part] = _data(path, f"--{part}")
+    files |= {part: (path,) for part, path in (("valid", valid), ("test", test)) if path}
     counts, first = Counter(), None
     for example in form.read(files["train"]):
         counts[example.label] += 1
@@ -258,15 +261,9 @@ def _check_labels(
         raise wrong(first.where, problem, f"a label that comes again, or a header; {fields}")
 
 
-def _data(path: Path, option: str) -> tuple[Path, ...]:
-    if not path.exists():
-        raise bad_option(option, path, "a file, or a folder per label", "no such file or folder")
-    return (path,)
-
-
 def _find_parts(source: Path) -> dict[str, tuple[Path, ...]]:
     if not source.is_dir():
-        return {"train": _data(source, "SOURCE")}
+        return {"train": (source,)}
     entries = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
     folders = tuple(path for path in entries if path.is_dir())
     files = tuple(path for path in entries if path.is_file() and _suffix(path) in _READ)
@@ -286,8 +283,3 @@ def _find_parts(source: Path) -> dict[str, tuple[Path, ...]]:
 def _suffix(path: Path) -> str:
     """Without what says that a file is packed."""
     return (path.with_suffix("") if path.suffix in OPENERS else path).suffix
-
-
-def _files_in(folder: Path) -> list[Path]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return [path for path in files if not path.name.startswith(".")]

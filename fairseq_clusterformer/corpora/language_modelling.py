@@ -154,13 +154,11 @@ def prepare_text(
         found = _binarize(_texts(folder), work, out, vocabulary, **how)
         return {"splits": {name: made["splits"][name] | found[name] for name in SPLITS}}
 
-    trained = vocabulary.train if vocabulary else None
     recipe = {
         "corpus": "text",
-        **({} if by_bytes else {"unicode": FORM}),
-        "sentencepiece": trained,
+        "unicode": "none" if by_bytes else FORM,
         "words": words,
-        **(vocabulary.recipe() if vocabulary and not trained else {}),
+        **(vocabulary.recipe() if vocabulary else {}),
         "sentences": sentences,
         "encoding": encoding,
         "document_separator": document_separator,

@@ -123,3 +123,8 @@ def some(names: Iterable[object], most: int = 20) -> str:
     """Return names with commas between them, or the first of them."""
     names = list(map(str, names))
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def visible(paths: Iterable[Path]) -> list[Path]:
+    """Return the files among paths, in order, without hidden ones, whose names start by a dot."""
+    return sorted(path for path in paths if path.is_file() and not path.name.startswith("."))

@@ -106,31 +106,17 @@ def test_an_answer_is_taken_where_its_text_stands(
 @pytest.mark.parametrize(
     ("wrong", "reason", "detail"),
     [
-        (
-            question("a", ("cafe", 6)),
-            "answer not in its context",
-            "'cafe' is 'café' at [6, 10) of 42",
-        ),
-        (question("a", ("café", 9)), "answer not in its context", "'é "),
+        (question("a", ("cafe", 6)), "answer not in its context", "'cafe' is 'café' at [6, 10)"),
         (
             question("a", ("café", -4)),
             "answer not in its context",
-            "'café' is '' at [-4, 0) of 42",
+            "'café' is '' at [-4, 0)",
         ),
-        (
-            question("a", ("closed. ", 35)),
-            "answer not in its context",
-            "'closed. ' is 'closed.' at [35, 43) of 42",
-        ),
-        (question("a", ("", 3)), "answer not in its context", "'' is '' at [3, 3) of 42"),
         (question("a"), "answers and is_impossible disagree", "with 0 answers"),
         (question("a", ("café", 6), is_impossible=True), "answers and is_impossible disagree", ""),
-        (question("a", ("café", "6")), "no answer_start", '"6"; allowed: int'),
         (question("a", ("café", True)), "no answer_start", "true; allowed: int"),
         (question("a", ("café", 6), question="  "), "empty question", ""),
         (question("a", ("café", 6), question="\ud83c"), "not valid Unicode", r"'\ud83c' is half"),
-        ({"id": "a", "answers": []}, "answers and is_impossible disagree", ""),
-        ({"id": "a"}, "no answers", "null; allowed: list"),
         ("a", "no answers", "null; allowed: list"),
         (GOOD, "id seen before", "cake"),
     ],

@@ -384,7 +384,6 @@ OWN_MISTAKES = {  # a file's name, its lines, what is said, and options
     "few": ("a.tsv", "a\tx\nb\ty\n" * 2, "4 examples are too few to draw test from"),
     "no such label": ("a.tsv", "a\tx\nb\ty\n" * 9, "--labels is a,c: no example", "--labels=a,c"),
     "header": ("a.csv", "a,b\n1,2", "line 2: {'a': '1'", "--label-field=y"),
-    "quote": ("a.csv", 'a,"b', "a.csv: line 1: unexpected end of data"),
     "a header": (
         "a.csv",
         "mood,words\n" + "good,x\nbad,y\n" * 9,
@@ -406,7 +405,6 @@ OWN_MISTAKES = {  # a file's name, its lines, what is said, and options
         '{"label": null, "text": "x"}',
         "line 1: {'label': None, 'text': 'x'}; all",
     ),
-    "list": ("a.jsonl", "[]", "line 1: '[]'; allowed: a JSON object on each line"),
     "Latin-1": ("a.tsv", b"x\t\xe9", "a.tsv: line 1: byte 0xE9 "),
 }
 

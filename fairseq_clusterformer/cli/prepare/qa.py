@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.download import checksums
+from fairseq_clusterformer.corpora.lines import visible
 from fairseq_clusterformer.corpora.question_answering.build import (
     CORPORA,
     PARAGRAPHS,
@@ -109,8 +110,7 @@ def _splits(
     if not patterns:
         found, patterns = {"train": [source]}, ["files whose names contain train, valid or test"]
         if source.is_dir():
-            files = (path for path in source.iterdir() if path.is_file())
-            files = sorted(path for path in files if not path.name.startswith("."))
+            files = visible(source.iterdir())
             found = {split: [p for p in files if split_of(p) == split] for split in SPLITS}
     splits = files_of_splits(options, found, source, patterns)
     if not corpus.files:

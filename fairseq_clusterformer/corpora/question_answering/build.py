@@ -21,9 +21,8 @@ from ..lines import wrong
 from ..parallel import parallel
 from ..splits import SeenTexts
 from ..vocabulary import Vocabulary, copy_model
-from .babi import babi
 from .records import Drops, Reader, Record, Unusable
-from .squad import own_questions
+from .squad import babi, own_questions
 
 #: an option of a reader, and its help
 PARAGRAPHS = {"paragraphs N": "paragraphs of a document: the question's own and others near it"}

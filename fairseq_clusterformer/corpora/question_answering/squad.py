@@ -1,4 +1,4 @@
-"""SQuAD, a user's own questions, and splits that are drawn by document.
+"""SQuAD, bAbI, a user's own questions, and splits that are drawn by document.
 
 The files hold SQuAD's JSON, other lists of JSON, or one question per line as JSON. In SQuAD other
 paragraphs can be put around the one of a question, to make a long document.
@@ -13,8 +13,9 @@ from pathlib import Path
 
 from fairseq_clusterformer.errors import UserError
 
+from ..lines import raw_lines
 from ..splits import draw, key_of
-from .distant_supervision import distant_record, mentions_of
+from .distant_supervision import distant_record, in_sentences, mentions_of
 from .records import (
     Drops,
     Items,
@@ -24,6 +25,7 @@ from .records import (
     Sentence,
     Unusable,
     convert,
+    foreign,
     get,
     gold_answer,
     json_file,
@@ -154,6 +156,50 @@ def _answers(item: Mapping) -> Iterator[tuple[str, int, int | None]]:
         start = get(entry, "answer_start", int) if "answer_start" in entry else None
         source = entry if "paragraph" in entry else {"paragraph": item.get("paragraph", 0)}
         yield get(entry, "text"), get(source, "paragraph", int), start
+
+
+def babi(path: Path, drops: Drops) -> Iterator[Record]:
+    """Yield the records of a task's file (Weston et al. 2015): each question with what its story
+    said before it. An answer other than yes and no is searched in the sentences that support it,
+    then in the whole story."""
+
+    def to_record(item: Mapping) -> Record:
+        text, sentences, numbers = "", [], {}
+        for number, sentence in item["told"].items():
+            text += " " if text else ""
+            numbers[number] = len(sentences)
+            sentences.append([0, len(text), len(text) + len(sentence)])
+            text += sentence
+        if missing := [number for number in item["facts"] if number not in numbers]:
+            raise Unusable("no such line", f"supporting line {missing[0]}")
+        supporting = [numbers[number] for number in item["facts"]]
+        found = {"context": text, "sentences": sentences, "supporting": supporting}
+        record = question_record({**item, **found}, drops)
+        facts = [record.sentences[number] for number in record.supporting]
+        return replace(record, answers=in_sentences(record.answers, facts))
+
+    return convert(_babi_lines(path), to_record, drops)
+
+
+def _babi_lines(path: Path) -> Items:
+    """A line is a number and a sentence, or a number, a question, its answer and the numbers of
+    the supporting lines, between tabs; number 1 begins a story."""
+    name, story, told, questions = path.name.partition(".")[0], 0, {}, 0
+    for line_number, line in enumerate(raw_lines(path), 1):
+        number, _, text = line.decode().rstrip().partition(" ")
+        if not (number.isdecimal() and text):
+            raise foreign(path, "lines of bAbI, a number and a sentence")
+        text, *rest = map(str.strip, text.split("\t"))
+        if number == "1":
+            story, told = story + 1, {}
+        if not rest:
+            told[number] = text
+            continue
+        questions += 1
+        item = {"id": f"{name}-{questions}", "document": f"{name} story {story}"}
+        item |= {"question": text, "answers": [rest[0]], "told": dict(told)}
+        item["facts"] = rest[1].split() if rest[1:] else []
+        yield f"{path}: line {line_number:,}", item
 
 
 def draw_documents(
