@@ -235,18 +235,15 @@ def ranked(
     **By margins**, where "no answer" is a place in the softmaxes of spans (`Answers.none`). An
     answer's margin is the score of its span less that of "no answer" in the same section
     (Alberti et al. 2019 rank windows so). Its probability is that of the two. "No answer" in all
-    documents is as likely as against the best answer.
-
-    The order is that of :class:`Weights`: the margin and the relevance of the passage. A
+    documents is as likely as against the best answer. The order is that of :class:`Weights`. A
     calibrated reader's probabilities are those of being right, and its best answer counts from a
     threshold on.
 
     **By shares** otherwise. Each section first gets a share of the evidence in all sections: the
     softmax of `Answers.evidence`. An answer's probability is its section's share times its
-    probability in the section. For spans this is one softmax over the spans of all sections
-    (shared normalisation, Clark and Gardner 2018), times the probability that its own section has
-    an answer. All answers and "no answer" sum to 1. Answers of the most likely type come first,
-    as where a reader is scored.
+    probability in the section: for spans, one softmax over those of all sections (shared
+    normalisation, Clark and Gardner 2018), times the probability that its own section has an
+    answer. All answers and "no answer" sum to 1. Answers of the most likely type come first.
 
     Args:
         least: added to what the best answer must have; see `Ranking`.
@@ -256,10 +253,12 @@ def ranked(
     by_margin = all(read.answers.none is not None for read in reads)
     shares = torch.tensor([read.answers.evidence for read in reads], dtype=torch.float64)
     shares = shares.clamp(min=-1e30).log_softmax(0).tolist()  # no text: no evidence
-    types = dict.fromkeys(TYPES, 0.0)
-    for read, share in zip(reads, shares, strict=True):
-        for name in TYPES:
-            types[name] += math.exp(share) * read.answers.types[name]
+    types = {
+        name: sum(
+            math.exp(x) * read.answers.types[name] for read, x in zip(reads, shares, strict=True)
+        )
+        for name in TYPES
+    }
     likeliest, none = max(TYPES[:-1], key=types.get), types["none"]
     found = []
     for read, share in zip(reads, shares, strict=True):

@@ -6,7 +6,6 @@ is written twice.
 """
 
 import hashlib
-import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ FILE = "clusterformer-index.sqlite"
 MOST_ENCODED = 1024  # sections that are encoded before a question is asked, without an index
 _AT_ONCE = 256  # sections that are encoded, and written, together
 _ALLOWED = "a new or empty folder, or one that clusterformer has made as an index"
-_FORM = "key BLOB PRIMARY KEY, owner BLOB, value BLOB"
 
 
 class Index:
@@ -49,12 +47,12 @@ class Index:
         with self._used():
             place = folder / FILE if folder else ""
             self._database = sqlite3.connect(place, timeout=60, check_same_thread=False)
-            self._database.execute(f"CREATE TABLE IF NOT EXISTS kept ({_FORM})")
+            form = "key BLOB PRIMARY KEY, value BLOB"
+            self._database.execute(f"CREATE TABLE IF NOT EXISTS kept ({form})")
 
-    def owners(self) -> dict[bytes, bytes]:
-        """By each key, what its value belongs to."""
+    def keys(self) -> set[bytes]:
         with self._used():
-            return dict(self._database.execute("SELECT key, owner FROM kept"))
+            return {key for (key,) in self._database.execute("SELECT key FROM kept")}
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, Tensor]:
         """The values of those keys that are there."""
@@ -63,15 +61,11 @@ class Index:
             found = (row for key in keys for row in self._database.execute(query, (key,)))
             return {key: load(value)["value"] for key, value in found}
 
-    def put(self, values: Iterable[tuple[bytes, bytes, Tensor]]) -> None:
-        """Keep values, each with its key and its owner."""
-        rows = [(key, owner, save({"value": value})) for key, owner, value in values]
+    def put(self, values: Iterable[tuple[bytes, Tensor]]) -> None:
+        """Keep values by their keys."""
+        rows = [(key, save({"value": value})) for key, value in values]
         with self._used(), self._database as database:
-            database.executemany("REPLACE INTO kept VALUES (?, ?, ?)", rows)
-
-    def remove(self, keys: Iterable[bytes]) -> None:
-        with self._used(), self._database as database:
-            database.executemany("DELETE FROM kept WHERE key = ?", [(key,) for key in keys])
+            database.executemany("REPLACE INTO kept VALUES (?, ?)", rows)
 
     @contextmanager
     def _used(self) -> Iterator[None]:
@@ -103,17 +97,12 @@ class Encodings:
         """Encode sections before they are asked for, unless they are many and nothing is kept.
         Raises UserError: an index that cannot be written.
 
-        What was written before an end in between is kept; what documents had before they changed
-        goes.
+        What was written before an end in between is kept.
         """
-        if not self._index.folder and len(sections) > MOST_ENCODED:
-            return
-        keys = {self._key(section): section for section in sections}
-        documents = {_hash_of_name(section) for section in sections}
-        there = self._index.owners()
-        self._make({key: section for key, section in keys.items() if key not in there})
-        gone = (key for key, own in there.items() if own in documents and key not in keys)
-        self._index.remove(key for key in gone if key.startswith(self._model))
+        if self._index.folder or len(sections) <= MOST_ENCODED:
+            there = self._index.keys()
+            keys = {self._key(section): section for section in sections}
+            self._make({key: section for key, section in keys.items() if key not in there})
 
     def of(self, sections: Sequence[Section]) -> list[Tensor]:
         """States of the sections' words, float16 [W, D] on the CPU."""
@@ -129,9 +118,9 @@ class Encodings:
         for first in range(0, len(absent), _AT_ONCE):
             some = list(absent.items())[first : first + _AT_ONCE]
             states = self._encode([section for _, section in some])
+            pairs = zip(some, states, strict=True)
             self._index.put(
-                (key, _hash_of_name(section), x.to("cpu", torch.float16).contiguous())
-                for (key, section), x in zip(some, states, strict=True)
+                (key, x.to("cpu", torch.float16).contiguous()) for (key, _), x in pairs
             )
 
     def _key(self, section: Section) -> bytes:
@@ -141,11 +130,6 @@ class Encodings:
             content.update(text_mask(document.characters).numpy().tobytes())
             self._keys[section] = self._model + content.digest()[:24]
         return self._keys[section]
-
-
-def _hash_of_name(section: Section) -> bytes:
-    name = os.path.abspath(section.source.name)
-    return hashlib.sha256(name.encode(errors="surrogatepass")).digest()[:16]
 
 
 def _hash_of_model(model: nn.Module) -> bytes:

@@ -10,12 +10,9 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
-from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 
-from .texts import BLANK_LINE, DATE, at_most
+from .texts import BLANK_LINE, at_most
 
 _LONGEST = 1200  # characters of a paragraph
 _LETTERS = r"[^\W\d_]+"
@@ -23,9 +20,7 @@ _BROKEN_WORD = re.compile(
     rf"\b((?:{_LETTERS}[-\u2010]){{0,3}}{_LETTERS})([-\u2010\u00ad])[ \t]*\n[ \t]*({_LETTERS})"
 )
 _WORD = re.compile(rf"{_LETTERS}(?:[-\u2010]{_LETTERS})*")
-_COMPOUNDING = set("half high long low non self short two three four five six ten well".split())
-_NUMBER = re.compile(r"(?<![\d.,])\d{1,5}(?![\d.,]*\d)|^[ivxl]{1,8}$")
-_ROMAN_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50}
+_NUMBER = re.compile(r"(?<![\d.,])\d{1,5}(?![\d.,]*\d)")
 _LONGEST_RUNNING = 200  # characters of a line that may recur
 _EDGE = 3  # lines at the top and at the bottom of a page where others may recur
 
@@ -37,50 +32,30 @@ def of_pdf(data: bytes) -> tuple[str, list[tuple[str, str]]]:
 
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     reader = pypdf.PdfReader(io.BytesIO(data))
-    flowing = _without_running([_lines(page.extract_text()) for page in reader.pages])
-    placed = _without_running([_placed(page) for page in reader.pages])
     title = (reader.metadata and reader.metadata.title) or ""
-    pages = zip(placed, flowing, strict=True)
-    texts = _whole_words("\n".join(_of_columns(there) or lines) for there, lines in pages)
+    pages = [_whole_characters(page.extract_text()).split("\n") for page in reader.pages]
+    texts = _whole_words(["\n".join(lines) for lines in _without_running(pages)])
     return _whole_characters(title), [
-        (_whole_characters(text), f"page {number}")
-        for number, page in enumerate(texts, 1)
-        for text in _of_page(page)
+        (text, f"page {number}") for number, page in enumerate(texts, 1) for text in _of_page(page)
     ]
 
 
 def _whole_characters(text: str) -> str:
-    """A text whose halves of characters are put together; one alone becomes U+FFFD."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in unicodedata.normalize("NFC", text).split("\n")]
-
-
-def _placed(page) -> list[str]:
-    """The lines of a page as they lie on it; none where its fonts do not say how wide they are."""
-    with suppress(Exception):
-        return _lines(page.extract_text(extraction_mode="layout"))
-    return []
+    """A text whose halves and marks of characters are put together; half of one alone becomes
+    U+FFFD."""
+    whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return unicodedata.normalize("NFC", whole)
 
 
 def _without_running(pages: list[list[str]]) -> list[list[str]]:
     """The lines of pages without those that recur at one place at the edge of many pages, such as
-    headers, page numbers and dates. Left and right pages may have their own."""
+    headers and page numbers. Left and right pages may have their own."""
     found: list[dict[tuple[int, str], int]] = []  # lines by their places and their forms
     for number, lines in enumerate(pages):
         full = [place for place, line in enumerate(lines) if line.strip()]
-        dated = Counter(DATE.sub("<date>", line) for line in lines)
         outer = [*enumerate(full[:_EDGE]), *((-1 - i, n) for i, n in enumerate(full[:-4:-1]))]
-        found.append(
-            {
-                (place, form): line
-                for place, line in outer
-                if len(lines[line]) <= _LONGEST_RUNNING
-                for form in _forms(number, lines[line], dated)
-            }
-        )
+        own = ((place, n, form) for place, n in outer for form in _forms(number, lines[n]))
+        found.append({(place, form): line for place, line, form in own})
     counts = Counter(edge for own in found for edge in own)
     least = max(2, 0.3 * len(pages))
     running = [{own[edge] for edge in own if counts[edge] >= least} for own in found]
@@ -91,92 +66,33 @@ def _without_running(pages: list[list[str]]) -> list[list[str]]:
     return kept if any(map(any, kept)) else pages
 
 
-def _forms(page: int, line: str, dated: Counter) -> Iterator[str]:
-    """What a line has in common with those of other pages: itself; itself but for its date, if
-    few lines of the page are so; or itself but for a number that rises with the pages'."""
-    plain = " ".join(line.split()).casefold()
-    yield plain
-    masked = DATE.sub("<date>", line)
-    if masked != line and dated[masked] <= 2:
-        yield " ".join(masked.split()).casefold()
-    for found in _NUMBER.finditer(plain):
-        if found[0].isdecimal():
-            number = int(found[0])
-        else:
-            values = [_ROMAN_VALUES[letter] for letter in plain] + [0]
-            number = sum(-v if v < following else v for v, following in pairwise(values))
-        yield f"{plain[: found.start()]}<{number - page}>{plain[found.end() :]}"
+def _forms(page: int, line: str) -> Iterator[str]:
+    """What a line has in common with those of other pages: itself, or itself but for a number that
+    rises with the pages'."""
+    if len(line) <= _LONGEST_RUNNING:
+        plain = " ".join(line.split()).casefold()
+        yield plain
+        for found in _NUMBER.finditer(plain):
+            yield f"{plain[: found.start()]}<{int(found[0]) - page}>{plain[found.end() :]}"
 
 
-def _of_columns(lines: list[str]) -> list[str]:
-    """The lines of a page, one column after the other; none if it has one column. Blanks in
-    `lines` keep what is below each other below each other."""
-    width = max(map(len, lines), default=0)
-    # In each column, a line of text has four words or more: rows of a table have fewer.
-    gaps = {
-        gap: sum(
-            line[gap - 1 : gap + 2] == "   "
-            and min(len(line[:gap].split()), len(line[gap:].split())) >= 4
-            for line in lines
-        )
-        for gap in range(width // 5, 4 * width // 5)
-    }
-    gap = max(gaps, key=gaps.get, default=0)
-    across = [bool(line[gap - 1 : gap + 2].strip()) for line in lines]
-    if not gaps or gaps[gap] < 3 or 2 * sum(across) > gaps[gap]:
-        return []
-    columns, block = [], []
-    for line, is_across in [*zip(lines, across, strict=True), ("", True)]:
-        if not is_across:
-            block.append(line)
-            continue
-        for part in ([each[:gap] for each in block], [each[gap:] for each in block]):
-            columns += _of_columns(part) or [each.strip() for each in part]
-        columns += [line, ""]  # what is above it comes first
-        block = []
-    return columns
-
-
-def _whole_words(texts: Iterator[str]) -> list[str]:
-    """Pages where words that a line's end divides are whole again.
-
-    A hyphen goes where the document has the whole word elsewhere, and stays where it has the
-    compound. Else it stays behind a letter, a hyphenated word or a word that makes compounds, and
-    between two known words; unless both parts make a known word.
-    """
-    pages = [*texts]
+def _whole_words(pages: list[str]) -> list[str]:
+    """Pages where words that a line's end divides are whole again. A hyphen stays where the
+    document has the compound elsewhere, behind a letter or a compound, and before a capital."""
     others = {
         word.casefold().replace("\u2010", "-")
         for page in pages
         for word in _WORD.findall(_BROKEN_WORD.sub("\n", page))
     }
-    known = others | _dictionary()
 
     def whole(found: re.Match) -> str:
         first, hyphen, second = found.groups()
-        parts = [first.casefold(), second.casefold()]
-        joined, compound = "".join(parts), "-".join(parts)
-        if hyphen == "\u00ad" or joined in others:
-            return first + second
-        keeps = len(first) == 1 or "-" in first or not second[0].islower() or compound in others
-        makes = parts[0] in _COMPOUNDING or known.issuperset(parts)
-        return f"{first}-{second}" if keeps or (makes and joined not in known) else first + second
+        keeps = len(first) == 1 or "-" in first or not second[0].islower()
+        keeps = keeps or f"{first}-{second}".casefold() in others
+        joins = hyphen == "\u00ad" or (first + second).casefold() in others or not keeps
+        return first + second if joins else f"{first}-{second}"
 
     return [_BROKEN_WORD.sub(whole, page).replace("\u00ad", "") for page in pages]
-
-
-@lru_cache(1)
-def _dictionary() -> set[str]:
-    """What begins words in the dictionaries of the installed models: 25,000 words. Of pieces of
-    words (``reader-en``), those begin words that have no mark."""
-    words = set()
-    for file in Path(__file__).parents[1].glob("trained/*/dict.txt"):
-        symbols = [line.split(" ")[0] for line in file.read_text(encoding="utf-8").splitlines()]
-        if any(symbol.startswith("##") for symbol in symbols):
-            words.update(each for each in symbols if not each.startswith("##"))
-        else:
-            words.update(each[1:].casefold() for each in symbols if each.startswith("\u2581"))
-    return words
 
 
 def _of_page(page: str) -> Iterator[str]:

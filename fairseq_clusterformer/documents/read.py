@@ -102,7 +102,6 @@ class Reader(Pretrained):
             dtype = next(self.model.parameters()).dtype
             self._sentences = found = SentenceEncoder(encoder, self.device, dtype)
             self._vectors = Encodings(found.model, found.of_sections, index)
-        self._kept_in = [folder, encoder]
 
     def index(
         self,
@@ -119,14 +118,12 @@ class Reader(Pretrained):
 
         Args:
             documents: see `answer`.
-            folder, encoder: as the class has them; None: as before.
+            folder, encoder: as the class has them; neither: as before.
         """
         if isinstance(documents, Passages):
             return documents
-        new = zip((folder, encoder), self._kept_in, strict=True)
-        wanted = [Path(given) if given else old for given, old in new]
-        if wanted != self._kept_in:
-            self._keep_in(*wanted)
+        if folder or encoder:
+            self._keep_in(folder and Path(folder), encoder and Path(encoder))
         given = [documents] if isinstance(documents, str | Path) else [*documents]
         state = [each if isinstance(each, str) else state_of(each) for each in given]
         if self._latest is None or self._latest[0] != state:

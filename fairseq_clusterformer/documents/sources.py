@@ -5,7 +5,6 @@ Within a paragraph, blanks and line ends are single blanks, and letters of no wi
 
 import io
 import os
-import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,17 +16,13 @@ from fairseq_clusterformer.errors import bad_option
 
 from .forms import Unreadable, form_of
 from .parsing import parse_elsewhere
-from .texts import DATE, of_plain, paragraphs
+from .texts import of_plain, paragraphs
 
 KINDS = (
     "a file of text, Markdown (.md), HTML (.html), PDF, Word (.docx), Excel (.xlsx), EPUB, RTF, "
     "e-mail (.eml, .mhtml) or notebook (.ipynb)"
 )
 ALLOWED = f"{KINDS}, or a folder of them"
-_DATED = re.compile(  # with each date as <date>: dates or a page number, and no more
-    r"(?i)(?=.*<date>)(?:(?:last|posted|published|updated|modified|on|at|[^\W\d_]+day)\b|<date>|[\W\d_])*+"
-    r"|page\s\d+(?:\s(?:of|/)\s\d+)?"
-)
 _HEAD = 4096  # bytes that say what a file is
 _NAMED = 5  # files in a line about those that are skipped
 
@@ -39,8 +34,7 @@ class Source:
     name: str  # the file as it was given, or what the caller calls a text
     title: str  # of a page, a book or a PDF; else the file's name without its ending
     paragraphs: tuple[str, ...]  # none of them is empty
-    #: the numbers of those that answer nothing: dates without a heading, page numbers, and what
-    #: half of the files in a folder have, such as menus
+    #: the numbers of those that answer nothing, as half of the files in a folder have them
     silent: frozenset[int] = frozenset()
     #: where each paragraph stands: a heading above it, or "page 3"; empty: nobody knows
     places: tuple[str, ...] = ()
@@ -82,7 +76,7 @@ def uploaded_source(
 ) -> Source:
     """A file whose content came by itself; otherwise as :func:`read_source`."""
     try:
-        return _silenced([_of_bytes(data, Path(name), encoding, main_text)])[0]
+        return _of_bytes(data, Path(name), encoding, main_text)
     except Unreadable as error:
         raise bad_option("document", name, KINDS, str(error)) from None
 
@@ -133,32 +127,16 @@ def read_sources(
 
 
 def _silenced(sources: list[Source]) -> list[Source]:
-    """Sources that know what of them answers nothing."""
+    """Sources that know what of them answers nothing: what half of them have, unless it is most of
+    a source, which is another version of a document then."""
     files = Counter(text for source in sources for text in {*source.paragraphs})
-    many = max(3, len(sources) / 2)
-
-    def silent(texts: tuple[str, ...]) -> Iterator[int]:
-        shared = [files[text] >= many for text in texts]
-        size = sum(len(text) for text, is_shared in zip(texts, shared, strict=True) if is_shared)
-        is_copy = size > 0.75 * sum(map(len, texts))  # or another version of a document
-        for i, text in enumerate(texts):
-            if (shared[i] and not is_copy) or (_is_dated(text) and not _is_heading(texts, i - 1)):
-                yield i
-
-    return [replace(source, silent=frozenset(silent(source.paragraphs))) for source in sources]
-
-
-def _is_dated(text: str) -> bool:
-    """Whether a text says when it was written, or on which page it is, and no more."""
-    is_row = len(text) > 200 or "|" in text
-    return not is_row and bool(_DATED.fullmatch(DATE.sub("<date>", text)))
-
-
-def _is_heading(texts: Sequence[str], place: int) -> bool:
-    """Whether a paragraph is a heading within a document, by its looks."""
-    if place < 1 or len(text := texts[place]) > 60 or _is_dated(text):
-        return False
-    return text[-1].isalnum() or text[-1] == ":"
+    found = []
+    for source in sources:
+        texts, many = source.paragraphs, max(3, len(sources) / 2)
+        shared = [number for number, text in enumerate(texts) if files[text] >= many]
+        is_copy = sum(len(texts[i]) for i in shared) > 0.75 * sum(map(len, texts))
+        found.append(replace(source, silent=frozenset([] if is_copy else shared)))
+    return found
 
 
 def state_of(path: Path) -> list[tuple[str, int, int]]:

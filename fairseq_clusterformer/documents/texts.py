@@ -23,16 +23,6 @@ ABBREVIATION = (  # what a point behind does not end
 SENTENCE_END = regex.compile(
     rf"(?:(?<!\b\p{{L}}|{ABBREVIATION})\.|[!?\u2026])[\"')\]\u201d\u2019]*+\s+|[\u3002\uff01\uff1f]"
 )
-# English, German and French: "Jan" to "janvier"; bounded, or repeated they take quadratic time
-_MONTH = (
-    r"(?:jan|f[e\u00e9][bv]|m[a\u00e4]r|a[pv]r|ma[iy]|ju[nil]|a[uo]|sep|o[ck]t|nov|d[e\u00e9][cz])"
-    r"[^\W\d_]{0,7}\.?"
-)
-_DAY = r"\d{1,2}(?:\.|st|nd|rd|th)?"
-DATE = regex.compile(
-    rf"(?i)(?:{_DAY}\s{_MONTH}|{_MONTH}\s{_DAY}),?\s\d{{4}}"
-    r"|\d{1,4}[-/.]\d{1,2}[-/.]\d{2,4}|\d{1,2}:\d{2}(?::\d{2})?"
-)
 _WIDEST = 130  # characters of a line, where a paragraph has several
 _LONGEST = 20_000  # characters of a paragraph
 _LINE = regex.compile(r"\S[^\n]*")

@@ -135,36 +135,17 @@ class TestText:
             read_source(tmp_path)
 
 
-class TestSilent:
-    def test_menus_and_dates_are_no_answers(self, tmp_path):
-        """What half of the files have, and dates and page numbers by themselves; not short
-        texts."""
-        own = ["12 March 2020", "Posted on Monday, 12 March 2020, 10:30", "Page 3 of 10", "1966"]
-        own += ["Born 12 March 1920", "It began on 12 March 2020."]
-        for number in range(5):
-            menu = "Home | News" if number < 3 else f"{number}."
-            rare = "Dear Sir" if number < 2 else ""
-            text = "\n\n".join([menu, *(own if number == 0 else []), rare, f"Number {number}."])
-            (tmp_path / f"{number}.txt").write_text(text)
-        sources = read_sources([tmp_path], report=lambda line: None)
-        heard = [
-            text
-            for source in sources
-            for i, text in enumerate(source.paragraphs)
-            if i not in source.silent
-        ]
-        expected = ["1966", *own[-2:], "Dear Sir", "Number 0.", "Dear Sir", "Number 1."]
-        assert heard == [*expected, "Number 2.", "3.", "Number 3.", "4.", "Number 4."]
-        assert uploaded_source(b"It began.\n\n12 March 2020", "a.txt").silent == {1}
-
-    def test_dates_that_answer_and_versions_of_a_document(self, tmp_path):
-        """A date below a heading, and one in a table; versions are no pages with a menu."""
-        text = "# Minutes\n\n3 May 2021\n\n## Next meeting\n\n12 March 2025, 14:00\n\n"
-        text += "| Day | Hour |\n|---|---|\n| 2025-03-13 | 14:00 |\n\nVersion "
-        for number in range(3):
-            (tmp_path / f"{number}.md").write_text(text + f"{number}")
-        for source in read_sources([tmp_path], report=lambda line: None):
-            assert [source.paragraphs[i] for i in source.silent] == ["3 May 2021"]
+def test_menus_are_no_answers(tmp_path):
+    """What half of the files have; not versions of a document."""
+    for number in range(5):
+        menu = "Home | News" if number < 3 else f"{number}."
+        rare = "Dear Sir" if number < 2 else ""
+        (tmp_path / f"{number}.txt").write_text(f"{menu}\n\n{rare}\n\nNumber {number}.")
+    sources = read_sources([tmp_path], report=lambda line: None)
+    assert [source.silent for source in sources] == [{0}] * 3 + [frozenset()] * 2
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_text(f"The king of Arle is Otto.\n\n{number}.")
+    assert not any(source.silent for source in read_sources([tmp_path], report=lambda line: None))
 
 
 #: pages, and what a browser shows of them
@@ -328,30 +309,20 @@ a line and more."""
         [
             ("Kö-\nnig", "", "König"),
             ("Мос-\nква", "", "Москва"),
-            ("Ko\u0308-\nnig", "", "König"),
             ("deter\u00ad\nmining", "", "determining"),
             ("Kö\u2010\nnig", "", "König"),
             ("so\u00adft", "", "soft"),
-            ("price-\ndetermining", "", "price-determining"),
-            ("environ-\nmental", "", "environmental"),
             ("Bundes-\nregierung", "", "Bundesregierung"),
-            ("self-\nservice", "", "self-service"),
-            ("non-\nclustered", "", "non-clustered"),
-            ("non-\nlinear", "", "nonlinear"),  # which the dictionary has
-            ("ten-\nder", "", "tender"),
             ("mother-in-\nlaw", "", "mother-in-law"),
             ("E-\nmail", "", "E-mail"),
             ("Rhein-\nMain", "", "Rhein-Main"),
-            ("inter-\nnational", "International", "international"),
             ("long-\nterm", "long-term", "long-term"),
-            ("long-\nterm", "term long", "long-term"),
-            ("with-\nout", "with out without", "without"),
+            ("Long-\nTerm", "longterm", "LongTerm"),
             ("19-\n20", "", "19- 20"),
         ],
     )
     def test_words_that_a_line_divides(self, broken, elsewhere, whole):
-        page = "\n".join(pdf_text._lines(f"a {broken} b {elsewhere}"))
-        (found,) = pdf_text._whole_words([page])
+        (found,) = pdf_text._whole_words([f"a {broken} b {elsewhere}"])
         assert " ".join(found.split()).startswith(f"a {whole} b")
 
     def test_what_recurs_at_the_edges_of_pages_is_no_text(self):
@@ -388,43 +359,11 @@ a line and more."""
         text = " ".join(texts_of(pdf(*pages), "a.pdf"))
         assert [each for each in rows if " ".join(each.split()) not in text] == []
 
-    def test_dates_and_numbers_of_pages_are_no_text(self):
-        months, numerals = "January February March April May June", "i ii iii iv v vi"
-        heads = zip(months.split(), numerals.split(), strict=True)
-        pages = [
-            f"Printed {month} {n}, 2003 at 10:0{n}\nThe king of town {n * n} is old.\n{numeral}"
-            f"\n- {n} of 6 -"
-            for n, (month, numeral) in enumerate(heads, 1)
-        ]
-        expected = [f"The king of town {n * n} is old." for n in range(1, 7)]
-        assert texts_of(pdf(*pages), "a.pdf") == expected
-
-    def test_columns_that_are_written_row_by_row(self):
-        left = """The king of Arle, who is old, has ruled
-the town for more than twenty years, and
-the towns around it for longer than any
-person who lives there can remember, and
-his wife Ida came from Ulm.""".splitlines()
-        right = """In the south there is another town that
-has no king but a council of seven men
-who meet each week in the old mill near
-the bridge and decide what bread costs.
-They are all bakers.""".splitlines()
-        rows = "\n".join(map("\t".join, zip(left, right, strict=True)))
-        heading = "The towns of the river, their kings and their councils in old days"
-        found = texts_of(pdf(f"{heading}\n{rows}"), "a.pdf")
-        assert found == [heading, " ".join(left), " ".join(right)]
-        towns = ("Arle", "Elm", "Ulm", "Bree")
-        table = "\n".join(f"{town}\t{town[::-1]} the king" for town in towns)
-        assert "Elm mlE the king" in " ".join(texts_of(pdf(table), "b.pdf"))
-        columns = [[f"{word} of line {line} rules" for line in range(6)] for word in "ABC"]
-        rows = "\n".join(map("\t".join, zip(*columns, strict=True)))
-        assert texts_of(pdf(rows, column=170), "a.pdf") == [" ".join(sum(columns, []))]
-
     def test_halves_of_characters(self):
         """As fonts of formulas have them."""
-        content = pdf("Otto rules @ and A.", letters={"@": "D835", "A": "D835DC9C"})
-        assert texts_of(content, "a.pdf") == ["Otto rules \ufffd and \U0001d49c."]
+        letters = {"@": "D835", "A": "D835DC9C", "o": "006F0308"}
+        content = pdf("Otto rules @ and A.", letters=letters)
+        assert texts_of(content, "a.pdf") == ["Ott\u00f6 rules \ufffd and \U0001d49c."]
 
     def test_damaged_or_locked(self, tmp_path):
         content, path = pdf("The king of Arle is Otto."), tmp_path / "a.pdf"
@@ -620,7 +559,6 @@ class TestLimits:
             ("a.html", "<a <a" * 30_000),
             ("a.html", "<svg>" * 30_000 + "</p>" * 100_000),
             ("a.html", "</" * 30_000),
-            ("a.txt", "1/1/2020 " + "1111day-" * 20 + "x"),
             # normalisation takes quadratic time of a run of marks
             *((name, "a" + "\u0301\u0323" * 40_000) for name in ("a.txt", "a.md", "a.html")),
         ],
@@ -631,7 +569,6 @@ class TestLimits:
         source = uploaded_source(f"{head}Otto rules.\n\n{content}".encode(), name)
         assert source.paragraphs[0].startswith("Otto rules.")
         for text in source.paragraphs:
-            assert not source.silent
             [*stems(text)]
         assert time.process_time() - start[0] < 2
         assert time.monotonic() - start[1] < parsing.SECONDS / 2

@@ -24,7 +24,7 @@ from fairseq_clusterformer.documents import serve as serving
 from fairseq_clusterformer.documents.read import Reader
 from fairseq_clusterformer.documents.serve import PAGE, Desk, build_app, is_loopback
 from fairseq_clusterformer.documents.sources import text_source
-from tests.documents.commands import error, usage_error
+from tests.documents.commands import error, run, usage_error
 from tests.documents.papers import pdf
 
 LIMIT = 20_000
@@ -63,40 +63,32 @@ def refused(response, status: int = 422) -> str:
 
 
 class TestDocuments:
-    def test_files_of_every_kind_are_asked_together(self, client):
+    def test_files_of_every_kind_are_asked_together(self, client, monkeypatch):
         page = "<title>Towns</title><p>Kim 2nd rules <b>Orsk</b>.<p>Nothing else."
-        assert upload(client, "a.txt", TOWNS).json() == {
-            "documents": [{"name": "a.txt", "paragraphs": 1}]
-        }
+        found = upload(client, "a.txt", TOWNS).json()
+        assert found == {"documents": [{"name": "a.txt", "paragraphs": 1}]}
         assert upload(client, "page.html", page).status_code == 200
         assert upload(client, "paper.pdf", pdf("old Sool rules Tyre.")).status_code == 200
         names = [each["name"] for each in client.get("/documents").json()["documents"]]
         assert names == ["a.txt", "page.html", "paper.pdf"]
-        for town, ruler, file in (
-            ("Bree", "Noor", "a.txt"),
-            ("Orsk", "Kim 2nd", "page.html"),
-            ("Tyre", "old Sool", "paper.pdf"),
+        monkeypatch.setattr(serving, "AROUND", 30)
+        for town, ruler, file, place, around in (
+            ("Bree", "Noor", "a.txt", "paragraph 1", TOWNS.replace("Pisa.", "\u2026")),
+            ("Orsk", "Kim 2nd", "page.html", "paragraph 1", "Kim 2nd rules Orsk."),
+            ("Tyre", "old Sool", "paper.pdf", "page 1", "old Sool rules Tyre."),
         ):
             found = client.post("/ask", content=f"Who rules {town}?").json()
             best = found["answers"][0]
-            assert (best["text"], best["file"], found["verdict"]) == (ruler, file, "")
+            assert (best["text"], best["file"], best["place"]) == (ruler, file, place)
+            assert best["before"] + best["text"] + best["behind"] == around
             assert best["found"]
             assert best["probability"] > 0.5
-            assert len(found["answers"]) == 3
-
-    def test_the_passage_around_an_answer(self, client, monkeypatch):
-        monkeypatch.setattr(serving, "AROUND", 30)
-        upload(client, "a.txt", f"Otto rules Ulm.\n\n{TOWNS}")
-        best = client.post("/ask", content=ASKED).json()["answers"][0]
-        assert best["place"] == "paragraph 2"
-        assert best["before"] + best["text"] + best["behind"] == (
-            "Ida Brun rules Ulm. Noor rules Bree. Mary-Ann rules \u2026"
-        )
+            assert (len(found["answers"]), found["verdict"]) == (3, "")
 
     def test_a_client_that_leaves_is_forgotten(self, desk):
         """Without a traceback, and without half of its file."""
         parts = [{"type": "http.request", "body": b"Noor", "more_body": True}]
-        scope = {"type": "http", "method": "PUT", "path": "/documents", "headers": []}
+        scope = {"type": "http", "method": "PUT", "path": "/documents"}
         scope |= {"query_string": b"name=a.txt", "headers": [(b"host", b"127.0.0.1")]}
         sent = []
 
@@ -117,12 +109,10 @@ class TestDocuments:
         assert client.post("/ask", content=ASKED).json()["answers"][0]["text"] == "Otto"
         gone = client.delete("/documents", params={"name": ODD})
         assert gone.json() == {"documents": []}
-        assert "document is b: none" not in refused(
-            client.delete("/documents", params={"name": "b"})
-        )
-        assert "document is none; allowed: one or more" in refused(
-            client.post("/ask", content=ASKED)
-        )
+        line = refused(client.delete("/documents", params={"name": "b"}))
+        assert line == "document is b; allowed: none is here"
+        line = refused(client.post("/ask", content=ASKED))
+        assert "document is none; allowed: one or more" in line
 
     @pytest.mark.parametrize(
         ("name", "data", "message"),
@@ -139,12 +129,11 @@ class TestDocuments:
     def test_an_encoding_is_chosen(self, client):
         data = "Noor rules Bree. Zo\u00eb rules Ulm.".encode("latin-1")
         assert upload(client, "a.txt", data, encoding="latin-1").status_code == 200
-        assert "--encoding" not in refused(upload(client, "a.txt", data, encoding="klingon"))[:5]
+        assert "encoding is klingon" in refused(upload(client, "a.txt", data, encoding="klingon"))
 
     def test_limits(self, client, desk, monkeypatch):
-        assert "big.txt is too large; allowed: 20,000 bytes or fewer" in refused(
-            upload(client, "big.txt", b"a" * (LIMIT + 1)), 413
-        )
+        line = refused(upload(client, "big.txt", b"a" * (LIMIT + 1)), 413)
+        assert "big.txt is too large; allowed: 20,000 bytes or fewer" in line
         monkeypatch.setattr(serving, "MOST_CHARACTERS", 100)
         assert upload(client, "a.txt", TOWNS).status_code == 200
         assert "114 characters; allowed: 100 in all" in refused(upload(client, "b.txt", TOWNS))
@@ -152,12 +141,9 @@ class TestDocuments:
         assert [each["name"] for each in desk.documents()] == ["a.txt"]
         client.delete("/documents", params={"name": "a.txt"})
         assert upload(client, "b.txt", TOWNS).status_code == 200
-        assert "the question is too large" in refused(
-            client.post("/ask", content="a" * 100_001), 413
-        )
+        line = refused(client.post("/ask", content="a" * 100_001), 413)
+        assert "the question is too large" in line
 
-
-class TestQuestions:
     @pytest.mark.parametrize(
         ("question", "message"),
         [
@@ -166,7 +152,7 @@ class TestQuestions:
             (b"\xff", "allowed: UTF-8 text"),
         ],
     )
-    def test_refused(self, question, message, client):
+    def test_questions_that_are_refused(self, question, message, client):
         upload(client, "a.txt", TOWNS)
         line = refused(client.post("/ask", content=question))
         assert message in line
@@ -192,53 +178,55 @@ class TestWhoIsAnswered:
         assert policy.startswith("default-src 'none'; script-src 'sha256-")
         assert "unsafe" not in policy
         assert response.headers["x-content-type-options"] == "nosniff"
-
-    @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "", "127.0.0.1.evil"])
-    def test_another_name_is_refused(self, host, client):
-        response = client.get("/documents", headers={"host": host})
-        assert "answers to its own address alone" in refused(response, 403)
-
-    @pytest.mark.parametrize("host", ["LOCALHOST:8000", "127.0.0.1", "[::1]:8000"])
-    def test_its_own_names(self, host, client):
-        assert client.get("/documents", headers={"host": host}).status_code == 200
-
-    def test_other_sites_are_refused(self, client):
-        for site in ("cross-site", "same-site"):
-            response = client.post("/ask", content="x", headers={"sec-fetch-site": site})
-            assert "does not answer other sites" in refused(response, 403)
-        assert "access-control-allow-origin" not in client.get("/").headers
+        assert "access-control-allow-origin" not in response.headers
 
     @pytest.mark.parametrize(
-        "origin",
-        ["http://evil.example", "http://127.0.0.1:9", "null", "", "http://[", "http://[a]"],
+        ("name", "value", "says"),
+        [
+            *(
+                ("host", host, "answers to its own address alone")
+                for host in ("evil.example", "evil.example:8000", "", "127.0.0.1.evil")
+            ),
+            *(("host", host, "") for host in ("LOCALHOST:8000", "127.0.0.1", "[::1]:8000")),
+            *(
+                ("origin", origin, "does not answer other sites")
+                for origin in ("http://evil.example", "http://127.0.0.1:9", "null", "")
+            ),
+            *(("origin", each, "does not answer other") for each in ("http://[", "http://[a]")),
+            ("origin", "http://127.0.0.1:8000", ""),
+            *(
+                ("sec-fetch-site", site, "does not answer other sites")
+                for site in ("cross-site", "same-site")
+            ),
+        ],
     )
-    def test_other_origins_are_refused(self, origin, client):
-        response = client.post("/ask", content="x", headers={"origin": origin})
-        assert "does not answer other sites" in refused(response, 403)
-        own = {"origin": str(client.base_url)}
-        assert client.get("/documents", headers=own).status_code == 200
+    def test_other_names_and_sites_are_refused(self, name, value, says, client):
+        response = client.get("/documents", headers={name: value})
+        if says:
+            assert says in refused(response, 403)
+        else:
+            assert response.status_code == 200
 
-    def test_in_a_network_any_name_will_do(self, desk):
-        client = TestClient(build_app(desk, "0.0.0.0", LIMIT), base_url="http://desk.lan")
+    @pytest.mark.parametrize(
+        ("host", "own", "others"),
+        [("0.0.0.0", "desk.lan", 200), ("192.168.1.5", "192.168.1.5", 403)],
+    )
+    def test_in_a_network(self, host, own, others, desk):
+        """At all addresses any name will do; at one, its own."""
+        client = TestClient(build_app(desk, host, LIMIT), base_url=f"http://{own}")
         assert client.get("/").status_code == 200
-        assert [
-            each for each in ("0.0.0.0", "127.0.0.2", "::1", "desk.lan") if is_loopback(each)
-        ] == [*("127.0.0.2", "::1")]
-
-    def test_an_address_of_a_network_answers_to_itself(self, desk):
-        client = TestClient(build_app(desk, "192.168.1.5", LIMIT), base_url="http://192.168.1.5")
-        assert client.get("/").status_code == 200
-        response = client.get("/", headers={"host": "evil.example"})
-        assert "its own address" in refused(response, 403)
+        assert client.get("/", headers={"host": "evil.example"}).status_code == others
+        assert not is_loopback(host)
+        assert is_loopback("127.0.0.2")
+        assert is_loopback("::1")
 
 
 @pytest.fixture
 def address(desk: Desk):
     """Of a server in a thread."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(
-        uvicorn.Config(build_app(desk, "127.0.0.1", LIMIT), log_level="warning")
-    )
+    config = uvicorn.Config(build_app(desk, "127.0.0.1", LIMIT), log_level="warning")
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     while not server.started:
@@ -248,38 +236,47 @@ def address(desk: Desk):
     thread.join(30)
 
 
-def seen(address: str, tmp_path: Path) -> str:
-    """The page as it is in a browser after it has answered."""
+@pytest.mark.parametrize(
+    ("name", "text", "question", "patterns"),
+    [
+        (
+            "<i>evil</i>.html",
+            EVIL,
+            "Who rules Lund?",
+            [
+                "<title>Ask your documents</title>",
+                r"<p><mark>Kim 2nd</mark>" + re.escape(escape(EVIL, quote=False)[7:]) + "</p>",
+                "&lt;i&gt;evil&lt;/i&gt;.html, paragraph 1",
+                'id="verdict" hidden',
+            ],
+        ),
+        (
+            "a.txt",
+            TOWNS,
+            "Who rules Tyre?",
+            [
+                'id="verdict"><strong>No answer found',
+                r"Most likely, no answer here \(probability",
+                '(?s)(<li class="guess">.*){3}',
+            ],
+        ),
+        ("", "", "Who?", [r'id="said"[^>]*class="bad">document is none; allowed: one or']),
+    ],
+)
+def test_in_a_browser(name, text, question, patterns, desk, address, tmp_path):
+    """The page after it has answered; the text of a document stays text."""
     browser = next(filter(shutil.which, ("chromium", "chromium-browser", "google-chrome")), None)
     if browser is None:
         pytest.skip("no Chromium here")
+    if text:
+        desk.add(text_source(text, name))
     line = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    line += ["--virtual-time-budget=20000", f"--user-data-dir={tmp_path}", address]
-    return subprocess.run(line, check=True, timeout=120, capture_output=True, text=True).stdout
-
-
-class TestBrowser:
-    def test_an_answer_is_marked(self, desk, address, tmp_path):
-        """And the text of a document stays text."""
-        desk.add(text_source(EVIL, "<i>evil</i>.html"))
-        html = seen(f"{address}/?question={quote('Who rules Lund?')}", tmp_path)
-        assert "<title>Ask your documents</title>" in html
-        evil = escape(EVIL, quote=False).partition("Kim 2nd")
-        assert f"<p>{evil[0]}<mark>Kim 2nd</mark>{evil[2]}</p>" in html
-        assert "&lt;i&gt;evil&lt;/i&gt;.html, paragraph 1" in html
-        assert "<img" not in html
-        assert re.search(r'id="verdict" hidden', html)
-
-    def test_no_answer(self, desk, address, tmp_path):
-        desk.add(text_source(TOWNS, "a.txt"))
-        html = seen(f"{address}/?question={quote('Who rules Tyre?')}", tmp_path)
-        assert re.search(r'id="verdict"><strong>No answer found', html)
-        assert "Most likely, no answer here (probability" in html
-        assert html.count('<li class="guess">') == 3
-
-    def test_a_refusal(self, address, tmp_path):
-        html = seen(f"{address}/?question={quote('Who?')}", tmp_path)
-        assert re.search(r'id="said"[^>]*class="bad">document is none; allowed: one or', html)
+    line += ["--virtual-time-budget=20000", f"--user-data-dir={tmp_path}"]
+    line += [f"{address}/?question={quote(question)}"]
+    run = subprocess.run(line, check=True, timeout=120, capture_output=True, text=True)
+    assert "<img" not in run.stdout
+    for pattern in patterns:
+        assert re.search(pattern, run.stdout)
 
 
 @pytest.fixture
@@ -296,6 +293,12 @@ def served(monkeypatch) -> list:
     return found
 
 
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
 class TestCommand:
     def test_a_port_in_use(self, towns_reader, capsys):
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -310,13 +313,9 @@ class TestCommand:
         said = error(capsys, "answer", "--serve")
         assert 'needs uvicorn, which is not installed; allowed: pip install ".[serve]' in said
 
-    def test_it_serves(self, towns_reader, tmp_path, served, capsys):
+    def test_it_serves(self, towns_reader, tmp_path, served, port, capsys):
         """The documents of the command line, at this computer alone."""
-        from tests.documents.commands import run
-
         (tmp_path / "a.txt").write_text(TOWNS)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
         line = ["answer", "--checkpoint", towns_reader, "--document", tmp_path / "a.txt"]
         assert run(*line, "--serve", "--port", port, "--upload-limit", 1, "--cpu") == 0
         assert capsys.readouterr().out == f"Ask at http://127.0.0.1:{port} (Ctrl-C ends it)\n"
@@ -334,17 +333,14 @@ class TestCommand:
             ("0", ["127.0.0.1", "desk.lan"], True),
         ],
     )
-    def test_other_forms_of_an_address(self, host, answered, warned, desk, served, capsys):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+    def test_other_forms_of_an_address(self, host, answered, warned, desk, served, port, capsys):
         serving.serve(desk, host, port, LIMIT)
         assert ("everybody who can reach" in capsys.readouterr().err) is warned
         ((app, _),) = served
-        for name in answered:
+        for name in (*answered, "evil.example"):
+            status = 403 if name == "evil.example" and not warned else 200
             client = TestClient(app, base_url=f"http://{name}:{port}")
-            assert client.get("/documents").status_code == 200
-        client = TestClient(app, base_url="http://evil.example")
-        assert client.get("/documents").status_code == (200 if warned else 403)
+            assert client.get("/documents").status_code == status
 
     def test_no_address_is_not_all_of_them(self, capsys):
         said = usage_error(capsys, "answer", "--serve", "--host", "")
