@@ -175,7 +175,7 @@ def best_spans(
         top: n, 1 or more; fewer where there are fewer pairs of tokens.
     """
     length = start.size(-1)
-    words = torch.arange(length).expand_as(paragraph) if words is None else words
+    words = torch.zeros_like(paragraph) + torch.arange(length) if words is None else words
     width = 1
     if length:  # the most tokens that max_length words have
         behind = torch.searchsorted(words, words + max_length) - torch.arange(length)

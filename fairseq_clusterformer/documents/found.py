@@ -105,10 +105,10 @@ class FoundAnswer:
 
     def overlaps(self, other: "FoundAnswer") -> bool:
         """Whether both are spans that share a character."""
+        mine, its = ((x.type, x.read.section.source, x.paragraph) for x in (self, other))
         return (
-            self.type == other.type == "short"
-            and self.read.section.source is other.read.section.source
-            and self.paragraph == other.paragraph
+            mine == its
+            and self.type == "short"
             and self.characters[0] < other.characters[1]
             and other.characters[0] < self.characters[1]
         )

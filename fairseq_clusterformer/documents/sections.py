@@ -156,21 +156,17 @@ class Splitter:
                 yield Piece(number, first, last, *map(int, shown)), head + last - first
 
     def _encode(self, section: Section) -> tuple[Tensor, Document]:
-        texts, ids, characters, starts, sentences = [], [], [], [], []
+        parts, sentences, length = [], [], 0
         for piece in section.pieces:
-            text, start = section.source.paragraphs[piece.number], sum(map(len, ids))
+            text = section.source.paragraphs[piece.number]
             tokens, own = self._tokens(text), slice(piece.first, piece.last)
             tokens = Tokens(tokens.ids[own], tokens.starts[own], tokens.ends[own])
-            for found, part in zip(
-                (texts, starts, ids, characters),
-                (text, start, *led_by_start(tokens, self._title(section.source))),
-                strict=True,
-            ):
-                found.append(part)
-            head = start + len(ids[-1]) - len(tokens)
+            parts.append((text, length, *led_by_start(tokens, self._title(section.source))))
+            length += len(parts[-1][2])
             for _, first, last in sentences_of([Paragraph("", text)]) if self._sentences else ():
                 if len(tokens) and first < tokens.ends[-1] and last > tokens.starts[0]:
-                    sentences.append(token_span(head, tokens, first, last))
+                    sentences.append(token_span(length - len(tokens), tokens, first, last))
+        texts, starts, ids, characters = zip(*parts, strict=True)
         document = Document(
             texts=texts,
             starts=torch.tensor(starts),

@@ -40,15 +40,12 @@ def test_words_in_part(characters, tokens):
     assert (span["start_token"], span["end_token"]) == tokens
 
 
-def test_yes():
+def test_yes_and_scores_that_are_numbers():
     yes, span = Answer("yes", -0.1), Answer("May", -3.0, 0, (13, 16), (4, 5))
     found = natural_question("x", answers(yes, span, yes=1.0), PARAGRAPHS)
     assert (found["example_id"], found["yes_no_answer"]) == ("x", "YES")
     assert Label.from_json(found).yes_no == "yes"
     assert found["short_answers"] == []
-
-
-def test_scores_are_numbers():
     never = Answer("no", -math.inf)
     found = natural_question("x", answers(never, long=(), none=1.0), PARAGRAPHS)
     assert found["long_answer_score"] == found["short_answers_score"] == -1e9

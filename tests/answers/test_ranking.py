@@ -84,20 +84,19 @@ def test_the_margin_over_no_answer_of_the_best_of_any_kind():
         assert found.best_margin == pytest.approx(math.log(best / 0.3))
 
 
+def test_without_a_type_that_is_likelier_spans_come_first():
+    """Of a reader whose data never told any."""
+    (found,) = ranked_answers(batch(certain(7, 7, 3)), DOCUMENTS[:1], top=9)
+    texts = [answer.text for answer in found.short]
+    assert (found.text, *texts[:1], *texts[-2:]) == ("Berlin", "Berlin", "yes", "no")
+
+
 @pytest.mark.parametrize("name", ["long", "none"])
 def test_no_short_answer(name):
     (found,) = ranked_answers(batch(certain(7, 7, 3, **{name: 1.0})), DOCUMENTS[:1])
     assert found.type == name
     assert found.text == ""
     assert [answer.text for answer in found.short] == ["Berlin"]
-
-
-def test_without_a_type_that_is_likelier_spans_come_first():
-    """Of a reader whose data never told any."""
-    (found,) = ranked_answers(batch(certain(7, 7, 3)), DOCUMENTS[:1], top=9)
-    texts = [answer.text for answer in found.short]
-    assert found.text == texts[0] == "Berlin"
-    assert texts[-2:] == ["yes", "no"]
 
 
 def test_spans_do_not_overlap_and_are_more_than_blanks():
@@ -110,12 +109,6 @@ def test_spans_do_not_overlap_and_are_more_than_blanks():
     tokens = [t for answer in spans for t in range(*answer.tokens)]
     assert len(set(tokens)) == len(tokens)
     assert [a.score for a in spans] == sorted((a.score for a in spans), reverse=True)
-
-
-def test_tokens_without_a_character_begin_nothing():
-    """Such as sentencepiece's mark of a text's beginning."""
-    characters = torch.tensor([[-1, 0, 0, 3, 4], [-1, 0, 3, 4, 7]])
-    assert text_mask(characters).tolist() == [False, False, True, True, True]
 
 
 def test_short_answers_within_the_long_one():

@@ -153,11 +153,11 @@ def test_a_document_does_not_command_the_terminal(checkpoint, tmp_path, capsys):
 
 
 def section_read(
-    source: Source, types: dict[str, float], short: list[Answer], long=(), evidence: float = 0.0
+    name: str, types: dict[str, float], short: list[Answer], long=(), evidence: float = 0.0
 ) -> finding.SectionRead:
-    """Of a source of one paragraph, a word of three characters and one of five."""
+    """Of a document of one paragraph, a word of three characters and one of five."""
     characters = torch.tensor([[-1, 0, 4], [-1, 3, 8]])
-    section = section_of(source, characters)
+    section = section_of(Source(name, name, ("One two.",)), characters)
     types = dict.fromkeys(TYPES, 1e-9) | types
     return finding.SectionRead(section, Answers(types, short, [*long], evidence))
 
@@ -167,9 +167,8 @@ def span(score: float) -> Answer:
 
 
 def test_one_section_keeps_the_probabilities_of_the_reader():
-    source = Source("x", "x", ("One two.",))
     types = {"short": 0.6, "yes": 0.1, "none": 0.3}
-    read = section_read(source, types, [span(math.log(0.5)), Answer("yes", math.log(0.1))])
+    read = section_read("x", types, [span(math.log(0.5)), Answer("yes", math.log(0.1))])
     ranking = finding.ranked([read], 9)
     found = {each.text: each.probability for each in ranking}
     assert found == {"One": pytest.approx(0.5), "yes": pytest.approx(0.1)}
@@ -180,53 +179,49 @@ def test_one_section_keeps_the_probabilities_of_the_reader():
 
 
 def test_yes_and_no_are_no_guesses_beside_spans_by_margins():
-    source = Source("x", "x", ("One two.",))
     answers = [span(math.log(0.2)), Answer("yes", math.log(0.1)), Answer("no", math.log(0.3))]
     for short, texts in ((answers[:2], ["One"]), (answers, ["no", "One"])):
-        read = section_read(source, {"short": 0.6, "none": 0.1}, short)
+        read = section_read("x", {"short": 0.6, "none": 0.1}, short)
         read.answers = replace(read.answers, none=math.log(0.1))
         assert [each.text for each in finding.ranked([read], 9)] == texts
 
 
 def test_a_short_file_does_not_win_by_being_short():
     """In it one span is as good as certain, by logits that are far below the right file's."""
-    short, right = (Source(name, name, ("One two.",)) for name in ("short", "right"))
     types = {"short": 0.8, "none": 0.2}
     reads = [
-        section_read(short, types, [span(math.log(0.79))], evidence=3.0),
-        section_read(right, types, [span(math.log(0.3))], evidence=9.0),
+        section_read("short", types, [span(math.log(0.79))], evidence=3.0),
+        section_read("right", types, [span(math.log(0.3))], evidence=9.0),
     ]
     ranking = finding.ranked(reads, 2)
     assert [each.file for each in ranking] == ["right", "short"]
     assert ranking.no_answer == pytest.approx(0.2)
     # and a file that says by itself that nothing answers comes behind
-    reads[1] = section_read(right, {"short": 1e-6, "none": 1.0}, [span(-15.0)], evidence=9.0)
+    reads[1] = section_read("right", {"short": 1e-6, "none": 1.0}, [span(-15.0)], evidence=9.0)
     assert finding.ranked(reads, 2)[0].file == "short"
 
 
 def test_probabilities_of_all_files_sum_to_one():
-    sources = [Source(name, name, ("One two.",)) for name in "abc"]
     noes = [0.1, 0.5, 0.999]
     reads = [
         section_read(each, {"short": 1 - no, "none": no}, [span(math.log1p(-no))], evidence=e)
-        for each, no, e in zip(sources, noes, (1.0, 3.0, 2.0), strict=True)
+        for each, no, e in zip("abc", noes, (1.0, 3.0, 2.0), strict=True)
     ]
     ranking = finding.ranked(reads, 9, -math.inf)
     total = sum(each.probability for each in ranking if each.type == "short")
     assert total + ranking.no_answer == pytest.approx(1, abs=1e-5)
-    empty = section_read(sources[0], {"none": 1.0}, [], evidence=-math.inf)
+    empty = section_read("a", {"none": 1.0}, [], evidence=-math.inf)
     assert finding.ranked([empty], 3).no_answer == pytest.approx(1, abs=1e-6)
 
 
 def test_answers_of_the_likeliest_type_come_first():
     """As the reader is scored: a span may be less likely than yes, and spans together likelier."""
-    source = Source("x", "x", ("One two.",))
     answers = [span(math.log(0.2)), Answer("yes", math.log(0.3))]
     types = {"short": 0.5, "yes": 0.3, "none": 0.2}
-    found = finding.ranked([section_read(source, types, answers, [(0, 0.0)])], 9)
+    found = finding.ranked([section_read("x", types, answers, [(0, 0.0)])], 9)
     assert [each.type for each in found] == ["short", "yes", "long"]
     types = {"long": 0.5, "yes": 0.3, "none": 0.2}
-    (first, *_) = finding.ranked([section_read(source, types, answers, [(0, 0.0)])], 9)
+    (first, *_) = finding.ranked([section_read("x", types, answers, [(0, 0.0)])], 9)
     assert (first.type, first.text, first.around()) == ("long", "One two.", ("", "One two.", ""))
 
 
@@ -435,9 +430,8 @@ def test_page(checkpoint, tmp_path, capsys):
     assert not out.with_name("page.html.partial").exists()
 
 
-def test_page_of_a_question_that_would_end_the_script(tmp_path):
-    source = Source("</script><script>", "x", ("One </script><script> two.",))
-    read = section_read(source, {"short": 0.9, "none": 0.1}, [span(-0.2)])
+def test_page_of_a_question_that_would_end_the_script():
+    read = section_read("</script><script>", {"short": 0.9, "none": 0.1}, [span(-0.2)])
     read.clusters[1, "</script><script>"] = torch.tensor([0, 1, 1])
     html = answer_page("</script><script>alert(1)</script>\u2028", finding.ranked([read], 3))
     assert html.count("<script>") == html.count("</script>") == 1

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 import sqlite3
 import tracemalloc
 from contextlib import closing
@@ -520,17 +519,11 @@ class TestInstalledReader:
         (tmp_path / "letters" / "a.txt").write_text("Otto rules Ulm. Noor rules Bree.")
         return ["answer", "--document", tmp_path / "letters", "--question", ASKED, "--cpu"]
 
-    def test_none(self, line, capsys):
+    def test_none_or_several(self, line, towns_reader, tmp_path, capsys):
         said = error(capsys, *line)
-        assert said.endswith(
-            "--checkpoint is not given: no reader installed with this package; allowed: a "
-            "reader's checkpoint or bundle"
-        )
-
-    def test_several(self, line, towns_reader, tmp_path, capsys):
-        bundle.write_bundle(load_checkpoint(towns_reader), tmp_path / "trained" / "a")
-        shutil.copytree(tmp_path / "trained" / "a", tmp_path / "trained" / "b")
-        line[2] = line[2] / "a.txt"
+        assert "--checkpoint is not given: no reader installed with this package; allowed" in said
+        for name in "ab":
+            bundle.write_bundle(load_checkpoint(towns_reader), tmp_path / "trained" / name)
         said = error(capsys, *line)
         assert ": 2 readers installed with this package; allowed: a, b, a reader's" in said
 
