@@ -28,9 +28,8 @@ def token_clusters(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tenso
     Raises:
         ValueError: a router ran more than once (a model that reads two texts, one by one).
     """
-    reports = _of_routers(lambda seen: seen.assignment.report, model, *inputs, **named_inputs)
-    clusters = {name: report.clusters for name, report in reports.items()}
-    return {name: found.cpu() for name, found in clusters.items() if found is not None}
+    of = _of_routers(lambda seen: seen.assignment.report.clusters, model, *inputs, **named_inputs)
+    return {name: clusters.cpu() for name, clusters in of.items() if clusters is not None}
 
 
 def tokens_seen(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
@@ -88,7 +87,7 @@ def _of_routers(
     found: dict[str, T] = {}
 
     def keep(name: str, module: nn.Module, args: tuple, seen: Seen) -> None:
-        if name in found:
+        if found.get(name) is not None:
             allowed = "allowed: a model that reads one text at a time"
             raise ValueError(f"{name} ran more than once; {allowed}")
         found[name] = of(seen)
