@@ -42,8 +42,13 @@ def attend(
         return _one(heads, seen, rule, stores)
     text, sight, past, beyond = seen.text, seen.sight, seen.text.past, rule.beyond(seen.tokens)
     whole, layouts = _over(text, heads), [*sight.ranges, *sight.near]
-    if seen.assignment.key_bias is not None:
-        bias = _bias(heads, text, seen.assignment.key_bias)
+    if (bias := seen.assignment.key_bias) is not None:
+        bias = bias.to(heads.k.dtype)  # decoding keeps it with its key, rounded like it
+        if past:
+            kept = text.kept[..., heads.k.size(-1)]  # of each head of keys
+            bias = for_each(kept, bias).expand(len(kept), kept.size(1), -1)
+            bias = torch.cat([kept, bias], dim=-1)
+        bias = bias if bias.size(1) == 1 else for_each(heads.q, bias)
         layouts[: len(sight.ranges)] = [replace(one, key_bias=bias) for one in sight.ranges]
     calls = [(whole, layouts, sight.own)]
     if sight.sinks is not None and beyond is None:
@@ -76,16 +81,6 @@ def _over(text: Text, heads: QKV) -> QKV:
     k = torch.cat([text.kept[..., :width], heads.k], dim=2)
     v = torch.cat([text.kept[..., -width:], heads.v], dim=2)
     return heads._replace(q=pad(heads.q, (0, 0, text.past, 0)), k=k, v=v)
-
-
-def _bias(heads: QKV, text: Text, bias: Tensor) -> Tensor:
-    """Biases of a text's keys [B, 1 or H, T], by those of the new ones."""
-    bias = bias.to(heads.k.dtype)  # decoding keeps it with its key, rounded like it
-    if text.past:
-        kept = text.kept[..., heads.k.size(-1)]  # of each head of keys
-        bias = for_each(kept, bias).expand(len(kept), kept.size(1), -1)
-        bias = torch.cat([kept, bias], dim=-1)
-    return bias if bias.size(1) == 1 else for_each(heads.q, bias)
 
 
 def _joined(

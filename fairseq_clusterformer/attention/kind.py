@@ -339,11 +339,6 @@ class Kind(nn.Module, ABC):
             masks.append(Batch(any_padding(torch.cat([of_kept, mask], dim=-1))))
         return Text(behind, tuple(rounds), rings, *masks, entries)
 
-    def observe(self, observation: Tensor) -> None:
-        """Store a training batch's observation; called outside of any activation checkpoint."""
-        if self.learner is not None:
-            self.learner.observe(observation)
-
     def commit(self) -> None:
         """Apply what was observed since the last call; called before each update."""
         if self.learner is not None:

@@ -78,17 +78,8 @@ class MultiheadAttention(ProjectedHeads):
     def forward(
         self, x: Tensor, batch: Batch | Tensor | None = None, centroids: Tensor | None = None
     ) -> tuple[Tensor, list[Report]]:
-        """Attend within each row, or within each document of it.
-
-        Args:
-            x: [B, N, D].
-            batch: which tokens are real and which documents they belong to; or the padding mask,
-                bool [B, N], True where a token is padding; its output has no meaning.
-            centroids: handed on by the layer before, for kinds that take them, [B, K, D].
-
-        Returns:
-            The output [B, N, D], and a report for each kind.
-        """
+        """Attend within each row, or within each document of it: see :meth:`following`, without a
+        past. Returns the output [B, N, D], and a report for each kind."""
         out, _, reports = self.following(x, None, batch, centroids, reported=True)
         return out, reports
 
@@ -119,10 +110,12 @@ class MultiheadAttention(ProjectedHeads):
             x: [B, N, D].
             past: what the last call returned, which is used up; ``Past()`` at first. None: there
                 are no tokens before these, and none will follow, as in training.
-            batch: as of :meth:`forward`. With a past, of these tokens alone: layers that have had
-                the same tokens may share it. Documents are those of single tokens then, [B, 1]:
-                another than the last call's begins.
-            centroids: as of :meth:`forward`; without a past.
+            batch: which tokens are real and which documents they belong to; or the padding mask,
+                bool [B, N], True where a token is padding; its output has no meaning. With a past,
+                of these tokens alone: layers that have had the same tokens may share it. Documents
+                are those of single tokens then, [B, 1]: another than the last call's begins.
+            centroids: handed on by the layer before, for kinds that take them, [B, K, D]; without
+                a past.
             reported: in training: kinds report and teach, of two tokens or more.
 
         Returns:
@@ -220,7 +213,7 @@ class MultiheadAttention(ProjectedHeads):
         """Let the kinds remember a training batch; called once its forward pass is over."""
         for router, report in zip(self.routers, reports, strict=True):
             if report.observation is not None:
-                router.observe(report.observation)
+                router.learner.observe(report.observation)
 
     def commit(self) -> None:
         """Let the kinds apply what they remembered; called before each update."""

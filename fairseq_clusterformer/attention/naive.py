@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, normalize
+from torch.nn.functional import cosine_similarity
 
 from .heads import Convolved
 from .kind import Kind
 from .multihead import MultiheadAttention
-from .tokens import Batch, Tokens
+from .tokens import Batch, Round, Tokens
 
 
 class Head(NamedTuple):
@@ -33,21 +33,25 @@ class Head(NamedTuple):
 
 @torch.no_grad()
 def naive(layer: MultiheadAttention, x: Tensor, centroids: Tensor | None = None) -> Tensor:
-    """A layer's output [N, D] of x [N, D]; ``centroids``: handed on, [K, D]. A kind whose clusters
-    are defined elsewhere (CF22's equations, nearest centroids) is asked for them."""
+    """A layer's output [N, D] of x [N, D]; ``centroids``: handed on, [K, D]. Kinds are asked for
+    their clusters alone."""
     outputs, size = [], layer.num_heads // len(layer.kinds)
     heads = layer.project(x.unsqueeze(0), Convolved(Batch()))
     of_all = [t[0].repeat_interleave(layer.num_heads // t.size(1), 0) for t in heads[1:4]]
     for place, (kind, router) in enumerate(zip(layer.kinds, layer.routers, strict=True)):
         q, k, v = (t[place * size : (place + 1) * size] for t in of_all)
         q, k = router.project(q, k)
-        rounds, bias = ASSIGN.get(kind.kind, as_it_says)(router, x, q, k, centroids)
+        given = None if centroids is None else centroids[None]
+        tokens = Tokens(x[None], (q[None], k[None]), Batch(), centroids=given)
+        found = router.assign(tokens, {})[0]
+        one = torch.zeros(1, 1, len(x), dtype=torch.long)
+        rounds = found.rounds or (Round((one,)),)
+        bias = q.new_zeros(1, size, len(x)) if found.key_bias is None else found.key_bias
         for h in range(size):
-            looks, of_keys = (
-                [t[h % len(t)].tolist() for t in of] for of in zip(*rounds, strict=True)
-            )
-            of_keys_bias = len(x) * [0.0] if bias is None else bias[h].tolist()
-            head = Head(kind.kind, router, h, q[h], k[h], v[h], looks, of_keys, of_keys_bias)
+            looks = [torch.stack([t[0, h % t.size(1)] for t in r.queries], -1) for r in rounds]
+            of_keys = [r.of_keys[0, h * r.of_keys.size(1) // size].tolist() for r in rounds]
+            vectors = q[h], k[h], v[h], [t.tolist() for t in looks], of_keys, bias[0, h].tolist()
+            head = Head(kind.kind, router, h, *vectors)
             outputs.append(torch.stack([_attended(head, i) for i in range(len(x))]))
     return layer.merge([torch.stack(outputs).unsqueeze(0)])[0]
 
@@ -133,58 +137,4 @@ def means(head: Head, i: int) -> list[list[int]]:
     return list(found.values())
 
 
-# Rounds: the clusters that each query looks into [H or 1, N, P], and the one of each key [H or 1,
-# N]; and biases of keys [H, N], if there are any.
-
-
-def as_it_says(router, x, q, k, centroids):
-    centroids = None if centroids is None else centroids[None]
-    tokens = Tokens(x[None], (q[None], k[None]), Batch(), centroids=centroids)
-    found, _ = router.assign(tokens, {})
-    rounds = [(torch.stack(one.queries, -1)[0], one.of_keys[0]) for one in found.rounds]
-    rounds = rounds or alike(torch.zeros(1, len(x)))[0]
-    return rounds, None if found.key_bias is None else found.key_bias[0]
-
-
-def strided(router, x, q, k, _):
-    stride = router.options.period
-    place = torch.arange(len(x))[None] % stride
-    if router.options.pattern == "fixed":
-        return alike(torch.zeros(1, len(x)), (place != stride - 1).int())
-    return alike(place)
-
-
-def lsh(router, x, q, k, _):
-    turned = [k @ rotation for rotation in router.rotations.to(k)]
-    buckets = [torch.cat([t, -t], -1)[..., : router.rule.clusters].argmax(-1) for t in turned]
-    return [alike(bucket)[0][0] for bucket in buckets], None
-
-
-def taught(router, x, q, k, _):
-    if router.convolution is not None:
-        x = router.convolution(x[None], Batch())[0]
-    of_q, of_k = router.routing(x[None], Tokens(x[None], (q[None], k[None]), Batch()))
-    each = router.centroids.repeat_interleave(router.sharing, 0)
-    looks = phi(router.options.similarity, of_q[0], each).topk(router.options.probes).indices
-    s = phi(router.options.similarity, of_k[0], router.centroids) / router.temperature
-    keys = (s - router.normalizer.log_normalizer.to(x)[:, None]).argmax(-1)
-    if router.gate is not None:
-        held = router.gate(x[None])[0] / router.temperature >= router.normalizer.average[:, None]
-        keys = keys.where(held, router.rule.clusters)
-    return [(looks, keys.repeat_interleave(router.sharing, 0))], None
-
-
-def alike(queries: Tensor, keys: Tensor | None = None):
-    """One round; keys as queries, if they are not given."""
-    return [(queries[..., None], queries if keys is None else keys)], None
-
-
-def phi(similarity: str, x: Tensor, centroids: Tensor) -> Tensor:
-    """Of vectors [..., N, E] and centroids [..., K, E], CF22 eq. 2."""
-    if similarity == "cosine":
-        x, centroids = normalize(x, dim=-1), normalize(centroids.to(x), dim=-1)
-    return x @ centroids.mT / (x.size(-1) ** 0.5 if similarity == "scaled-dot" else 1)
-
-
-ASSIGN = {"strided": strided, "lsh": lsh, "taught": taught}
 SIGHT = {("routing", "chunk"): top, ("xl", "recent"): segment}

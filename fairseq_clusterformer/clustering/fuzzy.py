@@ -184,19 +184,14 @@ class _FuzzyClusters(torch.autograd.Function):
         return d_keys, d_vectors, None, None, None, None, None
 
 
-def cluster_sums(
-    x: Tensor, clusters: Tensor, num_clusters: int, *, similarity: Similarity, weight: Tensor
-) -> Tensor:
+class ClusterSums(torch.autograd.Function):
     """Sum of the vectors of each cluster's tokens [B, K, D], differentiable in x.
 
     This turns eq. 6 into K inner products: no token is multiplied with the other clusters'
-    centroids. Of x [B, N, D], clusters int64 [B, N] in [0, K), and each token's weight [B, N],
-    which is 0 at padding. Sums are in the precision of weights.
+    centroids. Of x [B, N, D], clusters int64 [B, N] in [0, K), K, a similarity, and each token's
+    weight [B, N], which is 0 at padding. Sums are in the precision of weights.
     """
-    return _ClusterSums.apply(x, clusters, num_clusters, similarity, weight)
 
-
-class _ClusterSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, clusters, num_clusters, similarity, weight):
         batch, _, width = x.shape

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..precision import ExactLinear, full_float32
-from .fuzzy import FuzzyClusters, Similarity, cluster_sums, fuzzy_clusters
+from .fuzzy import ClusterSums, Similarity, fuzzy_clusters
 from .learner import AverageNormalizer
 from .report import Report, State, cluster_sizes
 
@@ -100,14 +100,8 @@ class NeuralClustering(AverageNormalizer):
             return found.clusters, Report(), state
         sizes = cluster_sizes(found.clusters.unsqueeze(1), self.num_clusters, padding_mask)[0]
         report = Report(cluster_sizes=sizes, centroids=found.updated)
-        if learns:
-            report = report._replace(**self._taught(x, found, padding_mask))
-        return found.clusters, report, state
-
-    def _taught(
-        self, x: Tensor, found: FuzzyClusters, padding_mask: Tensor | None
-    ) -> dict[str, Tensor | None]:
-        """What teaches, of a report: losses, and the normaliser's observation."""
+        if not learns:
+            return found.clusters, report, state
         vectors = self.similarity.vectors(found.updated)
         real = vectors.new_ones(x.shape[:2])
         if padding_mask is not None:
@@ -115,14 +109,15 @@ class NeuralClustering(AverageNormalizer):
         tokens = real.sum()
         some = tokens.clamp(min=1.0)
         # CF22 eq. 6: the sum over tokens of phi(x_j, c_{I_j}), cluster by cluster.
-        how = {"similarity": self.similarity, "weight": real}
-        sums = cluster_sums(x, found.clusters, self.num_clusters, **how)
+        how = self.num_clusters, self.similarity, real
+        sums = ClusterSums.apply(x, found.clusters, *how)
         neighbours = (vectors * vectors.roll(1, dims=1)).sum(-1).mean(-1)  # the ring of eq. 11
-        return {
-            "clustering_loss": -(sums * vectors).sum() / some,
-            "sorting_loss": -(neighbours * (real.sum(-1) / some)).sum(),  # CF22 eq. 11
-            "observation": self.observation(torch.logsumexp(found.log_mass, dim=0), tokens),
-        }
+        report = report._replace(
+            clustering_loss=-(sums * vectors).sum() / some,
+            sorting_loss=-(neighbours * (real.sum(-1) / some)).sum(),  # CF22 eq. 11
+            observation=self.observation(torch.logsumexp(found.log_mass, dim=0), tokens),
+        )
+        return found.clusters, report, state
 
 
 def initial_centroids(num_clusters: int, embed_dim: int) -> nn.Parameter:

@@ -179,7 +179,7 @@ def calibrate(
         readings = read(dense, inputs)
         for pupil in routers:
             tokens = _tokens(pupil, readings(pupil.place))
-            pupil.router.observe(pupil.router(tokens).assignment.report.observation)
+            pupil.router.learner.observe(pupil.router(tokens).assignment.report.observation)
     for pupil in routers:
         pupil.router.normalizer.updates.zero_()  # the first observation is taken as it is
         pupil.router.commit()

@@ -8,8 +8,8 @@ import torch
 from fairseq_clusterformer.clustering import fuzzy
 from fairseq_clusterformer.clustering.fuzzy import (
     SIMILARITIES,
+    ClusterSums,
     Similarity,
-    cluster_sums,
     fuzzy_clusters,
     lowest_argmax,
 )
@@ -84,7 +84,7 @@ def test_sums_of_clusters(similarity):
     (expected_gradient,) = torch.autograd.grad(expected, x)
 
     phi_of = Similarity(similarity)
-    sums = cluster_sums(x, clusters, CLUSTERS, similarity=phi_of, weight=real.to(torch.float64))
+    sums = ClusterSums.apply(x, clusters, CLUSTERS, phi_of, real.to(torch.float64))
     total = (sums * phi_of.vectors(centroids)).sum()
     (gradient,) = torch.autograd.grad(total, x)
     torch.testing.assert_close(total, expected)

@@ -33,6 +33,7 @@ def assign(q, k, centroids, similarity="cosine", log_normalizer=None, mask=None,
         log_normalizer=log_normalizer,
         padding_mask=mask,
         exploration=exploration,
+        probes=3,
     )
 
 
@@ -76,6 +77,10 @@ def test_equal_to_the_definition(similarity, padded, exploration):
     found = assign(*given, centroids, similarity, normalizer, mask, exploration=exploration)
     of_real = real.unsqueeze(1).expand(-1, HEADS, -1)
     assert torch.equal(found.queries[of_real], expected[0][of_real])
+
+    for probe, place in zip(found.probes, (1, 2), strict=True):
+        nearest = log_shares[0].topk(3).indices[..., place]
+        assert torch.equal(probe[of_real], nearest[of_real])
 
     torch.manual_seed(1)  # as an activation checkpoint would draw
     drawn = torch.rand(BATCH, HEADS, LENGTH) < exploration

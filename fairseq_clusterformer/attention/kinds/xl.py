@@ -51,9 +51,9 @@ class XL(Kind):
 
     def sight(self, text: Text, assignment: Assignment) -> Sight:
         key = "segments", *self.options.sizes, self.rule.causal
-        return text.batch.cached(key, lambda: self._sight(text))
+        return text.batch.cached(key, lambda: self._segments(text))
 
-    def _sight(self, text: Text) -> Sight:
+    def _segments(self, text: Text) -> Sight:
         (size, memory), batch = self.options.sizes, text.batch
         (before,) = text.window(None, causal=True)  # up to each query
         positions = text.tokens.positions + self.rule.sinks  # which are seen apart

@@ -88,13 +88,11 @@ def draw_scouts(
         order = order.masked_fill(padding_mask.unsqueeze(1), 2.0)
     chosen = order.topk(number, largest=False).indices
     scouts = torch.zeros(batch, heads, length, dtype=torch.bool, device=x.device)
-    if padding_mask is None:  # in the text's order: neighbours see about as much
-        return scouts.scatter_(-1, chosen, True), chosen.sort(-1).values
-    real = (~padding_mask).sum(-1)  # which are drawn first
+    real = x.new_full((batch,), length) if padding_mask is None else (~padding_mask).sum(-1)
     most = (share * real.double()).long().clamp(min=1).minimum(real)
     within = torch.arange(chosen.size(-1), device=x.device) < most[:, None, None]
-    scouts.scatter_(-1, chosen, within.expand_as(chosen))
-    return scouts, chosen.sort(-1).values
+    scouts.scatter_(-1, chosen, within.expand_as(chosen))  # what is real was drawn first
+    return scouts, chosen.sort(-1).values  # in the text's order: neighbours see about as much
 
 
 def gather_tokens(x: Tensor, places: Tensor) -> Tensor:
