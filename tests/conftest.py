@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 # Before torch and faiss read it: two pools of threads on few cores are slower than one thread.
@@ -159,11 +160,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def repo_root() -> Path:
-    return REPO_ROOT
-
-
-@pytest.fixture(scope="session")
 def run_cli() -> RunCli:
     """Runs a command line in a process of its own; see ``run_command``."""
     return run_command
@@ -178,7 +174,6 @@ def run_command(
     timeout: float = 300,
     cwd: Path | None = None,
     env: dict[str, str] | None = None,
-    stdin: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Runs one of this environment's programs, or a script of the repository.
 
@@ -191,7 +186,6 @@ def run_command(
         timeout: seconds; then the program and all that it started are killed and the test fails.
         cwd: where it runs; default: the current directory.
         env: variables added to this process's.
-        stdin: what it reads.
 
     Returns:
         With everything it printed, errors too, as ``stdout``.
@@ -214,19 +208,16 @@ def run_command(
         command += ["--user-dir", str(user_dir)]
 
     shown = shlex.join(command)
-    forked = program.startswith(("fairseq-", "clusterformer")) and not fresh
+    where = {"cwd": cwd or Path.cwd(), "env": os.environ | (env or {})}
     with tempfile.TemporaryDirectory() as folder:
-        given, printed = Path(folder, "given"), Path(folder, "printed")
-        given.write_text(stdin)
-        printed.touch()
-        where = {"cwd": cwd or Path.cwd(), "env": os.environ | (env or {})}
+        (printed := Path(folder, "printed")).touch()
         try:
-            if forked:
-                files = {"stdin": given, "stdout": printed, "stderr": printed}
+            if program.startswith(("fairseq-", "clusterformer")) and not fresh:
+                files = {"stdin": Path(os.devnull), "stdout": printed, "stderr": printed}
                 status = Forked(command, **where, **files).wait(timeout)
             else:
-                status = _run_anew(command, given, printed, timeout, **where)
-        except TimeoutError:
+                status = _run_anew(command, printed, timeout, **where)
+        except (TimeoutError, subprocess.TimeoutExpired):
             pytest.fail(f"still running after {timeout} s: {shown}\n{printed.read_text()[-4000:]}")
         output = printed.read_text()
     if check and status != 0:
@@ -234,21 +225,14 @@ def run_command(
     return subprocess.CompletedProcess(command, status, output)
 
 
-def _run_anew(command: list[str], given: Path, printed: Path, timeout: float, **where) -> int:
-    with given.open() as stdin, printed.open("w") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=stdin,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that workers and ranks can be killed with it
-            **where,
-        )
-    try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired as expired:
-        raise TimeoutError from expired
-    finally:
-        if process.poll() is None:  # or interrupted from the keyboard
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+def _run_anew(command: list[str], printed: Path, timeout: float, **where) -> int:
+    how = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "start_new_session": True}
+    with (
+        printed.open("w") as output,
+        subprocess.Popen(command, stdout=output, **how, **where) as process,
+    ):
+        try:
+            return process.wait(timeout)
+        finally:  # workers and ranks too, also if interrupted from the keyboard
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)

@@ -108,7 +108,7 @@ def test_the_core_imports_torch_and_nothing_slow(run_cli):
     assert set(found) <= {NAME, "numpy"}
 
 
-def test_help_comes_without_torch(run_cli, repo_root):
+def test_help_comes_without_torch(run_cli):
     """Each --help in a process of its own would be slow, so all are asked for in one."""
     code = f"""
 import contextlib, io, sys
@@ -124,15 +124,15 @@ for words in {[[], *map(str.split, COMMANDS)]}:
     slow = {{"torch", "fairseq", "numpy", "matplotlib", "omegaconf", "regex"}} & set(sys.modules)
     assert not slow, (words, slow)
 """
-    run_cli("python", "-c", code, cwd=repo_root)
+    run_cli("python", "-c", code, cwd=REPO_ROOT)
 
 
-def test_files_name_no_place_of_their_own(repo_root):
+def test_files_name_no_place_of_their_own():
     """No package registry's host, no absolute path of somebody's machine."""
     try:
         listing = subprocess.run(
             ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-            cwd=repo_root,
+            cwd=REPO_ROOT,
             capture_output=True,
             text=True,
             check=True,
@@ -150,7 +150,7 @@ def test_files_name_no_place_of_their_own(repo_root):
     forbidden = re.compile(hosts + r"|(?<![\w.})-])/(?:work|home|root|Users)/")
     found = []
     for name in filter(None, listing.split("\0")):
-        path = repo_root / name
+        path = REPO_ROOT / name
         if not path.is_file() or b"\0" in path.read_bytes()[:8192]:
             continue
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
@@ -190,28 +190,28 @@ def assert_registered(run: subprocess.CompletedProcess[str], package: Path) -> N
     assert "clusterformer_cross_entropy" in found["criterions"]
 
 
-class TestUserDir:
-    @pytest.mark.whole
-    @pytest.mark.skipif(
-        Path(sys.prefix) != REPO_ROOT / ".venv", reason="not the environment of scripts/setup.sh"
-    )
-    def test_name_after_setup(self, run_cli, tmp_path):
-        """By name from any folder, though the installation is editable."""
-        assert_registered(run_cli("python", "-c", IMPORT_USER_DIR, NAME, cwd=tmp_path), PACKAGE)
+@pytest.mark.whole
+@pytest.mark.skipif(
+    Path(sys.prefix) != REPO_ROOT / ".venv", reason="not the environment of scripts/setup.sh"
+)
+def test_a_user_dir_by_name_after_setup(run_cli, tmp_path):
+    """From any folder, though the installation is editable."""
+    assert_registered(run_cli("python", "-c", IMPORT_USER_DIR, NAME, cwd=tmp_path), PACKAGE)
 
-    def test_after_python_imported_it(self, run_cli, tmp_path):
-        """Through a link here; the path and the name are known too."""
-        (tmp_path / NAME).symlink_to(PACKAGE)
-        code = f"""
+
+def test_a_user_dir_after_python_imported_it(run_cli, tmp_path):
+    """Through a link here; the path and the name are known too."""
+    (tmp_path / NAME).symlink_to(PACKAGE)
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
 import fairseq_clusterformer.plugin
 {IMPORT_USER_DIR}
 for user_dir in ({str(PACKAGE)!r}, {NAME!r}):
     utils.import_user_module(Namespace(user_dir=user_dir))
+assert str(sys.argv[1]) in fairseq_clusterformer.__file__
 """
-        code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"
-        code += "\nassert str(sys.argv[1]) in fairseq_clusterformer.__file__"
-        run = run_cli("python", "-c", code, tmp_path / NAME, cwd=REPO_ROOT)
-        assert_registered(run, PACKAGE)
+    assert_registered(run_cli("python", "-c", code, tmp_path / NAME, cwd=REPO_ROOT), PACKAGE)
 
 
 def test_files_of_the_wheel(run_cli, tmp_path):

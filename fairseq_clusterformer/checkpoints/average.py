@@ -34,7 +34,7 @@ def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
     newest: dict = {}
     shapes: dict[str, list[int]] = {}
     for path in paths:
-        state = _read(path, "--inputs")
+        state = _read(located(path))
         moving = state.get("extra_state", {}).pop("ema", None)
         if ema and moving is None:
             raise bad_option("--ema", "given", "checkpoints of --store-ema", f"{path} has none")
@@ -44,11 +44,10 @@ def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
         model = {n: t for n, t in state["model"].items() if isinstance(t, Tensor)}
         given = {name: list(tensor.shape) for name, tensor in model.items()}
         shapes = shapes or given
-        for name in [*shapes, *given]:
-            here, there = (of.get(name, "missing") for of in (given, shapes))
-            if here != there:
-                problem = f"{name} is {there} in {paths[0]}, {here} in {path}"
-                raise UserError(f"--inputs: {problem}; allowed: checkpoints of one model")
+        if other := next((n for n in {**shapes, **given} if given.get(n) != shapes.get(n)), None):
+            there, here = (of.get(other, "missing") for of in (shapes, given))
+            problem = f"{other} is {there} in {paths[0]}, {here} in {path}"
+            raise UserError(f"--inputs: {problem}; allowed: checkpoints of one model")
         for name, tensor in model.items():
             places[name] += ((tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.dtype),)
             if tensor.is_floating_point():
@@ -67,19 +66,17 @@ def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
     return newest
 
 
-def _read(path: Path, option: str) -> dict:
-    path = located(path)
+def _read(path: Path) -> dict:
     if not is_bundle(path):
-        return read_tensors(path, option)
-    state = read_bundle(path, option)
+        return read_tensors(path, "--inputs")
+    state = read_bundle(path, "--inputs")
     # what fairseq asks of a checkpoint that --finetune-from-model names
     state["optimizer_history"][-1] |= {"optimizer_name": "", "lr_scheduler_state": {}}
     return state | {"args": None, "extra_state": {}}
 
 
 def _updates(state: dict) -> int:
-    history = state.get("optimizer_history") or [{}]
-    return history[-1].get("num_updates", 0)
+    return (state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
 
 
 def latest(folder: Path, count: int, by_update: bool, upper_bound: int | None) -> list[Path]:

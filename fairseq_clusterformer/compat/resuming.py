@@ -18,6 +18,7 @@ from .wrapping import mends
 UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
 UNREADABLE += (ArithmeticError, struct.error, pickle.UnpicklingError)
 WRITTEN = "a checkpoint that fairseq has written"
+GIVEN = "the checkpoint's"
 
 
 class DamagedError(ValueError):
@@ -56,7 +57,7 @@ def first_step(step, self, *args, **kwargs):
         if not restored:
             raise
         allowed = "one of this model and optimizer, or --reset-optimizer"
-        raise refused("the checkpoint's", "optimizer", allowed, first_line(error)) from error
+        raise refused("the optimizer's state", GIVEN, allowed, first_line(error)) from error
 
 
 @mends(metrics, "load_state_dict")

@@ -16,7 +16,7 @@ from fairseq.trainer import Trainer
 from fairseq_clusterformer.errors import UserError, first_line, refused
 from fairseq_clusterformer.outputs import hold
 
-from .resuming import UNREADABLE
+from .resuming import GIVEN, UNREADABLE
 from .wrapping import mends
 
 logger = logging.getLogger(__name__)
@@ -56,9 +56,7 @@ def load_checkpoint(load, cfg: CheckpointConfig, trainer: Trainer, **kwargs):
         if not restored or "; allowed: " in str(error):
             raise
         allowed = "one of the same data and batches, or --reset-dataloader --reset-meters"
-        raise refused(
-            "the checkpoint's", "place in the data", allowed, first_line(error)
-        ) from error
+        raise refused("the place in the data", GIVEN, allowed, first_line(error)) from error
     if reason:
         logger.info(f"{_last(cfg)} is finished ({reason}): there is nothing to do")
         # fairseq trains while this is at most the last epoch, which no NaN is

@@ -19,7 +19,7 @@ DAMAGES = [
     ("last_optimizer_state", {}, "it has no 'state'"),
     ("last_optimizer_state", 5, "does not fit this training"),
     ("last_optimizer_state/param_groups", [], "does not fit this training"),
-    (EXP_AVG, torch.zeros(3), "the checkpoint's is optimizer: "),
+    (EXP_AVG, torch.zeros(3), "the optimizer's state is the checkpoint's: "),
     (EXP_AVG, torch.full((3,), math.nan), "its optimizer's numbers are not finite"),
     ("optimizer_history", {}, "last.pt cannot be read"),
     ("optimizer_history/0/num_updates", -3, "-3}], not a list of updates"),
