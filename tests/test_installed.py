@@ -1,14 +1,8 @@
 """What a user has who installs the wheel: own text and questions, end to end."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import sysconfig
-import venv
 from collections.abc import Callable
-from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
@@ -27,42 +21,28 @@ TRAIN = (
 
 @pytest.fixture(scope="module")
 def run(run_cli: RunCli, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs a program of an environment that holds the wheel, in a folder of its own.
-
-    The environment borrows what the wheel requires from this one, but not the checkout.
-    """
+    """Runs a program of the wheel in a folder of its own; what the wheel requires is this
+    environment's."""
     folder = tmp_path_factory.mktemp("installed")
-    wheel = build_wheel(run_cli, folder)
-    venv.create(folder / "venv", symlinks=True)
-    paths = {"base": str(folder / "venv"), "platbase": str(folder / "venv")}
-    site = Path(sysconfig.get_path("purelib", "venv", vars=paths))
-    (site / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    python = folder / "venv" / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", python, "--quiet", "install", "--no-deps"]
-    # what this environment has installed from the checkout does not count
-    subprocess.run([*pip, "--ignore-installed", wheel], check=True)
+    (home := folder / "home").mkdir()
+    wheel, site = build_wheel(run_cli, folder), folder / "site"
+    pip = ("python", "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel)
+    run_cli(*pip)
     shutil.rmtree(folder / "source")
-    home = folder / "home"
-    home.mkdir()
 
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-
-    def program(line: str, stdin: str = "") -> str:
+    def program(line: str) -> str:
         program, *words = line.split()
         if program.startswith("fairseq-"):
             module = f"fairseq_cli.{program.removeprefix('fairseq-').replace('-', '_')}"
-            words = ["-m", module, *words, "--user-dir", str(site / "fairseq_clusterformer")]
-        else:
-            words = [str(python.parent / program), *words]
-        words = [word.replace("%20", " ") for word in words]
-        how = {"cwd": home, "env": environment, "input": stdin, "text": True}
-        done = subprocess.run([python, *words], capture_output=True, **how)
-        status, printed, errors = done.returncode, done.stdout, done.stderr
-        assert status == 0, f"{line}\n{printed}\n{errors}"
-        assert "Traceback" not in errors
+            words = ["-m", module, *words, "--user-dir", site / "fairseq_clusterformer"]
+        elif program == "clusterformer":
+            words = [site / "bin" / program, *words]
+        words = [str(word).replace("%20", " ") for word in words]
+        printed = run_cli("python", *words, cwd=home, env={"PYTHONPATH": str(site)}).stdout
+        assert "Traceback" not in printed
         return printed
 
-    program.home, program.python = home, python
+    program.home = home
     return program
 
 
@@ -96,10 +76,8 @@ def test_text(run):
     shutil.move(run.home / "model", run.home / "gone")
     again = run("clusterformer generate --checkpoint bundle The%20with --max-tokens 40 --seed 1")
     assert again == said
-    code = "import fairseq_clusterformer as f; print(f.load('bundle').generate('The'))"
-    alone = [run.python, "-c", code]
-    done = subprocess.run(alone, cwd=run.home, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("The")
+    code = "import%20fairseq_clusterformer%20as%20f;print(f.load('bundle').generate('The'))"
+    assert run(f"python -c {code}").startswith("The")
 
 
 def test_questions(run):

@@ -107,6 +107,8 @@ def _check_optimizer(cfg) -> None:
         optimizer.step()
         section, option = copy.deepcopy(cfg.lr_scheduler), "--lr-scheduler"
         lr_scheduler.build_lr_scheduler(section, optimizer)
+    except RuntimeError:  # of what wants a GPU, where this number is not
+        return
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         allowed = "options with which it can be built"
         raise refused(option, dict(section), allowed, first_line(error)) from None
