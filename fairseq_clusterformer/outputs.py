@@ -68,6 +68,7 @@ def written(path: Path) -> dict | None:
         for line in journal.read_bytes().splitlines() if _is_own(journal) else ():
             with suppress(ValueError, TypeError, KeyError, RecursionError):  # half, or no mark
                 mark = json.loads(line)
+                mark = {key: mark[key] for key in ("name", "checksum", "recipe")}
                 marks += [mark] * (mark["name"] == name)
     found = checksum(path) if marks else None
     return next((mark for mark in reversed(marks) if mark["checksum"] == found), None)

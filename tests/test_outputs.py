@@ -158,7 +158,7 @@ def test_own_files_are_replaced_and_the_user_s_are_not(tmp_path):
     assert names(tmp_path) == [JOURNAL, "link", "out"]
 
 
-@pytest.mark.parametrize("journal", ["\n[1]\n{", "link", "folder", "pipe"])
+@pytest.mark.parametrize("journal", ['\n[1]\n{"name": "out"}\n{', "link", "folder", "pipe"])
 def test_a_journal_that_is_none(journal, tmp_path):
     """What a link or a folder of its name holds stays as it is."""
     place, out = tmp_path / JOURNAL, tmp_path / "out"

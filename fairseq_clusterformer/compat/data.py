@@ -101,22 +101,19 @@ def end_quietly(end, self):
 
 @mends(indexed_dataset, "make_dataset")
 def know_the_dictionary(make, path, impl, fix_lua_indexing=False, dictionary=None):
-    """Notes in the data how many symbols there are, for `name_unknown_tokens`."""
+    """See `check_tokens`."""
     data = make(path, impl, fix_lua_indexing, dictionary)
     if isinstance(data, MMapIndexedDataset) and dictionary is not None:
-        data.num_symbols = len(dictionary)
+        check_tokens(data, len(dictionary))
     return data
 
 
-@mends(MMapIndexedDataset, "__getitem__")
-def name_unknown_tokens(item_of, self, index):
-    """A token that the dictionary does not have would be a row that no embedding has."""
-    tokens = item_of(self, index)
-    most = getattr(self, "num_symbols", None)
-    if most is not None and len(tokens) and not 0 <= int(tokens.max()) < most:
-        problem = f"token {tokens.max()} of a dictionary of {most} in item {index}"
-        raise _damaged(f"{self._path}.bin", problem)
-    return tokens
+def check_tokens(data: MMapIndexedDataset, most: int) -> None:
+    """Raises NamedError: a token beyond the dictionary, which would be a row that no embedding
+    has."""
+    tokens = np.frombuffer(data._bin_buffer, dtype=data._index.dtype)
+    if len(tokens) and not tokens.max() < most:
+        raise _damaged(f"{data._path}.bin", f"token {tokens.max()} of a dictionary of {most}")
 
 
 @mends(Dictionary, "add_from_file")

@@ -16,6 +16,7 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 
+from fairseq_clusterformer.compat.data import check_tokens
 from fairseq_clusterformer.errors import bad_option, first_line, reading, refused
 
 
@@ -80,9 +81,9 @@ class RecordData(Sequence):
         return len(self._lines) - 1
 
     def of_symbols(self, number: int) -> None:
-        """Says how many symbols the dictionary has: a token beyond these is damage."""
+        """Raises UserError: a token beyond a dictionary of so many symbols is damage."""
         for part in {"question", "document"} & self._parts.keys():
-            self._parts[part].num_symbols = number  # see compat.name_unknown_tokens
+            check_tokens(self._parts[part], number)
 
     @property
     def sizes(self) -> np.ndarray:

@@ -90,13 +90,12 @@ def test_nothing_is_finished_after_an_error(tmp_path):
 
 @pytest.mark.parametrize("part", ["question", "document", "spans", "characters", "structure"])
 def test_garbage_of_the_right_size_is_one_line(part, folder):
-    """Its index fits: what it holds is seen when a record is read."""
+    """Its index fits: what it holds is seen when the dictionary is known, or a record is read."""
     file = folder / f"valid.{part}.bin"
     file.write_bytes(b"\xfe" * file.stat().st_size)
     data = QAData(folder, "valid")
-    data.of_symbols(1000)
     with pytest.raises(UserError, match="(?s)valid.*damaged .*; allowed: ") as caught:
-        data[0], data.outline(0), data.characters(0)
+        data.of_symbols(1000), data[0], data.outline(0), data.characters(0)
     assert "\n" not in str(caught.value)
 
 
