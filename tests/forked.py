@@ -12,8 +12,10 @@ import runpy
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 CONTEXT = multiprocessing.get_context("forkserver")
 #: what commands import besides the plug-in
@@ -21,7 +23,7 @@ CONTEXT.set_forkserver_preload(["fairseq.options", "fairseq.tasks", "fairseq.tra
 
 
 class Forked:
-    """``python WORDS``, which is ``-m MODULE``, ``-c CODE`` or a path, and arguments.
+    """``python WORDS``, which are a path and arguments.
 
     Args:
         where: cwd, env (all of it), and paths of files as stdin, stdout and stderr.
@@ -47,46 +49,42 @@ class Forked:
         return self.process.exitcode
 
 
-def _become(words: list[str], cwd: Path, env: dict[str, str], **files: Path) -> None:
-    status: object = 0
+def end_as_a_program(work: Callable[[], object]) -> NoReturn:
+    """Ends this process with what `work` returns, or as Python ends for an error."""
+    status: object = 1
     try:
-        os.setsid()
-        multiprocessing.set_start_method("fork", force=True)  # as Python begins with
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number, name in enumerate(("stdin", "stdout", "stderr")):
-            flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_APPEND | os.O_CREAT
-            os.dup2(os.open(files[name], flags), number)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115  multiprocessing closes it
-        os.chdir(cwd)
-        os.environ.clear()
-        os.environ.update(env)
-        if env.get("PYTHONFAULTHANDLER"):
-            faulthandler.enable()
-        program, *rest = words
-        here = str(cwd) if program in ("-m", "-c") else str(Path(program).parent)
-        root = str(Path(__file__).resolve().parents[1])  # where this file was imported from
-        path = [here, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
-        sys.path[:] = path + [place for place in sys.path if place != root]
-        for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "pytest")]:
-            del sys.modules[name]
-        sys.modules["__main__"] = ModuleType("__main__")
-        sys.argv = rest if program == "-m" else words
-        if program == "-c":
-            sys.argv = ["-c", *rest[1:]]
-            exec(compile(rest[0], "<string>", "exec"), vars(sys.modules["__main__"]))
-        elif program == "-m":
-            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(program, run_name="__main__")
+        status = work()
     except SystemExit as ended:
         status = ended.code
         if not isinstance(status, int | None):
             print(status, file=sys.stderr)
             status = 1
-    except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__)
-        status = 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # as Python does where nothing catches it
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status or 0)
+
+
+def _become(words: list[str], cwd: Path, env: dict[str, str], **files: Path) -> None:
+    os.setsid()
+    multiprocessing.set_start_method("fork", force=True)  # as Python begins with
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        os.dup2(os.open(files[name], flags), number)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  multiprocessing closes it
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    if env.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
+    root = str(Path(__file__).resolve().parents[1])  # where this file was imported from
+    path = [str(Path(words[0]).parent), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[:] = path + [place for place in sys.path if place != root]
+    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "pytest")]:
+        del sys.modules[name]
+    sys.modules["__main__"] = ModuleType("__main__")
+    sys.argv = words
+    end_as_a_program(lambda: runpy.run_path(words[0], run_name="__main__") and None)

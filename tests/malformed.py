@@ -40,6 +40,7 @@ from tests.cli.in_process import PRETRAINED_CLASSIFIER, QUESTIONS
 from tests.conversion.dense import LLAMAS, MAKERS
 from tests.documents import books
 from tests.documents.papers import pdf
+from tests.forked import end_as_a_program
 from tests.models.bert import folder_of
 
 SECONDS = 60  # of a processor that a run may take; five times as long on a busy machine
@@ -407,27 +408,13 @@ def begin(work: Callable[[], int | None], place: Path) -> int:
     status is what `work` returns. Returns the child's number."""
     if child := os.fork():
         return child
-    status: object = 1
     out = os.open(place / "printed", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), out, out)):
+        os.dup2(file, number)
     sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
     sys.stderr = os.fdopen(2, "w", errors="backslashreplace")  # as Python opens it
     os.chdir(place)
-    try:
-        status = work()
-    except SystemExit as ended:
-        status = ended.code
-        if isinstance(status, str):
-            print(status, file=sys.stderr)
-            status = 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # as Python does where nothing catches it
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status or 0)
+    end_as_a_program(work)
 
 
 def content(folder: Path) -> dict[Path, object]:
