@@ -10,6 +10,7 @@ import runpy
 import shlex
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -145,30 +146,20 @@ def write_encoder(folder: Path) -> None:
     BertModel(BertConfig(vocab_size=words, num_hidden_layers=6, **sizes)).save_pretrained(folder)
 
 
-def write_dense(path: Path) -> None:
-    """A language model of fairseq's own."""
-    sizes = "--decoder-layers 2 --decoder-attention-heads 4 --tokens-per-sample=256 --batch-size 8"
-    line = f"--task language_modeling --arch transformer_lm {sizes} --optimizer adam"
-    write_checkpoint(path, "data-bin/my-texts", line)
-
-
-def write_reader(path: Path) -> None:
-    """A reader whose attention clusters."""
-    write_checkpoint(path, "data-bin/squad", READER)
-
-
 def write_checkpoint(path: Path, data: str, line: str) -> None:
     saved = Path("checkpoints", path.stem)
     execute(["fairseq-train", data, *line.split(), "--save-dir", str(saved)])
     shutil.copy(saved / "checkpoint_last.pt", path)
 
 
+DENSE = "--task language_modeling --arch transformer_lm --decoder-layers 2 --optimizer adam"
+DENSE += " --decoder-attention-heads 4 --tokens-per-sample=256 --batch-size 8"
 #: what the pages take for given, and what makes it where a command names it
 MODELS = {
     "MINILM": write_encoder,
     "a-llama": llama,
-    "dense.pt": write_dense,
-    "my-reader.pt": write_reader,
+    "dense.pt": partial(write_checkpoint, data="data-bin/my-texts", line=DENSE),
+    "my-reader.pt": partial(write_checkpoint, data="data-bin/squad", line=READER),
 }
 QUESTIONS = "prepare qa text questions.jsonl {} --sentencepiece 300"
 LABELS = "prepare classification text reviews.tsv {}"
