@@ -112,8 +112,8 @@ def know_user_dir(load, args):
     """Lets ``--user-dir`` name this package, which is here, however it is spelled. fairseq calls
     it "not globally unique" unless the path is exactly the one that Python found."""
     package, given = Path(__file__).parents[1], Path(getattr(args, "user_dir", None) or ".")
-    beside_fairseq = Path(utils.__file__).parents[1] / given  # where it looks for a name
-    if not any(place.resolve() == package.resolve() for place in (given, beside_fairseq)):
+    # fairseq looks for a name beside itself
+    if given != Path(package.name) and given.resolve() != package.resolve():
         load(args)
 
 
