@@ -43,11 +43,9 @@ def register_etc(name: str, options: type[ETCOptions]):
 class ETCModel(EncoderOnlyModel):
     """A model of ETC's encoder and a head; its options are :class:`ETCOptions`."""
 
-    encoder_class = ETCEncoder
-
     @classmethod
     def build_encoder(cls, args, task) -> ETCEncoder:
-        return set_epsilon(cls.encoder_class(args, task.source_dictionary), args.layer_norm_eps)
+        return set_epsilon(ETCEncoder(args, task.source_dictionary), args.layer_norm_eps)
 
     def load_initial_weights(self) -> None:
         """Start from the dense model, or the other ETC encoder, that ``--lift`` names; raises

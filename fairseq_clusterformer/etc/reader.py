@@ -10,7 +10,7 @@ D width.
 
 import logging
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
 from fairseq_clusterformer.precision import ExactLinear
 
-from .encoder import ETCEncoder, ETCOptions
+from .encoder import ETCOptions
 from .global_local import Structure
 from .global_tokens import (
     IN_CANDIDATE,
@@ -70,97 +70,6 @@ class ETCReaderConfig(ETCOptions):
     )
 
 
-class ETCReading(NamedTuple):
-    """What the encoder makes of questions and their documents."""
-
-    document: Tensor  # [B, N, D]
-    of_global: Tensor  # [B, G, D]; of blocks or clusters, each part's first long token instead
-    types: Tensor  # of the global tokens, int64 [B, G]; -1 for padding
-    starts: Tensor  # the first document token of each, int64 [B, G]; negative in front of it
-
-
-class ETCReaderEncoder(ETCEncoder):
-    """An encoder of questions and documents."""
-
-    def __init__(self, args, dictionary):
-        super().__init__(args, dictionary)
-        self.narrow_cls, self.structure = args.narrow_cls, args.structure
-        self.by_parts = not (args.fixed_blocks or args.clusters)
-
-    def forward(
-        self,
-        question_tokens: Tensor,
-        document_tokens: Tensor,
-        text_mask: Tensor,
-        given: dict[str, Tensor],
-    ) -> ETCReading:
-        """Encode documents, each with its question; see :meth:`ETCReader.forward`."""
-        pad = self.dictionary.pad()
-        check_padding(question_tokens, document_tokens, pad)
-        asked, read = (  # tokens of each
-            tokens.ne(pad).sum(1, keepdim=True) for tokens in (question_tokens, document_tokens)
-        )
-        both = torch.cat([question_tokens, document_tokens], dim=1)
-        place = torch.arange(int((asked + read).max()), device=both.device).expand(len(both), -1)
-        in_question, padding = place < asked, place >= asked + read
-        # the place in `both` of each token: behind the question, its padding is skipped
-        source = torch.where(in_question, place, place - asked + question_tokens.size(1))
-        source = source.clamp(max=both.size(1) - 1)
-        tokens = both.gather(1, source).masked_fill(padding, pad)
-        ends = tokens.eq(self.dictionary.eos())  # candidates stand behind the question's
-        types = torch.where(ends.cumsum(1) > ends, IN_CANDIDATE, IN_QUESTION)
-        is_text = torch.cat([torch.zeros_like(question_tokens).bool(), text_mask], 1)
-        of_document = torch.where(is_text.gather(1, source), OF_TEXT, IN_TITLE)
-        more = {"types": torch.where(in_question, types, of_document)}
-        if self.by_parts:
-            # each begins with <s>; the question's <s> is a paragraph of its own
-            begins = tokens.eq(self.dictionary.bos()) | place.eq(asked) | place.eq(1)
-            more["structure"] = self._structure(given, padding, begins.cumsum(1))
-            more |= {"global_tokens": given["words"], "global_types": given["types"]}
-        streams = super().forward(tokens, **more)
-
-        def of_long(places: Tensor) -> Tensor:
-            """States at places [B, n] of the long input, [B, n, D]."""
-            places = places.clamp(max=tokens.size(1) - 1).unsqueeze(-1)
-            return streams.of_long.gather(1, places.expand(-1, -1, streams.of_long.size(-1)))
-
-        number = torch.arange(document_tokens.size(1), device=tokens.device)
-        first = given["spans"][:, :, 0]
-        return ETCReading(
-            document=of_long(asked + number),
-            of_global=streams.of_global if self.by_parts else of_long(first),
-            types=given["types"].masked_fill(given["words"].eq(pad), -1),
-            starts=first - asked,
-        )
-
-    def _structure(
-        self, given: dict[str, Tensor], padding: Tensor, paragraphs: Tensor
-    ) -> Structure:
-        """Of the long input's padding and paragraphs, [B, L]."""
-        types, hidden = given["types"], given["words"].eq(self.dictionary.pad())
-        of_candidate = types.eq(OF_CANDIDATE) & ~hidden
-        linked, seen = torch.ones_like(hidden), {}
-        # hard g2l exempts candidates and their question
-        exempt = types.eq(OF_QUESTION) & of_candidate.any(1, keepdim=True) | of_candidate
-        if self.structure == "flat":
-            linked = types.eq(OF_SENTENCE) | types.eq(OF_QUESTION) | of_candidate
-        else:
-            seen["links"] = given["links"]
-            if not self.narrow_cls:
-                exempt = exempt | types.eq(OF_ALL)
-        if self.structure == "contexts":
-            seen |= {"paragraphs": given["paragraphs"], "long_paragraphs": paragraphs}
-            linked = types.ne(OF_ALL)
-        return Structure(
-            given["spans"] * linked.unsqueeze(-1),
-            padding.size(1),
-            long_padding=padding,
-            global_padding=hidden,
-            exempt=exempt & ~hidden,
-            **seen,
-        )
-
-
 class StructureHeads(nn.Module):
     """Linear maps in float32 or more: spans from the long stream; paragraphs, types, supporting
     sentences (if asked for) and candidates from the tokens that stand for them."""
@@ -180,14 +89,23 @@ class StructureHeads(nn.Module):
         self.register_buffer("had_candidates", torch.tensor(False))
         self.told = False  # that there were none
 
-    def forward(self, reading: ETCReading, text: Tensor) -> AnswerLogits:
-        """Logits of B documents; bool [B, N] is True where a short answer can begin and end."""
-        spans = self.span(reading.document).masked_fill(~text.unsqueeze(-1), -torch.inf)
-        of_global, types = reading.of_global, reading.types
+    def forward(
+        self, document: Tensor, of_global: Tensor, types: Tensor, starts: Tensor, text: Tensor
+    ) -> AnswerLogits:
+        """Logits of B documents.
+
+        Args:
+            document: states of its tokens, [B, N, D].
+            of_global: of global tokens, [B, G, D].
+            types: of the global tokens, int64 [B, G]; -1 for padding.
+            starts: the first document token of each, int64 [B, G]; negative in front of it.
+            text: True where a short answer can begin and end, bool [B, N].
+        """
+        spans = self.span(document).masked_fill(~text.unsqueeze(-1), -torch.inf)
         rows, tokens = types.eq(OF_PARAGRAPH).nonzero(as_tuple=True)
         of_paragraphs = self.paragraph(of_global[rows, tokens]).squeeze(-1)
         paragraph = spans.new_full(text.shape, -torch.inf)
-        paragraph = paragraph.index_put((rows, reading.starts[rows, tokens]), of_paragraphs)
+        paragraph = paragraph.index_put((rows, starts[rows, tokens]), of_paragraphs)
         # a question with candidates has no global token for all
         of_types = self.answer_type(of_global[:, 0]) * types[:, :1].eq(OF_ALL)
         sentences = None
@@ -221,9 +139,7 @@ def _chosen(logits: Tensor, chosen: Tensor) -> Tensor:
 
 @register_etc("etc_reader", ETCReaderConfig)
 class ETCReader(ETCModel, ReaderModel):
-    """An :class:`ETCReaderEncoder`, and what it answers."""
-
-    encoder_class = ETCReaderEncoder
+    """An encoder of questions and the documents behind them, and what it answers."""
 
     def __init__(self, args, task):
         super().__init__(args, task)
@@ -231,7 +147,7 @@ class ETCReader(ETCModel, ReaderModel):
         self.structure = DocumentStructure(
             sentences=not args.paragraphs_alone,
             supporting=args.supporting_facts,
-            by_parts=self.encoder.by_parts,
+            by_parts=not (args.fixed_blocks or args.clusters),
         )
 
     @classmethod
@@ -257,7 +173,70 @@ class ETCReader(ETCModel, ReaderModel):
     ) -> tuple[AnswerLogits, dict[str, Any]]:
         """As `ClusterformerReader.forward`; ``structure`` is a batch of global tokens, of
         `DocumentStructure`."""
+        words, by_parts = self.encoder.dictionary, self.structure.by_parts
+        check_padding(question_tokens, document_tokens, words.pad())
         _, text = self.starts_and_text(document_tokens, text_mask)
-        text = text & document_tokens.ne(self.encoder.dictionary.pad())
-        reading = self.encoder(question_tokens, document_tokens, text, structure)
-        return self.heads(reading, text), {"reading": reading, "reports": {"encoder": []}}
+        text = text & document_tokens.ne(words.pad())
+        asked, read = (  # tokens of each
+            tokens.ne(words.pad()).sum(1, keepdim=True)
+            for tokens in (question_tokens, document_tokens)
+        )
+        both = torch.cat([question_tokens, document_tokens], dim=1)
+        place = torch.arange(int((asked + read).max()), device=both.device).expand(len(both), -1)
+        in_question, padding = place < asked, place >= asked + read
+        # the place in `both` of each token: behind the question, its padding is skipped
+        source = torch.where(in_question, place, place - asked + question_tokens.size(1))
+        source = source.clamp(max=both.size(1) - 1)
+        tokens = both.gather(1, source).masked_fill(padding, words.pad())
+        ends = tokens.eq(words.eos())  # candidates stand behind the question's
+        types = torch.where(ends.cumsum(1) > ends, IN_CANDIDATE, IN_QUESTION)
+        is_text = torch.cat([torch.zeros_like(question_tokens).bool(), text], 1).gather(1, source)
+        types = torch.where(in_question, types, torch.where(is_text, OF_TEXT, IN_TITLE))
+        given = {}
+        if by_parts:
+            # each begins with <s>; the question's <s> is a paragraph of its own
+            begins = tokens.eq(words.bos()) | place.eq(asked) | place.eq(1)
+            given["structure"] = self._parts(structure, padding, begins.cumsum(1))
+            given |= {"global_tokens": structure["words"], "global_types": structure["types"]}
+        streams = self.encoder(tokens, types=types, **given)
+
+        def of_long(places: Tensor) -> Tensor:
+            """States at places [B, n] of the long input, [B, n, D]."""
+            places = places.clamp(max=tokens.size(1) - 1).unsqueeze(-1)
+            return streams.of_long.gather(1, places.expand(-1, -1, streams.of_long.size(-1)))
+
+        first = structure["spans"][:, :, 0]
+        logits = self.heads(
+            of_long(asked + torch.arange(document_tokens.size(1), device=tokens.device)),
+            # of blocks or clusters, each part's first long token instead
+            streams.of_global if by_parts else of_long(first),
+            structure["types"].masked_fill(structure["words"].eq(words.pad()), -1),
+            first - asked,
+            text,
+        )
+        return logits, {"reports": {"encoder": []}}
+
+    def _parts(self, given: dict[str, Tensor], padding: Tensor, paragraphs: Tensor) -> Structure:
+        """Of the long input's padding and paragraphs, [B, L]."""
+        types, hidden = given["types"], given["words"].eq(self.encoder.dictionary.pad())
+        of_candidate = types.eq(OF_CANDIDATE) & ~hidden
+        linked, seen = torch.ones_like(hidden), {}
+        # hard g2l exempts candidates and their question
+        exempt = types.eq(OF_QUESTION) & of_candidate.any(1, keepdim=True) | of_candidate
+        if self.args.structure == "flat":
+            linked = types.eq(OF_SENTENCE) | types.eq(OF_QUESTION) | of_candidate
+        else:
+            seen["links"] = given["links"]
+            if not self.args.narrow_cls:
+                exempt = exempt | types.eq(OF_ALL)
+        if self.args.structure == "contexts":
+            seen |= {"paragraphs": given["paragraphs"], "long_paragraphs": paragraphs}
+            linked = types.ne(OF_ALL)
+        return Structure(
+            given["spans"] * linked.unsqueeze(-1),
+            padding.size(1),
+            long_padding=padding,
+            global_padding=hidden,
+            exempt=exempt & ~hidden,
+            **seen,
+        )

@@ -118,26 +118,32 @@ def test_a_document_alone_is_a_document_in_any_batch(options: dict) -> None:
             assert (of_batch[row, number:] == -torch.inf).all()
 
 
+def logits_and_states(built: ETCReader, *rows: int) -> tuple:
+    """What it makes of some rows, and what its heads are given."""
+    seen = []
+    built.heads.register_forward_pre_hook(lambda _, given: seen.extend(given))
+    return built(**given(*rows))[0], *seen
+
+
 @torch.no_grad()
 def test_heads_read_the_tokens_that_stand_for_their_parts() -> None:
     """The long tokens of a span, the global tokens of all else."""
     built = model()
-    logits, extra = built(**given(0, 2))
-    reading, heads = extra["reading"], built.heads
+    heads = built.heads
+    logits, states, of_global, kinds, *_ = logits_and_states(built, 0, 2)
     spans = torch.stack([logits.start, logits.end], dim=-1)
     for row, document in enumerate(torch.tensor(DOCUMENTS[number]) for number in (0, 2)):
-        states, types, first = reading.of_global[row], reading.types[row], document.eq(0)
+        own, types, first = of_global[row], kinds[row], document.eq(0)
         found = logits.paragraph[row, : len(document)]
         assert torch.equal(found.isfinite(), first)
-        expected = heads.paragraph(states[types == places.OF_PARAGRAPH]).squeeze(1)
+        expected = heads.paragraph(own[types == places.OF_PARAGRAPH]).squeeze(1)
         torch.testing.assert_close(found[first], expected, **CLOSE)
-        expected = heads.supporting(states[types == places.OF_SENTENCE]).squeeze(1)
+        expected = heads.supporting(own[types == places.OF_SENTENCE]).squeeze(1)
         torch.testing.assert_close(logits.sentences[row, : len(expected)], expected, **CLOSE)
-        found = spans[row, : len(document)]
-        expected = heads.span(reading.document[row, : len(document)])
+        found, expected = spans[row, : len(document)], heads.span(states[row, : len(document)])
         torch.testing.assert_close(found[~first], expected[~first], **CLOSE)
         assert (found[first] == -torch.inf).all()
-    of_candidates = heads.candidate(reading.of_global[1, :2]).squeeze(-1)
+    of_candidates = heads.candidate(of_global[1, :2]).squeeze(-1)
     torch.testing.assert_close(logits.candidates[1], of_candidates, **CLOSE)
     assert (logits.candidates[0] == -torch.inf).all()
     assert (logits.type[1] == 0).all()  # it has no token for all
@@ -147,11 +153,10 @@ def test_heads_read_the_tokens_that_stand_for_their_parts() -> None:
 @pytest.mark.parametrize("options", OTHERS)
 def test_without_tokens_of_their_own_parts_are_read_at_their_first_long_token(options) -> None:
     built = model(**options)
-    logits, extra = built(**given(0))
-    heads, states = built.heads, extra["reading"].document[0]
-    expected = heads.supporting(states[[1, 3, 6]]).squeeze(-1)
+    logits, states, *_ = logits_and_states(built, 0)
+    expected = built.heads.supporting(states[0, [1, 3, 6]]).squeeze(-1)
     torch.testing.assert_close(logits.sentences[0], expected, **CLOSE)
-    expected = heads.paragraph(states[[0, 5]]).squeeze(-1)
+    expected = built.heads.paragraph(states[0, [0, 5]]).squeeze(-1)
     torch.testing.assert_close(logits.paragraph[0, [0, 5]], expected, **CLOSE)
 
 
