@@ -67,12 +67,10 @@ def test_what_was_encoded_before_is_read_as_at_once(name):
 def logits(start: list[float], end: list[float], none: float) -> AnswerLogits:
     """Of words of one token each, behind an ``<s>``."""
     start, end = (torch.tensor([[-math.inf, *x]]) for x in (start, end))
-    best = (end + start.cummax(1).values).amax(1)
     slots = torch.tensor([[[-9.0, -9.0, -9.0, none / 2]] * 2])
     paragraph = torch.full_like(start, -math.inf)
     paragraph[:, 0] = 0
-    type_ = torch.cat([best[:, None], slots.sum(1)], 1)
-    return AnswerLogits(start, end, paragraph, type_, slots=slots)
+    return AnswerLogits.shared(start, end, paragraph, slots)
 
 
 def read_of(name: str, *given) -> SectionRead:
@@ -383,12 +381,6 @@ class TestIndex:
         _, encoded = self.ask(towns_reader, folder, document)
         assert encoded == len(keys(folder) - before)
 
-    def test_a_folder_that_nobody_may_write(self, towns_reader, document, tmp_path):
-        folder = tmp_path / "index"
-        (folder / index.FILE).mkdir(parents=True)
-        with pytest.raises(UserError, match=r"--index is .*: cannot be used \(unable to open"):
-            self.ask(towns_reader, folder, document)
-
     def test_another_model_has_its_own(self, towns_reader, document, tmp_path):
         folder = tmp_path / "index"
         self.ask(towns_reader, folder, document)
@@ -564,6 +556,5 @@ def test_the_margin_is_an_option(towns_reader, tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.startswith("No answer here: the best margin is ")
     assert "and above 90 counts. The best guesses are:\n1. Noor\n" in out
-    for other in [town for town in TOWNS if town not in ("Ulm", "Bree")]:
-        assert run(*line, "--question", f"Who rules {other}?") == 0
-        assert capsys.readouterr().out.startswith("Most likely, no answer here")
+    assert run(*line, "--question", "Who rules Tyre?") == 0
+    assert capsys.readouterr().out.startswith("Most likely, no answer here")
