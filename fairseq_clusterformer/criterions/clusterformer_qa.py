@@ -169,9 +169,8 @@ class QACriterion(SummedLogs, FairseqCriterion):
         of_answer = answer_parts(logits, target["spans"], types, self.span_marginal)
         paragraphs, facts = target["paragraphs"], logits.sentences
         long = marginal_nll(logits.paragraph, paragraphs), paragraphs.any(-1)
-        parts = {"span": of_answer["span"], "long": long, "type": of_answer["type"]}
-        nothing = torch.zeros_like(parts["span"][0])
-        parts["support"] = parts["candidate"] = nothing, nothing > 0
+        nothing = torch.zeros_like(long[0])
+        parts = dict.fromkeys(PARTS, (nothing, nothing > 0)) | of_answer | {"long": long}
         if (candidates := logits.candidates) is not None:
             # the right candidate is the answer, wherever it stands
             right = target["candidate"] >= 0
@@ -189,11 +188,11 @@ class QACriterion(SummedLogs, FairseqCriterion):
             log |= {f"{name}_loss": of_part.detach().sum(), f"{name}_size": known.sum()}
         if shared:
             log["nll"] = log["span_loss"]
-        if shared and not model.training:
-            one = answer_parts(logits, target["last_span"], types)
-            log["nll_one"] = one["span"][0].sum()
         if not model.training:
             log |= self._scores(logits, sample)
+            if shared:
+                one, _ = answer_parts(logits, target["last_span"], types)["span"]
+                log["nll_one"] = one.sum()
         return loss.sum() if reduce else loss, size, log
 
     def _scores(self, logits: AnswerLogits, sample) -> dict[str, float]:

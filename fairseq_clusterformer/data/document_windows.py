@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fairseq_clusterformer.answers import Answers, Document
 
-from .by_size import BySize
 from .qa import Example, QAData
 from .questions import QuestionDataset
+from .stored import BySize
 from .structure import Outline
 
 

@@ -9,8 +9,8 @@ from fairseq.data import Dictionary, FairseqDataset
 from fairseq.data.data_utils import collate_tokens
 from torch import Tensor
 
-from .by_size import BySize
 from .sentences import shortened
+from .stored import BySize
 
 
 class NextSentences(BySize):

@@ -1,7 +1,7 @@
 """Questions and their documents as a reader's samples."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.answers import TYPES, text_mask
 
-from .by_size import BySize
 from .qa import Example, QAData
+from .stored import BySize
 from .structure import Outline
 
 
@@ -29,15 +29,6 @@ def with_names(question: Tensor, names: Sequence[Tensor], dictionary: Dictionary
     return torch.cat([question, *parts])
 
 
-class DocumentStructure(Protocol):
-    """What a reader of structured documents is given of them: see etc/global_tokens.py."""
-
-    supporting: bool
-    read: Callable[[Outline, Tensor, int, int], tuple[Outline, int, int]]
-    rows: Callable[[Tensor, Tensor, int, Outline, Dictionary], Any]
-    batch: Callable[[Sequence[Any], int], dict[str, Tensor]]
-
-
 class QuestionDataset(BySize):
     """Samples of a question, its document and the right answers; long documents lose their end.
 
@@ -45,7 +36,8 @@ class QuestionDataset(BySize):
         data, split: questions of a split, and its name, which is in each batch.
         max_positions: tokens of a document, whose number is the sample's size.
         max_question_positions: tokens of a question, with ``<s>`` and ``</s>``.
-        structure: what batches have of the documents' structure; None: nothing.
+        structure: what batches have of the documents' structure, see etc/global_tokens.py; None:
+            nothing.
 
     Attributes:
         cuts: what is not read, in numbers of documents and questions by what it is.
@@ -60,7 +52,7 @@ class QuestionDataset(BySize):
         max_positions: int,
         max_question_positions: int,
         shuffle: bool = True,
-        structure: DocumentStructure | None = None,
+        structure: Any = None,
     ):
         self.data = data
         self.structure = structure

@@ -8,7 +8,7 @@ from fairseq.data import Dictionary
 from fairseq.data.data_utils import collate_tokens
 from torch import Tensor
 
-from .by_size import BySize
+from .stored import BySize
 
 PAIR_FORMS = ("joined", "siamese")
 

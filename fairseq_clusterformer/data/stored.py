@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from fairseq import utils
-from fairseq.data import Dictionary
+from fairseq.data import Dictionary, FairseqDataset
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 
 from fairseq_clusterformer.compat.data import check_tokens
@@ -136,3 +136,22 @@ def load_dictionary(folder: Path | str, made_by: str = "clusterformer prepare") 
     if isinstance(folder, str):
         check_shards(folder)
     return Dictionary.load(str(path))
+
+
+class BySize(FairseqDataset):
+    """Samples in the order of their lengths."""
+
+    sizes: np.ndarray  # tokens of each sample, int [n]
+    shuffle: bool  # samples of one length come in a random order, instead of their own
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    num_tokens = size
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        return self.sizes[indices]
+
+    def ordered_indices(self) -> np.ndarray:
+        order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
+        return order[np.argsort(self.sizes[order], kind="stable")]

@@ -3,6 +3,7 @@ reads it as it is. It is made of an older folder's files, too. What the file can
 
 - Moses' tokeniser, and titles of a reader's documents;
 - the most words of a classifier's texts: ``truncation=True`` cuts instead;
+- sentencepiece's models but unigrams;
 - how sentencepiece rounds: pieces of equal scores may change places, such as - and -- in ---;
 - how sentencepiece normalises, if the model does: the library's way is almost the same.
 """
@@ -10,7 +11,7 @@ reads it as it is. It is made of an older folder's files, too. What the file can
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tokenizers import (
     Regex,
@@ -41,26 +42,19 @@ _SPACE = r"\s\x1c-\x1f"  # white space as Python's str.split has it
 _LETTER = rf"[\p{{L}}\p{{M}}\p{{N}}&&[^{UNSPACED}]]"  # of `words_of`, as Oniguruma writes it
 _BLANK = "\u2581"  # how sentencepiece writes a blank
 _END = "\ufdd0"  # of a line, which is in no text
-_UNIGRAM, _BPE = 1, 2  # sentencepiece's numbers of types of models
+_UNIGRAM = 1  # sentencepiece's number of a type of models
 _NORMAL, _USER_DEFINED, _UNUSED = 1, 4, 5  # and of types of pieces
 _UNUSED_PARTS = ("post_processor", "truncation", "padding")  # of a file that is given
 
 
-class Form(NamedTuple):
-    """What a kind of model reads, in the words of templates of `tokenizers`."""
-
-    text: str  # what stands around one text ``$A``
-    second: str  # what a pair has behind it
-    #: the special symbol for a line end; none of bytes and GPT-2's byte pairs, of which a line end
-    #: is one like any other
-    line_end: str | None = None
-
-
-FORMS = {
-    "text": Form("</s> $A", "$B:1", "</s>"),
-    "masked": Form("<s> $A </s>", "$B:1 </s>:1", "</s>"),
-    "sentence": Form("<s> $A </s>", "$B:1 </s>:1"),
-    "reader": Form("<s> $A </s>", "<s>:1 $B:1", "<s>"),
+#: what a kind of model reads, in the words of templates of `tokenizers`: what stands around one
+#: text ``$A``; what a pair has behind it; and the special symbol for a line end, which bytes and
+#: GPT-2's byte pairs have no need of
+FORMS: dict[str, tuple[str, str, str | None]] = {
+    "text": ("</s> $A", "$B:1", "</s>"),
+    "masked": ("<s> $A </s>", "$B:1 </s>:1", "</s>"),
+    "sentence": ("<s> $A </s>", "$B:1 </s>:1", None),
+    "reader": ("<s> $A </s>", "<s>:1 $B:1", "<s>"),
 }
 
 
@@ -82,7 +76,7 @@ def make(
         begin: the symbols before a text of the form "text"; None: as it is usual.
         tokenised: a "sentence" is words between blanks; None: it is subwords.
     """
-    line_end, given, ends = FORMS[form].line_end, folder / TOKENIZER, False
+    (single, second, line_end), given, ends = FORMS[form], folder / TOKENIZER, False
     is_of_bytes = TextCoding.is_of_bytes(dictionary)
     if is_of_bytes:
         model = Subwords(byte_level(letters_of_bytes(), [], use_regex=False))
@@ -130,7 +124,6 @@ def make(
         named[number]["special"] = not shown  # decoding shows a line's end
         named[number]["normalized"] |= ends and symbol == line_end  # which the normaliser puts
     content["added_tokens"] = [named[number] for number in sorted(named)]
-    single, second = FORMS[form].text, FORMS[form].second
     if form == "text" and (begin is not None or is_of_bytes):
         single = " ".join([*(begin or []), "$A"])
     template = f"{single} {second}"
@@ -216,7 +209,7 @@ def _decoder(first: list, *, prefix: bool) -> decoders.Decoder:
 
 def _words(dictionary: "Dictionary", form: str, tokenised: bool | None) -> Tokenizer:
     """Words between blanks, each led by one; of a classifier's texts, see `split_words`."""
-    end, special = FORMS[form].line_end, dictionary.nspecial
+    end, special = FORMS[form][2], dictionary.nspecial
     own = dictionary.indices
     if form != "sentence":
         own = {s if i < special or s == "<mask>" else f" {s}": i for s, i in own.items()}
@@ -240,16 +233,15 @@ def pieces_tokenizer(model: Path, form: str = "text") -> Tokenizer:
 
     proto = sentencepiece_model_pb2.ModelProto()
     proto.ParseFromString(model.read_bytes())
-    kind, own, line_end = proto.trainer_spec, proto.normalizer_spec, FORMS[form].line_end
+    kind, own, line_end = proto.trainer_spec, proto.normalizer_spec, FORMS[form][2]
     unsaid = kind.treat_whitespace_as_suffix or any(p.type == _UNUSED for p in proto.pieces)
-    make_model = {_UNIGRAM: _unigram, _BPE: _bpe}.get(kind.model_type)
-    if unsaid or not own.escape_whitespaces or make_model is None:
+    if unsaid or not own.escape_whitespaces or kind.model_type != _UNIGRAM:
         raise ValueError(f"{model.name} is of a kind that {TOKENIZER} cannot say")
     charsmap, steps = own.precompiled_charsmap, _paragraphs() if form == "reader" else []
     how = {"strip": own.remove_extra_whitespaces, "prefix": own.add_dummy_prefix}
     normal = [normalizers.Precompiled(charsmap)] if charsmap else []
     steps += [_lines(line_end, " ", *normal, **how), normalizers.Replace(" ", _BLANK)]
-    made = Tokenizer(make_model(proto.pieces, kind))
+    made = Tokenizer(_unigram(proto.pieces, kind))
     made.normalizer = normalizers.Sequence(steps)
     # "<0x41>" in a text is six letters, and no byte
     made.pre_tokenizer = pre_tokenizers.Split(Regex("<(?=0x[0-9A-F]{2}>)"), "merged_with_previous")
@@ -267,19 +259,3 @@ def _unigram(pieces: Sequence, kind: object) -> models.Model:
             score = len(piece.piece.encode()) * max(0.0, *normal) - 0.1
         vocabulary.append((piece.piece, score))
     return models.Unigram(vocabulary, unk_id=kind.unk_id, byte_fallback=kind.byte_fallback)
-
-
-def _bpe(pieces: Sequence, kind: object) -> models.Model:
-    if any(piece.type == _USER_DEFINED for piece in pieces):
-        raise ValueError(f"its byte pairs are with words of a user, which {TOKENIZER} cannot say")
-    normal = {piece.piece: piece.score for piece in pieces if piece.type == _NORMAL}
-    merges = [
-        (-score, number, piece[:i], piece[i:])
-        for number, (piece, score) in enumerate(normal.items())
-        for i in range(1, len(piece))
-        if piece[:i] in normal and piece[i:] in normal
-    ]
-    merges = [tuple(pair) for _, _, *pair in sorted(merges)]
-    vocabulary = {piece.piece: number for number, piece in enumerate(pieces)}
-    how = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": kind.byte_fallback}
-    return models.BPE(vocabulary, merges, **how)

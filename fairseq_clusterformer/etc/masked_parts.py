@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fairseq_clusterformer.data.by_size import BySize
+from fairseq_clusterformer.data.stored import BySize
 
 PARTS = ("sentences", "blocks", "none")
 NO_EXAMPLE = -1  # of a global token that is padding

@@ -7,7 +7,6 @@ and matching any of theirs is right.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from .answers import overlap, require_questions, some
 
@@ -100,13 +99,6 @@ def _span(span: Mapping) -> Span:
     return Span(*places)
 
 
-class _Outcome(NamedTuple):
-    gold: bool
-    predicted: bool
-    correct: bool
-    score: float
-
-
 def evaluate(
     gold: Mapping[object, Sequence[Label]], predictions: Mapping[object, Label]
 ) -> dict[str, float]:
@@ -144,18 +136,24 @@ def is_answer(given: int, annotators: int) -> bool:
     return given >= max(1, min(MIN_ANNOTATORS, annotators))
 
 
+#: whether there is an answer, whether one is predicted, whether it is right, and its score
+_Outcome = tuple[bool, bool, bool, float]
+
+
 def _long_outcome(labels: Sequence[Label], prediction: Label) -> _Outcome:
     spans = [label.long for label in labels if label.long]
     has_gold = is_answer(len(spans), len(labels))
-    correct = has_gold and any(span.matches(prediction.long) for span in spans)
-    return _Outcome(has_gold, bool(prediction.long), correct, prediction.long_score)
+    right = has_gold and any(span.matches(prediction.long) for span in spans)
+    return has_gold, bool(prediction.long), right, prediction.long_score
 
 
 def _short_outcome(labels: Sequence[Label], prediction: Label) -> _Outcome:
-    has_gold = is_answer(sum(label.has_short for label in labels), len(labels))
-    right = any(_same_short(label, prediction) for label in labels)
-    correct = has_gold and prediction.has_short and right
-    return _Outcome(has_gold, prediction.has_short, correct, prediction.short_score)
+    has_gold, found = (
+        is_answer(sum(x.has_short for x in labels), len(labels)),
+        prediction.has_short,
+    )
+    right = has_gold and found and any(_same_short(label, prediction) for label in labels)
+    return has_gold, found, right, prediction.short_score
 
 
 def _same_short(label: Label, prediction: Label) -> bool:
@@ -163,8 +161,8 @@ def _same_short(label: Label, prediction: Label) -> bool:
     if prediction.yes_no != "none":
         return prediction.yes_no == label.yes_no
     one, other = (list(filter(None, each.short)) for each in (label, prediction))
-    return all(any(map(a.matches, other)) for a in one) and all(
-        any(map(b.matches, one)) for b in other
+    return all(
+        any(map(span.matches, rest)) for own, rest in ((one, other), (other, one)) for span in own
     )
 
 
@@ -172,24 +170,19 @@ def _scores(outcomes: Sequence[_Outcome]) -> Iterator[tuple[str, float]]:
     """Scores of all predictions, those at the best threshold, and the most recall at some
     precisions."""
     at_score = {}  # precision, recall and F1 of all predictions as sure as that or surer
-    correct = predicted = 0
-    gold = sum(outcome.gold for outcome in outcomes)
-    for outcome in sorted(outcomes, key=lambda outcome: -outcome.score):
-        correct += outcome.correct
-        predicted += outcome.predicted
-        at_score[outcome.score] = overlap(correct, predicted, gold)
+    right = predicted = 0
+    gold = sum(has_gold for has_gold, *_ in outcomes)
+    for _, is_predicted, is_right, score in sorted(outcomes, key=lambda outcome: -outcome[3]):
+        right += is_right
+        predicted += is_predicted
+        at_score[score] = overlap(right, predicted, gold)
     yield "answer-n", len(outcomes)
-    yield from zip(_named("answer"), at_score[min(at_score)], strict=True)
     best = max(at_score, key=lambda score: at_score[score][2])
-    found = at_score[best]
-    yield "best-threshold", best if found[2] else 0.0
-    yield from zip(_named("best-threshold"), found, strict=True)
+    yield "best-threshold", best if at_score[best][2] else 0.0
+    for of, found in (("answer", at_score[min(at_score)]), ("best-threshold", at_score[best])):
+        yield from zip([f"{of}-{x}" for x in ("precision", "recall", "f1")], found, strict=True)
     for least in PRECISIONS:
         reached = [found for found in at_score.values() if found[0] >= least]
         precision, recall, _ = max(reached, key=lambda found: found[1], default=(0.0,) * 3)
         yield f"recall-at-precision>={least}", recall
         yield f"precision-at-precision>={least}", precision if recall else 0.0
-
-
-def _named(of: str) -> list[str]:
-    return [f"{of}-{name}" for name in ("precision", "recall", "f1")]

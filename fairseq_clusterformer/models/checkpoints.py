@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_clusterformer.compat.resuming import UNREADABLE, WRITTEN, why_no_checkpoint
 from fairseq_clusterformer.compat.wrapping import mends
@@ -87,6 +88,39 @@ def read_checkpoint(option: str, path: str) -> dict[str, Any]:
     except UNREADABLE as error:
         problem = f"it cannot be read ({why_no_checkpoint(error)})"
         raise unfit(option, path, problem, WRITTEN) from error
+
+
+def renamed(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters of an encoder by today's names, without "encoder." in front. RoBERTa was released
+    with other names, and with queries, keys and values as one."""
+    found = {}
+    for name, tensor in given.items():
+        short = re.sub(r"^decoder\.(?=sentence_encoder|lm_head)", "encoder.", name)
+        short = short.removeprefix("encoder.").removeprefix("sentence_encoder.")
+        short = short.replace("emb_layer_norm.", "layernorm_embedding.")
+        if "in_proj_" in short:
+            for which, part in zip("qkv", tensor.chunk(3), strict=True):
+                found[short.replace("in_proj_", f"{which}_proj.")] = part
+        else:
+            found[short] = tensor
+    return found
+
+
+def check_words(option: str, path: str, words: Dictionary) -> None:
+    """Raise CheckpointError where the folder of a checkpoint has a dictionary of other words."""
+    beside = Path(path).parent / "dict.txt"
+    if not beside.is_file():
+        return
+    theirs: list[str] = Dictionary.load(str(beside)).symbols
+    own = words.symbols[: -1 if words.symbols[-1] == "<mask>" else None]  # a task's own word
+    if theirs != own:
+        pairs = zip(theirs, own, strict=False)
+        first = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
+        what = f"{len(theirs)} words, here {len(own)}"
+        if first is not None:
+            what = f"word {first} is {theirs[first]!r}, here {own[first]!r}"
+        problem = f"{beside} is another dictionary ({what})"
+        raise unfit(option, path, problem, "data prepared with that dict.txt")
 
 
 @mends(Trainer, "load_checkpoint")

@@ -127,11 +127,8 @@ class ClusterformerClassifier(EncoderOnlyModel):
         x = out["encoder_out"][0].transpose(0, 1)
         real = ~out["encoder_padding_mask"][0]
         if self.args.pooling == "first":
-            first = real.int().argmax(1)
-            pooled = x[torch.arange(len(x), device=x.device), first]
-        else:
-            pooled = masked_mean(x, real)
-        return pooled, out
+            return x[torch.arange(len(x), device=x.device), real.int().argmax(1)], out
+        return masked_mean(x, real), out
 
     def get_normalized_probs(self, net_output, log_probs: bool, sample=None) -> Tensor:
         """Probabilities of the classes or their logarithms, float32 [B, classes]."""
@@ -152,7 +149,7 @@ class ClusterformerClassifier(EncoderOnlyModel):
             share = 100 * len(found) / words
             logger.info(f"{path}: vectors of {len(found)} of {words} words ({share:.1f} %)")
         if self.args.pretrained_checkpoint:
-            self.load_encoder(self.args.pretrained_checkpoint)
+            self.load_encoder("--pretrained-checkpoint", self.args.pretrained_checkpoint)
         if self.args.pretrained:
             load_pretrained(self, self.args.pretrained)
 

@@ -13,7 +13,14 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import Embedding, TransformerConfig
 from torch import Tensor, nn
 
-from .checkpoints import CheckpointError, ExplainedCheckpoints, read_checkpoint, unfit
+from .checkpoints import (
+    CheckpointError,
+    ExplainedCheckpoints,
+    check_words,
+    read_checkpoint,
+    renamed,
+    unfit,
+)
 from .encoder import ClusterformerEncoder
 from .options import (
     EncoderClusteringOptions,
@@ -27,6 +34,8 @@ from .options import (
 logger = logging.getLogger(__name__)
 
 _PRETRAINED = ("encoder.", "vocabulary")
+_HEADS = ("lm_head.", "classification_heads.")  # of fairseq's RoBERTa
+_OF_WORDS = {"encoder.embed_tokens.weight", "lm_head.weight", "lm_head.bias"}
 #: learns on a laptop's processor in minutes
 TINY = sized("encoder", 2, 64, 128, 4)
 ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
@@ -117,13 +126,26 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
             raise CheckpointError("it was trained with another dictionary (dict.txt)")
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 
-    def load_encoder(self, path: str) -> None:
-        """Start from the encoder of ``--pretrained-checkpoint``, and from what else of it
-        :attr:`pretrained_parts` names; the head starts anew."""
-        option = "--pretrained-checkpoint"
-        given = read_checkpoint(option, path)["model"]
+    def load_encoder(self, option: str, path: str) -> None:
+        """Start from the encoder of a checkpoint, of ours or of fairseq's RoBERTa (Liu et al.,
+        2019), and from what else of it :attr:`pretrained_parts` names; the rest starts anew."""
+        given, mine = read_checkpoint(option, path)["model"], self.state_dict()
+        words, parts = self.encoder.dictionary, self.pretrained_parts()
+        is_roberta = any(".sentence_encoder." in name for name in given)
+        if is_roberta:
+            check_words(option, path, words)
+            if self.encoder.embed_scale != 1:
+                problem = f"words are scaled by {self.encoder.embed_scale:g} here"
+                raise unfit(option, path, problem, "--no-scale-embedding")
+            given = {
+                name if name.startswith(_HEADS) else f"encoder.{name}": tensor
+                for name, tensor in renamed(given).items()
+            }
+            parts |= {name: name for name in mine.keys() & given.keys() if name.startswith(_HEADS)}
+            for name in _OF_WORDS & given.keys():
+                if len(given[name]) == len(words) + 1:
+                    given[name] = given[name][:-1]  # its task's <mask> is in no dict.txt
         loaded = {name: t for name, t in given.items() if name.startswith(_PRETRAINED)}
-        parts = self.pretrained_parts()
         loaded |= {parts[name]: tensor for name, tensor in given.items() if name in parts}
         if "segments.weight" in given and "segments.weight" not in loaded:
             # a text alone is the first of a pair: its segment was added to every word
@@ -131,12 +153,17 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
             real = torch.arange(len(words)) != self.encoder.padding_idx
             words[real] += given["segments.weight"][0]
             loaded["encoder.embed_tokens.weight"] = words
-        anew = [name for name in self.state_dict() if name not in loaded]
-        anew = [name for name in anew if not name.startswith(_PRETRAINED)]
-        allowed = "a clusterformer_masked_lm of the same sizes, attention and dictionary"
+        # no RoBERTa has clusters, our mark of the dictionary, and the mark of its version
+        new = (".routers.", "vocabulary", "encoder.version") if is_roberta else ()
+        anew = [
+            name
+            for name in mine.keys() - loaded.keys()
+            if not name.startswith(_PRETRAINED) or any(part in name for part in new)
+        ]
+        allowed = "a clusterformer_masked_lm or a RoBERTa of the same sizes, attention and words"
         self.start_from(option, path, loaded, anew, allowed)
         left = [name for name in given if parts.get(name, name) not in loaded]
-        tell(path, self.state_dict(), loaded, left)
+        tell(path, mine, loaded, left)
 
     def pretrained_parts(self) -> dict[str, str]:
         """What else starts from a masked language model's tensors: their names there, and here."""

@@ -4,7 +4,6 @@ checkpoint of fairseq's RoBERTa (Liu et al., 2019).
 Shape letters: D model width, V words.
 """
 
-import re
 from argparse import Namespace
 from collections.abc import Collection
 from pathlib import Path
@@ -18,7 +17,7 @@ from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.errors import check_no_pipes, first_line, read_json
 from fairseq_clusterformer.families import ENCODERS, FAMILIES
 
-from .checkpoints import CheckpointError, read_checkpoint, unfit
+from .checkpoints import CheckpointError, unfit
 from .encoder_only import EncoderOnlyModel, tell
 from .options import flag, set_defaults
 
@@ -26,18 +25,20 @@ _WRITTEN = "a folder that transformers has written"
 _SIZES = ("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim")
 
 
-def load_pretrained(model: EncoderOnlyModel, path: str, option: str = "--pretrained") -> None:
-    """Start a model's encoder, and as far as it can its head, from other weights. What these do
-    not have starts anew. Raises CheckpointError: files that are missing or damaged, another
-    family, sizes or words.
+def load_pretrained(model: EncoderOnlyModel, path: str) -> None:
+    """Start a model's encoder, and as far as it can its head, from what ``--pretrained`` names.
+    What that does not have starts anew. Raises CheckpointError: files that are missing or damaged,
+    another family, sizes or words.
 
     Args:
         model: with ``args``, and an ``encoder`` of the same sizes and words.
         path: a folder with ``config.json``, ``tokenizer.json`` and ``model.safetensors`` (or
             ``pytorch_model.bin``), or a checkpoint of fairseq's RoBERTa.
-        option: that names it, for errors.
     """
-    (_load_roberta if Path(path).is_file() else load_folder)(model, path, option)
+    if Path(path).is_file():
+        model.load_encoder("--pretrained", path)
+    else:
+        load_folder(model, path, "--pretrained")
 
 
 def set_sizes_of_folder(args: Any) -> None:
@@ -188,69 +189,3 @@ def _tensors(path: Path, option: str) -> dict[str, Tensor]:
         problem = f"no weights that can be read ({first_line(error)})"
         allowed = "model.safetensors or pytorch_model.bin"
         raise unfit(option, path, problem, allowed) from None
-
-
-def renamed(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters of an encoder by today's names, without "encoder." in front. RoBERTa was released
-    with other names, and with queries, keys and values as one."""
-    found = {}
-    for name, tensor in given.items():
-        short = re.sub(r"^decoder\.(?=sentence_encoder|lm_head)", "encoder.", name)
-        short = short.removeprefix("encoder.").removeprefix("sentence_encoder.")
-        short = short.replace("emb_layer_norm.", "layernorm_embedding.")
-        if "in_proj_" in short:
-            for which, part in zip("qkv", tensor.chunk(3), strict=True):
-                found[short.replace("in_proj_", f"{which}_proj.")] = part
-        else:
-            found[short] = tensor
-    return found
-
-
-def _load_roberta(model: EncoderOnlyModel, path: str, option: str) -> None:
-    """The same from a checkpoint; a ``dict.txt`` in its folder must have the same words."""
-    given = read_checkpoint(option, path)["model"]
-    parts = ("sentence_encoder.", "lm_head.", "classification_heads.")
-    if other := next((name for name in given if not any(part in name for part in parts)), None):
-        raise unfit(option, path, f"it is no RoBERTa, it has {other}")
-    if model.encoder.embed_scale != 1:
-        problem = f"words are scaled by {model.encoder.embed_scale:g} here"
-        raise unfit(option, path, problem, "--no-scale-embedding")
-    mine, words = model.state_dict(), model.encoder.dictionary
-    check_words(option, path, words)
-    heads = {name for name in renamed(given) if name.startswith(parts[1:])}
-    loaded = {
-        name if name in heads else f"encoder.{name}": tensor
-        for name, tensor in renamed(given).items()
-        if name not in heads or name in mine
-    }
-    for name in ("encoder.embed_tokens.weight", "lm_head.weight", "lm_head.bias"):
-        if name in loaded and len(loaded[name]) == len(words) + 1:
-            loaded[name] = loaded[name][:-1]  # its task's last word, <mask>, is in no dict.txt
-    names = list(loaded)
-    allowed = "a RoBERTa of the same sizes, positions and words"
-    # what no RoBERTa has: clusters, heads of a reader, and the mark of its version
-    anew = [
-        name
-        for name in mine
-        if name not in loaded
-        and (not name.startswith("encoder.") or ".routers." in name or name == "encoder.version")
-    ]
-    model.start_from(option, path, loaded, anew, allowed)
-    tell(path, mine, names, heads - {*names})
-
-
-def check_words(option: str, path: str, words: Dictionary) -> None:
-    """Raise CheckpointError where the folder of a checkpoint has a dictionary of other words."""
-    beside = Path(path).parent / "dict.txt"
-    if not beside.is_file():
-        return
-    theirs: list[str] = Dictionary.load(str(beside)).symbols
-    own = words.symbols[: -1 if words.symbols[-1] == "<mask>" else None]  # a task's own word
-    if theirs != own:
-        pairs = zip(theirs, own, strict=False)
-        first = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
-        what = f"{len(theirs)} words, here {len(own)}"
-        if first is not None:
-            what = f"word {first} is {theirs[first]!r}, here {own[first]!r}"
-        problem = f"{beside} is another dictionary ({what})"
-        raise unfit(option, path, problem, "data prepared with that dict.txt")

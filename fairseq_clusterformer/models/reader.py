@@ -6,7 +6,7 @@ the longest document, L tokens of a window, M stride, D width.
 
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.data import Dictionary
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fairseq_clusterformer.attention import AttentionPlan, parse_layer
 from fairseq_clusterformer.clustering import Report
-from fairseq_clusterformer.data.questions import DocumentStructure
 
 from .encoder import ClusterformerEncoderLayer
 from .encoder_only import EncoderOnlyModel
@@ -42,7 +41,7 @@ class ReaderModel(EncoderOnlyModel):
 
     #: whether it encodes a document before it sees a question
     encodes_apart = False
-    structure: DocumentStructure | None = None
+    structure: Any = None
 
     def max_positions(self) -> None:
         """A document may have any number of tokens."""

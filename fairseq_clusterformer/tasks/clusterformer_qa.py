@@ -4,6 +4,7 @@ import logging
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
@@ -11,7 +12,7 @@ from fairseq.tasks import register_task
 from fairseq_clusterformer.criterions.clusterformer_qa import QACriterion
 from fairseq_clusterformer.data.document_windows import WindowData, WindowedQuestions
 from fairseq_clusterformer.data.qa import QAData
-from fairseq_clusterformer.data.questions import DocumentStructure, QuestionDataset
+from fairseq_clusterformer.data.questions import QuestionDataset
 from fairseq_clusterformer.data.stored import shard_of
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.errors import refused
@@ -74,7 +75,7 @@ class ClusterformerQATask(OwnModels):
     name, model, criterion = "clusterformer_qa", ReaderModel, QACriterion
     made_by = "clusterformer prepare qa"
     #: what the model reads of a document's structure, once there is one
-    structure: DocumentStructure | None = None
+    structure: Any = None
 
     @classmethod
     def setup_task(cls, cfg: ClusterformerQAConfig, **kwargs):
@@ -113,20 +114,17 @@ class ClusterformerQATask(OwnModels):
         if self.structure is not None:
             self._check_structure(dataset, in_training)
         documents, lost, questions = dataset.cut()
-        total = len(data.whole)
         lost += data.lost if data is not data.whole else 0
         dataset.cuts |= {"documents cut": documents, "answers lost by that": lost}
         dataset.cuts |= {"questions cut": questions}
-        if documents:
-            logger.info(
-                f"{split}: {documents} of {total} documents are cut to {most} tokens "
-                f"({flag(name)}), where {lost} questions lose their answers"
-            )
-        if questions:
-            logger.info(
-                f"{split}: {questions} of {total} questions are cut to "
-                f"{self.cfg.max_question_positions} tokens (--max-question-positions)"
-            )
+        asked, total = self.cfg.max_question_positions, len(data.whole)
+        lose = f"where {lost} questions lose their answers"
+        for number, what in (
+            (documents, f"documents are cut to {most} tokens ({flag(name)}), {lose}"),
+            (questions, f"questions are cut to {asked} tokens (--max-question-positions)"),
+        ):
+            if number:
+                logger.info(f"{split}: {number} of {total} {what}")
         if data is not data.whole and not in_training:
             dataset = WindowedQuestions(dataset)
         self.datasets[split] = dataset

@@ -86,15 +86,15 @@ class ClusterformerSentenceTask(OwnModels):
         labels = None
         if not cfg.regression_target:
             if not (folder / "label/dict.txt").is_file() and any(folder.glob("label/*.label")):
-                allowed = "with --regression-target"
-                raise ValueError(f"{folder}/label holds numbers; allowed: {allowed}")
+                raise ValueError(
+                    f"{folder}/label holds numbers; allowed: with --regression-target"
+                )
             check_shards(cfg.data, "label/dict.txt")
             labels = _read_labels(folder / "label")
         task = cls(cfg, dictionary, labels)
         if cfg.num_classes not in (0, len(task.classes)):
-            what = f"the labels of {folder}/label/dict.txt: {_some(task.classes)}"
-            allowed = f"{len(task.classes)}, {what}" if labels else "0, with --regression-target"
-            raise refused("--num-classes", cfg.num_classes, allowed)
+            what = f"{len(task.classes)}, the labels of {folder}/label/dict.txt: "
+            raise refused("--num-classes", cfg.num_classes, what + _some(task.classes))
         logger.info(f"{len(dictionary)} words, {len(task.classes)} classes")
         return task
 
@@ -113,14 +113,14 @@ class ClusterformerSentenceTask(OwnModels):
             labels = self._classes_of(coded, folder / "label" / split)
         else:
             labels = _read_numbers(folder / "label" / f"{split}.label")
-        counts = {name: len(rows) for name, rows in {**texts, "label": labels}.items()}
-        questions = None
+        columns, questions = {**texts, "label": labels}, None
         if self.is_ranking:
             path, numbers = folder / "group" / f"{split}.txt", {}
             lines = _read_lines(path, f"a question's id a line, or no folder {path.parent}")
             # in the order of their first pairs
             of_lines = [numbers.setdefault(line.strip(), len(numbers)) for line in lines]
-            questions, counts["group"] = torch.tensor(of_lines), len(of_lines)
+            questions = columns["group"] = torch.tensor(of_lines)
+        counts = {name: len(rows) for name, rows in columns.items()}
         if len(set(counts.values())) > 1 or not len(labels):
             told = ", ".join(f"{name} {count}" for name, count in counts.items())
             allowed = "as many in each, at least one"
@@ -137,9 +137,9 @@ class ClusterformerSentenceTask(OwnModels):
         longest = int(dataset.full_sizes.max())
         if longest > self.cfg.max_positions and not self.cfg.truncate_sequence:
             number = int((dataset.full_sizes > self.cfg.max_positions).sum())
-            given = f"{self.cfg.max_positions}, and {number} of {len(dataset)} samples of {split} "
+            problem = f"{number} of {len(dataset)} samples of {split} are longer"
             allowed = f"{longest} or more, or --truncate-sequence"
-            raise refused("--max-positions", given + "are longer", allowed)
+            raise refused("--max-positions", self.cfg.max_positions, allowed, problem)
         self.datasets[split] = dataset
         return dataset
 

@@ -94,25 +94,15 @@ def test_bytes_take_what_is_not_utf8_and_the_others_refuse_it(coding):
                 coding.encode(text)
 
 
-def test_folder_without_a_dictionary(tmp_path):
+def test_the_dictionary_that_is_given_or_missing(folders, tmp_path):
+    """A masked language model adds a mask to bytes, which are bytes all the same."""
+    for unit, symbol, text in (("word", "zebra", "The zebra"), ("byte", "<mask>", "a b\n")):
+        dictionary = Dictionary.load(str(folders[unit] / "dict.txt"))
+        dictionary.add_symbol(symbol)
+        coding = TextCoding.from_folder(folders[unit], dictionary)
+        assert (coding.unit, coding.decode(coding.encode(text))) == (unit, text)
     with pytest.raises(UserError, match="has no dict.txt; allowed: a folder of prepared text"):
         TextCoding.from_folder(tmp_path)
-
-
-def test_the_given_dictionary_wins(folders):
-    dictionary = Dictionary.load(str(folders["word"] / "dict.txt"))
-    dictionary.add_symbol("zebra")
-    coding = TextCoding.from_folder(folders["word"], dictionary)
-    assert coding.decode(coding.encode("The zebra")) == "The zebra"
-
-
-def test_bytes_and_a_mask_are_bytes(folders):
-    """As a masked language model has them."""
-    dictionary = TextCoding.from_folder(folders["byte"]).dictionary
-    dictionary.add_symbol("<mask>")
-    coding = TextCoding.from_folder(folders["byte"], dictionary)
-    assert coding.unit == "byte"
-    assert coding.decode(coding.encode("a b\n")) == "a b\n"
 
 
 @pytest.mark.parametrize("kind", ["bytes", "unigram"])

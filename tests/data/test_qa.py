@@ -97,10 +97,7 @@ def test_garbage_of_the_right_size_is_one_line(part, folder):
     with pytest.raises(UserError, match="(?s)valid.*damaged .*; allowed: ") as caught:
         data.of_symbols(1000), data[0], data.outline(0), data.characters(0)
     assert "\n" not in str(caught.value)
-
-
-def test_texts_that_are_damaged(folder):
     file = folder / "valid.jsonl"
     file.write_bytes(b"{" * file.stat().st_size)
     with pytest.raises(UserError, match="record 1 is damaged .*; allowed: "):
-        QAData(folder, "valid").texts(1)
+        data.texts(1)

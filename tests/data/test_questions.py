@@ -51,6 +51,10 @@ def test_a_batch_says_what_the_folder_says(folder):
         assert torch.equal(long, told.paragraph_starts[told.long_answers])
         types = [name for name, may in zip(TYPES, target["types"][row], strict=True) if may]
         assert types == [WRITTEN[index]]
+    data.shuffle = True  # among those of one length
+    orders = [data.ordered_indices() for _ in range(9)]
+    assert all((data.sizes[each] == data.sizes[order]).all() for each in orders)
+    assert len({tuple(each) for each in orders}) > 1
     secret = dataset(folder, "test")
     assert all(secret[index]["types"].all() for index in range(len(secret)))
     assert data.collater([]) == {}

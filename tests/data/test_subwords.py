@@ -107,23 +107,6 @@ def test_empty_tokens_are_in_no_cover():
         tokens.cover(1, 3)
 
 
-def test_empty_text(model):
-    assert len(model.encode("")) == 0
-    with pytest.raises(ValueError, match=r"\[0, 1\) are in no token"):
-        model.encode("").cover(0, 1)
-
-
-def test_half_a_character_is_refused(model):
-    with pytest.raises(ValueError, match="surrogates not allowed"):
-        model.encode("a\ud83c")
-
-
-@pytest.mark.parametrize(("first", "last"), [(-1, 1), (1, 1), (0, 99)])
-def test_refuses_tokens_that_are_not_there(model, first, last):
-    with pytest.raises(ValueError, match="of .*; allowed: 1 or more"):
-        model.encode("cake").text("cake", first, last)
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [

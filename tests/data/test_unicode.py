@@ -56,13 +56,6 @@ def test_many_marks_on_a_letter_take_linear_time():
     assert time.process_time() - begun < 1
 
 
-def test_old_folders_do_not_say_their_form(tmp_path):
-    assert form_of(tmp_path) == "NFC"
-    (tmp_path / "prepared.json").write_text('{"recipe": {"unicode": "none"}}')
-    assert form_of(tmp_path) == "none"
-    assert composed("e\u0301", "none") == "e\u0301"
-
-
 SHIPPED = REPO_ROOT / "fairseq_clusterformer" / "trained"
 TEXT = "Zwei Männer überqueren die Straße. Café, naïve Ångström: 한국어."
 
@@ -80,11 +73,10 @@ def test_decomposed_text_has_the_tokens_of_composed_text(tmp_path):
     assert split_words(apart, **how) == split_words(TEXT, **how)
     assert count_words(tmp_path / "text").keys() >= set(TEXT.split())
     assert list(read_lines(tmp_path / "text")) == [TEXT]
-
-
-def test_bytes_stay_as_they_are():
-    coding = TextCoding.from_folder(SHIPPED / "python-code")
-    assert len(coding.encode(normalize("NFD", "é"))) == 3
+    assert len(TextCoding.from_folder(SHIPPED / "python-code").encode(normalize("NFD", "é"))) == 3
+    assert form_of(tmp_path) == "NFC"  # of an older folder, which does not say it
+    (tmp_path / "prepared.json").write_text('{"recipe": {"unicode": "none"}}')
+    assert composed("e\u0301", form_of(tmp_path)) == "e\u0301"
 
 
 @pytest.mark.parametrize(

@@ -69,15 +69,6 @@ def test_a_prompt_is_read_at_once(kind):
         torch.testing.assert_close(found, after[0], rtol=1e-5, atol=1e-5)
 
 
-@torch.no_grad()
-def test_the_old_name_of_a_cache():
-    """``past_key_values``, which transformers before 5.24 had."""
-    model, ids = language_model(), tokens(2, 9)
-    first, second = (model(ids[:, :5], use_cache=True).cache for _ in range(2))
-    wanted = model(ids[:, 5:], cache=first).logits
-    assert torch.equal(model(ids[:, 5:], past_key_values=second).logits, wanted)
-
-
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("make", [language_model, translator])
 def test_with_a_cache_as_without(make, how):
@@ -120,16 +111,6 @@ def test_packed_rows_are_rows_alone(kind):
     torch.testing.assert_close(out.logits, wanted, rtol=1e-5, atol=1e-5)
     losses = [each.loss * (len(row) - 1) for each, row in zip(alone, rows, strict=True)]
     torch.testing.assert_close(out.loss, (losses[0] + losses[2]) / (8 + 13))
-
-
-def test_documents_in_one_row():
-    """Positions start again behind each end-of-sentence symbol."""
-    model = language_model(separate_documents=True, attention="window+neural")
-    ids = tokens(2, 12)
-    ids[0, 5] = ids[1, 0] = ids[1, 8] = EOS
-    with torch.no_grad():
-        stepwise = model(ids, use_cache=True).logits
-        torch.testing.assert_close(stepwise, model(ids).logits, rtol=1e-5, atol=1e-5)
 
 
 def fairseq_beams(model, target_size: int, sample: dict, beam: int, **options) -> list[list[int]]:
@@ -255,12 +236,6 @@ def test_what_needs_another_cache_is_refused(make, name):
         model.generate(tokens(1, 3), max_new_tokens=2, **{name: value})
     with pytest.raises(ValueError, match="continuous batching: .*; allowed: generate"):
         model.generate_batch([[4, 5]])
-
-
-def test_guidance_with_a_cache_as_without():
-    model, ids = language_model(), tokens(2, 5)
-    found = [written(model, ids, guidance_scale=1.5, use_cache=use) for use in (True, False)]
-    assert torch.equal(*found)
 
 
 @pytest.mark.whole

@@ -184,12 +184,3 @@ class TestDataset:
         (row,) = dataset[0]["sequences"]
         assert row.tolist() == [0, *a[: kept[0]], 2, *b[: kept[1]], 2]
         assert dataset.sizes[0] == len(row)
-
-    def test_batches_hold_texts_of_one_length(self):
-        texts = [[10] * n for n in (5, 1, 3, 1, 5)]
-        dataset = self.make(texts, form="joined", longest=20)
-        assert dataset.ordered_indices().tolist() == [1, 3, 2, 0, 4]
-        dataset.shuffle = True
-        orders = {tuple(dataset.ordered_indices().tolist()) for _ in range(30)}
-        assert len(orders) == 4
-        assert {order[2] for order in orders} == {2}

@@ -104,27 +104,20 @@ def test_layer_drop_keeps_the_averages_of_dropped_layers(monkeypatch):
     assert 0 < min(counts[-1]) <= max(counts[-1]) < 8
 
 
-def make_bytes(**given) -> ClusterformerLanguageModel:
-    args = Namespace(tokens_per_sample=128, **given)
-    ARCH_CONFIG_REGISTRY["clusterformer_lm_bytes"](args)
-    return ClusterformerLanguageModel.build_model(args, make_task())
-
-
 def test_the_architecture_for_bytes_begins_as_what_copies():
-    model = make_bytes()
-    assert model.decoder.embed_positions is None
-    for layer in model.decoder.layers:
-        attention = layer.self_attn
-        assert torch.equal(attention.q_proj.weight, attention.k_proj.weight)
-        (kind,) = attention.routers
-        assert (kind.options.window, kind.options.clusters, kind.rule.gap) == (32, 16, 32)
-        assert kind.rule.reads_qk
-
-
-def test_what_is_given_wins_over_the_architecture():
-    model = make_bytes(short_convolution=2, decoder_learned_pos=True, attention="window(7)")
-    assert model.decoder.embed_positions is not None
-    for layer in model.decoder.layers:
-        attention = layer.self_attn
-        assert not torch.equal(attention.q_proj.weight, attention.k_proj.weight)
-        assert attention.kinds[0].written == "window(7)"
+    """What is given wins over it."""
+    options = {"short_convolution": 2, "decoder_learned_pos": True, "attention": "window(7)"}
+    for given in ({}, options):
+        args = Namespace(tokens_per_sample=128, **given)
+        ARCH_CONFIG_REGISTRY["clusterformer_lm_bytes"](args)
+        model = ClusterformerLanguageModel.build_model(args, make_task())
+        assert (model.decoder.embed_positions is None) == (not given)
+        for layer in model.decoder.layers:
+            attention = layer.self_attn
+            assert torch.equal(attention.q_proj.weight, attention.k_proj.weight) == (not given)
+            if given:
+                assert attention.kinds[0].written == "window(7)"
+                continue
+            (kind,) = attention.routers
+            assert (kind.options.window, kind.options.clusters, kind.rule.gap) == (32, 16, 32)
+            assert kind.rule.reads_qk

@@ -27,8 +27,7 @@ import torch
 from fairseq.data import Dictionary
 from torch.nn.utils.rnn import pad_sequence
 
-from fairseq_clusterformer.data.by_size import BySize
-from fairseq_clusterformer.data.stored import RecordData
+from fairseq_clusterformer.data.stored import BySize, RecordData
 from fairseq_clusterformer.data.subwords import Subwords
 
 from .records import MOST_WORDS, VISUAL, PageRecord, phrase_places
