@@ -10,11 +10,7 @@ from fairseq.logging import metrics
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fairseq_clusterformer.answers import (
-    AnswerLogits,
-    ranked_answers,
-    ranking_options,
-)
+from fairseq_clusterformer.answers import AnswerLogits, ranked_answers, ranking_options
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.metrics import hotpotqa
 from fairseq_clusterformer.metrics.squad import evaluate_v2
@@ -157,8 +153,7 @@ class QACriterion(SummedLogs, FairseqCriterion):
     def __init__(self, task, span_marginal: str):
         super().__init__(task)
         if not hasattr(task.cfg, "max_answer_length"):
-            given = f"clusterformer_qa, and --task {task.cfg._name}"
-            raise refused("--criterion", given, "clusterformer_qa")
+            raise refused("--task", task.cfg._name, "clusterformer_qa with its criterion")
         self.span_marginal = span_marginal
 
     def forward(self, model, sample, reduce=True):

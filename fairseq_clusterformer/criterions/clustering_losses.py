@@ -73,9 +73,8 @@ class ClusteringLosses:
         listener = _Listener(model)
         loss, sample_size, logging_output = super().forward(listener, sample, reduce=reduce)
         if "reports" not in listener.net_output[1]:
-            given = f"{type(self).__name__}, and the model a {type(model).__name__}"
-            allowed = "an architecture clusterformer_*, or fairseq's own criterion"
-            raise refused("--criterion", given, allowed)
+            allowed = f"fairseq's own, for a {type(model).__name__} has no clusters"
+            raise refused("--criterion", type(self).__name__, allowed)
         clustering = summary(listener.net_output[1]["reports"])
         # Every batch logs every name: workers add up what they logged name by name. A batch may
         # have nothing to say, where LayerDrop leaves out all layers that cluster.

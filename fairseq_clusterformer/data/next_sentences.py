@@ -14,8 +14,7 @@ from .stored import BySize
 
 
 class NextSentences(BySize):
-    """Pairs ``<s> a </s> b </s>`` from documents of lines. Raises ValueError: lines of fewer than
-    two documents, or a word without room in a pair.
+    """Pairs ``<s> a </s> b </s>`` from documents of lines. Raises ValueError: of fewer than two.
 
     A document is read in portions of whole lines, each long enough for a pair. A portion is
     divided behind one of its lines. Where both halves are too long for a pair, the longer one
@@ -50,16 +49,15 @@ class NextSentences(BySize):
         self.room = max_positions - 3
         self.guessed, self.kept, self.replaced = guessed, kept, replaced
         self.seed, self.epoch = seed, 1
-        if self.room < 2:
-            raise ValueError(f"a pair has {max_positions} tokens; allowed: 5 or more")
 
         sizes = np.asarray(lines.sizes) - 1
         self._line = np.flatnonzero(sizes)  # the number of each line that has words
         document = (sizes == 0).cumsum()[self._line]
         begins = np.flatnonzero(np.diff(document, prepend=-1))
         if len(begins) < 2:
-            allowed = "two or more, with an empty line between them"
-            raise ValueError(f"{len(begins)} documents; allowed: {allowed}")
+            raise ValueError(
+                f"{len(begins)} documents; allowed: two or more, with an empty line between"
+            )
         #: tokens before each line, and of all
         self._before = np.concatenate([[0], sizes[self._line].cumsum()])
         portions = []

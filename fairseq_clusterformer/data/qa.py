@@ -7,21 +7,18 @@ one item per question, all in the same order:
 ``SPLIT.question``        .bin, .idx: the question's tokens
 ``SPLIT.document``        .bin, .idx: for each paragraph ``<s>``, its title's tokens if these
                           were asked for, and its text's tokens
-``SPLIT.spans``           .bin, .idx (int32): first, whether it is answerable (1, 0; -1 unknown),
-                          and yes or no (1, 2; 0 neither). Then the numbers P, A and L. P
-                          positions of ``<s>`` in the document come next. A pairs [first, last)
-                          of its tokens are the gold answers. L indices of paragraphs are the
-                          long answers
+``SPLIT.spans``           .bin, .idx (int32): answerable or not (1, 0; -1 unknown), yes or no (1,
+                          2; 0 neither), the numbers P, A and L, P positions of ``<s>`` in the
+                          document, A pairs [first, last) of its tokens, which are the gold
+                          answers, and L indices of paragraphs, which are the long answers
 ``SPLIT.characters``      .bin, .idx (int32): the first characters of the document's tokens in
                           their paragraph's text, then those after the last; -1 for ``<s>`` and
                           titles
 ``SPLIT.jsonl``           a JSON object per line: ``id``, ``question``, ``paragraphs``,
-                          ``answers`` ([paragraph, start, end]) and ``texts``, the accepted
-                          answers. A paragraph is [title, text]. In Natural Questions it is
-                          [title, text, [start, end), words]: the third are its tokens in the
-                          document, and the last has the token of each of its words. Where an
-                          answer is one of some, ``candidates`` has their texts; where texts
-                          begin with their titles, ``titled`` is true.
+                          ``answers`` ([paragraph, start, end]), ``texts``, the accepted answers,
+                          those of ``candidates``, and ``titled``: texts begin with their titles.
+                          A paragraph is [title, text], or in Natural Questions [title, text,
+                          [start, end), words], of its tokens and of each word's token
 ``SPLIT.lines.npy``       where each of these lines begins, and the file's length, int64
 ``SPLIT.structure``       .bin, .idx (int32): sentences, supporting sentences, candidates and their
                           mentions; see `Outline.item`
@@ -31,7 +28,7 @@ one item per question, all in the same order:
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,21 +91,12 @@ class QAWriter(RecordWriter):
         super().__init__(folder, split, dict(zip(PARTS, dtypes, strict=True)))
 
     @staticmethod
-    def items(example: Example, characters: np.ndarray, outline: Outline) -> list[np.ndarray]:
+    def items(
+        example: Example, characters: np.ndarray, outline: Outline | None = None
+    ) -> list[np.ndarray]:
         """A question as the items of its files; `characters` of the document's tokens, [2, N]."""
-        tokens = example.question.numpy(), example.document.numpy()
-        return [*tokens, example.spans(), characters.ravel(), outline.item()]
-
-    def add(
-        self,
-        example: Example,
-        characters: np.ndarray,
-        texts: Mapping,
-        outline: Outline | None = None,
-    ) -> None:
-        """Add a question, as :meth:`items` has it, and what becomes its line of ``SPLIT.jsonl``;
-        without an outline, nothing is known of the document."""
-        self.write(self.items(example, characters, outline or Outline()), texts)
+        tokens, outline = (example.question, example.document), outline or Outline()
+        return [*map(np.asarray, tokens), example.spans(), characters.ravel(), outline.item()]
 
     def append(self, folder: Path, split: str) -> None:
         """Add all questions of another split, written with the same ``dict.txt``."""

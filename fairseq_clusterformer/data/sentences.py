@@ -50,15 +50,14 @@ class SentenceDataset(BySize):
         self.joined = len(texts) > 1 and pair_form == "joined"
         self.max_positions = max_positions
         self.shuffle = shuffle
-        self._lengths = np.stack([self._text_lengths(text) for text in texts])
+        lengths = []
+        for text in texts:  # without </s>, which all lines of a file end with, or none
+            ends = len(text) > 0 and dictionary.eos() in text[0][-1:].tolist()
+            lengths.append(np.asarray(text.sizes) - int(ends))
+        self._lengths = np.stack(lengths)
         #: tokens of each sample's longest sequence, were nothing cut
         self.full_sizes = self._lengths.sum(0) + 3 if self.joined else self._lengths.max(0) + 2
         self.sizes = np.minimum(self.full_sizes, max_positions)
-
-    def _text_lengths(self, text) -> np.ndarray:
-        """Without </s>, which all lines of a file end with, or none."""
-        ends = len(text) > 0 and self.dictionary.eos() in text[0][-1:].tolist()
-        return np.asarray(text.sizes) - int(ends)
 
     def __len__(self) -> int:
         return len(self.labels)

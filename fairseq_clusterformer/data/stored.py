@@ -105,7 +105,7 @@ class RecordData(Sequence):
             if "allowed: " in str(error):
                 raise
             problem = f"record {index} is damaged ({first_line(error)})"
-            raise bad_option("DATA", self.prefix, "data as they were prepared", problem) from None
+            raise bad_option("DATA", self.prefix, "data as prepared", problem) from None
 
 
 def shard_of(data: str, epoch: int = 1) -> Path:
@@ -121,8 +121,7 @@ def check_shards(data: str, dictionary: str = "dict.txt") -> None:
     for other in others:
         if not other.is_file() or other.read_bytes() != first.read_bytes():
             problem = "differs from" if other.is_file() else "is missing; it must equal"
-            allowed = "shards with one dictionary, in the form FIRST:SECOND"
-            raise refused("DATA", data, allowed, f"{other} {problem} {first}")
+            raise refused("DATA", data, "shards with one dictionary", f"{other} {problem} {first}")
 
 
 def load_dictionary(folder: Path | str, made_by: str = "clusterformer prepare") -> Dictionary:

@@ -69,8 +69,7 @@ class Tokens:
     def text(self, text: str, first: int, last: int) -> str:
         """Return the text of tokens [first, last), without blanks around it."""
         if not 0 <= first < last <= len(self):
-            allowed = "1 or more of them"
-            raise ValueError(f"tokens [{first}, {last}) of {len(self)}; allowed: {allowed}")
+            raise ValueError(f"tokens [{first}, {last}) of {len(self)}; allowed: 1 or more")
         return text[self.starts[first] : self.ends[last - 1]].strip()
 
 
@@ -110,8 +109,7 @@ class Subwords:
             self.vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
             size = max(self.vocabulary.values()) + 1
             if size > 2 * len(self.vocabulary) + 100_000:
-                problem = f"one of {len(self.vocabulary):,} tokens has the number {size - 1:,}"
-                raise ValueError(problem)
+                raise ValueError(f"one of {len(self.vocabulary):,} tokens has number {size - 1:,}")
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{tokenizer}: is no tokenizer.json: {error}") from None
         self.tokenizer.no_padding()

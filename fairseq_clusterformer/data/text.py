@@ -131,8 +131,7 @@ class TextPipeline:
         from .subwords import load
 
         if self.model is None or not self.model.is_file():
-            allowed = f"the file of {self.bpe}'s model"
-            raise bad_option("the subword model", self.model, allowed, "no such file")
+            raise bad_option("the subword model", self.model, f"{self.bpe}'s", "no such file")
         own = self.model.with_name(TARGETS_OWN)
         older = self.model.name == VOCABULARIES["gpt2"]
         first = load(self.model.parent if older else self.model)

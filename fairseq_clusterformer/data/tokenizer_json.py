@@ -88,24 +88,22 @@ def make(
         model, ends = gpt2(folder), form == "reader"
     else:
         model, ends = None, form != "sentence"
-    content = (
-        numbered(model, dictionary) if model else _content(_words(dictionary, form, tokenised))
-    )
+    if model:
+        content = numbered(model, dictionary)
+    else:
+        content = json.loads(_words(dictionary, form, tokenised).to_str())
     if ends and (folder / GPT2_FILES[0]).is_file():
         made = Tokenizer(models.WordLevel({}, ""))
         steps = [*_paragraphs(), normalizers.Replace("\n", line_end)]
         made.normalizer = normalizers.Sequence(steps)
-        content["normalizer"] = _content(made)["normalizer"]
+        content["normalizer"] = json.loads(made.to_str())["normalizer"]
     if unicode != "none" and f'"{unicode}"' not in json.dumps(content["normalizer"]):
         steps = [{"type": unicode}, *filter(None, [content["normalizer"]])]
         content["normalizer"] = {"type": "Sequence", "normalizers": steps}
     named = {token["id"]: token for token in content["added_tokens"]}
     vocabulary = content["model"]["vocab"]
-    given = (
-        vocabulary
-        if isinstance(vocabulary, dict)
-        else {s: i for i, (s, _) in enumerate(vocabulary)}
-    )
+    own = vocabulary if isinstance(vocabulary, dict) else [symbol for symbol, _ in vocabulary]
+    given = own if isinstance(own, dict) else {symbol: i for i, symbol in enumerate(own)}
     given = given | {token["content"]: number for number, token in named.items()}
     names = {number: token for token, number in given.items()}
     for symbol in [*dictionary.symbols[: dictionary.nspecial], "<mask>"]:
@@ -169,10 +167,6 @@ def numbered(model: Subwords, dictionary: "Dictionary") -> dict:
     found = [pieces.get(i, [symbol, lowest]) for i, symbol in enumerate(dictionary.symbols)]
     content["model"] |= {"vocab": found, "unk_id": dictionary.unk()}
     return content
-
-
-def _content(made: Tokenizer) -> dict:
-    return json.loads(made.to_str())
 
 
 def _replace(pattern: str, content: str) -> normalizers.Replace:

@@ -273,8 +273,7 @@ class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
 
     def init_continuous_batching(self, *args, **kwargs):
         """Always raises ValueError."""
-        problem = "the model has a cache of its own, without pages"
-        raise ValueError(f"continuous batching: {problem}; allowed: generate of a padded batch")
+        raise ValueError("continuous batching: the cache has no pages; allowed: generate")
 
     generate_batch = init_continuous_batching
 

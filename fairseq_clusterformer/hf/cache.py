@@ -70,9 +70,8 @@ class ClusterformerCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Always raises ValueError."""
-        problem = "a ring has dropped its oldest keys and cannot be turned back"
-        allowed = "generation without an assistant"
-        raise ValueError(f"crop({tokens_to_remove}): {problem}; allowed: {allowed}")
+        problem = f"crop({tokens_to_remove}): a ring has dropped its oldest keys and"
+        raise ValueError(f"{problem} cannot be turned back; allowed: no assistant")
 
     def __repr__(self) -> str:
         return f"ClusterformerCache({self.tokens} tokens, {self.num_bytes:,} bytes)"

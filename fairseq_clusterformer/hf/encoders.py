@@ -68,9 +68,7 @@ class _EncoderWithHead(ClusterformerPreTrainedModel):
             own = self.model.second(tokens) if self.config.form == "joined" else tokens * 0
             real = tokens.ne(self.config.pad_token_id)
             if not torch.equal(token_type_ids[real], own[real]):
-                allowed = "None, or 0 up to the first text's end and, of joined pairs, 1 behind it"
-                problem = "are others than the model's own"
-                raise ValueError(f"token_type_ids {problem}; allowed: {allowed}")
+                raise ValueError("token_type_ids are others than the model's own; allowed: None")
         wanted, loss = self._wants_states(output_hidden_states), None
         logits, extra = self._run(tokens, wanted)
         if labels is not None:

@@ -17,18 +17,13 @@ Normalise = Callable[[str], str]
 
 
 def normalise(text: str) -> str:
-    """A text as SQuAD's scripts compare it: lower case, no ASCII punctuation or articles.
-
-    Words on both sides of a punctuation mark are joined: ``U.S.`` is ``us``.
-    """
+    """A text as SQuAD's scripts compare it: lower case, no ASCII punctuation or articles; words on
+    both sides of a punctuation mark are joined: ``U.S.`` is ``us``."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def normalise_triviaqa(text: str) -> str:
-    """A text as TriviaQA's script compares it: punctuation, also typographic, is a blank.
-
-    ``U.S.`` is ``u s``.
-    """
+    """The same as TriviaQA's script does: punctuation, also typographic, is a blank."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_BLANK_PUNCTUATION)).split())
 
 

@@ -38,10 +38,6 @@ def unfit(option: str, path: object, problem: str, allowed: str = "") -> Checkpo
 class ExplainedCheckpoints:
     """Mixin before a fairseq model: one line says what does not fit."""
 
-    @classmethod
-    def hub_models(cls):
-        return {}  # not those of fairseq's class
-
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """As fairseq's; raises CheckpointError for tensors of other shapes, what is no tensor,
         numbers that are not finite, or (if ``strict``) missing or unknown tensors."""
@@ -86,8 +82,9 @@ def read_checkpoint(option: str, path: str) -> dict[str, Any]:
         state["model"]
         return state
     except UNREADABLE as error:
-        problem = f"it cannot be read ({why_no_checkpoint(error)})"
-        raise unfit(option, path, problem, WRITTEN) from error
+        raise unfit(
+            option, path, f"cannot be read ({why_no_checkpoint(error)})", WRITTEN
+        ) from error
 
 
 def renamed(given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -119,8 +116,7 @@ def check_words(option: str, path: str, words: Dictionary) -> None:
         what = f"{len(theirs)} words, here {len(own)}"
         if first is not None:
             what = f"word {first} is {theirs[first]!r}, here {own[first]!r}"
-        problem = f"{beside} is another dictionary ({what})"
-        raise unfit(option, path, problem, "data prepared with that dict.txt")
+        raise unfit(option, path, f"{beside} is another dictionary ({what})", "data of that one")
 
 
 @mends(Trainer, "load_checkpoint")
@@ -128,14 +124,19 @@ def explain_loading(load, self: Trainer, filename: str, *args, **kwargs):
     """Lets fairseq's trainer say why it cannot load a checkpoint into one of our models, and go
     on from the newest whole one where the last one is broken or missing."""
     explains = isinstance(self.get_model(), ExplainedCheckpoints)
-    option, value = _option(self.cfg.checkpoint, filename)
-    ours = Path(filename).resolve().parent == Path(self.cfg.checkpoint.save_dir).resolve()
+    cfg = self.cfg.checkpoint
+    option, value = "--save-dir", cfg.save_dir
+    if filename == cfg.finetune_from_model:
+        option, value = "--finetune-from-model", filename
+    elif cfg.restore_file != CheckpointConfig.restore_file:
+        option, value = "--restore-file", cfg.restore_file
+    ours = Path(filename).resolve().parent == Path(cfg.save_dir).resolve()
     # one of --save-dir may be missing: jobs are started anew with the same command
     missing = option == "--restore-file" and not ours and not Path(filename).is_file()
     if explains and missing:
         raise unfit(option, value, "no such file", "a checkpoint")
     lost = option == "--save-dir" and not Path(filename).is_file()
-    if explains and lost and not self.cfg.checkpoint.no_last_checkpoints:
+    if explains and lost and not cfg.no_last_checkpoints:
         # else the best of the training would be written over by a new one's first
         _restore_newest(self, filename, f"{option} is {value}: {filename} is missing")
     try:
@@ -151,16 +152,13 @@ def explain_loading(load, self: Trainer, filename: str, *args, **kwargs):
         if isinstance(cause, MemoryError):
             raise
         if explains and isinstance(cause, CheckpointError):
-            problem = f"{filename} does not fit the model: {cause}"
-            allowed = "a checkpoint of this architecture or of the dense one that it extends, "
-            allowed += "with the same sizes and dictionary"
-            raise unfit(option, value, problem, allowed) from None
-        said = (
-            f"it has no {cause}" if isinstance(cause, KeyError) else " ".join(str(cause).split())
-        )
+            allowed = "one of this architecture or the dense one that it extends, of equal sizes"
+            raise unfit(
+                option, value, f"{filename} does not fit the model: {cause}", allowed
+            ) from None
+        said = "it has no " * isinstance(cause, KeyError) + " ".join(str(cause).split())
         problem = f"{filename} does not fit this training ({shortened(said)})"
-        allowed = "a checkpoint of the same model, criterion and optimizer; "
-        allowed += "--reset-optimizer, --reset-lr-scheduler, --reset-meters leave parts out"
+        allowed = "the same model, criterion and optimizer, or --reset-optimizer and its like"
         raise unfit(option, value, problem, allowed) from error
 
 
@@ -190,12 +188,3 @@ def _restore_newest(trainer: Trainer, filename: str, problem: str) -> bool:
         logger.warning(f"{problem}; training goes on from {whole}, the newest whole one")
         PathManager.copy(whole, filename, overwrite=True)
     return whole is not None
-
-
-def _option(cfg: CheckpointConfig, filename: str) -> tuple[str, str]:
-    """The option that made fairseq load a file, and its value."""
-    if filename == cfg.finetune_from_model:
-        return "--finetune-from-model", cfg.finetune_from_model
-    if cfg.restore_file != CheckpointConfig.restore_file:
-        return "--restore-file", cfg.restore_file
-    return "--save-dir", cfg.save_dir

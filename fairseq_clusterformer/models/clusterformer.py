@@ -19,7 +19,6 @@ from fairseq.models.transformer import (
 )
 from fairseq.utils import get_available_activation_fns
 from omegaconf import II
-from torch import Tensor
 
 from fairseq_clusterformer.errors import refused
 
@@ -42,10 +41,6 @@ _REFUSED = (
     "decoder_xformers_att_config",
     "base_layers",
 )
-_POSITIONS = {
-    "max_source_positions": DEFAULT_MAX_SOURCE_POSITIONS,
-    "max_target_positions": DEFAULT_MAX_TARGET_POSITIONS,
-}
 
 
 @dataclass
@@ -121,11 +116,9 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
         cfg.attention, cfg.output_bias = attention, args.output_bias
         for name in _REFUSED:
             if value := getattr(cfg, name):
-                allowed = "none, for it needs fairseq's own self-attention or layers"
-                raise refused(flag(name), value, allowed)
-        for name, default in _POSITIONS.items():
-            if getattr(cfg, name) is None:
-                setattr(cfg, name, default)
+                raise refused(flag(name), value, "none, for it needs fairseq's own layers")
+        cfg.max_source_positions = cfg.max_source_positions or DEFAULT_MAX_SOURCE_POSITIONS
+        cfg.max_target_positions = cfg.max_target_positions or DEFAULT_MAX_TARGET_POSITIONS
         return super().build_model(cfg, task)
 
     @classmethod
@@ -142,31 +135,6 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
             plan=cfg.attention["decoder"],
             output_bias=cfg.output_bias,
         )
-
-    def forward(
-        self,
-        src_tokens: Tensor,
-        src_lengths: Tensor,
-        prev_output_tokens: Tensor,
-        return_all_hiddens: bool = True,
-        features_only: bool = False,
-        alignment_layer: int | None = None,
-        alignment_heads: int | None = None,
-    ):
-        """Logits [B, N, vocabulary] and fairseq's extra outputs; ``extra["reports"]`` are those of
-        the encoder's and the decoder's layers."""
-        both = {"src_lengths": src_lengths, "return_all_hiddens": return_all_hiddens}
-        encoder_out = self.encoder(src_tokens, **both)
-        x, extra = self.decoder(
-            prev_output_tokens,
-            encoder_out=encoder_out,
-            features_only=features_only,
-            alignment_layer=alignment_layer,
-            alignment_heads=alignment_heads,
-            **both,
-        )
-        extra["reports"]["encoder"] = encoder_out["reports"]
-        return x, extra
 
 
 register_sizes(

@@ -23,7 +23,7 @@ from .encoder_only import (
     set_epsilon,
 )
 from .options import register_sizes, sized
-from .pretrained import load_pretrained, set_sizes_of_folder
+from .pretrained import StartsFromFolder, set_sizes_of_folder
 
 
 @dataclass
@@ -32,7 +32,7 @@ class ClusterformerMaskedLMConfig(PretrainedOptions, EncoderOnlyOptions):
 
 
 @register_model("clusterformer_masked_lm", dataclass=ClusterformerMaskedLMConfig)
-class ClusterformerMaskedLM(EncoderOnlyModel):
+class ClusterformerMaskedLM(StartsFromFolder, EncoderOnlyModel):
     """A clustered encoder and RoBERTa's head, which shares the words' embeddings.
 
     For pairs it has embeddings of segments, and on the state of ``<s>`` a hidden layer,
@@ -54,11 +54,6 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
             self.pooler = nn.Linear(args.encoder_embed_dim, args.encoder_embed_dim)
             self.next_sentence = nn.Linear(args.encoder_embed_dim, 2)
 
-    def load_initial_weights(self) -> None:
-        """Start from what ``--pretrained`` names; raises CheckpointError: damaged, or unfit."""
-        if self.args.pretrained:
-            load_pretrained(self, self.args.pretrained)
-
     def forward(
         self,
         src_tokens: Tensor,
@@ -67,16 +62,13 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
         masked_tokens: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Guess words. Returns logits [places, words], or [B, N, words] for all; and the reports
-        of the layers, and of a model of pairs ``next_sentence``, logits of "does not follow" and
+        """Guess words of src_tokens, int64 [B, N]: logits [places, words], or [B, N, words] for
+        all; the layers' reports; and of pairs ``next_sentence``, logits of "does not follow" and
         "follows" [B, 2].
 
         Args:
-            src_tokens: int64 [B, N].
-            src_lengths, src_id: of fairseq's task, ignored.
             masked_tokens: bool [B, N], the places to guess; None: all.
-            segments: of a model of pairs, 1 in the second text and 0 else, int64 [B, N]; None: all
-                of the first.
+            segments: of pairs, 1 in the second text and 0 else, int64 [B, N]; None: all 0.
         """
         x, reports = self.encoded(src_tokens, segments)
         extra: dict[str, Any] = {"reports": {"encoder": reports}}

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from fairseq.models import register_model
-from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer import Embedding, TransformerConfig
 from torch import Tensor, nn
 
 from fairseq_clusterformer.answers import TYPES, AnswerLogits
@@ -17,7 +17,6 @@ from .encoder_only import (
     ACTIVATIONS,
     EncoderOptions,
     PretrainedOptions,
-    embed_words,
     masked_mean,
     set_epsilon,
 )
@@ -31,7 +30,7 @@ from .options import (
     set_defaults,
     sized,
 )
-from .pretrained import load_pretrained, set_sizes_of_folder
+from .pretrained import StartsFromFolder, set_sizes_of_folder
 from .reader import ReaderEncoder, ReaderModel, Reading
 
 
@@ -135,7 +134,7 @@ class AnswerHeads(nn.Module):
 
 
 @register_model("clusterformer_reader", dataclass=ClusterformerReaderConfig)
-class ClusterformerReader(ReaderModel):
+class ClusterformerReader(StartsFromFolder, ReaderModel):
     """A :class:`ReaderEncoder`, and what it answers."""
 
     def __init__(self, args, task):
@@ -148,17 +147,14 @@ class ClusterformerReader(ReaderModel):
         if args.window_stride > args.window_size:
             raise refused("--window-stride", args.window_stride, f"1 to {size}")
         if args.window_positions < args.window_size:
-            allowed = f"{size}, and as many more as a question has tokens"
-            raise refused("--window-positions", args.window_positions, allowed)
+            raise refused("--window-positions", args.window_positions, f"{size} or more")
         if args.pretrained and args.embedding_scale != 1:
-            allowed = "1.0 with --pretrained, whose words are not scaled"
-            raise refused("--embedding-scale", args.embedding_scale, allowed)
+            raise refused("--embedding-scale", args.embedding_scale, "1.0 with --pretrained")
         if args.token_types not in (0, 2):
             raise refused("--token-types", args.token_types, "0 or 2")
         for name, plain in (("positions", None), ("short_convolution", 0)):
             if (value := getattr(args, name)) != plain:
-                allowed = "allowed in a reader: none, for most of its layers are RoBERTa's"
-                raise ValueError(f"{flag(name)} is {value}; {allowed}")
+                raise refused(flag(name), value, "none in a reader, whose layers are RoBERTa's")
 
     @classmethod
     def build_encoder(cls, args, task) -> ReaderEncoder:
@@ -181,10 +177,11 @@ class ClusterformerReader(ReaderModel):
         cfg.max_source_positions = args.window_positions
         # what RoBERTa has: learned positions, their sum with the embeddings normalised
         cfg.encoder.learned_pos = cfg.layernorm_embedding = True
+        dictionary = task.source_dictionary
         encoder = ReaderEncoder(
             cfg,
-            task.source_dictionary,
-            embed_words(args, task.source_dictionary),
+            dictionary,
+            Embedding(len(dictionary), args.encoder_embed_dim, dictionary.pad()),
             size=args.window_size,
             stride=args.window_stride,
             # The first layer has no window below it. CF20 counts from 0 as well: in its table 4,
@@ -218,15 +215,8 @@ class ClusterformerReader(ReaderModel):
         """Raise ValueError where questions of ``most`` tokens leave no room in a window."""
         positions, size = self.args.window_positions, self.args.window_size
         if most > positions - size:
-            room = f"--window-positions ({positions}) less --window-size ({size})"
-            allowed = f"up to {positions - size}, which is {room}"
+            allowed = f"up to {positions - size}, which is --window-positions less --window-size"
             raise refused("--max-question-positions", most, allowed)
-
-    def load_initial_weights(self) -> None:
-        """Start from what ``--pretrained`` names; raises CheckpointError for files that cannot be
-        read or do not fit."""
-        if self.args.pretrained:
-            load_pretrained(self, self.args.pretrained)
 
 
 def _of_folder(args: Namespace) -> None:

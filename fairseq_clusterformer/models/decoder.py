@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fairseq_clusterformer.attention import Batch, any_padding
 from fairseq_clusterformer.clustering import Report
+from fairseq_clusterformer.errors import refused
 
 from .attention import SegmentState, State
 from .stack import ClusteredLayer, ClusteredStack, embed_places, pack, unpack
@@ -126,8 +127,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
                 ``separate_documents`` says.
         """
         if full_context_alignment:
-            problem = "a clustered decoder is causal"
-            raise ValueError(f"full_context_alignment: {problem}; allowed: False")
+            raise refused("full_context_alignment", True, "False in a causal decoder")
         tokens = prev_output_tokens
         if isinstance(incremental_state, SegmentState):
             first = incremental_state.tokens
@@ -217,6 +217,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
         reports = {"decoder": [*chain(*by_layer.values())]}
+        if "reports" in (encoder_out or {}):
+            reports["encoder"] = encoder_out["reports"]
         return x, {"attn": [weights], "inner_states": inner_states, "reports": reports}
 
 

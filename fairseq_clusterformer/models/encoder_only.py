@@ -115,8 +115,9 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         plan = attention_plan(args, "encoder")
         cfg = TransformerConfig.from_namespace(args)
         cfg.max_source_positions = task.max_positions()
-        words = embed_words(args, task.source_dictionary)
-        encoder = ClusterformerEncoder(cfg, task.source_dictionary, words, plan=plan)
+        dictionary = task.source_dictionary
+        words = Embedding(len(dictionary), args.encoder_embed_dim, dictionary.pad())
+        encoder = ClusterformerEncoder(cfg, dictionary, words, plan=plan)
         return set_epsilon(encoder, args.layer_norm_eps)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
@@ -135,8 +136,7 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         if is_roberta:
             check_words(option, path, words)
             if self.encoder.embed_scale != 1:
-                problem = f"words are scaled by {self.encoder.embed_scale:g} here"
-                raise unfit(option, path, problem, "--no-scale-embedding")
+                raise unfit(option, path, "words are scaled here", "--no-scale-embedding")
             given = {
                 name if name.startswith(_HEADS) else f"encoder.{name}": tensor
                 for name, tensor in renamed(given).items()
@@ -191,11 +191,6 @@ def set_epsilon(module: nn.Module, epsilon: float) -> nn.Module:
         if isinstance(norm, nn.LayerNorm):
             norm.eps = epsilon
     return module
-
-
-def embed_words(args, dictionary: Dictionary) -> nn.Embedding:
-    """New embeddings of a dictionary's words, in the width of the encoder."""
-    return Embedding(len(dictionary), args.encoder_embed_dim, dictionary.pad())
 
 
 def segment_embeddings(width: int) -> nn.Embedding:

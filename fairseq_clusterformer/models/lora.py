@@ -36,13 +36,10 @@ def adapt(model: nn.Module, rank: int) -> None:
             if isinstance(module, nn.Linear) and ".routers." not in f".{name}":
                 low_rank = LowRank(module.weight, rank)
                 parametrize.register_parametrization(module, "weight", low_rank)
-    model.decoder.embed_tokens.register_forward_hook(_with_gradient)
-
-
-def _with_gradient(module: nn.Module, inputs: tuple, x: Tensor) -> None:
-    """Tell activation checkpoints, which ask their inputs, that there is something to learn."""
-    if torch.is_grad_enabled():
-        x.requires_grad_()
+    # activation checkpoints ask their inputs whether there is something to learn
+    model.decoder.embed_tokens.register_forward_hook(
+        lambda _, __, x: x.requires_grad_() if torch.is_grad_enabled() else None
+    )
 
 
 def adapt_state(state: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> None:

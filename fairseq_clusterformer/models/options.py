@@ -8,10 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Optional, get_args, get_type_hints
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import (
-    ARCH_MODEL_NAME_REGISTRY,
-    register_model_architecture,
-)
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, register_model_architecture
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
@@ -34,13 +31,11 @@ _LACKING = {
 POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "none")
 
 
-def options_of_kinds(
-    kinds: tuple[str, ...], side: str | None = None
-) -> Iterator[tuple[str, Any, Field]]:
-    """Name, type and field of each option of some kinds, once, as fairseq's dataclasses want; of a
+def options_of_kinds(side: str | None = None) -> Iterator[tuple[str, Any, Field]]:
+    """Name, type and field of each option of all kinds, once, as fairseq's dataclasses want; of a
     side, those alone that have another default there."""
     found = set()
-    for kind in kinds:
+    for kind in attention_kinds():
         options = registered(kind).options
         hints = get_type_hints(options)
         for item in fields(options):
@@ -83,8 +78,7 @@ class _CommonOptions(FairseqDataclass):
 def _options(name: str, base: type, doc: str, side: str | None = None) -> type:
     """A dataclass of the options of all kinds, or of those with another default on a side."""
     namespace = {"__doc__": doc, "__module__": __name__}
-    options = options_of_kinds(attention_kinds(), side)
-    return make_dataclass(name, options, bases=(base,), namespace=namespace)
+    return make_dataclass(name, options_of_kinds(side), bases=(base,), namespace=namespace)
 
 
 ClusteringOptions = _options(
@@ -256,9 +250,8 @@ def _kinds_of_layers(
     cluster_rule = getattr(args, rule)
     if cluster_rule not in _RULES[side]:
         raise refused(flag(rule), cluster_rule, ", ".join(_RULES[side]))
-    known = options_of_kinds(attention_kinds())
     # a plug-in's kind may be younger than the model
-    defaults = {name: getattr(args, name, item.default) for name, _, item in known}
+    defaults = {name: getattr(args, name, item.default) for name, _, item in options_of_kinds()}
     # What an encoder does not have is for the decoder; in a spec it is refused.
     if side == "encoder":
         defaults |= {"attention_sinks": 0, "cache_positions": False}
@@ -285,8 +278,7 @@ def _kinds_of_layers(
         ("cache_positions", defaults["cache_positions"], False),
     ):
         if given != unused and ("cluster_rule" if name == rule else name) not in used:
-            allowed = f"{unused}, for no kind of {flag(spec)} has another"
-            raise refused(flag(name), given, allowed)
+            raise refused(flag(name), given, f"{unused}, for no kind of {flag(spec)} has another")
     return kinds
 
 

@@ -41,6 +41,15 @@ def load_pretrained(model: EncoderOnlyModel, path: str) -> None:
         load_folder(model, path, "--pretrained")
 
 
+class StartsFromFolder:
+    """Mixin before a model with the option ``--pretrained``."""
+
+    def load_initial_weights(self) -> None:
+        """Start from what ``--pretrained`` names, see :func:`load_pretrained`."""
+        if self.args.pretrained:
+            load_pretrained(self, self.args.pretrained)
+
+
 def set_sizes_of_folder(args: Any) -> None:
     """Take the sizes that are not given from the folder that ``--pretrained`` names."""
     if all(hasattr(args, name) for name in _SIZES):  # as in a checkpoint
@@ -136,14 +145,12 @@ def load_folder(
 def _read(path: Path, option: str) -> tuple[Namespace, dict[str, Any]]:
     """A folder's configuration, and our options that make its encoder."""
     if not path.is_dir():
-        allowed = f"{_WRITTEN}, or a checkpoint of fairseq's roberta"
-        raise unfit(option, path, "no such file or folder", allowed)
+        raise unfit(option, path, "no such file or folder", _WRITTEN)
     check_no_pipes(option, path)
     try:
         config = Namespace(**read_json(path / "config.json"))
     except (OSError, ValueError, TypeError) as error:
-        problem = f"no config.json that can be read ({error})"
-        raise unfit(option, path, problem, _WRITTEN) from None
+        raise unfit(option, path, f"no config.json can be read ({error})", _WRITTEN) from None
     if (kind := getattr(config, "model_type", None)) not in ENCODERS:
         raise unfit(option, path, f"its model_type is {kind}", ", ".join(ENCODERS))
     try:
@@ -164,9 +171,8 @@ def _numbers(symbols: list[str], path: Path, option: str) -> Tensor:
         raise unfit(option, path, str(error)) from None
     theirs = {symbol: i for i, symbol in enumerate(found)}
     if missing := [symbol for symbol in symbols if symbol not in theirs]:
-        problem = f"its tokenizer lacks {len(missing):,} of the dictionary's symbols"
-        allowed = f"data prepared with --tokenizer {path / TOKENIZER}"
-        raise unfit(option, path, f"{problem}, {missing[0]!r} first", allowed)
+        problem = f"its tokenizer lacks {len(missing):,} of our symbols, {missing[0]!r} first"
+        raise unfit(option, path, problem, f"data prepared with --tokenizer {path / TOKENIZER}")
     return torch.tensor([theirs[symbol] for symbol in symbols])
 
 
@@ -186,6 +192,4 @@ def _tensors(path: Path, option: str) -> dict[str, Tensor]:
             found = {name.replace(old, new): tensor for name, tensor in found.items()}
         return {name: t.float() for name, t in found.items() if t.is_floating_point()}
     except Exception as error:  # safetensors raises its own
-        problem = f"no weights that can be read ({first_line(error)})"
-        allowed = "model.safetensors or pytorch_model.bin"
-        raise unfit(option, path, problem, allowed) from None
+        raise unfit(option, path, f"no weights can be read ({first_line(error)})") from None

@@ -121,10 +121,8 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
         check_padding(question_tokens, document_tokens, self.padding_idx)
         longest = question_tokens.size(1) + min(self.size, document_tokens.size(1))
         if longest > self.max_positions():
-            given = f"{longest} tokens, {question_tokens.size(1)} of the question and up to "
-            given += f"{self.size} of the document"
-            allowed = f"{self.max_positions()} (--window-positions)"
-            raise ValueError(f"a window of {given}; allowed: {allowed}")
+            given = f"a window of {longest} tokens, {question_tokens.size(1)} of the question"
+            raise ValueError(f"{given}; allowed: {self.max_positions()} (--window-positions)")
         at_once = at_once_in(self, document_tokens.device)
         windows = Windows(
             question_tokens, document_tokens, self.size, self.stride, self.padding_idx, at_once

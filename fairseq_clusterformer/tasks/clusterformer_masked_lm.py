@@ -72,8 +72,7 @@ class ClusterformerMaskedLMTask(InitialWeights, MaskedLMTask):
         model = super().build_model(cfg, from_checkpoint)
         if self.next_sentence and type(model) is not ClusterformerMaskedLM:  # ETC has parts
             name = getattr(cfg, "_name", None) or cfg.arch
-            allowed = "clusterformer_masked_lm and its named sizes with --next-sentence"
-            raise refused("--arch", name, allowed)
+            raise refused("--arch", name, "clusterformer_masked_lm_* with --next-sentence")
         return model
 
     def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):

@@ -134,16 +134,14 @@ class ClusterformerQATask(OwnModels):
         """The windows of a split; logs how many there are, and what is left out."""
         stride, share = self.cfg.document_stride, self.cfg.null_windows if in_training else 1.0
         if self.structure is not None and self.structure.supporting:
-            given = f"{stride}, and --supporting-facts is given"
-            raise refused("--document-stride", given, "one of them")
+            raise refused("--document-stride", stride, "0 with --supporting-facts")
         longer = int((data.sizes > size).sum())
-        windows = WindowData(data, size, min(stride, size - 1), share=share)
-        logger.info(
-            f"{split}: {longer} of {len(data)} documents are read in windows of {size} tokens "
-            f"(--document-stride {stride}); {len(windows)} windows, {windows.dropped} without an "
-            f"answer left out; no window holds an answer of {windows.lost} questions"
-        )
-        return windows
+        found = WindowData(data, size, min(stride, size - 1), share=share)
+        told = f"{longer} of {len(data)} documents are read in windows of {size} tokens"
+        told += f" (--document-stride {stride}); {len(found)} windows, {found.dropped} without an"
+        told += f" answer left out; no window holds an answer of {found.lost} questions"
+        logger.info(f"{split}: {told}")
+        return found
 
     def _check_structure(self, dataset: QuestionDataset, in_training: bool) -> None:
         """Log what has no global token; raise ValueError for a structure that is none, or no facts
@@ -154,17 +152,12 @@ class ClusterformerQATask(OwnModels):
         dataset.cuts |= {"long answers without a global token": lost}
         logger.info(f"{split}: supporting sentences of {known} of {total} questions")
         if short:
-            logger.info(
-                f"{split}: {short} of {total} documents have more than "
-                f"{self.cfg.max_global_positions} global tokens (--max-global-positions); the "
-                "last paragraphs and sentences have none, and so has the long answer of "
-                f"{lost} questions"
-            )
+            most = f"{self.cfg.max_global_positions} global tokens (--max-global-positions)"
+            told = f"the last parts have none, and so has the long answer of {lost} questions"
+            logger.info(f"{split}: {short} of {total} documents have more than {most}; {told}")
         if in_training and self.structure.supporting and not known:
-            limit = f"within --max-positions {self.cfg.max_positions}"
-            problem = f"{split} of {self.cfg.data} has none {limit}"
-            allowed = "data with supporting sentences, such as hotpotqa, 2wiki and babi"
-            raise refused("--supporting-facts", "given", allowed, problem)
+            problem = f"{split} of {self.cfg.data} has none within --max-positions"
+            raise refused("--supporting-facts", "given", "data with supporting sentences", problem)
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """As `OwnModels` does; raises ValueError for a reader that has no room for questions."""

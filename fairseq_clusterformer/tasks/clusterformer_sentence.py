@@ -123,8 +123,7 @@ class ClusterformerSentenceTask(OwnModels):
         counts = {name: len(rows) for name, rows in columns.items()}
         if len(set(counts.values())) > 1 or not len(labels):
             told = ", ".join(f"{name} {count}" for name, count in counts.items())
-            allowed = "as many in each, at least one"
-            raise ValueError(f"lines of {split} in {folder}: {told}; allowed: {allowed}")
+            raise ValueError(f"lines of {split} in {folder}: {told}; allowed: as many in each")
         dataset = SentenceDataset(
             list(texts.values()),
             labels,
@@ -137,9 +136,8 @@ class ClusterformerSentenceTask(OwnModels):
         longest = int(dataset.full_sizes.max())
         if longest > self.cfg.max_positions and not self.cfg.truncate_sequence:
             number = int((dataset.full_sizes > self.cfg.max_positions).sum())
-            problem = f"{number} of {len(dataset)} samples of {split} are longer"
-            allowed = f"{longest} or more, or --truncate-sequence"
-            raise refused("--max-positions", self.cfg.max_positions, allowed, problem)
+            given = f"{self.cfg.max_positions}, and {number} samples of {split} are longer"
+            raise refused("--max-positions", given, f"{longest} or more, or --truncate-sequence")
         self.datasets[split] = dataset
         return dataset
 
@@ -191,8 +189,7 @@ def _read_numbers(path: Path) -> Tensor:
     except ValueError as error:
         raise ValueError(f"{path}: {error}; allowed: a number a line") from None
     if not labels.isfinite().all():
-        number = int(labels.isfinite().int().argmin())
-        raise ValueError(f"{path}: line {number + 1} is {lines[number]}; allowed: a finite number")
+        raise ValueError(f"{path}: a number is not finite; allowed: a number a line")
     return labels
 
 

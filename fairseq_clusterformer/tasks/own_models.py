@@ -64,9 +64,8 @@ class OwnModels(InitialWeights, FairseqTask):
         architecture = getattr(cfg, "_name", None) or cfg.arch
         if not issubclass(ARCH_MODEL_REGISTRY.get(architecture, object), self.model):
             known = sorted(n for n, cls in MODEL_REGISTRY.items() if issubclass(cls, self.model))
-            allowed = f"{', '.join(known)} and {'its' if len(known) == 1 else 'their'} named sizes"
-            problem = f"--task {self.name} does not train it"
-            raise refused("--arch", architecture, allowed, problem)
+            allowed = f"{', '.join(known)} and named sizes"
+            raise refused("--arch", architecture, allowed, f"--task {self.name} does not train it")
         return super().build_model(cfg, from_checkpoint)
 
     def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):

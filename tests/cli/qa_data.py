@@ -27,7 +27,8 @@ def write_questions(folder: Path, types: Sequence[str] = TYPES) -> Path:
         with QAWriter(folder, split, vocab_size=len(dictionary)) as writer:
             for i, type_ in enumerate(types):
                 told = None if split == "test" else type_
-                writer.add(*_question(draw, dictionary, str(i), told))
+                *items, line = _question(draw, dictionary, str(i), told)
+                writer.write(writer.items(*items), line)
     return folder
 
 

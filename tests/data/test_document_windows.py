@@ -35,7 +35,8 @@ def write(folder: Path, answers: list, long: list, **more) -> QAData:
     outline = Outline(torch.tensor([[1, 4], [4, 8], [9, 11]]))
     with QAWriter(folder, "train", vocab_size=100) as writer:
         for _ in range(2):
-            writer.add(example, CHARACTERS, line | {"answers": [], "texts": ["f"]}, outline)
+            items = writer.items(example, CHARACTERS, outline)
+            writer.write(items, line | {"answers": [], "texts": ["f"]})
     return QAData(folder, "train")
 
 

@@ -23,7 +23,7 @@ EXAMPLES = [
 def folder(tmp_path: Path) -> Path:
     with QAWriter(tmp_path, "valid", vocab_size=100_000) as writer:
         for i, item in enumerate(EXAMPLES):
-            writer.add(item, CHARACTERS, TEXTS | {"id": f"q{i}"})
+            writer.write(writer.items(item, CHARACTERS), TEXTS | {"id": f"q{i}"})
     return tmp_path
 
 
@@ -82,7 +82,7 @@ def test_refuses_other_folders(folder):
 
 def test_nothing_is_finished_after_an_error(tmp_path):
     with pytest.raises(KeyboardInterrupt), QAWriter(tmp_path, "train", vocab_size=9) as writer:  # noqa: PT012
-        writer.add(EXAMPLES[0], CHARACTERS, TEXTS)
+        writer.write(writer.items(EXAMPLES[0], CHARACTERS), TEXTS)
         raise KeyboardInterrupt
     with pytest.raises(FileNotFoundError):
         QAData(tmp_path, "train")

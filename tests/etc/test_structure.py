@@ -37,7 +37,8 @@ def write(folder: Path, *outlines: Outline | None) -> QAData:
     folder.mkdir(exist_ok=True)
     with QAWriter(folder, "train", vocab_size=100_000) as writer:
         for number, outline in enumerate(outlines):
-            writer.add(example(), CHARACTERS, TEXTS | {"id": f"q{number}"}, outline)
+            items = writer.items(example(), CHARACTERS, outline)
+            writer.write(items, TEXTS | {"id": f"q{number}"})
     return QAData(folder, "train")
 
 
