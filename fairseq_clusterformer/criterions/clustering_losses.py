@@ -2,8 +2,11 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from fairseq.logging import metrics
+from torch import Tensor
 
 from fairseq_clusterformer.clustering import LOSSES, summary
 from fairseq_clusterformer.errors import refused
@@ -30,9 +33,7 @@ class SummedLogs:
         return found
 
 
-def weight(default: float, meaning: str) -> float:
-    """A dataclass field for a loss's weight."""
-    return option(default, meaning, at_least=0)
+weight = partial(option, at_least=0)  # a field of a dataclass, for a loss's weight
 
 
 @dataclass
@@ -45,6 +46,15 @@ class ClusteringLossConfig:
     )
     routing_loss_weight: float = weight(1.0, "weight of the routing loss of taught heads")
     task_loss_weight: float = weight(1.0, "lambda: weight of the task's loss")
+
+
+def weighted(losses: dict[str, Tensor], weights: Any) -> Tensor:
+    """mu L1 + nu L2, and the routing loss, with the weights of `ClusteringLossConfig`."""
+    return (
+        weights.clustering_loss_weight * losses["clustering_loss"]
+        + weights.centroid_sorting_loss_weight * losses["sorting_loss"]
+        + weights.routing_loss_weight * losses["routing_loss"]
+    )
 
 
 class ClusteringLosses:
@@ -87,12 +97,7 @@ class ClusteringLosses:
         if model.training and reduce:
             loss = self.task_loss_weight * loss
             if clustering is not None:
-                auxiliary = (
-                    self.clustering_loss_weight * clustering["clustering_loss"]
-                    + self.centroid_sorting_loss_weight * clustering["sorting_loss"]
-                    + self.routing_loss_weight * clustering["routing_loss"]
-                )
-                loss = loss + sample_size * auxiliary
+                loss = loss + sample_size * weighted(clustering, self)
         return loss, sample_size, logging_output
 
     @classmethod
@@ -102,12 +107,10 @@ class ClusteringLosses:
         if size == 0:
             return
         for name in STATISTICS + cls.side_statistics:
-            total = sum(log.get(name, 0) for log in logging_outputs)
-            if not any(name in log for log in logging_outputs):
-                continue
+            said = [log[name] for log in logging_outputs if name in log]
             # a kind without such a loss, or a side without clusters, has nothing to say
-            if name not in (*LOSSES, *cls.side_statistics) or total != 0:
-                metrics.log_scalar(name, total / size, size, round=3)
+            if said and (name not in (*LOSSES, *cls.side_statistics) or sum(said) != 0):
+                metrics.log_scalar(name, sum(said) / size, size, round=3)
 
 
 class _Listener:

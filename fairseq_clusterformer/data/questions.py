@@ -99,8 +99,7 @@ class QuestionDataset(BySize):
         (cut,) = np.nonzero(self.data.sizes > self.sizes)
         lost = 0
         for index in cut:
-            example = self.data[index]
-            length = int(self.sizes[index])
+            example, length = self.data[index], int(self.sizes[index])
             lost += _is_lost(example, *_left(example, length, len(example.paragraph_starts)))
         questions = self.data.question_sizes + 2 > self.max_question_positions
         numbers = self.data.numbers

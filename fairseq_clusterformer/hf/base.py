@@ -19,7 +19,7 @@ from transformers import (
 
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.clustering import summary
-from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig
+from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig, weighted
 from fairseq_clusterformer.models.decoder import decode
 
 from .cache import ClusterformerCache
@@ -234,14 +234,8 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         if clustering is None:
             return loss
         weights = ClusteringLossConfig()
-        for name, value in self.config.criterion.items():
-            setattr(weights, name, value)
-        total = (
-            weights.task_loss_weight * loss
-            + share * weights.clustering_loss_weight * clustering["clustering_loss"]
-            + share * weights.centroid_sorting_loss_weight * clustering["sorting_loss"]
-            + share * weights.routing_loss_weight * clustering["routing_loss"]
-        )
+        vars(weights).update(self.config.criterion)
+        total = weights.task_loss_weight * loss + share * weighted(clustering, weights)
         # the value of one, the gradient of all: those may be below 0, which no log is to show
         return loss.detach() + (total - total.detach())
 

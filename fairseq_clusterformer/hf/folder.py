@@ -12,7 +12,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -112,7 +111,11 @@ def export(
     check_utf8("OUT", out)
     check_output("OUT", out, folder=True, **how | {"force": True})
     config = config_of(loaded)
-    model = _as_theirs(loaded, config)
+    if config.family == "clusterformer_reader" and _is_bert(loaded):
+        model = as_bert(loaded.model)
+    else:
+        model = KINDS[config.family](config)
+        model.model = loaded.model
     model.config.architectures = [type(model).__name__]
     model.config.dtype = DTYPES[dtype]
     tensors, _ = distinct(model.state_dict())
@@ -229,15 +232,6 @@ def _copy(files: dict[str, Path], folder: Path, out: Path) -> None:
             shutil.copyfile(file, out / name)
 
 
-def _as_theirs(loaded: Loaded, config: ClusterformerConfig) -> PreTrainedModel:
-    """The model by a class of transformers: BERT's where that is the same, else ours."""
-    if config.family == "clusterformer_reader" and _is_bert(loaded):
-        return as_bert(loaded.model)
-    model = KINDS[config.family](config)
-    model.model = loaded.model
-    return model
-
-
 def _is_bert(loaded: Loaded) -> bool:
     """Whether a reader is one of transformers' own, which reads by another library's text."""
     has_text = (loaded.folder / TOKENIZER).is_file() and not has_titles(loaded.folder)
@@ -293,16 +287,11 @@ def _card(loaded: Loaded, config: ClusterformerConfig, card: str | None, needs: 
         card = (loaded.path / CARD).read_text(encoding="utf-8")
     if card is None:  # what the checkpoint itself says
         parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
-        fairseq = f"fairseq-fixed {version('fairseq-fixed')}"
-        facts = {
-            "Architecture": f"`{config.architecture}`, {parameters:,} parameters",
-            "Updates": f"{loaded.updates:,}",
-            "Made by": f"fairseq_clusterformer {__version__}, {fairseq}",
-        }
+        facts = [f"Architecture: `{config.architecture}`, {parameters:,} parameters"]
+        facts += [f"Updates: {loaded.updates:,}", f"Made by: fairseq_clusterformer {__version__}"]
         names = ("attention", "encoder_attention", "decoder_attention")
-        facts |= {f"`{name}`": spec for name in names if (spec := config.options.get(name))}
-        known = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-        card = f"# {loaded.path.stem}\n\n{known}"
+        facts += [f"`{name}`: {spec}" for name in names if (spec := config.options.get(name))]
+        card = "\n".join([f"# {loaded.path.stem}\n", *(f"- {fact}" for fact in facts)])
     kind = KINDS[config.family]
     front = ["library_name: transformers", f"pipeline_tag: {kind.hub_task}"]
     front += ["tags:", "- clusterformer", "- fairseq"]

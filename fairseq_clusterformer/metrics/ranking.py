@@ -65,7 +65,5 @@ def ranking_scores(
             found = [count / rank for count, rank in enumerate(ranks, 1)]
             precisions.append(sum(found) / max(1, len(found)))
             reciprocals.append(1 / ranks[0] if ranks else 0.0)
-    number = len(precisions)
-    if not number:
-        return RankingScores(math.nan, math.nan, 0)
-    return RankingScores(*(math.fsum(x) / number for x in (precisions, reciprocals)), number)
+    means = (math.fsum(x) / len(x) if x else math.nan for x in (precisions, reciprocals))
+    return RankingScores(*means, len(precisions))

@@ -104,8 +104,8 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         complete(args, LanguageModelOptions)
         plan = attention_plan(args, "decoder", spec="attention", rule="cluster_rule")
         set_defaults(args, max_target_positions=None, tokens_per_sample=None)
-        if args.max_target_positions is None:
-            args.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
+        most = args.max_target_positions or args.tokens_per_sample
+        args.max_target_positions = most or DEFAULT_MAX_TARGET_POSITIONS
         dense = deepcopy(args)
         dense.decoder_layers = 0  # of fairseq's decoder; its embeddings are ours
         try:

@@ -166,10 +166,9 @@ def _read(path: Path, option: str) -> tuple[Namespace, dict[str, Any]]:
 def _numbers(symbols: list[str], path: Path, option: str) -> Tensor:
     """The folder's number of each of our symbols, int64 [V]."""
     try:
-        found = Subwords(path / TOKENIZER).symbols
+        theirs = {symbol: i for i, symbol in enumerate(Subwords(path / TOKENIZER).symbols)}
     except ValueError as error:
         raise unfit(option, path, str(error)) from None
-    theirs = {symbol: i for i, symbol in enumerate(found)}
     if missing := [symbol for symbol in symbols if symbol not in theirs]:
         problem = f"its tokenizer lacks {len(missing):,} of our symbols, {missing[0]!r} first"
         raise unfit(option, path, problem, f"data prepared with --tokenizer {path / TOKENIZER}")

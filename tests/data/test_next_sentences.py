@@ -88,42 +88,33 @@ def test_a_document_of_one_line_is_never_continued(dictionary):
     assert not any(data[index]["follows"] for index in range(len(data)))
 
 
-def test_words_to_guess(dictionary):
+def test_words_to_guess():
+    """They become the mask, wherever it stands among the symbols, stay, or become any other."""
+    words = Dictionary()
+    for symbol in ("a", "<mask>", "b", "c", *map(str, range(40))):
+        words.add_symbol(symbol)
+    first, mask, eos = words.nspecial, words.index("<mask>"), words.eos()
+    rows = [[*range(first + 2 + n, first + 12 + n), eos] for n in (0, 8)]
+    lines = Lines(map(torch.tensor, (*rows, [eos], *rows, [eos])))
     options = {"guessed": 0.5, "kept": 0.25, "replaced": 0.25}
-    data = NextSentences(lines_of(dictionary), dictionary, max_positions=64, **options)
-    fates = {"mask": 0, "kept": 0, "other": 0}
-    for epoch in range(1, 60):
+    data = NextSentences(lines, words, max_positions=64, **options)
+    fates, others = {"mask": 0, "kept": 0, "other": 0}, set()
+    for epoch in range(1, 300):
         data.set_epoch(epoch)
         sample = data[0]
         target = sample["target"]
-        guessed = target.ne(dictionary.pad())
-        words = sample["tokens"].ge(dictionary.nspecial)
-        assert not (guessed & ~words).any()  # neither <s> nor </s>
-        assert guessed.sum() == round(0.5 * int(words.sum()))
+        guessed = target.ne(words.pad())
+        real = sample["tokens"].ge(first)
+        assert not (guessed & ~real).any()  # neither <s> nor </s>
+        assert guessed.sum() == round(0.5 * int(real.sum()))
         for token, right in zip(sample["tokens"][guessed], target[guessed], strict=True):
-            is_mask = token == dictionary.index("<mask>")
-            fates["mask" if is_mask else "kept" if token == right else "other"] += 1
+            fate = "mask" if token == mask else "kept" if token == right else "other"
+            fates[fate] += 1
+            others |= {int(token)} if fate == "other" else set()
     total = sum(fates.values())
     assert fates["mask"] / total == pytest.approx(0.5, abs=0.05)
     assert fates["kept"] / total == pytest.approx(0.25, abs=0.05)
-
-
-def test_words_become_any_other_and_never_the_mask():
-    """Wherever ``<mask>`` stands among the symbols."""
-    words = Dictionary()
-    for symbol in ("a", "<mask>", "b", "c"):
-        words.add_symbol(symbol)
-    a, mask, b, c = range(words.nspecial, len(words))
-    eos = words.eos()
-    lines = Lines(map(torch.tensor, ([a, b, eos], [b, a, eos], [eos], [c, a, eos], [eos])))
-    data = NextSentences(lines, words, max_positions=9, guessed=1, kept=0, replaced=1)
-    assert data.mask == mask
-    seen = set()
-    for epoch in range(1, 60):
-        data.set_epoch(epoch)
-        sample = data[0]
-        seen |= {*sample["tokens"][sample["target"] != words.pad()].tolist()}
-    assert seen == {a, b, c}
+    assert others == {*range(first, len(words))} - {mask}
 
 
 def test_a_batch(dictionary):

@@ -10,6 +10,7 @@ from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.subwords import Subwords, Tokens
 from fairseq_clusterformer.errors import UserError
 from tests.data.subword_models import LOSSLESS, write_gpt2, write_sentencepiece
+from tests.data.tokenizers import TEXT, made
 
 # ASCII, white space of all kinds, marks that combine, letters of one to four bytes, emoji that
 # are several characters, what normalisation makes longer or shorter, and controls.
@@ -122,3 +123,31 @@ def test_refuses_other_files(name, content, tmp_path):
     path = file if name == "x.model" else tmp_path
     with pytest.raises(UserError, match=f"{path}: cannot be read .*; allowed: a "):
         subwords.load(path)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
+def test_any_tokenizer(kind, tmp_path):
+    """Its text is not cut or padded as the file says, and each word is covered by its own tokens;
+    special symbols of a text are text, and what is decomposed is composed, at its own places."""
+    model = Subwords(made(kind, tmp_path / "tokenizer.json"))
+    tokens = model.encode(TEXT)
+    assert_sound(tokens, TEXT)
+    for word in ("Zürich", "lake", "88", "cafés", "SEP", "and"):
+        start = TEXT.index(word)
+        found = tokens.text(TEXT, *tokens.cover(start, start + len(word)))
+        assert word in found
+        assert len(found) <= len(word) + 2
+    special = {model.symbols.index(name) for name in ("<s>", "</s>", "<pad>")}
+    assert not special & set(model.encode("[CLS] a [SEP] </s> <pad> [PAD]").ids.tolist())
+    model.form = "NFKC"
+    for text in ("cafe\u0301s and \ufb01sh", "ca\ufb00e"):
+        assert model.encode(text).ends[-1] == len(text)
+    assert (model.encode("cafe\u0301").ids == model.encode("café").ids).all()
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"model": {"type": "BPE"}}'])
+def test_a_damaged_tokenizer(content, tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=str(file)):
+        Subwords(file)
