@@ -79,7 +79,7 @@ BAD_OPTIONS = {
         "--structure x": "--structure is x; allowed: contexts, text, flat",
         "--max-positions 9 --document-stride 9": "--document-stride is 9, and --max-positions 9; "
         "allowed: a stride below the tokens of a window",
-        "--document-stride 5 --supporting-facts": "--document-stride is 5, and --supporting-facts",
+        "--document-stride 5 --supporting-facts": "--document-stride is 5; allowed: 0 with --supp",
         "--max-global-positions 2": "valid.structure.idx: question 0 (id qa-1): ",
     },
 }

@@ -122,5 +122,5 @@ def test_folders_of_another_form(changes, message, folder, tmp_path):
     with pytest.raises(UserError, match=f"--encoder is {copy}: .*{message}"):
         SentenceEncoder(copy)
     (copy / "config.json").unlink()
-    with pytest.raises(UserError, match="no config.json that can be read"):
+    with pytest.raises(UserError, match="no config.json can be read"):
         SentenceEncoder(copy)
