@@ -106,20 +106,22 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         set_defaults(args, max_target_positions=None, tokens_per_sample=None)
         most = args.max_target_positions or args.tokens_per_sample
         args.max_target_positions = most or DEFAULT_MAX_TARGET_POSITIONS
-        dense = deepcopy(args)
-        dense.decoder_layers = 0  # of fairseq's decoder; its embeddings are ours
-        try:
-            embedding = super().build_model(dense, task).decoder.embed_tokens
-        except AssertionError:
-            allowed = "equal factors, cutoffs and widths of adaptive input and adaptive softmax"
-            raise refused("--tie-adaptive-weights", True, allowed) from None
+        embedding = None
+        if args.character_embeddings or args.adaptive_input or args.tie_adaptive_weights:
+            dense = deepcopy(args)
+            dense.decoder_layers = 0  # of fairseq's decoder; its embeddings are ours
+            try:
+                embedding = super().build_model(dense, task).decoder.embed_tokens
+            except AssertionError:
+                allowed = "equal factors, cutoffs and widths of adaptive input and softmax"
+                raise refused("--tie-adaptive-weights", True, allowed) from None
         cfg, gated = TransformerConfig.from_namespace(args), args.activation_fn == "swiglu"
         if gated:
             cfg.activation_fn = "swish"
         decoder = ClusterformerDecoder(
             cfg,
             task.target_dictionary,
-            embedding,
+            embedding or cls.build_embedding(args, task.source_dictionary, args.decoder_input_dim),
             no_encoder_attn=True,
             plan=plan,
             form=LayerForm(args.norm, args.norm_eps, gated, biases=args.biases == "all"),
