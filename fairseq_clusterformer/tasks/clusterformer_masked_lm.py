@@ -61,8 +61,8 @@ class ClusterformerMaskedLMTask(InitialWeights, MaskedLMTask):
                 raise refused("--mask-prob", cfg.mask_prob, "between 0 and 1")
             kept, other = cfg.leave_unmasked_prob, cfg.random_token_prob
             if min(kept, other) < 0 or kept + other > 1:
-                allowed = "0 or more, with --random-token-prob 1 or less"
-                raise refused("--leave-unmasked-prob", kept, allowed)
+                given = f"{kept}, and --random-token-prob {other}"
+                raise refused("--leave-unmasked-prob", given, "0 or more each, a sum of 1 or less")
             if (most := cfg.tokens_per_sample) < 5:
                 raise refused("--tokens-per-sample", most, "5 or more with --next-sentence")
         return super().setup_task(cfg, **kwargs)
