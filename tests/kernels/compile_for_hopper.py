@@ -27,8 +27,7 @@ from triton.runtime.jit import JITFunction
 
 from fairseq_clusterformer.kernels.kernel import Carry
 from fairseq_clusterformer.kernels.layout import Call, Layout
-from fairseq_clusterformer.kernels.triton.backward import backward
-from fairseq_clusterformer.kernels.triton.forward import forward
+from fairseq_clusterformer.kernels.triton.attention import backward, forward
 
 LENGTH = 96
 launches = []

@@ -30,11 +30,11 @@ class Triton(OneByOne):
         return None
 
     def attend(self, call: Call) -> tuple[Tensor, Tensor]:
-        from .forward import forward
+        from .attention import forward
 
         return forward(call)
 
     def gradients(self, call: Call, *of_carry) -> Gradients:
-        from .backward import backward
+        from .attention import backward
 
         return backward(call, *of_carry)
