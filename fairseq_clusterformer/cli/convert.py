@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import UserError, bad_option, check_file
+from fairseq_clusterformer.errors import bad_option, check_file
 from fairseq_clusterformer.outputs import check_output, check_utf8, checksum, written
 from fairseq_clusterformer.ranges import Range
 
@@ -115,8 +115,11 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.conversion.watch import memory_may_run_out, progress
     from fairseq_clusterformer.conversion.write import fine_tuning, write
 
-    if is_folder(args.checkpoint):
-        _check_folder(args)
+    if is_folder(args.checkpoint) and args.text is None and args.data is None:
+        allowed = "--text FILE, or --data with a folder prepared with --dict BUNDLE/dict.txt "
+        allowed += f"--tokenizer {args.checkpoint / 'tokenizer.json'}"
+        problem = "a folder of transformers has no texts"
+        raise bad_option("--text", "not given", allowed, problem)
     with memory_may_run_out(), as_checkpoint(args.checkpoint, args.data) as (checkpoint, data):
         loaded = load_checkpoint(checkpoint, data=data, task=TASKS, option="CHECKPOINT")
         loaded = replace(loaded, path=args.checkpoint)
@@ -143,37 +146,6 @@ def main(arguments: Sequence[str]) -> int:
             print(f"\n(prepare them with --tokenizer {tokens} {words})", end="")
     print(f":\n\n{fine_tuning(converted, args.out)}")
     return 0
-
-
-def _check_folder(args: argparse.Namespace) -> None:
-    """Refuse, by the configuration of a folder of transformers alone, what cannot be done with
-    its model."""
-    from fairseq_clusterformer.attention.spec import parse_attention
-    from fairseq_clusterformer.conversion.dense import facts_of
-
-    facts = facts_of(args.checkpoint)
-    if args.text is None and args.data is None:
-        allowed = "--text FILE, or --data with a folder prepared with --dict BUNDLE/dict.txt "
-        allowed += f"--tokenizer {args.checkpoint / 'tokenizer.json'}"
-        problem = "a folder of transformers has no texts"
-        raise bad_option("--text", "not given", allowed, problem)
-    if facts is None:
-        return
-    given = {"encoder": args.encoder_attention, "decoder": args.decoder_attention}
-    for side, spec in given.items():
-        if spec is not None and side not in facts.sides:
-            raise bad_option(f"--{side}-attention", spec, "none", f"there is no {side}")
-    for side, (layers, heads) in facts.sides.items():
-        if spec := given[side] or args.attention:
-            try:
-                parse_attention(spec, num_layers=layers, num_heads=heads)
-            except ValueError as error:
-                raise UserError(str(error)) from None
-    if args.max_positions is not None and args.max_positions < facts.positions:
-        raise bad_option("--max-positions", args.max_positions, f"{facts.positions} or more")
-    if args.text and facts.is_translator and len(args.text) != 2:
-        allowed = "two files, the source and the target, line by line"
-        raise bad_option("--text", " ".join(map(str, args.text)), allowed, "a translation model")
 
 
 def _recipe(args: argparse.Namespace) -> dict:

@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import torch
 import transformers
@@ -93,29 +92,6 @@ def read_dense(folder: Path, data: Path) -> Loaded:
     if family.task == "translation":
         of_task = dict(zip(("source_lang", "target_lang"), languages(folder), strict=True))
     return _loaded(model, family, vars(described.namespace()), of_task, folder, data)
-
-
-class Facts(NamedTuple):
-    """What the configuration of a dense model says."""
-
-    sides: dict[str, tuple[int, int]]  # layers and heads of the encoder, of the decoder
-    positions: int
-    is_translator: bool
-
-
-def facts_of(folder: Path) -> Facts | None:
-    """Of a folder of another library's dense model, without its weights; None: it is one of ours.
-    Raises UserError: a model of another type or with another form of a layer."""
-    if not is_dense(folder):
-        return None
-    family = FAMILIES[_kind_of(folder)]
-    try:
-        options = family.options_of(AutoConfig.from_pretrained(folder))
-    except Exception as error:  # of every kind, for transformers checks little of what it reads
-        raise bad_option("CHECKPOINT", folder, ALLOWED, reason_of(error)) from None
-    sides = [side for side in ("encoder", "decoder") if f"{side}_layers" in options]
-    found = {s: (options[f"{s}_layers"], options[f"{s}_attention_heads"]) for s in sides}
-    return Facts(found, _positions(options), family.task == "translation")
 
 
 def _positions(options: dict) -> int:

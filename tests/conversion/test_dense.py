@@ -238,10 +238,9 @@ def test_mistakes_are_one_line(
     transformers.BertConfig(vocab_size=20).save_pretrained(tmp_path / "bert")
     transformers.T5Config(vocab_size=20).save_pretrained(tmp_path / "t5")
     back = ("--to", "fairseq")
-    for words in (("convert",), ("export", *back)):
+    for words in (("convert", "--text", tmp_path / "t5" / "config.json"), ("export", *back)):
         line = error(capsys, words[0], tmp_path / "t5", out, *words[1:])
         assert "a model of the type t5; allowed: a folder of GPT-2, BERT, RoBERTa, Mar" in line
-    for words in (("convert", "--text", tmp_path / "t5" / "config.json"), ("export", *back)):
         line = error(capsys, words[0], tmp_path / "bert", out, *words[1:])
         assert "CHECKPOINT is" in line
         assert "tokenizer.json" in line
