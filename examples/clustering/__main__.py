@@ -205,16 +205,11 @@ def run_draw(args: Namespace) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command; a user's mistake is one line on stderr and status 1, or 2."""
-
-    def run(words: Sequence[str]) -> int:
-        args = parser().parse_args(words, Namespace(words=words))
-        args.run(args)
-        return 0
-
-    return program(PROGRAM, run, words)
+    args = parser().parse_args(words, Namespace(words=words))
+    args.run(args)
+    return 0
 
 
 if __name__ == "__main__":
     logging.disable(logging.INFO)
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(program(PROGRAM, main, sys.argv[1:]))

@@ -114,7 +114,7 @@ class Classifier(nn.Module):
         torch.manual_seed(0)
         self.x = torch.randn(setting.batch, setting.length, HEADS * WIDTH, device=setting.device)
         self.target = torch.arange(setting.batch, device=setting.device) % CLASSES
-        layers = (Layer(build(MODELS[model], setting, LAYERS)) for _ in range(LAYERS))
+        layers = (Layer(build(MODELS[model], setting)) for _ in range(LAYERS))
         self.layers = nn.ModuleList(layers)
         self.classes = nn.Linear(HEADS * WIDTH, CLASSES)
         self.to(setting.device)
@@ -147,6 +147,7 @@ def settings_of(args: Namespace, length: int) -> list[tuple[str, Setting]]:
         models = [("transformer", 1), *(("clusterformer", clusters) for clusters in CLUSTERS)]
     shared = {"length": length, "batch": args.batch, "heads": HEADS, "width": WIDTH}
     shared |= {"device": args.device, "impl": args.impl, "causal": False}
+    shared["layers"] = LAYERS
     return [
         (model, Setting(**shared, window=2 * -(-length // k), clusters=k)) for model, k in models
     ]

@@ -129,7 +129,7 @@ def _table(title: str, rows: dict[str, dict]) -> Iterator[str]:
         yield f"{name:30}" + "".join(f"{cell:>18}" for cell in cells)
 
 
-def _run(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog=NAME, description=__doc__)
     add = parser.add
     add("checkpoint CHECKPOINT", "that convert wrote")
@@ -155,10 +155,5 @@ def _run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; a user's mistake is one line on stderr and status 1."""
-    return program(NAME, _run, sys.argv[1:] if arguments is None else arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(NAME, main, sys.argv[1:]))

@@ -344,7 +344,7 @@ def pairs_seen(seen_by_heads: list[Tensor], rows: Rows) -> tuple[float, float]:
     return own.item(), other.item()
 
 
-def _run(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog=NAME, description=__doc__)
     parser.add("kind KIND", "an attention spec")
     for field in fields(Setting)[1:]:
@@ -367,10 +367,5 @@ def _run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; a user's mistake is one line on stderr and status 1."""
-    return program(NAME, _run, sys.argv[1:] if arguments is None else arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(NAME, main, sys.argv[1:]))

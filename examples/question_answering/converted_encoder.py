@@ -97,7 +97,7 @@ def compared(models: dict[str, Encode], texts: Sequence[Tensor]) -> dict[str, di
     return results
 
 
-def _run(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog=NAME, description=__doc__)
     add = parser.add
     add("checkpoint CHECKPOINT", "that convert wrote")
@@ -143,10 +143,5 @@ def _run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; a user's mistake is one line on stderr and status 1."""
-    return program(NAME, _run, sys.argv[1:] if arguments is None else arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(NAME, main, sys.argv[1:]))

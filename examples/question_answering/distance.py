@@ -23,16 +23,16 @@ import random
 import re
 import statistics
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate, chain, repeat
-from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_dest, prepare_folder
+from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.corpora.lines import raw_lines
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.outputs import make_folder, write_aside
+from fairseq_clusterformer.outputs import whole_folder, write_aside
 
 NAME = "python -m examples.question_answering.distance"
 DISTANCES = (500, 1000, 2000, 4000, 8000)
@@ -95,65 +95,12 @@ def make_document(
     return question, sum(sizes[slice(*supporting)])
 
 
-def make(*, dest: Path, passages: list[Path], **options) -> dict | None:
-    """Make the documents, with the options of ``make --help``; returns the content of
-    ``prepared.json``, or None if `dest` has been made before."""
-    sizes = {path.name: path.stat().st_size if path.is_file() else 0 for path in passages}
-    recipe = {**options, "passages": sizes, "lessons": LESSONS}
-    return make_folder(dest, recipe, partial(_build, paths=passages, **options))
-
-
-def _build(
-    work: Path,
-    out: Path,
-    *,
-    paths: list[Path],
-    pieces: int,
-    distances: Sequence[int],
-    questions: int,
-    scale: float,
-    seed: int,
-) -> dict:
-    from fairseq_clusterformer.corpora.binarize import train_sentencepiece
-    from fairseq_clusterformer.data.subwords import MODEL, load
-
-    lines = (" ".join(line.decode().split()) for path in paths for line in raw_lines(path))
-    passages = sorted({line for line in lines if line.count(" ") + 1 in PASSAGE_WORDS})
-    random.Random(seed).shuffle(passages)
-    (source := work / "passages.txt").write_text("\n".join(passages[:MODEL_PASSAGES]) + "\n")
-    words = sorted(NAMES + PLACES)
-    train_sentencepiece([source], pieces, out / MODEL, "--pieces", words)
-    model = load(out / MODEL)
-    tokens = cache(lambda text: len(model.encode(text)))
-    # a name stands where a fact states it, and nowhere else
-    free = [p for p in passages if set(words).isdisjoint(re.findall(r"\w+", p))]
-    apart = round(HELD_OUT * len(free))
-    if not 0 < apart < len(free):
-        problem = f"{len(free)} passages without these words"
-        raise bad_option("--passages", paths[0], "enough of them to hold some out", problem)
-    splits = {
-        "train": [(max(1, round(scale * number)), between) for number, between in LESSONS],
-        "valid": [(questions, (500, 500))],
-        "test": [(questions, (distance, distance)) for distance in distances],
-    }
-    for split, stages in splits.items():
-        pool = free[apart:] if split == "train" else free[:apart]
-        found = _documents(stages, pool, tokens, random.Random(f"{seed} {split}"))
-        (out / f"{split}.jsonl").write_text(
-            "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in found)
-        )
-        characters = sum(len(each["context"]) for each in found)
-        splits[split] = {"questions": len(found), "characters": characters}
-    return {"splits": splits, "names": NAMES, "places": PLACES}
-
-
-def _documents(
+def documents(
     stages: list[tuple[int, tuple[int, int]]], pool: list[str], tokens: Tokens, draw: random.Random
-) -> list[dict]:
+) -> Iterator[dict]:
     """Numbers of documents, each with its distances, of sentences of passages; one ends where a
     capital follows."""
-    found = []
-    ends = re.compile(r"(?<=[.!?]) (?=[A-Z])")
+    count, ends = 0, re.compile(r"(?<=[.!?]) (?=[A-Z])")
     split = [[(text, tokens(text)) for text in ends.split(passage)] for passage in pool]
     for number, distances in stages:
         most = LONG if distances[0] >= 100 else SHORT
@@ -163,58 +110,88 @@ def _documents(
         filler = chain.from_iterable(draw.choice(chosen) for chosen in repeat(kept))
         for _ in range(number):
             document, apart = make_document(distances, filler, tokens, draw)
-            found.append({"id": f"{distances[1]}-{apart}-{len(found)}", **document})
-    return found
+            yield {"id": f"{distances[1]}-{apart}-{count}", **document}
+            count += 1
 
 
-def score(checkpoint: Path, data: Path, json_path: Path | None) -> int:
+def make(args: Namespace) -> int:
+    """Make the documents, by the options of ``make --help``."""
+    from fairseq_clusterformer.corpora.binarize import train_sentencepiece
+    from fairseq_clusterformer.data.subwords import MODEL, load
+
+    with whole_folder(args.dest) as out:
+        lines = (" ".join(line.decode().split()) for p in args.passages for line in raw_lines(p))
+        passages = sorted({line for line in lines if line.count(" ") + 1 in PASSAGE_WORDS})
+        random.Random(args.seed).shuffle(passages)
+        source, words = out.with_name("passages.txt"), sorted(NAMES + PLACES)
+        source.write_text("\n".join(passages[:MODEL_PASSAGES]) + "\n")
+        train_sentencepiece([source], args.pieces, out / MODEL, "--pieces", words)
+        model = load(out / MODEL)
+        tokens = cache(lambda text: len(model.encode(text)))
+        # a name stands where a fact states it, and nowhere else
+        free = [p for p in passages if set(words).isdisjoint(re.findall(r"\w+", p))]
+        apart = round(HELD_OUT * len(free))
+        if not 0 < apart < len(free):
+            problem = f"{len(free)} passages without these words"
+            allowed = "enough of them to hold some out"
+            raise bad_option("--passages", args.passages[0], allowed, problem)
+        stages = {
+            "train": [(max(1, round(args.scale * number)), range_) for number, range_ in LESSONS],
+            "valid": [(args.questions, (500, 500))],
+            "test": [(args.questions, (distance, distance)) for distance in args.distances],
+        }
+        for split, of_split in stages.items():
+            pool = free[apart:] if split == "train" else free[:apart]
+            found = documents(of_split, pool, tokens, random.Random(f"{args.seed} {split}"))
+            rows = [json.dumps(each, ensure_ascii=False) + "\n" for each in found]
+            (out / f"{split}.jsonl").write_text("".join(rows))
+            print(f"{split:5}{len(rows):>13,} questions")
+    return 0
+
+
+def score(args: Namespace) -> int:
     """Print the percent of test's questions that are answered exactly, by the distance in their
     ids."""
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.metrics import answers
     from fairseq_clusterformer.use.evaluate import predict
 
-    options = {"data": data, "task": "clusterformer_qa", "max_positions_inference": 0}
-    loaded = load_checkpoint(checkpoint, option="CHECKPOINT", **options)
+    options = {"data": args.data, "task": "clusterformer_qa", "max_positions_inference": 0}
+    loaded = load_checkpoint(args.checkpoint, option="CHECKPOINT", **options)
     found = predict(loaded, "test", "squad1", batch_size=1, cpu=True)
     right: dict[str, list[float]] = {}
     for id_, text in found.texts.items():
         exact = answers.evaluate({id_: found.gold[id_]}, {id_: text})["exact_match"]
         right.setdefault(id_.split("-")[0], []).append(exact)
     scores = {distance: statistics.mean(right[distance]) for distance in sorted(right, key=int)}
-    if json_path:
-        write_aside(json_path, json.dumps(scores) + "\n")
+    if args.json:
+        write_aside(args.json, json.dumps(scores) + "\n")
     for distance, exact in scores.items():
         print(f"{int(distance):>10,} {exact:6.1f}")
     return 0
 
 
-def _run(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog=NAME, description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(required=True)
     scoring = commands.add_parser("score", help="exact match of a reader by distance")
+    scoring.set_defaults(run=score)
     scoring.add("checkpoint CHECKPOINT", "a reader's")
     scoring.add("--data FOLDER", "prepared from make's files", required=True)
-    scoring.add("--json FILE", "also write the scores here", dest="json_path")
+    scoring.add("--json FILE", "also write the scores here")
     making = commands.add_parser("make", help="make the documents")
-    add_dest(making)
+    making.set_defaults(run=make)
     add = making.add
+    add("dest DEST", "the folder to make")
     add("--passages FILE", "text with a paragraph per line", nargs="+", required=True)
     add("--pieces N", "subwords of the model", default=4000)
     add("--distances N", "tokens between test's facts", nargs="+", default=DISTANCES)
     add("--questions N", "of test at each distance", default=100)
     add("--scale X", "times the documents of train", type=float, default=1.0)
     add("--seed N", "of everything that is drawn", default=1)
-    options = vars(parser.parse_args(arguments))
-    if options.pop("command") == "score":
-        return score(**options)
-    return prepare_folder({"prepare": make, **options})
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; a user's mistake is one line on stderr and status 1."""
-    return program(NAME, _run, sys.argv[1:] if arguments is None else arguments)
+    args = parser.parse_args(arguments)
+    return args.run(args)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(NAME, main, sys.argv[1:]))

@@ -2,13 +2,13 @@
 
     F="python -m examples.question_answering.folders"; MORE="--encoder MINILM --index index"
     $F make DATA folders
-    $F ask CHECKPOINT folders/valid-*.json --out valid.jsonl --passage 384 $MORE
+    $F ask READER folders/valid-*.json --out valid.jsonl --passage 384 $MORE
     $F fit valid.jsonl --out calibration.json
     clusterformer bundle CHECKPOINT my-reader --calibration calibration.json
-    $F ask CHECKPOINT folders/test-*.json --out test.jsonl --passage 384 $MORE
+    $F ask READER folders/test-*.json --out test.jsonl --passage 384 $MORE
     $F score test.jsonl --calibration calibration.json
     $F whole data/reader-en-long/test.jsonl folders --limit 300
-    $F ask CHECKPOINT folders/whole-*.json --out whole.jsonl --passage 384
+    $F ask READER folders/whole-*.json --out whole.jsonl --passage 384
 
 ``make`` divides the articles of SQuAD 1.1's development set (DATA/squad) as ``reader_data`` does,
 and writes each to a file of its own. A folder is a list of 30 of them, with 60 questions, of which
@@ -29,6 +29,7 @@ import random
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +38,12 @@ from scipy.stats import binom
 
 from examples.question_answering.reader_data import DIVIDED, part_of, read
 from fairseq_clusterformer.cli.common import Parser
+from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.documents.found import FEATURES, Weights
+from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.metrics.answers import exact_match, f1
 
+NAME = "python -m examples.question_answering.folders"
 FILES, QUESTIONS, NONE, FOLDERS, KEPT = 30, 60, 15, 4, 10
 #: in the place of an answer, where none was found
 NOTHING = {"file": "", "right": False, "exact": 0.0, "f1": 0.0}
@@ -113,7 +117,7 @@ def ask(args: Namespace) -> None:
     reader.window = args.passage or reader.window
     with args.out.open("w", encoding="utf-8") as file:
         for folder in args.folders:
-            (record,) = [json.loads(folder.read_text(encoding="utf-8"))]
+            record = json.loads(folder.read_text(encoding="utf-8"))
             articles = folder.parent / "articles"
             passages = reader.index([articles / name for name in record["documents"]])
             for row in (rows := record["questions"]):
@@ -175,7 +179,7 @@ def fit(rows: list[dict]) -> Weights:
     given, rows = len(rows), [row for row in rows if row["found"]]
     answers = [each for row in rows for each in row["found"]]
     if len({each["right"] for each in answers}) < 2:
-        raise SystemExit(f"none of {given} questions got a right answer; allowed: some, and wrong")
+        raise UserError(f"none of {given} questions got a right answer; allowed: some, and wrong")
     values = [[each[name] for name in FEATURES] for each in answers]
     ranking = regression(values, [each["right"] for each in answers])[:-1]
     weights = Weights(*ranking)
@@ -185,7 +189,7 @@ def fit(rows: list[dict]) -> Weights:
     least = threshold(expit(scale * best + bias)[right])
     passages = {row["passage"] for row in rows}
     if len(passages) > 1:
-        raise SystemExit(f"passages of {sorted(passages, key=str)} tokens; allowed: of one length")
+        raise UserError(f"passages of {sorted(passages, key=str)} tokens; allowed: of one length")
     return Weights(*map(float, (*(scale * ranking), bias, least)), *passages)
 
 
@@ -253,27 +257,27 @@ def run_score(args: Namespace) -> None:
         print(f"{low:.1f} to {high:.1f} {number:10} {mean:11.2f} {right:6.2f}")
 
 
-#: what each command calls, and what it is given
+#: what each command calls, and what it is given first
 COMMANDS = {
-    "make": (make, {"data FOLDER": "with squad/", "out OUT": "the folder to write to"}),
-    "whole": (alone, {"test FILE": "of reader_data --long", "out OUT": "the folder to write to"}),
-    "runs": (alone, {"test FILE": "of reader_data --long", "out OUT": "the folder to write to"}),
-    "ask": (ask, {"checkpoint CHECKPOINT": "a reader's"}),
-    "fit": (run_fit, {"answers FILE": "that ask wrote"}),
-    "score": (run_score, {"answers FILE": "that ask wrote"}),
+    "make": (make, "data FOLDER", "with squad/"),
+    "whole": (alone, "test FILE", "of reader_data --long"),
+    "runs": (alone, "test FILE", "of reader_data --long"),
+    "ask": (ask, "checkpoint READER", "a reader's checkpoint or folder"),
+    "fit": (run_fit, "answers FILE", "that ask wrote"),
+    "score": (run_score, "answers FILE", "that ask wrote"),
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Make folders of many articles or of one, ask, fit or score."""
-    parser = Parser(prog="python -m examples.question_answering.folders", description=__doc__)
+def main(arguments: Sequence[str]) -> int:
+    parser = Parser(prog=NAME, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     added = {}
-    for name, (run, given) in COMMANDS.items():
+    for name, (run, *given) in COMMANDS.items():
         added[name] = commands.add_parser(name)
         added[name].set_defaults(run=run)
-        for each, about in given.items():
-            added[name].add(each, about)
+        added[name].add(*given)
+    for name in ("make", "whole", "runs"):
+        added[name].add("out OUT", "the folder to write to")
     asking = added["ask"].add
     asking("folders FILE", "what make, whole and runs wrote", nargs="+")
     asking("--data FOLDER", "of the training")
@@ -285,10 +289,10 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("ask", "fit"):
         added[name].add("--out FILE", "to write", required=True)
     added["score"].add("--calibration FILE", "that fit wrote")
-    args = parser.parse_args(argv)
+    args = parser.parse_args(arguments)
     args.run(args)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(NAME, main, sys.argv[1:]))

@@ -26,12 +26,14 @@ import random
 import re
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser
+from fairseq_clusterformer.cli.main import program
 
+NAME = "python -m examples.question_answering.reader_data"
 #: file: most questions; and of the second pass, as many from Wikipedia and fewer of the others
 TRAIN = {
     "squad/train-v1.1.first11articles.json": (None, None),
@@ -208,16 +210,16 @@ def short_splits(
     return splits
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Write train.jsonl, valid.jsonl and test.jsonl, and say how many questions each has."""
-    parser = Parser(prog="python -m examples.question_answering.reader_data", description=__doc__)
+    parser = Parser(prog=NAME, description=__doc__)
     parser.add("dir DIR", "of the files")
     parser.add("out OUT", "the folder to make")
     parser.add("--long", "many paragraphs a document")
     parser.add("--again", "the data of a second pass")
     parser.add("--last", "with --again: questions of Wikipedia alone")
     parser.add("--none X", "share asked without an answer", type=float, default=0.2)
-    args = parser.parse_args(argv)
+    args = parser.parse_args(arguments)
     if (args.long and args.again) or (args.last and not args.again):
         parser.error("allowed: --long, --again, or --again --last")
     draw = random.Random(1)
@@ -235,4 +237,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program(NAME, main, sys.argv[1:]))

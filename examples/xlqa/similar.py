@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, check_encoder, encoding, harmless
+from fairseq_clusterformer.cli.common import Parser, check_encoder, harmless
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.errors import bad_option
 
@@ -31,8 +31,6 @@ def main(arguments: Sequence[str]) -> int:
     add("--encoder FOLDER", "an encoder of sentences, of BERT's form", required=True)
     add("--top N", "passages to print", default=5)
     add("--index FOLDER", "keep vectors of passages here")
-    about = "of text and HTML (default: their own, else UTF-8)"
-    add("--encoding NAME", about, type=encoding)
     add("--cpu", "do not use an accelerator")
     args = parser.parse_args(arguments)
     if not args.sentence.strip():
@@ -44,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.documents.sources import read_sources
     from fairseq_clusterformer.use.base import device_of
 
-    sources = read_sources(args.document, args.encoding, report=parser.say)
+    sources = read_sources(args.document, report=parser.say)
     encoder = SentenceEncoder(args.encoder, device_of("cpu" if args.cpu else None))
     sections = [section for source in sources for section in encoder.sections(source)]
     vectors = Encodings(encoder.model, encoder.of_sections, Index(args.index))

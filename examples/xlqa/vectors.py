@@ -60,12 +60,9 @@ def main(arguments: Sequence[str]) -> int:
     add("--negative N", "words drawn against each right one", default=5, type=_WINDOW)
     add("--epochs N", "passes over the text", default=5)
     add("--min-count N", "rarer words have no vector", default=5)
-    add("--max-words N", "write only as many, the most frequent ones")
     add("--lower-case", "of all words; GloVe's 6B files are so")
     about = "the line that ends a document (default: each file is a document)"
     add("--document-separator LINE", about)
-    about = "take files of such names only, such as '*.txt'; may be repeated"
-    add("--pattern GLOB", about, action="append")
     about = "of the drawing; with one worker the vectors are the same each time"
     add("--seed N", about, default=1)
     add("--workers N", "threads", default=1)
@@ -78,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"{NAME} needs gensim ({error}); allowed: {allowed}") from None
     how = {"inputs": args.sources, "force": args.force}
     check_output("OUT", args.out, **how)  # before sources are searched
-    texts = [path for source in args.sources for path in find_texts(source, args.pattern)[0]]
+    texts = [path for source in args.sources for path in find_texts(source)[0]]
     with whole_file("OUT", args.out, **how | {"inputs": [*args.sources, *texts]}) as new:
         words = new.with_name("scratch")
         found = documents(texts, args.document_separator)
@@ -91,12 +88,11 @@ def main(arguments: Sequence[str]) -> int:
         except RuntimeError:  # "you must first build vocabulary"
             problem = f"no word is as frequent among {counts['words']:,}"
             raise bad_option("--min-count", args.min_count, "a smaller number", problem) from None
-        known = vectors.index_to_key[: args.max_words]
         with open(new, "w", encoding="utf-8") as file:
-            for word in known:
+            for word in vectors.index_to_key:
                 numbers = (f"{each:.5g}" for each in vectors[word].tolist())
                 file.write(" ".join([word, *numbers]) + "\n")
-    for what, count in {**counts, "vectors": len(known)}.items():
+    for what, count in {**counts, "vectors": len(vectors)}.items():
         print(f"{count:>13,} {what}")
     print(f"wrote {args.out} in {time.monotonic() - start:.0f} s")
     return 0

@@ -56,22 +56,18 @@ class Setting:
     device: str = "cpu"
     impl: str = "blocks"
     causal: bool = True
+    layers: int = 1  # that hold what backward needs at the same time
 
 
 class Attention(nn.Module):
-    """One contestant."""
-
-    matrices = 0  # N x N matrices of weights that exist at once for every head
-    causal_only = False
+    """One contestant. x is [B, N, D], and q, k and v are [B, H, N, E]."""
 
     def __init__(self, setting: Setting):
         super().__init__()
-        if self.causal_only and not setting.causal:
-            raise Unavailable("set up for causal attention only")
         self.setting = setting
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """x [B, N, D] and q, k, v [B, H, N, E] to the output [B, H, N, E], and scalar losses."""
+        """The output [B, H, N, E], and scalar losses."""
         raise NotImplementedError
 
     def visible(self, x: Tensor, q: Tensor, k: Tensor, queries: Tensor) -> Tensor | None:
@@ -84,12 +80,6 @@ class Attention(nn.Module):
 
     def after_backward(self) -> None:
         """What else a training step does."""
-
-    @classmethod
-    def bytes_needed(cls, setting: Setting, layers: int = 1) -> float:
-        """Rough bytes of its N x N matrices: one kept for each layer, three more at work."""
-        matrix = setting.batch * setting.heads * setting.length**2
-        return cls.matrices * (layers + 3) * matrix * DTYPES[setting.dtype].itemsize
 
     def _latest(self, queries: Tensor, window: int) -> Tensor:
         token = torch.arange(self.setting.length, device=queries.device)
@@ -115,9 +105,13 @@ class Dense(Attention):
 
 
 class DenseMatrix(Dense):
-    """PyTorch's, with the N x N matrix."""
+    """PyTorch's, with the N x N matrix: one kept for each layer, three more at work."""
 
-    matrices = 1
+    def __init__(self, setting: Setting):
+        matrix = setting.batch * setting.heads * setting.length**2
+        needed = (setting.layers + 3) * matrix * DTYPES[setting.dtype].itemsize
+        require_memory(needed, setting.device)
+        super().__init__(setting)
 
     def forward(self, x, q, k, v):
         with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
@@ -130,12 +124,9 @@ class Clustered(Attention):
     def __init__(self, setting: Setting, kind: str, losses: bool = False):
         super().__init__(setting)
         self.losses = losses
-        options = {
-            "attention_window": setting.window,
-            "num_clusters": setting.clusters,
-            "cluster_rule": "recent" if setting.causal else "chunk",
-            "cluster_exploration": 0.0,  # or each call would route differently
-        }
+        options = {"attention_window": setting.window, "num_clusters": setting.clusters}
+        options["cluster_rule"] = "recent" if setting.causal else "chunk"
+        options["cluster_exploration"] = 0.0  # or each call would route differently
         ((heads,),) = parse_attention(kind, num_layers=1, num_heads=1, defaults=options)
         shape = Shape(setting.heads * setting.width, setting.heads, setting.width, setting.causal)
         self.router = registered(heads.kind).kind(heads.options, shape)
@@ -195,16 +186,15 @@ def visible_tokens(layout: Layout, queries: Tensor) -> Tensor:
 
 
 class Local(Attention):
-    causal_only = True
-
     def __init__(self, setting: Setting):
         super().__init__(setting)
+        if not setting.causal:
+            raise Unavailable("set up for causal attention only")
         from local_attention import LocalAttention
 
         self.block = max(1, setting.window // 2)
-        self.attention = LocalAttention(
-            self.block, causal=True, look_backward=1, autopad=True, use_rotary_pos_emb=False
-        )
+        how = {"causal": True, "look_backward": 1, "autopad": True, "use_rotary_pos_emb": False}
+        self.attention = LocalAttention(self.block, **how)
 
     def forward(self, x, q, k, v):
         return self.attention(q, k, v), []
@@ -240,13 +230,9 @@ class Routing(Attention):
         super().__init__(setting)
         from routing_transformer.routing_transformer import KmeansAttention
 
-        self.attention = KmeansAttention(
-            max(1, setting.length // setting.window),
-            min(setting.window, setting.length),
-            setting.heads,
-            setting.width,
-            causal=setting.causal,
-        )
+        clusters = max(1, setting.length // setting.window)
+        sizes = (min(setting.window, setting.length), setting.heads, setting.width)
+        self.attention = KmeansAttention(clusters, *sizes, causal=setting.causal)
 
     def forward(self, x, q, k, v):
         out, loss = self.attention(q, k, v)
@@ -273,10 +259,9 @@ CONTESTANTS: dict[str, tuple[type[Attention], dict]] = {
 }
 
 
-def build(name: str, setting: Setting, layers: int = 1) -> Attention:
+def build(name: str, setting: Setting) -> Attention:
     """Make a contestant. Raises Unavailable: not installed, not for this device, or too large."""
     make, arguments = CONTESTANTS[name]
-    require_memory(make.bytes_needed(setting, layers), setting.device)
     try:
         attention = make(setting, **arguments)
     except ImportError as error:

@@ -18,7 +18,6 @@ enough for them. They appear when all is done, in place of those of an earlier d
 
 import json
 import logging
-import math
 import os
 import signal
 import sys
@@ -112,8 +111,6 @@ def fill(work: Path, minutes: float, context: int, layers: int, began: float) ->
     race(trial, given, seconds=min(TRIAL, seconds / 6), **where)
     speeds = tokens_per_second(trial, context)
     updates = [max(3, round(seconds * speed / context)) for speed in speeds]
-    if (offer := offered(updates[-1], minutes, layers)) is not None:
-        say(offer)
     say(
         f"fairseq-train, {len(MODELS)} models at the same time for {minutes:g} minutes, "
         f"one thread each, contexts of {context:,} bytes"
@@ -203,17 +200,6 @@ def compare(runners: Sequence[Runner], far: Sequence[float | None]) -> str:
         said.append("give more --minutes or fewer --layers.")
     said.append("One seed, after minutes of training: differences of 0.03 mean nothing.")
     return " ".join(said)
-
-
-def offered(updates: int, minutes: float, layers: int) -> str | None:
-    """What to do where too few updates are in reach; None: enough are."""
-    if updates >= ENOUGH:
-        return None
-    more = math.ceil(minutes * ENOUGH / max(updates, 1))
-    said = f"this machine makes about {updates} updates of clusters in {minutes:g} minutes, and "
-    said += f"clusters need about {ENOUGH} to learn: --minutes {more}"
-    fewer = layers * updates // ENOUGH
-    return f"{said}, or --layers {fewer}" if fewer else said
 
 
 def unlearned(runner: Runner) -> str:

@@ -26,6 +26,7 @@ from pathlib import Path
 import yaml
 
 from fairseq_clusterformer.errors import bad_option, check_no_device
+from scripts.experiments.tables import cell, lookup
 
 WRONG_FORM = (TypeError, AttributeError, RecursionError)
 OF_ROW = ("seeds", "folder", "from", "paper")
@@ -60,7 +61,9 @@ def load_grid(path: Path, of: tuple[Path, ...] = ()) -> dict:
     try:
         grid = _read(path, of)
         runs_of(grid)
-        _check_columns(grid["columns"])
+        for column in grid["columns"].values():
+            column = column if isinstance(column, dict) else {"digits": column}
+            cell([1.0], column.get("digits", 1)), lookup({}, column.get("score", ""))
     except (OSError, ValueError, yaml.YAMLError, LookupError, *WRONG_FORM):
         raise bad_option("GRID", path, "a YAML file with score, shared, rows, columns") from None
     return grid
@@ -85,15 +88,6 @@ def _read(path: Path, of: tuple[Path, ...]) -> dict:
         }
         grid = {**base, **grid, **options, "rows": rows}
     return grid
-
-
-def _check_columns(columns: dict) -> None:
-    """Raises ValueError: a column with another number of digits, or a score without a name."""
-    for column in columns.values():
-        column = column if isinstance(column, dict) else {"digits": column}
-        digits, score = column.get("digits", 1), column.get("score", "")
-        if type(digits) is not int or not 0 <= digits <= 20 or not isinstance(score, str):
-            raise ValueError
 
 
 def runs_of(grid: dict, quick: bool = False) -> list[Run]:

@@ -20,7 +20,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser
@@ -47,22 +47,17 @@ def difference(before: Sequence[str], now: Sequence[str]) -> str:
     """The first option of a record's commands that is not as in the grid's, or nothing."""
     for old, new in zip_longest(before, now, fillvalue=""):
         was, is_now = options_in(old), options_in(new)
-        for name in sorted(was | is_now):
-            if was.get(name) != is_now.get(name):
-                there, here = (of.get(name, "not given") for of in (was, is_now))
-                return f"{name} is {there} there, and {here} in the grid"
+        if was != is_now:
+            both = (min(of, default=("nothing",)) for of in (was - is_now, is_now - was))
+            return "{} there, and {} in the grid".format(*map(" ".join, both))
     return ""
 
 
-def options_in(command: str) -> dict[str, str]:
-    """The options of a command line by name, and its other words before them."""
-    found, name = {"command": ""}, "command"
-    for word in shlex.split(command):
-        if word.startswith("-") and not word[1:2].isdigit():
-            found[name := word] = ""
-        else:
-            found[name] = f"{found[name]} {word}".strip()
-    return found
+def options_in(command: str) -> set[tuple[str, str]]:
+    """Each word of a command line with the one behind it, if that is no option: in any order of
+    the options."""
+    words = [*shlex.split(command), "--"]
+    return {(word, "" if behind[:2] == "--" else behind) for word, behind in pairwise(words)}
 
 
 def check_result(place: Place, result: dict, out: Path) -> None:
@@ -78,29 +73,24 @@ def check_result(place: Place, result: dict, out: Path) -> None:
 
 
 def kept(place: Place) -> dict:
-    """What the mark in a run's folder says; empty for a new folder. Raises UserError: if the
+    """What the mark in a run's folder says, or is to say in a new folder. Raises UserError: if the
     folder is someone else's, or of other options or data."""
-    mark = place.folder / MARK
+    new = {"command": commands(place)["command"]}
+    new["data"] = str(place.data.resolve()) if place.data else None  # a task may draw its own
     if not place.folder.is_dir() or not any(place.folder.iterdir()):
-        return {}
-    if not mark.is_file():
-        problem = f"no {MARK} in it, so it is not of this command"
-        raise bad_option("--keep", place.folder, "a folder of this command, or a new one", problem)
+        return new
     try:
-        state = json.loads(mark.read_text())
-        problem = difference([state["command"]], [commands(place)["command"]])
-        if not problem and state["data"] != data_of(place):
+        state = json.loads((place.folder / MARK).read_text())
+        problem = difference([state["command"]], [new["command"]])
+        if not problem and state["data"] != new["data"]:
             problem = f"trained on {state['data']}"
+    except FileNotFoundError:
+        problem = f"no {MARK} in it, so it is not of this command"
     except (ValueError, LookupError, TypeError):
         problem = f"its {MARK} is not one"
     if problem:
         raise bad_option("--keep", place.folder, "another folder for other options", problem)
     return state
-
-
-def data_of(place: Place) -> str | None:
-    """What a run's mark says of its data; a task that draws its own has none."""
-    return str(place.data.resolve()) if place.data else None
 
 
 def train(place: Place, threads: int) -> dict:
@@ -109,7 +99,6 @@ def train(place: Place, threads: int) -> dict:
     if "trained" in state:
         return state["trained"]
     task, mark = TASKS[place.grid["score"]], place.folder / MARK
-    state = {"command": commands(place)["command"], "data": data_of(place)}
     write_aside(mark, json.dumps(state, indent=1) + "\n")
     resumed = Path(place.checkpoint()).exists()
     words = task.train(place) + options_of(task.unshown(place))

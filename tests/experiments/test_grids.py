@@ -199,7 +199,7 @@ def distances(data: Path) -> None:
     told = [f"The old boat {i} sails far. The sea is wide. A wind blows. " * 3 for i in range(60)]
     (passages := data.parent / "passages.txt").write_text("\n".join(told) + "\n")
     made = data.parent / "made"
-    words = ["make", made, "--passages", passages, "--pieces", 300, "--distances", 500]
+    words = ["make", made, "--passages", passages, "--pieces", 320, "--distances", 500]
     assert distance.main([*map(str, words), "--questions", "2", "--scale", "0.001"]) == 0
     model = ("--sentencepiece-model", made / "sentencepiece.model")
     assert command("prepare qa text", made, data, *model) == 0

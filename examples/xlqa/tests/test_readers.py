@@ -166,19 +166,6 @@ def test_every_parameter_learns(name, attention):
         assert attention or not parameter.requires_grad or parameter.grad.any(), name
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("subwords", [0, 6])
-def test_words_are_what_is_read(subwords):
-    """One word in one subword or in two is read alike, if subwords have no embeddings."""
-    model = make("bidaf", subword_dim=subwords)
-    texts = make_task().symbol_texts
-    question, found = tokens(1, 3), []
-    for way in (" The", "re", " ("), (" There", " ("):
-        document = torch.tensor([[0, *map(texts.index, way)]])
-        found.append(model(question, document)[0].slots)
-    assert torch.equal(*found) == (subwords == 0)
-
-
 # QANet
 
 
