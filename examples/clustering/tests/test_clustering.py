@@ -246,9 +246,12 @@ def npy(array: np.ndarray) -> bytes:
     ("name", "data"),
     [
         ("x.npy", npy(NUMBERS)),
-        ("x.csv.gz", gzip.compress(written(np.savetxt, NUMBERS, delimiter=",", fmt="%d"))),
+        (
+            "x.csv.gz",
+            gzip.compress(written(np.savetxt, NUMBERS, delimiter=",", fmt="%d"), mtime=0),
+        ),
         ("x-idx3-ubyte", idx(NUMBERS.reshape(4, 2, 3))),  # flattened row by row
-        ("x.ubyte.gz", gzip.compress(idx(NUMBERS))),
+        ("x.ubyte.gz", gzip.compress(idx(NUMBERS), mtime=0)),
     ],
 )
 def test_every_format(name, data, tmp_path):
