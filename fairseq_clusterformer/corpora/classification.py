@@ -6,7 +6,6 @@ folds. Each folder's dictionary has the words of its own train.
 
 import contextlib
 import functools
-import itertools
 import json
 import math
 import random
@@ -41,18 +40,17 @@ RECORD = "data.json"  # in each folder, for the reader and for ``clusterformer c
 # Of a data set that comes undivided (Quora's questions): about the 10,000 pairs that are usual.
 _UNDIVIDED = 1 / 40
 
-Dealt = dict[str, Sequence[str]]  # of each part, the split of each example
-
 
 @dataclass
-class _Part:
-    """A part of a data set; its file has a line ``CLASS<tab>GROUP<tab>tokens`` for each example,
+class _Examples:
+    """All examples in their order, with a line ``CLASS<tab>GROUP<tab>tokens`` of each in a file,
     and of pairs the tokens of the second text."""
 
     file: Path
-    labels: list[str] = field(default_factory=list)  # the class of each example
-    texts: array = field(default_factory=lambda: array("Q"))  # 8 bytes stand for an example's
-    counts: Counter = field(default_factory=Counter)
+    parts: list[str] = field(default_factory=list)  # the part of each
+    labels: list[str] = field(default_factory=list)  # its class
+    texts: array = field(default_factory=lambda: array("Q"))  # 8 bytes that stand for it
+    counts: dict[str, Counter] = field(default_factory=lambda: defaultdict(Counter))  # of parts
 
 
 def prepare(
@@ -102,10 +100,10 @@ def prepare(
         from . import binarize  # which imports fairseq
 
         options_and_sources, splits = recipe(), {}
-        parts = {part: _tokenise(corpus, part, max_length, work, model) for part in corpus.files}
-        for folder, dealt in _deal(corpus, parts, shares, seed).items():
+        examples = _tokenise(corpus, max_length, work / "examples.tsv", model)
+        for folder, dealt in _deal(corpus, examples, shares, seed).items():
             texts = work / "texts"
-            facts = _route(corpus, parts, dealt, texts)
+            facts = _route(corpus, examples, dealt, texts)
             if model is not None:
                 dictionary = binarize.symbol_dictionary(model.symbols)
             else:
@@ -119,7 +117,7 @@ def prepare(
                 "tokenised": corpus.tokenised,
                 "vocabulary": {"size": len(dictionary)},
                 "splits": facts,
-                "parts": {part: dict(each.counts) for part, each in parts.items()},
+                "parts": examples.counts,
                 **options_and_sources,
             }
             (out / folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
@@ -157,20 +155,19 @@ def _number(label: str) -> str | None:
 
 
 def _tokenise(
-    corpus: LabelledCorpus,
-    part: str,
-    max_length: int | None,
-    work: Path,
-    model: "Subwords | None" = None,
-) -> _Part:
-    """Write the tokens of a part's examples into the folder `work`; raises UserError if a label is
-    not in the data set, or if there is no example."""
-    made = _Part(work / f"{part}.tsv")
+    corpus: LabelledCorpus, max_length: int | None, file: Path, model: "Subwords | None"
+) -> _Examples:
+    """Write the tokens of all parts' examples into a file; raises UserError if a label is not in
+    the data set, or if a part has no example."""
+    made = _Examples(file)
     how = {"tokenised": corpus.tokenised, "max_length": max_length, "model": model}
-    with open(made.file, "w", encoding="utf-8", newline="\n") as file:
-        for example in corpus.read(corpus.files[part]):
+    with open(file, "w", encoding="utf-8", newline="\n") as out:
+        for part, example in (
+            (p, each) for p, f in corpus.files.items() for each in corpus.read(f)
+        ):
+            counts = made.counts[part]
             if example.label is None:
-                made.counts["dropped: no gold label"] += 1
+                counts["dropped: no gold label"] += 1
                 continue
             label = corpus.labels.get(example.label) if corpus.labels else _number(example.label)
             if label is None:
@@ -182,48 +179,51 @@ def _tokenise(
             lines = []
             for text in example.texts:
                 words, is_cut = split_words(text, **how)
-                made.counts["empty texts"] += not words
-                made.counts["truncated texts"] += is_cut
+                counts["empty texts"] += not words
+                counts["truncated texts"] += is_cut
                 lines.append(" ".join(words))
+            counts["examples"] += 1
+            made.parts.append(part)
             made.labels.append(label)
             made.texts.append(key_of("\n".join(lines)))
-            file.write("\t".join((label, example.group or "", *lines)) + "\n")
-    if not made.labels:
-        raise wrong(corpus.files[part][0], "no example", "one or more")
-    made.counts["examples"] = len(made.labels)
+            out.write("\t".join((label, example.group or "", *lines)) + "\n")
+    for part, files in corpus.files.items():
+        if not made.counts[part]["examples"]:
+            raise wrong(files[0], "no example", "one or more")
     return made
 
 
 def _deal(
-    corpus: LabelledCorpus, parts: dict[str, _Part], shares: dict[str, float], seed: int
-) -> dict[str, Dealt]:
+    corpus: LabelledCorpus, examples: _Examples, shares: dict[str, float], seed: int
+) -> dict[str, list[str]]:
     """The split of each example, for each folder to make."""
-    dealt = {part: [part] * len(each.labels) for part, each in parts.items()}
-    undivided = "all" if "all" in parts else "train"
-    place = places(parts[undivided].labels, seed)
+    undivided = "all" if "all" in corpus.files else "train"
+    own = [number for number, part in enumerate(examples.parts) if part == undivided]
+    place = places([examples.labels[number] for number in own], seed)
     if corpus.folds:
         fold = [int(corpus.folds * p) for p in place]
         of_turn = ["test", "valid", *["train"] * (corpus.folds - 2)]  # after the tested fold
         return {
-            f"fold{k}": {"all": [of_turn[(each - k) % corpus.folds] for each in fold]}
+            f"fold{k}": [of_turn[(each - k) % corpus.folds] for each in fold]
             for k in range(corpus.folds)
         }
     if undivided == "all":
         shares = dict.fromkeys(shares, _UNDIVIDED)
-    drawn = (split for split in ("test", "valid") if shares[split] and split not in parts)
-    shares = {split: shares[split] for split in drawn}
+    ends, end = {}, 0.0
+    for split in ("test", "valid"):
+        if shares[split] and split not in corpus.files:
+            ends[split] = end = end + shares[split]
     if corpus.apart:
         first: dict[int, int] = {}
-        place = [place[first.setdefault(text, i)] for i, text in enumerate(parts[undivided].texts)]
-    ends = dict(zip(shares, itertools.accumulate(shares.values()), strict=True))
-    dealt[undivided] = [
-        next((split for split, end in ends.items() if p < end), "train") for p in place
-    ]
-    for split in (*ends, "train"):
-        if split not in dealt[undivided]:
-            problem = f"{len(place):,} examples are too few to draw {split} from"
-            allowed = "more examples, a larger share, or files of each split"
-            raise wrong(corpus.files[undivided][0], problem, allowed)
+        texts = (examples.texts[number] for number in own)
+        place = [place[first.setdefault(text, i)] for i, text in enumerate(texts)]
+    dealt = examples.parts.copy()
+    for number, p in zip(own, place, strict=True):
+        dealt[number] = next((split for split, end in ends.items() if p < end), "train")
+    if missing := [split for split in (*ends, "train") if split not in dealt]:
+        problem = f"{len(place):,} examples are too few to draw {missing[0]} from"
+        allowed = "more examples, a larger share, or files of each split"
+        raise wrong(corpus.files[undivided][0], problem, allowed)
     return {"": dealt}
 
 
@@ -241,7 +241,7 @@ def places(labels: Sequence[str], seed: int) -> list[float]:
 
 
 def _route(
-    corpus: LabelledCorpus, parts: dict[str, _Part], dealt: Dealt, folder: Path
+    corpus: LabelledCorpus, examples: _Examples, dealt: list[str], folder: Path
 ) -> dict[str, dict]:
     """Write the columns of each split into files SPLIT.COLUMN; return each split's examples and
     classes, and how many of its texts are in train too."""
@@ -255,14 +255,13 @@ def _route(
         def column(split: str, name: str):
             return stack.enter_context(open(folder / f"{split}.{name}", "w", encoding="utf-8"))
 
-        for part, each in parts.items():
-            lines = stack.enter_context(open(each.file, encoding="utf-8", newline="\n"))
-            for split, line, text in zip(dealt[part], lines, each.texts, strict=True):
-                cells = line[:-1].split("\t")
-                for name, cell in zip(names, cells, strict=True):
-                    column(split, name).write(f"{cell}\n")
-                labels[split][cells[0]] += 1
-                texts[split].append(text)
+        lines = stack.enter_context(open(examples.file, encoding="utf-8", newline="\n"))
+        for split, line, text in zip(dealt, lines, examples.texts, strict=True):
+            cells = line[:-1].split("\t")
+            for name, cell in zip(names, cells, strict=True):
+                column(split, name).write(f"{cell}\n")
+            labels[split][cells[0]] += 1
+            texts[split].append(text)
     known = set(texts["train"])
     for split in filter(labels.__contains__, SPLITS):  # a user's own data may have no test set
         classes = {name: labels[split][name] for name in corpus.classes}

@@ -59,19 +59,19 @@ def prepare(
             problem = f"Moses' tokeniser does not know {' and '.join(unknown)}"
             raise bad_option("--vocabulary", "subword-nmt", "sentencepiece", problem)
     extra = [pair_files(path, pipeline.languages, "--extra-train") for path in extra_train]
-    options = {
-        "corpus": corpus.name,
-        **pipeline.recipe(),
-        "bpe_model": TOKENIZER,
-        "bpe_operations": bpe_operations,
-        "test_sets": corpus.test_sets,
-        "hold_out": corpus.hold_out,
-        "cleaning": asdict(corpus.cleaning),
-    }
 
     def recipe() -> dict:
-        more = {"extra_train": checksums(itertools.chain.from_iterable(extra))}
-        return options | more | corpus.facts()
+        return {
+            "corpus": corpus.name,
+            **pipeline.recipe(),
+            "bpe_model": TOKENIZER,
+            "bpe_operations": bpe_operations,
+            "test_sets": corpus.test_sets,
+            "hold_out": corpus.hold_out,
+            "cleaning": asdict(corpus.cleaning),
+            "extra_train": checksums(itertools.chain.from_iterable(extra)),
+            **corpus.facts(),
+        }
 
     def build(work: Path, out: Path) -> dict:
         job = _Job(corpus, pipeline, work, workers)

@@ -28,9 +28,9 @@ from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.cli.prepare.shared import (
     add_files,
     add_subwords,
+    check_folder,
     check_train,
     files_of_splits,
-    folder,
     take_vocabulary,
 )
 from fairseq_clusterformer.corpora import SPLITS
@@ -55,6 +55,7 @@ def prepare(
 ) -> dict | None:
     """Prepare pages in the folder `dest`; return what ``prepared.json`` says, or None if it was
     prepared before. Raises UserError for a file without a usable page."""
+    check_folder(source)
     pairs = zip(SPLITS, FILES, strict=True)
     found = {split: sorted(source.glob(pattern)) for split, pattern in pairs} if source else {}
     splits = files_of_splits(options, found, source, FILES)
@@ -125,7 +126,7 @@ def _write(records: Iterator["PageRecord"], out: Path, split: str, workers: int)
 def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog=NAME, description=__doc__)
     add_dest(parser)
-    parser.add("--source DIR", f"a folder with {', '.join(FILES)}", type=folder)
+    parser.add("--source DIR", f"a folder with {', '.join(FILES)}")
     add_files(parser, "--source")
     add_subwords(parser)
     parser.add("--workers N", "processes", default=1)

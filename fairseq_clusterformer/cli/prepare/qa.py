@@ -31,9 +31,9 @@ from .shared import (
     Files,
     add_files,
     add_subwords,
+    check_folder,
     check_train,
     files_of_splits,
-    folder,
     take_vocabulary,
 )
 
@@ -78,7 +78,7 @@ def _add_known(corpora: argparse._SubParsersAction, known: Mapping[str, Question
         parser = corpora.add_parser(name, description=__doc__, help=files)
         add_dest(parser)
         packed = "or its .tar.gz" if corpus.archive else "packed or not"
-        parser.add("--source DIR", f"a folder with {files}, {packed}", type=folder)
+        parser.add("--source DIR", f"a folder with {files}, {packed}")
         _add_options(parser, corpus.options, "--source")
 
 
@@ -104,7 +104,10 @@ def _splits(
 ) -> tuple[Files, dict[str, float]]:
     """Take out the files of each split, and the shares of train that are drawn for others."""
     shares = {split: options.pop(f"{split}_fraction") for split in SPLITS[1:]}
-    found, patterns = corpus.find(source), corpus.files.split()
+    patterns = corpus.files.split()
+    if patterns:
+        check_folder(source)
+    found = corpus.find(source)
     if shares["valid"] and found.get("valid"):
         found["test"] = found.pop("valid")
     if not patterns:

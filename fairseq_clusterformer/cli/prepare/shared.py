@@ -1,38 +1,21 @@
 """Options that the preparation of several tasks has: files of splits, subwords."""
 
 import argparse
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from fairseq_clusterformer.corpora import SPLITS, SUBWORDS
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary
-from fairseq_clusterformer.errors import UserError, bad_option, no_file
+from fairseq_clusterformer.errors import UserError, bad_option, check_file
 
 from ..common import Parser, add
 
 Files = dict[str, list[Path]]  # of each split
 
 
-def folder(text: str) -> Path:
-    """A type of option: a folder that is there."""
-    if not (path := Path(text)).is_dir():
-        raise argparse.ArgumentTypeError(f"is {text}: no such folder; allowed: a folder")
-    return path
-
-
-def file(what: str, is_json: bool | None = None) -> Callable[[str], Path]:
-    """A type of option: a plain file; its name says whether it `is_json`, which decides how it is
-    read."""
-
-    def read(text: str) -> Path:
-        problem = "" if (path := Path(text)).is_file() else no_file(path)
-        if is_json not in (None, path.suffix == ".json"):
-            problem = problem or "its name says something else"
-        if problem:
-            raise argparse.ArgumentTypeError(f"is {text}: {problem}; allowed: {what}")
-        return path
-
-    return read
+def check_folder(folder: Path | None, option: str = "--source") -> None:
+    if folder and not folder.is_dir():
+        raise bad_option(option, folder, "a folder", "no such folder")
 
 
 def add_files(parser: Parser, source: str) -> None:
@@ -82,31 +65,42 @@ def add_subwords(parser: Parser) -> None:
 
 
 def add_tokenizer(parser: argparse._ActionsContainer) -> None:
-    about, what = "the tokenizer.json of a pre-trained model, such as BERT's", "a tokenizer.json"
-    add(parser, "--tokenizer FILE", about, type=file(what, is_json=True))
+    add(parser, "--tokenizer FILE", "the tokenizer.json of a pre-trained model, such as BERT's")
 
 
 def add_existing(parser: Parser, units: argparse._ActionsContainer) -> None:
     """Those of an existing model, which exclude others in ``units``."""
     add_tokenizer(units)
-    what = "a sentencepiece model, or --tokenizer FILE with a prepared folder's tokenizer.json"
-    about = "an existing sentencepiece model"
-    add(units, "--sentencepiece-model FILE", about, type=file(what, is_json=False))
+    add(units, "--sentencepiece-model FILE", "an existing sentencepiece model")
     about = "GPT-2's subwords, which RoBERTa has: a folder with encoder.json and vocab.bpe"
-    add(units, "--gpt2-bpe DIR", about, type=folder)
+    add(units, "--gpt2-bpe DIR", about)
     about = "the dictionary of a pretrained model (RoBERTa's dict.txt; default: all subwords)"
-    parser.add("--dict FILE", about, type=file("a dictionary of fairseq's"))
+    parser.add("--dict FILE", about)
+
+
+#: files of an existing model, and what they are
+_FILES = {
+    "sentencepiece_model": "a sentencepiece model, or --tokenizer FILE with a tokenizer.json",
+    "tokenizer": "a tokenizer.json",
+    "dict": "a dictionary of fairseq's",
+}
 
 
 def take_existing(options: dict) -> Vocabulary | None:
     """Take the options of an existing model out; None if none is given."""
-    names = ("gpt2_bpe", "sentencepiece_model", "tokenizer")
-    given = [path for name in names if (path := options.pop(name, None))]
-    words = options.pop("dict", None)
-    if words and not given:
+    check_folder(found := options.pop("gpt2_bpe", None), "--gpt2-bpe")
+    words = options.get("dict")
+    for name, what in _FILES.items():
+        if path := options.pop(name, None):
+            option = f"--{name.replace('_', '-')}"
+            check_file(option, path, what)
+            if (path.suffix == ".json") != (name == "tokenizer"):  # it decides how it is read
+                raise bad_option(option, path, what, "its name says something else")
+            found = path if path != words else found
+    if words and not found:
         allowed = "with --gpt2-bpe, --sentencepiece-model or --tokenizer only"
         raise bad_option("--dict", words, allowed)
-    return Vocabulary(given[0], dictionary=words) if given else None
+    return Vocabulary(found, dictionary=words) if found else None
 
 
 def take_vocabulary(options: dict, usual: int | None = SUBWORDS) -> Vocabulary | None:
