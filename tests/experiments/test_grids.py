@@ -283,4 +283,6 @@ def test_every_command_of_a_result_parses_today():
                     found.setdefault(re.sub(r"(\d+\.)?\d+", "0", key), line)
     assert len(found) > 20
     for line in {*found.values()}:
-        parse(shlex.split(line.split(";")[0]))
+        words = shlex.split(line.split(";")[0])
+        here = REPO_ROOT / "fairseq_clusterformer/trained"  # a file that is to be there
+        parse([str(here / word) if word == "reader-en/tokenizer.json" else word for word in words])
