@@ -33,6 +33,7 @@ class AttentionPlan(NamedTuple):
     layers: tuple[tuple[Heads, ...], ...]  # kinds of each layer's heads
     form: HeadForm = HeadForm()  # of all layers, as the kernel
     kernel: str = "auto"
+    kept: tuple[int, ...] = ()  # the numbers of these layers in the deeper model they are part of
 
 
 def parse_attention(

@@ -45,9 +45,29 @@ class ExplainedCheckpoints:
             raise CheckpointError(told)
         self.upgrade_state_dict(state_dict)
         try:
-            return nn.Module.load_state_dict(self, state_dict, strict)
+            return nn.Module.load_state_dict(self, self._kept(state_dict), strict)
         except RuntimeError as error:  # which has a line for each tensor
             raise CheckpointError(shortened(" ".join(str(error).split()))) from None
+
+    def _kept(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a deeper model whose layers ``--decoder-layers-to-keep`` and its like
+        keep, by the names that they have here (LayerDrop, Fan et al. 2020)."""
+        for side in ("encoder", "decoder"):
+            stack = getattr(self, side, None)
+            kept = stack.plan.kept if hasattr(stack, "plan") else ()
+            number = {str(old): new for new, old in enumerate(kept)}
+            layer = re.compile(rf"({side}\..*?\blayers\.)(\d+)(\..*)")
+            found = {name: layer.fullmatch(name) for name in state}
+            if not number or len({match[2] for match in found.values() if match}) == len(number):
+                continue  # all are kept, or the others were gone when it was saved
+            state = {
+                f"{match[1]}{number[match[2]]}{match[3]}" if match else name: state[name]
+                for name, match in found.items()
+                if not match or match[2] in number
+            }
+            if getattr(stack, "centroids", None) is None:  # no layer is left that takes them
+                state.pop(f"{side}.centroids", None)
+        return state
 
 
 def unfit_numbers(model: nn.Module, given: Mapping[str, Any]) -> str:

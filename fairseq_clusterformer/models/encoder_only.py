@@ -66,6 +66,7 @@ class EncoderOnlyOptions(EncoderOptions, EncoderClusteringOptions):
 
     encoder_learned_pos: bool = option(False, "learn the positions, instead of using sines")
     encoder_layerdrop: float = option(0.0, "LayerDrop probability")
+    encoder_layers_to_keep: str = option("", "layers kept when pruning, such as 0,2")
     layernorm_embedding: bool = option(False, "put a layer norm after the embedding")
     no_token_positional_embeddings: bool = option(False, "use no positions")
     no_scale_embedding: bool = option(False, "do not multiply embeddings by the root of the width")

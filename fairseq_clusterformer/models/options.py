@@ -15,7 +15,7 @@ from omegaconf import OmegaConf, open_dict
 from fairseq_clusterformer.attention import AttentionPlan, HeadForm, OptionError, attention_kinds
 from fairseq_clusterformer.attention.options import flag_of, option, registered
 from fairseq_clusterformer.attention.projections import Rotary
-from fairseq_clusterformer.attention.spec import Heads, parse_attention
+from fairseq_clusterformer.attention.spec import Heads, parse_attention, written
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, WIDEST
 from fairseq_clusterformer.ranges import strays
@@ -191,7 +191,8 @@ def attention_plan(
     """The attention of an encoder's or a decoder's layers. Raises ValueError: naming the option.
 
     Args:
-        args: fairseq's options, of which those of positions are set as ``--positions`` says.
+        args: fairseq's options, of which those of positions are set as ``--positions`` says, and
+            those of the depth and the kinds to the layers of ``--decoder-layers-to-keep``.
         side: "encoder" or "decoder".
         spec, rule: names of the options in ``args`` that have them; default: those of the side.
         instead: values that count instead of those in ``args``, by the names there.
@@ -199,14 +200,18 @@ def attention_plan(
     check_heads(args, side)
     names = spec or f"{side}_attention", rule or f"{side}_cluster_rule"
     own_centroids = side == "decoder" or _option(args, "own_centroids")
-    kinds = _kinds_of_layers(args, side, *names, own_centroids=own_centroids, **instead)
+    kinds, kept = _kinds_of_layers(args, side, *names, own_centroids=own_centroids, **instead), ()
+    if _option(args, "layers_to_keep", side):  # from here on, this is a model of so many layers
+        kept = layer_numbers(args, f"{side}_layers_to_keep", len(kinds))
+        kinds = [kinds[number] for number in kept]
+        for name, value in ((names[0], written(kinds)), (f"{side}_layers", len(kinds))):
+            setattr(args, name, value)
+        setattr(args, f"{side}_layers_to_keep", "")
     heads, width = getattr(args, f"{side}_attention_heads"), getattr(args, f"{side}_embed_dim")
     shared = _option(args, "kv_heads", side) or heads
     kernel, positions, starts = args.attention_kernel, args.positions, args.copying_start
     of_head = _option(args, "head_dim", side) or width // heads
     whole, relative = of_head + width, positions == "relative"  # of a head with its positions
-    if pruned := _option(args, "layers_to_keep", side):
-        raise refused(f"--{side}-layers-to-keep", pruned, "none: each layer has its own attention")
     if heads % shared:
         raise refused(f"--{side}-kv-heads", shared, f"a number that divides the {heads} heads")
     if kernel == "triton" and not find_spec("triton"):
@@ -240,7 +245,7 @@ def attention_plan(
         short_convolution=args.short_convolution,
         copying_start=starts and side == "decoder",
     )
-    return AttentionPlan(tuple(kinds), form, kernel)
+    return AttentionPlan(tuple(kinds), form, kernel, kept)
 
 
 def _kinds_of_layers(

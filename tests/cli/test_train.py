@@ -62,7 +62,7 @@ OPTIONS = {
         "--scale-heads --scale-attn --scale-fc --scale-resids --attention-dropout 0.1"
         " --quant-noise-pq 0.1 --quant-noise-pq-block-size 8 --decoder-learned-pos"
         " --layernorm-embedding --store-ema --ema-decay 0.5",
-        "--decoder-layers 4 --optimizer adafactor --update-freq 2",
+        "--decoder-layers 4 --decoder-layers-to-keep 0,2 --optimizer adafactor --update-freq 2",
         "--attention kmeans --kmeans-bank-size 300 --kmeans-interval 2 --store-ema",
         f"{HALF} --attention neural",
         "--arch clusterformer_lm_llama --attention-sinks 2 --activation-fn swiglu --qk-norm"
@@ -79,7 +79,7 @@ OPTIONS = {
     "classifier": (
         "--own-centroids --encoder-cluster-rule recent --encoder-normalize-before"
         " --encoder-learned-pos --layernorm-embedding --encoder-layerdrop 0.3 --update-freq 2"
-        " --encoder-layers 4 --checkpoint-activations"
+        " --encoder-layers 4 --encoder-layers-to-keep 0,2 --checkpoint-activations"
         " --attention-dropout 0.1 --classifier-dropout 0.3 --classifier-hidden-dim 8",
         "--num-classes 3 --max-positions 14 --activation-fn gelu --max-tokens 100"
         f" --no-token-positional-embeddings --no-shuffle {HALF}",

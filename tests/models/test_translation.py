@@ -83,6 +83,23 @@ def test_a_dense_checkpoint_fits_and_clusters_start_anew(own):
         clustered.load_state_dict(incomplete)
 
 
+def test_pruned_layers_keep_their_attention():
+    task, size = make_task(), {"encoder_layers": 4, "decoder_layers": 3}
+    spec = {"encoder_attention": "window,neural,full", "decoder_attention": "neural,full"}
+    whole = make_model(task, **spec, **size)
+    args = options(**spec, **size, encoder_layers_to_keep="1,3")
+    model = ClusterformerModel.build_model(args, task)
+    sides = (model.encoder, model.decoder)
+    kinds = [[h.written for x in side.layers for h in x.self_attn.kinds] for side in sides]
+    assert kinds == [["neural", "window"], ["neural", "full", "neural"]]
+    again = ClusterformerModel.build_model(args, task)  # as a checkpoint of the pruned model does
+    model.load_state_dict(whole.state_dict())
+    again.load_state_dict(model.state_dict())
+    for kept, new in ((1, 0), (3, 1)):
+        for name, tensor in whole.encoder.layers[kept].state_dict().items():
+            assert torch.equal(again.encoder.layers[new].state_dict()[name], tensor), name
+
+
 @torch.no_grad()
 def test_centroids_are_handed_on():
     """CF22 section 3.1: the second layer clusters by what the first made of the centroids."""
@@ -169,7 +186,8 @@ def test_layer_drop_hands_centroids_past_the_dropped_layer():
         ({"cross_self_attention": True}, "--cross-self-attention is True; allowed"),
         ({"decoder_xformers_att_config": "{}"}, "--decoder-xformers-att-config is {}; allowed"),
         ({"base_layers": 1}, "--base-layers is 1; allowed"),
-        ({"decoder_layers_to_keep": "1"}, "--decoder-layers-to-keep is 1; allowed: none"),
+        ({"encoder_layers_to_keep": "2"}, "--encoder-layers-to-keep is 2; allowed: .* 0 to 1"),
+        ({"decoder_layers_to_keep": "1,x"}, "--decoder-layers-to-keep is 1,x; allowed: .* 0 to 1"),
     ],
 )
 def test_wrong_options_are_refused(changes, message):

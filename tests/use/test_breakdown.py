@@ -1,6 +1,7 @@
 """Bits by position, and on what a text has had before."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from fairseq.data import Dictionary
 
 from fairseq_clusterformer.data.bytes import byte_symbols
 from fairseq_clusterformer.data.coding import ByteCoding, TextCoding
-from fairseq_clusterformer.use.breakdown import Breakdown
+from fairseq_clusterformer.use.breakdown import Breakdown, repeated_identifiers
 
 
 def dictionary(symbols: list[str]) -> Dictionary:
@@ -61,3 +62,20 @@ def test_words_repeat_in_pairs(front):
     breakdown.add(source, target, torch.arange(6) * -math.log(2))
     (found,) = breakdown.result()["bits on repeats by distance"]
     assert found == {"from": 0, "to": 64, "tokens": 1, "bits": pytest.approx(3.0)}  # a b, again
+
+
+def test_identifiers_against_plain_loops():
+    random.seed(1)
+    words = [b"".join(random.choices([b"a", b"b", b"_"], k=random.randint(4, 6))) for _ in "x" * 9]
+    for _ in range(20):
+        said = random.choices(words, k=30)
+        text, expected, before, begin = b" ".join(said), [], {}, 0
+        for word in said:
+            others = [w for w in before if w != word]
+            for i in range(len(word)):
+                sure = word in before and not any(w[:i] == word[:i] for w in others) and i > 0
+                expected.append(begin - before[word] if sure else 0)
+            before[word] = begin
+            begin += len(word) + 1
+            expected.append(0)
+        assert repeated_identifiers(text, {}, 0) == expected[:-1]
