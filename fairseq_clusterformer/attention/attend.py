@@ -51,11 +51,11 @@ def attend(
         bias = bias if bias.size(1) == 1 else for_each(heads.q, bias)
         layouts[: len(sight.ranges)] = [replace(one, key_bias=bias) for one in sight.ranges]
     calls = [(whole, layouts, sight.own)]
-    if sight.sinks is not None and beyond is None:
-        layouts.append(sight.sinks)
-    elif sight.sinks is not None:
+    if beyond is None:
+        layouts += sight.sinks
+    elif sight.sinks:
         turned = rotated(whole.q, -pad(beyond, (past, 0)), heads.rotary)
-        calls.append((whole._replace(q=turned), [sight.sinks], None))
+        calls.append((whole._replace(q=turned), sight.sinks, None))
     if sight.constant:
         k, v = heads.constant
         calls.append((_over(text, heads._replace(k=k, v=v)), sight.constant, None))

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..kernels import Layout
 from .kind import LAST_RESORT, Kind, Seen
-
-T = TypeVar("T")
 
 
 def token_clusters(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
@@ -81,10 +79,10 @@ def _seen_by_any(found: Seen) -> Tensor:
 
 @torch.no_grad()
 def _of_routers(
-    of: Callable[[Seen], T], model: nn.Module, *inputs, **named_inputs
-) -> dict[str, T]:
+    of: Callable[[Seen], Any], model: nn.Module, *inputs, **named_inputs
+) -> dict[str, Any]:
     """Run a model; what ``of`` makes of each router's decision, by its name."""
-    found: dict[str, T] = {}
+    found: dict[str, Any] = {}
 
     def keep(name: str, module: nn.Module, args: tuple, seen: Seen) -> None:
         if found.get(name) is not None:

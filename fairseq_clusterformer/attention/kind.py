@@ -124,15 +124,14 @@ class Sight:
 
     ranges: tuple[Layout, ...] = ()  # keys by cluster
     near: tuple[Layout, ...] = ()  # keys by position
-    sinks: Layout | None = None  # the first tokens of its document
+    sinks: tuple[Layout, ...] = ()  # the first tokens of its document
     constant: tuple[Layout, ...] = ()  # keys whose states get no gradient
     own: Own | None = None  # its own key, where no layout shows it
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """All of them."""
-        sinks = () if self.sinks is None else (self.sinks,)
-        return (*self.ranges, *self.near, *sinks, *self.constant)
+        return self.ranges + self.near + self.sinks + self.constant
 
 
 Result = tuple[Tensor, Tensor]  # values [B, H, N, E], and their log-sum-exp [B, H, N]
@@ -268,9 +267,8 @@ class Kind(nn.Module, ABC):
         """By the rule "chunk": a chunk of the tokens sorted by cluster, and the one before (CF22).
         Not causal, for where it begins depends on all."""
         how = {"earlier_only": self.rule.causal, "padding_mask": text.batch.padding_mask}
-        layouts = [
-            chunk_layout(found.queries[0], self.rule.clusters, **how) for found in text.rounds
-        ]
+        clusters, count = (found.queries[0] for found in text.rounds), self.rule.clusters
+        layouts = [chunk_layout(of_round, count, **how) for of_round in clusters]
         if self.rule.own != "fallback":
             return Sight(tuple(layouts))
         sides = (side for layout in layouts for side in without_own(layout))
@@ -353,14 +351,9 @@ def _recent(rule: Rule, text: Text) -> Sight:
         return Sight(text.window(rule.by_cluster, causal))
     count = rule.clusters + (rule.drops_keys or text.past > 0)  # the last: of keys in none
     how = {"causal": causal, "gap": gap, "batch": text.batch}
-    ranges = tuple(
-        layout
-        for found in text.rounds
-        for clusters in found.queries
-        for layout in recent_layouts(
-            clusters, count, rule.by_cluster, key_clusters=found.keys, **how
-        )
-    )
+    how |= {"num_clusters": count, "window": rule.by_cluster}
+    pairs = [(clusters, found.keys) for found in text.rounds for clusters in found.queries]
+    ranges = tuple(one for q, k in pairs for one in recent_layouts(q, key_clusters=k, **how))
     if gap > 1:
         near = text.window(gap if causal else gap - 1, causal)
         if rule.own != "fallback":
@@ -389,7 +382,7 @@ def _with_sinks(rule: Rule, text: Text, sight: Sight) -> Sight:
         ("sinks", rule.sinks, itself),
         lambda: sink_layout(batch.positions(like), rule.sinks, itself=itself, batch=batch),
     )
-    return replace(sight, own=own, sinks=layout)
+    return replace(sight, own=own, sinks=(layout,))
 
 
 def shared_vector(q: Tensor, k: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ class MultiheadAttention(ProjectedHeads):
             ValueError: with a past, a kind that cannot step; several tokens at once of several
                 documents.
         """
-        batch = Batch.of(batch)
+        batch = batch if isinstance(batch, Batch) else Batch(batch)
         given: dict[str, Any] = {"decoding": not reported, "centroids": centroids}
         kept, begins, kinds = None, None, (None,) * len(self.routers)
         if past is not None:
@@ -139,9 +139,15 @@ class MultiheadAttention(ProjectedHeads):
                 raise ValueError("documents in a prompt; allowed: one document, or step by step")
             if not x.size(1):
                 return x, past, []
-            before, begins, after = _place(x, past, batch)
-            # Documents are told apart by the past, so layers see the padding alone.
-            batch = batch if batch.documents is None else Batch(batch.padding_mask)
+            before, document, mask = past.position, batch.documents, batch.padding_mask
+            if before is None:
+                before = torch.zeros(len(x), 1, dtype=torch.long, device=x.device)
+            if document is not None:
+                begins = document != (document if past.document is None else past.document)
+                before = before.masked_fill(begins, 0)
+                batch = Batch(mask)  # documents are told apart by the past
+            real = x.size(1) if mask is None else (~mask).sum(1, keepdim=True)
+            after = Past(before + real, document)
             positions = before if x.size(1) == 1 else before + batch.positions(x)
             given |= {"before": before, "begins": begins, "positions": positions}
             kept, kinds = past.convolved, past.kinds or [Stores() for _ in kinds]
@@ -237,19 +243,3 @@ class MultiheadAttention(ProjectedHeads):
                     convolution.identity_()
         self.average_heads(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def _place(x: Tensor, past: Past, batch: Batch) -> tuple[Tensor, Tensor | None, Past]:
-    """How many real tokens of its document each row has had, int64 [B, 1], in which rows a
-    document begins, and the past for the next tokens, of these numbers alone."""
-    before, begins = past.position, None
-    if before is None:
-        before = torch.zeros(len(x), 1, dtype=torch.long, device=x.device)
-    if batch.documents is not None:
-        latest = batch.documents if past.document is None else past.document
-        begins = batch.documents != latest
-        before = before.masked_fill(begins, 0)
-    real = x.size(1)
-    if batch.padding_mask is not None:
-        real = (~batch.padding_mask).sum(1, keepdim=True)
-    return before, begins, Past(before + real, batch.documents)

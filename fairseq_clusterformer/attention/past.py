@@ -90,12 +90,9 @@ class Rings(Kept):
     @property
     def given(self) -> Tensor:
         """Tokens that each ring was given, int64 [B, G, L * K]."""
-        alike = self.seen is None
-        return (
-            self.kept.new_full(self.kept.shape[:3], self.steps, dtype=torch.long)
-            if alike
-            else self.seen
-        )
+        if self.seen is not None:
+            return self.seen
+        return torch.full(self.kept.shape[:3], self.steps, device=self.kept.device)
 
     def open(self, window: int | None) -> None:
         """Make room for one more token, in rings of W."""
@@ -278,9 +275,8 @@ class Stores(Kept):
     assigned: State = field(default_factory=dict)  # what ``Kind.assign`` returned
     rings: Rings | None = None
     near: Near | None = None
-    sinks: Tensor | None = (
-        None  # the first S tokens of a document, 0 where there are fewer, [B, J, S, C]
-    )
+    #: the first S tokens of a document, 0 where there are fewer, [B, J, S, C]
+    sinks: Tensor | None = None
     others: tuple[Kept | None, ...] = ()  # of what else the kind shows, in its order
 
     def keys(self, before: Tensor, behind_sinks: Tensor) -> "tuple[Keys, Tensor] | None":

@@ -42,11 +42,6 @@ class Batch:
         self.documents = documents
         self._made: dict[Hashable, Any] = {}
 
-    @classmethod
-    def of(cls, given: "Batch | Tensor | None") -> "Batch":
-        """What a layer was given: a batch, a padding mask, or nothing."""
-        return given if isinstance(given, Batch) else cls(given)
-
     @property
     def is_plain(self) -> bool:
         """Whether all tokens are real, and each row is one document."""

@@ -5,7 +5,7 @@ Equation numbers are CF22's. Shape letters: B batch, N tokens, D width, K cluste
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,21 +85,13 @@ def fuzzy_clusters(
     vectors = similarity.vectors(centroids)
     if isinstance(normalizer, Tensor):
         normalizer = normalizer.to(keys.dtype)
-    args = (keys, vectors, padding_mask, similarity, temperature, normalizer, so_far)
-    return FuzzyClusters(*_FuzzyClusters.apply(*args)) if update else _assigned(*args, False)
+    args = keys, vectors, padding_mask, similarity, temperature, normalizer, so_far
+    return FuzzyClusters(*_FuzzyClusters.apply(*args)) if update else _assigned(False, *args)
 
 
 @torch.no_grad()
-def _assigned(
-    keys: Tensor,
-    vectors: Tensor,
-    padding_mask: Tensor | None,
-    similarity: Similarity,
-    temperature: float,
-    normalizer: str | Tensor,
-    so_far: Tensor | None,
-    update: bool,
-) -> FuzzyClusters:
+def _assigned(update: bool, *args: Any) -> FuzzyClusters:
+    keys, vectors, padding_mask, similarity, temperature, normalizer, so_far = args
     (batch, length, width), num_clusters = keys.shape, vectors.size(-2)
     average = isinstance(normalizer, Tensor)
     sentence = not average and normalizer == "sentence"
@@ -150,7 +142,7 @@ def _assigned(
 class _FuzzyClusters(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *args):
-        found = _assigned(*args, True)
+        found = _assigned(True, *args)
         ctx.save_for_backward(*args[:3], found.log_mass, found.updated)
         ctx.similarity, ctx.temperature = args[3:5]
         some = found.clusters, found.log_mass, found.so_far

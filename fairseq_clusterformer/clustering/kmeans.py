@@ -174,16 +174,9 @@ def kmeans(
     """
     import faiss
 
-    found = faiss.Kmeans(
-        vectors.size(1),
-        num_clusters,
-        niter=iterations,
-        nredo=redos,
-        spherical=spherical,
-        seed=seed,
-        min_points_per_centroid=1,
-        max_points_per_centroid=len(vectors),
-    )
+    how = {"niter": iterations, "nredo": redos, "spherical": spherical, "seed": seed}
+    how |= {"min_points_per_centroid": 1, "max_points_per_centroid": len(vectors)}
+    found = faiss.Kmeans(vectors.size(1), num_clusters, **how)
     start = None if start is None else start.contiguous().numpy()
     found.train(vectors.contiguous().numpy(), init_centroids=start)
     return torch.from_numpy(found.centroids)

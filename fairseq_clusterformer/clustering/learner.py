@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..precision import Float32Buffers, at_least_float32, full_float32
-from .fuzzy import lowest_argmax, nearest_by_cosine
+from .fuzzy import lowest_argmax
 from .report import cluster_sizes
 
 
@@ -134,10 +134,6 @@ class SphericalMeans(Learner):
         unit = normalize(at_least_float32(vectors), dim=-1)
         cosines = unit @ self.centroids.to(unit.dtype).mT
         return lowest_argmax(cosines), cosines
-
-    def nearest(self, vectors: Tensor) -> Tensor:
-        """The nearest centroids alone, as of ``forward``."""
-        return nearest_by_cosine(vectors, self.centroids)
 
     @torch.no_grad()
     def sums(self, vectors: Tensor, clusters: Tensor, padding_mask: Tensor | None) -> Tensor:

@@ -84,16 +84,12 @@ class NeuralClustering(AverageNormalizer):
             x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
         centroids = self.centroids if centroids is None else centroids
         keys = self.w_c(x)
-        found = fuzzy_clusters(
-            keys,
-            centroids.to(keys.dtype),
-            similarity=self.similarity,
-            temperature=self.temperature,
-            normalizer=self.log_normalizer if self.normalizer == "average" else self.normalizer,
-            padding_mask=padding_mask,
-            so_far=state.get("log_sum"),
-            update=learns or self.centroids is None,
-        )
+        average = self.normalizer == "average"
+        how = {"similarity": self.similarity, "temperature": self.temperature}
+        how |= {"normalizer": self.log_normalizer if average else self.normalizer}
+        how |= {"padding_mask": padding_mask, "so_far": state.get("log_sum")}
+        how |= {"update": learns or self.centroids is None}
+        found = fuzzy_clusters(keys, centroids.to(keys.dtype), **how)
         if self.normalizer == "running":
             state = state | {"log_sum": found.so_far}
         if not reports:

@@ -83,7 +83,7 @@ def _run(model: nn.Module, inputs: Inputs) -> dict[Place, tuple[Tensor, Batch]]:
     def listener(place: Place) -> Callable:
         def hook(attention: SelfAttention, args: tuple) -> None:
             x, batch, *_ = args
-            found[place] = x.transpose(0, 1), Batch.of(batch)
+            found[place] = x.transpose(0, 1), batch if isinstance(batch, Batch) else Batch(batch)
             if len(found) == len(layers):  # what comes behind them is not asked for
                 raise _AllRead
 

@@ -173,12 +173,6 @@ def test_what_is_kept_assigns_as_reported(folder, capsys, run_cli):
     assert row["train accuracy"] == command.majority_accuracy(x, y, x, y)
 
 
-@pytest.mark.whole
-def test_the_old_place_names_the_new_one(run_cli):
-    done = run_cli("python", "-m", "fairseq_clusterformer.clustering", check=False)
-    assert "clustering has moved; allowed: python -m examples.clustering, in" in done.stdout
-
-
 MISTAKES = {
     "fit x.npy --num-clusters 241": "--num-clusters is 241; allowed: 1 to N, here 240",
     f"{FIT} --seed -1": "--seed is -1; allowed: a whole number, 0 or more",

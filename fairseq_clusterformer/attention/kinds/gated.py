@@ -56,28 +56,17 @@ class Gated(Kind):
         super().__init__(options, shape)
         self.similarity = Similarity(options.similarity)
         self.temperature = options.temperature or 0.2
-        clusters = (shape.num_heads, options.clusters)
-        self.centroids = nn.Parameter(
-            torch.randn(*clusters, shape.head_dim) * shape.head_dim**-0.5
-        )
+        clusters, width = (shape.num_heads, options.clusters), shape.head_dim
+        self.centroids = nn.Parameter(torch.randn(*clusters, width) * width**-0.5)
         self.normalizer = AverageNormalizer((2, *clusters))  # of queries, and of keys
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
-        found = assign_both(
-            tokens.q,
-            tokens.k,
-            self.centroids,
-            similarity=self.similarity,
-            temperature=self.temperature,
-            log_normalizer=self.normalizer.log_normalizer,
-            padding_mask=tokens.padding_mask,
-            exploration=self.options.exploration if self.training else 0.0,
-            impl=tokens.impl,
-        )
-        report = Report(
-            cluster_sizes=found.sizes,
-            clusters=found.queries,
-            observation=self.normalizer.observation(found.log_mass, found.tokens),
-        )
+        how = {"similarity": self.similarity, "temperature": self.temperature}
+        how |= {"log_normalizer": self.normalizer.log_normalizer, "impl": tokens.impl}
+        how["exploration"] = self.options.exploration if self.training else 0.0
+        given = tokens.q, tokens.k, self.centroids
+        found = assign_both(*given, padding_mask=tokens.padding_mask, **how)
+        seen = self.normalizer.observation(found.log_mass, found.tokens)
+        report = Report(cluster_sizes=found.sizes, clusters=found.queries, observation=seen)
         how = {"key_bias": found.log_share, "report": report}
         return Assignment.once(found.queries, found.keys, **how), state

@@ -27,9 +27,8 @@ class KMeansOptions(ClusterOptions):
     def __post_init__(self):
         super().__post_init__()
         if self.bank_size < self.clusters:
-            raise OptionError(
-                "bank_size", self.bank_size, f"{self.clusters} or more, the clusters"
-            )
+            allowed = f"{self.clusters} or more, the clusters"
+            raise OptionError("bank_size", self.bank_size, allowed)
 
 
 @register_attention("kmeans", KMeansOptions)
@@ -47,12 +46,8 @@ class KMeans(Kind):
 
     def __init__(self, options: KMeansOptions, shape: Shape):
         super().__init__(options, shape)
-        self.clustering = KMeansClustering(
-            shape.embed_dim,
-            options.clusters,
-            bank_size=options.bank_size,
-            interval=options.interval,
-        )
+        how = {"bank_size": options.bank_size, "interval": options.interval}
+        self.clustering = KMeansClustering(shape.embed_dim, options.clusters, **how)
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         x, mask = tokens.x, tokens.padding_mask

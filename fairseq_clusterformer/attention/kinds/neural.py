@@ -46,19 +46,11 @@ class Neural(Kind):
     def __init__(self, options: NeuralOptions, shape: Shape):
         super().__init__(options, shape)
         if shape.causal and not options.own_centroids:
-            raise OptionError(
-                "own_centroids",
-                False,
-                "True in a causal model, for centroids that are handed on sum over later tokens",
-            )
-        self.clustering = NeuralClustering(
-            shape.embed_dim,
-            options.clusters,
-            similarity=options.similarity,
-            temperature=options.temperature or 0.1,
-            normalizer=_normalizer(options, shape),
-            own_centroids=options.own_centroids,
-        )
+            why = "for centroids that are handed on sum over later tokens"
+            raise OptionError("own_centroids", False, f"True in a causal model, {why}")
+        how = {"similarity": options.similarity, "temperature": options.temperature or 0.1}
+        how |= {"normalizer": _normalizer(options, shape), "own_centroids": options.own_centroids}
+        self.clustering = NeuralClustering(shape.embed_dim, options.clusters, **how)
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         clusters, report, state = self.clustering(

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from ...clustering import Report, State, cluster_sizes
+from ...clustering.fuzzy import nearest_by_cosine
 from ...clustering.learner import SphericalMeans
 from ...precision import at_least_float32
 from ..kind import Kind, Sight, Text, Traits, shared_vector
@@ -57,7 +58,7 @@ class RoutingAttention(Kind):
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         mask, keys, similarity = tokens.padding_mask, None, None
-        clusters = self.means.nearest(tokens.q)
+        clusters = nearest_by_cosine(tokens.q, self.means.centroids)
         if tokens.decoding:
             return Assignment.once(clusters), state
         assigned = [(tokens.q, clusters)]

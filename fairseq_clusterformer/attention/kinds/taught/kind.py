@@ -140,9 +140,8 @@ class Taught(Kind):
         self.centroids = nn.Parameter(torch.randn(heads, options.clusters, width) * width**-0.5)
         self.convolution = None
         if options.routing_convolution and (drops_keys or not self.by_heads):
-            self.convolution = ShortConvolution(
-                shape.embed_dim, options.routing_convolution, causal=shape.causal
-            )
+            given = shape.embed_dim, options.routing_convolution
+            self.convolution = ShortConvolution(*given, causal=shape.causal)
         # Of keys: the mass of each cluster, and the least gate of one that is held.
         self.normalizer = AverageNormalizer((heads, options.clusters), others=heads * drops_keys)
         self.begins, self.teaches = options.dense_updates > 0, True
@@ -165,21 +164,20 @@ class Taught(Kind):
         gates = log_held = least = None
         if self.gate is not None:
             gates = self.gate(x) / self.temperature
-            if self.training:
-                log_held, least = self._held(gates, tokens.padding_mask)
-        found = assign_both(
-            q,
-            k,
-            self.centroids,
-            similarity=self.similarity,
-            temperature=self.temperature,
-            log_normalizer=self.normalizer.log_normalizer,
-            padding_mask=tokens.padding_mask,
-            probes=self.options.probes,
-            log_weights=log_held,
-            counted=not tokens.decoding,
-            impl=tokens.impl,
-        )
+            if self.training:  # by the batch's own least gate
+                of_batch, real, mask = gates.detach(), gates[:, 0].numel(), tokens.padding_mask
+                if mask is not None:
+                    of_batch, real = of_batch.masked_fill(mask[:, None], torch.inf), (~mask).sum()
+                place = torch.as_tensor(self.options.drop_keys * real, device=x.device).long()
+                ordered = of_batch.transpose(0, 1).flatten(1).sort(-1).values
+                place = place.clamp(max=ordered.size(-1) - 1).expand(len(ordered), 1)
+                least = ordered.gather(1, place)
+                log_held, least = nn.functional.logsigmoid(gates - least), least.squeeze(-1)
+        how = {"similarity": self.similarity, "temperature": self.temperature}
+        how |= {"log_normalizer": self.normalizer.log_normalizer, "impl": tokens.impl}
+        how |= {"probes": self.options.probes, "log_weights": log_held}
+        how |= {"padding_mask": tokens.padding_mask, "counted": not tokens.decoding}
+        found = assign_both(q, k, self.centroids, **how)
         keys = found.keys
         if gates is not None:
             held_from = self.normalizer.average.to(gates.dtype)
@@ -244,19 +242,6 @@ class Taught(Kind):
         shape = -1, self.options.routing_width
         both = self.query_proj(x), self.key_proj(x)
         return tuple(found.unflatten(-1, shape).transpose(1, 2) for found in both)
-
-    def _held(self, gates: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """By the batch's own least gate [J] of those of keys [B, J, N]: the log of the probability
-        that a key is held [B, J, N], and that gate."""
-        of_batch, real = gates.detach(), gates[:, 0].numel()
-        if padding_mask is not None:
-            of_batch = of_batch.masked_fill(padding_mask.unsqueeze(1), torch.inf)
-            real = (~padding_mask).sum()
-        place = torch.as_tensor(self.options.drop_keys * real, device=gates.device).long()
-        ordered = of_batch.transpose(0, 1).flatten(1).sort(-1).values
-        place = place.clamp(max=ordered.size(-1) - 1).expand(len(ordered), 1)
-        least = ordered.gather(1, place)
-        return nn.functional.logsigmoid(gates - least), least.squeeze(-1)
 
     def _scouts(
         self, tokens: Tokens, x: Tensor, q: Tensor, k: Tensor, log_held: Tensor | None
