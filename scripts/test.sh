@@ -16,7 +16,7 @@ export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 # what decides whether every form of attention keeps its promises
 of_the_matrix() {
-  find fairseq_clusterformer/{attention,kernels,clustering} tests/kinds.py tests/test_{conformance,steps}.py \
+  find fairseq_clusterformer/{attention,kernels,clustering} tests/{kinds,clusters,test_conformance,test_steps}.py \
     -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' \) | LC_ALL=C sort | xargs sha256sum | sha256sum
 }
 passed=tests/passed/matrix.sha256

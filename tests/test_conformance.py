@@ -11,6 +11,7 @@ from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.naive import naive
 from fairseq_clusterformer.attention.past import tensors
 
+from .clusters import assert_clusters
 from .kinds import (
     BIDIRECTIONAL,
     CAUSAL,
@@ -52,6 +53,8 @@ def test_each_kind_is_its_loops(kind, causal):
     given = module.given[0] if isinstance(module, HandedOn) else None
     expected = torch.stack([naive(module, row, given) for row in x])
     torch.testing.assert_close(module(x)[0], expected, rtol=0, atol=1e-12)
+    for row in x:
+        assert_clusters(module, row, given)
 
 
 @every_causal_kind_and_kernel()
