@@ -73,7 +73,6 @@ setup(
         "safetensors",
         "selectolax>=0.4,<2",
         "tokenizers",
-        "webencodings",
         # without it, each command of fairseq asks for it
         "tensorboardX",
     ],

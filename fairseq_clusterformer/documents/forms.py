@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import PurePath
 from xml.etree import ElementTree
 
-import webencodings
 from markdown_it import MarkdownIt
 
 from fairseq_clusterformer.errors import first_line
@@ -45,9 +44,20 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-#: where browsers read another encoding, or a wider one, than Python by the same name
-_OF_BROWSERS = {"gbk": "gb18030", "x-user-defined": "cp1252"}
-_OF_BROWSERS |= dict.fromkeys(("utf-16", "utf-16-le", "utf-16-be"), "utf-8")
+#: encodings that browsers read by other names, or by those of narrower ones
+_READ_AS = {
+    "cp1252": "ascii iso8859-1 iso88591 user-defined",
+    "cp1254": "iso8859-9",
+    "iso8859-8": "iso-8859-8-i logical visual",
+    "cp874": "iso8859-11 tis-620",
+    "cp932": "shift_jis cp31j",
+    "cp949": "euc_kr ks_c_5601-1989",
+    "gb18030": "gb2312 gbk gb_2312-80",
+    "big5hkscs": "big5",
+    "utf-8": "utf-16 utf-16-le utf-16-be ucs-2 unicode",
+}
+_OF_BROWSERS = {name: codec for codec, names in _READ_AS.items() for name in names.split()}
+_KNOWN = re.compile(r"utf-8|cp\d+|iso8859-\d+|iso2022_jp|koi8-.|mac-.*|gb18030|big5hkscs|euc_jp")
 
 
 class Unreadable(Exception):
@@ -202,10 +212,12 @@ _FORMS = {
 
 def _codec(label: str) -> str | None:
     """Python's name of the encoding that browsers read by a label; None: nobody knows it."""
-    found = webencodings.lookup(label)
+    label = label.strip().lower().removeprefix("x-").replace("windows-", "cp")
     with suppress(LookupError, ValueError):
-        found = found or webencodings.lookup(codecs.lookup(label.strip()).name)
-    return found and _OF_BROWSERS.get(found.codec_info.name, found.codec_info.name)
+        name = codecs.lookup(_OF_BROWSERS.get(label, label)).name
+        name = _OF_BROWSERS.get(name, name)
+        return name if _KNOWN.fullmatch(name) else None
+    return None
 
 
 def _of_no_letter(error: UnicodeDecodeError) -> tuple[str, int]:

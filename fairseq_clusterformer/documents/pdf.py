@@ -10,7 +10,10 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 
 from .texts import BLANK_LINE, at_most
 
@@ -33,8 +36,10 @@ def of_pdf(data: bytes) -> tuple[str, list[tuple[str, str]]]:
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     reader = pypdf.PdfReader(io.BytesIO(data))
     title = (reader.metadata and reader.metadata.title) or ""
-    pages = [_whole_characters(page.extract_text()).split("\n") for page in reader.pages]
-    texts = _whole_words(["\n".join(lines) for lines in _without_running(pages)])
+    flowing = _without_running([_lines(page.extract_text()) for page in reader.pages])
+    placed = _without_running([_placed(page) for page in reader.pages])
+    pages = [_of_columns(there) or lines for lines, there in zip(flowing, placed, strict=True)]
+    texts = _whole_words(["\n".join(lines) for lines in pages])
     return _whole_characters(title), [
         (text, f"page {number}") for number, page in enumerate(texts, 1) for text in _of_page(page)
     ]
@@ -45,6 +50,17 @@ def _whole_characters(text: str) -> str:
     U+FFFD."""
     whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return unicodedata.normalize("NFC", whole)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in _whole_characters(text).split("\n")]
+
+
+def _placed(page) -> list[str]:
+    """The lines of a page as they lie on it; none where its fonts do not say how wide they are."""
+    with suppress(Exception):
+        return _lines(page.extract_text(extraction_mode="layout"))
+    return []
 
 
 def _without_running(pages: list[list[str]]) -> list[list[str]]:
@@ -76,20 +92,60 @@ def _forms(page: int, line: str) -> Iterator[str]:
             yield f"{plain[: found.start()]}<{int(found[0]) - page}>{plain[found.end() :]}"
 
 
+def _of_columns(lines: list[str]) -> list[str]:
+    """The lines of a page, one column after the other; none if it has one column. Blanks in
+    `lines` keep what is below each other below each other."""
+    width = max(map(len, lines), default=0)
+    # In each column, a line of text has four words or more: rows of a table have fewer.
+    gaps = {
+        gap: sum(
+            line[gap - 1 : gap + 2] == "   "
+            and min(len(line[:gap].split()), len(line[gap:].split())) >= 4
+            for line in lines
+        )
+        for gap in range(width // 5, 4 * width // 5)
+    }
+    gap = max(gaps, key=gaps.get, default=0)
+    across = [bool(line[gap - 1 : gap + 2].strip()) for line in lines]
+    if not gaps or gaps[gap] < 3 or 2 * sum(across) > gaps[gap]:
+        return []
+    columns, block = [], []
+    for line, is_across in [*zip(lines, across, strict=True), ("", True)]:
+        if not is_across:
+            block.append(line)
+            continue
+        for part in ([each[:gap] for each in block], [each[gap:] for each in block]):
+            columns += _of_columns(part) or [each.strip() for each in part]
+        columns += [line, ""]  # what is above it comes first
+        block = []
+    return columns
+
+
+@lru_cache(1)
+def _dictionary() -> set[str]:
+    """The words of the reader that comes with the package, and what begins others."""
+    text = (Path(__file__).parents[1] / "trained/reader-en/dict.txt").read_text("utf-8")
+    return {line.split(" ")[0] for line in text.splitlines() if line[:2] != "##"}
+
+
 def _whole_words(pages: list[str]) -> list[str]:
     """Pages where words that a line's end divides are whole again. A hyphen stays where the
-    document has the compound elsewhere, behind a letter or a compound, and before a capital."""
+    document has the compound elsewhere, behind a letter or a compound, before a capital, and
+    between two words that make none."""
     others = {
         word.casefold().replace("\u2010", "-")
         for page in pages
         for word in _WORD.findall(_BROKEN_WORD.sub("\n", page))
     }
+    known = others | _dictionary()
 
     def whole(found: re.Match) -> str:
         first, hyphen, second = found.groups()
         keeps = len(first) == 1 or "-" in first or not second[0].islower()
-        keeps = keeps or f"{first}-{second}".casefold() in others
-        joins = hyphen == "\u00ad" or (first + second).casefold() in others or not keeps
+        parts, joined = [first.casefold(), second.casefold()], (first + second).casefold()
+        keeps = keeps or "-".join(parts) in others
+        keeps = keeps or (known.issuperset(parts) and joined not in known)
+        joins = hyphen == "\u00ad" or joined in others or not keeps
         return first + second if joins else f"{first}-{second}"
 
     return [_BROKEN_WORD.sub(whole, page).replace("\u00ad", "") for page in pages]

@@ -7,8 +7,11 @@ import pypdf
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
 
-def pdf(*pages: str, title: str = "", letters: Mapping[str, str] | None = None) -> bytes:
-    """A PDF document with these pages; each line of a text is a line of its page.
+def pdf(
+    *pages: str, title: str = "", letters: Mapping[str, str] | None = None, column: int = 250
+) -> bytes:
+    """A PDF document with these pages; each line of a text is a line of its page. A tab within
+    a line leads to the next column, so many points to the right.
 
     Args:
         letters: what some letters stand for, as UTF-16 in hexadecimal digits.
@@ -25,7 +28,9 @@ def pdf(*pages: str, title: str = "", letters: Mapping[str, str] | None = None) 
         font[NameObject("/ToUnicode")] = writer._add_object(stream)
     fonts = DictionaryObject({NameObject("/F1"): font})
     for text in pages:
-        lines = "".join(f"({line}) Tj 0 -16 Td " for line in text.splitlines())
+        shown = (line.replace("\t", f") Tj {column} 0 Td (") for line in text.splitlines())
+        moved = (f"({line}) Tj {-column * line.count(') Tj ')} -16 Td " for line in shown)
+        lines = "".join(moved)
         stream = DecodedStreamObject()
         stream.set_data(f"BT /F1 12 Tf 72 700 Td {lines}ET".encode())
         page = writer.add_blank_page(595, 842)

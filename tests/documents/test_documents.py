@@ -241,6 +241,10 @@ class TestHTML:
             ("<meta charset=utf-16>", "utf-8", "\u201c\u00d6rsk"),
             ("<meta charset=gb2312>", "gb18030", "\u9555\u20ac"),
             ("<meta charset=shift_jis>", "cp932", "\u2460\u9ad9"),
+            ("<meta charset=x-sjis>", "cp932", "\u2460\u9ad9"),
+            ("<meta charset=windows-1251>", "cp1251", "\u041c\u043e\u0441\u043a\u0432\u0430"),
+            ("<meta charset=iso-8859-8-i>", "iso-8859-8", "\u05d0\u05d1"),
+            ("<meta charset=utf-7>", "utf-8", "\u00d6rsk +AC-"),
             ("<meta charset=euc-kr>", "cp949", "\ub620"),
         ],
     )
@@ -317,6 +321,9 @@ a line and more."""
             ("E-\nmail", "", "E-mail"),
             ("Rhein-\nMain", "", "Rhein-Main"),
             ("long-\nterm", "long-term", "long-term"),
+            ("self-\nservice", "", "self-service"),
+            ("environ-\nmental", "", "environmental"),
+            ("non-\nlinear", "", "nonlinear"),  # which the dictionary has
             ("Long-\nTerm", "longterm", "LongTerm"),
             ("19-\n20", "", "19- 20"),
         ],
@@ -358,6 +365,16 @@ a line and more."""
         pages = ["\n".join(rows[first : first + 12]) for first in range(0, 48, 12)]
         text = " ".join(texts_of(pdf(*pages), "a.pdf"))
         assert [each for each in rows if " ".join(each.split()) not in text] == []
+
+    def test_columns_that_are_written_row_by_row(self):
+        columns = [[f"{word} of line {line} rules" for line in range(6)] for word in "ABC"]
+        for number, column in ((2, 250), (3, 170)):
+            rows = "\n".join(map("\t".join, zip(*columns[:number], strict=True)))
+            heading = "The towns of the river, their kings and their councils in old days"
+            found = texts_of(pdf(f"{heading}\n{rows}", column=column), "a.pdf")
+            assert found == [heading, " ".join(sum(columns[:number], []))]
+        table = "\n".join(f"{town}\t{town[::-1]} the king" for town in ("Arle", "Elm", "Ulm"))
+        assert "Elm mlE the king" in " ".join(texts_of(pdf(table), "b.pdf"))
 
     def test_halves_of_characters(self):
         """As fonts of formulas have them."""
