@@ -134,10 +134,6 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
     if args.candidates and (least := args.no_answer_margin):
         given = f"--candidates and --no-answer-margin {least}"
         parser.error(f"{given} are given; allowed: one of the two, as a candidate is the answer")
-    if (most := args.tokens_at_once) is not None and most < 2:
-        parser.error(f"--tokens-at-once is {most}; allowed: 2 or more")
-    if args.port > 65_535:
-        parser.error(f"--port is {args.port}; allowed: 1 to 65,535")
     if not args.host:  # to a socket, all addresses
         parser.error("--host is empty; allowed: an address of this computer, such as 127.0.0.1")
 
@@ -210,14 +206,14 @@ def _parser() -> Parser:
     menus = "of HTML, leave out menus and the like; needs trafilatura (default: read all)"
     add("--main-text", menus)
     about = "subwords of a passage (default: --max-positions of the model's training)"
-    add("--tokens-at-once N", about)
+    add("--tokens-at-once N", about, type=number(Range(at_least=2, whole=True)))
     about = "passages to read for a question, the most relevant ones (default: 10, or 32 of a "
     some = number(Range(at_least=0, whole=True))
     add("--windows N", about + "model of words; 0: all)", type=some)
     add("--serve", "open a page to ask in")
     about = "of the page (default: %(default)s, this computer)"
     parser.add_argument("--host", default="127.0.0.1", help=about)
-    add("--port N", "of the page", default=8000)
+    add("--port N", "of the page", type=number(Range(1, 65_535, whole=True)), default=8000)
     about = "largest file that the page takes, in millions of bytes"
     add("--upload-limit N", about, default=20)
     return parser

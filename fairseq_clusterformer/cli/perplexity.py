@@ -82,8 +82,9 @@ def main(arguments: Sequence[str]) -> int:
     breakdown = None
     if args.breakdown:
         has_training = (loaded.folder / "train.idx").is_file()
-        training = perplexity.training_items(loaded) if has_training else ()
-        breakdown = Breakdown(coding, training, **({"rare": args.rare} if args.rare else {}))
+        training = perplexity.split_blocks(loaded, "train") if has_training else ()
+        how_rare = {"rare": args.rare} if args.rare else {}
+        breakdown = Breakdown(coding, (target for _, target in training), **how_rare)
     blocks = tqdm(blocks, unit="block", disable=not sys.stderr.isatty())
     ways = {"stepwise": not args.teacher_forced, "streamed": args.stream}
     result = perplexity.compare(model, blocks, most=args.max_blocks, breakdown=breakdown, **ways)

@@ -87,7 +87,7 @@ class Reader(Pretrained):
         try:
             pieces = subwords.load_prepared(folder)
             titles = bool(read_json(folder / RECORD)["recipe"]["titles"])
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (UserError, OSError, ValueError, LookupError, TypeError) as error:
             allowed = "a folder that clusterformer prepare qa has made"
             raise bad_option("--data", folder, allowed, str(error)) from None
         how = {"titles": titles, "overlap": not structured, "sentences": structured}

@@ -238,15 +238,16 @@ def breakdown(
         }
         for title, row in rows.items():
             tables[title][row].append(id_)
-    result: dict[str, dict[str, dict[str, float]]] = {}
-    for title, rows in tables.items():
-        result[title] = {}
-        for (_, name), ids in sorted(rows.items()):
-            scores = _score_texts(found, ids, no_answer_threshold)
-            exact = scores.get("exact_match", scores.get("exact"))
-            row = {"questions": len(ids), "exact match": exact, "f1": scores["f1"]}
-            result[title][name] = row
-    return result
+
+    def row_of(ids: list[str]) -> dict[str, float]:
+        scores = _score_texts(found, ids, no_answer_threshold)
+        exact = scores.get("exact_match", scores.get("exact"))
+        return {"questions": len(ids), "exact match": exact, "f1": scores["f1"]}
+
+    return {
+        title: {name: row_of(ids) for (_, name), ids in sorted(rows.items())}
+        for title, rows in tables.items()
+    }
 
 
 def _range_of(length: int, firsts: tuple[int, ...]) -> tuple[int, str]:

@@ -118,11 +118,6 @@ def _blocks(loaded: Loaded, dataset: MonolingualDataset, name: str) -> Iterator[
     return ((sample["source"], sample["target"][first:]) for sample in samples)
 
 
-def training_items(loaded: Loaded) -> Iterator[Tensor]:
-    """Yield the training split of the data folder, which must be there, block by block."""
-    return (target for _, target in split_blocks(loaded, "train"))
-
-
 @torch.no_grad()
 def compare(
     model: nn.Module,

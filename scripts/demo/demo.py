@@ -159,7 +159,8 @@ def far_names(folder: Path, data: Path, context: int) -> float | None:
 
     loaded = load_checkpoint(folder / "checkpoint_last.pt", data=data)
     language = LanguageModel(loaded, device="cpu")
-    breakdown = Breakdown(language.coding, perplexity.training_items(loaded))
+    training = (target for _, target in perplexity.split_blocks(loaded, "train"))
+    breakdown = Breakdown(language.coding, training)
     blocks = perplexity.split_blocks(loaded, "valid")
     perplexity.compare(language.model, blocks, stepwise=False, most=BLOCKS, breakdown=breakdown)
     buckets = breakdown.result()["bits on repeats by distance"]

@@ -43,6 +43,17 @@ def byte_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return once(tmp_path_factory, "bytes", make) / "data"
 
 
+@pytest.fixture(scope="session")
+def word_data(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The text of ``byte_data`` in words."""
+
+    def make(folder: Path) -> None:
+        words = ["text", byte_data.parent / "text", folder / "data", "--words"]
+        assert lm.main([str(word) for word in words]) == 0
+
+    return once(tmp_path_factory, "words", make) / "data"
+
+
 #: of a clustered language model after 40 updates (half an epoch)
 checkpoint = trained(
     "byte_data", CLUSTERFORMER, "--max-update", 40, "--attention", "window+neural"

@@ -36,13 +36,10 @@ BAD_OPTIONS = {
         "--decoder-kv-heads 3": "--decoder-kv-heads is 3; allowed: a number that divides",
         "--clustering-loss-weight -1": "--clustering-loss-weight is -1.0; allowed: 0 or more",
         "--task-loss-weight nan": "--task-loss-weight is nan; allowed: 0 or more",
-        "--attention window(4,window=8)": "window has window twice; allowed: window, ",
         "--attention-window " + 30 * "9": f"--attention-window is {30 * '9'}; allowed: 1 or more,",
         "--lr 1e999": "--lr is inf; allowed: 0 or more",
-        "--update-freq 0": "--update-freq is 0; allowed: 1 or more",
     },
     "translation": {
-        "--decoder-attention full,,full": "--decoder-attention is full,,full: '' is not a layer; ",
         "--encoder-attention neural(gap=2)": "--cluster-gap is 2; allowed: 0 with the rule chunk",
     },
     "classifier": {

@@ -1,4 +1,4 @@
-"""Checkpoints: resumed, warm-started from a dense model, finetuned from, older than an option."""
+"""Checkpoints: resumed, warm-started from a dense model, finetuned from."""
 
 import math
 
@@ -10,7 +10,6 @@ from tests.cli.in_process import (
     RESET,
     TRANSFORMER,
     assert_equal_states,
-    eval_lm,
     load_state,
     train,
 )
@@ -109,22 +108,3 @@ class TestWarmStart:
         # as new as without a checkpoint, not zeros
         centroids = warm["decoder.layers.0.self_attn.routers.1.clustering.centroids"]
         assert centroids.std() > 0.05
-
-
-def test_checkpoint_older_than_an_option(byte_data, tmp_path):
-    """Its configuration lacks what was added since; the option's default stands in."""
-    arch = "clusterformer_lm_tiny"
-    train(byte_data, f"{CLUSTERFORMER} --arch {arch} --max-update 1", tmp_path)
-    path = tmp_path / "checkpoint_last.pt"
-    line = "--tokens-per-sample 64"
-    loss = eval_lm(byte_data, path, line)["loss"]
-
-    state = torch.load(path, weights_only=True)
-    assert state["cfg"]["model"]["_name"] == arch
-    for option in ("cluster_normalizer", "cluster_temperature", "cluster_exploration"):
-        del state["cfg"]["model"][option]
-    torch.save(state, path)
-    assert eval_lm(byte_data, path, line)["loss"] == loss
-    # and such a checkpoint can be resumed
-    train(byte_data, f"{CLUSTERFORMER} --arch {arch} --max-update 2", tmp_path)
-    assert load_state(path)["optimizer_history"][-1]["num_updates"] == 2

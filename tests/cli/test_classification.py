@@ -12,7 +12,6 @@ from tests.cli.expected import assert_logged
 from tests.cli.in_process import (
     CLASSIFICATION,
     Run,
-    assert_equal_states,
     load_model,
     load_state,
     train,
@@ -128,22 +127,3 @@ class TestWordVectors:
         vectors.unlink()
         model, _ = load_model(last(tmp_path), text_data)
         torch.testing.assert_close(model.encoder.embed_tokens.weight[places], trained)
-
-
-class TestPretrained:
-    LINE = f"{CLASSIFICATION} --max-update 1 --lr 0 --optimizer sgd"
-
-    def test_every_tensor_is_accounted_for(self, text_data, masked_lm, tmp_path, caplog):
-        with caplog.at_level("INFO", "fairseq_clusterformer"):
-            run = train(text_data, self.LINE, tmp_path, "--pretrained-checkpoint", masked_lm)
-        given, now = load_state(masked_lm)["model"], load_state(last(tmp_path))["model"]
-        encoder = {name for name in given if not name.startswith("lm_head.")}
-        assert_equal_states({n: given[n] for n in encoder}, {n: now[n] for n in encoder})
-        assert {name.split(".")[0] for name in now.keys() - encoder} == {"classifier"}
-        told = [record.getMessage() for record in caplog.records]
-        told = [line.split(": ")[1] for line in told if line.startswith(str(masked_lm))]
-        assert told == [
-            *(f"{len(encoder)} tensors loaded", f"{len(given) - len(encoder)} tensors left there"),
-            "4 tensors starting anew",
-        ]
-        assert len(run.updates) == 1

@@ -10,7 +10,6 @@ import pytest
 
 from fairseq_clusterformer.cli.common import (
     Parser,
-    add_places,
     check_files,
     harmless,
     read_card,
@@ -53,15 +52,6 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     file.write_bytes(b"\xef\xbb")
     with pytest.raises(UserError, match="line 1 is not UTF-8"):
         list(read_lines(file, "--input"))
-
-
-def test_a_plug_in_that_is_none(tmp_path, capsys):
-    """tests/cli/test_train.py has one."""
-    parser = Parser(prog="test")
-    add_places(parser)
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--user-dir", str(tmp_path / "no")])
-    assert capsys.readouterr().err.startswith("test: error: --user-dir is ")
 
 
 def test_an_option_is_its_name_its_value_and_its_help():
@@ -119,14 +109,7 @@ def test_no_command_writes_over_a_file_of_the_user_s(
 
 @pytest.mark.parametrize(
     ("text", "stdout", "error"),
-    [
-        (
-            "text",
-            "/dev/full",
-            "clusterformer average: error: [Errno 28] No space left on device\n",
-        ),
-        ("caf\\udce9", "/dev/null", ""),
-    ],
+    [("text", "/dev/full", "No space left on device\n"), ("caf\\udce9", "/dev/null", "")],
 )
 def test_what_stdout_does_not_take(text, stdout, error):
     code = (
@@ -139,8 +122,8 @@ def test_what_stdout_does_not_take(text, stdout, error):
         command = [sys.executable, "-c", code]
         how = {"stderr": subprocess.PIPE, "env": os.environ | {"PYTHONIOENCODING": "utf-8:strict"}}
         found = subprocess.run(command, stdout=file, text=True, **how)
-    assert found.stderr == error
-    assert found.returncode == bool(error)
+    assert found.stderr[-len(error) :] == error
+    assert found.stderr.count("\n") == found.returncode == bool(error)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +136,10 @@ def test_what_stdout_does_not_take(text, stdout, error):
         (["translate", "--checkpoint", "x", "--lenpen", "1000"], "-10 or more, up to 10"),
         (["translate", "--checkpoint", "x", "--beam", 30 * "9"], "up to 2147483647"),
         (["convert", "x", "y", "--lr", "inf"], "--lr is inf; allowed: a number, above 0"),
+        (["generate", "--checkpoint", "x", "--user-dir", "/no"], "--user-dir is /no: "),
     ],
 )
-def test_numbers_have_ranges(line, says, capsys):
+def test_values_are_checked(line, says, capsys):
     with pytest.raises(SystemExit) as ended:
         main(line)
     assert ended.value.code == 2
@@ -194,12 +178,7 @@ def test_a_device_is_no_input(capsys):
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
-        OSError(12, "x"),
-    ],
+    "error", [MemoryError(), RuntimeError("x: can't allocate memory: you"), OSError(12, "x")]
 )
 def test_memory_that_runs_out_is_one_line(error, capsys):
     def command(_):

@@ -1,44 +1,11 @@
-"""fairseq-eval-lm and the validation loss: the task's alone, and what a plain forward gives."""
+"""The losses that are logged: the task's alone, and what a plain forward gives."""
 
 import math
-from pathlib import Path
 
 import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
-from torch import Tensor, nn
 
-from tests.cli.in_process import CLUSTERFORMER, eval_lm, load_model, load_state, quiet, train
-
-
-def tokens_of(data: Path, split: str, task) -> Tensor:
-    """A split read from its text, after the ``</s>`` that fairseq begins a data set with."""
-    text = (data.parent / "text" / f"{split}.txt").read_bytes()
-    first_byte = task.dictionary.index("<00>")
-    return torch.tensor([task.dictionary.eos(), *(first_byte + byte for byte in text)])
-
-
-@torch.no_grad()
-def bits_per_token(model: nn.Module, tokens: Tensor, targets: int) -> float:
-    """Mean negative log2 probability of all but the first token, in blocks of so many."""
-    total, count = 0.0, len(tokens) - 1
-    for start in range(0, count, targets):
-        end = min(start + targets, count)
-        logits, _ = model(tokens[start:end].unsqueeze(0))
-        log_probs = logits[0].double().log_softmax(-1)
-        total -= log_probs.gather(-1, tokens[start + 1 : end + 1, None]).sum().item()
-    return total / count / math.log(2)
-
-
-class TestEvalLm:
-    def test_blocks_and_batches(self, byte_data, checkpoint):
-        model, task = load_model(checkpoint, byte_data)
-        tokens = tokens_of(byte_data, "test", task)
-        for length in (64, 37):
-            bits = bits_per_token(model, tokens, length)
-            for batch_size in (1, 7):
-                line = f"--tokens-per-sample {length} --batch-size {batch_size}"
-                results = eval_lm(byte_data, checkpoint, line)
-                assert math.isclose(results["loss"], bits, rel_tol=1e-6)
+from tests.cli.in_process import CLUSTERFORMER, load_model, load_state, quiet, train
 
 
 def test_logged_losses_are_the_tasks_alone(byte_data, tmp_path):

@@ -541,7 +541,7 @@ class TestInstalledReader:
         ("--document x", "there is no question; allowed: --question TEXT, --interactive or"),
         ("--serve --question Who?", "--serve and --question are given; allowed: one of the two"),
         ("--serve --html a", "--serve and --html a are given; allowed: one of the two"),
-        ("--serve --port 70000", "--port is 70000; allowed: 1 to 65,535"),
+        ("--serve --port 70000", "--port is 70000; allowed: a whole number, 1 or more, up"),
         ("--document x --question y --no-answer-margin nan", "is nan; allowed: a finite number"),
     ],
 )

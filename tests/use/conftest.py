@@ -13,7 +13,6 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from fairseq_clusterformer.checkpoints.bundle import write_bundle
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
-from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.data.text import TextPipeline
 from tests.cli.conftest import (  # noqa: F401  fixtures
     byte_data,
@@ -23,6 +22,7 @@ from tests.cli.conftest import (  # noqa: F401  fixtures
     qa_data,
     towns_data,
     towns_reader,
+    word_data,
 )
 from tests.cli.in_process import CLASSIFICATION, CLUSTERFORMER, HERE, train, trained
 from tests.conftest import once
@@ -102,18 +102,7 @@ clustered_translator = trained(
 
 
 @pytest.fixture(scope="session")
-def word_data(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
-    """The text of ``byte_data`` in words."""
-
-    def make(folder: Path) -> None:
-        words = ["prepare", "lm", "text", byte_data.parent / "text", folder / "data", "--words"]
-        assert main([str(word) for word in words]) == 0
-
-    return once(tmp_path_factory, "words", make) / "data"
-
-
-@pytest.fixture(scope="session")
-def word_checkpoint(word_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def word_checkpoint(word_data: Path, tmp_path_factory) -> Path:  # noqa: F811
     """A clustered language model with adaptive embeddings and softmax, all tied."""
     line = CLUSTERFORMER.replace("cross_entropy", "adaptive_loss")
     line = line.replace("--share-decoder-input-output-embed", "--ddp-backend legacy_ddp")
@@ -125,7 +114,7 @@ def word_checkpoint(word_data: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
-def masked_checkpoint(word_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def masked_checkpoint(word_data: Path, tmp_path_factory) -> Path:  # noqa: F811
     """A masked language model."""
     line = CLASSIFICATION
     for old, new in (

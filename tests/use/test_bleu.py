@@ -10,8 +10,6 @@ import pytest
 import sacrebleu
 from sacrebleu.metrics import BLEU
 
-from fairseq_clusterformer.checkpoints.bundle import write_bundle
-from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.use.bleu import score, split_compounds, table
 from tests.cli.in_process import generate
@@ -138,16 +136,3 @@ def test_mistakes(translation_data, translation_model, tmp_path, capsys):
     assert f"--checkpoint is {tmp_path / 'x.pt'}: no such file" in line
     assert not (tmp_path / "out.json").exists()
     assert not (tmp_path / "out").exists()
-
-
-def test_an_average_and_a_bundle_to_bleu(translation_data, translation_models, tmp_path):
-    """Two epochs averaged, translated together with a bundle, and scored."""
-    average, last = tmp_path / "average.pt", translation_models / "checkpoint_last.pt"
-    options = ["--inputs", translation_models, "--num-epoch-checkpoints", 2, "--output", average]
-    assert run_command("average", *options) == 0
-    bundle = write_bundle(load_checkpoint(last), tmp_path / "bundle")
-    options = ["--checkpoint", average, "--checkpoint", bundle, "--data", translation_data]
-    record = numbers(tmp_path, *options, "--beam", 2, "--batch-size", 8)
-    assert all(row["bleu"] > 50 for row in record["scores"].values())
-    assert record["checkpoint"] == [str(average), str(bundle)]
-    assert record["beam"] == 2

@@ -206,6 +206,9 @@ def test_natural_questions(annotators, trained, tmp_path, capsys, caplog):
     assert run(trained, "natural-questions", "--out", tmp_path) == 0
     assert "no scores: no --gold" in capsys.readouterr().out
     assert read(tmp_path, "scores.json").keys() == {"read"}
+    gold.write_text("".join(gold.read_text().splitlines(keepends=True)[3:]))
+    assert run(trained, "natural-questions", "--gold", gold) == 1
+    assert "question 0 is not there; allowed: the files" in capsys.readouterr().err
 
 
 def test_answers_that_are_kept_secret(trained, tmp_path, capsys):
@@ -256,11 +259,7 @@ def test_several_readers_answer_as_one(answered, tmp_path, capsys):
         ("squad1", ("--split", "dev"), "--split is dev: "),
         ("natural-questions", ("--breakdown",), "--breakdown is given: the data are natural-"),
         ("squad1", ("--gold", "x"), "--gold is given for squad1; allowed: for natural-questions"),
-        (
-            "natural-questions",
-            ("--gold", "nowhere.jsonl"),
-            "--gold is nowhere.jsonl: no such file",
-        ),
+        ("natural-questions", ("--gold", "no.jsonl"), "--gold is no.jsonl: no such file"),
         ("natural-questions", ("--gold", __file__), "test_evaluate_qa.py: line "),
         ("squad1", ("--checkpoint", "none.pt"), "--checkpoint is none.pt: no such file"),
         ("squad1", ("--checkpoint", __file__), "cannot be read"),
@@ -275,10 +274,3 @@ def test_mistakes(corpus, options, message, trained, tmp_path, capsys):
     told = capsys.readouterr().err.strip().splitlines()
     assert message in told[-1]
     assert "allowed" in told[-1] or "is no option" in told[-1] or "no such file" in told[-1]
-
-
-def test_questions_of_another_file(trained, tmp_path, capsys):
-    gold = gold_file(trained[0], tmp_path / "dev.jsonl", 5)
-    gold.write_text("".join(gold.read_text().splitlines(keepends=True)[3:]))
-    assert run(trained, "natural-questions", "--gold", gold) == 1
-    assert "question 0 is not there; allowed: the files" in capsys.readouterr().err
