@@ -25,8 +25,8 @@ class Parser(argparse.ArgumentParser):
     """A parser without abbreviations, whose errors are one line with the usage."""
 
     def __init__(self, **options) -> None:
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(allow_abbrev=False, **options)
+        form = argparse.RawDescriptionHelpFormatter
+        super().__init__(allow_abbrev=False, formatter_class=form, **options)
 
     def add(self: argparse._ActionsContainer, name: str, about: str, **how) -> None:
         """Add ``--option VALUE``, ``--flag`` or ``argument VALUE``. Its help is `about`, to which
@@ -57,13 +57,6 @@ class Parser(argparse.ArgumentParser):
         if not text and (action.type is Path or action.metavar in ("FILE", "FOLDER", "PATH")):
             raise argparse.ArgumentError(action, "is empty; allowed: a path")
         return super()._get_value(action, text)
-
-    def parse_known_args(self, *given, **options):
-        """As `argparse` does, but a parser of one corpus reports what it does not know itself."""
-        namespace, unknown = super().parse_known_args(*given, **options)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return namespace, unknown
 
     def corpora(self) -> argparse._SubParsersAction:
         """Return where to add a parser for each corpus; what is chosen becomes ``corpus``."""

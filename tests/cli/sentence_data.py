@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 from fairseq import options
+from fairseq.data import Dictionary
 from fairseq_cli import preprocess
 
 WORDS = "abcdefghijklmnopqrst"
@@ -36,8 +37,13 @@ def write_pairs(folder: Path) -> Path:
             second[split].append(_text(draw, "abcd" if right else "efgh"))
             labels[split].append(str(int(right)))
             groups[split].append(f"Q{number // 7}")
-    binarize(folder / "input0", first, extra=second)
-    binarize(folder / "input1", second, dictionary=folder / "input0" / "dict.txt")
+    words = Dictionary()
+    for line in first["train"] + second["train"]:
+        words.encode_line(line)
+    words.finalize()
+    words.save(str(folder / "words.txt"))
+    for side, texts in (("input0", first), ("input1", second)):
+        binarize(folder / side, texts, dictionary=folder / "words.txt")
     binarize(folder / "label", labels)
     (folder / "group").mkdir()
     for split, lines in groups.items():
@@ -50,30 +56,13 @@ def _text(draw: random.Random, often: str) -> str:
     return " ".join(draw.choice(often if draw.random() < 0.6 else WORDS) for _ in range(length))
 
 
-def binarize(
-    folder: Path,
-    lines: dict[str, list[str]],
-    *,
-    dictionary: Path | None = None,
-    extra: dict[str, list[str]] | None = None,
-) -> None:
-    """``fairseq-preprocess --only-source``; the dictionary is also of the words of ``extra``."""
+def binarize(folder: Path, lines: dict[str, list[str]], dictionary: Path | None = None) -> None:
+    """``fairseq-preprocess --only-source``."""
     raw = folder.with_name(f"{folder.name}.txt")
     raw.mkdir(parents=True)
     for split, of_split in lines.items():
         (raw / split).write_text("\n".join(of_split) + "\n")
-    if extra:
-        (raw / "words").write_text("\n".join(sum((lines["train"], extra["train"]), [])) + "\n")
-        words = ["--only-source", "--dict-only", "--trainpref", raw / "words"]
-        _preprocess(*words, "--destdir", folder)
-        dictionary = folder / "moved.txt"
-        (folder / "dict.txt").rename(dictionary)
-    words = ["--only-source", "--trainpref", raw / "train"]
+    words = ["--only-source", "--trainpref", raw / "train", "--destdir", folder]
     words += ["--validpref", raw / "valid", "--testpref", raw / "test"]
-    if dictionary is not None:
-        words += ["--srcdict", dictionary]
-    _preprocess(*words, "--destdir", folder)
-
-
-def _preprocess(*words: object) -> None:
+    words += ["--srcdict", dictionary] if dictionary else []
     preprocess.main(options.get_preprocessing_parser().parse_args([str(word) for word in words]))
