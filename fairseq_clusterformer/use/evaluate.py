@@ -30,6 +30,7 @@ from fairseq_clusterformer.metrics import answers, hotpotqa, natural_questions, 
 from fairseq_clusterformer.metrics.natural_questions import Label
 
 from ..checkpoints.load import Loaded
+from .base import device_of
 
 logger = logging.getLogger(__name__)
 
@@ -117,8 +118,8 @@ def predict(
     for other in others:
         _check_alike(loaded, other)
     task, is_natural = loaded.task, corpus == "natural-questions"
-    cuda = torch.cuda.is_available() and not cpu
-    models = [one.model.cuda() if cuda else one.model for one in (loaded, *others)]
+    device = device_of("cpu" if cpu else None)
+    models = [one.model.to(device) for one in (loaded, *others)]
     try:
         dataset = task.load_dataset(split)
     except (FileNotFoundError, ValueError) as error:
@@ -130,16 +131,13 @@ def predict(
     losses: dict[int, tuple[float, float] | None] = {}
     with tqdm(total=len(whole), unit=" questions", disable=None) as progress, torch.no_grad():
         for batch in batches.next_epoch_itr(shuffle=False):
-            inputs = batch["net_input"]
-            inputs = utils.move_to_cuda(inputs) if cuda else inputs
-            logits = mean_logits([model(**inputs)[0] for model in models])
+            batch = utils.apply_to_sample(lambda tensor: tensor.to(device), batch)
+            logits = mean_logits([model(**batch["net_input"])[0] for model in models])
             numbers = batch["id"].tolist()
             found = ranked_answers(logits, [*map(data.document, numbers)], **options)
             answered |= data.questions(numbers, found)
             if data is whole:
-                target = batch["target"]
-                target = utils.move_to_cuda(target) if cuda else target
-                losses |= zip(numbers, _nll(logits, target), strict=True)
+                losses |= zip(numbers, _nll(logits, batch["target"]), strict=True)
             progress.update(len(answered) - progress.n)
     predictions = Predictions(corpus, cuts=dataset.cuts)
     for number, answers_ in sorted(answered.items()):
