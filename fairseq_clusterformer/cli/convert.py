@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import bad_option, check_file
+from fairseq_clusterformer.errors import UserError, bad_option, check_file
 from fairseq_clusterformer.outputs import check_output, check_utf8, checksum, written
 from fairseq_clusterformer.ranges import Range
 
@@ -94,6 +94,8 @@ def main(arguments: Sequence[str]) -> int:
             raise bad_option("--probes", args.probes, f"less than --far-window, {args.far_window}")
     for file in args.text or ():
         check_file("--text", file, "a file of text")
+    for option in ("--attention", "--encoder-attention", "--decoder-attention"):
+        _check_spec(option, getattr(args, option[2:].replace("-", "_")))
     check_utf8("OUT", args.out)
     recipe, made = _recipe(args), written(args.out)
     if made and made["recipe"] == recipe and not args.force:
@@ -146,6 +148,17 @@ def main(arguments: Sequence[str]) -> int:
             print(f"\n(prepare them with --tokenizer {tokens} {words})", end="")
     print(f":\n\n{fine_tuning(converted, args.out)}")
     return 0
+
+
+def _check_spec(option: str, spec: str | None) -> None:
+    """Raise UserError for a kind or an option that is none, before a model is loaded; whether the
+    kinds fit its heads is seen then."""
+    from fairseq_clusterformer.attention.spec import parse_attention
+
+    try:
+        parse_attention("full" if spec is None else spec, num_layers=1, num_heads=0, option=option)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def _recipe(args: argparse.Namespace) -> dict:

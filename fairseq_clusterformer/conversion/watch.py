@@ -32,14 +32,19 @@ def memory_may_run_out() -> Iterator[None]:
 
 
 def free_memory() -> int:
-    """Bytes that this program can still have: of the machine, its shell and its container."""
+    """Bytes that this program can still have: of the machine, its shell and its container; of
+    systems other than Linux, all that there could be."""
+    if not Path("/proc/meminfo").exists():
+        return sys.maxsize
     machine = _sizes(Path("/proc/meminfo"))
     found = [1024 * (machine["MemAvailable:"] + machine["SwapFree:"])]
     if (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         found.append(most - used)
-    _, _, group = Path("/proc/self/cgroup").read_text().strip().rpartition(":")
-    found += _limits(Path("/sys/fs/cgroup"), Path(group.lstrip("/")))
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, names, group = line.split(":", 2)
+        if names in ("", "memory"):  # of version 2, of version 1
+            found += _limits(Path("/sys/fs/cgroup", names), Path(group.lstrip("/")))
     return max(0, min(found))
 
 
@@ -47,9 +52,11 @@ def _limits(root: Path, group: Path) -> Iterator[int]:
     """Bytes that are left of the limits of a control group and of those that it is in; what files
     take in memory is given back."""
     for folder in (root / group, *(root / parent for parent in group.parents)):
-        if (file := folder / "memory.max").is_file() and file.read_text().strip() != "max":
-            used = int((folder / "memory.current").read_text())
-            yield int(file.read_text()) - used + _sizes(folder / "memory.stat")["inactive_file"]
+        for most, used in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):
+            file = folder / f"memory.{most}"
+            if file.is_file() and file.read_text().strip() != "max":
+                free = int(file.read_text()) - int((folder / f"memory.{used}").read_text())
+                yield free + _sizes(folder / "memory.stat").get("inactive_file", 0)
 
 
 def _sizes(file: Path) -> dict[str, int]:

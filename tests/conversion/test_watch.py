@@ -29,6 +29,9 @@ def test_limits_of_a_shell_and_of_a_container_count(tmp_path, monkeypatch):
         (folder / "memory.current").write_text(f"{used}\n")
         (folder / "memory.stat").write_text("anon 5\ninactive_file 30\n")
     assert list(watch._limits(tmp_path, group.relative_to(tmp_path))) == [50]
+    (group / "memory.limit_in_bytes").write_text("90\n")  # of version 1
+    (group / "memory.usage_in_bytes").write_text("70\n")
+    assert list(watch._limits(tmp_path, group.relative_to(tmp_path))) == [50, 50]
 
 
 def test_only_what_layers_read_is_computed(tmp_path):

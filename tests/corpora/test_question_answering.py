@@ -157,7 +157,7 @@ def test_nothing_left_is_an_error(model, tmp_path, capsys):
         ("squad1 --train x --sentencepiece 99", "--train is /.*x: no such file"),
         ("squad1 --train x --gpt2-bpe {model} --dict y", "--dict is y: no such file"),
         ("text {source} --gpt2-bpe {model} --test x", "--test is /.*x: no such file"),
-        ("text {model} --gpt2-bpe {model}", "nothing found; .* names contain train, valid"),
+        ("text {model} --gpt2-bpe {model}", "SOURCE is .*: nothing found; .* names contain"),
     ],
 )
 def test_mistakes(source, model, tmp_path, capsys, arguments, message):

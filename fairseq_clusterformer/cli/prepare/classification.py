@@ -2,7 +2,7 @@
 
 The folder that is made holds ``input0`` (for pairs also ``input1``) and ``label``. Each has a
 ``dict.txt``, and ``train``, ``valid`` and ``test`` as ``.bin`` and ``.idx``. fairseq's
-``sentence_prediction`` reads it too. ``data.json`` lists counts, classes, lengths and what was
+``sentence_prediction`` reads it too. ``data.json`` lists counts, classes, tokens and what was
 dropped; ``prepared.json`` lists the options.
 """
 

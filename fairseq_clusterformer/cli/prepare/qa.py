@@ -115,7 +115,8 @@ def _splits(
         if source.is_dir():
             files = visible(source.iterdir())
             found = {split: [p for p in files if split_of(p) == split] for split in SPLITS}
-    splits = files_of_splits(options, found, source, patterns)
+    option = "--source" if corpus.files else "SOURCE"
+    splits = files_of_splits(options, found, source, patterns, option)
     if not corpus.files:
         # without train, there is nothing to draw from: to evaluate on
         shares |= {"test": None} if len(splits) > 1 else {}

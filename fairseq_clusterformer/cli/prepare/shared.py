@@ -30,17 +30,19 @@ def add_workers(parser: Parser) -> None:
 
 
 def files_of_splits(
-    options: dict, found: Mapping[str, list[Path]], source: Path | None, patterns: Sequence[str]
+    options: dict,
+    found: Mapping[str, list[Path]],
+    source: Path | None,
+    patterns: Sequence[str],
+    option: str = "--source",
 ) -> Files:
-    """Take the files of each split out, or those found in --source by its patterns; raises
+    """Take the files of each split out, or those found in a source by its patterns; raises
     UserError if there are none, or one is missing."""
     splits = {split: options.pop(split) or found.get(split) for split in SPLITS}
     splits = {split: [p.absolute() for p in paths] for split, paths in splits.items() if paths}
     if not splits:
         allowed = f"a folder with {', '.join(patterns)}; or --train, --valid or --test with files"
-        raise bad_option(
-            "--source", source or "missing", allowed, "nothing found" if source else ""
-        )
+        raise bad_option(option, source or "missing", allowed, "nothing found" if source else "")
     for split, paths in splits.items():
         for path in paths:  # which may lead into an archive
             if not path.exists() and not any(part.is_file() for part in path.parents):
