@@ -324,7 +324,10 @@ def gpt2(folder: Path) -> Subwords:
     with reading(folder, f"a folder with GPT-2's {' and '.join(GPT2_FILES)}"):
         files = [str(folder / name) for name in GPT2_FILES]
         vocabulary, merges = models.BPE.read_file(*files)
-        symbols = [str(i) for i in range(max(vocabulary.values()) + 1)]
+        numbers = range(len(vocabulary))
+        if letters_of_bytes().keys() - vocabulary.keys() or {*vocabulary.values()} != {*numbers}:
+            raise ValueError("its pieces are not all bytes and more, each with a number")
+        symbols = [str(i) for i in numbers]
         return Subwords(byte_level(vocabulary, merges), symbols)
 
 

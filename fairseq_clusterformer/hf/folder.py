@@ -410,9 +410,10 @@ def _check_record(folder: Path) -> None:
     """Raise ValueError for a configuration that would make transformers load code or write
     elsewhere, or that names more words than the file has numbers."""
     record, shapes = read_json(folder / CONFIG), []
-    with safe_open(folder / WEIGHTS, "pt") as tensors:
-        shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
-    most = max((size for shape in shapes for size in shape), default=0)
+    for file in folder.glob("*.safetensors"):  # one, or some of a large model
+        with safe_open(file, "pt") as tensors:
+            shapes += [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
+    most = max((size for shape in shapes for size in shape), default=1 << 20)
     sizes = {record.get(name) or most for name in ("vocab_size", "source_vocab_size")}
     kernels = {record.get(f"{of}attn_implementation") for of in ("", "_")}
     languages = record.get("languages") or ["", ""]

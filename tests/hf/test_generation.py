@@ -31,6 +31,7 @@ HOW = {
     "sampling": {"do_sample": True, "top_k": 10, "temperature": 0.7},
     "beams": {"num_beams": 3},
     "sampled beams": {"num_beams": 2, "do_sample": True},
+    "guidance": {"guidance_scale": 1.5},
 }
 
 
@@ -73,6 +74,8 @@ def test_a_prompt_is_read_at_once(kind):
 @pytest.mark.parametrize("make", [language_model, translator])
 def test_with_a_cache_as_without(make, how):
     model, ids = make(), tokens(3, 8)
+    if (make, how) == (translator, "guidance"):
+        pytest.skip("for what goes on from a prompt")
     found = written(model, ids, **HOW[how])
     assert torch.equal(found, written(model, ids, use_cache=False, **HOW[how]))
     assert torch.equal(found, written(model, ids, **HOW[how]))  # the same for the same seed
@@ -168,7 +171,7 @@ def test_a_cache_can_be_copied_and_repeated():
         other = copy.deepcopy(cache)
         cache.batch_repeat_interleave(2)
         one = model(ids[:, 7:].repeat_interleave(2, 0), cache=cache).logits
-        two = model(ids[:, 7:], cache=other).logits
+        two = model(ids[:, 7:], past_key_values=other).logits  # its old name
     torch.testing.assert_close(one[::2], two)
     torch.testing.assert_close(one[1::2], two)
 
