@@ -256,13 +256,13 @@ def test_a_kind_of_ones_own_keeps_what_every_kind_promises(plugin, run_cli):
     (plugin / "as_every_kind.py").write_text(
         "import my_plugin\n"
         "from tests import kinds\n"
-        "own = {'signs, gap': 'signs(gap=3)'}\n"
+        "own = {'signs': 'signs(signs=2)', 'signs, gap': 'signs(gap=3)'}\n"
         "kinds.CAUSAL.update(own)\n"
         "kinds.BIDIRECTIONAL.update(own)\n"
     )
-    words = "python -m pytest -q -p no:cacheprovider -p my_plugin.as_every_kind -k signs"
+    words = "python -m pytest -q -p no:cacheprovider -p my_plugin.as_every_kind -k signs -m"
     run = run_cli(
-        *(*words.split(), "tests/test_conformance.py", "tests/test_steps.py"),
+        *(*words.split(), "", "tests/test_conformance.py", "tests/test_steps.py"),
         cwd=REPO_ROOT,
         env={"PYTHONPATH": f"{REPO_ROOT}:{plugin.parent}"},
         timeout=600,
