@@ -24,7 +24,7 @@ from fairseq_clusterformer import __version__
 from fairseq_clusterformer.errors import UserError, bad_option, no_file, read_json
 
 RECORD = "prepared.json"  # what a prepared folder says of itself
-JOURNAL, LOCK = ".clusterformer", ".lock"
+JOURNAL, LOCK = ".clusterformer", ".clusterformer.lock"
 _KEPT = ("download", "parts", RECORD)  # what outlasts an interruption; the last is the recipe
 _BEFORE = "before"  # a folder that is being replaced
 #: how errors begin, or what is in them, where there is no room: Python's, safetensors' and torch's
@@ -75,7 +75,9 @@ def written(path: Path) -> dict | None:
 
 
 def _is_own(journal: Path) -> bool:
-    return not journal.is_symlink() and (journal.is_file() or not journal.exists())
+    if journal.is_symlink() or not journal.is_file():
+        return not os.path.lexists(journal)
+    return journal.read_bytes()[:1] in (b"", b"\n")
 
 
 def _mark(name: str, folder: Path, checksum: str, recipe: object) -> None:
@@ -120,8 +122,11 @@ def working(
         if work.is_symlink() or not ((work / LOCK).is_file() or _is_new(work)):
             other = f"another {option}; or move this folder away"
             raise bad_option(option, work, other, "this working folder holds something else")
-        work.mkdir(parents=True, exist_ok=True)
-        lock = hold(work / LOCK, option, place)
+        while True:
+            work.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # the run that had it has just removed it
+                lock = hold(work / LOCK, option, place)
+                break
         if (work / _BEFORE).exists() and not place.exists():  # killed between two renames
             os.rename(work / _BEFORE, place)
         _clear(work, kept)

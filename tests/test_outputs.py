@@ -158,9 +158,11 @@ def test_own_files_are_replaced_and_the_user_s_are_not(tmp_path):
     assert names(tmp_path) == [JOURNAL, "link", "out"]
 
 
-@pytest.mark.parametrize("journal", ['\n[1]\n{"name": "out"}\n{', "link", "folder", "pipe"])
+@pytest.mark.parametrize(
+    "journal", ["mine", '\n[1]\n{"name": "out"}\n{', "link", "folder", "pipe"]
+)
 def test_a_journal_that_is_none(journal, tmp_path):
-    """What a link or a folder of its name holds stays as it is."""
+    """What another file, a link or a folder of its name holds stays as it is."""
     place, out = tmp_path / JOURNAL, tmp_path / "out"
     (tmp_path / "theirs").write_text("\n")
     make = {"link": lambda: place.symlink_to("theirs"), "folder": place.mkdir}
@@ -169,6 +171,8 @@ def test_a_journal_that_is_none(journal, tmp_path):
     write_text("--out", out, "first")
     assert (tmp_path / "theirs").read_text() == "\n"
     assert (written(out) is not None) == journal.startswith("\n")
+    if journal == "mine":
+        assert place.read_text() == "mine"
 
 
 def test_no_plain_file(tmp_path):
@@ -267,7 +271,7 @@ def test_another_recipe_or_a_changed_file_is_refused(dest):
         make_folder(dest, other, build)
 
 
-USERS = ["dest/mine", "dest", "dest/prepared.json", "dest.partial/mine"]
+USERS = ["dest/mine", "dest", "dest/prepared.json", "dest.partial/mine", "dest.partial/.lock"]
 USERS += ["dest.partial/download/mine", "dest.partial/parts/model"]
 
 
