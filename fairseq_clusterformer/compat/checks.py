@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from fairseq_clusterformer.errors import check_no_pipes, first_line, refused
 from fairseq_clusterformer.ranges import strays
 
+from .resuming import UNREADABLE
 from .wrapping import mends
 
 #: tasks of fairseq's, and what prepares their data
@@ -82,11 +83,8 @@ def check_training(cfg) -> None:
     check(cfg, ("common",))
     check_data(cfg.task)
     on_cpu = cfg.common.cpu or not torch.cuda.is_available()
-    if (
-        cfg.common.fp16
-        and on_cpu
-        and not (cfg.common.fp16_no_flatten_grads or cfg.common.memory_efficient_fp16)
-    ):
+    flat = not (cfg.common.fp16_no_flatten_grads or cfg.common.memory_efficient_fp16)
+    if cfg.common.fp16 and on_cpu and flat:
         raise refused("--fp16", "given", "float32, or --fp16-no-flatten-grads with it", "no GPU")
     if not cfg.optimization.update_freq:
         raise refused("--update-freq", "empty", "numbers, separated by commas")
@@ -104,14 +102,19 @@ def _check_optimizer(cfg) -> None:
         return
     try:
         optimizer = optim.build_optimizer(section, [weight])
+        betas = optimizer.optimizer.defaults.get("betas", ())
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas {betas}, and not two of 0 or more, below 1")
         optimizer.step()
         section, option = copy.deepcopy(cfg.lr_scheduler), "--lr-scheduler"
         lr_scheduler.build_lr_scheduler(section, optimizer)
     except RuntimeError:  # of what wants a GPU, where this number is not
         return
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (AssertionError, *UNREADABLE) as error:
+        is_plain = isinstance(section, argparse.Namespace)  # of all options
+        given = vars(section)[option[2:].replace("-", "_")] if is_plain else dict(section)
         allowed = "options with which it can be built"
-        raise refused(option, dict(section), allowed, first_line(error)) from None
+        raise refused(option, given, allowed, first_line(error)) from None
 
 
 def check_names(cfg) -> None:

@@ -62,9 +62,12 @@ def first_step(step, self, *args, **kwargs):
 
 @mends(metrics, "load_state_dict")
 def load_metrics(load, state_dict):
+    wall = metrics.get_meter("default", "wall")
     load(state_dict)
     for name in state_dict:
         metrics.get_smoothed_values(name)  # what is no number shows here
+    if wall is not None and metrics.get_meter("default", "wall") is None:
+        raise DamagedError("its metrics lack the time")
 
 
 def why_no_checkpoint(error: BaseException) -> str:

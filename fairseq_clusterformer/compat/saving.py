@@ -43,7 +43,9 @@ def load_checkpoint(load, cfg: CheckpointConfig, trainer: Trainer, **kwargs):
     if trainer.is_data_parallel_master and not cfg.no_save:
         _lock(Path(cfg.save_dir), trainer)
     now["cfg"] = cfg
-    own = _last(cfg).is_file()
+    own = (last := _last(cfg)).is_file()
+    if last.is_dir() and not cfg.no_save:
+        raise refused("--save-dir", cfg.save_dir, "one without it", f"{last} is a folder")
     try:
         extra_state, batches = load(cfg, trainer, **kwargs)
         if not own or extra_state is None:
@@ -58,7 +60,7 @@ def load_checkpoint(load, cfg: CheckpointConfig, trainer: Trainer, **kwargs):
         allowed = "one of the same data and batches, or --reset-dataloader --reset-meters"
         raise refused("the place in the data", GIVEN, allowed, first_line(error)) from error
     if reason:
-        logger.info(f"{_last(cfg)} is finished ({reason}): there is nothing to do")
+        logger.info(f"{last} is finished ({reason}): there is nothing to do")
         # fairseq trains while this is at most the last epoch, which no NaN is
         batches = SimpleNamespace(next_epoch_idx=math.nan)
     return extra_state, batches

@@ -91,11 +91,8 @@ def save_unrounded(state_of, self):
 def load_unrounded(load, self, state_dict, optimizer_overrides=None):
     """Takes them if they round to the model's: its weights may have come from elsewhere."""
     load(self, state_dict, optimizer_overrides)
-    kept, own, rounded = (
-        state_dict.get(_UNROUNDED, ()),
-        _unrounded(self),
-        self.fp16_params[0].dtype,
-    )
+    kept, own = state_dict.get(_UNROUNDED, ()), _unrounded(self)
+    rounded = self.fp16_params[0].dtype
     if [each.shape for each in kept] == [each.shape for each in own] and all(
         torch.equal(saved.to(rounded), weights.to(rounded).to(saved.device))
         for saved, weights in zip(kept, own, strict=True)

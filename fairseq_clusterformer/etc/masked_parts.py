@@ -43,8 +43,8 @@ def pieces_of(
 
 def packed(tokens: np.ndarray, parts: np.ndarray, most: int, most_parts: int) -> list[list[int]]:
     """Rows of short pieces, numbers rising: each piece, the longest first, joins the row that it
-    fills best of those with room for it. ``tokens`` and ``parts`` of each piece, int [n], 1 or
-    more, are ``most`` and ``most_parts`` or less."""
+    fills best, if one of the next 64 has room for its parts. ``tokens`` and ``parts`` of each
+    piece, int [n], 1 or more, are ``most`` and ``most_parts`` or less."""
     rows: list[list[int]] = []
     free: list[tuple[int, int, int]] = []  # rising: tokens and parts that are left, and the row
     for piece in np.argsort(-tokens, kind="stable").tolist():
