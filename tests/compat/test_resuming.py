@@ -35,6 +35,7 @@ DAMAGES = [
     ("extra_state/early_stopping", [1], "place in the data"),
     ("task_state", [1], "its task_state is no dictionary"),
     ("extra_state/metrics", [1], "does not fit this training"),
+    ("extra_state/metrics", {"default": []}, "its metrics lack the time"),
 ]
 
 
