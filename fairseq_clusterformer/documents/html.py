@@ -58,6 +58,7 @@ _SCREEN = re.compile(rf"(?i)@media\s+(?:only\s+)?(?:screen|all)\s*\{{({_RULES})[
 _NO_RULES = re.compile(rf"(?s)/\*.*?(?:\*/|$)|@[^{{}};@]*\{{{_RULES}[^{{}}]*\}}")
 _RULE = re.compile(r"(?:^|(?<=\}))([^{}:]+)(\{[^{}]*(?:display|visibility)[^{}]*)")
 _CHARSET = re.compile(r"""(?i)charset\s*=\s*["']?\s*([^\s"';]+)""")
+_NOSCRIPT = re.compile(r"(?is)<noscript\b.*?</noscript.")  # within a head, it would end it
 _XML_ENCODING = re.compile(r"""\s*<\?xml[^>]*\bencoding\s*=\s*["']([\w.:-]+)""")
 
 
@@ -80,7 +81,8 @@ def of_html(text: str, *, marks: bool = False) -> tuple[str, list[tuple[str, str
     Args:
         marks: bars part the cells of a row, and items of lists have a dash or their number.
     """
-    tree = LexborHTMLParser(text)
+    end = text.lower().rfind("</noscript") + 11  # what is never closed is never found
+    tree = LexborHTMLParser(_NOSCRIPT.sub("", text[:end]) + text[end:])
     title = next((node.text() for node in tree.css("head > title")), "")
     found, place = [], ""
     for number, part in enumerate("".join(_written(tree, marks)).split(MENU)):

@@ -161,6 +161,7 @@ PAGES = [
         ["The Elm", "It is long, and deep & cold \N{SHORTCAKE}.", "Second one"]
         + ["Ida Otto", "x y", "tail word"],
     ),
+    ("<noscript><p>none</p></noscript><title>a</title><body>b<noscript>", ["b"]),
     ("<header><nav><a>Home</a></header><p>Otto", ["Otto"]),  # a parent's end closes it
     (
         "<nav><ul><li><a>Home</a></ul><h1>Ulm</h1><p>It is an old town.",
