@@ -16,7 +16,6 @@ from fairseq_clusterformer.data.stored import BySize
 PARTS = ("sentences", "blocks", "none")
 NO_EXAMPLE = -1  # of a global token that is padding
 _ALONE = 512  # tokens of a row of hidden parts, or those of the longest
-_TRIES = 64  # rows that a piece is tried in
 
 
 def pieces_of(
@@ -43,23 +42,25 @@ def pieces_of(
 
 def packed(tokens: np.ndarray, parts: np.ndarray, most: int, most_parts: int) -> list[list[int]]:
     """Rows of short pieces, numbers rising: each piece, the longest first, joins the row that it
-    fills best, if one of the next 64 has room for its parts. ``tokens`` and ``parts`` of each
+    fills best among those that surely have room for its parts. ``tokens`` and ``parts`` of each
     piece, int [n], 1 or more, are ``most`` and ``most_parts`` or less."""
     rows: list[list[int]] = []
-    free: list[tuple[int, int, int]] = []  # rising: tokens and parts that are left, and the row
+    # by powers of 2 of the parts that are left: tokens that are left, parts that are, and the row
+    free: list[list[tuple[int, int, int]]] = [[] for _ in range(most_parts.bit_length() + 1)]
     for piece in np.argsort(-tokens, kind="stable").tolist():
         size, count = int(tokens[piece]), int(parts[piece])
-        first = bisect_left(free, (size, 0, 0))
-        tried = range(first, min(first + _TRIES, len(free)))
-        at = next((at for at in tried if free[at][1] >= count), None)
-        if at is None:
-            room, left, row = most, most_parts, len(rows)
-            rows.append([])
+        wide = free[(count - 1).bit_length() :]
+        places = [bisect_left(level, (size, 0, 0)) for level in wide]
+        found = [row for level, at in zip(wide, places, strict=True) for row in level[at : at + 1]]
+        room, left, row = min(found, default=(most, most_parts, len(rows)))
+        if found:
+            level = free[left.bit_length() - 1]
+            level.pop(bisect_left(level, (room, left, row)))
         else:
-            room, left, row = free.pop(at)
+            rows.append([])
         rows[row].append(piece)
         if room > size and left > count:
-            insort(free, (room - size, left - count, row))
+            insort(free[(left - count).bit_length() - 1], (room - size, left - count, row))
     return [sorted(row) for row in rows]
 
 

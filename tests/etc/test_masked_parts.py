@@ -26,11 +26,15 @@ def test_documents_are_cut_between_lines() -> None:
 
 def test_short_pieces_share_rows() -> None:
     """Each goes where it leaves the least room; the last row is full of parts. Packing many takes
-    no time."""
+    no time, and few rows."""
     tokens, parts = np.array([5, 9, 4, 1, 3, 2]), np.array([1, 1, 1, 1, 3, 1])
     assert packed(tokens, parts, 10, 3) == [[1], [0, 2, 3], [4], [5]]
     rows = packed(np.full(20_000, 30), np.full(20_000, 3), 4096, 4)
     assert sorted(piece for row in rows for piece in row) == [*range(20_000)]
+    draw = np.random.default_rng(0)  # rows are full of parts before they are of tokens
+    tokens = draw.geometric(1 / 700, 2000).clip(max=4096)
+    parts = (tokens / 25 * draw.uniform(0.3, 2, 2000)).astype(int).clip(1, 100)
+    assert len(packed(tokens, parts, 4096, 100)) < 1.1 * parts.sum() / 100
 
 
 def test_rows_are_documents_in_parts() -> None:
