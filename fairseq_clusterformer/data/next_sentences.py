@@ -55,9 +55,8 @@ class NextSentences(BySize):
         document = (sizes == 0).cumsum()[self._line]
         begins = np.flatnonzero(np.diff(document, prepend=-1))
         if len(begins) < 2:
-            raise ValueError(
-                f"{len(begins)} documents; allowed: two or more, with an empty line between"
-            )
+            allowed = "two or more, with an empty line between"
+            raise ValueError(f"{len(begins)} documents; allowed: {allowed}")
         #: tokens before each line, and of all
         self._before = np.concatenate([[0], sizes[self._line].cumsum()])
         portions = []

@@ -148,10 +148,8 @@ def _long_outcome(labels: Sequence[Label], prediction: Label) -> _Outcome:
 
 
 def _short_outcome(labels: Sequence[Label], prediction: Label) -> _Outcome:
-    has_gold, found = (
-        is_answer(sum(x.has_short for x in labels), len(labels)),
-        prediction.has_short,
-    )
+    found = prediction.has_short
+    has_gold = is_answer(sum(label.has_short for label in labels), len(labels))
     right = has_gold and found and any(_same_short(label, prediction) for label in labels)
     return has_gold, found, right, prediction.short_score
 

@@ -102,9 +102,8 @@ def read_checkpoint(option: str, path: str) -> dict[str, Any]:
         state["model"]
         return state
     except UNREADABLE as error:
-        raise unfit(
-            option, path, f"cannot be read ({why_no_checkpoint(error)})", WRITTEN
-        ) from error
+        problem = f"cannot be read ({why_no_checkpoint(error)})"
+        raise unfit(option, path, problem, WRITTEN) from error
 
 
 def renamed(given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -173,9 +172,8 @@ def explain_loading(load, self: Trainer, filename: str, *args, **kwargs):
             raise
         if explains and isinstance(cause, CheckpointError):
             allowed = "one of this architecture or the dense one that it extends, of equal sizes"
-            raise unfit(
-                option, value, f"{filename} does not fit the model: {cause}", allowed
-            ) from None
+            problem = f"{filename} does not fit the model: {cause}"
+            raise unfit(option, value, problem, allowed) from None
         said = "it has no " * isinstance(cause, KeyError) + " ".join(str(cause).split())
         problem = f"{filename} does not fit this training ({shortened(said)})"
         allowed = "the same model, criterion and optimizer, or --reset-optimizer and its like"

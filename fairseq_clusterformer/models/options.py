@@ -277,6 +277,9 @@ def _kinds_of_layers(
     except OptionError as error:
         raise flagged(error) from None
     used = {flag_of(f) for layer in kinds for heads in layer for f in fields(heads.options)}
+    if late := used - {item.name for item in fields(ClusteringOptions)} - {*_BY_SIDE}:
+        allowed = "a plug-in that is imported before fairseq_clusterformer.plugin"
+        raise ValueError(f"{flag(min(late))} is unknown to the models; allowed: {allowed}")
     for name, given, unused in (
         (rule, cluster_rule if side == "decoder" else "recent", "recent"),
         ("attention_sinks", defaults["attention_sinks"], 0),

@@ -86,9 +86,8 @@ class ClusterformerSentenceTask(OwnModels):
         labels = None
         if not cfg.regression_target:
             if not (folder / "label/dict.txt").is_file() and any(folder.glob("label/*.label")):
-                raise ValueError(
-                    f"{folder}/label holds numbers; allowed: with --regression-target"
-                )
+                allowed = "with --regression-target"
+                raise ValueError(f"{folder}/label holds numbers; allowed: {allowed}")
             check_shards(cfg.data, "label/dict.txt")
             labels = _read_labels(folder / "label")
         task = cls(cfg, dictionary, labels)
