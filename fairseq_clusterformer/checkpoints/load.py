@@ -252,9 +252,8 @@ def _check_names(cfg: DictConfig, allowed: Sequence[str] | None) -> None:
     _check_sections(cfg)
     task, arch = cfg.task._name, cfg.model._name
     if allowed is not None and task not in allowed:
-        raise ValueError(
-            f"of the task {task}; allowed: a model of the task {' or '.join(allowed)}"
-        )
+        wanted = " or ".join(allowed)
+        raise ValueError(f"of the task {task}; allowed: a model of the task {wanted}")
     for what, name, known in (
         ("task", task, TASK_REGISTRY),
         ("architecture", arch, {**MODEL_REGISTRY, **ARCH_MODEL_REGISTRY}),

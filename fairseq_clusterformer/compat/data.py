@@ -6,11 +6,7 @@ import os
 import numpy as np
 import torch.distributed as dist
 from fairseq.data import Dictionary, bucket_pad_length_dataset, data_utils, indexed_dataset
-from fairseq.data.indexed_dataset import (
-    IndexedCachedDataset,
-    IndexedDataset,
-    MMapIndexedDataset,
-)
+from fairseq.data.indexed_dataset import IndexedCachedDataset, IndexedDataset, MMapIndexedDataset
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
 from fairseq.ngram_repeat_block import NGramRepeatBlock

@@ -8,12 +8,7 @@ from pathlib import Path
 import torch
 from fairseq.models import register_model
 
-from fairseq_clusterformer.models.checkpoints import (
-    check_words,
-    read_checkpoint,
-    renamed,
-    unfit,
-)
+from fairseq_clusterformer.models.checkpoints import check_words, read_checkpoint, renamed, unfit
 from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel, fingerprint, set_epsilon
 from fairseq_clusterformer.models.options import register_sizes
 from fairseq_clusterformer.models.pretrained import folder_tensors
