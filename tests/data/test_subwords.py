@@ -1,5 +1,6 @@
 """Subwords and characters: what a span of one is in the other, whatever the text."""
 
+import json
 import random
 
 import numpy as np
@@ -123,6 +124,17 @@ def test_refuses_other_files(name, content, tmp_path):
     path = file if name == "x.model" else tmp_path
     with pytest.raises(UserError, match=f"{path}: cannot be read .*; allowed: a "):
         subwords.load(path)
+
+
+@pytest.mark.parametrize("piece", [{}, {"A": 0}, {"A": 4_000_000_000}])
+def test_a_byte_without_a_number_of_its_own_is_refused(piece, tmp_path):
+    """Or texts would lose it."""
+    file = write_gpt2(tmp_path, merges=0) / "encoder.json"
+    pieces = json.loads(file.read_text())
+    del pieces["A"]
+    file.write_text(json.dumps(pieces | piece))
+    with pytest.raises(UserError, match="its pieces are not all bytes"):
+        subwords.load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
