@@ -1,8 +1,10 @@
 """What all our models share with ``transformers``: building, loading, tying, checkpointing."""
 
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from functools import partial
 from inspect import signature
+from os.path import commonprefix
 from weakref import WeakSet
 
 import torch
@@ -15,6 +17,9 @@ from transformers import (
     GenerationConfig,
     GenerationMixin,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
 )
 
 from fairseq_clusterformer.attention import Batch
@@ -277,6 +282,18 @@ class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
         given = {k: v for k, v in kwargs.items() if k in read or k not in _STEERING}
         return super().prepare_inputs_for_generation(input_ids, **given)
 
+    def _get_stopping_criteria(
+        self, generation_config, stopping_criteria, tokenizer=None, **kwargs
+    ) -> StoppingCriteriaList:
+        """As transformers', which can stop at a text only by tokenizers that spell every text."""
+        stops, config = generation_config.stop_strings, copy(generation_config)
+        at_text = stops is not None and tokenizer is not None
+        config.stop_strings = None if at_text else stops
+        found = super()._get_stopping_criteria(config, stopping_criteria, tokenizer, **kwargs)
+        if at_text:
+            found.append(StopsAtText([stops] if isinstance(stops, str) else stops, tokenizer))
+        return found
+
     def get_output_embeddings(self) -> nn.Module | None:
         """The projection to the vocabulary; None of an adaptive softmax."""
         return self.model.decoder.output_projection
@@ -302,6 +319,24 @@ class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
 
     def _prepare_position_ids_for_generation(self, *args, **kwargs) -> None:
         """None: each row counts its own real tokens."""
+
+
+class StopsAtText(StoppingCriteria):
+    """Ends a row whose newest token ends one of some texts, or lies behind its beginning."""
+
+    def __init__(self, stops: list[str], tokenizer: PreTrainedTokenizerBase):
+        self.stops, self._decode = stops, partial(tokenizer.decode, skip_special_tokens=True)
+        self._length = 4 * max(map(len, stops), default=0) + 8  # tokens that hold such a text
+
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs) -> Tensor:
+        rows = input_ids[:, -self._length :].tolist()
+        return torch.tensor(list(map(self._stops, rows)), device=input_ids.device)
+
+    def _stops(self, row: list[int]) -> bool:
+        text = self._decode(row)
+        new = len(commonprefix([self._decode(row[:-1]), text]))
+        places = ((text.rfind(stop), len(stop)) for stop in self.stops)
+        return any(place >= 0 and place + length > new for place, length in places)
 
 
 _TRAINED: WeakSet[ClusterformerPreTrainedModel] = WeakSet()

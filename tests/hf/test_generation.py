@@ -9,11 +9,13 @@ import torch
 pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
 import transformers  # noqa: E402
+from fairseq.data import Dictionary  # noqa: E402
 from fairseq.sequence_generator import SequenceGenerator  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from fairseq_clusterformer.hf import ClusterformerCache  # noqa: E402
 from fairseq_clusterformer.hf.configuration import numbered  # noqa: E402
+from fairseq_clusterformer.hf.tokenizer import write_tokenizer  # noqa: E402
 from tests.hf.small import (  # noqa: E402
     EOS,
     PAD,
@@ -311,3 +313,33 @@ def test_exported_as_a_graph(kind):
         found, wanted = (each(**given | more).logits for each in (graph, model))
         real = slice(None) if more or kind == "translator" else mask.bool()
         torch.testing.assert_close(found[real], wanted[real], rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> transformers.PreTrainedTokenizerFast:
+    """Of words that no tokenizer can spell anew."""
+    symbols, out = Dictionary(), tmp_path_factory.mktemp("words")
+    for number in range(VOCABULARY - 4):
+        symbols.add_symbol(f"w{number}")
+    write_tokenizer(out, out, symbols, "text", {})
+    return transformers.AutoTokenizer.from_pretrained(out)
+
+
+@pytest.mark.parametrize("make", [language_model, translator])
+def test_it_stops_at_a_text(make, tokenizer):
+    model, ids = make(), tokens(1, 5)
+    model.generation_config.suppress_tokens = [0, 1, 2, 3]
+    whole = written(model, ids)
+    begun = whole.size(1) - 12
+    text = tokenizer.decode(whole[0, begun : begun + 6])
+    found = written(model, ids, tokenizer=tokenizer, stop_strings=[text[2:], "none"])
+    assert torch.equal(found, whole[:, : begun + 6])
+    assert torch.equal(written(model, ids, tokenizer=tokenizer), whole)
+
+
+def test_tokens_are_healed(tokenizer):
+    """The last word of a prompt may be the beginning of another."""
+    model, ids = language_model(), tokenizer("w5 w2", return_tensors="pt").input_ids
+    found = written(model, ids, tokenizer=tokenizer, token_healing=True)[0]
+    assert found[: len(ids[0]) - 1].tolist() == ids[0, :-1].tolist()
+    assert tokenizer.decode(found).split()[1].startswith("w2")
