@@ -37,7 +37,8 @@ def forked(
 ) -> tuple[int, int, float, str]:
     """Run a command in a child; kill it and its children at a change of a file or a time. Returns
     its status (negative: a signal), its changes of files, its seconds, and what it printed."""
-    count, start = place / "count", time.monotonic()
+    count, printed, start = place / "count", place / "printed", time.monotonic()
+    printed.touch()  # by now: the child may be killed before it prints
 
     def work() -> int | None:
         seen, here = 0, os.getpid()
@@ -66,7 +67,7 @@ def forked(
             os.kill(process, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     seen = int(count.read_text()) if status >= 0 else 0
-    return status, seen, time.monotonic() - start, (place / "printed").read_text()
+    return status, seen, time.monotonic() - start, printed.read_text()
 
 
 def files_of(place: Path) -> dict[Path, object]:
