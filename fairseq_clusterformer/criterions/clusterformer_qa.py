@@ -13,14 +13,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from fairseq_clusterformer.answers import AnswerLogits, ranked_answers, ranking_options
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.metrics import hotpotqa
-from fairseq_clusterformer.metrics.squad import evaluate_v2
+from fairseq_clusterformer.metrics.answers import score_v2
 from fairseq_clusterformer.models.options import option
 
 from .clustering_losses import ClusteringLossConfig, ClusteringLosses, SummedLogs
 
 PARTS = ("span", "long", "type", "support", "candidate")
 LONG = ("long_gold", "long_found", "long_right")
-ANSWERS = ("em", "f1", "answerable")
+ANSWERS = ("em", "f1", "answerable_accuracy")
 FACTS = ("sp_em", "sp_f1", "joint_em", "joint_f1")
 SUMS = ("scored", *ANSWERS, *LONG, "facts_scored", *FACTS)
 MARGINALS = ("joint", "apart")
@@ -71,22 +71,6 @@ def span_nll(start: Tensor, end: Tensor, spans: Tensor, marginal: str) -> Tensor
     right = sum(logits.log_softmax(-1).gather(-1, place) for logits, place in pairs)
     right = right.masked_fill(~some, -torch.inf).logsumexp(-1)
     return torch.where(some.any(-1), -right, 0.0)
-
-
-def support_nll(logits: Tensor, supporting: Tensor) -> Tensor:
-    """Binary cross-entropy of sentences, logits [B, S], summed over those of a question, in nats,
-    [B]; ``supporting`` is 1, 0, or -1 for unknown or no sentence, int64 [B, S]."""
-    known = supporting >= 0
-    logits = logits.masked_fill(~known, 0.0)
-    losses = binary_cross_entropy_with_logits(logits, supporting.to(logits), reduction="none")
-    return losses.masked_fill(~known, 0.0).sum(-1)
-
-
-def candidate_nll(logits: Tensor, right: Tensor) -> Tensor:
-    """- log of the probability of the right candidate, int64 [B], by logits [B, C], in nats, [B];
-    0 where none is right (-1)."""
-    place = torch.arange(logits.size(1), device=logits.device)
-    return marginal_nll(logits, place == right.unsqueeze(1))
 
 
 def whole_words(spans: Tensor, bounds: Tensor) -> Tensor:
@@ -159,22 +143,25 @@ class QACriterion(SummedLogs, FairseqCriterion):
     def forward(self, model, sample, reduce=True):
         logits, _ = model(**sample["net_input"])
         target = sample["target"]
-        types, shared = target["types"], logits.slots is not None
+        types, shared, facts = target["types"], logits.slots is not None, logits.sentences
+        long = marginal_nll(logits.paragraph, target["paragraphs"])
         # of each part: its loss [B], and whether the question has a target for it, bool [B]
-        of_answer = answer_parts(logits, target["spans"], types, self.span_marginal)
-        paragraphs, facts = target["paragraphs"], logits.sentences
-        long = marginal_nll(logits.paragraph, paragraphs), paragraphs.any(-1)
-        nothing = torch.zeros_like(long[0])
-        parts = dict.fromkeys(PARTS, (nothing, nothing > 0)) | of_answer | {"long": long}
+        parts = dict.fromkeys(PARTS, (torch.zeros_like(long), torch.zeros_like(long).bool()))
+        parts["long"] = long, target["paragraphs"].any(-1)
+        parts |= answer_parts(logits, target["spans"], types, self.span_marginal)
         if (candidates := logits.candidates) is not None:
             # the right candidate is the answer, wherever it stands
             right = target["candidate"] >= 0
             for name, (loss, known) in parts.items():
                 parts[name] = loss.masked_fill(right, 0.0), known & ~right
-            parts["candidate"] = candidate_nll(candidates, target["candidate"]), right
+            place = torch.arange(candidates.size(1), device=candidates.device)
+            gold = place == target["candidate"].unsqueeze(1)
+            parts["candidate"] = marginal_nll(candidates, gold), right
         if facts is not None:
-            supporting = target["supporting"]
-            parts["support"] = support_nll(facts, supporting), (supporting >= 0).any(-1)
+            known = target["supporting"] >= 0  # of other sentences logits are -inf
+            given = facts.masked_fill(~known, 0.0), target["supporting"].to(facts)
+            of_each = binary_cross_entropy_with_logits(*given, reduction="none")
+            parts["support"] = of_each.masked_fill(~known, 0.0).sum(-1), known.any(-1)
         loss = sum(loss for loss, _ in parts.values()) / (1 if facts is None else len(PARTS))
         size = len(loss)
         log = {"loss": loss.detach().sum(), "ntokens": sample["ntokens"]}
@@ -202,24 +189,24 @@ class QACriterion(SummedLogs, FairseqCriterion):
             if example.answerable is None:
                 continue
             texts = whole.texts(number)["texts"]
-            scores = evaluate_v2({0: texts}, {0: answers.text})
+            exact, f1 = score_v2(answers.text, texts)
             long = answers.long[0][0] if answers.long and answers.type != "none" else None
             sums["scored"] += 1
-            sums["em"] += scores["exact"]
-            sums["f1"] += scores["f1"]
-            sums["answerable"] += 100 * ((answers.type != "none") is example.answerable)
+            sums["em"] += 100 * exact
+            sums["f1"] += 100 * f1
+            sums["answerable_accuracy"] += 100 * ((answers.type != "none") is example.answerable)
             sums["long_gold"] += len(example.long_answers) > 0
             sums["long_found"] += long is not None
             sums["long_right"] += long in example.long_answers.tolist()
             gold = whole.outline(number).supporting
             if answers.supporting is None or gold is None or not texts:
                 continue
-            of_facts = hotpotqa.score_facts({n for n, _ in answers.supporting}, gold.tolist())
-            both = hotpotqa.score_jointly(hotpotqa.score_answer(answers.text, texts), of_facts)
+            found = [number for number, _ in answers.supporting]
+            of_answer = hotpotqa.score_answer(answers.text, texts)
+            scores = hotpotqa.score_facts(of_answer, found, gold.tolist())
             sums["facts_scored"] += 1
-            for name in ("em", "f1"):
-                sums[f"sp_{name}"] += 100 * of_facts[name]
-                sums[f"joint_{name}"] += 100 * both[name]
+            for name in FACTS:
+                sums[name] += 100 * scores[name]
         return sums
 
     @classmethod
@@ -236,8 +223,7 @@ class QACriterion(SummedLogs, FairseqCriterion):
                 metrics.log_scalar(name, total[name] / number, number, round=3)
         for names, number in ((ANSWERS, total["scored"]), (FACTS, total["facts_scored"])):
             for name in names if number else ():
-                logged = "answerable_accuracy" if name == "answerable" else name
-                metrics.log_scalar(logged, total[name] / number, number, round=2)
+                metrics.log_scalar(name, total[name] / number, number, round=2)
         for name in LONG if total["scored"] else ():
             metrics.log_scalar_sum(f"_{name}", total[name])
         if total["long_gold"]:

@@ -1,7 +1,6 @@
 """``--criterion clusterformer_sentence_prediction``."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,31 +13,16 @@ from fairseq.logging import metrics
 from torch import Tensor
 
 from fairseq_clusterformer.errors import refused
-from fairseq_clusterformer.metrics import (
-    f1_score,
-    matthews_correlation,
-    pearson_correlation,
-    ranking_scores,
-    spearman_correlation,
-)
+from fairseq_clusterformer.metrics import ranking_scores
 from fairseq_clusterformer.models.options import option
 
 from .clustering_losses import ClusteringLossConfig, ClusteringLosses, SummedLogs
 
-#: of each kind of rows the scores that are logged, given their columns; those of GLUE in percent
-_SCORES: dict[str, dict[str, Callable[..., float]]] = {
-    "candidates": {
-        "map": lambda *columns: ranking_scores(*columns).mean_average_precision,
-        "mrr": lambda *columns: ranking_scores(*columns).mean_reciprocal_rank,
-    },
-    "classified": {
-        "f1": lambda found, right: 100 * f1_score(found, right),
-        "mcc": lambda found, right: 100 * matthews_correlation(found, right),
-    },
-    "regressed": {
-        "pearson": lambda found, right: 100 * pearson_correlation(found, right),
-        "spearman": lambda found, right: 100 * spearman_correlation(found, right),
-    },
+#: of each kind of rows the scores that are logged; those of GLUE in percent
+_SCORES = {
+    "candidates": ("map", "mrr"),
+    "classified": ("f1", "mcc"),
+    "regressed": ("pearson", "spearman"),
 }
 
 
@@ -114,22 +98,37 @@ class SentencePredictionCriterion(FairseqCriterion):
             metrics.log_scalar("accuracy", 100.0 * total["ncorrect"] / size, size, round=2)
         # A question's candidates may lie in several batches and on several workers, and a mean
         # over batches is no F1, correlation or mean over questions: all rows are kept.
-        for kind, scores in _SCORES.items():
+        for kind, names in _SCORES.items():
             if rows := [log[kind].rows for log in logging_outputs if kind in log]:
                 metrics.log_concat_tensor(f"_{kind}", torch.cat(rows))
-                for name, score in scores.items():
-                    metrics.log_derived(name, partial(_scored, kind=kind, score=score))
+                for name in names:
+                    metrics.log_derived(name, partial(_score, kind=kind, name=name))
 
     def logging_outputs_can_be_summed(self) -> bool:
         """Not those with rows: workers send them one by one."""
         return self.training or not (self.is_ranking or self.classes in (0, 2))
 
 
-def _scored(meters, *, kind: str, score: Callable[..., float]) -> float:
+def _score(meters, *, kind: str, name: str) -> float:
+    """A score of all rows. Libraries are imported here, for they take long."""
     columns = meters[f"_{kind}"].tensor.numpy().T
     if np.isnan(columns).any():  # of a model that diverged: logged, as its loss is
         return math.nan
-    return round(score(*columns), 2 if kind == "classified" else 4)
+    if kind == "candidates":
+        return round(ranking_scores(*columns)[_SCORES[kind].index(name)], 4)
+    found, right = columns
+    if kind == "classified":
+        from sklearn.metrics import f1_score, matthews_corrcoef
+
+        if name == "mcc":
+            return round(100 * float(matthews_corrcoef(right, found)), 2)
+        return round(100 * float(f1_score(right, found, zero_division=0)), 2)
+    from scipy.stats import pearsonr, spearmanr
+
+    if not (np.ptp(found) and np.ptp(right)):
+        return 0.0  # one side is constant
+    correlation = pearsonr if name == "pearson" else spearmanr
+    return round(100 * float(correlation(found, right).statistic), 4)
 
 
 @register_criterion(

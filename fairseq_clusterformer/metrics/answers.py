@@ -1,13 +1,14 @@
 """Answer texts compared: normalisation, exact match and F1 over words, several gold answers.
 
 Quasar-T, SearchQA and SQuAD 1.1 are scored by :func:`evaluate` as it is, TriviaQA with
-``normalise=normalise_triviaqa``; both as the data sets' own scripts have it.
+``normalise=normalise_triviaqa``, and SQuAD 2.0, where many questions have no answer, by
+:func:`evaluate_v2`; all as the data sets' own scripts have it.
 """
 
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
@@ -40,17 +41,23 @@ def overlap(shared: int, found: int, gold: int) -> tuple[float, float, float]:
     return precision, recall, 2 * precision * recall / (precision + recall)
 
 
-def precision_recall_f1(
-    prediction: Sequence[str], gold: Sequence[str]
-) -> tuple[float, float, float]:
-    """Precision, recall and F1 of the words that two answers share; zeros if none."""
-    shared = (Counter(prediction) & Counter(gold)).total()
-    return overlap(shared, len(prediction), len(gold))
+def precision_recall_f1(prediction: str, gold: str) -> tuple[float, float, float]:
+    """Precision, recall and F1 of the words that two normalised texts share; zeros if none."""
+    found, right = prediction.split(), gold.split()
+    return overlap((Counter(found) & Counter(right)).total(), len(found), len(right))
 
 
 def f1(prediction: str, gold: str, normalise: Normalise = normalise) -> float:
     """The F1 of the normalised words; 0.0 if either has none."""
-    return precision_recall_f1(normalise(prediction).split(), normalise(gold).split())[2]
+    return precision_recall_f1(normalise(prediction), normalise(gold))[2]
+
+
+def check_gold(gold: Mapping[object, Sequence[str]]) -> None:
+    """Raise ValueError if there is nothing to score, or a question without an answer."""
+    if without := [id_ for id_, answers in gold.items() if not answers]:
+        raise ValueError(f"gold has no answer to {without[0]!r}; allowed: one or more to each")
+    if not gold:
+        raise ValueError("gold has 0 questions; allowed: 1 or more")
 
 
 def evaluate(
@@ -62,16 +69,13 @@ def evaluate(
     """``exact_match`` and ``f1``, means over all questions in per cent, and ``total``.
 
     A question counts with the gold answer that its prediction agrees with best, and with 0 if it
-    has no prediction, as in ``evaluate-v1.1``.
+    has no prediction, as in ``evaluate-v1.1``. Raises ValueError: see :func:`check_gold`.
 
     Args:
         gold: the accepted answers of each question's id, one or more (TriviaQA: the aliases).
         predictions: the answer to each; ids that are not in `gold` are passed over.
-
-    Raises:
-        ValueError: if there is no question, or one has no gold answer.
     """
-    require_answers(gold)
+    check_gold(gold)
     result = {}
     for name, score in (("exact_match", exact_match), ("f1", f1)):
         best = (
@@ -83,23 +87,52 @@ def evaluate(
     return result | {"total": len(gold)}
 
 
-def require_questions(gold: Mapping) -> None:
-    """Raise ValueError if there is nothing to score."""
-    if not gold:
-        raise ValueError("gold has 0 questions; allowed: 1 or more")
+def score_v2(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
+    """Exact match and F1 as SQuAD 2.0 has them; no answers: none is right. Answers of nothing but
+    articles and punctuation are none, and no words agree with no words."""
+    found, right = normalise(prediction), [*filter(None, map(normalise, answers))] or [""]
+    exact = float(found in right)
+    return exact, max(exact, *(precision_recall_f1(found, text)[2] for text in right))
 
 
-def require_answers(gold: Mapping[object, Sequence[str]]) -> None:
-    """Raise ValueError if there is nothing to score, or a question without an answer."""
-    require_questions(gold)
-    if without := [id_ for id_, answers in gold.items() if not answers]:
-        raise ValueError(
-            f"gold has no answer to {some(without)}; allowed: one or more per question"
-        )
+def evaluate_v2(
+    gold: Mapping[str, Sequence[str]],
+    predictions: Mapping[str, str],
+    no_answer: Mapping[str, float],
+    *,
+    threshold: float,
+) -> dict[str, float]:
+    """The scores of SQuAD 2.0 in per cent: the numbers of ``evaluate-v2.0.py``.
 
+    Args:
+        gold: the accepted answers of each question's id; empty: it has none.
+        predictions: the answer to each question, "" for none.
+        no_answer: how likely each question has no answer (any scale).
+        threshold: a prediction whose `no_answer` is above it counts as "".
 
-def some(ids: Iterable[object], most: int = 3) -> str:
-    """The first of many ids, for an error message."""
-    ids = list(ids)
-    more = f" and {len(ids) - most:,} more" if len(ids) > most else ""
-    return ", ".join(map(repr, ids[:most])) + more
+    Returns:
+        ``exact``, ``f1``, ``total``; the same as ``HasAns_*`` and ``NoAns_*`` where there are
+        such questions; and ``best_exact`` and ``best_f1``, what the best threshold would give,
+        with ``best_exact_thresh`` and ``best_f1_thresh``: 0 for "none answered".
+    """
+    raw = {id_: score_v2(predictions[id_], answers) for id_, answers in gold.items()}
+    groups = {"": [*gold], "HasAns_": [], "NoAns_": []}
+    for id_, answers in gold.items():
+        groups["HasAns_" if answers else "NoAns_"].append(id_)
+    nothing, result = len(groups["NoAns_"]), {}
+    for prefix, ids in groups.items():
+        for place, name in enumerate(("exact", "f1") if ids else ()):
+            of_each = (
+                not gold[id_] if no_answer[id_] > threshold else raw[id_][place] for id_ in ids
+            )
+            result[prefix + name] = 100 * sum(of_each) / len(ids)
+            result[f"{prefix}total"] = len(ids)
+    for place, name in enumerate(("exact", "f1")):
+        # one question after the other is answered, the least likely unanswerable first
+        best, score, at = nothing, nothing, 0.0
+        for id_ in sorted(gold, key=no_answer.__getitem__):
+            score += raw[id_][place] if gold[id_] else -bool(predictions[id_])
+            if score > best:
+                best, at = score, no_answer[id_]
+        result |= {f"best_{name}": 100 * best / len(gold), f"best_{name}_thresh": at}
+    return result

@@ -7,66 +7,42 @@ and matching any of theirs is right.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from .answers import overlap, require_questions, some
+from .answers import overlap
 
 MIN_ANNOTATORS = 2  # must give an answer, or the question has none; of one annotator, that one
 PRECISIONS = (0.5, 0.75, 0.9)  # at which recall is reported
 YES_NO = ("yes", "no", "none")
 
 
-@dataclass(frozen=True)
-class Span:
-    """A span of the document, in bytes of its HTML or in tokens, or both; -1: unknown. Raises
-    ValueError: if only one end is known, or the span is empty."""
+class Span(NamedTuple):
+    """A span of the document, in bytes of its HTML or in tokens, or both; -1: unknown."""
 
     start_byte: int = -1
     end_byte: int = -1
     start_token: int = -1
     end_token: int = -1
 
-    def __post_init__(self) -> None:
-        for start, end in self._ranges():
-            if (start < 0) != (end < 0) or start >= end >= 0:
-                raise ValueError(f"span is {self}; allowed: start < end, or both -1")
-
-    def _ranges(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        return (self.start_byte, self.end_byte), (self.start_token, self.end_token)
-
     def __bool__(self) -> bool:
         """Whether there is an answer at all."""
-        return any(end >= 0 for _, end in self._ranges())
+        return self.end_byte >= 0 or self.end_token >= 0
 
     def matches(self, other: "Span") -> bool:
         """Whether both are the same in bytes, or the same in tokens."""
-        pairs = zip(self._ranges(), other._ranges(), strict=True)
+        pairs = (self[:2], other[:2]), (self[2:], other[2:])
         return any(own == others and own[1] >= 0 for own, others in pairs)
 
 
 @dataclass(frozen=True)
 class Label:
-    """What an annotator or a model answers.
+    """What an annotator or a model answers."""
 
-    Args:
-        long: the paragraph, table or list.
-        short: the spans of the short answer, none if it is yes or no.
-        yes_no: "yes", "no" or "none".
-        long_score: higher is surer (predictions only).
-        short_score: the same, of the short answer.
-
-    Raises:
-        ValueError: for another `yes_no`.
-    """
-
-    long: Span = Span()
-    short: tuple[Span, ...] = ()
-    yes_no: str = "none"
-    long_score: float = 0.0
+    long: Span = Span()  # the paragraph, table or list
+    short: tuple[Span, ...] = ()  # the spans of the short answer, none if it is yes or no
+    yes_no: str = "none"  # one of YES_NO
+    long_score: float = 0.0  # higher is surer (predictions only)
     short_score: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.yes_no not in YES_NO:
-            raise ValueError(f"yes_no is {self.yes_no!r}; allowed: {', '.join(YES_NO)}")
 
     @property
     def has_short(self) -> bool:
@@ -74,29 +50,26 @@ class Label:
 
     @classmethod
     def from_json(cls, label: Mapping) -> "Label":
-        """An entry of a question's ``annotations``, or of a file of ``predictions``.
-
-        Bytes may be left out, as they are in the simplified data. Raises ValueError: for a
-        prediction of short spans and of yes or no, or for something else.
-        """
-        if not isinstance(label, Mapping):
-            raise ValueError(f"a label is {label!r}; allowed: an object")
-        yes_no, spans = label.get("yes_no_answer", "NONE"), label.get("short_answers", [])
-        if not isinstance(yes_no, str) or not isinstance(spans, Sequence):
-            raise ValueError("yes_no_answer is no text, or short_answers is no list")
-        yes_no, short = yes_no.lower(), tuple(map(_span, spans))
-        if "short_answers_score" in label and yes_no != "none" and any(short):
+        """An entry of a question's ``annotations``, or of a file of ``predictions``; bytes may be
+        left out, as they are in the simplified data. Raises ValueError: for something else, or a
+        prediction of short spans and of yes or no."""
+        try:
+            yes_no = label.get("yes_no_answer", "NONE").lower()
+            given = (label.get("long_answer", {}), *label.get("short_answers", []))
+            spans = [Span(*(span.get(name, -1) for name in Span._fields)) for span in given]
+            bounds = [bounds for span in spans for bounds in (span[:2], span[2:])]
+            wrong = [(a, b) for a, b in bounds if (a < 0) != (b < 0) or a >= b >= 0]
+        except (AttributeError, TypeError):
+            allowed = "an object as in Natural Questions' files"
+            raise ValueError(f"a label is {label!r}; allowed: {allowed}") from None
+        if wrong:
+            raise ValueError(f"a span is {wrong[0]}; allowed: start < end, or both -1")
+        if yes_no not in YES_NO:
+            raise ValueError(f"yes_no_answer is {yes_no!r}; allowed: {', '.join(YES_NO)}")
+        if "short_answers_score" in label and yes_no != "none" and any(spans[1:]):
             raise ValueError(f"yes_no_answer is {yes_no} with short answers; allowed: one of both")
         scores = (label.get(f"{name}_score", 0.0) for name in ("long_answer", "short_answers"))
-        return cls(_span(label.get("long_answer", {})), short, yes_no, *scores)
-
-
-def _span(span: Mapping) -> Span:
-    names = ("start_byte", "end_byte", "start_token", "end_token")
-    places = [span.get(name, -1) for name in names] if isinstance(span, Mapping) else [None]
-    if not all(isinstance(place, int) for place in places):
-        raise ValueError(f"a span is {span!r}; allowed: an object of whole numbers")
-    return Span(*places)
+        return cls(spans[0], tuple(spans[1:]), yes_no, *scores)
 
 
 def evaluate(
@@ -118,12 +91,9 @@ def evaluate(
     Raises:
         ValueError: if the questions of both are not the same, or there are none.
     """
-    require_questions(gold)
-    if differ := gold.keys() ^ predictions.keys():
-        raise ValueError(
-            f"{some(sorted(differ, key=str))} is not in both gold and predictions; allowed: the "
-            "same questions"
-        )
+    if not gold or gold.keys() != predictions.keys():
+        given = f"gold has {len(gold)} questions, predictions {len(predictions)}"
+        raise ValueError(f"{given}; allowed: the same in both, 1 or more")
     result = {}
     for name, outcome_of in (("long", _long_outcome), ("short", _short_outcome)):
         outcomes = [outcome_of(labels, predictions[id_]) for id_, labels in gold.items()]

@@ -22,42 +22,33 @@ def ranking_scores(
     questions: ArrayLike,
     scores: ArrayLike,
     relevant: ArrayLike,
-    candidates: ArrayLike | None = None,
+    candidates: ArrayLike,
     *,
     without_answer: str = "skip",
 ) -> RankingScores:
     """MAP and MRR by question, equal to trec_eval's ``map`` and ``recip_rank``.
 
     As there, scores are compared in float32, and of equal ones the candidate whose name is later
-    as a string comes first, so that the order of the data cannot help.
+    as a string comes first, so that the order of the data cannot help. Raises ValueError: arrays
+    of different lengths, a score that is NaN, or another value of ``without_answer``.
 
     Args:
         questions: the question that each candidate answers, [n], of any type that has a hash.
         scores: higher is better, [n].
         relevant: whether it is a right answer, bool or 0 and 1, [n].
-        candidates: names, different within a question, [n]; default: their numbers.
+        candidates: names, different within a question, [n].
         without_answer: of questions without a right answer: "skip" leaves them out, as papers on
             WikiQA do; "zero" counts them as 0, as trec_eval does.
-
-    Raises:
-        ValueError: arrays of different lengths, a score that is NaN, or another value of
-            ``without_answer``.
     """
     if without_answer not in ("skip", "zero"):
         raise ValueError(f"without_answer is {without_answer!r}; allowed: skip, zero")
-    names = range(len(scores)) if candidates is None else candidates
-    lengths = [*map(len, (questions, scores, relevant, names))]
-    if len(set(lengths)) > 1:
-        raise ValueError(
-            f"questions, scores, relevant and candidates have lengths {lengths}; allowed: one"
-        )
     scores = np.asarray(scores, dtype=np.float32)
     if np.isnan(scores).any():
         raise ValueError(f"score {int(np.isnan(scores).argmax())} is NaN; allowed: numbers")
-    of_question = defaultdict(list)
-    for question, *row in zip(questions, scores.tolist(), map(str, names), relevant, strict=True):
+    of_question, precisions, reciprocals = defaultdict(list), [], []
+    names = map(str, candidates)
+    for question, *row in zip(questions, scores.tolist(), names, relevant, strict=True):
         of_question[question].append(row)
-    precisions, reciprocals = [], []
     for rows in of_question.values():
         rows.sort(reverse=True)
         ranks = [rank for rank, (*_, right) in enumerate(rows, 1) if right]

@@ -26,7 +26,7 @@ from fairseq_clusterformer.corpora.question_answering.records import Drops, json
 from fairseq_clusterformer.criterions.clusterformer_qa import answer_parts
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.metrics import answers, hotpotqa, natural_questions, squad
+from fairseq_clusterformer.metrics import answers, hotpotqa, natural_questions
 from fairseq_clusterformer.metrics.natural_questions import Label
 
 from ..checkpoints.load import Loaded
@@ -213,7 +213,7 @@ def _score_texts(found: Predictions, ids: Iterable[str], threshold: float) -> di
     """Scores of the short answers to some questions."""
     gold = {id_: found.gold[id_] for id_ in ids}
     if found.some_unanswerable:
-        return squad.evaluate_v2(gold, found.texts, found.no_answer, threshold=threshold)
+        return answers.evaluate_v2(gold, found.texts, found.no_answer, threshold=threshold)
     normalise = answers.normalise
     if found.corpus.startswith("triviaqa"):
         normalise = answers.normalise_triviaqa

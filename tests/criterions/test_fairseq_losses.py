@@ -1,6 +1,7 @@
 """Losses of pairs of texts and of ranked pairs against plain loops."""
 
 import math
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from fairseq_clusterformer.criterions.clusterformer_sentence_prediction import (
     ClusterformerSentencePrediction,
     ClusterformerSentencePredictionConfig,
+    _Rows,
 )
 from fairseq_clusterformer.criterions.fairseq_losses import (
     ClusterformerMaskedLMLoss,
@@ -97,3 +99,22 @@ def test_sure_candidates_are_told_apart():
     logged = logged_of(ClusterformerSentencePrediction, [log])
     assert logged["map"] == logged["mrr"] == 1
     assert float(logged["accuracy"]) == pytest.approx(100 / 3, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "right", "expected"),
+    [
+        ("classified", [1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 0, 0], {"f1": 66.67, "mcc": 33.33}),
+        ("classified", [0] * 3, [0, 0, 1], {"f1": 0, "mcc": 0}),  # nowhere
+        ("regressed", [1, 2, 4], [1, 3, 2], {"pearson": 32.7327, "spearman": 50}),
+        ("regressed", [1, 1, 1], [1, 3, 2], {"pearson": 0, "spearman": 0}),
+        ("regressed", [1, math.nan, 1], [1, 3, 2], {"pearson": math.nan, "spearman": math.nan}),
+    ],
+)
+def test_scores_of_glue(kind, found, right, expected):
+    """By hand, over the rows of two batches; what is constant has none."""
+    rows = _Rows(torch.tensor(found).double(), torch.tensor(right))
+    log = {"loss": 0.0, "sample_size": 1}
+    logs = [log | {kind: Namespace(rows=part)} for part in rows.rows.split(2)]
+    logged = logged_of(ClusterformerSentencePrediction, logs)
+    assert {name: logged[name] for name in expected} == pytest.approx(expected, nan_ok=True)

@@ -13,10 +13,8 @@ from fairseq_clusterformer.criterions.clusterformer_qa import (
     ClusterformerQA,
     ClusterformerQAConfig,
     QACriterion,
-    candidate_nll,
     marginal_nll,
     span_nll,
-    support_nll,
 )
 from fairseq_clusterformer.tasks.clusterformer_qa import ClusterformerQAConfig as TaskConfig
 
@@ -140,29 +138,14 @@ def test_the_criterion_is_the_sum_of_its_parts(marginal):
     assert float(each.sum()) == pytest.approx(float(loss), abs=1e-10)
 
 
-def test_supporting_sentences_by_themselves():
-    """The first question has three of which one is unknown, the second two, the third none."""
-    logits = torch.randn(3, 3, dtype=torch.float64)
-    logits[1, 2] = logits[2] = -torch.inf
-    logits.requires_grad_()
-    told = torch.tensor([[1, 0, -1], [0, 1, -1], [-1, -1, -1]])
-    expected = []
-    for row in range(3):
-        likely = [1 / (1 + math.exp(-value)) for value in logits[row].tolist()]
-        pairs = [(p, t) for p, t in zip(likely, told[row].tolist(), strict=True) if t >= 0]
-        expected.append(-sum(math.log(p if t else 1 - p) for p, t in pairs))
-    found = support_nll(logits, told)
-    assert found.tolist() == pytest.approx(expected, abs=1e-12)
-    found.sum().backward()
-    assert torch.isfinite(logits.grad).all()
-
-
 @pytest.mark.parametrize("candidates", [False, True])
 def test_the_loss_of_a_structured_reader_is_the_mean_of_its_parts(candidates):
     """Where a candidate is right, it and the supporting sentences are all that is learned."""
     (start, _), (end, _), (paragraph, _) = (draw(2, 9) for _ in range(3))
     start, end = (x.nan_to_num(neginf=0.0) for x in (start, end))
     sentences = torch.randn(2, 4, dtype=torch.float64)
+    sentences[0, 3] = -torch.inf  # the first question has no more
+    sentences.requires_grad_()
     of_candidates = torch.randn(2, 3, dtype=torch.float64) if candidates else None
     types = torch.randn(2, 5, dtype=torch.float64)
     logits = AnswerLogits(start, end, paragraph, types, sentences, of_candidates)
@@ -174,16 +157,21 @@ def test_the_loss_of_a_structured_reader_is_the_mean_of_its_parts(candidates):
         "candidate": torch.tensor([2, -1]),
     }
     sample = {"net_input": {}, "target": target, "ntokens": 18, "nsentences": 2}
-
     criterion = QACriterion(SimpleNamespace(cfg=TaskConfig()), "joint")
     loss, size, logged = criterion(Model(logits), sample, reduce=False)
-    supporting = support_nll(sentences, target["supporting"])
+    supporting = []
+    for row, told in zip(sentences, target["supporting"].tolist(), strict=True):
+        likely = row.sigmoid().tolist()
+        pairs = [(p, t) for p, t in zip(likely, told, strict=True) if t >= 0]
+        supporting.append(-sum(math.log(p if t else 1 - p) for p, t in pairs))
     spans = span_nll(start, end, target["spans"], "joint")
     expected = spans + marginal_nll(types, target["types"])
     if candidates:
-        expected[0] = candidate_nll(of_candidates, target["candidate"])[0]
+        expected[0] = as_written(of_candidates[0], [False, False, True])
     assert size == 2
-    torch.testing.assert_close(loss, (expected + supporting) / 5)
+    torch.testing.assert_close(loss, (expected + torch.tensor(supporting).double()) / 5)
+    loss.sum().backward()
+    assert torch.isfinite(sentences.grad).all()
     assert logged["support_size"] == 2
     assert logged["candidate_size"] == candidates
     assert logged["span_size"] == 1 - candidates

@@ -1,5 +1,7 @@
 """Natural Questions' scores, worked out by hand from the rules that its ``nq_eval.py`` states."""
 
+import re
+
 import pytest
 
 from fairseq_clusterformer.metrics.natural_questions import Label, Span, evaluate
@@ -67,20 +69,23 @@ def test_precision_recall_and_best_threshold():
         4: Label(long_score=10),  # rightly none
     }
     scores = evaluate(gold, predictions)
-    # 2 of 4 predictions are right, 2 of 3 answers found
-    assert scores["long-answer-n"] == 5
-    assert scores["long-answer-precision"] == 1 / 2
-    assert scores["long-answer-recall"] == 2 / 3
-    assert scores["long-answer-f1"] == pytest.approx(4 / 7)
-    # From the surest down, P and R: 0 0, 1 1/3, 1/2 1/3, 2/3 2/3, 1/2 2/3; best F1 is 2/3, at 7.
-    assert scores["long-best-threshold"] == 7
-    assert scores["long-best-threshold-f1"] == pytest.approx(2 / 3)
-    assert scores["long-best-threshold-precision"] == pytest.approx(2 / 3)
-    assert scores["long-best-threshold-recall"] == pytest.approx(2 / 3)
-    assert scores["long-recall-at-precision>=0.5"] == pytest.approx(2 / 3)
-    assert scores["long-precision-at-precision>=0.5"] == pytest.approx(2 / 3)
-    assert scores["long-recall-at-precision>=0.75"] == pytest.approx(1 / 3)
-    assert scores["long-precision-at-precision>=0.75"] == 1
+    # 2 of 4 predictions are right, 2 of 3 answers found. From the surest down, P and R: 0 0,
+    # 1 1/3, 1/2 1/3, 2/3 2/3, 1/2 2/3; best F1 is 2/3, at 7.
+    long = {name.removeprefix("long-"): x for name, x in scores.items() if "long" in name}
+    assert long == {
+        "answer-n": 5,
+        "answer-precision": 1 / 2,
+        "answer-recall": 2 / 3,
+        "answer-f1": pytest.approx(4 / 7),
+        "best-threshold": 7,
+        **{f"best-threshold-{x}": pytest.approx(2 / 3) for x in ("precision", "recall", "f1")},
+        "recall-at-precision>=0.5": pytest.approx(2 / 3),
+        "precision-at-precision>=0.5": pytest.approx(2 / 3),
+        "recall-at-precision>=0.75": pytest.approx(1 / 3),
+        "precision-at-precision>=0.75": 1,
+        "recall-at-precision>=0.9": pytest.approx(1 / 3),
+        "precision-at-precision>=0.9": 1,
+    }
     # no short answer is predicted
     assert scores["short-answer-f1"] == scores["short-best-threshold-f1"] == 0
 
@@ -92,10 +97,6 @@ def test_bytes_or_tokens():
     assert both.matches(Span(100, 201, 10, 50))
     assert not Span(100, 200).matches(tokens(10, 50))
     assert not Span()
-    with pytest.raises(ValueError, match="start_token=5, end_token=5.*allowed: start < end"):
-        tokens(5, 5)
-    with pytest.raises(ValueError, match="start_byte=3"):
-        Span(start_byte=3)
 
 
 def test_from_json():
@@ -110,19 +111,22 @@ def test_from_json():
     }
     expected = Label(Span(9, 99, 212, 310), (tokens(213, 215),), "none", 13.5, 26.4)
     assert Label.from_json(prediction) == expected
-    with pytest.raises(ValueError, match="yes_no_answer is yes with short answers"):
-        Label.from_json(prediction | {"yes_no_answer": "YES"})
-    with pytest.raises(ValueError, match="'perhaps'; allowed: yes, no, none"):
-        Label.from_json({"yes_no_answer": "perhaps"})
-    for damaged in (None, {"short_answers": [1]}, {"long_answer": {"start_token": "1"}}):
-        with pytest.raises(ValueError, match=r"label is|span is"):
-            Label.from_json(damaged)
     simplified = {"long_answer": {"start_token": -1, "end_token": -1}, "short_answers": []}
     assert Label.from_json(simplified) == NOTHING
+    for damaged, message in (
+        (None, "a label is None; allowed: an object"),
+        ({"short_answers": [1]}, "a label is"),
+        ({"long_answer": {"start_token": "1"}}, "a label is"),
+        ({"long_answer": {"start_token": 5, "end_token": 5}}, "(5, 5); allowed: start < end"),
+        ({"long_answer": {"start_byte": 3}}, "(3, -1); allowed"),
+        ({"yes_no_answer": "perhaps"}, "'perhaps'; allowed: yes, no, none"),
+        (prediction | {"yes_no_answer": "YES"}, "yes_no_answer is yes with short answers"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            Label.from_json(damaged)
 
 
 def test_refuses_other_questions():
-    with pytest.raises(ValueError, match="2 is not in both gold and predictions"):
-        evaluate({1: answers(), 2: answers()}, {1: NOTHING})
-    with pytest.raises(ValueError, match="0 questions"):
-        evaluate({}, {})
+    for gold in ({1: answers(), 2: answers()}, {}):
+        with pytest.raises(ValueError, match=f"gold has {len(gold)} questions, predictions 1; al"):
+            evaluate(gold, {1: NOTHING})

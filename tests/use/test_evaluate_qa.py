@@ -10,8 +10,7 @@ import torch
 
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.data.qa import QAData
-from fairseq_clusterformer.metrics.answers import evaluate
-from fairseq_clusterformer.metrics.squad import evaluate_v2
+from fairseq_clusterformer.metrics.answers import evaluate, evaluate_v2
 from fairseq_clusterformer.use.evaluate import Predictions, breakdown
 from fairseq_clusterformer.visual.figure import draw_breakdown
 from tests.cli.in_process import QUESTIONS, train, validate
