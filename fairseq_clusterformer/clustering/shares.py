@@ -18,7 +18,7 @@ from .report import cluster_sizes
 
 #: scores there are at least where C++ computes them, but in steps: for fewer, a build would take
 #: longer
-CPP_FROM = 1 << 17
+CPP_FROM = 1 << 16
 
 
 class Scores(NamedTuple):
