@@ -7,8 +7,8 @@
 
 CHECKPOINT is a dense model: fairseq's transformer_lm, transformer or roberta, one of ours whose
 attention is full, or a folder of transformers' GPT-2, BERT, RoBERTa, Marian, BART, Llama (SmolLM
-too), Mistral, Qwen2 or Qwen3. OUT becomes a folder with checkpoint.pt, convert.json and
-convert.png. Without a data folder, it also has data/, which holds the dictionary and the subwords.
+too), Mistral, Qwen2 or Qwen3. OUT becomes a folder with checkpoint.pt and convert.json. Without a
+data folder, it also has data/, which holds the dictionary and the subwords.
 All dense weights are kept. The attention of each head is measured on texts of the model's own
 task: heads that look near become windows, the others cluster. Heads change places within their
 layer so that they fit its spec; this changes no output. Heads of the kind taught are fitted to the
@@ -94,8 +94,7 @@ def main(arguments: Sequence[str]) -> int:
             raise bad_option("--probes", args.probes, f"less than --far-window, {args.far_window}")
     for file in args.text or ():
         check_file("--text", file, "a file of text")
-    for option in ("--attention", "--encoder-attention", "--decoder-attention"):
-        _check_spec(option, getattr(args, option[2:].replace("-", "_")))
+    _check_specs(args)
     check_utf8("OUT", args.out)
     recipe, made = _recipe(args), written(args.out)
     if made and made["recipe"] == recipe and not args.force:
@@ -105,16 +104,9 @@ def main(arguments: Sequence[str]) -> int:
     check_output("OUT", args.out, folder=True, inputs=inputs, force=args.force)
 
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
-    from fairseq_clusterformer.conversion import as_checkpoint, is_folder
-    from fairseq_clusterformer.conversion.batches import (
-        batches_of_split,
-        batches_of_text,
-        far_of,
-        length_of,
-    )
+    from fairseq_clusterformer.conversion import as_checkpoint, batches, is_folder
     from fairseq_clusterformer.conversion.convert import TASKS, check, convert
     from fairseq_clusterformer.conversion.reading import kept_beside
-    from fairseq_clusterformer.conversion.watch import memory_may_run_out, progress
     from fairseq_clusterformer.conversion.write import fine_tuning, write
 
     if is_folder(args.checkpoint) and args.text is None and args.data is None:
@@ -122,23 +114,22 @@ def main(arguments: Sequence[str]) -> int:
         allowed += f"--tokenizer {args.checkpoint / 'tokenizer.json'}"
         problem = "a folder of transformers has no texts"
         raise bad_option("--text", "not given", allowed, problem)
-    with memory_may_run_out(), as_checkpoint(args.checkpoint, args.data) as (checkpoint, data):
+    with as_checkpoint(args.checkpoint, args.data) as (checkpoint, data):
         loaded = load_checkpoint(checkpoint, data=data, task=TASKS, option="CHECKPOINT")
         loaded = replace(loaded, path=args.checkpoint)
         plan = _plan(args, loaded)
         check(loaded, plan)
-        length = length_of(loaded, args.tokens_per_sample, _LENGTH)
+        length = batches.length_of(loaded, args.tokens_per_sample, _LENGTH)
+        how = {"tokens": args.tokens, "length": length}
         if args.text:
-            batches = batches_of_text(loaded, args.text, args.tokens, length)
+            given = batches.of_text(loaded, args.text, **how)
         else:
-            how = {"tokens": args.tokens, "length": length, "seed": args.seed}
-            batches = batches_of_split(loaded, args.gen_subset, **how)
-        batches = far_of(batches, plan.near)
-        with kept_beside(args.out, loaded.model, batches, plan) as folder:
-            converted = convert(loaded, batches, plan, folder, progress=progress)
+            given = batches.of_split(loaded, args.gen_subset, **how, seed=args.seed)
+        given = batches.far_of(given, plan.near)
+        with kept_beside(args.out, loaded.model, given, plan) as folder:
+            converted = convert(loaded, given, plan, folder)
             write(converted, args.out, force=args.force, recipe=recipe)
     _print(converted)
-    print(f"{converted.tokens:,} tokens were read, for measuring and fitting.")
     print(f"\n{args.out}: {', '.join(sorted(file.name for file in args.out.iterdir()))}")
     print("\nTo go on with training", end="")
     if not any((data := args.out / "data").glob("train*")) and data.is_dir():
@@ -150,15 +141,17 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _check_spec(option: str, spec: str | None) -> None:
+def _check_specs(args: argparse.Namespace) -> None:
     """Raise UserError for a kind or an option that is none, before a model is loaded; whether the
     kinds fit its heads is seen then."""
     from fairseq_clusterformer.attention.spec import parse_attention
 
-    try:
-        parse_attention("full" if spec is None else spec, num_layers=1, num_heads=0, option=option)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    for name in ("attention", "encoder_attention", "decoder_attention"):
+        spec, option = getattr(args, name) or "full", f"--{name.replace('_', '-')}"
+        try:
+            parse_attention(spec, num_layers=1, num_heads=0, option=option)
+        except ValueError as error:
+            raise UserError(str(error)) from None
 
 
 def _recipe(args: argparse.Namespace) -> dict:
@@ -172,8 +165,7 @@ def _recipe(args: argparse.Namespace) -> dict:
 
 def _plan(args: argparse.Namespace, loaded):
     """What the options ask for; UserError for one of specs that are made, if none is."""
-    from fairseq_clusterformer.conversion.convert import Plan
-    from fairseq_clusterformer.conversion.model import target_of
+    from fairseq_clusterformer.conversion.model import Plan, target_of
 
     sides = target_of(loaded).specs
     given = {"encoder": args.encoder_attention, "decoder": args.decoder_attention}
@@ -181,13 +173,12 @@ def _plan(args: argparse.Namespace, loaded):
     specs |= {side: spec for side, spec in given.items() if spec is not None}
     names = ("clusters", "probes", "scouts", "window_below", "sinks", "summaries", "clusters_per")
     made = {name: value for name in names if (value := getattr(args, name)) is not None}
-    if specs.keys() >= set(sides) and made:
-        name, value = next(iter(made.items()))
-        raise bad_option(f"--{name.replace('_', '-')}", value, "none with --attention")
-    if "decoder" in specs or "decoder" not in sides:
-        for name in made.keys() & {"sinks", "summaries"}:
-            problem = "there is no spec of a decoder to make"
-            raise bad_option(f"--{name}", made[name], "none here", problem)
+    for name, value in made.items():
+        whose = "a decoder" if name in ("sinks", "summaries") else "heads"
+        left = sides.keys() - specs.keys() - ({"encoder"} if whose == "a decoder" else set())
+        if not left:
+            problem = f"there is no spec of {whose} to make"
+            raise bad_option(f"--{name.replace('_', '-')}", value, "none here", problem)
     made |= {name: getattr(args, name) for name in ("max_positions", "updates", "lr", "seed")}
     return Plan(specs=specs, near=args.near_window, far=args.far_window, **made)
 
@@ -203,8 +194,9 @@ def _print(converted) -> None:
             f"{head.far:5.3f}  {head.best:5.3f}  {began:14}  {after}"
         )
     print(_LEGEND)
-    for side in sorted({head.side for head in converted.heads}):
-        print(f"attention of the {side}: {converted.specs[side]}")
+    for side, spec in sorted(converted.specs.items()):
+        print(f"attention of the {side}: {spec}")
     others = {"window", "full", "taught", "strided", "xl"}  # fitted, or without clusters to learn
     if kinds := {head.kind for head in converted.heads} - others:
         print(f"not fitted, their clusters start anew: {', '.join(sorted(kinds))}")
+    print(f"{converted.tokens:,} tokens were read, for measuring and fitting.")

@@ -41,7 +41,7 @@ def length_of(loaded: Loaded, wanted: int | None, most: int) -> int | None:
     return wanted or min(trained, positions, most)
 
 
-def batches_of_split(
+def of_split(
     loaded: Loaded, split: str, tokens: int, length: int | None, *, seed: int
 ) -> list[Inputs]:
     """What the model is given of a split, by its task, until there are so many tokens, padding
@@ -68,7 +68,7 @@ def batches_of_split(
     return _collated(dataset, order, tokens)
 
 
-def batches_of_text(
+def of_text(
     loaded: Loaded, files: Sequence[Path], tokens: int, length: int | None
 ) -> list[Inputs]:
     """Texts from their beginning, in rows of a length; of a translator, the lines of two files.

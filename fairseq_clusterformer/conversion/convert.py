@@ -9,14 +9,14 @@ import torch
 from fairseq import tasks
 
 from fairseq_clusterformer.attention.kinds.taught.kind import Taught
-from fairseq_clusterformer.attention.spec import Heads, parse_attention
+from fairseq_clusterformer.attention.spec import Heads, parse_attention, written
 from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
 from fairseq_clusterformer.errors import UserError, bad_option
 
 from .fit import fit_layers
 from .heads import Mass, head_mass, kinds_for, order_of_heads
 from .model import Place, Plan, attentions, clustered_options, clustered_state, target_of
-from .reading import Inputs, Progress, store
+from .reading import Inputs, store
 
 #: tasks of the models that can be converted
 TASKS = ("language_modeling", "translation", "masked_lm", "clusterformer_sentence")
@@ -62,45 +62,33 @@ def check(loaded: Loaded, plan: Plan) -> None:
     form, or one that is not dense; a spec that does not fit; fewer positions than there are."""
     name, model = "CHECKPOINT", loaded.model
     target = target_of(loaded)
-    layers = attentions(model) if _is_ours(model) else {}
-    for (side, number), attention in layers.items():
-        kinds = "+".join(heads.written for heads in attention.kinds)
-        if set(heads.kind for heads in attention.kinds) != {"full"}:
-            problem = f"layer {number} of the {side} is {kinds}"
+    for (side, number), attention in (attentions(model) if _is_ours(model) else {}).items():
+        if {heads.kind for heads in attention.kinds} != {"full"}:
+            problem = f"layer {number} of the {side} is {written([attention.kinds])}"
             raise bad_option(name, loaded.path, "a dense model", problem)
-    if getattr(model, "decoder", None) and getattr(model.decoder, "separate_documents", False):
+    if getattr(getattr(model, "decoder", None), "separate_documents", False):
         problem = "it was trained with --separate-documents"
         raise bad_option(name, loaded.path, "a model whose rows are one text each", problem)
-    for side, spec in plan.specs.items():
-        if side not in target.specs:
-            raise bad_option(f"--{side}-attention", spec, "none", f"there is no {side}")
+    for side in plan.specs.keys() - target.specs.keys():
+        raise bad_option(f"--{side}-attention", plan.specs[side], "none", f"there is no {side}")
     positions = model.max_positions()
     least = max(positions) if isinstance(positions, tuple) else positions
     if plan.max_positions is not None and plan.max_positions < least:
         raise bad_option("--max-positions", plan.max_positions, f"{least} or more")
     clustered = rebuilt(loaded, dict.fromkeys(target.specs, "full") | plan.specs)
     for router in clustered.model.modules():
-        if isinstance(router, Taught):
-            for option, value, allowed in (
-                ("--routes-by", router.options.routes_by, "input"),
-                ("--drop-keys", router.options.drop_keys, 0.0),
-            ):
-                if value != allowed:
-                    raise bad_option(option, value, allowed, "such a router cannot be fitted")
+        given = vars(router.options) if isinstance(router, Taught) else {}
+        for option, fitted in (("routes_by", "input"), ("drop_keys", 0.0)):
+            if (value := given.get(option, fitted)) != fitted:
+                problem = "such a router cannot be fitted"
+                raise bad_option(f"--{option.replace('_', '-')}", value, fitted, problem)
 
 
 def _is_ours(model: torch.nn.Module) -> bool:
     return type(model).__module__.startswith("fairseq_clusterformer.")
 
 
-def convert(
-    loaded: Loaded,
-    batches: Sequence[Inputs],
-    plan: Plan,
-    folder: Path,
-    *,
-    progress: Progress = lambda steps, name: iter(steps),
-) -> Converted:
+def convert(loaded: Loaded, batches: Sequence[Inputs], plan: Plan, folder: Path) -> Converted:
     """Convert a dense model, which :func:`check` has found good. Raises UserError: options of the
     model that have no clustered form, texts that are too short, or a disk without room.
 
@@ -108,7 +96,6 @@ def convert(
         batches: of its inputs; heads are measured on the first ones, which nothing is fitted to
             unless there is one batch alone.
         folder: of what has been read and fitted so far, see :func:`~.reading.kept_beside`.
-        progress: of the reading and of the fitting.
     """
     sides = target_of(loaded).specs
     dense = rebuilt(loaded, dict.fromkeys(sides, "full"))
@@ -116,7 +103,7 @@ def convert(
     number = len(_first(batches, MEASURED)[: max(1, len(batches) // 4)])
     first = len(_first(batches[number:] or batches, MEASURED))  # where the routers begin
     batches = batches[: number + max(first, plan.updates)]
-    files = store(dense.model, batches, folder, progress)
+    files = store(dense.model, batches, folder)
     measured, fitted = files[:number], files[number:] or files[:number]
     sinks, mass = mass_and_sinks(dense, measured, plan)
     specs = {s: plan.specs.get(s) or _spec(s, mass, dense, plan, sinks) for s in sides}
@@ -128,10 +115,21 @@ def convert(
         for (side, number), attention in attentions(dense.model).items()
     }
     clustered = rebuilt(loaded, specs, orders, plan.max_positions)
-    of_files = orders, measured, fitted, first, sinks, plan, folder, progress
-    layers, losses = fit_layers(dense.model, clustered.model, *of_files)
+    of_fit = orders, measured, fitted, first, sinks, plan
+    layers, losses = fit_layers(dense.model, clustered.model, *of_fit)
     tokens = sum(inputs["src_tokens"].numel() for inputs in batches)
-    heads = _heads(clustered, orders, mass, layers)
+    heads = []
+    for at, attention in attentions(clustered.model).items():
+        size = attention.num_heads // len(attention.kinds)
+        numbers = (*mass[at], *layers[at]["before"], *layers[at]["after"])
+        for head, values in enumerate(torch.stack(numbers, dim=1).tolist()):
+            far, best, began, chance_before, ended, chance = values
+            place = orders[at].index(head)
+            kind = attention.kinds[place // size].kind
+            if kind != "taught":  # not fitted
+                began = chance_before = None
+            of_head = (far, best, chance, began, chance_before, ended)
+            heads.append(Head(*at, head, place, kind, *of_head))
     return Converted(clustered, heads, specs, plan.near, losses, loaded.updates, tokens)
 
 
@@ -140,25 +138,25 @@ def mass_and_sinks(
 ) -> tuple[int, dict[Place, Mass]]:
     """How many sinks a decoder needs, and where the attention of all heads goes besides them."""
 
-    def mass(sinks: int) -> dict[Place, Mass]:
-        return head_mass(dense.model, measured, plan.near, plan.far, sinks)
-
-    def far(found: dict[Place, Mass]) -> float:
+    def mass(sinks: int) -> tuple[dict[Place, Mass], float]:
+        """And a decoder's mean far mass."""
+        found = head_mass(dense.model, measured, plan.near, plan.far, sinks)
         layers = [of_layer.far for (side, _), of_layer in found.items() if side == "decoder"]
-        return torch.cat(layers).mean().item() if layers else 0.0
+        return found, torch.cat(layers).mean().item() if layers else 0.0
 
     sinks = plan.sinks
     if "decoder" in plan.specs:  # those that all of its heads are asked to see
         layers = _kinds(dense, "decoder", plan.specs["decoder"])
         found = [heads for layer in layers for heads in layer if heads.kind != "full"]
-        sinks = min((getattr(heads.options, "sinks", 0) for heads in found), default=0)
+        sinks = min((heads.options.sinks for heads in found), default=0)
     if sinks is not None:
-        return sinks, mass(sinks)
-    without = mass(0)
-    if far(without) < SINKS_ABOVE:
-        return 0, without
-    found = mass(SINKS)
-    return (SINKS, found) if far(without) - far(found) >= SINKS_ABOVE else (0, without)
+        return sinks, mass(sinks)[0]
+    without, far = mass(0)
+    if far >= SINKS_ABOVE:
+        found, left = mass(SINKS)
+        if far - left >= SINKS_ABOVE:
+            return SINKS, found
+    return 0, without
 
 
 def _kinds(dense: Loaded, side: str, spec: str) -> list[tuple[Heads, ...]]:
@@ -173,14 +171,10 @@ def rebuilt(
     orders: dict[Place, list[int]] | None = None,
     max_positions: int | None = None,
 ) -> Loaded:
-    """The clustered model with a dense one's weights. Raises UserError: options of the model that
-    have no clustered form.
-
-    Args:
-        specs: attention of each side.
-        orders: which head comes to each place of a layer; None: heads stay.
-        max_positions: most tokens of a sequence; None: as before.
-    """
+    """The clustered model with a dense one's weights, and with the attention of each side in
+    ``specs``. ``orders`` says which head comes to each place of a layer (None: heads stay);
+    ``max_positions`` as of :class:`Plan`. Raises UserError: options of the model that have no
+    clustered form."""
     try:
         cfg = clustered_options(loaded, specs, max_positions)
         task = tasks.setup_task(cfg.task, from_checkpoint=True)
@@ -247,19 +241,3 @@ def _spec(side: str, mass: dict[Place, Mass], dense: Loaded, plan: Plan, sinks: 
         layers.append("+".join(written[kind] for kind in kinds))
     runs = [(layer, len(list(run))) for layer, run in groupby(layers)]
     return ",".join(layer if number == 1 else f"{layer}*{number}" for layer, number in runs)
-
-
-def _heads(clustered: Loaded, orders, mass, layers) -> list[Head]:
-    heads = []
-    for at, attention in attentions(clustered.model).items():
-        size = attention.num_heads // len(attention.kinds)
-        numbers = (*mass[at], *layers[at]["before"], *layers[at]["after"])
-        for head, values in enumerate(torch.stack(numbers, dim=1).tolist()):
-            far, best, began, chance_before, ended, chance = values
-            place = orders[at].index(head)
-            kind = attention.kinds[place // size].kind
-            if kind != "taught":  # not fitted
-                began = chance_before = None
-            of_head = (far, best, chance, began, chance_before, ended)
-            heads.append(Head(*at, head, place, kind, *of_head))
-    return heads

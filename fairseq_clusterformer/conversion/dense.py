@@ -1,6 +1,8 @@
 """Dense models of ``transformers`` as ours with full attention: the same logits, word by word."""
 
 import math
+import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,9 +25,8 @@ from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.encoder_only import fingerprint
 from fairseq_clusterformer.models.pretrained import load_folder
 
-from .model import CRITERIONS
+from .model import TARGETS
 from .texts import TEXTS, languages
-from .watch import free_memory
 
 ALLOWED = f"a folder of {KNOWN} that save_pretrained wrote, tokenizer included"
 
@@ -46,7 +47,13 @@ def read_dense(folder: Path, data: Path) -> Loaded:
     """Read a dense model as ours, with full attention; the new folder ``data`` gets the files of
     its text. Raises UserError: a model of another type or with another form of a layer; files that
     are missing or damaged."""
-    family = FAMILIES[_kind_of(folder)]
+    record = read_json(folder / "config.json")
+    kind = record["model_type"]
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise bad_option("CHECKPOINT", folder, ALLOWED, f"a model of the type {kind}")
+    if record.get("quantization_config") is not None:
+        raise bad_option("CHECKPOINT", folder, ALLOWED, "its weights are quantised")
+    family = FAMILIES[kind]
     data.mkdir(parents=True, exist_ok=True)
     try:
         config = AutoConfig.from_pretrained(folder)
@@ -56,7 +63,8 @@ def read_dense(folder: Path, data: Path) -> Loaded:
             theirs = pretrained(getattr(transformers, family.auto), folder, dtype=torch.float32)
             config = theirs.config
         numbers = TEXTS[family.text](folder, data, config)
-        most = _positions(options)
+        # of a decoder's texts, or of an encoder's
+        most = options.get("max_target_positions") or options["window_positions"]
         if not family.auto:
             known = vars(MODEL_DATACLASS_REGISTRY[family.architecture]())
             options = {name: value for name, value in options.items() if name in known}
@@ -94,22 +102,6 @@ def read_dense(folder: Path, data: Path) -> Loaded:
     return _loaded(model, family, vars(described.namespace()), of_task, folder, data)
 
 
-def _positions(options: dict) -> int:
-    """Of a decoder's texts, or of an encoder's."""
-    return options.get("max_target_positions") or options["window_positions"]
-
-
-def _kind_of(folder: Path) -> str:
-    """The type of a dense model; UserError for one that is not known, or is quantised."""
-    record = read_json(folder / "config.json")
-    kind = record["model_type"]
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise bad_option("CHECKPOINT", folder, ALLOWED, f"a model of the type {kind}")
-    if record.get("quantization_config") is not None:
-        raise bad_option("CHECKPOINT", folder, ALLOWED, "its weights are quantised")
-    return kind
-
-
 def _check_sizes(folder: Path, config: PretrainedConfig) -> None:
     """Refuse a model of more layers than tensors, or without room for three copies in float32:
     theirs, ours, and in between."""
@@ -127,6 +119,13 @@ def _check_sizes(folder: Path, config: PretrainedConfig) -> None:
         raise bad_option("CHECKPOINT", folder, "a smaller model, or more memory", problem)
 
 
+def free_memory() -> int:
+    """Bytes that the machine has for programs; of systems other than Linux, no limit."""
+    if not (file := Path("/proc/meminfo")).exists():
+        return sys.maxsize
+    return 1024 * int(re.search(r"MemAvailable: *(\d+)", file.read_text())[1])
+
+
 def _loaded(model, family: Family, options, of_task, folder: Path, data: Path) -> Loaded:
     """A model with the options of a training that would have made it."""
     architecture, task = family.architecture, family.task
@@ -140,7 +139,7 @@ def _loaded(model, family: Family, options, of_task, folder: Path, data: Path) -
     sections = {name: dict(vars(section)) for name, section in sections.items()}
     sections["task"] |= {"_name": task, "data": None, **of_task}
     sections["model"] |= {"_name": architecture, **options}
-    sections["criterion"] = {"_name": CRITERIONS[architecture]}
+    sections["criterion"] = {"_name": TARGETS[architecture].criterion}
     given = OmegaConf.create(sections, flags={"allow_objects": True})
     resolved = OmegaConf.to_container(given, resolve=True, enum_to_str=True)
     del resolved["common"], resolved["dataset"]

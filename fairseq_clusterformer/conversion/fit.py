@@ -10,7 +10,7 @@ what routes, K clusters.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
+from tqdm import tqdm
 
 from fairseq_clusterformer.attention import Tokens
 from fairseq_clusterformer.attention.kinds.taught.kind import Taught
@@ -37,7 +38,7 @@ from fairseq_clusterformer.precision import full_float32
 
 from .heads import recall
 from .model import Place, Plan, attentions
-from .reading import Inputs, Progress, Read, read
+from .reading import Inputs, Read, progress, read
 
 RIDGE = 1e-4  # of the mean square of what routing projections are found from
 TEACHERS = 2048  # queries of each text and head
@@ -59,6 +60,10 @@ class Pupil(NamedTuple):
         convolution = self.router.convolution
         return reading.x if convolution is None else convolution(reading.x, reading.batch)
 
+    def tokens(self, reading: Read) -> Tokens:
+        q, k = (t[:, self.heads] for t in (reading.q, reading.k))
+        return Tokens(reading.x, (q, k), reading.batch, impl=self.attention.impl)
+
 
 def pupils(dense: nn.Module, clustered: nn.Module, orders: dict[Place, list[int]]) -> list[Pupil]:
     """The routers of a clustered model that can be fitted."""
@@ -78,57 +83,55 @@ def begin(
     dense: nn.Module, routers: Sequence[Pupil], batches: Sequence[Inputs | Path], seed: int
 ) -> None:
     """Where the routing loss starts from: projections and centroids."""
-    readings = [read(dense, inputs) for inputs in batches]
+    of_batches = [read(dense, inputs) for inputs in batches]
     for pupil in routers:
-        _begin(pupil, [of_batch(pupil.place) for of_batch in readings], seed)
-
-
-def _begin(pupil: Pupil, readings: Sequence[Read], seed: int) -> None:
-    router, width = pupil.router, pupil.router.options.routing_width
-    generator = torch.Generator().manual_seed(seed)
-    if router.convolution is not None:
-        # Channels that look back by different weights: what regression finds in them may be of
-        # one token for queries, and of another for keys.
-        router.convolution.identity_()
-        taps = router.convolution.weight
-        taps += SPREAD * torch.randn(taps.shape, generator=generator)
-    x = _real(readings, [pupil.routed(r) for r in readings])
-    turn = _far_rotation(pupil, max(r.x.size(1) for r in readings))
-    factor, projections = _factor(x), {"q": [], "k": []}
-    for at in range(len(router.centroids)):
-        heads = pupil.heads[at * router.sharing : (at + 1) * router.sharing]
-        q = [_real(readings, [r.q[:, head] for r in readings]) for head in heads]
-        k = _real(readings, [r.k[:, heads[0]] for r in readings])
-        wanted = _directions(torch.stack(q), k @ turn.to(k), width)
-        for name, of_head in [*(("q", each) for each in wanted[0]), ("k", wanted[1])]:
-            weight = torch.cholesky_solve(x.t() @ of_head, factor).t()  # [R, D]
-            # The scale changes no cosine, but how far a step of Adam turns the weights.
-            weight *= x.size(1) ** -0.5 / weight.std().clamp(min=TINY)
-            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-            projections[name].append(weight + 1e-3 * x.size(1) ** -0.5 * noise)
-        keys = normalize(x @ projections["k"][-1].t(), dim=-1).float()
-        if len(keys) >= router.rule.clusters:
-            router.centroids[at] = kmeans(keys, router.rule.clusters, seed=seed)
-    for name, projection in (("q", router.query_proj), ("k", router.key_proj)):
-        projection.weight.copy_(torch.cat(projections[name]))
+        router, width = pupil.router, pupil.router.options.routing_width
+        readings = [of_batch(pupil.place) for of_batch in of_batches]
+        generator = torch.Generator().manual_seed(seed)
+        if router.convolution is not None:
+            # Channels that look back by different weights: what regression finds in them may be of
+            # one token for queries, and of another for keys.
+            router.convolution.identity_()
+            taps = router.convolution.weight
+            taps += SPREAD * torch.randn(taps.shape, generator=generator)
+        x = _real(readings, [pupil.routed(r) for r in readings])
+        # the product of all channels, by which regressions on x are solved
+        square = x.t() @ x
+        ridge = RIDGE * square.diagonal().mean().clamp(min=TINY)
+        factor = torch.linalg.cholesky(square + ridge * torch.eye(len(square), dtype=x.dtype))
+        turn = _far_rotation(pupil, max(r.x.size(1) for r in readings))
+        projections: dict[str, list[Tensor]] = {"q": [], "k": []}
+        for at in range(len(router.centroids)):
+            heads = pupil.heads[at * router.sharing : (at + 1) * router.sharing]
+            q = [_real(readings, [r.q[:, head] for r in readings]) for head in heads]
+            k = _real(readings, [r.k[:, heads[0]] for r in readings])
+            wanted = _directions(torch.stack(q), k @ turn.to(k), width)
+            for name, of_head in [*(("q", each) for each in wanted[0]), ("k", wanted[1])]:
+                weight = torch.cholesky_solve(x.t() @ of_head, factor).t()  # [R, D]
+                # The scale changes no cosine, but how far a step of Adam turns the weights.
+                weight *= x.size(1) ** -0.5 / weight.std().clamp(min=TINY)
+                noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+                projections[name].append(weight + 1e-3 * x.size(1) ** -0.5 * noise)
+            keys = normalize(x @ projections["k"][-1].t(), dim=-1).float()
+            if len(keys) >= router.rule.clusters:
+                router.centroids[at] = kmeans(keys, router.rule.clusters, seed=seed)
+        router.query_proj.weight.copy_(torch.cat(projections["q"]))
+        router.key_proj.weight.copy_(torch.cat(projections["k"]))
 
 
 def _real(readings: Sequence[Read], of_each: Sequence[Tensor]) -> Tensor:
     """Vectors [B, N, ...] of the real tokens of all readings, float64 [n, ...]."""
-    masks = (reading.batch.padding_mask for reading in readings)
-    return torch.cat(
-        [
-            t.flatten(0, 1) if mask is None else t[~mask]
-            for t, mask in zip(of_each, masks, strict=True)
-        ]
-    ).double()
+    found = []
+    for reading, t in zip(readings, of_each, strict=True):
+        mask = reading.batch.padding_mask
+        found.append(t.flatten(0, 1) if mask is None else t[~mask])
+    return torch.cat(found).double()
 
 
 def _far_rotation(pupil: Pupil, length: int) -> Tensor:
     """What rotary positions do to far keys, a mean over distances [E, E]; or the identity."""
-    width = pupil.attention.head_dim
+    width, rotary = pupil.attention.head_dim, pupil.attention.rotary
     identity = torch.eye(width)
-    rotary = pupil.attention.rotary
     if rotary is None:
         return identity
     first = min(pupil.router.rule.gap, length - 1)
@@ -144,8 +147,15 @@ def _directions(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, ...]:
     """Vectors [h, n, R] and [n, R] whose products are nearest to those of the queries of h heads
     [h, n, E] and their keys [n, E], each less its mean: a mean of the keys changes no softmax, one
     of the queries none between keys. 0 beyond E."""
+
+    def roots(x: Tensor) -> tuple[Tensor, ...]:
+        """The root of a covariance, and its pseudo-inverse."""
+        values, vectors = torch.linalg.eigh(x.t() @ x / len(x))
+        values = values.clamp(min=values.max() * 1e-8 + TINY)
+        return tuple(vectors * root @ vectors.t() for root in (values.sqrt(), values.rsqrt()))
+
     q, k = q - q.mean(1, keepdim=True), k - k.mean(0)
-    (root_q, inverse_q), (root_k, inverse_k) = _roots(q.flatten(0, 1)), _roots(k)
+    (root_q, inverse_q), (root_k, inverse_k) = roots(q.flatten(0, 1)), roots(k)
     left, size, right = torch.linalg.svd(root_q @ root_k)
     number = min(width, len(size))
     scale = size[:number].sqrt()
@@ -156,20 +166,6 @@ def _directions(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, ...]:
     return tuple(nn.functional.pad(t, (0, width - number)) for t in vectors)
 
 
-def _roots(x: Tensor) -> tuple[Tensor, ...]:
-    """The root of a covariance, and its pseudo-inverse."""
-    values, vectors = torch.linalg.eigh(x.t() @ x / len(x))
-    values = values.clamp(min=values.max() * 1e-8 + TINY)
-    return tuple(vectors * root @ vectors.t() for root in (values.sqrt(), values.rsqrt()))
-
-
-def _factor(x: Tensor) -> Tensor:
-    """Of the products of all channels of x [n, D], by which regressions on it are solved."""
-    square = x.t() @ x
-    ridge = RIDGE * square.diagonal().mean().clamp(min=TINY)
-    return torch.linalg.cholesky(square + ridge * torch.eye(len(square), dtype=x.dtype))
-
-
 @torch.no_grad()
 def calibrate(
     dense: nn.Module, routers: Sequence[Pupil], batches: Sequence[Inputs | Path]
@@ -178,17 +174,11 @@ def calibrate(
     for inputs in batches:
         readings = read(dense, inputs)
         for pupil in routers:
-            tokens = _tokens(pupil, readings(pupil.place))
-            pupil.router.learner.observe(pupil.router(tokens).assignment.report.observation)
+            assignment = pupil.router(pupil.tokens(readings(pupil.place))).assignment
+            pupil.router.learner.observe(assignment.report.observation)
     for pupil in routers:
         pupil.router.normalizer.updates.zero_()  # the first observation is taken as it is
         pupil.router.commit()
-
-
-def _tokens(pupil: Pupil, reading: Read) -> Tokens:
-    q, k = (t[:, pupil.heads] for t in (reading.q, reading.k))
-    x, batch, impl = reading.x, reading.batch, pupil.attention.impl
-    return Tokens(x, (q, k), batch, impl=impl)
 
 
 def fit(
@@ -198,21 +188,15 @@ def fit(
     *,
     updates: int,
     lr: float,
-    progress: Callable[[range], Iterator[int]] = iter,
+    bar: tqdm | None = None,
 ) -> list[float]:
-    """Lower the routing loss of all routers, a batch each update. All queries of short texts are
-    scouts, and ``TEACHERS`` of longer ones. Returns the mean loss of the routers after each
-    update, in nats.
-
-    Args:
-        updates: of Adam; its step falls linearly to 0.
-        progress: shows how far it is; it is given the range of updates.
-    """
+    """Lower the routing loss of all routers by Adam, a batch each update; its step falls linearly
+    to 0. All queries of short texts are scouts, and ``TEACHERS`` of longer ones. Returns the mean
+    loss of the routers after each update, in nats."""
     parameters = [p for pupil in routers for p in pupil.router.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.98))
     losses = []
-    given = islice(cycle(batches), updates)
-    for update, inputs in zip(progress(range(updates)), given, strict=True):
+    for update, inputs in enumerate(islice(cycle(batches), updates)):
         readings = read(dense, inputs)
         for group in optimizer.param_groups:
             group["lr"] = lr * (1 - update / updates)
@@ -224,6 +208,8 @@ def fit(
             total += loss.item()
         optimizer.step()
         losses.append(total / len(routers))
+        if bar is not None:
+            bar.update()
     return losses
 
 
@@ -234,7 +220,7 @@ def _loss(pupil: Pupil, reading: Read) -> Tensor:
     of_scouts = gather_tokens(of_queries, drawn[1])
     scouts = Scouts(*drawn, *router.shares(of_scouts, of_keys, batch.padding_mask))
     if router.rule.sinks:  # which are seen in any cluster: finding them is no gain
-        batch = _tokens(pupil, reading).behind(router.rule.sinks).batch
+        batch = pupil.tokens(reading).behind(router.rule.sinks).batch
     layouts = scout_layouts(
         scouts.queries, causal=router.rule.causal, gap=router.rule.gap, batch=batch
     )
@@ -251,12 +237,11 @@ def fit_layers(
     first: int,
     sinks: int,
     plan: Plan,
-    folder: Path,
-    progress: Progress,
 ) -> tuple[dict[Place, dict], list[float]]:
-    """Fit all routers; layers that an earlier run has fitted are taken from their files in a
-    folder. Returns of each layer its recall and chance [H] before and after, the losses, and what
-    its routers have learned; and the mean loss of all routers after each update, in nats.
+    """Fit all routers; layers that an earlier run has fitted are taken from the files that it has
+    left beside those of batches. Returns of each layer its recall and chance [H] before and after,
+    the losses, and what its routers have learned; and the mean loss of all routers after each
+    update, in nats.
 
     Args:
         orders: which head of the dense model comes to each place of a layer.
@@ -267,42 +252,32 @@ def fit_layers(
     routers: dict[Place, list[Pupil]] = {place: [] for place in orders}
     for pupil in pupils(dense, clustered, orders):
         routers[pupil.place].append(pupil)
-    files = {(side, n): folder / f"{side}-{n}.pt" for side, n in routers}
+    files = {(side, n): measured[0].with_name(f"{side}-{n}.pt") for side, n in routers}
     left = sum(bool(routers[place]) for place, file in files.items() if not file.is_file())
-    steps, found = progress(range(left * plan.updates), "fit"), {}
-
-    def counted(updates: range) -> Iterator[int]:
-        for update in updates:
-            next(steps)
-            yield update
-
-    def of_layer(place: Place, some: list[Pupil]) -> dict:
-        losses: list[float] = []
-        how = orders, plan.near, sinks, [place]
-        if some:
-            begin(dense, some, fitted[:first], seed=plan.seed)
-            calibrate(dense, some, fitted[:first])
-        before = after = recall(dense, clustered, measured, *how)[place]
-        if some and plan.updates:
-            options = {"updates": plan.updates, "lr": plan.lr, "progress": counted}
-            losses = fit(dense, some, fitted, **options)
-            calibrate(dense, some, fitted[:first])
-            after = recall(dense, clustered, measured, *how)[place]
-        states = [pupil.router.state_dict() for pupil in some]
-        return {"before": before, "after": after, "losses": losses, "routers": states}
-
-    for place, file in files.items():
-        if file.is_file():
-            found[place] = torch.load(file, weights_only=True)
-            for pupil, state in zip(routers[place], found[place]["routers"], strict=True):
-                pupil.router.load_state_dict(state)
-            continue
-        with torch.random.fork_rng(devices=[]):  # numbers are drawn for the layer alone
-            number = hashlib.sha256(repr((plan.seed, place)).encode()).hexdigest()[:8]
-            torch.manual_seed(int(number, 16))
-            found[place] = of_layer(place, routers[place])
-        with replaced(file) as new:
-            torch.save(found[place], new)
-    next(steps, None)  # which ends the bar
+    found: dict[Place, dict] = {}
+    with progress(left * plan.updates, "fit") as bar:
+        for place, file in files.items():
+            some, how = routers[place], (place, orders[place], plan.near, sinks)
+            if file.is_file():
+                found[place] = torch.load(file, weights_only=True)
+                for pupil, state in zip(some, found[place]["routers"], strict=True):
+                    pupil.router.load_state_dict(state)
+                continue
+            with torch.random.fork_rng(devices=[]):  # numbers are drawn for the layer alone
+                number = hashlib.sha256(repr((plan.seed, place)).encode()).hexdigest()[:8]
+                torch.manual_seed(int(number, 16))
+                if some:
+                    begin(dense, some, fitted[:first], seed=plan.seed)
+                    calibrate(dense, some, fitted[:first])
+                before = after = recall(dense, clustered, measured, *how)
+                losses: list[float] = []
+                if some and plan.updates:
+                    losses = fit(dense, some, fitted, updates=plan.updates, lr=plan.lr, bar=bar)
+                    calibrate(dense, some, fitted[:first])
+                    after = recall(dense, clustered, measured, *how)
+            states = [pupil.router.state_dict() for pupil in some]
+            found[place] = {"before": before, "after": after, "losses": losses, "routers": states}
+            with replaced(file) as new:
+                torch.save(found[place], new)
     losses = [found[place]["losses"] for place, some in routers.items() for _ in some]
     return found, [sum(of_update) / len(losses) for of_update in zip(*losses, strict=True)]

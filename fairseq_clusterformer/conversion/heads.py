@@ -6,7 +6,7 @@ kind, a spec is written that has room for them, and each is given a place in it.
 Shape letters: B batch, H heads, N tokens, D model width, E head width, W window.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,22 +43,18 @@ def head_mass(
     sinks: int = 0,
 ) -> dict[Place, Mass]:
     """Where the attention of a dense model goes, layer by layer; UserError if no text is so long
-    that any key is beyond the window.
-
-    Args:
-        window: keys within it are near.
-        heaviest: W, on either side of a query that is not causal.
-        sinks: first keys of a causal row, which count as near.
+    that any key is beyond the window. ``heaviest`` is W, on either side of a query that is not
+    causal; the first keys of a causal row, ``sinks``, count as near.
     """
 
-    def of_heads(place: Place, causal: bool, reading: Read, seen: Tensor, beyond: Tensor, weights):
+    def of_heads(causal: bool, reading: Read, seen: Tensor, beyond: Tensor, weights):
         most = min(heaviest if causal else 2 * heaviest, reading.x.size(1))
         for of_head in weights:
             far = of_head.masked_fill(~beyond, 0.0)
             mass = far.sum(-1)
             yield mass, 1 - mass + far.topk(most, dim=-1).values.sum(-1)
 
-    means = _means(model, batches, window, of_heads, sinks)
+    means = _means(model, batches, attentions(model), window, sinks, of_heads)
     return {place: Mass(far, best.clamp(max=1.0)) for place, (far, best) in means.items()}
 
 
@@ -67,27 +63,24 @@ def recall(
     dense: nn.Module,
     clustered: nn.Module,
     batches: Sequence[Inputs | Path],
-    orders: dict[Place, list[int]],
+    place: Place,
+    order: list[int],
     window: int,
     sinks: int = 0,
-    only: Collection[Place] | None = None,
-) -> dict[Place, tuple[Tensor, Tensor]]:
-    """Attention-mass recall: the share of the dense model's attention that clustered heads see.
-    Of each layer, float64 [H] by the dense model's heads: the recall, and what chance would give,
-    where far attention is spread evenly over the keys beyond the window.
+) -> tuple[Tensor, Tensor]:
+    """Attention-mass recall: the share of a dense layer's attention that clustered heads see, of
+    the queries with keys beyond the window. Float64 [H] by the dense model's heads: the recall,
+    and what chance would give, where far attention is spread evenly over the keys beyond.
 
     Args:
         clustered: the dense model except for its heads' order and kinds, in evaluation mode; it
             is given what the dense model's layers read.
-        orders: which head of the dense model stands at each place.
-        window: queries with keys beyond it are counted.
-        sinks: first keys of a causal row, which count as near.
-        only: layers to look at; None: all.
+        order: which head of the dense model stands at each place of the layer.
     """
-    layers = attentions(clustered)
+    theirs = attentions(clustered)[place]
 
-    def of_heads(place: Place, causal: bool, reading: Read, seen: Tensor, beyond: Tensor, weights):
-        theirs, x = layers[place], reading.x.transpose(0, 1)
+    def of_heads(causal: bool, reading: Read, seen: Tensor, beyond: Tensor, weights):
+        x = reading.x.transpose(0, 1)
         first = getattr(getattr(clustered, place[0]), "centroids", None)
         if first is not None:  # what the first layer is handed
             first = first.expand(x.size(1), -1, -1)
@@ -95,29 +88,29 @@ def recall(
         size = theirs.num_heads // len(theirs.routers)
         parts = [part.expand(-1, size, -1, -1) for part in found.values()]
         for head, of_head in enumerate(weights):
-            part, within = divmod(orders[place].index(head), size)
+            part, within = divmod(order.index(head), size)
             visible = parts[part][:, within] & seen
             far = of_head.masked_fill(~beyond, 0.0).sum(-1)
             share = (visible & beyond).sum(-1) / beyond.sum(-1).clamp(min=1)
             near = (of_head * (visible & ~beyond)).sum(-1)
             yield (of_head * visible).sum(-1), near + far * share
 
-    return _means(dense, batches, window, of_heads, sinks, only)
+    return _means(dense, batches, [place], window, sinks, of_heads)[place]
 
 
 def _means(
     model: nn.Module,
     batches: Sequence[Inputs | Path],
+    places: Iterable[Place],
     window: int,
-    of_heads: Callable,
     sinks: int,
-    only: Collection[Place] | None = None,
+    of_heads: Callable,
 ) -> dict[Place, tuple[Tensor, Tensor]]:
     """Means of two numbers [B, N] of each head over the queries that see beyond the window."""
     layers, totals = attentions(model), {}
     for inputs in batches:
         readings = read(model, inputs)
-        for place in layers if only is None else only:
+        for place in places:
             reading, causal = readings(place), layers[place].routers[0].rule.causal
             number, length, _ = reading.x.shape
             token = torch.arange(length, device=reading.x.device)
@@ -130,7 +123,7 @@ def _means(
             beyond[..., : sinks * causal] = False
             counted = beyond.any(-1)
             weights = _weights_of_heads(layers[place], reading, seen)
-            shares = of_heads(place, causal, reading, seen, beyond, weights)
+            shares = of_heads(causal, reading, seen, beyond, weights)
             rows = [torch.stack(pair)[:, counted] for pair in shares]
             sums = torch.stack(rows).sum(-1).double()  # [H, 2]
             number = counted.sum().double().expand(len(rows), 1)
@@ -151,14 +144,10 @@ def _weights_of_heads(attention: SelfAttention, reading: Read, seen: Tensor) -> 
 
 
 def kinds_for(far: Tensor, window_below: float) -> list[str]:
-    """Kinds of a layer's heads for a spec: window or cluster, for each of up to ``PARTS`` shares.
-
-    Where the numbers of heads have no common divisor that leaves few shares, some windows are
-    promoted to clusters, which see the window and more.
-
-    Args:
-        far: share of each head's attention beyond the window [H].
-        window_below: a head with less becomes a window.
+    """Kinds of a layer's heads for a spec: window or cluster, for each of up to ``PARTS`` shares;
+    a head whose share of attention beyond the window, ``far`` [H], is less becomes a window. Where
+    the numbers of heads have no common divisor that leaves few shares, some windows are promoted
+    to clusters, which see the window and more.
     """
     heads, windows = len(far), int((far < window_below).sum())
     parts = [parts for parts in range(1, PARTS + 1) if heads % parts == 0]

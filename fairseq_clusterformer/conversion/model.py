@@ -43,35 +43,26 @@ class Plan:
 
 
 class Target(NamedTuple):
-    """What a dense model becomes: the clustered architecture, and by side the option that names
-    its attention."""
+    """What a dense model becomes: the clustered architecture, the criterion of its training, and
+    by side the option that names its attention."""
 
     arch: str
+    criterion: str
     specs: dict[str, str]
 
 
-_LANGUAGE = Target("clusterformer_lm", {"decoder": "attention"})
-_TRANSLATION = Target(
-    "clusterformer", {"encoder": "encoder_attention", "decoder": "decoder_attention"}
+_SIDES = {"encoder": "encoder_attention", "decoder": "decoder_attention"}
+_LANGUAGE = Target("clusterformer_lm", "clusterformer_cross_entropy", {"decoder": "attention"})
+_TRANSLATION = Target("clusterformer", "clusterformer_label_smoothed_cross_entropy", _SIDES)
+_MASKED = Target(
+    "clusterformer_masked_lm", "clusterformer_masked_lm", {"encoder": "encoder_attention"}
 )
-_MASKED = Target("clusterformer_masked_lm", {"encoder": "encoder_attention"})
+_CLASSES = _MASKED._replace(
+    arch="clusterformer_classifier", criterion="clusterformer_sentence_prediction"
+)
 #: by the model's name, which a named architecture belongs to
-TARGETS = {
-    "transformer_lm": _LANGUAGE,
-    "clusterformer_lm": _LANGUAGE,
-    "transformer": _TRANSLATION,
-    "clusterformer": _TRANSLATION,
-    "roberta": _MASKED,
-    "clusterformer_masked_lm": _MASKED,
-    "clusterformer_classifier": _MASKED._replace(arch="clusterformer_classifier"),
-}
-#: by the clustered architecture
-CRITERIONS = {
-    "clusterformer_lm": "clusterformer_cross_entropy",
-    "clusterformer": "clusterformer_label_smoothed_cross_entropy",
-    "clusterformer_masked_lm": "clusterformer_masked_lm",
-    "clusterformer_classifier": "clusterformer_sentence_prediction",
-}
+TARGETS = {of.arch: of for of in (_LANGUAGE, _TRANSLATION, _MASKED, _CLASSES)}
+TARGETS |= {"transformer_lm": _LANGUAGE, "transformer": _TRANSLATION, "roberta": _MASKED}
 #: what RoBERTa always has, by the options of ours that say so
 _ROBERTA = ("encoder_learned_pos", "layernorm_embedding", "no_scale_embedding")
 _REFUSED = ("untie_weights_roberta", "spectral_norm_classification_head")  # of RoBERTa
@@ -92,24 +83,19 @@ def target_of(loaded: Loaded) -> Target:
 def clustered_options(
     loaded: Loaded, specs: Mapping[str, str], max_positions: int | None
 ) -> DictConfig:
-    """All options of a dense model's training, with the clustered architecture in its place.
-    Raises ValueError: an option that has no clustered form.
-
-    Args:
-        specs: attention of each side.
-        max_positions: most tokens of a sequence; None: as before.
-    """
+    """All options of a dense model's training, with the clustered architecture in its place, and
+    the attention of each side; ``max_positions`` as of :class:`Plan`. Raises ValueError: an option
+    that has no clustered form."""
     cfg, model, target = loaded.cfg, loaded.model, target_of(loaded)
     is_roberta = ARCH_MODEL_NAME_REGISTRY.get(cfg.model._name, cfg.model._name) == "roberta"
     if isinstance(cfg.model, Namespace):
         given = dict(vars(cfg.model))
     else:
         given = OmegaConf.to_container(cfg.model, resolve=True)
-    for option in _REFUSED if is_roberta else ():
-        if given.get(option):
-            raise ValueError(f"it was trained with --{option.replace('_', '-')}; allowed: without")
-    if given.get("positions") == "relative":
-        raise ValueError("it was trained with --positions relative; allowed: other positions")
+    refused = [name for name in _REFUSED if is_roberta and given.get(name)]
+    refused += ["positions relative"] * (given.get("positions") == "relative")
+    for option in refused:
+        raise ValueError(f"it was trained with --{option.replace('_', '-')}; allowed: without")
     defaults = vars(MODEL_DATACLASS_REGISTRY[target.arch]())
     values: dict[str, Any] = {name: given.get(name, value) for name, value in defaults.items()}
     values |= {"_name": target.arch} | dict.fromkeys(_ROBERTA if is_roberta else (), True)
@@ -142,21 +128,26 @@ def clustered_state(
     padding: int,
 ) -> dict[str, Tensor]:
     """A dense model's tensors for the clustered model. ``orders`` says which head comes to each
-    place of a layer (others stay), ``padding`` is an index of the dictionary."""
+    place of a layer (others stay), ``padding`` is an index of the dictionary.
+
+    Learned positions are repeated until there are enough (Longformer, Beltagy et al. 2020, section
+    5): near tokens keep their distances, except where one copy ends and the next begins."""
     state = {}
     for name, tensor in dense.items():  # RoBERTa's names differ
         if re.match(r"encoder\.(sentence_encoder|lm_head)\.", name):
             name = name.removeprefix("encoder.").replace("sentence_encoder.", "encoder.", 1)
         state[name] = tensor
-    wanted = clustered.state_dict()
-    for name in wanted:  # marks of a dictionary, and of a version, that fairseq's do not have
-        if name == "vocabulary" or name.endswith("encoder.version"):
-            state.setdefault(name, wanted[name])
-    layers = attentions(clustered)
+    layers, wanted = attentions(clustered), clustered.state_dict()
     for (side, number), order in orders.items():
-        prefix = f"{side}.layers.{number}.self_attn."
-        permute_heads(state, prefix, layers[side, number], order)
-    extend_positions(state, wanted, padding)
+        permute_heads(state, f"{side}.layers.{number}.self_attn.", layers[side, number], order)
+    first = padding + 1  # where fairseq's positions begin
+    for name, tensor in wanted.items():
+        if name == "vocabulary" or name.endswith("encoder.version"):  # which fairseq's lack
+            state.setdefault(name, tensor)
+        given = state.get(name, tensor)
+        if name.endswith("embed_positions.weight") and len(given) != len(tensor):
+            place = torch.arange(len(tensor) - first) % (len(given) - first)
+            state[name] = torch.cat([given[:first], given[first:][place]])
     return state
 
 
@@ -175,46 +166,24 @@ def attentions(model: nn.Module) -> dict[Place, SelfAttention]:
 def permute_heads(
     state: dict[str, Tensor], prefix: str, attention: SelfAttention, order: Sequence[int]
 ) -> None:
-    """Let the heads of a layer change places; what the layer computes stays the same. Raises
-    ValueError: heads that share keys and values would be parted.
+    """Let the heads of a layer change places; what the layer computes stays the same.
 
     Args:
         state: of the whole model, changed in place.
         prefix: of the layer's attention, with a dot at its end.
         attention: of the dense model, for its sizes.
-        order: which head comes to each place, H numbers.
+        order: which head comes to each place, H numbers; those that share keys and values stay
+            together.
     """
     shared, width = attention.num_heads // attention.kv_heads, attention.head_dim
-    firsts = range(0, len(order), shared)
-    groups = [[head // shared for head in order[i : i + shared]] for i in firsts]
-    if any(len(set(group)) > 1 for group in groups):
-        problem = f"heads in the order {list(order)} part those that share keys and values"
-        raise ValueError(f"{problem}; allowed: groups of {shared} heads that stay together")
-    heads = _channels(order, width)
-    kv_heads = _channels([group[0] for group in groups], width)
+
+    def channels(heads: Sequence[int]) -> Tensor:
+        return (torch.tensor(heads).unsqueeze(-1) * width + torch.arange(width)).flatten()
+
+    heads, kv_heads = channels(order), channels([head // shared for head in order[::shared]])
     for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
         for tensor in (f"{name}_proj.weight", f"{name}_proj.bias", f"convolutions.{name}.weight"):
             if prefix + tensor in state:
                 state[prefix + tensor] = state[prefix + tensor][rows]
     weight = prefix + "out_proj.weight"
     state[weight] = state[weight][:, heads]
-
-
-def _channels(heads: Sequence[int], width: int) -> Tensor:
-    """The channels of heads, one head after another."""
-    return (torch.tensor(heads).unsqueeze(-1) * width + torch.arange(width)).flatten()
-
-
-def extend_positions(state: dict[str, Tensor], wanted: Mapping[str, Tensor], padding: int) -> None:
-    """Repeat learned positions until there are enough (Longformer, Beltagy et al. 2020, section
-    5): near tokens keep their distances, except where one copy ends and the next begins. Of the
-    whole model, ``state`` is changed in place; ``wanted`` is what is to take it. fairseq's
-    positions begin behind the index ``padding``."""
-    for name, tensor in wanted.items():
-        if not name.endswith("embed_positions.weight") or name not in state:
-            continue
-        given, first = state[name], padding + 1
-        if len(given) != len(tensor):
-            learned = given[first:]
-            place = torch.arange(len(tensor) - first) % len(learned)
-            state[name] = torch.cat([given[:first], learned[place]])

@@ -8,6 +8,7 @@ Shape letters: B batch, H heads, N tokens, D model width, E head width.
 
 import hashlib
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.projections import rotated
@@ -29,8 +31,6 @@ from .model import Place, attentions
 
 #: what a model is given
 Inputs = dict[str, Tensor]
-#: shows how far it is: is given a range, and what is done
-Progress = Callable[[range, str], Iterator[int]]
 
 
 class Read(NamedTuple):
@@ -77,24 +77,20 @@ class _AllRead(Exception):
 
 @torch.no_grad()
 def _run(model: nn.Module, inputs: Inputs) -> dict[Place, tuple[Tensor, Batch]]:
-    found: dict[Place, tuple[Tensor, Batch]] = {}
-    layers = attentions(model)
+    layers, found = attentions(model), {}
 
-    def listener(place: Place) -> Callable:
-        def hook(attention: SelfAttention, args: tuple) -> None:
-            x, batch, *_ = args
-            found[place] = x.transpose(0, 1), batch if isinstance(batch, Batch) else Batch(batch)
-            if len(found) == len(layers):  # what comes behind them is not asked for
-                raise _AllRead
-
-        return hook
+    def hook(attention: SelfAttention, args: tuple) -> None:
+        x, batch, *_ = args
+        found[attention] = x.transpose(0, 1), batch if isinstance(batch, Batch) else Batch(batch)
+        if len(found) == len(layers):  # what comes behind them is not asked for
+            raise _AllRead
 
     with ExitStack() as hooks:
         hooks.enter_context(suppress(_AllRead))
-        for place, attention in layers.items():
-            hooks.enter_context(attention.register_forward_pre_hook(listener(place)))
+        for attention in layers.values():
+            hooks.enter_context(attention.register_forward_pre_hook(hook))
         model(**inputs)
-    return found
+    return {place: found[attention] for place, attention in layers.items()}
 
 
 def _stored(file: Path, place: Place) -> tuple[Tensor, Batch]:
@@ -105,9 +101,7 @@ def _stored(file: Path, place: Place) -> tuple[Tensor, Batch]:
         return tensors.get_tensor(f"{side}.{number}"), Batch(mask)
 
 
-def store(
-    model: nn.Module, batches: Sequence[Inputs], folder: Path, progress: Progress
-) -> list[Path]:
+def store(model: nn.Module, batches: Sequence[Inputs], folder: Path) -> list[Path]:
     """Run a model over batches whose files are not there yet; return a file for each batch. Raises
     UserError: the disk has no room for them."""
     files = [folder / f"{number}.safetensors" for number in range(len(batches))]
@@ -118,16 +112,23 @@ def store(
         problem = f"{tokens:,} tokens take {needed / 1e9:.1f} GB there"
         allowed = f"a disk with as much room (there are {free / 1e9:.1f} GB), or fewer --tokens"
         raise bad_option("OUT", folder.parents[1], allowed, problem)
-    steps = progress(range(len(missing)), "read")
-    for _, (inputs, file) in zip(steps, missing, strict=True):
-        tensors = {}
-        for (side, number), (x, batch) in _run(model, inputs).items():
-            tensors[f"{side}.{number}"] = x.half().contiguous()
-            if batch.padding_mask is not None:
-                tensors[f"{side}.padding"] = batch.padding_mask
-        with replaced(file) as new:
-            save_file(tensors, new)
+    with progress(len(missing), "read") as bar:
+        for inputs, file in missing:
+            tensors = {}
+            for (side, number), (x, batch) in _run(model, inputs).items():
+                tensors[f"{side}.{number}"] = x.half().contiguous()
+                if batch.padding_mask is not None:
+                    tensors[f"{side}.padding"] = batch.padding_mask
+            with replaced(file) as new:
+                save_file(tensors, new)
+            bar.update()
     return files
+
+
+def progress(steps: int, name: str) -> tqdm:
+    """A bar on a terminal, else a line every half minute."""
+    how = {} if sys.stderr.isatty() else {"mininterval": 30.0, "delay": 30.0}
+    return tqdm(total=steps, desc=name, unit="batch", **how)
 
 
 @contextmanager
@@ -141,13 +142,11 @@ def kept_beside(
         for name, tensor in tensors.items():
             key.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
             key.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    work = out.absolute().with_name(f"{out.name}.partial")
-    with working(work, "OUT"):
-        parts = work / "parts"
+    parts = out.absolute().with_name(f"{out.name}.partial") / "parts"
+    with working(parts.parent, "OUT"):
         folder = parts / key.hexdigest()[:16]
-        for other in parts.glob("*"):
-            if other != folder:
-                shutil.rmtree(other)
+        for other in {*parts.glob("*")} - {folder}:
+            shutil.rmtree(other)
         folder.mkdir(parents=True, exist_ok=True)
         try:
             yield folder

@@ -6,6 +6,7 @@ It returns the number that the model has for each of our symbols, -1 where it ha
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def tokenizer_text(folder: Path, data: Path, config: Any) -> list[int]:
     special[2] = begin
     others = [number for number in range(len(symbols)) if number not in special]
     names = (f"<token-{i}>" if symbols[i] in _SPECIAL else symbols[i] for i in others)
-    _write_dictionary(data, list(names))
+    _write_dictionary(data, names)
     for name in CHAT_FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, data / name)
@@ -64,7 +65,7 @@ def marian_text(folder: Path, data: Path, config: Any) -> list[int]:
     _check_size(max(pieces.values(), default=0), config)
     special = [config.pad_token_id, config.eos_token_id, pieces["<unk>"]]
     in_order = sorted((number, piece) for piece, number in pieces.items() if number not in special)
-    _write_dictionary(data, [piece for _, piece in in_order])
+    _write_dictionary(data, (piece for _, piece in in_order))
     shutil.copyfile(folder / "source.spm", data / VOCABULARIES["sentencepiece"])
     shutil.copyfile(folder / "target.spm", data / TARGETS_OWN)
     _write_recipe(folder, data, bpe="sentencepiece", normalize_punctuation=True)
@@ -101,7 +102,7 @@ def _check_size(most: int, config: Any) -> None:
         raise ValueError(f"its tokenizer has number {most}, and the model {config.vocab_size}")
 
 
-def _write_dictionary(data: Path, symbols: list[str]) -> None:
+def _write_dictionary(data: Path, symbols: Iterable[str]) -> None:
     text = "".join(f"{symbol} 1\n" for symbol in symbols)
     (data / "dict.txt").write_text(text, encoding="utf-8")
 

@@ -1,11 +1,10 @@
-"""The folder that a converted model is written to: its checkpoint, a report and a picture."""
+"""The folder that a converted model is written to: its checkpoint and a report."""
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY
@@ -18,16 +17,11 @@ from fairseq_clusterformer.checkpoints.bundle import copy_data, is_bundle
 from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.outputs import whole_folder
 
-from .convert import Converted, Head
-from .model import CRITERIONS
+from .convert import Converted
+from .model import TARGETS
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-NEAR, FITTED, REST, CHANCE = "#9fb3c8", "#2f6fb3", "#e9edf1", "#b00020"
-CHECKPOINT, REPORT, PICTURE = ("checkpoint.pt", "convert.json", "convert.png")
+CHECKPOINT, REPORT = "checkpoint.pt", "convert.json"
 DATA = "data"  # what the model's text needs, where it comes from no data folder
-
 #: what a model starts from, which is the checkpoint now
 _STARTS = ("word_vectors", "pretrained_checkpoint", "pretrained", "freeze_word_vectors")
 _SHORTEST = 100  # updates of the training that follows
@@ -36,51 +30,22 @@ _SHORTEST = 100  # updates of the training that follows
 def write(
     converted: Converted, out: Path, *, force: bool = False, recipe: dict | None = None
 ) -> None:
-    """Write the checkpoint, the report and the picture into a folder that is complete or not there
-    at all; of a bundle, also the files that its text needs. The `recipe` is what it is made from,
-    see :func:`~fairseq_clusterformer.outputs.written`. Raises UserError: if ``out`` is there or
-    cannot be written."""
-    from fairseq_clusterformer.visual.figure import save
-
+    """Write the checkpoint and the report into a folder that is complete or not there at all; of a
+    bundle, also the files that its text needs. The `recipe` is what it is made from, see
+    :func:`~fairseq_clusterformer.outputs.written`. Raises UserError: if ``out`` is there or cannot
+    be written."""
+    loaded, arch = converted.loaded, converted.loaded.cfg.model._name
+    report = {"made by": {"fairseq_clusterformer": __version__}, "checkpoint": str(loaded.path)}
+    report |= {"arch": arch, "attention": converted.specs, "near": converted.near}
+    report |= {"routing losses": converted.losses, "heads": [*map(asdict, converted.heads)]}
     with whole_folder(out, force=force, recipe=recipe) as new:
-        found = report(converted)
-        if is_bundle(converted.loaded.folder):
-            copy_data(converted.loaded.folder, new / DATA)
-            with open_dict(converted.loaded.cfg):
-                converted.loaded.cfg.task.data = str(out.absolute() / DATA)
-        torch.save(_state(converted.loaded), new / CHECKPOINT)
-        text = json.dumps(found, indent=1) + "\n"
+        if is_bundle(loaded.folder):
+            copy_data(loaded.folder, new / DATA)
+            with open_dict(loaded.cfg):
+                loaded.cfg.task.data = str(out.absolute() / DATA)
+        torch.save(_state(loaded), new / CHECKPOINT)
+        text = json.dumps(report, indent=1) + "\n"
         (new / REPORT).write_text(text, encoding="utf-8")
-        save(draw_recall(converted.heads, converted.near), new / PICTURE)
-
-
-def draw_recall(heads: Sequence[Head], window: int) -> "Figure":
-    """A bar for each head, layer by layer: what the near window holds of the dense head's
-    attention, what clusters add, and a mark where chance would be; in numbers, how they began."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(16, 2 + 0.3 * len(heads)), layout="constrained")
-    axes, places = figure.add_subplot(), range(len(heads))
-    axes.barh(places, [1.0 for _ in heads], color=REST)
-    axes.barh(places, [head.after for head in heads], color=FITTED, label="beyond")
-    near = [min(1.0 - head.far, head.after) for head in heads]
-    axes.barh(places, near, color=NEAR, label="near")
-    drawn = [place for place in places if heads[place].kind not in ("window", "full")]
-    chance = "as many keys drawn at random"
-    axes.plot([heads[i].chance for i in drawn], drawn, "|", color=CHANCE, ms=16, label=chance)
-    names = [f"{h.side}, layer {h.layer}, head {h.head}: {h.kind}" for h in heads]
-    axes.set(xlim=(0, 1.35), xticks=[], yticks=places, yticklabels=names)
-    for place, head in zip(places, heads, strict=True):
-        began = ""
-        if head.before is not None:
-            began = f"; began {head.before:.0%}, chance {head.chance_before:.0%}"
-        axes.text(1.01, place, f"{head.after:.0%}{began}", verticalalignment="center")
-    axes.invert_yaxis()
-    axes.spines[:].set_visible(False)
-    near = f"near: up to {window} tokens away"
-    axes.set_title(f"What the heads see\nshare of the dense attention of each head; {near}")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
-    return figure
 
 
 def _state(loaded: Loaded) -> dict:
@@ -99,26 +64,13 @@ def _state(loaded: Loaded) -> dict:
     }
 
 
-def report(converted: Converted) -> dict:
-    """What became of each head, as JSON has it."""
-    return {
-        "made by": {"fairseq_clusterformer": __version__},
-        "checkpoint": str(converted.loaded.path),
-        "arch": converted.loaded.cfg.model._name,
-        "attention": converted.specs,
-        "near": converted.near,
-        "routing losses": converted.losses,
-        "heads": [asdict(head) for head in converted.heads],
-    }
-
-
 def fine_tuning(converted: Converted, out: Path) -> str:
     """The command that goes on with training: a tenth of the dense model's updates, at a tenth of
     its learning rate."""
     cfg, arch = converted.loaded.cfg, converted.loaded.cfg.model._name
     updates = max(_SHORTEST, converted.dense_updates // 10)
     rate = max(OmegaConf.select(cfg, "optimization.lr", default=[5e-4])) / 10
-    criterion = CRITERIONS[arch]
+    criterion = TARGETS[arch].criterion
     if arch == "clusterformer_lm" and cfg.model.get("adaptive_softmax_cutoff"):
         criterion = "clusterformer_adaptive_loss"
     words = [

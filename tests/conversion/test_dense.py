@@ -21,7 +21,7 @@ from transformers import (  # noqa: E402
 
 import fairseq_clusterformer  # noqa: E402
 from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
-from fairseq_clusterformer.conversion.batches import batches_of_text  # noqa: E402
+from fairseq_clusterformer.conversion.batches import of_text  # noqa: E402
 from tests.conftest import sampled  # noqa: E402
 from tests.conversion.dense import ENGLISH, GERMAN, MAKERS, TEXT  # noqa: E402
 from tests.documents.commands import error, run  # noqa: E402
@@ -225,7 +225,7 @@ def test_clusters_by_what_the_heads_do(name: str, folders: Path, tmp_path: Path)
 
 def test_short_texts_are_padded(folders: Path) -> None:
     loaded = load_checkpoint(folders / "roberta-bundle")
-    batches = batches_of_text(loaded, texts(folders, "roberta"), 10**6, 24)
+    batches = of_text(loaded, texts(folders, "roberta"), 10**6, 24)
     lengths = [batch["src_tokens"].ne(1).sum(1) for batch in batches]
     assert all(map(torch.equal, lengths, (batch["src_lengths"] for batch in batches)))
     assert torch.cat(lengths).unique().numel() == 2  # the last one is shorter
