@@ -256,8 +256,9 @@ class Taught(Kind):
         if self.by_heads or places[0].numel() > x.size(1):
             q = of_scouts.gather_tokens(q, places)
         else:  # of few it is computed again: its gradient then is that of few queries, not of all
-            of_heads = places.flatten(1).unsqueeze(-1).expand(-1, -1, x.size(-1))
-            x = at_least_float32(x.gather(1, of_heads)).unflatten(1, places.shape[1:])
+            rows = places + x.size(1) * torch.arange(len(x), device=x.device).view(-1, 1, 1)
+            x = x.flatten(0, 1).index_select(0, rows.flatten()).view(*places.shape, -1)
+            x = at_least_float32(x)
             weight = self.query_proj.weight.to(x.dtype).unflatten(0, (heads, -1))
             q = x @ weight.transpose(-1, -2)
         return Scouts(queries, places, *self.shares(q, k, mask, log_held))
