@@ -25,25 +25,18 @@ def composed_once():
 
 
 def compose(config_name: str, overrides: list[str], strict: bool) -> DictConfig:
-    """What hydra's function of this name returns.
-
-    Args:
-        overrides: of groups, as in ``model=transformer``, and of values, as in ``common.seed=1``.
-    """
     groups = tuple(line for line in overrides if "." not in line.partition("=")[0])
-    types = tuple(_registered(*line.split("=", 1)) for line in groups)
+    # the dataclass of each: a plug-in that adds options puts another in its place
+    repo = ConfigStore.instance().repo
+    pairs = (line.split("=", 1) for line in groups)
+    entries = (repo.get(group, {}).get(f"{name}.yaml") for group, name in pairs)
+    types = tuple(entry and OmegaConf.get_type(entry.node) for entry in entries)
     config = copy.deepcopy(_of_groups(config_name, groups, types))
     OmegaConf.set_struct(config, True)
     values = [_parsed(line) for line in overrides if line not in groups]
     ConfigLoaderImpl._apply_overrides_to_config(values, config)
     OmegaConf.set_struct(config, strict)
     return config
-
-
-def _registered(group: str, name: str) -> type | None:
-    """The dataclass under that name: a plug-in that adds options puts another in its place."""
-    entry = ConfigStore.instance().repo.get(group, {}).get(f"{name}.yaml")
-    return None if entry is None else OmegaConf.get_type(entry.node)
 
 
 @cache

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 # Before torch and faiss read it: two pools of threads on few cores are slower than one thread.
@@ -34,23 +34,22 @@ if not torch.cuda.is_available():
 
 REPO_ROOT = Path(__file__).resolve().parents[1]
 SECONDS = REPO_ROOT / "tests" / "passed" / "seconds.json"
+SECONDS_OF_A_COMMAND = 300  # after which it is killed, with all that it started
 
 RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)
 def logging_stays_as_it_was():
-    """Programs that print tables switch it off for their process, which is that of the tests, or
-    ask fairseq for less, fairseq's write to where stdout is captured, which ends with the test,
-    and hydra disables loggers."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    fairseqs = logging.getLogger("fairseq").level
+    """Programs change it for their process, which is that of the tests: they switch it off, write
+    to where stdout is captured, ask fairseq for less, or disable loggers, as hydra does."""
+    root, fairseqs = logging.getLogger(), logging.getLogger("fairseq")
+    handlers, levels = root.handlers[:], (root.level, fairseqs.level)
     yield
     logging.disable(logging.NOTSET)
     root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.getLogger("fairseq").setLevel(fairseqs)
+    root.setLevel(levels[0])
+    fairseqs.setLevel(levels[1])
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.disabled = False
@@ -64,13 +63,20 @@ def _fixed_seed() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _on_the_gpu_if_there_is_one(request: pytest.FixtureRequest):
-    """Tests of the Triton kernels make their tensors where these can run."""
-    if kernel_of(request) == "triton" and torch.cuda.is_available():
-        with torch.device("cuda"):
-            yield
-    else:
+def _where_triton_can_run(request: pytest.FixtureRequest):
+    """Tests whose ``impl`` is triton make their tensors on the GPU, if there is one."""
+    of_triton = is_of_triton(request.node)
+    if of_triton:
+        needed = None if torch.cuda.is_available() else "3.9"  # of its interpreter
+        pytest.importorskip("triton", needed, reason="no triton, or too old an interpreter")
+    on_gpu = of_triton and torch.cuda.is_available()
+    with torch.device("cuda") if on_gpu else nullcontext():
         yield
+
+
+def is_of_triton(item: pytest.Item) -> bool:
+    given = getattr(item, "callspec", None)
+    return given is not None and given.params.get("impl") == "triton"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -84,10 +90,9 @@ def _interpreter_prepares_once():
     prepared: set[int] = set()
 
     def prepare_once(function):
-        if id(function.__globals__) not in prepared:
-            prepared.add(id(function.__globals__))
-            return prepare(function)
-        return None
+        seen = id(function.__globals__) in prepared
+        prepared.add(id(function.__globals__))
+        return None if seen else prepare(function)
 
     def launch_anew(*args, **kwargs):
         prepared.clear()
@@ -97,23 +102,10 @@ def _interpreter_prepares_once():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _fairseq_composes_once():
+def _fast():
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     with composed_once():
         yield
-
-
-def kernel_of(request: pytest.FixtureRequest) -> str | None:
-    """What a test is parametrised with as ``impl``; skips it if that cannot run here."""
-    impl = getattr(request.node, "callspec", None) and request.node.callspec.params.get("impl")
-    if impl == "triton":
-        needed = None if torch.cuda.is_available() else "3.9"  # of its interpreter
-        pytest.importorskip("triton", needed, reason="no triton, or too old an interpreter")
-    return impl
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _few_threads() -> None:
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def sampled(values: Iterable, sample: Container, mark: str = "whole") -> list:
@@ -142,7 +134,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     kept = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
     items.sort(key=lambda item: -kept.get(item.nodeid.partition("::")[0], 1))
     for item in items:
-        if getattr(item, "callspec", None) and item.callspec.params.get("impl") == "triton":
+        if is_of_triton(item):
             item.add_marker(pytest.mark.matrix)
 
 
@@ -161,7 +153,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def run_cli() -> RunCli:
-    """Runs a command line in a process of its own; see ``run_command``."""
     return run_command
 
 
@@ -171,20 +162,16 @@ def run_command(
     user_dir: Path | str | None = REPO_ROOT / "fairseq_clusterformer",
     check: bool = True,
     fresh: bool = False,
-    timeout: float = 300,
     cwd: Path | None = None,
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs one of this environment's programs, or a script of the repository.
+    """Runs one of this environment's programs in a process of its own.
 
     Args:
-        program: ``fairseq-train`` and its like, ``python``, or a path such as ``scripts/x.py``.
-        arguments: each one word.
-        user_dir: handed to fairseq's programs as they want it; None: none is given.
+        program: ``python``, or what is installed, such as ``fairseq-train``.
+        user_dir: handed to fairseq's programs as they want it.
         check: fail the test unless the exit status is 0.
         fresh: not even fairseq's programs begin with what ``tests/forked.py`` has imported.
-        timeout: seconds; then the program and all that it started are killed and the test fails.
-        cwd: where it runs; default: the current directory.
         env: variables added to this process's.
 
     Returns:
@@ -192,47 +179,38 @@ def run_command(
     """
     # not resolved: a virtual environment's python is a link to the one that it was made with
     beside_python = Path(sys.executable).parent / program
-    if program == "python":
-        command = [sys.executable]
-    elif program.endswith(".py"):
-        command = [sys.executable, str(REPO_ROOT / program)]
-    elif program.endswith(".sh"):
-        command = ["bash", str(REPO_ROOT / program)]
-    else:
-        assert beside_python.exists(), f"{program} is not installed beside {sys.executable}"
-        command = [str(beside_python)]
+    command = [sys.executable if program == "python" else str(beside_python)]
     command += [str(argument) for argument in arguments]
     if user_dir is not None and program == "fairseq-hydra-train":
         command.append(f"common.user_dir={user_dir}")
     elif user_dir is not None and program.startswith("fairseq-"):
         command += ["--user-dir", str(user_dir)]
 
-    shown = shlex.join(command)
     where = {"cwd": cwd or Path.cwd(), "env": os.environ | (env or {})}
     with tempfile.TemporaryDirectory() as folder:
         (printed := Path(folder, "printed")).touch()
         try:
             if program.startswith(("fairseq-", "clusterformer")) and not fresh:
                 files = {"stdin": Path(os.devnull), "stdout": printed, "stderr": printed}
-                status = Forked(command, **where, **files).wait(timeout)
+                status = Forked(command, **where, **files).wait(SECONDS_OF_A_COMMAND)
             else:
-                status = _run_anew(command, printed, timeout, **where)
+                status = _run_anew(command, printed, **where)
         except (TimeoutError, subprocess.TimeoutExpired):
-            pytest.fail(f"still running after {timeout} s: {shown}\n{printed.read_text()[-4000:]}")
+            status = "it runs on"
         output = printed.read_text()
-    if check and status != 0:
-        pytest.fail(f"exit status {status}: {shown}\n{output[-4000:]}")
+    if check and status or isinstance(status, str):
+        pytest.fail(f"exit status {status}: {shlex.join(command)}\n{output[-4000:]}")
     return subprocess.CompletedProcess(command, status, output)
 
 
-def _run_anew(command: list[str], printed: Path, timeout: float, **where) -> int:
+def _run_anew(command: list[str], printed: Path, **where) -> int:
     how = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "start_new_session": True}
     with (
         printed.open("w") as output,
         subprocess.Popen(command, stdout=output, **how, **where) as process,
     ):
         try:
-            return process.wait(timeout)
+            return process.wait(SECONDS_OF_A_COMMAND)
         finally:  # workers and ranks too, also if interrupted from the keyboard
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -1,11 +1,16 @@
 """The pages of the documentation, and the commands in them."""
 
 import argparse
+import importlib
 import re
 import shlex
 from pathlib import Path
+from unittest import mock
 
+import pytest
 from fairseq import options
+
+from fairseq_clusterformer.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -29,7 +34,9 @@ def commands(page: Path) -> list[list[str]]:
     """Every command line of a page, or of a configuration's comments, as words; of pipes and of
     && each part."""
     found = []
-    for block in blocks(page, "bash") if page.suffix == ".md" else _in_comments(page):
+    # of comments, the lines that are set further in
+    indented = re.findall(r"^#   +(.*)$", page.read_text(), flags=re.MULTILINE)
+    for block in blocks(page, "bash") if page.suffix == ".md" else ["\n".join(indented)]:
         for line in block.replace("$PWD/", "").replace("\\\n", " ").splitlines():
             words: list[str] = []
             for word in [*shlex.split(line, comments=True), "&&"]:
@@ -46,41 +53,38 @@ def commands(page: Path) -> list[list[str]]:
     return found
 
 
-def _in_comments(page: Path) -> list[str]:
-    """The lines of a configuration's comments that are set further in."""
-    lines = re.findall(r"^#   +(.*)$", page.read_text(), flags=re.MULTILINE)
-    return ["\n".join(lines)]
-
-
-def overrides(page: Path) -> list[str]:
-    """SECTION.KEY=VALUE, wherever a page or a configuration's comments name it."""
-    text = page.read_text()
-    if page.suffix != ".md":
-        text = "\n".join(re.findall(r"^#(.*)$", text, flags=re.MULTILINE))
-    sections = "common|task|model|criterion|optimization|optimizer|dataset|checkpoint"
-    sections += "|lr_scheduler|distributed_training"
-    return re.findall(rf"\+?\b(?:{sections})\.\w+=[^\s`,;]+", text)
-
-
-def recipe(save_dir: str) -> list[str]:
-    """The fairseq-train command of all pages that saves there."""
-    found = [
-        words
-        for page in PAGES
-        for words in commands(page)
-        if words[0] == "fairseq-train" and save_dir in words
-    ]
-    assert found, save_dir
-    assert all(words == found[0] for words in found), f"{save_dir}: two recipes differ"
-    return found[0]
-
-
 def in_the_checkout(words: list[str]) -> list[str]:
     """A command that runs elsewhere, with the checkout's folders of plug-ins and scripts."""
     ours = re.compile(r"fairseq_clusterformer$|examples/[\w/]+(\.py)?$")
     return [str(ROOT / word) if ours.match(word) else word for word in words]
 
 
-def parse_fairseq(words: list[str]) -> argparse.Namespace:
+class ParsedError(Exception):
+    """A command line was read to its end."""
+
+
+def parse(words: list[str]) -> argparse.Namespace | None:
+    """Read a command line as its program does, and no more; the test fails if it cannot."""
     words = in_the_checkout(words)
-    return options.parse_args_and_arch(PARSERS[words[0]](), words[1:])
+    if words[0] in PARSERS:
+        return options.parse_args_and_arch(PARSERS[words[0]](), words[1:])
+    read = argparse.ArgumentParser.parse_args
+
+    def read_alone(self, *given):
+        read(self, *given)
+        raise ParsedError
+
+    reading = mock.patch.object(argparse.ArgumentParser, "parse_args", read_alone)
+    with reading, pytest.raises(ParsedError):
+        start(words)
+    return None
+
+
+def start(words: list[str]) -> int | None:
+    """Call the main function of a command that is not fairseq's; returns its status."""
+    if words[0] == "clusterformer":
+        return main(words[1:])
+    assert words[:2] == ["python", "-m"], words
+    is_package = (ROOT / words[2].replace(".", "/")).is_dir()
+    module = importlib.import_module(f"{words[2]}.__main__" if is_package else words[2])
+    return module.main(words[3:])

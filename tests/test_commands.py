@@ -17,7 +17,6 @@ from unittest import mock
 import pytest
 import yaml
 from fairseq import checkpoint_utils
-from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass.initialize import hydra_init
 from fairseq_cli import hydra_train
 from hydra import compose, initialize_config_dir
@@ -30,15 +29,7 @@ from tests.conversion.dense import llama
 from tests.data.tokenizers import made
 from tests.documents.commands import run
 from tests.mnist import write_mnist
-from tests.pages import (
-    CONFIGURATIONS,
-    PAGES,
-    ROOT,
-    commands,
-    in_the_checkout,
-    overrides,
-    parse_fairseq,
-)
+from tests.pages import CONFIGURATIONS, PAGES, ROOT, commands, in_the_checkout, parse
 
 #: how the commands begin that cannot run here, and why; test_docs.py parses these, too
 NOT_RUN = {
@@ -206,7 +197,7 @@ def tiny(words: list[str]) -> list[str]:
         words += [] if "--max-epoch" in words else ["--max-update", "2"]
         words += "--cpu --num-workers 0 --distributed-world-size 1".split()
         words += "--log-format none --required-batch-size-multiple 1".split()
-        args = vars(parse_fairseq(words))
+        args = vars(parse(words))
         for side in ("encoder", "decoder"):
             if f"{side}_attention_heads" in args and not args.get("word_vectors"):
                 heads = args[f"{side}_attention_heads"] or 8
@@ -320,21 +311,12 @@ def test_what_is_not_run_is_on_a_page() -> None:
 @pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda config: config.stem)
 def test_overrides_are_options_of_their_configuration(config: Path) -> None:
     """Whatever its comments name can be given behind the command as it is written."""
-    hydra_init(config.stem)
-    found = [line for line in overrides(config) if "/G]" not in line]
+    comments = "\n".join(re.findall(r"^#(.*)$", config.read_text(), flags=re.MULTILINE))
+    sections = "common|task|model|criterion|optimization|optimizer|dataset|checkpoint"
+    sections += "|lr_scheduler|distributed_training"
+    found = re.findall(rf"\+?\b(?:{sections})\.\w+=[^\s`,;]+", comments)
     assert found
-    for line in found:
+    hydra_init(config.stem)
+    for line in (line for line in found if "/G]" not in line):
         with initialize_config_dir(str(config.parent), version_base="1.1"):
             compose(config.stem, [re.sub("='.*", "=any", line).rstrip(".")])
-
-
-def test_the_log_scores_words_of_own_pairs(world: Path) -> None:
-    """With what the page says of sentencepiece, what is scored is the text that was given."""
-    page = (ROOT / "docs" / "translation.md").read_text()
-    given = re.search(r"task.eval_bleu_remove_bpe=(\w+) task.eval_tokenized_bleu=false", page)
-    assert run(*PAIRS.format("data-bin/pairs", "en", "fr").split()) == 0
-    words = Dictionary.load("data-bin/pairs/dict.fr.txt")
-    rows = data_utils.load_indexed_dataset("data-bin/pairs/train.en-fr.fr", words)
-    texts = {words.string(row, given[1]) for row in rows}
-    pairs = (world / "pairs.tsv").read_text().splitlines()
-    assert texts <= {" ".join(pair.split("\t")[1].split()) for pair in pairs}

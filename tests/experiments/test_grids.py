@@ -1,7 +1,6 @@
 """Every grid of the examples would run: each row as far as its model, and one of each kind of grid
 to its scores. Every result says where it comes from, by a command that today's programs read."""
 
-import argparse
 import contextlib
 import importlib
 import logging
@@ -17,15 +16,13 @@ import fairseq_cli.train
 import pytest
 import torch
 import yaml
-from fairseq import checkpoint_utils, options, tasks
+from fairseq import checkpoint_utils, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 
 import xlqa  # noqa: F401  plug-ins of grids
 from examples.language_model import recall
 from examples.question_answering import distance
-from fairseq_clusterformer.cli import main as clusterformer
-from fairseq_clusterformer.errors import UserError
 from openkp import prepare
 from openkp.tests.web_pages import pages_with_headings, write_pages
 from scripts.experiments import results, run
@@ -37,50 +34,15 @@ from tests.cli.in_process import quiet
 from tests.conftest import REPO_ROOT, sampled
 from tests.corpora.commands import run as command
 from tests.mnist import write_mnist
+from tests.pages import PARSERS, parse, start
 
 GRIDS = sorted(p for p in REPO_ROOT.glob("examples/**/*.yaml") if p.parent.name != "config")
-FAIRSEQ = {
-    "fairseq-train": options.get_training_parser,
-    "fairseq-eval-lm": options.get_eval_lm_parser,
-    "fairseq-validate": options.get_validation_parser,
-}
 WHOLE = pytest.mark.whole
 every_grid = pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
 #: options that do not fit a dictionary of few words
 FEW_WORDS = {
     "table5_wikitext103": {"adaptive-input-cutoff": "20,40", "adaptive-softmax-cutoff": "20,40"}
 }
-
-
-class ParsedError(Exception):
-    """A command line was read to its end."""
-
-
-def parse(words: list[str]) -> argparse.Namespace | None:
-    """Read a command line as its program does; the test fails if it cannot."""
-    if words[0] in FAIRSEQ:
-        return options.parse_args_and_arch(FAIRSEQ[words[0]](), words[1:])
-    read = argparse.ArgumentParser.parse_args
-
-    def read_alone(self, *given):
-        read(self, *given)
-        raise ParsedError
-
-    reading = mock.patch.object(argparse.ArgumentParser, "parse_args", read_alone)
-    with reading, pytest.raises(ParsedError):
-        start(words)
-    return None
-
-
-def start(words: list[str]) -> int | None:
-    """Call the main function of a command that is not fairseq's; returns its status."""
-    if words[0] == "clusterformer":
-        return clusterformer.main(words[1:])
-    assert words[:2] == ["python", "-m"], words
-    module = importlib.import_module(words[2])
-    if hasattr(module, "__path__"):
-        module = importlib.import_module(f"{words[2]}.__main__")
-    return module.main(words[3:])
 
 
 @pytest.fixture(scope="module")
@@ -91,16 +53,6 @@ def words(tmp_path_factory) -> Path:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("".join(f"word{i} 1\n" for i in range(60)))
     return folder
-
-
-def build(args: Namespace, whole: bool) -> None:
-    """What a training builds, without numbers: task, model and criterion, by fairseq's `whole`
-    configuration, or by the options alone, which takes a tenth of the time."""
-    with quiet(), torch.device("meta"):
-        cfg = convert_namespace_to_omegaconf(args) if whole else None
-        task = tasks.setup_task(cfg.task if whole else args)
-        task.build_model(cfg.model if whole else args)
-        task.build_criterion(cfg.criterion if whole else args)
 
 
 #: one grid of each folder
@@ -132,36 +84,19 @@ def test_every_row_has_a_model(path, rows, words, monkeypatch):
             if grid["score"] == "recall":
                 assert recall.main(training[3 : training.index("--json")]) == 0
             elif (args := parse([*map(str, training)])) is not None:
-                # fairseq's transformer reads its sizes from the whole configuration alone
-                build(args, whole=grid["score"] == "translation")
+                # fairseq's transformer reads its sizes from the whole configuration alone, which
+                # takes ten times as long
+                whole = grid["score"] == "translation"
+                with quiet(), torch.device("meta"):
+                    cfg = convert_namespace_to_omegaconf(args) if whole else None
+                    made = tasks.setup_task(cfg.task if whole else args)
+                    made.build_model(cfg.model if whole else args)
+                    made.build_criterion(cfg.criterion if whole else args)
         except (Exception, SystemExit) as error:
             wrong[each.name] = f"{type(error).__name__}: {error}"
         for scored in task.tests(place).values():
             parse([*map(str, scored)])
     assert not wrong
-
-
-@every_grid
-def test_what_is_missing_is_said_with_the_rows_that_need_it(path, tmp_path, monkeypatch):
-    """The data of each row, what it is scored on, and files that others have made."""
-    monkeypatch.chdir(tmp_path)
-    grid = load_grid(path)
-    task, runs = TASKS[grid["score"]], runs_of(grid, quick=True)
-    args = Namespace(data=tmp_path / "data", keep=None)
-    missing = [f"{folder}/" for folder in grid.get("tests", {}).values()]
-    missing += [task.made_by, *(each.row for each in runs)] if task.needs else []
-    for each in runs:
-        for option, value in each.options.items():
-            is_path = isinstance(value, str) and re.search(r"/|\.(pt|txt|json|model)$", value)
-            if is_path and option != "user-dir":
-                assert option in FILES
-                missing += [f"--{option} is {value}: no such file", each.row]
-    if missing:
-        with pytest.raises(UserError) as said:
-            run.check_there(runs, grid, args)
-        assert all(each in str(said.value) for each in missing)
-    else:
-        run.check_there(runs, grid, args)
 
 
 def run_here(programs: Mapping, threads: int) -> dict[str, tuple[float, float]]:
@@ -177,7 +112,7 @@ def run_here(programs: Mapping, threads: int) -> dict[str, tuple[float, float]]:
         form = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
         handler.setFormatter(logging.Formatter(form))
         try:
-            if words[0] in FAIRSEQ:
+            if words[0] in PARSERS:
                 program = words[0].removeprefix("fairseq-").replace("-", "_")
                 with quiet(), mock.patch("sys.argv", words):
                     importlib.import_module(f"fairseq_cli.{program}").cli_main()
@@ -210,13 +145,13 @@ def pages(data: Path) -> None:
     assert prepare.main([str(data), "--train", str(path), "--valid", str(path)]) == 0
 
 
-#: by a grid's path in examples/: its row, its data (a fixture's name, or what makes it) and where
-#: it is sought, options that make it smaller, and which of its data sets
 KEYPHRASES = {"arch": "etc_keyphrases_tiny", "lift": None, "update-freq": 1, "cpu": True}
 HIDDEN = "sentences, hidden ones recognised"
 SHORT_BLEU = {"eval-bleu-args": '{"max_len_b": 5}'}
+#: by a grid's path in examples/: its row, its data (a fixture's name, or what makes it) and where
+#: it is sought, options that make it smaller, and which of its data sets
 CASES = {
-    "language_model/grid_cf20": ("kmeans-64", "byte_data", "", {"tokens-per-sample": 256}, []),
+    "language_model/grid_taught": ("window+taught", "byte_data", "", {"batch-size": 1}, []),
     "etc/babi1": ("sentences", "stories", "babi1", {}, []),
     "classification/table3": ("ClusterFormer", "pair_data", "quora", {}, ["quora"]),
     "clustering/table6": ("neural", write_mnist, "mnist", {}, ["mnist-10"]),
@@ -227,7 +162,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(CASES, ("language_model/grid_cf20", "etc/babi1")))
+@pytest.mark.parametrize("name", sampled(CASES, ("language_model/grid_taught", "etc/babi1")))
 def test_a_grid_of_each_kind_is_trained(name, request, tmp_path, monkeypatch, capsys):
     """One row, for three updates, and it is scored: every column of the table has a number."""
     row, made, place, smaller, only = CASES[name]
