@@ -75,18 +75,10 @@ def written(path: Path) -> dict | None:
 
 
 def _is_own(journal: Path) -> bool:
+    """Whether it can be one; what is not there can."""
     if journal.is_symlink() or not journal.is_file():
         return not os.path.lexists(journal)
     return journal.read_bytes()[:1] in (b"", b"\n")
-
-
-def _mark(name: str, folder: Path, checksum: str, recipe: object) -> None:
-    """Add a line to a folder's journal; a new line first, since a kill can leave half."""
-    mark = json.dumps({"name": name, "checksum": checksum, "recipe": recipe})
-    with suppress(OSError):  # somebody else's folder: what is written is not known again
-        if _is_own(folder / JOURNAL):
-            with open(folder / JOURNAL, "a") as file:
-                file.write(f"\n{mark}")
 
 
 # Working folders
@@ -167,10 +159,8 @@ def _is_new(path: Path) -> bool:
 
 def check_utf8(option: str, path: Path) -> None:
     """Raise UserError for a name that some libraries cannot write to."""
-    try:
-        str(path.absolute()).encode()
-    except UnicodeEncodeError:
-        raise bad_option(option, path, "a name in UTF-8", "its name is not in UTF-8") from None
+    if os.fsencode(path.absolute()).decode(errors="replace") != str(path.absolute()):
+        raise bad_option(option, path, "a name in UTF-8", "its name is not in UTF-8")
 
 
 def check_output(
@@ -253,8 +243,14 @@ def whole_file(
         if keep and path.exists() and checksum(new) == checksum(path):
             return
         check_output(option, path, keep=keep, **how)  # again, since writing can take hours
-        name, folder = (".", new) if new.is_dir() else (path.name, path.parent)
-        _mark(name, folder, checksum(new), recipe)
+        name, journal = (
+            (".", new / JOURNAL) if new.is_dir() else (path.name, path.parent / JOURNAL)
+        )
+        mark = json.dumps({"name": name, "checksum": checksum(new), "recipe": recipe})
+        with suppress(OSError):  # somebody else's folder: what is written is not known again
+            if _is_own(journal):
+                with open(journal, "a") as file:
+                    file.write(f"\n{mark}")  # a new line first, since a kill can leave half
         if new.is_dir() and not _is_new(path):
             os.rename(path, before)
         try:
@@ -288,7 +284,6 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 def write_aside(path: Path, text: str) -> None:
-    """Write a whole file of text or none of it, over whatever was there."""
     with replaced(path) as new:
         new.write_text(text, encoding="utf-8")
 
@@ -367,7 +362,6 @@ def make_part(work: Path, name: str, build: Build) -> tuple[Path, dict]:
 
 
 def copy_part(part: Path, out: Path) -> None:
-    """Copy what `make_part` made into a folder."""
     shutil.copytree(part, out, ignore=lambda *_: [RECORD], dirs_exist_ok=True)
 
 

@@ -13,7 +13,6 @@ from scripts.benchmarks.check import check
 from scripts.benchmarks.common import CheckFailed, Unavailable, in_own_process
 from scripts.benchmarks.contestants import (
     CONTESTANTS,
-    Attention,
     Clustered,
     Local,
     Setting,
@@ -54,9 +53,8 @@ class Peeping(torch.nn.Module):
         return None
 
 
-class Missing(Attention):
-    def __init__(self, setting):
-        raise ModuleNotFoundError("No module named 'local_attention'")
+def missing(setting):
+    raise ModuleNotFoundError("No module named 'local_attention'")
 
 
 def inputs(setting: Setting) -> list[Tensor]:
@@ -85,7 +83,7 @@ def test_every_contestant_is_timed_or_named(capsys, tmp_path):
 
 def test_what_is_wrong_or_not_installed_is_not_timed(capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(CONTESTANTS, "window", (WrongBackwards, {"kind": "window"}))
-    monkeypatch.setitem(CONTESTANTS, "local", (Missing, {}))
+    monkeypatch.setitem(CONTESTANTS, "local", (missing, {}))
     path = tmp_path / "rows.json"
     line = [*TINY, "--json", str(path), "--kinds", "dense", "local"]
     assert benchmark.main(line) == 0
@@ -97,21 +95,6 @@ def test_what_is_wrong_or_not_installed_is_not_timed(capsys, tmp_path, monkeypat
     assert ["milliseconds" in row for row in rows] == [True, False, False]
     with pytest.raises(CheckFailed, match="sees a later token"):
         check(Peeping(), *inputs(SETTING))
-
-
-@pytest.mark.parametrize("kind", FROM_PYPI)
-def test_a_query_of_a_peer_sees_about_as_many_keys(kind):
-    pytest.importorskip(FROM_PYPI[kind])
-    contestant = Contestant(kind, SETTING)
-    v, counts = contestant.qkv[2], []
-    out, _ = contestant.attention(contestant.x, *contestant.qkv)
-    for query in range(16, 48):
-        (gradient,) = torch.autograd.grad(out[:, :, query, 0].sum(), v, retain_graph=True)
-        counts.append((gradient[..., 0].abs() > 1e-12).sum(-1).float())
-    counts = torch.stack(counts)
-    if kind != "routing":  # there, a query may be in several clusters, or in none
-        assert counts.max() <= SETTING.window
-    assert SETTING.window / 8 <= counts.mean() <= 2 * SETTING.window
 
 
 def test_bidirectional_contestants_are_right():
@@ -157,9 +140,8 @@ def test_floors(monkeypatch):
     assert attention_floor(ceilings, 1000, 4, 8, torch.float32) == 1000 * 8 * 2 * 7 / 100
     # a vector: four tensors forward, eight backward
     assert attention_floor(ceilings, 1, 4, 8, torch.float32) == 4 * 8 * 4 * 12 / 10
-    for kind, pairs in (("dense", 48 * 49 // 2), ("window", 8 * 9 // 2 + 40 * 8)):
-        floor = Contestant(kind, SETTING).floor(Ceilings(1.0, float("inf")))
-        assert floor == 2 * pairs * 8 * 14  # heads, E, operations
+    floor = Contestant("window", SETTING).floor(Ceilings(1.0, float("inf")))
+    assert floor == 2 * (8 * 9 // 2 + 40 * 8) * 8 * 14  # heads, pairs, E, operations
     seen = Contestant("neural", SETTING)
     given = (seen.x, *seen.qkv[:2])
     visible = seen.attention.visible(*given, torch.arange(48))

@@ -35,29 +35,16 @@ def test_whole_demo(tmp_path, capfd, monkeypatch):
     record = json.loads((out / "results.json").read_text())
     assert [model["name"] for model in record["models"]] == ["dense", "windows", "clusters"]
     for model in record["models"]:
-        row = next(line for line in printed.splitlines() if line.startswith(model["name"] + "  "))
-        assert float(row.split()[1]) == pytest.approx(model["bits per byte"], abs=5e-4)
-        assert row.split()[3:] == [
-            f"{model[key]:,}" for key in ("updates", "tokens per second", "parameters")
-        ]
         log = (out / model["name"] / "train.log").read_text()
         assert f"num. shared model params: {model['parameters']:,}" in log
         assert model["curve"][-1][0] == model["updates"]
-        assert log.count("| valid | {") == 1
         assert abs(model["parameters"] / record["models"][0]["parameters"] - 1) < 0.01
     text = (out / "generated.txt").read_text(encoding="utf-8")
-    given = demo.first_lines(texts["valid"][len(texts["valid"]) // 6 :], demo.GIVEN).decode()
-    assert text.startswith(given[-demo.TOLD :])
-    assert text[len(given[-demo.TOLD :]) :].rstrip("\n") in printed
+    assert text[demo.TOLD :].rstrip("\n") in printed
     passage = (out / "passage.txt").read_bytes()
     assert texts["valid"].startswith(passage)
-    assert passage.endswith(b"\n")
     page = (out / "clusters.html").read_text(encoding="utf-8")
-    for said in (record["verdict"], "taught"):
-        assert said in page
-    assert record["verdict"] in printed
-    for name in ("comparison.png", "clusters.png"):
-        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    assert all(record["verdict"] in said for said in (page, printed))
 
 
 def python(code: str) -> list[str]:
@@ -70,7 +57,7 @@ def test_programs_run_at_the_same_time(tmp_path):
     heard: list[tuple[str, str]] = []
     done = run_together(programs, 1, lambda *said: heard.append(said))
     assert sorted(heard) == [("a", "a"), ("a", "begins"), ("b", "b"), ("b", "begins")]
-    assert done.keys() == programs.keys()
+    assert {line for _, line in heard[:2]} == {"begins"}
     assert all(seconds >= 1 and memory > 1 for seconds, memory in done.values())
     assert (tmp_path / "a").read_text() == "begins\na\n"
 
@@ -80,9 +67,11 @@ def test_no_program_outlives_the_others_failure(tmp_path, interrupted):
     """Neither where one fails, nor where the user interrupts."""
     sleep = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     programs = {"sleeps": (python(sleep), tmp_path / "sleeps")}
+    error, said = KeyboardInterrupt, ""
     if not interrupted:
         fails = "import time; time.sleep(1); print('no such arch'); exit(3)"
         programs["fails"] = (python(fails), tmp_path / "fails")
+        error, said = UserError, r"ended with status 3: no such arch \(log: "
     started: list[int] = []
 
     def listen(name: str, line: str) -> None:
@@ -91,13 +80,11 @@ def test_no_program_outlives_the_others_failure(tmp_path, interrupted):
         if interrupted:
             raise KeyboardInterrupt
 
-    with pytest.raises((KeyboardInterrupt, UserError)) as error:
+    with pytest.raises(error, match=said):
         run_together(programs, 1, listen)
-    if not interrupted:
-        assert "ended with status 3: no such arch (log: " in str(error.value)
-    assert len(started) == 1
+    (process,) = started
     with pytest.raises(ProcessLookupError):
-        os.kill(started[0], 0)
+        os.kill(process, 0)
 
 
 def test_interruption_keeps_older_results(tmp_path, monkeypatch, capsys):
@@ -115,11 +102,12 @@ def test_interruption_keeps_older_results(tmp_path, monkeypatch, capsys):
         assert demo.main(["--out", str(out)]) == 0
     monkeypatch.setattr(demo, "fill", interrupt)
     assert demo.main(["--out", str(out)]) == 130
-    assert capsys.readouterr().err.splitlines()[-1].startswith("demo: interrupted")
     assert (out / "results.json").read_text() == "old"
     (out / "thesis.tex").touch()  # what is somebody else's is refused
     assert demo.main(["--out", str(out)]) == 1
-    assert capsys.readouterr().err.startswith(f"demo: error: --out is {out}: it holds something")
+    said = capsys.readouterr().err
+    assert "demo: interrupted" in said
+    assert f"demo: error: --out is {out}: it holds something" in said
     assert (out / "thesis.tex").is_file()
 
 
@@ -137,7 +125,6 @@ def test_verdict_says_what_clusters_add():
     assert "0.75 more than dense attention, 0.70 more than windows alone." in said
     assert "far back" not in said
     made[-1] = (0.0, 37, 3.0)
-    assert "--minutes" not in demo.compare(runners, [None])
     said = demo.compare(runners[::-1], [None])
     assert "after 37 updates; clusters need about 100: give more --minutes or fewer" in said
 
@@ -198,8 +185,6 @@ def test_speed_is_measured_while_all_train():
     times = [(12, 1), (16, 2), (20, 3), (21, 9), (22, 15)]
     slow = Runner("slow", {}, progress=[(*point, 3.0) for point in times])
     assert tokens_per_second([fast, slow], 100) == [100, 25]
-    once = Runner("once", {}, began=10, progress=[(14, 1, 8.0)])
-    assert tokens_per_second([fast, once], 100) == [100, 25]
     heard = Runner("heard", {})
     heard.listen("| Start iterating over samples")
     heard.listen('| train_inner | {"num_updates": 1, "loss": 8}')
