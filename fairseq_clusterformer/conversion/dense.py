@@ -23,7 +23,7 @@ from fairseq_clusterformer.hf.configuration import ClusterformerConfig, build_mo
 from fairseq_clusterformer.hf.folder import pretrained
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.encoder_only import fingerprint
-from fairseq_clusterformer.models.pretrained import load_folder
+from fairseq_clusterformer.models.pretrained import load_pretrained
 
 from .model import TARGETS
 from .texts import TEXTS, languages
@@ -84,7 +84,7 @@ def read_dense(folder: Path, data: Path) -> Loaded:
             state = family.state_of(theirs.state_dict(), config, numbers)
             model.load_state_dict(state | marks)
         else:
-            load_folder(model, str(folder), "CHECKPOINT", torch.tensor(numbers))
+            load_pretrained(model, str(folder), "CHECKPOINT", torch.tensor(numbers))
             words = Dictionary.load(str(data / "dict.txt"))
             words.add_symbol("<mask>")  # as fairseq's task does
             model.vocabulary.copy_(fingerprint(words))

@@ -18,7 +18,7 @@ from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.encoder_only import masked_mean
-from fairseq_clusterformer.models.pretrained import load_folder, sizes_of
+from fairseq_clusterformer.models.pretrained import load_pretrained, read_config
 
 from .sections import Section, Splitter, together
 from .sources import Source
@@ -41,7 +41,7 @@ class SentenceEncoder:
     ) -> None:
         self._dictionary, self._device = Dictionary(), device
         try:
-            sizes = sizes_of(folder, "--encoder")
+            _, sizes = read_config(folder, "--encoder")
             pieces = Subwords(folder / TOKENIZER)
             for symbol in pieces.symbols:
                 self._dictionary.add_symbol(symbol)
@@ -49,7 +49,7 @@ class SentenceEncoder:
             most = sizes["window_positions"]
             words = {"source_dictionary": self._dictionary, "max_positions": lambda: most}
             model = ClusterformerMaskedLM.build_model(args, SimpleNamespace(**words))
-            load_folder(model, str(folder), "--encoder")
+            load_pretrained(model, str(folder), "--encoder")
         except (CheckpointError, TypeError, ValueError) as error:
             raise UserError(str(error)) from None
         self.model = model.encoder.eval().to(device, dtype)

@@ -11,7 +11,7 @@ from fairseq.models import register_model
 from fairseq_clusterformer.models.checkpoints import check_words, read_checkpoint, renamed, unfit
 from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel, fingerprint, set_epsilon
 from fairseq_clusterformer.models.options import register_sizes
-from fairseq_clusterformer.models.pretrained import folder_tensors
+from fairseq_clusterformer.models.pretrained import folder_tensors, start_from
 
 from .encoder import SIZES, ETCEncoder, ETCOptions
 
@@ -62,6 +62,7 @@ class ETCModel(EncoderOnlyModel):
             return
         if Path(path).is_dir():  # its first type is added to each word
             given, _ = folder_tensors(path, option, words, self.args)
+            given = {name: t for name, t in given.items() if name.startswith("encoder.")}
             given[f"encoder.{_WORDS}"] += given.pop(f"encoder.{_TYPES}")[0]
         else:
             state = read_checkpoint(option, path)
@@ -97,4 +98,4 @@ class ETCModel(EncoderOnlyModel):
             for name in self.state_dict()
             if not name.startswith("encoder.") or name in new or ("label_" in name and not is_etc)
         ]
-        self.start_from(option, path, loaded, anew, _FITTING)
+        start_from(self, option, path, loaded, anew, _FITTING)

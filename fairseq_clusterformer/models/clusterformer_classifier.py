@@ -20,7 +20,7 @@ from .encoder_only import (
     segment_embeddings,
 )
 from .options import flag, option, register_sizes, sized
-from .pretrained import StartsFromFolder, set_sizes_of_folder
+from .pretrained import load_pretrained, set_sizes_of_folder
 from .word_vectors import read_word_vectors
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class ClusterformerClassifierConfig(PretrainedOptions, EncoderOnlyOptions):
 
 
 @register_model("clusterformer_classifier", dataclass=ClusterformerClassifierConfig)
-class ClusterformerClassifier(StartsFromFolder, EncoderOnlyModel):
+class ClusterformerClassifier(EncoderOnlyModel):
     r"""A clustered encoder, a pooling, and a classifier with one hidden layer.
 
     A pair is one sequence with segment embeddings, or two sequences u, v whose pooled outputs the
@@ -149,7 +149,7 @@ class ClusterformerClassifier(StartsFromFolder, EncoderOnlyModel):
             share = 100 * len(found) / words
             logger.info(f"{path}: vectors of {len(found)} of {words} words ({share:.1f} %)")
         if self.args.pretrained_checkpoint:
-            self.load_encoder("--pretrained-checkpoint", self.args.pretrained_checkpoint)
+            load_pretrained(self, self.args.pretrained_checkpoint, "--pretrained-checkpoint")
         super().load_initial_weights()
 
     def pretrained_parts(self) -> dict[str, str]:

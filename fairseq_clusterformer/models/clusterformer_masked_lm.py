@@ -23,7 +23,7 @@ from .encoder_only import (
     set_epsilon,
 )
 from .options import register_sizes, sized
-from .pretrained import StartsFromFolder, set_sizes_of_folder
+from .pretrained import set_sizes_of_folder
 
 
 @dataclass
@@ -32,7 +32,7 @@ class ClusterformerMaskedLMConfig(PretrainedOptions, EncoderOnlyOptions):
 
 
 @register_model("clusterformer_masked_lm", dataclass=ClusterformerMaskedLMConfig)
-class ClusterformerMaskedLM(StartsFromFolder, EncoderOnlyModel):
+class ClusterformerMaskedLM(EncoderOnlyModel):
     """A clustered encoder and RoBERTa's head, which shares the words' embeddings.
 
     For pairs it has embeddings of segments, and on the state of ``<s>`` a hidden layer,

@@ -30,7 +30,7 @@ from .options import (
     set_defaults,
     sized,
 )
-from .pretrained import StartsFromFolder, set_sizes_of_folder
+from .pretrained import set_sizes_of_folder
 from .reader import ReaderEncoder, ReaderModel, Reading
 
 
@@ -134,7 +134,7 @@ class AnswerHeads(nn.Module):
 
 
 @register_model("clusterformer_reader", dataclass=ClusterformerReaderConfig)
-class ClusterformerReader(StartsFromFolder, ReaderModel):
+class ClusterformerReader(ReaderModel):
     """A :class:`ReaderEncoder`, and what it answers."""
 
     def __init__(self, args, task):

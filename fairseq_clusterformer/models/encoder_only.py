@@ -1,8 +1,6 @@
 """What models share that are an encoder and a head."""
 
 import hashlib
-import logging
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -13,14 +11,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import Embedding, TransformerConfig
 from torch import Tensor, nn
 
-from .checkpoints import (
-    CheckpointError,
-    ExplainedCheckpoints,
-    check_words,
-    read_checkpoint,
-    renamed,
-    unfit,
-)
+from .checkpoints import CheckpointError, ExplainedCheckpoints
 from .encoder import ClusterformerEncoder
 from .options import (
     EncoderClusteringOptions,
@@ -30,12 +21,8 @@ from .options import (
     options_of,
     sized,
 )
+from .pretrained import load_pretrained
 
-logger = logging.getLogger(__name__)
-
-_PRETRAINED = ("encoder.", "vocabulary")
-_HEADS = ("lm_head.", "classification_heads.")  # of fairseq's RoBERTa
-_OF_WORDS = {"encoder.embed_tokens.weight", "lm_head.weight", "lm_head.bias"}
 #: learns on a laptop's processor in minutes
 TINY = sized("encoder", 2, 64, 128, 4)
 ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
@@ -128,58 +115,14 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
             raise CheckpointError("it was trained with another dictionary (dict.txt)")
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 
-    def load_encoder(self, option: str, path: str) -> None:
-        """Start from the encoder of a checkpoint, of ours or of fairseq's RoBERTa (Liu et al.,
-        2019), and from what else of it :attr:`pretrained_parts` names; the rest starts anew."""
-        given, mine = read_checkpoint(option, path)["model"], self.state_dict()
-        words, parts = self.encoder.dictionary, self.pretrained_parts()
-        is_roberta = any(".sentence_encoder." in name for name in given)
-        if is_roberta:
-            check_words(option, path, words)
-            if self.encoder.embed_scale != 1:
-                raise unfit(option, path, "words are scaled here", "--no-scale-embedding")
-            given = {
-                name if name.startswith(_HEADS) else f"encoder.{name}": tensor
-                for name, tensor in renamed(given).items()
-            }
-            parts |= {name: name for name in mine.keys() & given.keys() if name.startswith(_HEADS)}
-            for name in _OF_WORDS & given.keys():
-                if len(given[name]) == len(words) + 1:
-                    given[name] = given[name][:-1]  # its task's <mask> is in no dict.txt
-        loaded = {name: t for name, t in given.items() if name.startswith(_PRETRAINED)}
-        loaded |= {parts[name]: tensor for name, tensor in given.items() if name in parts}
-        if "segments.weight" in given and "segments.weight" not in loaded:
-            # a text alone is the first of a pair: its segment was added to every word
-            words = loaded["encoder.embed_tokens.weight"].clone()
-            real = torch.arange(len(words)) != self.encoder.padding_idx
-            words[real] += given["segments.weight"][0]
-            loaded["encoder.embed_tokens.weight"] = words
-        # no RoBERTa has clusters, our mark of the dictionary, and the mark of its version
-        new = (".routers.", "vocabulary", "encoder.version") if is_roberta else ()
-        anew = [
-            name
-            for name in mine.keys() - loaded.keys()
-            if not name.startswith(_PRETRAINED) or any(part in name for part in new)
-        ]
-        allowed = "a clusterformer_masked_lm or a RoBERTa of the same sizes, attention and words"
-        self.start_from(option, path, loaded, anew, allowed)
-        left = [name for name in given if parts.get(name, name) not in loaded]
-        tell(path, mine, loaded, left)
+    def load_initial_weights(self) -> None:
+        """Start from what ``--pretrained`` names, see :func:`~.pretrained.load_pretrained`."""
+        if self.args.pretrained:
+            load_pretrained(self, self.args.pretrained)
 
     def pretrained_parts(self) -> dict[str, str]:
         """What else starts from a masked language model's tensors: their names there, and here."""
         return {}
-
-    def start_from(
-        self, option: str, path: str, loaded: dict[str, Tensor], anew: Iterable[str], allowed: str
-    ) -> None:
-        """Start from the tensors of a checkpoint, but for those that may start anew. Raises
-        CheckpointError: a file that does not fit; it names the option and what is allowed."""
-        own = self.state_dict()
-        try:
-            self.load_state_dict({name: own[name] for name in anew} | loaded)
-        except CheckpointError as error:
-            raise unfit(option, path, f"it does not fit the model: {error}", allowed) from None
 
     def max_positions(self) -> int:
         """Tokens of the longest sequence."""
@@ -205,13 +148,6 @@ def masked_mean(x: Tensor, real: Tensor) -> Tensor:
     """The mean over the real among x [B, N, D], by bool [B, N]: [B, D]; 0 if there are none."""
     total = x.masked_fill(~real.unsqueeze(-1), 0.0).sum(1)
     return total / real.sum(1, keepdim=True).clamp(min=1)
-
-
-def tell(path: str, mine: Iterable[str], loaded: Collection[str], left: Collection[str]) -> None:
-    """Log what became of each tensor of a checkpoint and of the model."""
-    anew = [name for name in mine if name not in loaded]
-    for what, names in {"loaded": loaded, "left there": left, "starting anew": anew}.items():
-        logger.info(f"{path}: {len(names)} tensors {what}: {', '.join(names)}")
 
 
 def fingerprint(dictionary: Dictionary) -> Tensor:

@@ -1,130 +1,124 @@
 """Encoders that start from a folder of BERT's form, as ``transformers`` writes them, or from a
-checkpoint of fairseq's RoBERTa (Liu et al., 2019).
+checkpoint of ours or of fairseq's RoBERTa (Liu et al., 2019).
 
 Shape letters: D model width, V words.
 """
 
+import logging
 from argparse import Namespace
-from collections.abc import Collection
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.errors import check_no_pipes, first_line, read_json
 from fairseq_clusterformer.families import ENCODERS, FAMILIES
 
-from .checkpoints import CheckpointError, unfit
-from .encoder_only import EncoderOnlyModel, tell
+from .checkpoints import CheckpointError, check_words, read_checkpoint, renamed, unfit
 from .options import flag, set_defaults
+
+logger = logging.getLogger(__name__)
 
 _WRITTEN = "a folder that transformers has written"
 _SIZES = ("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim")
+_PRETRAINED = ("encoder.", "vocabulary")
+_HEADS = ("lm_head.", "classification_heads.")  # of fairseq's RoBERTa
+_OF_WORDS = {"encoder.embed_tokens.weight", "lm_head.weight", "lm_head.bias"}
+#: what no dense encoder has: clusters, our mark of the dictionary, and the mark of its version
+_OURS = (".routers.", "vocabulary", "encoder.version")
 
 
-def load_pretrained(model: EncoderOnlyModel, path: str) -> None:
-    """Start a model's encoder, and as far as it can its head, from what ``--pretrained`` names.
-    What that does not have starts anew. Raises CheckpointError: files that are missing or damaged,
-    another family, sizes or words.
-
-    Args:
-        model: with ``args``, and an ``encoder`` of the same sizes and words.
-        path: a folder with ``config.json``, ``tokenizer.json`` and ``model.safetensors`` (or
-            ``pytorch_model.bin``), or a checkpoint of fairseq's RoBERTa.
-    """
-    if Path(path).is_file():
-        model.load_encoder("--pretrained", path)
-    else:
-        load_folder(model, path, "--pretrained")
-
-
-class StartsFromFolder:
-    """Mixin before a model with the option ``--pretrained``."""
-
-    def load_initial_weights(self) -> None:
-        """Start from what ``--pretrained`` names, see :func:`load_pretrained`."""
-        if self.args.pretrained:
-            load_pretrained(self, self.args.pretrained)
-
-
-def set_sizes_of_folder(args: Any) -> None:
-    """Take the sizes that are not given from the folder that ``--pretrained`` names."""
-    if all(hasattr(args, name) for name in _SIZES):  # as in a checkpoint
-        return
-    if not getattr(args, "pretrained", ""):
-        raise CheckpointError("--pretrained is missing; allowed: a folder of transformers")
-    path = Path(args.pretrained)
-    if path.is_dir():  # else it is said when the weights are loaded
-        set_defaults(args, **sizes_of(path, "--pretrained"), encoder_attention="full")
-
-
-def sizes_of(path: Path, option: str) -> dict[str, Any]:
-    """Our options that make a folder's encoder; raises CheckpointError as `load_pretrained`."""
-    return _read(path, option)[1]
-
-
-def folder_tensors(
-    folder: str,
-    option: str,
-    words: Dictionary,
-    args: Any,
-    mine: Collection[str] = (),
-    numbers: Tensor | None = None,
-) -> tuple[dict[str, Tensor], list[str]]:
-    """A folder's tensors by our names, with the rows of our words; raises CheckpointError as
-    :func:`load_pretrained` does. Returns the tensors, and the names of what is left in the folder.
-    Embeddings of token types, "encoder.embed_types.weight" [1 or 2, D], are 0 where it has none.
-
-    Args:
-        args: options that must be the folder's; what they lack is not compared.
-        mine: names of the model's tensors, of which the heads are taken.
-        numbers: the folder's number of each of our words, int64 [V]; None: as its tokenizer says.
-    """
-    config, options = _read(Path(folder), option)
-    family = FAMILIES[config.model_type]
-    if numbers is None:
-        numbers = _numbers(words.symbols, Path(folder), option)
-    theirs = _tensors(Path(folder), option)
-    wanted = {name: value for name, value in options.items() if hasattr(args, name)}
-    if any(getattr(args, name) != value for name, value in wanted.items()):
-        given = ((flag(name), v) for name, v in wanted.items() if v is not False)
-        shown = " ".join(name if v is True else f"{name} {v}" for name, v in given)
-        raise unfit(option, folder, "it does not fit: other sizes", shown)
-    try:
-        found = family.state_of(theirs, config, numbers)
-        parts = [new for new in family.names.values() if new.startswith(".")]
-        layers = range(options["encoder_layers"])
-        needed = [f"encoder.layers.{number}{part}" for number in layers for part in parts]
-        for name in ("encoder.layernorm_embedding.", *needed):
-            if not found.keys() >= {f"{name}weight", f"{name}bias"}:
-                for theirs_is, ours_is in family.names.items():
-                    name = name.replace(ours_is, theirs_is)
-                raise KeyError(name)
-    except KeyError as error:
-        raise unfit(option, folder, f"it has no {error}", _WRITTEN) from None
-    except (TypeError, ValueError, IndexError, RuntimeError) as error:  # of what a file says
-        raise unfit(option, folder, f"it does not fit: {' '.join(str(error).split())}") from None
-    tied = getattr(config, "tie_word_embeddings", True)
-    found = {
-        name: tensor
-        for name, tensor in found.items()
-        if (name in mine and (tied or "lm_head." not in name))
-        or (name.startswith("encoder.") and (not mine or name == "encoder.embed_types.weight"))
-    }
-    left = [name for name in theirs if family.named(name) not in found]
-    return found, [name for name in left if "_embeddings." not in name]
-
-
-def load_folder(
-    model: EncoderOnlyModel, folder: str, option: str, numbers: Tensor | None = None
+def load_pretrained(
+    model: nn.Module, path: str, option: str = "--pretrained", numbers: Tensor | None = None
 ) -> None:
-    """As :func:`load_pretrained`, of a folder; ``numbers`` as of :func:`folder_tensors`."""
+    """Start a model's encoder, and as far as it can its head, from what an option names. What that
+    does not have starts anew. Raises CheckpointError: files that are missing or damaged, another
+    family, sizes or words.
+
+    Args:
+        model: an :class:`~.encoder_only.EncoderOnlyModel` of the same sizes and words.
+        path: a folder with ``config.json``, ``tokenizer.json`` and ``model.safetensors`` (or
+            ``pytorch_model.bin``), or a checkpoint of ours or of fairseq's RoBERTa.
+        numbers: a folder's number of each of our words, int64 [V]; None: as its tokenizer says.
+    """
+    mine = model.state_dict()
+    if Path(path).is_file():
+        loaded, new = _of_checkpoint(model, path, option)
+        allowed = "a clusterformer_masked_lm or a RoBERTa of the same sizes, attention and words"
+    else:
+        loaded, new = _of_folder(model, path, option, numbers), _OURS
+        allowed = _WRITTEN
+    anew = [
+        name
+        for name in mine.keys() - loaded.keys()
+        if not name.startswith(_PRETRAINED) or any(part in name for part in new)
+    ]
+    start_from(model, option, path, loaded, anew, allowed)
+    for what, names in {"loaded": loaded, "starting anew": mine.keys() - loaded.keys()}.items():
+        logger.info(f"{path}: {len(names)} tensors {what}: {', '.join(names)}")
+
+
+def start_from(
+    model: nn.Module,
+    option: str,
+    path: str,
+    loaded: dict[str, Tensor],
+    anew: Iterable[str],
+    allowed: str,
+) -> None:
+    """Start from the tensors of a checkpoint, but for those that may start anew. Raises
+    CheckpointError: a file that does not fit; it names the option and what is allowed."""
+    own = model.state_dict()
+    try:
+        model.load_state_dict({name: own[name] for name in anew} | loaded)
+    except CheckpointError as error:
+        raise unfit(option, path, f"it does not fit the model: {error}", allowed) from None
+
+
+def _of_checkpoint(
+    model: nn.Module, path: str, option: str
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """What a model takes of a checkpoint, of its head what ``pretrained_parts`` names, and what
+    the checkpoint may lack."""
+    given, mine = read_checkpoint(option, path)["model"], model.state_dict()
+    words, parts = model.encoder.dictionary, model.pretrained_parts()
+    is_roberta = any(".sentence_encoder." in name for name in given)
+    if is_roberta:
+        check_words(option, path, words)
+        if model.encoder.embed_scale != 1:
+            raise unfit(option, path, "words are scaled here", "--no-scale-embedding")
+        given = {
+            name if name.startswith(_HEADS) else f"encoder.{name}": tensor
+            for name, tensor in renamed(given).items()
+        }
+        parts |= {name: name for name in mine.keys() & given.keys() if name.startswith(_HEADS)}
+        for name in _OF_WORDS & given.keys():
+            if len(given[name]) == len(words) + 1:
+                given[name] = given[name][:-1]  # its task's <mask> is in no dict.txt
+    loaded = {name: t for name, t in given.items() if name.startswith(_PRETRAINED)}
+    loaded |= {parts[name]: tensor for name, tensor in given.items() if name in parts}
+    if "segments.weight" in given and "segments.weight" not in loaded:
+        # a text alone is the first of a pair: its segment was added to every word
+        table = loaded["encoder.embed_tokens.weight"].clone()
+        real = torch.arange(len(table)) != model.encoder.padding_idx
+        table[real] += given["segments.weight"][0]
+        loaded["encoder.embed_tokens.weight"] = table
+    return loaded, _OURS if is_roberta else ()
+
+
+def _of_folder(
+    model: nn.Module, folder: str, option: str, numbers: Tensor | None
+) -> dict[str, Tensor]:
+    """What a model takes of a folder."""
     mine, words = model.state_dict(), model.encoder.dictionary
-    loaded, left = folder_tensors(folder, option, words, model.args, mine, numbers)
-    types = loaded.pop("encoder.embed_types.weight")
+    found, config = folder_tensors(folder, option, words, model.args, numbers)
+    tied = getattr(config, "tie_word_embeddings", True)
+    loaded = {n: t for n, t in found.items() if n in mine and (tied or "lm_head." not in n)}
+    types = found["encoder.embed_types.weight"]
     places = loaded["encoder.embed_positions.weight"]
     home = next((n for n in ("encoder.embed_types.weight", "segments.weight") if n in mine), None)
     if home is not None:
@@ -135,15 +129,48 @@ def load_folder(
     rows = len(mine["encoder.embed_positions.weight"])
     places = torch.cat([places, *[places[2:]] * (rows // len(places[2:]))])
     loaded["encoder.embed_positions.weight"] = places[:rows]
+    return loaded
+
+
+def folder_tensors(
+    folder: str, option: str, words: Dictionary, args: Any, numbers: Tensor | None = None
+) -> tuple[dict[str, Tensor], Namespace]:
+    """A folder's tensors by our names, with the rows of our words, and its configuration; raises
+    CheckpointError as :func:`load_pretrained` does, and takes ``numbers`` as that does. Embeddings
+    of token types, "encoder.embed_types.weight" [1 or 2, D], are 0 where it has none. What
+    ``args`` says must be as in the folder."""
+    path = Path(folder)
+    config, options = read_config(path, option)
+    if numbers is None:
+        numbers = _numbers(words.symbols, path, option)
+    theirs = _tensors(path, option)
+    wanted = {name: value for name, value in options.items() if hasattr(args, name)}
+    if any(getattr(args, name) != value for name, value in wanted.items()):
+        given = ((flag(name), v) for name, v in wanted.items() if v is not False)
+        shown = " ".join(name if v is True else f"{name} {v}" for name, v in given)
+        raise unfit(option, folder, "it does not fit: other sizes", shown)
     try:
-        model.load_state_dict(mine | loaded)
-    except (CheckpointError, RuntimeError) as error:
-        raise unfit(option, folder, f"it does not fit: {error}") from None
-    tell(folder, mine, loaded, left)
+        return FAMILIES[config.model_type].state_of(theirs, config, numbers), config
+    except KeyError as error:
+        raise unfit(option, folder, f"it has no {error}", _WRITTEN) from None
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:  # of what a file says
+        raise unfit(option, folder, f"it does not fit: {' '.join(str(error).split())}") from None
 
 
-def _read(path: Path, option: str) -> tuple[Namespace, dict[str, Any]]:
-    """A folder's configuration, and our options that make its encoder."""
+def set_sizes_of_folder(args: Any) -> None:
+    """Take the sizes that are not given from the folder that ``--pretrained`` names."""
+    if all(hasattr(args, name) for name in _SIZES):  # as in a checkpoint
+        return
+    if not getattr(args, "pretrained", ""):
+        raise CheckpointError("--pretrained is missing; allowed: a folder of transformers")
+    path = Path(args.pretrained)
+    if path.is_dir():  # else it is said when the weights are loaded
+        set_defaults(args, **read_config(path, "--pretrained")[1], encoder_attention="full")
+
+
+def read_config(path: Path, option: str) -> tuple[Namespace, dict[str, Any]]:
+    """A folder's configuration, and our options that make its encoder; raises CheckpointError as
+    :func:`load_pretrained` does."""
     if not path.is_dir():
         raise unfit(option, path, "no such file or folder", _WRITTEN)
     check_no_pipes(option, path)
@@ -181,10 +208,9 @@ def _tensors(path: Path, option: str) -> dict[str, Tensor]:
 
     found: dict[str, Tensor] = {}
     try:
-        if files := sorted(path.glob("model*.safetensors")):
-            for file in files:
-                found |= load_file(file)
-        else:
+        for file in sorted(path.glob("model*.safetensors")):
+            found |= load_file(file)
+        if not found:
             file = path / "pytorch_model.bin"
             found = torch.load(file, map_location="cpu", weights_only=True)
         for old, new in (("Norm.gamma", "Norm.weight"), ("Norm.beta", "Norm.bias")):

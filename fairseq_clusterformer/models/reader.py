@@ -159,7 +159,8 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
                 states, *fields = layer(states.transpose(0, 1), windows.padding)
                 states = states.transpose(0, 1)
                 by_layer[id(layer)] = unpack(fields)
-            question, document = windows.put_back(states)
+            of_document = {"stride": windows.stride, "length": windows.length}
+            question, document = put_back(states, windows=windows.number, **of_document)
         if self.layer_norm is not None:
             question, document = self.layer_norm(question), self.layer_norm(document)
         if self.training:

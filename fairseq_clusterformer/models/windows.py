@@ -57,21 +57,25 @@ class Windows:
     def through(
         self, layer: nn.Module, windows: Callable[[slice], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """A sliding-window layer: the question [B, V, Q, D] and the document
-        [B, N, D], each token with its mean over the windows that hold it (eq. 2 and 3).
+        """A sliding-window layer: the question [B, V, Q, D] and the document [B, N, D], each token
+        with its mean over the windows that hold it (eq. 2 and 3); ``windows`` makes some of them,
+        [B, some of V, Q + L, D].
 
         The paper adds two windows at a time; here the mean is over all that meet, which are more
         than two where L > 2 M. Nothing is scattered, so sums are the same in every run on every
         device.
-
-        Args:
-            windows: makes some of the windows, [B, some of V, Q + L, D].
         """
         questions, total, first = [], None, 0
+        parts = -(-self.size // self.stride)
         for _, x in self._rows.through(layer, windows):
             question, text = x.split([x.size(2) - self.size, self.size], dim=2)
             questions.append(question.clone())  # a view would keep the text
-            added = _added_up(text, self.stride)
+            # the sum of the windows that hold a token: the part j of a window lies in the block
+            # that its j-th successor begins with
+            text = pad(text, (0, 0, 0, parts * self.stride - self.size))
+            text = text.unflatten(2, (parts, self.stride))
+            shifted = (pad(text[:, :, j], (0, 0, 0, 0, j, parts - 1 - j)) for j in range(parts))
+            added = sum(shifted).flatten(1, 2)
             if total is None:
                 beyond = added.size(1) + (self.number - text.size(1)) * self.stride
                 total = added.new_zeros(len(added), beyond, added.size(2))
@@ -103,10 +107,6 @@ class Windows:
         blocks = blocks.unflatten(1, (self.number, self.stride))
         return torch.cat([question, blocks], dim=2).flatten(1, 2)
 
-    def put_back(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """The inverse of ``sequence`` (eq. 9)."""
-        return put_back(states, windows=self.number, stride=self.stride, length=self.length)
-
     def by_place(self, sequence: Tensor, part: slice = slice(None)) -> Tensor:
         """[B, V (Q + M), ...] as rows of the same place in each window, [B, Q + M, V, ...], or
         some of these rows."""
@@ -114,7 +114,7 @@ class Windows:
 
 
 def put_back(states: Tensor, *, windows: int, stride: int, length: int) -> tuple[Tensor, Tensor]:
-    """The inverse of :meth:`Windows.sequence`, for V windows, stride M and length N."""
+    """The inverse of :meth:`Windows.sequence` (eq. 9), for V windows, stride M and length N."""
     blocks = states.unflatten(1, (windows, -1))
     question, document = blocks.split([blocks.size(2) - stride, stride], dim=2)
     return question, document.flatten(1, 2)[:, :length]
@@ -159,13 +159,3 @@ class Rows:
 def _lengthened(x: Tensor, length: int, fill: int) -> Tensor:
     more = x.new_full((x.size(0), length - x.size(1), *x.shape[2:]), fill)
     return torch.cat([x, more], dim=1)
-
-
-def _added_up(windows: Tensor, stride: int) -> Tensor:
-    """The sum of the windows that hold a token, up to a multiple of the stride."""
-    size = windows.size(2)
-    parts = -(-size // stride)
-    blocks = pad(windows, (0, 0, 0, parts * stride - size)).unflatten(2, (parts, stride))
-    # the part j of a window lies in the block that its j-th successor begins with
-    shifted = (pad(blocks[:, :, j], (0, 0, 0, 0, j, parts - 1 - j)) for j in range(parts))
-    return sum(shifted).flatten(1, 2)
