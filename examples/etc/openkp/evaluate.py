@@ -16,6 +16,7 @@ from statistics import mean
 
 from fairseq_clusterformer.cli.common import Parser, add_force, add_model, check_files
 from fairseq_clusterformer.cli.main import program
+from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import write_text
 
 NAME = "python examples/etc/openkp/evaluate.py"
@@ -28,26 +29,40 @@ def main(arguments: Sequence[str]) -> int:
     add_model(parser, "a model's of keyphrases, or a bundle")
     parser.add("--split SPLIT", "of the folder", default="valid")
     parser.add("--out PATH", "the folder for the files")
-    parser.add("--batch-size N", "pages at once", default=8)
     add_force(parser)
     args = parser.parse_args(arguments)
+    import torch
+    from fairseq.utils import apply_to_sample
+
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
-    from openkp.task import SCORES, keyphrase_scores, split_keyphrases
+    from fairseq_clusterformer.use.base import device_of
+    from openkp.task import SCORES, found_in, keyphrase_scores
 
     loaded = load_checkpoint(args.checkpoint, data=args.data, task="etc_keyphrases")
     how = {"inputs": [loaded.path, loaded.folder], "force": args.force}
     if args.out:
         check_files(args.out, WRITTEN, **how)
-    found = split_keyphrases(loaded, args.split, batch_size=args.batch_size, cpu=args.cpu)
+    device, rows = device_of("cpu" if args.cpu else None), {}
+    model = loaded.model.to(device)
+    try:
+        dataset = loaded.task.load_dataset(args.split)
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(f"--split is {args.split}: {error}") from None
+    batches = loaded.task.get_batch_iterator(dataset, max_sentences=8)
+    with torch.no_grad():
+        for batch in batches.next_epoch_itr(shuffle=False):
+            given = apply_to_sample(lambda tensor: tensor.to(device), batch["net_input"])
+            numbers = batch["id"].tolist()
+            rows |= zip(numbers, found_in(dataset.data, numbers, model(**given)[0]), strict=True)
+    found = [rows[number] for number in sorted(rows)]
     known = [keyphrase_scores(best, right) for _, best, right in found if right]
-    dataset = loaded.task.dataset(args.split)
     scores = {name: mean(row[name] for row in known) for name in SCORES if known}
     scores |= {"pages": len(found), "pages scored": len(known)}
     scores |= {"pages cut": dataset.cut, "nodes left out": dataset.nodes_left_out}
     if args.out:
         pages = [{"url": url, "KeyPhrases": [p.split() for p in best]} for url, best, _ in found]
-        for name, rows in zip(WRITTEN, (pages, [scores]), strict=True):
-            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        for name, lines in zip(WRITTEN, (pages, [scores]), strict=True):
+            text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
             write_text("--out", args.out / name, text, makes_folder=True, **how)
     for name, value in scores.items():
         print(f"{name:>40}  {value:.6g}")

@@ -1,12 +1,6 @@
 """``--arch etc_keyphrases``: keyphrases of web pages, by ETC's encoder (Ainslie et al. 2020,
-section 4 and appendix B: OpenKP).
-
-The page's subwords are the long input; each node of the page has a global token. What a node looks
-like is added to its global token and to its subwords. A word is the sum of its subwords' final
-states; convolutions of widths 1 to 5 over words make n-grams, each of which has a logit.
-
-Where the paper is brief, this follows the authors' code: the layers of what nodes look like, the
-ranges of pixels, the buckets of font sizes, and the norms in the head.
+section 4 and appendix B: OpenKP). Where the paper is brief, this follows the authors' code: the
+layers of what nodes look like, the ranges of pixels, the buckets of font sizes, and the norms.
 
 Shape letters: B batch, N tokens, W words, G nodes, D width.
 """
@@ -27,11 +21,11 @@ from fairseq_clusterformer.etc.lift import ETCModel, register_etc
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.precision import at_least_float32
 
-from .records import MOST_WORDS
+from .pages import MOST_WORDS
 
 #: the largest font size of each bucket; larger ones are the last, the 24th
 FONT_SIZES = (0, *range(8, 25), 29, 34, 39, 44, 49)
-#: places among the 20 numbers of a node (see `records.VISUAL`)
+#: places among the 20 numbers of a node (see `pages.VISUAL`)
 _CROSSED = (4, 6, 9)  # block, heading, bold
 _FONTS = (8, 18)  # of the node and of its parent
 _FLAGS = (5, 7, 16, 17, 19)  # inline, leaf; the parent's heading, leaf, bold
@@ -86,7 +80,8 @@ class VisualFeatures(nn.Module):
 
 
 class PhraseHead(nn.Module):
-    """Logits of n-grams from the states of subwords."""
+    """Logits of n-grams from the states of subwords: a word is the sum of its subwords' states,
+    and convolutions of widths 1 to 5 over words make n-grams."""
 
     def __init__(self, embed_dim: int):
         super().__init__()
@@ -120,7 +115,8 @@ class PhraseHead(nn.Module):
 
 @register_etc("etc_keyphrases", ETCKeyphrasesConfig)
 class ETCKeyphrases(ETCModel):
-    """An ETC encoder, what nodes look like, and a :class:`PhraseHead`."""
+    """ETC's encoder of the page's subwords, with a global token for each node, and a
+    :class:`PhraseHead`. What a node looks like is added to its global token and its subwords."""
 
     def __init__(self, args, task):
         super().__init__(args, task)
@@ -138,20 +134,12 @@ class ETCKeyphrases(ETCModel):
     def forward(
         self, src_tokens: Tensor, page: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Rate the n-grams of pages.
-
-        Args:
-            src_tokens: int64 [B, N], with padding behind, else ValueError.
-            page: see :func:`~openkp.pages.batch_of_pages`.
-
-        Returns:
-            Logits, [B, 5, W], see :class:`PhraseHead`; and the layers' ``reports``: none.
-        """
-        states = self.encoded(src_tokens, page)
+        """The logits of n-grams, [B, 5, W], see :class:`PhraseHead`, of what
+        :func:`~openkp.pages.batch_of_pages` makes; and the layers' ``reports``: none."""
         padding = src_tokens.eq(self.encoder.dictionary.pad()).unsqueeze(-1)
+        states = at_least_float32(self.encoded(src_tokens, page)).masked_fill(padding, 0.0)
         own = {name: at_least_float32(p) for name, p in self.head.named_parameters()}
         with torch.autocast(states.device.type, enabled=False):
-            states = at_least_float32(states).masked_fill(padding, 0.0)
             given = states, page["words"], page["num_words"]
             logits = functional_call(self.head, own, given)
         return logits, {"reports": {"encoder": []}}
@@ -170,7 +158,6 @@ class ETCKeyphrases(ETCModel):
         of_nodes = of_tokens = None
         if self.visual is not None:
             of_nodes = self.visual(page["visual"])
-            nodes = page["token_nodes"].unsqueeze(-1)
-            of_tokens = of_nodes.gather(1, nodes.expand(-1, -1, of_nodes.size(-1)))
-        of = self.encoder(src_tokens, structure, types=of_tokens, global_types=of_nodes)
-        return of.of_long
+            of_tokens = of_nodes.take_along_dim(page["token_nodes"].unsqueeze(-1), 1)
+        more = {"types": of_tokens, "global_types": of_nodes}
+        return self.encoder(src_tokens, structure, **more).of_long

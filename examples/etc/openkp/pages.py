@@ -1,151 +1,199 @@
-"""Web pages and their keyphrases: in subwords, on disk as ``prepare.py`` writes them, and as
-samples of a model.
+"""Web pages and their keyphrases (OpenKP, Xiong et al. 2019): as they are read, on disk as
+``prepare.py`` writes them, and as samples of a model.
 
-A folder holds the model of its subwords, ``dict.txt`` and, for each split, these files. Each has
-one item per page, all in the same order:
+A folder holds the model of its subwords, ``dict.txt`` and, for each split, ``SPLIT.document``
+(.bin, .idx: fairseq's, the tokens of each page, without ``</s>``) and ``SPLIT.jsonl`` with
+``SPLIT.lines.npy``, where each of its lines begins. A line says of a page
 
-========================  =====================================================================
-``SPLIT.document``        .bin, .idx: the page's tokens
-``SPLIT.page``            .bin, .idx (int32): words, nodes and keyphrases; see `Page.item`
-``SPLIT.jsonl``           a JSON object per line: ``url``, ``text`` (the words, with blanks between
-                          them) and ``phrases`` (in lower case; null where they are unknown)
-``SPLIT.lines.npy``       where each of these lines begins, and the file's length, int64
-========================  =====================================================================
-
-.bin and .idx are fairseq's (``mmap``), in symbols of ``dict.txt``, without ``</s>``.
+==========  ===================================================================================
+``url``     its address
+``text``    its words, with single blanks between them
+``starts``  the first token of each word; that of the next one where it has none
+``nodes``   words [first, last) of each node that has some; they cover all in their order
+``visual``  what each node looks like, in whole numbers; see :data:`VISUAL`
+``phrases`` the keyphrases, distinct, in lower case; null: unknown
+``places``  the first word of each, where it first stands in one node, and its number of words;
+            of those that do, and have 5 words or fewer
+==========  ===================================================================================
 
 Shape letters: B batch, N tokens, W words, G nodes, P keyphrases.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from fairseq.data import Dictionary
 from torch.nn.utils.rnn import pad_sequence
 
+from fairseq_clusterformer.corpora.question_answering.records import (
+    Drops,
+    Unusable,
+    check_unicode,
+    get,
+    json_lines,
+    parse_json,
+)
 from fairseq_clusterformer.data.stored import BySize, RecordData
 from fairseq_clusterformer.data.subwords import Subwords
 
-from .records import MOST_WORDS, VISUAL, PageRecord, phrase_places
+#: numbers that say what a node looks like, ten of its own and then ten of its parent: x, width, y
+#: and height in pixels; whether it is a block, inline, a heading, a leaf; the size of its font;
+#: whether it is bold
+VISUAL = 20
+MOST_WORDS = 5  # of a keyphrase
+_YES_OR_NO = (4, 5, 6, 7, 9, 14, 15, 16, 17, 19)
 
-PARTS = ("document", "page")
-_SHAPES = {"starts": (-1,), "folded": (-1,), "nodes": (-1, 2), "visual": (-1, VISUAL)}
-_SHAPES |= {"phrases": (-1, 2), "anywhere": (-1, 2)}
+
+def read_pages(path: Path, drops: Drops, *, keep_unfound: bool) -> Iterator[dict[str, Any]]:
+    """Yield the page of each line, of one address the first; with ``keep_unfound`` also of pages
+    whose keyphrases are unknown, or stand in none of their nodes."""
+    seen = set()
+    for place, item in json_lines(path, drops):
+        with drops.at(place):
+            page = page_of(item)
+            if not keep_unfound and not page["places"]:
+                known = ", ".join(map(repr, page["phrases"] or ())) or "none"
+                raise Unusable("no keyphrase in the text", f"{known} of {page['url']}")
+            if page["url"] in seen:
+                raise Unusable("url seen before", page["url"])
+            seen.add(page["url"])
+            yield page
 
 
-@dataclass(frozen=True, eq=False)
-class Page:
-    """A page to train on, or to find keyphrases in, in whole numbers."""
+def page_of(item: Mapping) -> dict[str, Any]:
+    """A page as above, without ``starts``, from one as in OpenKP's files; raises `Unusable`."""
+    url, text, vdom = get(item, "url"), get(item, "text"), get(item, "VDOM", (str, list))
+    check_unicode(url + text + (vdom if isinstance(vdom, str) else ""))
+    if isinstance(vdom, str):
+        vdom = get({"VDOM": parse_json(vdom.encode())}, "VDOM", list)
+    given, nodes, visual, last = text.split(" "), [], [], 0
+    # words that are empty, as between two blanks, are left out
+    number = list(accumulate((bool(word.strip()) for word in given), initial=0))
+    words = [word for word in given if word.strip()]
+    if not words:
+        raise Unusable("empty text", f"text of {url}")
+    for place, node in enumerate(vdom):
+        start, end = get(node, "start_idx", int), get(node, "end_idx", int)
+        name, found = f"node {place} of {url}", " ".join(given[start:end])
+        if start != last or not start <= end <= len(given):
+            problem = f"{name} is words [{start}, {end}); allowed: from {last} to {len(given)}"
+            raise Unusable("nodes that do not cover the text", problem)
+        if get(node, "text") != found:
+            problem = f"{name} is {node['text'][:60]!r}, where the text has {found[:60]!r}"
+            raise Unusable("node of another text", problem)
+        looks = get(node, "feature", list)
+        known = all(isinstance(x, int | float) and math.isfinite(x) for x in looks)
+        if not known or len(looks) != VISUAL or {looks[n] for n in _YES_OR_NO} - {0, 1}:
+            allowed = f"{VISUAL} numbers, those at {', '.join(map(str, _YES_OR_NO))} 0 or 1"
+            problem = f"the feature of {name} is {str(looks)[:80]}; allowed: {allowed}"
+            raise Unusable("feature that is none", problem)
+        if number[start] < number[end]:
+            nodes.append((number[start], number[end]))
+            visual.append(np.clip(looks, -1e9, 1e9).round().astype(int).tolist())
+        last = end
+    if last != len(given):
+        problem = f"the last node of {url} ends at word {last}; allowed: {len(given)}"
+        raise Unusable("nodes that do not cover the text", problem)
+    phrases, places = None, []
+    if item.get("KeyPhrases") is not None:
+        listed = ({"keyphrase": words} for words in get(item, "KeyPhrases", list))
+        lower = (" ".join(get(words, "keyphrase", list)).lower().split() for words in listed)
+        phrases = list(dict.fromkeys(" ".join(phrase) for phrase in lower if phrase))
+    grams = {gram: first for gram, _, first in _grams(" ".join(words).lower().split(" "), nodes)}
+    for gram in map(tuple, map(str.split, phrases or ())):
+        places += [(grams[gram], len(gram))] if gram in grams else []
+    page = {"url": url, "text": " ".join(words), "nodes": nodes, "visual": visual}
+    return page | {"phrases": phrases, "places": places}
+
+
+def _grams(words: Sequence, nodes: Sequence) -> Iterator[tuple[tuple, int, int]]:
+    """Yield each n-gram of 1 to 5 words in one node, its place, and where it first stands."""
+    found: dict[tuple, int] = {}
+    for first, last in nodes:
+        for place in range(first, last):
+            for end in range(place + 1, min(place + MOST_WORDS, last) + 1):
+                gram = tuple(words[place:end])
+                yield gram, place, found.setdefault(gram, place)
+
+
+def encode(
+    page: dict[str, Any], *, model: Subwords, to_index: Sequence[int]
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """The tokens of a page, where the blank before a word belongs to it, and the page with
+    ``starts``; ``to_index`` has the symbol in a dictionary of each of the model's ids."""
+    tokens = model.encode(page["text"])
+    lengths = np.array([len(word) + 1 for word in page["text"].split(" ")])
+    begins = np.cumsum(lengths) - lengths - 1
+    word = np.searchsorted(begins, np.maximum(tokens.ends - 1, tokens.starts), "right") - 1
+    starts = np.searchsorted(word, np.arange(len(lengths))).tolist()
+    return np.asarray(to_index)[tokens.ids], page | {"starts": starts}
+
+
+class Page(NamedTuple):
+    """A page to train on, or to find keyphrases in, in whole numbers; see above."""
 
     tokens: np.ndarray  # [N]
-    starts: np.ndarray  # the first token of each word, [W]; that of the next where it has none
+    starts: np.ndarray  # [W]
     folded: np.ndarray  # equal numbers for words that are equal in lower case, [W]
-    nodes: np.ndarray  # words [first, last) of each, which cover all in their order, [G, 2]
-    visual: np.ndarray  # what each node looks like, [G, 20]; see `VISUAL`
-    # the first word of each keyphrase and its number of words, [P, 2]: where it first stands in
-    # one node, and in the text
-    phrases: np.ndarray
-    anywhere: np.ndarray
-
-    def item(self) -> np.ndarray:
-        """All but the tokens as an item of ``SPLIT.page``, int32: six sizes, then all numbers."""
-        parts = [getattr(self, name).ravel() for name in _SHAPES]
-        return np.concatenate([[part.size for part in parts], *parts]).astype(np.int32)
+    nodes: np.ndarray  # [G, 2]
+    visual: np.ndarray  # [G, 20]
+    places: np.ndarray  # [P, 2]
 
     @classmethod
-    def of(cls, tokens: np.ndarray, item: np.ndarray) -> "Page":
-        """What the items of both files say."""
-        sizes, rest = np.split(item, [len(_SHAPES)])
-        parts = np.split(rest, sizes.cumsum()[:-1])
-        shaped = (part.reshape(s) for part, s in zip(parts, _SHAPES.values(), strict=True))
-        return cls(tokens, *shaped)
+    def of(cls, tokens: np.ndarray, page: Mapping[str, Any]) -> "Page":
+        _, folded = np.unique(page["text"].lower().split(" "), return_inverse=True)
+        nodes, visual, places = (
+            np.array(page[name], int) for name in ("nodes", "visual", "places")
+        )
+        return cls(tokens, np.array(page["starts"]), folded, nodes, visual, places.reshape(-1, 2))
 
-    def within(self, tokens: int, nodes: int | None) -> "Page":
+    def within(self, tokens: int, nodes: int) -> "Page":
         """The beginning of the page: whole nodes, so many or fewer, of so many tokens. If not even
-        the first of them fits, what does of its words, or of its first word, and no keyphrase;
-        empty nodes in front may be left out then. With None for the nodes, whole words of the page
-        as a text without nodes, where keyphrases may stand anywhere."""
-        ends = np.append(self.starts[1:], len(self.tokens))  # of words
-        words, phrases = int(np.searchsorted(ends, tokens, "right")), self.phrases
-        if nodes is None:
-            words, phrases = max(words, 1), self.anywhere
-            kept, visual = np.array([[0, words]]), np.zeros((1, VISUAL), int)
+        the first of them fits, what does of its words, or of its first word, and no keyphrase."""
+        ends, places = np.append(self.starts[1:], len(self.tokens)), self.places  # of words
+        words = int(np.searchsorted(ends, tokens, "right"))
+        kept = min(int((self.nodes[:, 1] <= words).sum()), nodes)
+        if kept:
+            words = int(self.nodes[kept - 1, 1])
         else:
-            empty = int((self.nodes[:, 1] == 0).sum())
-            first = empty if empty >= nodes else 0
-            last = min(int((self.nodes[:, 1] <= words).sum()), first + nodes)
-            if last > empty:
-                words = int(self.nodes[last - 1, 1])
-            else:  # the first node that is not empty is cut
-                last, phrases = empty + 1, phrases[:0]
-                words = max(min(words, int(self.nodes[empty, 1])), 1)
-            kept, visual = self.nodes[first:last].clip(max=words), self.visual[first:last]
-        return replace(
-            self,
-            tokens=self.tokens[: min(ends[words - 1], tokens)],
-            starts=self.starts[:words],
-            folded=self.folded[:words],
-            nodes=kept,
-            visual=visual,
-            phrases=phrases[phrases.sum(1) <= words],
+            words, kept, places = max(words, 1), 1, places[:0]
+        return Page(
+            self.tokens[: min(ends[words - 1], tokens)],
+            self.starts[:words],
+            self.folded[:words],
+            self.nodes[:kept].clip(max=words),
+            self.visual[:kept],
+            places[places.sum(1) <= words],
         )
 
     def first_places(self, words: int) -> np.ndarray:
         """Where each n-gram first stands in one node, as its first word, [5, words]: row i has
-        those of i + 1 words. An n-gram that is in no node stands at its own place only, and so
-        does what is behind the page's words."""
-        places, folded = np.tile(np.arange(words), (MOST_WORDS, 1)), self.folded.tolist()
-        for row in range(MOST_WORDS):
-            seen: dict[tuple[int, ...], int] = {}
-            for first, last in self.nodes.tolist():
-                for place in range(first, last - row):
-                    gram = tuple(folded[place : place + row + 1])
-                    places[row, place] = seen.setdefault(gram, place)
+        those of i + 1 words. What is in no node stands at its own place."""
+        places = np.tile(np.arange(words), (MOST_WORDS, 1))
+        for gram, place, first in _grams(self.folded.tolist(), self.nodes.tolist()):
+            places[len(gram) - 1, place] = first
         return places
 
 
-def encode(
-    record: PageRecord, *, model: Subwords, to_index: Sequence[int]
-) -> tuple[Page, dict[str, Any]]:
-    """A page in tokens, where the blank before a word belongs to it, and its line of
-    ``SPLIT.jsonl``; ``to_index`` has the symbol in a dictionary of each of the model's ids."""
-    text, known = " ".join(record.words), {}
-    tokens, lengths = model.encode(text), np.array([len(word) + 1 for word in record.words])
-    begins = np.cumsum(lengths) - lengths - 1
-    word = np.searchsorted(begins, np.maximum(tokens.ends - 1, tokens.starts), "right") - 1
-    folded = [known.setdefault(word.lower(), len(known)) for word in record.words]
-    places = [phrase_places(record, nodes) for nodes in (record.nodes, ((0, len(folded)),))]
-    page = Page(
-        np.asarray(to_index)[tokens.ids],
-        np.searchsorted(word, np.arange(len(record.words))),
-        np.array(folded),
-        np.array(record.nodes),
-        np.array(record.visual),
-        *(np.array(found, int).reshape(-1, 2) for found in places),
-    )
-    phrases = None if record.phrases is None else [" ".join(phrase) for phrase in record.phrases]
-    return page, {"url": record.id, "text": text, "phrases": phrases}
-
-
 class PageData(RecordData):
-    """The pages of a split; see :class:`RecordData`."""
+    """The pages of a split. Raises FileNotFoundError or ValueError: see :class:`RecordData`."""
 
-    def __init__(self, folder: Path | str, split: str) -> None:
-        super().__init__(folder, split, PARTS, "python examples/etc/openkp/prepare.py")
+    def __init__(self, folder: Path, split: str) -> None:
+        super().__init__(folder, split, ("document",), "python examples/etc/openkp/prepare.py")
 
     def __getitem__(self, index: int) -> Page:
-        if not 0 <= index < len(self):
-            raise IndexError(f"page {index} of {len(self)}")
-        return Page.of(*(self._parts[part][index].long().numpy() for part in PARTS))
+        with self.reading(index):
+            return Page.of(self._parts["document"][index].long().numpy(), self.texts(index))
 
 
 class PageDataset(BySize):
-    """Pages with their keyphrases; those of more than ``max_positions`` tokens or ``max_nodes``
-    nodes lose their last nodes (see `Page.within`). With ``only_with_phrases``, those that have no
+    """Pages of a split with their keyphrases; those of more than ``max_positions`` tokens or
+    ``max_nodes`` nodes lose their last nodes. With ``only_with_phrases``, those that have no
     keyphrase left are out.
 
     Attributes:
@@ -157,22 +205,22 @@ class PageDataset(BySize):
     def __init__(
         self,
         data: PageData,
+        split: str,
         dictionary: Dictionary,
         *,
-        split: str,
         max_positions: int,
-        max_nodes: int | None,
-        only_with_phrases: bool = False,
-        shuffle: bool = True,
+        max_nodes: int,
+        only_with_phrases: bool,
+        shuffle: bool,
     ):
-        self.data, self.dictionary, self.split, self.shuffle = data, dictionary, split, shuffle
+        self.data, self.split, self.dictionary, self.shuffle = data, split, dictionary, shuffle
         self._most = max_positions, max_nodes
         kept, sizes, self.cut, self.nodes_left_out = [], [], 0, 0
         for index, page in enumerate(map(data.__getitem__, range(len(data)))):
             part = page.within(*self._most)
             self.cut += len(part.starts) < len(page.starts)
-            self.nodes_left_out += 0 if max_nodes is None else len(page.nodes) - len(part.nodes)
-            if len(part.phrases) or not only_with_phrases:
+            self.nodes_left_out += len(page.nodes) - len(part.nodes)
+            if len(part.places) or not only_with_phrases:
                 kept.append(index)
                 sizes.append(len(part.tokens))
         self.pages, self.sizes = np.array(kept, np.int64), np.array(sizes, np.int64)
@@ -185,21 +233,20 @@ class PageDataset(BySize):
         return {"id": number, "page": self.data[number].within(*self._most)}
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch: what the model reads, ``net_input``; the right ``phrases`` int64 [B, P, 2] (of
-        no words: no more) and ``first`` int64 [B, 5, W], both as in `Page`, as ``target``; and
-        the ``split`` that ``id`` counts in."""
+        """A batch: what the model reads, ``net_input``; as ``target`` the right ``places``, int64
+        [B, P, 2] (of no words: no more), and ``first``, int64 [B, 5, W], see `first_places`."""
         if not samples:
             return {}
         pages = [sample["page"] for sample in samples]
         inputs = batch_of_pages(pages, self.dictionary.pad())
         most = int(inputs["page"]["num_words"].max())
         first = np.stack([page.first_places(most) for page in pages])
-        phrases = pad_sequence([torch.from_numpy(page.phrases) for page in pages], True)
+        places = pad_sequence([torch.from_numpy(page.places) for page in pages], True)
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
             "split": self.split,
             "net_input": inputs,
-            "target": {"phrases": phrases, "first": torch.from_numpy(first)},
+            "target": {"places": places, "first": torch.from_numpy(first)},
             "nsentences": len(samples),
             "ntokens": sum(len(page.tokens) for page in pages),
         }

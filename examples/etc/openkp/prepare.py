@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.cli.common import Parser, add_dest, prepare_folder
 from fairseq_clusterformer.cli.main import program
@@ -41,9 +40,6 @@ from fairseq_clusterformer.corpora.vocabulary import copy_model
 from fairseq_clusterformer.data.unicode import READ_FORM
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import make_folder
-
-if TYPE_CHECKING:
-    from openkp.records import PageRecord
 
 NAME = "python examples/etc/openkp/prepare.py"
 #: patterns of the names of train, valid and test in --source
@@ -68,59 +64,50 @@ def prepare(
         "unicode": READ_FORM,
     }
 
-    def records(split: str, drops: Drops) -> Iterator["PageRecord"]:
-        from openkp.records import openkp
-
-        record = None
-        for path in splits[split]:
-            for record in openkp(path, drops, keep_unfound=split != "train"):
-                yield record
-        if record is None:
-            why = f"; {drops.summary()}" if drops.counts else ""
-            raise UserError(f"openkp: no page is left in {split}{why}")
-
     def build(work: Path, out: Path) -> dict:
+        from fairseq.data.indexed_dataset import best_fitting_int_dtype
+
+        from fairseq_clusterformer.data.stored import RecordWriter, load_dictionary
+        from fairseq_clusterformer.data.subwords import load_prepared
+        from openkp.pages import encode, read_pages
+
+        def pages(split: str, drops: Drops) -> Iterator[dict]:
+            page = None
+            for path in splits[split]:
+                for page in read_pages(path, drops, keep_unfound=split != "train"):
+                    yield page
+            if page is None:
+                why = f"; {drops.summary()}" if drops.counts else ""
+                raise UserError(f"openkp: no page is left in {split}{why}")
+
         if vocabulary.train:
             with open(text := work / "train.txt", "w", encoding="utf-8") as file:
-                for record in records("train", Drops()):
-                    nodes = (" ".join(record.words[slice(*node)]) for node in record.nodes)
-                    file.writelines(node + "\n" for node in nodes)
+                for page in pages("train", Drops()):
+                    words = page["text"].split(" ")
+                    file.writelines(" ".join(words[i:j]) + "\n" for i, j in page["nodes"])
             vocabulary.train_model(text, out, form=READ_FORM)
         copy_model(vocabulary, out, kind="reader", form=READ_FORM)
-        counts, dropped = {}, {}
+        dictionary, model = load_dictionary(out), load_prepared(out)
+        to_index = [dictionary.index(symbol) for symbol in model.symbols]
+        encoded, dtype = partial(encode, model=model, to_index=to_index), best_fitting_int_dtype
+        record = {"splits": {}, "dropped": {}}
         for split in splits:
-            drops = Drops()
-            counts[split] = _write(records(split, drops), out, split, workers)
-            counts[split]["dropped"] = drops.counts.total()
-            dropped[split] = drops.examples
+            counts, longest, drops = Counter(), 0, Drops()
+            with RecordWriter(out, split, {"document": dtype(len(dictionary))}) as writer:
+                made = parallel(encoded, pages(split, drops), workers, split, batch=5)
+                for tokens, page in made:
+                    writer.write((tokens,), page)
+                    found, known = len(page["places"]), len(page["phrases"] or ())
+                    counts.update(pages=1, nodes=len(page["nodes"]), tokens=len(tokens))
+                    counts.update({"keyphrases": found, "keyphrases not found": known - found})
+                    longest = max(longest, len(tokens))
+            counts.update(longest=longest, dropped=drops.counts.total())
+            record["splits"][split], record["dropped"][split] = dict(counts), drops.examples
             if drops.counts:
                 print(f"{split}: {drops}")
-        return {"splits": counts, "dropped": dropped}
+        return record
 
     return make_folder(dest, recipe, build, force)
-
-
-def _write(records: Iterator["PageRecord"], out: Path, split: str, workers: int) -> dict[str, int]:
-    import numpy as np
-    from fairseq.data.indexed_dataset import best_fitting_int_dtype
-
-    from fairseq_clusterformer.data.stored import RecordWriter, load_dictionary
-    from fairseq_clusterformer.data.subwords import load_prepared
-    from openkp.pages import PARTS, encode
-
-    dictionary, model = load_dictionary(out), load_prepared(out)
-    to_index = [dictionary.index(symbol) for symbol in model.symbols]
-    encoded = partial(encode, model=model, to_index=to_index)
-    dtypes = (best_fitting_int_dtype(len(dictionary)), np.int32)
-    counts, longest = Counter(), 0
-    with RecordWriter(out, split, dict(zip(PARTS, dtypes, strict=True))) as writer:
-        for page, texts in parallel(encoded, records, workers, split, batch=5):
-            writer.write((page.tokens, page.item()), texts)
-            found, tokens = len(page.phrases), len(page.tokens)
-            lost, longest = len(texts["phrases"] or ()) - found, max(longest, tokens)
-            counts.update(pages=1, nodes=len(page.nodes), tokens=tokens, keyphrases=found)
-            counts["keyphrases not found"] += lost
-    return dict(counts) | {"longest": longest}
 
 
 def main(arguments: Sequence[str]) -> int:

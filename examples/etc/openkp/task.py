@@ -12,13 +12,10 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.tasks import register_task
-from fairseq.utils import move_to_cuda
 from torch import Tensor
 
-from fairseq_clusterformer.checkpoints import Loaded
 from fairseq_clusterformer.criterions.clustering_losses import SummedLogs
 from fairseq_clusterformer.data.stored import shard_of
-from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.tasks.own_models import DataOptions, OwnModels
 
@@ -35,13 +32,7 @@ def best_keyphrases(
     logits: Tensor, words: Sequence[str], most: int = max(DEPTHS)
 ) -> list[tuple[str, float]]:
     """The best distinct phrases in lower case, ``most`` or fewer, each with the largest of its
-    logits.
-
-    Args:
-        logits: of n-grams, [n, W]: row i has those of i + 1 words, by their first word; -inf
-            where there is none.
-        words: of the page; as many as W, or more.
-    """
+    logits; of n-grams' logits [5, W], as a model returns them, and W words or more."""
     found: dict[str, float] = {}
     scores, order = logits.flatten().sort(descending=True, stable=True)
     for score, place in zip(scores.tolist(), order.tolist(), strict=True):
@@ -54,67 +45,44 @@ def best_keyphrases(
 
 def keyphrase_scores(found: Sequence[str], gold: Collection[str]) -> dict[str, float]:
     """``precision_at_K``, ``recall_at_K`` and ``f1_at_K`` of one page in percent, for K of
-    :data:`DEPTHS`. Phrases are equal if they are so in lower case; repeated ones count once.
-    Precision at K is over K phrases even where fewer are found, the most likely first. ``gold``
-    has a phrase or more."""
-    right, found = ([" ".join(p.lower().split()) for p in phrases] for phrases in (gold, found))
-    right, found, scores = set(right) - {""}, list(dict.fromkeys(found)), []
+    :data:`DEPTHS`, of distinct phrases in lower case, the most likely first. Precision at K is
+    over K phrases even where fewer are found. ``gold`` has a phrase or more."""
+    scores = []
     for depth in DEPTHS:
-        hits = sum(phrase in right for phrase in found[:depth])
-        precision, recall = 100 * hits / depth, 100 * hits / len(right)
-        f1 = 2 * precision * recall / (precision + recall) if hits else 0.0
-        scores += [precision, recall, f1]
+        hits = len(set(found[:depth]) & set(gold))
+        precision, recall = 100 * hits / depth, 100 * hits / len(gold)
+        scores += [precision, recall, 100 * 2 * hits / (depth + len(gold))]
     return dict(zip(SCORES, scores, strict=True))
 
 
 def found_in(data: PageData, numbers: Iterable[int], logits: Tensor) -> Iterator[tuple]:
     """Of pages: the address, the best phrases, and the right ones where they are known."""
     for number, of_page in zip(numbers, logits.cpu(), strict=True):
-        texts = data.texts(number)
-        best = best_keyphrases(of_page, texts["text"].split(" "))
-        yield texts["url"], [phrase for phrase, _ in best], texts["phrases"]
+        page = data.texts(number)
+        best = best_keyphrases(of_page, page["text"].split(" "))
+        yield page["url"], [phrase for phrase, _ in best], page["phrases"]
 
 
-@torch.no_grad()
-def split_keyphrases(
-    loaded: Loaded, split: str, *, batch_size: int = 8, cpu: bool = False
-) -> list[tuple[str, list[str], list[str] | None]]:
-    """Of each page of a split, in its order: the address, the best phrases, and the right ones
-    where they are known. Raises UserError if the data has no such split."""
-    task, cuda, rows = loaded.task, torch.cuda.is_available() and not cpu, {}
-    model = loaded.model.cuda() if cuda else loaded.model
-    try:
-        dataset = task.load_dataset(split)
-    except (FileNotFoundError, ValueError) as error:
-        raise UserError(f"--split is {split}: {error}") from None
-    batches = task.get_batch_iterator(dataset, max_sentences=batch_size)
-    for batch in batches.next_epoch_itr(shuffle=False):
-        inputs, numbers = batch["net_input"], batch["id"].tolist()
-        logits, _ = model(**(move_to_cuda(inputs) if cuda else inputs))
-        rows |= zip(numbers, found_in(dataset.data, numbers, logits), strict=True)
-    return [rows[number] for number in sorted(rows)]
-
-
-def phrase_nll(logits: Tensor, phrases: Tensor, first: Tensor, place: str) -> Tensor:
+def phrase_nll(logits: Tensor, places: Tensor, first: Tensor, right: str) -> Tensor:
     """Cross-entropy of a page's n-grams with its keyphrases, which share the probability equally,
     in nats, [B]; 0 where there is no keyphrase.
 
     Args:
         logits: [B, 5, W]; -inf where there is no n-gram.
-        phrases: first word and number of words where each first stands, int64 [B, P, 2]; of no
-            words: no more.
+        places: first word and number of words where each keyphrase first stands, int64 [B, P, 2];
+            of no words: no more.
         first: the first place of the same words, int64 [B, 5, W].
-        place: "first": each n-gram has a logit at each of its places, and the first is right;
+        right: "first": each n-gram has a logit at each of its places, and the first is right;
             "max": n-grams of the same words have one logit, their largest.
     """
     width, flat = logits.size(-1), logits.flatten(1)
-    if place == "max":
+    if right == "max":
         row = torch.arange(logits.size(1), device=first.device).unsqueeze(-1)
         group = (row * width + first).flatten(1)  # of equal n-grams, the place of the first
         flat = torch.full_like(flat, -torch.inf).scatter_reduce(1, group, flat, "amax")
-    some = phrases[..., 1] > 0
-    right = (phrases[..., 1] - 1) * width + phrases[..., 0]  # places in `flat`
-    of_each = flat.gather(1, right.masked_fill(~some, 0)).masked_fill(~some, 0.0)
+    some = places[..., 1] > 0
+    at = ((places[..., 1] - 1) * width + places[..., 0]).masked_fill(~some, 0)  # in `flat`
+    of_each = flat.gather(1, at).masked_fill(~some, 0.0)
     number = some.sum(1)
     loss = flat.logsumexp(1) - of_each.sum(1) / number.clamp(min=1)
     return torch.where(number > 0, loss, 0.0)
@@ -144,8 +112,8 @@ class ETCKeyphrasesLoss(SummedLogs, FairseqCriterion):
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
         (logits, _), target = model(**sample["net_input"]), sample["target"]
-        loss = phrase_nll(logits, target["phrases"], target["first"], self.phrase_loss)
-        size = int((target["phrases"][..., 1] > 0).any(1).sum())
+        loss = phrase_nll(logits, target["places"], target["first"], self.phrase_loss)
+        size = int((target["places"][..., 1] > 0).any(1).sum())
         log = {name: sample[name] for name in ("ntokens", "nsentences")}
         log |= {"loss": loss.detach().sum(), "sample_size": size}
         if not model.training:
@@ -182,12 +150,6 @@ class ETCKeyphrasesTask(OwnModels):
 
     name, model, criterion = "etc_keyphrases", ETCKeyphrases, ETCKeyphrasesLoss
     made_by = "python examples/etc/openkp/prepare.py"
-    max_nodes: int | None = None  # that the model reads; None: a page is a text
-
-    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        model = super().build_model(cfg, from_checkpoint)
-        self.max_nodes = None if model.args.fixed_blocks else self.cfg.max_nodes
-        return model
 
     def load_dataset(
         self, split: str, combine: bool = False, epoch: int = 1, **kwargs
@@ -197,12 +159,12 @@ class ETCKeyphrasesTask(OwnModels):
         ValueError: files that are missing or do not fit together, or no page to train on."""
         data = PageData(shard_of(self.cfg.data, epoch), split)
         data.of_symbols(len(self.dictionary))
+        most = {"max_positions": self.cfg.max_positions, "max_nodes": self.cfg.max_nodes}
         dataset = PageDataset(
             data,
+            split,
             self.dictionary,
-            split=split,
-            max_positions=self.cfg.max_positions,
-            max_nodes=self.max_nodes,
+            **most,
             only_with_phrases=split == self.cfg.train_subset,
             shuffle=not self.cfg.no_shuffle,
         )

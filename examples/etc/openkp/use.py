@@ -1,24 +1,21 @@
 """What a trained model of keyphrases can do."""
 
 from collections.abc import Mapping
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from fairseq.utils import apply_to_sample
 from torch import Tensor
 
-from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.corpora.question_answering.records import Unusable
 from fairseq_clusterformer.data.subwords import load_prepared
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.use.base import Pretrained
 
-from .pages import batch_of_pages, encode
-from .records import VISUAL, PageRecord, page_record
+from .pages import VISUAL, Page, batch_of_pages, encode, page_of
 from .task import best_keyphrases
-
-#: a text, or a page as OpenKP's files have it
-WebPage = str | Mapping[str, Any]
 
 
 class KeyphraseModel(Pretrained):
@@ -27,13 +24,8 @@ class KeyphraseModel(Pretrained):
     kind = "model of keyphrases"
     abilities = ("keyphrases", "encode")
 
-    def __init__(self, loaded: Loaded, **options) -> None:
-        super().__init__(loaded, **options)
-        model, index = load_prepared(loaded.folder), loaded.task.source_dictionary.index
-        self._encode = {"model": model, "to_index": [index(symbol) for symbol in model.symbols]}
-
     @torch.no_grad()
-    def keyphrases(self, page: WebPage, most: int = 5) -> list[tuple[str, float]]:
+    def keyphrases(self, page: str | Mapping, most: int = 5) -> list[tuple[str, float]]:
         """The best phrases of a page in lower case, ``most`` or fewer, each with its logit; what
         is longer than a page of the training is cut. Raises UserError: a page that is none, or a
         text for a model that reads what nodes look like.
@@ -42,35 +34,40 @@ class KeyphraseModel(Pretrained):
             page: with "text" and "VDOM", as in OpenKP's files; or a text, each line of which is a
                 node, for a model that does not read what nodes look like.
         """
-        record, batch = self._read(page)
-        return best_keyphrases(self.model(**batch)[0][0].cpu(), record.words, most)
+        words, batch = self._read(page)
+        return best_keyphrases(self.model(**batch)[0][0].cpu(), words, most)
 
     @torch.no_grad()
-    def _states(self, text: WebPage) -> Tensor:
+    def _states(self, text: str | Mapping) -> Tensor:
         return self.model.encoded(**self._read(text)[1])[0]
 
-    def _read(self, page: WebPage) -> tuple[PageRecord, dict[str, Any]]:
-        """A page, and what the model reads of it."""
-        shown = repr(page if isinstance(page, str) else str(page.get("text")))[:60]
-        if isinstance(page, str):
-            if self.model.visual is not None:
-                allowed = "a page with VDOM, or a model trained with --no-visual-features"
-                problem = "it does not say what its nodes look like"
-                raise bad_option("page", shown, allowed, problem)
-            lines = [" ".join(words) for words in map(str.split, page.splitlines()) if words]
-            nodes, last = [], 0
-            for line in lines:
-                node = {"text": line, "feature": [0] * VISUAL, "start_idx": last}
-                last += len(line.split(" "))
-                nodes.append(node | {"end_idx": last})
-            page = {"text": " ".join(lines), "VDOM": nodes}
-        try:
-            record = page_record({"url": "the page", **page, "KeyPhrases": None})
-        except Unusable as error:
-            allowed, problem = "a page as in OpenKP's files", f"{error.reason}: {error.detail}"
-            raise bad_option("page", shown, allowed, problem) from None
+    @cached_property
+    def _subwords(self) -> dict[str, Any]:
+        model, index = load_prepared(self.loaded.folder), self.loaded.task.dictionary.index
+        return {"model": model, "to_index": [index(symbol) for symbol in model.symbols]}
+
+    def _read(self, given: str | Mapping) -> tuple[list[str], dict[str, Any]]:
+        """The words of a page, and what the model reads of it."""
         task = self.loaded.task
-        whole, _ = encode(record, **self._encode)
-        part = whole.within(task.cfg.max_positions, task.max_nodes)
+        try:
+            page = (
+                self._of_text(given) if isinstance(given, str) else page_of({"url": "", **given})
+            )
+        except Unusable as error:
+            shown = repr(given if isinstance(given, str) else str(given.get("text")))[:60]
+            problem = f"{error.reason}: {error.detail}"
+            raise bad_option("page", shown, "a page as in OpenKP's files", problem) from None
+        whole = Page.of(*encode(page, **self._subwords))
+        part = whole.within(task.cfg.max_positions, task.cfg.max_nodes)
         batch = batch_of_pages([part], task.source_dictionary.pad())
-        return record, apply_to_sample(lambda x: x.to(self.device), batch)
+        return page["text"].split(" "), apply_to_sample(lambda x: x.to(self.device), batch)
+
+    def _of_text(self, text: str) -> dict[str, Any]:
+        if self.model.visual is not None:
+            raise Unusable("a text", "this model reads VDOM, what a page's nodes look like")
+        lines = [words for words in map(str.split, text.splitlines()) if words]
+        if not lines:
+            raise Unusable("empty text", "no line has a word")
+        nodes = [*pairwise(accumulate(map(len, lines), initial=0))]
+        page = {"text": " ".join(" ".join(words) for words in lines), "nodes": nodes}
+        return page | {"visual": [[0] * VISUAL] * len(nodes), "places": []}

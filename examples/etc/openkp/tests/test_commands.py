@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 import fairseq_clusterformer
+from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.errors import UserError
-from openkp import evaluate
+from openkp import evaluate, prepare
 from openkp.pages import PageData
-from openkp.tests.web_pages import page, pages_with_headings
-from tests.cli.in_process import HERE, Run, train, validate
-from tests.corpora.commands import run
+from openkp.tests.test_pages import NODES
+from openkp.tests.web_pages import page, pages_with_headings, write_pages
+from tests.cli.in_process import HERE, train, validate
+from tests.corpora.commands import record_of, run
+from tests.data.subword_models import write_gpt2
 
 KEYPHRASES = (
     "--task etc_keyphrases --arch etc_keyphrases --criterion etc_keyphrases --encoder-layers 1"
@@ -22,21 +25,19 @@ KEYPHRASES = (
     " --max-distance 3 --encoder-normalize-before --dropout 0 --batch-size 16 --optimizer adam"
     f" --lr 0.006 --clip-norm 1 --seed 1 --max-update 2 --no-epoch-checkpoints {HERE}"
 )
-TASK = "--task etc_keyphrases --batch-size 5"
 
 
 @pytest.fixture(scope="module")
-def learned(pages: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
+def learned(pages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("learned")
-    log = train(pages, f"{KEYPHRASES} --max-update 40 --disable-validation", folder)
-    return folder / "checkpoint_last.pt", log
+    train(pages, f"{KEYPHRASES} --max-update 40 --disable-validation", folder)
+    return folder / "checkpoint_last.pt"
 
 
 def test_it_learns_keyphrases(learned, pages):
     """Each page has one, so that three or five phrases have two or four too many."""
-    checkpoint, log = learned
-    assert log.mean_loss(-1) < 1 < 3 < log.mean_loss(0)
-    printed = validate(pages, checkpoint, f"{TASK} --valid-subset valid")
+    printed = validate(pages, learned, "--task etc_keyphrases --batch-size 5 --valid-subset valid")
+    assert printed["loss"] < 1
     assert printed["f1_at_1"] == printed["recall_at_5"] == 100
     assert (printed["precision_at_3"], printed["f1_at_5"]) == (33.33, 33.33)
 
@@ -44,9 +45,8 @@ def test_it_learns_keyphrases(learned, pages):
 def test_predictions_of_a_split(learned, pages, tmp_path, capsys):
     """In the order of its pages, and the scores of those whose keyphrases are known: of four, two
     are right, and one has a keyphrase that is not in its text."""
-    words = "--cpu --batch-size 3 --split test --checkpoint".split()
-    words += [learned[0], "--data", pages, "--out", tmp_path]
-    assert evaluate.main([*map(str, words)]) == 0
+    words = ["--cpu", "--split", "test", "--checkpoint", learned, "--data", pages]
+    assert evaluate.main([*map(str, words), "--out", str(tmp_path)]) == 0
     shown = dict(line.strip().split("  ") for line in capsys.readouterr().out.splitlines())
     assert float(shown["f1_at_1"]) == pytest.approx(200 / 3, rel=1e-5)
     scores = json.loads((tmp_path / "scores.json").read_text())
@@ -61,11 +61,11 @@ def test_predictions_of_a_split(learned, pages, tmp_path, capsys):
 
 
 def test_keyphrases_of_a_page_by_a_checkpoint_and_its_bundle(learned, pages, tmp_path):
-    assert run("bundle", learned[0], tmp_path / "bundle") == 0
+    assert run("bundle", learned, tmp_path / "bundle") == 0
     item = pages_with_headings(3)[2]
     wanted, found = " ".join(item.pop("KeyPhrases")[0]), []
     number = len(PageData(pages, "train")[2].tokens)
-    for path in (learned[0], tmp_path / "bundle"):
+    for path in (learned, tmp_path / "bundle"):
         model = fairseq_clusterformer.load(path, device="cpu")
         found.append(model.keyphrases(item))
         assert [len(states) for states in model.encode([item, item])] == [number] * 2
@@ -74,12 +74,10 @@ def test_keyphrases_of_a_page_by_a_checkpoint_and_its_bundle(learned, pages, tmp
     assert (phrases[0], len(set(phrases)), len(phrases)) == (wanted, 5, 5)
     assert list(scores) == sorted(scores, reverse=True)
     assert model.keyphrases(item, 2) == found[0][:2]
-    with pytest.raises(UserError, match="'red gold': it does not say what its nodes look like"):
+    with pytest.raises(UserError, match="page is 'red gold': a text: this model reads VDOM"):
         model.keyphrases("red gold")
     with pytest.raises(UserError, match=r"page is 'red': no VDOM: VDOM is null; allowed: .*; all"):
         model.keyphrases({"text": "red"})
-    with pytest.raises(UserError, match="a model of keyphrases: it cannot answer; allowed: keyph"):
-        model.answer("What?", "red")
 
 
 def test_keyphrases_of_a_text(pages, tmp_path):
@@ -90,7 +88,7 @@ def test_keyphrases_of_a_text(pages, tmp_path):
     nodes = [("Red gold", [0] * 20), ("cat sun dog", [0] * 20)]
     assert found == model.keyphrases(page(nodes, None))
     assert found != model.keyphrases("Red gold cat sun dog")
-    with pytest.raises(UserError, match=r"page is '\\n': empty text: text of the page; allowed"):
+    with pytest.raises(UserError, match=r"page is '\\n': empty text"):
         model.keyphrases("\n")
 
 
@@ -98,7 +96,6 @@ def test_keyphrases_of_a_text(pages, tmp_path):
     ("options", "message"),
     [
         ("--max-positions 1", r": no page has a keyphrase left \(--max-positions 1,"),
-        ("--arch etc_reader", "--arch is etc_reader: --task etc_keyphrases does not train it"),
         ("--clusters 3", "--clusters is 3; allowed: 0 for keyphrases"),
     ],
 )
@@ -117,7 +114,7 @@ def test_bad_options(options, message, pages, tmp_path):
         ("--max-positions 8", 16, 39),
     ],
 )
-def test_option(options, cut, nodes, pages, tmp_path, caplog, capsys):
+def test_option(options, cut, nodes, pages, tmp_path, caplog):
     """Pages that lose their keyphrase are left out of training, and count in validation."""
     with caplog.at_level(logging.INFO):
         log = train(pages, f"{KEYPHRASES} {options}", tmp_path)
@@ -130,6 +127,44 @@ def test_option(options, cut, nodes, pages, tmp_path, caplog, capsys):
     left_out = re.findall(r"train: (\d+) pages are left out", caplog.text)
     assert [log.updates[0]["nsentences"]] == [16 - int(*left_out or "0")]
     assert bool(left_out) == bool(cut)
-    words = ("--checkpoint", tmp_path / "checkpoint_last.pt", "--cpu")
-    assert evaluate.main([*map(str, words)]) == 0
-    assert f"pages cut  {cut}\n" in capsys.readouterr().out
+
+
+def prepared(*words: object) -> int:
+    """``prepare.py WORDS``; a string may be several, between blanks."""
+    given = [w for word in words for w in (word.split() if type(word) is str else [str(word)])]
+    return program(prepare.NAME, prepare.main, given)
+
+
+def test_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Pages of a test set may have no keyphrases."""
+    items = pages_with_headings(6)
+    items[4] = page(NODES, ["no such phrase", "STAR TREK"], "star.com")
+    train = write_pages(tmp_path / "OpenKPTrain.jsonl", [*items, {"url": "broken"}])
+    write_pages(tmp_path / "OpenKPDev.jsonl", [page(NODES, ["x"])])
+    write_pages(tmp_path / "OpenKPEvalPublic.jsonl", [page(NODES, None), page(NODES, None)])
+    words = (tmp_path / "data", "--source", tmp_path)
+    assert prepared(*words) == 0
+    printed = capsys.readouterr().out
+    assert "train: dropped 1: no text" in printed
+    assert f"{train}: line 7: text is null" in printed
+    counts = record_of(tmp_path / "data")["splits"]
+    assert counts["train"]["keyphrases"] == counts["train"]["pages"] == 6
+    assert counts["train"]["keyphrases not found"] == counts["train"]["dropped"] == 1
+    named = ("pages", "nodes", "keyphrases", "keyphrases not found", "dropped")
+    assert [counts["valid"][name] for name in named] == [1, 2, 0, 1, 0]
+    assert [counts["test"][name] for name in named] == [1, 2, 0, 0, 1]
+    data = PageData(tmp_path / "data", "train")
+    assert data.texts(4)["phrases"] == ["no such phrase", "star trek"]
+    folded = data[4].folded.tolist()
+    assert len(set(folded)) == 7
+    assert folded[:2] == folded[6:8]
+    assert prepared(*words) == 0
+    assert "already prepared" in capsys.readouterr().out
+    assert prepared(*words, "--gpt2-bpe", write_gpt2(tmp_path / "bpe"), "--workers 2 --force") == 0
+    assert PageData(tmp_path / "data", "train")[4].places.tolist() == [[0, 2]]
+    assert not (tmp_path / "data" / "sentencepiece.model").exists()
+    bad = write_pages(tmp_path / "bad.jsonl", [page(NODES, ["x"])])
+    assert prepared(tmp_path / "bad", "--train", bad) == 1
+    error = f"in train; left out: no keyphrase in the text: {bad}: line 1: 'x' of a.com\n"
+    assert capsys.readouterr().err.endswith(error)
+    assert not (tmp_path / "bad").exists()

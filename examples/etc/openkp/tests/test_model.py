@@ -1,13 +1,15 @@
-"""ETC for keyphrases: one page among others, what nodes look like, and the head."""
+"""ETC for keyphrases: one page among others, what nodes look like, the head, losses and scores."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import gelu
 
-from fairseq_clusterformer.etc import encoder as etc
 from openkp.model import ETCKeyphrases, PhraseHead, VisualFeatures
 from openkp.pages import MOST_WORDS, Page, batch_of_pages
+from openkp.task import best_keyphrases, keyphrase_scores, phrase_nll
 from openkp.tests.web_pages import HEADING, PLAIN
 from tests.etc.models import CLOSE, assert_all_have_gradients, build
 
@@ -24,15 +26,15 @@ def page(words: list[int], nodes: list[int]) -> Page:
     starts, bounds = (np.cumsum([0, *sizes]) for sizes in (words, nodes))
     looks = np.array([HEADING, PLAIN] * len(nodes)).astype(int)[: len(nodes)]
     looks[:, :4] += 3 * np.arange(len(nodes))[:, None]
-    spans, none = np.stack([bounds[:-1], bounds[1:]], 1), np.zeros((0, 2), int)
+    spans = np.stack([bounds[:-1], bounds[1:]], 1)
     tokens = torch.randint(4, 34, (int(starts[-1]),)).numpy()
-    return Page(tokens, starts[:-1], np.arange(len(words)), spans, looks, none, none)
+    return Page(tokens, starts[:-1], np.arange(len(words)), spans, looks, spans[:0])
 
 
 def pages() -> list[Page]:
     """The last has words fewer than a convolution is wide."""
     torch.manual_seed(3)
-    long = page([1, 2, 1, 3, 1, 0, 2, 1, 1, 4, 1], [3, 2, 0, 5, 1])
+    long = page([1, 2, 1, 3, 1, 0, 2, 1, 1, 4, 1], [3, 2, 5, 1])
     return [page([2, 1, 1, 1, 2, 1], [2, 4]), long, page([1, 3], [2])]
 
 
@@ -115,20 +117,67 @@ def test_what_a_node_looks_like_written_out(size: int, bucket: int) -> None:
         torch.testing.assert_close(found, expected + crossed + dense, **CLOSE)
 
 
-@torch.no_grad()
-def test_what_nodes_look_like_reaches_their_words_and_global_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    built, seen, forward = build(ETCKeyphrases), {}, etc.ETCEncoder.forward
-
-    def spy(self, tokens, structure, **more):
-        seen.update(more, structure=structure)
-        return forward(self, tokens, structure, **more)
-
-    monkeypatch.setattr(etc.ETCEncoder, "forward", spy)
+def test_what_nodes_look_like_reaches_their_words_and_global_tokens() -> None:
+    """Two words of three tokens, then four of five."""
+    built, seen = build(ETCKeyphrases), {}
+    hook = built.encoder.register_forward_pre_hook
+    hook(lambda _, given, more: seen.update(more, structure=given[1]), with_kwargs=True)
     built(**batch_of_pages(pages()[:1], 1))
     of_nodes = built.visual(torch.from_numpy(pages()[0].visual))
     assert torch.equal(seen["global_types"][0], of_nodes)
-    # two words of three tokens, then four of five
     assert torch.equal(seen["types"][0], of_nodes[[0, 0, 0, 1, 1, 1, 1, 1]])
     assert seen["structure"].spans[0].tolist() == [[0, 3], [3, 8]]
+
+
+NONE = -torch.inf
+
+
+def test_each_phrase_once_with_its_largest_logit() -> None:
+    logits = torch.tensor([[1.0, 4.0, 3.0, 2.0], [6.0, -1.0, 5.0, NONE]])
+    words = ["Star", "Trek", "star", "trek", "behind the end"]
+    expected = [("star trek", 6.0), ("trek", 4.0), ("star", 3.0), ("trek star", -1.0)]
+    assert best_keyphrases(logits, words) == expected
+    assert best_keyphrases(logits, words, 2) == expected[:2]
+    assert best_keyphrases(torch.full((2, 4), NONE), words) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (["star trek", "something"], [1, 1 / 2, 2 / 3, 1 / 3, 1 / 2, 2 / 5, 1 / 5, 1 / 2, 2 / 7]),
+        (
+            ["something", "discovery season", "b", "c", "star trek"],
+            [0, 0, 0, 1 / 3, 1 / 2, 2 / 5, 2 / 5, 1, 4 / 7],
+        ),
+        ([], [0] * 9),
+    ],
+)
+def test_scores_written_out(found: list[str], expected: list[float]) -> None:
+    """Precision, recall and F1 of 1, 3 and 5 phrases."""
+    scores = keyphrase_scores(found, ["star trek", "discovery season"])
+    assert [x / 100 for x in scores.values()] == pytest.approx(expected)
+
+
+# "a b a b": four words; of n-grams, one and two words are shown
+LOGITS = torch.tensor([[[1.0, 2.0, 4.0, 0.5], [3.0, -1.0, 5.0, NONE]]], dtype=torch.float64)
+FIRST = torch.tensor([[[0, 1, 0, 1], [0, 1, 0, 3]]])
+PHRASES = torch.tensor([[[0, 2], [1, 1], [0, 0]]])  # "a b", "b"; no more
+
+
+@pytest.mark.parametrize(
+    ("place", "right", "all_"),
+    [
+        ("first", [3, 2], [1, 2, 4, 0.5, 3, -1, 5]),
+        ("max", [5, 2], [4, 2, 5, -1]),  # of "a" 4, of "b" 2, of "a b" 5; others stand once
+    ],
+)
+def test_what_is_right(place: str, right: list[float], all_: list[float]) -> None:
+    """Nothing in a page without a keyphrase; and no gradient where there is no n-gram."""
+    logits, phrases = LOGITS.repeat(2, 1, 1).requires_grad_(), PHRASES.repeat(2, 1, 1)
+    phrases[1] = 0
+    loss = phrase_nll(logits, phrases, FIRST.repeat(2, 1, 1), place)
+    expected = math.log(sum(map(math.exp, all_))) - sum(right) / len(right)
+    assert loss.tolist() == pytest.approx([expected, 0])
+    loss.sum().backward()
+    assert logits.grad.isfinite().all()
+    assert not logits.grad[logits == NONE].any()

@@ -1,73 +1,120 @@
-"""Pages: their beginnings, and where the same words stand again."""
+"""Pages: what is read of OpenKP's files, and samples of a model."""
 
-from dataclasses import replace
+import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fairseq.data import Dictionary
 
-from fairseq_clusterformer.data.stored import RecordWriter
-from openkp.pages import MOST_WORDS, PARTS, VISUAL, Page, PageData, PageDataset, batch_of_pages
+from fairseq_clusterformer.corpora.question_answering.records import Drops
+from fairseq_clusterformer.data.subwords import Tokens
+from openkp.pages import MOST_WORDS, VISUAL, Page, batch_of_pages, encode, page_of, read_pages
+from openkp.tests.web_pages import HEADING, PLAIN, page, write_pages
 
-# a b | a b c | c a: seven words of ten tokens, of which the fourth has none
+NODES = [("Star Trek Discovery Season 1", HEADING), ("", PLAIN), ("the star  trek cast", PLAIN)]
+#: a b | a b c | c a: seven words of ten tokens, of which the fourth has none
 SAMPLE = Page(
     tokens=np.arange(10, 20),
     starts=np.array([0, 2, 3, 4, 4, 7, 9]),
     folded=np.array([0, 1, 0, 1, 2, 2, 0]),
     nodes=np.array([[0, 2], [2, 5], [5, 7]]),
     visual=np.arange(3 * VISUAL).reshape(3, VISUAL) - 7,
-    phrases=np.array([[0, 2], [4, 1], [5, 2]]),
-    anywhere=np.array([[1, 2], [3, 2]]),
+    places=np.array([[0, 2], [4, 1], [5, 2]]),
 )
+
+
+def test_a_page_written_out() -> None:
+    """Between two blanks there is an empty word, which is no word here; a node without words is
+    left out; VDOM may be a list. A phrase stands in one node as whole words, five or fewer."""
+    item = page(NODES, ["star Trek", "Season 1", "STAR trek", "", "1 the", "s", NODES[0][0]])
+    found = page_of(item)
+    assert found == {
+        "url": "a.com",
+        "text": "Star Trek Discovery Season 1 the star trek cast",
+        "nodes": [(0, 5), (5, 9)],
+        "visual": [[*map(int, HEADING)], [*map(int, PLAIN)]],
+        "phrases": ["star trek", "season 1", "1 the", "s", "star trek discovery season 1"],
+        "places": [(0, 2), (3, 2), (0, 5)],
+    }
+    assert page_of(item | {"VDOM": json.loads(item["VDOM"])}) == found
+    del item["KeyPhrases"]
+    assert page_of(item) == found | {"phrases": None, "places": []}
+
+
+def changed(**node: object) -> dict:
+    """A page with another last node."""
+    item = page(NODES, ["star trek"])
+    vdom = json.loads(item["VDOM"])
+    vdom[-1] |= node
+    return item | {"VDOM": json.dumps(vdom)}
+
+
+@pytest.mark.parametrize(
+    ("item", "reason", "detail"),
+    [
+        (page(NODES, ["x"]) | {"VDOM": "[{"}, "broken JSON", "Expecting property name"),
+        (page(NODES, ["x"]) | {"VDOM": "{}"}, "no VDOM", "VDOM is {}; allowed: list"),
+        (page(NODES, ["x"]) | {"VDOM": "[]"}, "nodes that do not", "ends at word 0; allowed: 11"),
+        (changed(end_idx=12), "nodes that do not", r"node 2 of a.com is words \[6, 12\); allowed"),
+        (changed(start_idx=7), "nodes that do not", r"words \[7, 11\); allowed: from 6 to 11"),
+        (changed(text="the star"), "node of another text", "node 2 of a.com is 'the star'"),
+        (changed(feature=PLAIN[:10]), "feature that is none", "of node 2 of a.com .*: 20 numbers"),
+        (changed(feature=[float("nan")] * 20), "feature that is none", "is .nan, nan"),
+        (changed(feature=[0.5] * 20), "feature that is none", "those at 4, 5, .* 0 or 1"),
+        (page(NODES, None), "no keyphrase in the text", "none of a.com"),
+        (page(NODES, ["trek the"]), "no keyphrase in the text", "'trek the' of a.com"),
+        (page([(" ", PLAIN)], ["x"]), "empty text", "text of a.com"),
+        (page([("\ud800", PLAIN)], ["x"]), "not valid Unicode", "half a character"),
+        (page(NODES, ["star trek"], "b.com"), "url seen before", "b.com"),
+    ],
+)
+def test_what_cannot_be_used_is_named(item, reason: str, detail: str, tmp_path: Path) -> None:
+    path = write_pages(tmp_path / "pages.jsonl", [page(NODES, ["star trek"], "b.com"), item])
+    drops = Drops()
+    assert [found["url"] for found in read_pages(path, drops, keep_unfound=False)] == ["b.com"]
+    ((found, (example,)),) = drops.examples.items()
+    assert found.startswith(reason)
+    assert example.startswith(f"{path}: line 2: ")
+    assert re.search(detail, example), example
+
+
+@pytest.mark.parametrize(
+    ("words", "spans", "starts"),
+    [
+        ("ab c", [(0, 1), (1, 2), (2, 4)], [0, 2]),
+        ("ab c", [(0, 0), (0, 2), (2, 3), (3, 4)], [0, 2]),
+        ("ab c", [(0, 2), (2, 2), (3, 4)], [0, 1]),
+        ("a b c", [(0, 1), (3, 5)], [0, 1, 1]),  # a model that leaves out the middle one
+    ],
+)
+def test_tokens_of_words(words: str, spans: list, starts: list[int]) -> None:
+    """The blank before a word is the word's, whether it is a token or a part of one."""
+
+    class Model:
+        @staticmethod
+        def encode(text: str) -> Tokens:
+            return Tokens(np.arange(len(spans)), *np.array(spans).T)
+
+    assert encode({"text": words}, model=Model, to_index=range(9))[1]["starts"] == starts
 
 
 @pytest.mark.parametrize(
     ("tokens", "nodes", "kept"),
     [
-        (10, 3, (10, 7, 3, 3)),
         (99, 9, (10, 7, 3, 3)),
         (8, 3, (7, 5, 2, 2)),  # the sixth word has two tokens
         (9, 3, (7, 5, 2, 2)),  # and all of the node that does not fit
-        (10, 2, (7, 5, 2, 2)),
         (10, 1, (3, 2, 1, 1)),
         (2, 3, (2, 1, 1, 0)),  # of the first node its first word, and no keyphrase
         (1, 3, (1, 1, 1, 0)),  # and of that its first token
-        (9, None, (9, 6, 1, 2)),  # a text loses words, and has keyphrases across nodes
-        (6, None, (4, 4, 1, 1)),
-        (1, None, (1, 1, 1, 0)),
     ],
 )
-def test_the_beginning_of_a_page(tokens: int, nodes: int | None, kept: tuple[int, ...]) -> None:
+def test_the_beginning_of_a_page(tokens: int, nodes: int, kept: tuple[int, ...]) -> None:
     part = SAMPLE.within(tokens, nodes)
-    assert (len(part.tokens), len(part.starts), len(part.nodes), len(part.phrases)) == kept
-    expected = SAMPLE.nodes[: kept[2]].clip(max=kept[1]).tolist()
-    assert part.nodes.tolist() == (expected if nodes else [[0, kept[1]]])
-
-
-@pytest.mark.parametrize(("nodes", "kept"), [(1, [[0, 2]]), (2, [[0, 2], [2, 5]]), (3, None)])
-def test_empty_nodes_leave_room_for_the_first_word(nodes: int, kept: list | None) -> None:
-    """Two of them stand in front of it."""
-    empty, visual = np.zeros((2, 2), int), np.concatenate([SAMPLE.visual[:2], SAMPLE.visual])
-    page = replace(SAMPLE, nodes=np.concatenate([empty, SAMPLE.nodes]), visual=visual)
-    part = page.within(100, nodes)
-    assert part.nodes.tolist() == (kept or [[0, 0], [0, 0], [0, 2]])
-    assert len(part.visual) == nodes
-    assert batch_of_pages([part], 1)["page"]["num_nodes"].tolist() == [nodes]
-
-
-def test_first_places() -> None:
-    """In one node; of a text, anywhere. What is behind the page stands at its own place."""
-    found = SAMPLE.first_places(8).tolist()
-    assert [row[:7] for row in found[:2]] == [[0, 1, 0, 1, 4, 4, 0], [0, 1, 0, 3, 4, 5, 6]]
-    assert found[2:] == [list(range(8))] * 3
-    assert [row[7] for row in found] == [7] * MOST_WORDS
-    text = replace(SAMPLE, folded=np.array([0, 1, 2, 0, 1, 2, 0])).within(10, None)
-    assert text.first_places(7)[:3].tolist() == [
-        [0, 1, 2, 0, 1, 2, 0],
-        [0, 1, 2, 0, 1, 2, 6],
-        [0, 1, 2, 0, 1, 5, 6],
-    ]
+    assert (len(part.tokens), len(part.starts), len(part.nodes), len(part.places)) == kept
+    assert part.nodes.tolist() == SAMPLE.nodes[: kept[2]].clip(max=kept[1]).tolist()
+    assert len(part.visual) == kept[2]
 
 
 def test_a_batch_written_out() -> None:
@@ -79,24 +126,6 @@ def test_a_batch_written_out() -> None:
     assert page["nodes"].tolist() == [[[0, 3], [0, 0], [0, 0]], [[0, 3], [3, 7], [7, 10]]]
     assert page["visual"][1].tolist() == SAMPLE.visual.tolist()
     assert (page["num_words"].tolist(), page["num_nodes"].tolist()) == ([2, 7], [1, 3])
-
-
-def test_what_is_written_is_read_as_samples(tmp_path: Path) -> None:
-    """Pages without a keyphrase are left out where they are asked to be."""
-    with RecordWriter(tmp_path, "train", dict.fromkeys(PARTS, np.int32)) as writer:
-        for page in (SAMPLE, SAMPLE.within(1, 1)):
-            writer.write((page.tokens, page.item()), {})
-    data = PageData(tmp_path, "train")
-    for name, values in vars(SAMPLE).items():
-        assert np.array_equal(getattr(data[0], name), values), name
-    made = {"split": "train", "max_positions": 9, "max_nodes": 9}
-    dataset = PageDataset(data, Dictionary(), **made)
-    assert (len(dataset), dataset.cut, dataset.sizes.tolist()) == (2, 1, [7, 1])
-    assert dataset.nodes_left_out == 1
-    batch = dataset.collater([dataset[1], dataset[0]])
-    assert (batch["id"].tolist(), batch["ntokens"]) == ([1, 0], 8)
-    assert batch["target"]["phrases"].tolist() == [[[0, 0], [0, 0]], [[0, 2], [4, 1]]]
-    assert batch["target"]["first"].shape == (2, MOST_WORDS, 5)
-    assert batch["target"]["first"][0].tolist() == [list(range(5))] * 5
-    some = PageDataset(data, Dictionary(), **made, only_with_phrases=True)
-    assert some.pages.tolist() == [0]
+    found = SAMPLE.first_places(8).tolist()  # what is behind the page stands at its own place
+    assert [row[:7] for row in found[:2]] == [[0, 1, 0, 1, 4, 4, 0], [0, 1, 0, 3, 4, 5, 6]]
+    assert found[2:] == [list(range(8))] * (MOST_WORDS - 2)
