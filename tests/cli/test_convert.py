@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.data import Dictionary
+from fairseq.models.transformer_lm import TransformerLanguageModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-import fairseq_clusterformer
 from fairseq_clusterformer.checkpoints import load
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli.main import main
@@ -24,7 +24,6 @@ from tests.cli.in_process import (
     CLASSIFICATION,
     CLUSTERFORMER,
     HERE,
-    eval_lm,
     load_model,
     load_state,
     train,
@@ -61,41 +60,38 @@ def letters(data: Path, *shape: int, name: str = "dict.txt") -> Tensor:
     return torch.randint(dictionary.nspecial, len(dictionary), shape)
 
 
-class TestSameOutputs:
-    """Where every head sees everything, nothing changes, whatever place a head has."""
+@pytest.mark.parametrize(
+    ("which", "more"),
+    [
+        ("dense_checkpoint", ()),
+        ("rotary", ()),
+        pytest.param("roberta", ("--max-positions", 150), marks=pytest.mark.whole),
+    ],
+)
+def test_what_sees_everything_computes_the_same(which, more, byte_data, tmp_path, request):
+    """Whatever place a head has."""
+    dense = request.getfixturevalue(which)
+    assert convert(dense, tmp_path / "out", "--attention", WIDE, *more, *FAST.split()) == 0
+    report = json.loads((tmp_path / "out" / "convert.json").read_text())
+    assert any(head["place"] != head["head"] for head in report["heads"])
+    tokens = letters(byte_data, 3, 60)
+    paths = tmp_path / "out" / "checkpoint.pt", dense
+    found, expected = (outputs(path, byte_data, tokens) for path in paths)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
-    @pytest.mark.parametrize(
-        ("which", "more"),
-        [
-            ("dense_checkpoint", ()),
-            ("rotary", ()),
-            pytest.param("roberta", ("--max-positions", 150), marks=pytest.mark.whole),
-        ],
-    )
-    def test_language_model(self, which, more, byte_data, tmp_path, request):
-        dense = request.getfixturevalue(which)
-        assert convert(dense, tmp_path / "out", "--attention", WIDE, *more, *FAST.split()) == 0
-        report = json.loads((tmp_path / "out" / "convert.json").read_text())
-        assert any(head["place"] != head["head"] for head in report["heads"])
-        tokens = letters(byte_data, 3, 60)
-        found = outputs(tmp_path / "out" / "checkpoint.pt", byte_data, tokens)
-        expected = outputs(dense, byte_data, tokens)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
-    @pytest.mark.whole
-    def test_translator(self, dense_translator, parallel_data, tmp_path):
-        words = ["--encoder-attention", WIDE, "--decoder-attention", f"full,{WIDE}"]
-        words += [*FAST.split(), "--near-window", 2]
-        assert convert(dense_translator, tmp_path / "out", *words) == 0
-        source = letters(parallel_data, 4, 9, name="dict.src.txt")
-        target = letters(parallel_data, 4, 7, name="dict.tgt.txt")
-        source[1, :3] = Dictionary().pad()
-        lengths = torch.tensor([9, 6, 9, 9])
-        found, expected = (
-            outputs(path, parallel_data, source, lengths, target)
-            for path in (tmp_path / "out" / "checkpoint.pt", dense_translator)
-        )
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+@pytest.mark.whole
+def test_a_translator(dense_translator, parallel_data, tmp_path):
+    words = ["--encoder-attention", WIDE, "--decoder-attention", f"full,{WIDE}"]
+    words += [*FAST.split(), "--near-window", 2]
+    assert convert(dense_translator, tmp_path / "out", *words) == 0
+    source = letters(parallel_data, 4, 9, name="dict.src.txt")
+    target = letters(parallel_data, 4, 7, name="dict.tgt.txt")
+    source[1, :3] = Dictionary().pad()
+    given = parallel_data, source, torch.tensor([9, 6, 9, 9]), target
+    paths = tmp_path / "out" / "checkpoint.pt", dense_translator
+    found, expected = (outputs(path, *given) for path in paths)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +102,9 @@ def converted(dense_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_what_it_writes(converted, dense_checkpoint):
-    files = {file.name: file for file in converted.iterdir()}
-    assert sorted(files) == [".clusterformer", "checkpoint.pt", "convert.json"]
-    report = json.loads(files["convert.json"].read_text())
+    files = sorted(file.name for file in converted.iterdir())
+    assert files == [".clusterformer", "checkpoint.pt", "convert.json"]
+    report = json.loads((converted / "convert.json").read_text())
     assert report["checkpoint"] == str(dense_checkpoint)
     assert report["arch"] == "clusterformer_lm"
     assert len(report["routing losses"]) == 3
@@ -134,46 +130,31 @@ def test_what_it_writes(converted, dense_checkpoint):
         assert max(window) <= min(taught)
 
 
-class TestWhatTakesIt:
-    def test_evaluation_and_bundle(self, converted, byte_data, tmp_path, capsys):
-        checkpoint = converted / "checkpoint.pt"
-        assert 3 < eval_lm(byte_data, checkpoint, "--tokens-per-sample 64")["loss"] < 8
-        assert main(["bundle", str(checkpoint), str(tmp_path / "bundle")]) == 0
-        model = fairseq_clusterformer.load(tmp_path / "bundle", device="cpu")
-        assert len(model.generate("The", max_tokens=5, seed=1)) > 3
-        words = ["--checkpoint", checkpoint, "--data", byte_data, "--max-blocks", 1, "--cpu"]
-        assert main(["perplexity", *map(str, words)]) == 0
-        assert "stepwise perplexity" in capsys.readouterr().out
-
-    def test_low_rank_training(self, converted, byte_data, tmp_path):
-        """It changes routers and what is low-rank alone; what loads it computes the same."""
-        spec = json.loads((converted / "convert.json").read_text())["attention"]["decoder"]
-        checkpoint = converted / "checkpoint.pt"
-        line = f"{CLUSTERFORMER} --lr 0.01 --finetune-from-model {checkpoint} --lora 2"
-        words = ["--attention", spec, "--checkpoint-activations"]
-        run = train(byte_data, f"{line} --max-update 3", tmp_path, *words)
-        before, state = load_state(checkpoint)["model"], run.model.state_dict()
-        changed = set()
-        for name, tensor in state.items():
-            original = name.replace(".parametrizations.weight.original", ".weight")
-            if original not in before:
-                assert name.endswith((".0.above", ".0.below"))
-                assert tensor.any(), name
-            elif not torch.equal(tensor, before[original]):
-                changed.add(name)
-        assert changed
-        assert all(".routers." in name for name in changed), changed
-        loaded, tokens = (
-            load_checkpoint(tmp_path / "checkpoint_last.pt"),
-            letters(byte_data, 2, 40),
-        )
-        assert loaded.model.state_dict().keys() == before.keys()
-        with torch.no_grad():
-            found, expected = loaded.model(tokens)[0], run.model.eval()(tokens)[0]
-        torch.testing.assert_close(found, expected)
-        assert (found - load_checkpoint(checkpoint).model(tokens)[0]).abs().max() > 0.01
-        again = train(byte_data, f"{line} --max-update 5", tmp_path, *words)
-        assert len(again.updates) == 2
+def test_low_rank_training(converted, byte_data, tmp_path):
+    """It changes routers and what is low-rank alone; what loads it computes the same."""
+    spec = json.loads((converted / "convert.json").read_text())["attention"]["decoder"]
+    checkpoint = converted / "checkpoint.pt"
+    line = f"{CLUSTERFORMER} --lr 0.01 --finetune-from-model {checkpoint} --lora 2"
+    words = ["--attention", spec, "--checkpoint-activations"]
+    run = train(byte_data, f"{line} --max-update 3", tmp_path, *words)
+    before, changed = load_state(checkpoint)["model"], set()
+    for name, tensor in run.model.state_dict().items():
+        original = name.replace(".parametrizations.weight.original", ".weight")
+        if original not in before:
+            assert name.endswith((".0.above", ".0.below"))
+            assert tensor.any(), name
+        elif not torch.equal(tensor, before[original]):
+            changed.add(name)
+    assert changed
+    assert all(".routers." in name for name in changed), changed
+    loaded, tokens = load_checkpoint(tmp_path / "checkpoint_last.pt"), letters(byte_data, 2, 40)
+    assert loaded.model.state_dict().keys() == before.keys()
+    with torch.no_grad():
+        found, expected = loaded.model(tokens)[0], run.model.eval()(tokens)[0]
+    torch.testing.assert_close(found, expected)
+    assert (found - load_checkpoint(checkpoint).model(tokens)[0]).abs().max() > 0.01
+    again = train(byte_data, f"{line} --max-update 5", tmp_path, *words)
+    assert len(again.updates) == 2
 
 
 def test_a_run_that_was_stopped_goes_on(converted, dense_checkpoint, tmp_path, monkeypatch):
@@ -251,62 +232,47 @@ def test_other_kinds_start_anew(dense_checkpoint, tmp_path, capsys):
     assert "not fitted, their clusters start anew: gated, kmeans\n" in capsys.readouterr().out
 
 
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("words", "message"),
-        [
-            (
-                "--attention taught(routes_by=heads)",
-                "--routes-by is heads: such a router cannot be fitted; allowed: input",
-            ),
-            (
-                "--attention taught(drop_keys=0.5)",
-                "--drop-keys is 0.5: such a router cannot be fitted; allowed: 0.0",
-            ),
-            ("--encoder-attention full", "--encoder-attention is full: there is no encoder; "),
-            ("--max-positions 8", "--max-positions is 8; allowed: 64 or more"),
-            ("--tokens-per-sample 99", "--tokens-per-sample is 99; allowed: 3 to 64"),
-            ("--near-window 64", "--near-window is 64: no text that the decoder reads goes"),
-            ("--probes 5 --clusters 4", "--probes is 5; allowed: up to --clusters, 4"),
-            ("--probes 64", "--probes is 64; allowed: less than --far-window, 64"),
-            ("--attention full --probes 3", "--probes is 3: there is no spec of heads to make"),
-            ("--text no/such", "--text is no/such: no such file; allowed: a file of text"),
-            ("--gen-subset tests", "it has no split tests"),
-            ("--data no/such", "--data is no/such: no such folder; allowed: "),
-        ],
-    )
-    def test_one_line(self, words, message, dense_checkpoint, tmp_path, capsys):
-        line = error(capsys, "convert", dense_checkpoint, tmp_path / "out", *words.split())
-        assert message in line
-        assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--attention taught(routes_by=heads)", "--routes-by is heads: such a router cannot be"),
+        ("--attention taught(drop_keys=0.5)", "--drop-keys is 0.5: such a router cannot be fitt"),
+        ("--encoder-attention full", "--encoder-attention is full: there is no encoder; "),
+        ("--max-positions 8", "--max-positions is 8; allowed: 64 or more"),
+        ("--tokens-per-sample 99", "--tokens-per-sample is 99; allowed: 3 to 64"),
+        ("--near-window 64", "--near-window is 64: no text that the decoder reads goes"),
+        ("--probes 5 --clusters 4", "--probes is 5; allowed: up to --clusters, 4"),
+        ("--probes 64", "--probes is 64; allowed: less than --far-window, 64"),
+        ("--attention full --probes 3", "--probes is 3: there is no spec of heads to make"),
+        ("--text no/such", "--text is no/such: no such file; allowed: a file of text"),
+        ("--gen-subset tests", "it has no split tests"),
+    ],
+)
+def test_mistakes_are_one_line(words, message, dense_checkpoint, tmp_path, capsys):
+    line = error(capsys, "convert", dense_checkpoint, tmp_path / "out", *words.split())
+    assert message in line
+    assert not (tmp_path / "out").exists()
 
-    def test_another_model(self, checkpoint, dense_checkpoint, tmp_path, capsys):
-        line = error(capsys, "convert", checkpoint, tmp_path / "out")
-        assert "layer 0 of the decoder is window+neural; allowed: a dense model" in line
-        loaded = load_checkpoint(dense_checkpoint)
-        loaded.cfg.model._name = "lightconv_lm"
-        with pytest.raises(UserError, match="its architecture is lightconv_lm; allowed: "):
-            target_of(loaded)
 
-    def test_what_is_there(self, converted, dense_checkpoint, tmp_path, capsys, monkeypatch):
-        """The same command does nothing again; tests/test_outputs.py has what else is there."""
-        out, words = tmp_path / "out", ["--attention", "full", *FAST.split()]
-        shutil.copytree(converted, out)
-        line = error(capsys, "convert", dense_checkpoint, out)
-        assert "it exists; allowed: a new folder, or --force to replace it" in line
-        assert convert(dense_checkpoint, out, "--force", *words) == 0
-        capsys.readouterr()
-        monkeypatch.setattr(load, "load_checkpoint", lambda *_, **__: pytest.fail("run"))
-        assert convert(dense_checkpoint, out, *words) == 0
-        assert capsys.readouterr().out == f"{out} is already done\n"
-        report = json.loads((out / "convert.json").read_text())
-        assert report["attention"] == {"decoder": "full"}
+def test_another_model(checkpoint, dense_checkpoint, tmp_path, capsys):
+    line = error(capsys, "convert", checkpoint, tmp_path / "out")
+    assert "layer 0 of the decoder is window+neural; allowed: a dense model" in line
+    loaded = load_checkpoint(dense_checkpoint)
+    loaded.cfg.model._name = "lightconv_lm"
+    with pytest.raises(UserError, match="its architecture is lightconv_lm; allowed: "):
+        target_of(loaded)
+
+
+def test_the_same_command_does_nothing_again(converted, dense_checkpoint, capsys, monkeypatch):
+    monkeypatch.setattr(load, "load_checkpoint", lambda *_, **__: pytest.fail("run"))
+    assert convert(dense_checkpoint, converted, "--attention", TAUGHT, *FAST.split()) == 0
+    assert capsys.readouterr().out == f"{converted} is already done\n"
+    line = error(capsys, "convert", dense_checkpoint, converted)
+    assert "it exists; allowed: a new folder, or --force to replace it" in line
 
 
 def test_features_that_no_clustered_model_has(dense_checkpoint, tmp_path, monkeypatch, capsys):
     """What computes something else than the same weights do here is found out by its outputs."""
-    from fairseq.models.transformer_lm import TransformerLanguageModel
-
     forward = TransformerLanguageModel.forward
 
     def other(self: nn.Module, *args, **kwargs):
@@ -315,5 +281,5 @@ def test_features_that_no_clustered_model_has(dense_checkpoint, tmp_path, monkey
         return (x if own else 2 * x), extra
 
     monkeypatch.setattr(TransformerLanguageModel, "forward", other)
-    assert convert(dense_checkpoint, tmp_path / "out", *FAST.split()) == 1
-    assert "as a clustered model with full attention it differs by" in capsys.readouterr().err
+    line = error(capsys, "convert", dense_checkpoint, tmp_path / "out", *FAST.split())
+    assert "as a clustered model with full attention it differs by" in line

@@ -21,7 +21,6 @@ from transformers import (  # noqa: E402
 
 import fairseq_clusterformer  # noqa: E402
 from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
-from fairseq_clusterformer.conversion.batches import of_text  # noqa: E402
 from tests.conftest import sampled  # noqa: E402
 from tests.conversion.dense import ENGLISH, GERMAN, MAKERS, TEXT  # noqa: E402
 from tests.documents.commands import error, run  # noqa: E402
@@ -79,8 +78,7 @@ def test_roberta_has_the_same_logits(folders: Path) -> None:
 
 @torch.no_grad()
 def test_sentence_vectors_of_an_encoder(tmp_path: Path) -> None:
-    """The mean of the states under the attention mask, as sentence-transformers has it; small
-    weights keep the cosines."""
+    """The mean of the states under the attention mask, as sentence-transformers has it."""
     folder = folder_of("bert", tmp_path / "bert")
     wanted = AutoModel.from_pretrained(folder).eval()
     read = PreTrainedTokenizerFast(
@@ -92,13 +90,9 @@ def test_sentence_vectors_of_an_encoder(tmp_path: Path) -> None:
     hidden = wanted(**given | {"token_type_ids": torch.zeros_like(given["input_ids"])})
     mask = given["attention_mask"].unsqueeze(-1)
     expected = (hidden.last_hidden_state * mask).sum(1) / mask.sum(1)
-    found = {}
-    for dtype in ("float32", "int8"):
-        assert run("export", folder, tmp_path / dtype, "--to", "fairseq", "--dtype", dtype) == 0
-        found[dtype] = fairseq_clusterformer.load(tmp_path / dtype).encode(texts, pooled=True)
-    torch.testing.assert_close(found["float32"], expected, rtol=0, atol=1e-5)
-    first, other = (x / x.norm(dim=1, keepdim=True) for x in found.values())
-    torch.testing.assert_close(first @ first.t(), other @ other.t(), rtol=0, atol=0.05)
+    assert run("export", folder, tmp_path / "ours", "--to", "fairseq") == 0
+    found = fairseq_clusterformer.load(tmp_path / "ours").encode(texts, pooled=True)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def their_tokens(folder: Path) -> list[list[int]]:
@@ -142,15 +136,13 @@ def test_pairs_have_the_same_logits(name: str, folders: Path) -> None:
 
 @pytest.mark.parametrize("name", ["marian", pytest.param("bart", marks=pytest.mark.whole)])
 def test_the_same_translations(name: str, folders: Path, tmp_path: Path) -> None:
-    """By transformers from the dense model, from ours, and by fairseq; an empty text stays empty,
-    and texts end where the positions end."""
+    """By transformers from the dense model, from ours, and by fairseq."""
     model = AutoModelForSeq2SeqLM.from_pretrained(folders / name).eval()
     numbers, bundle = numbers_of(folders / name), folders / f"{name}-bundle"
     assert run("export", bundle, tmp_path / "ours", "--to", "transformers") == 0
     ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
     fairseqs = fairseq_clusterformer.load(bundle, device="cpu")
-    assert fairseqs.translate(["", ENGLISH[0], " "])[::2] == ["", ""]
     fairseqs.model.max_decoder_positions = lambda: 30  # texts end where those below end
     eos, pad = model.config.eos_token_id, model.config.pad_token_id
     others = []
@@ -168,8 +160,6 @@ def test_the_same_translations(name: str, folders: Path, tmp_path: Path) -> None
         found = [each[0].text for each in fairseqs.hypotheses(ENGLISH, beam=beam)]
         others += [text for text, theirs in zip(found, wanted, strict=True) if text != theirs]
     assert len(others) <= 1  # where scores tie: the model is random
-    ours.model.decoder.output_projection.bias.data[2] = -100  # no text ends by itself
-    assert ours.generate(**tokenizer(ENGLISH[0], return_tensors="pt")).shape == (1, 49)
 
 
 def test_a_text_may_ask_for_a_language(folders: Path) -> None:
@@ -200,9 +190,6 @@ def test_clusters_that_see_all_change_nothing(name: str, folders: Path, tmp_path
         logits = [loaded.model(*given)[0] for loaded in (found, wanted)]
     there = logits[1][0, 0] > -1e3  # of words that the dense model has
     torch.testing.assert_close(logits[0][..., there], logits[1][..., there], rtol=1e-5, atol=1e-4)
-    assert run("export", checkpoint, tmp_path / "hf", "--to", "transformers") == 0
-    config = transformers.AutoConfig.from_pretrained(tmp_path / "hf")
-    assert config.model_type == "clusterformer"
 
 
 @every_maker
@@ -221,14 +208,6 @@ def test_clusters_by_what_the_heads_do(name: str, folders: Path, tmp_path: Path)
         assert model.encode("A small cat")[0].shape[1] == 16
     else:
         assert len(model.translate(ENGLISH)) == len(ENGLISH)
-
-
-def test_short_texts_are_padded(folders: Path) -> None:
-    loaded = load_checkpoint(folders / "roberta-bundle")
-    batches = of_text(loaded, texts(folders, "roberta"), 10**6, 24)
-    lengths = [batch["src_tokens"].ne(1).sum(1) for batch in batches]
-    assert all(map(torch.equal, lengths, (batch["src_lengths"] for batch in batches)))
-    assert torch.cat(lengths).unique().numel() == 2  # the last one is shorter
 
 
 def test_mistakes_are_one_line(

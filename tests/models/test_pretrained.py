@@ -9,6 +9,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY
+from safetensors.torch import load_file, save_file
 
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data.subwords import Subwords
@@ -153,17 +154,11 @@ def test_old_names_of_norms(tmp_path):
     folder = folder_of("bert", tmp_path / "bert")
     before, _ = reader_from(folder)
     file = folder / "model.safetensors"
-    from safetensors.torch import load_file
-
     state = load_file(file)
     file.unlink()
-    renamed = {
-        n.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-            "LayerNorm.bias", "LayerNorm.beta"
-        ): t
-        for n, t in state.items()
-    }
-    torch.save(renamed, folder / "pytorch_model.bin")
+    for new, old in (("Norm.weight", "Norm.gamma"), ("Norm.bias", "Norm.beta")):
+        state = {name.replace(new, old): tensor for name, tensor in state.items()}
+    torch.save(state, folder / "pytorch_model.bin")
     after, _ = reader_from(folder)
     for one, other in zip(before.parameters(), after.parameters(), strict=True):
         assert torch.equal(one, other) or one.shape[0] in (1, 5)  # heads that start anew
@@ -186,6 +181,18 @@ def test_what_does_not_fit_is_one_line(changes, message, tmp_path):
         reader_from(folder)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_layer_that_is_missing_or_no_number(missing, tmp_path):
+    folder = folder_of("bert", tmp_path / "bert")
+    state = load_file(folder / "model.safetensors")
+    tensor = state.pop("bert.encoder.layer.1.output.LayerNorm.weight")
+    if not missing:
+        state["bert.encoder.layer.1.output.LayerNorm.weight"] = tensor * torch.nan
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="--pretrained is .*layers.1.final_layer_norm.weigh"):
+        reader_from(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])

@@ -81,15 +81,8 @@ def chunks(layer: nn.Module, states: Tensor, places: list[int], size: int) -> li
 @pytest.mark.parametrize(
     ("length", "asked", "size", "stride"),
     [
-        *((1, 3, 7, 5), (5, 3, 7, 5), (6, 1, 7, 5), (23, 3, 7, 5), (30, 2, 7, 5), (13, 0, 7, 5)),
-        *(
-            (19, 2, 9, 4),
-            (11, 2, 6, 1),
-            (16, 2, 4, 4),
-            (9, 4, 15, 12),
-            (13, 1, 7, 2),
-            (5, 2, 15, 2),
-        ),
+        *((1, 3, 7, 5), (6, 1, 7, 5), (23, 3, 7, 5), (30, 2, 7, 5), (13, 0, 7, 5), (19, 2, 9, 4)),
+        *((11, 2, 6, 1), (16, 2, 4, 4), (9, 4, 15, 12), (13, 1, 7, 2), (5, 2, 15, 2)),
     ],
 )
 @pytest.mark.parametrize(
@@ -130,16 +123,14 @@ def test_a_document_alone_is_a_document_in_any_batch(attention, rule):
     question, document, asked, lengths = ragged(model.encoder.padding_idx)
     together = model.encoder(question, document)
     for row in range(5):
-        alone = model.encoder(
-            question[row : row + 1, : asked[row]], document[row : row + 1, : lengths[row]]
-        )
+        q, n = asked[row], lengths[row]
+        alone = model.encoder(question[[row], :q], document[[row], :n])
         windows = alone.question.size(1)
-        torch.testing.assert_close(
-            together.document[row, : lengths[row]], alone.document[0], rtol=0, atol=1e-12
-        )
-        torch.testing.assert_close(
-            together.question[row, :windows, : asked[row]], alone.question[0], rtol=0, atol=1e-12
-        )
+        for found, expected in (
+            (together.document[row, :n], alone.document[0]),
+            (together.question[row, :windows, :q], alone.question[0]),
+        ):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
         real = ~together.question_padding[row]
         assert real.sum(1).tolist() == [asked[row]] * windows + [0] * (len(real) - windows)
         assert (~together.document_padding[row]).sum() == lengths[row]
@@ -172,17 +163,13 @@ def test_every_attention_trains(attention):
     question, document, *_ = ragged(model.encoder.padding_idx)
     document[:3, 0] = document[1, 9] = model.encoder.dictionary.bos()
     logits, extra = model(question, document)
-    losses = [
-        loss
-        for report in extra["reading"].reports
-        for loss in (report.clustering_loss, report.sorting_loss)
-        if loss is not None
-    ]
-    answered = sum(x[x > -torch.inf].square().sum() for x in logits[:4])
-    (answered + sum(losses)).backward()
+    loss = sum(x[x > -torch.inf].square().sum() for x in logits[:4])
+    for report in extra["reading"].reports:
+        losses = report.clustering_loss, report.sorting_loss
+        loss = loss + sum(more for more in losses if more is not None)
+    loss.backward()
     for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.isfinite().all(), name
 
 
 @torch.no_grad()
@@ -216,11 +203,11 @@ def test_the_bank_holds_what_enters_a_cluster_layer():
     [
         ({"window_stride": 8}, "--window-stride is 8; allowed: 1 to --window-size, which is 7"),
         ({"window_positions": 6}, "--window-positions is 6; allowed: --window-size"),
+        ({"token_types": 1}, "--token-types is 1; allowed: 0 or 2"),
+        ({"positions": "rotary"}, "--positions is rotary; allowed: none in a reader"),
         ({"cluster_layers": "2,5"}, "--cluster-layers is 2,5; allowed: layers 1 to 4"),
-        (
-            {"cluster_attention": "dense"},
-            "--cluster-attention is dense: unknown kind 'dense'; allowed: full",
-        ),
+        ({"cluster_attention": "dense"}, "--cluster-attention is dense: unknown kind 'dense'"),
+        ({"cluster_attention": "kmeans+strided"}, "allowed: window or strided alone, or heads"),
         ({"kmeans_bank_size": 3}, "--kmeans-bank-size is 3; allowed: 4 or more, the clusters"),
         (
             {"cluster_rule": "leaking-chunk", "cluster_attention": "gated"},
@@ -245,10 +232,7 @@ def test_bad_input():
 
 @pytest.mark.parametrize(
     ("architecture", "layers", "across", "millions"),
-    [
-        ("base", 12, (7, 10), 85.1),
-        ("large", 24, (15, 20), 302.3),
-    ],
+    [("base", 12, (7, 10), 85.1), ("large", 24, (15, 20), 302.3)],
 )
 def test_sizes_are_those_of_roberta(architecture, layers, across, millions):
     """All but the embeddings; RoBERTa's layers have these numbers of parameters."""
@@ -265,13 +249,10 @@ def test_sizes_are_those_of_roberta(architecture, layers, across, millions):
 @torch.no_grad()
 @pytest.mark.parametrize("attention", ["gated", "kmeans", "neural", "taught"])
 def test_with_all_of_a_window_near_one_window_is_read_as_without_clusters(attention):
-    windows = make_reader(cluster_attention="window", window_size=12, window_stride=10)
-    near = make_reader(
-        cluster_attention=f"{attention}(gap=16)",
-        cluster_rule="recent",
-        window_size=12,
-        window_stride=10,
-    )
+    sizes = {"window_size": 12, "window_stride": 10}
+    windows = make_reader(cluster_attention="window", **sizes)
+    spec = f"{attention}(gap=16)"
+    near = make_reader(cluster_attention=spec, cluster_rule="recent", **sizes)
     near.load_state_dict(windows.state_dict(), strict=False)
     for length, alike in ((9, True), (12, False)):  # from 11 tokens on there are two windows
         question, document = letters(4).unsqueeze(0), letters(length).unsqueeze(0)
