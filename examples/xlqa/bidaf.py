@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.models.options import option, register_sizes
 
 from .word_reader import (
@@ -68,14 +67,11 @@ class BidafEncoder(nn.Module):
         self.head_width = self.attention.width + 2 * width
         self.dropout = args.dropout
 
-    def encode(self, words: Words) -> tuple[Tensor, list[Report]]:
-        """See :class:`WordReader`: up to the contextual LSTM, [B, W, 2 D]."""
-        return self.contextual(self.embedding(words), words.padding), []
-
-    def read(self, asked: Words, words: Words, states: Tensor | None = None) -> Reading:
+    def read(self, asked: Words, words: Words) -> Reading:
         """See :class:`WordReader`."""
-        question, _ = self.encode(asked)
-        document = self.encode(words)[0] if states is None else states
+        question, document = (
+            self.contextual(self.embedding(own), own.padding) for own in (asked, words)
+        )
         both = self.attention(document, question, words, asked)
         both = dropout(both, self.dropout, self.training)
         modelled = self.modelling(both, words.padding)

@@ -159,18 +159,12 @@ class QANetEncoder(ClusteredStack, FairseqEncoder):
         self.head_width = 2 * width
         self.dropout, self.left_out = args.dropout, args.stochastic_depth
 
-    def encode(self, words: Words) -> tuple[Tensor, list[Report]]:
-        """See :class:`WordReader`: by the first block."""
-        x, ((_, reports),) = self._run(self.embedding(words), words.padding, range(1))
-        return x, reports
-
-    def read(self, asked: Words, words: Words, states: Tensor | None = None) -> Reading:
+    def read(self, asked: Words, words: Words) -> Reading:
         """See :class:`WordReader`."""
-        question, reports = self.encode(asked)
-        layers = [(0, reports)]
-        if states is None:
-            states, reports = self.encode(words)
-            layers.append((0, reports))
+        (question, of_question), (states, layers) = (
+            self._run(self.embedding(own), own.padding, range(1)) for own in (asked, words)
+        )
+        layers = of_question + layers
         both = self.attention(states, question, words, asked)
         x, passes = self.resize(dropout(both, self.dropout, self.training)), []
         for _ in range(PASSES):

@@ -36,20 +36,18 @@ def main(arguments: Sequence[str]) -> int:
     if not args.sentence.strip():
         raise bad_option("sentence", "empty", "a text")
     check_encoder(args.encoder)
-    from fairseq_clusterformer.documents.index import Encodings, Index
     from fairseq_clusterformer.documents.passages import Passages
-    from fairseq_clusterformer.documents.sentences import SentenceEncoder
+    from fairseq_clusterformer.documents.sentences import Index, SentenceEncoder
     from fairseq_clusterformer.documents.sources import read_sources
     from fairseq_clusterformer.use.base import device_of
 
     sources = read_sources(args.document, report=parser.say)
-    encoder = SentenceEncoder(args.encoder, device_of("cpu" if args.cpu else None))
+    device = device_of("cpu" if args.cpu else None)
+    encoder = SentenceEncoder(args.encoder, Index(args.index), device)
     sections = [section for source in sources for section in encoder.sections(source)]
-    vectors = Encodings(encoder.model, encoder.of_sections, Index(args.index))
-    vectors.prepare(sections)
-    passages = Passages(sections, vectors.of(sections), encoder.of_question)
-    for rank, (place, cosine) in enumerate(passages.nearest(args.sentence, args.top), 1):
-        section = passages.sections[place]
+    cosines = Passages(sections, encoder).likeness(args.sentence)
+    for rank, place in enumerate((-cosines).argsort(kind="stable")[: args.top], 1):
+        section, cosine = sections[place], cosines[place]
         begins = " ".join(section.text[: _SHOWN + 1].split())
         shown = begins if len(section.text) <= _SHOWN else f"{begins.rpartition(' ')[0]} \u2026"
         paragraph = section.pieces[0].number + 1

@@ -213,13 +213,11 @@ class WordReader(ReaderModel):
     """An encoder of words, and what it answers.
 
     The encoder has ``dictionary``, ``embedding``, ``head_width`` (of `Reading.begin` and ``end``)
-    and three methods. ``encode(words)`` returns the states [B, W, D] of words by themselves, and
-    the reports of the layer. ``read(asked, words, states)`` makes a `Reading` of documents for the
-    questions ``asked``; ``states`` are those that ``encode`` made of the documents, or None.
-    ``clusters(reading)`` says which clusters the tokens of one document are in.
+    and two methods. ``read(asked, words)`` makes a `Reading` of documents for the questions
+    ``asked``. ``clusters(reading)`` says which clusters the tokens of one document are in.
     """
 
-    encodes_apart = True
+    windows = 32
 
     def __init__(self, args, task):
         super().__init__(args, task)
@@ -237,26 +235,16 @@ class WordReader(ReaderModel):
         question_tokens: Tensor,
         document_tokens: Tensor,
         text_mask: Tensor | None = None,
-        states: Tensor | None = None,
     ) -> tuple[AnswerLogits, dict[str, Any]]:
-        """As `ClusterformerReader.forward`; ``states`` are what :meth:`encode` made of the same
-        documents, [B, W, D], None: it is made here."""
+        """As `ClusterformerReader.forward`."""
         spell, pad = self.encoder.embedding.speller, self.encoder.dictionary.pad()
         check_padding(question_tokens, document_tokens, pad)
         starts, text = self.starts_and_text(document_tokens, text_mask)
         asked, words = spell(question_tokens), spell(document_tokens, text)
-        reading = self.encoder.read(asked, words, states)
+        reading = self.encoder.read(asked, words)
         reports = [report for _, reports in reading.layers for report in reports]
         logits = self.heads(reading, starts, text & document_tokens.ne(pad))
         return logits, {"reading": reading, "reports": {"encoder": reports}}
-
-    def encode(self, document_tokens: Tensor, text_mask: Tensor | None = None) -> list[Tensor]:
-        """What any question is asked of: the states [W, D] of the words of each document, which
-        :meth:`forward` takes, padded to [B, W, D]."""
-        _, text = self.starts_and_text(document_tokens, text_mask)
-        words = self.encoder.embedding.speller(document_tokens, text)
-        states, _ = self.encoder.encode(words)
-        return [row[:number] for row, number in zip(states, (~words.padding).sum(1), strict=True)]
 
     def load_initial_weights(self) -> None:
         """Start from what ``--word-vectors`` names; see :meth:`take_word_vectors`."""

@@ -2,41 +2,31 @@
 
     clusterformer answer --document letters report.pdf --question "Who ...?"
     clusterformer answer --checkpoint C --document a.txt --interactive
-    clusterformer answer --document letters --index letters.index --serve
+    clusterformer answer --document letters --encoder all-MiniLM-L6-v2 --index kept --serve
 
 The reader is extractive: it finds a piece of a document, and writes no sentence of its own.
 
-For each answer this prints its probability, where it stands, and the sentence around it. A reader
-of words (bidaf_reader, qanet_reader) weighs each answer against "no answer" alone: several may
-have a probability near 1, also wrong ones. With another reader, all answers share a sum of 1. With
-a calibrated reader (calibration.json), it is the share of right ones among such answers.
-A PDF's answer names its page, that of a document with headings the one above it. In plain text
-paragraphs are counted from 1, and characters [first, last) are those of the paragraph with single
-blanks. A reader with --supporting-facts (etc_reader) also says which sentences support the answer.
-If most likely nothing answers the question, this is said first. The margin is how much likelier
-the best answer is than "no answer", in nats: --no-answer-margin 1 asks for more, -1 is content
-with less.
+For each answer this prints its probability, its place and the sentence around it. A reader of
+words (bidaf_reader, qanet_reader) weighs each answer against "no answer" alone: several may have a
+probability near 1, also wrong ones. With another reader, all answers share a sum of 1. With a
+calibrated reader (calibration.json), it is the share of right ones among such answers. In plain
+text paragraphs are counted from 1, and characters [first, last) are those of the paragraph with
+single blanks. A reader with --supporting-facts (etc_reader) also says which sentences support the
+answer. If most likely nothing answers the question, this is said first. The margin is how much
+likelier the best answer is than "no answer", in nats.
 
 Text, Markdown, HTML, PDF, EPUB, e-mail (.eml, .mhtml) and notebooks (.ipynb) are read, and Word
-(.docx), Excel (.xlsx) and RTF with pip install ".[documents]" in the clone. Folders are
-searched with all folders below them. What cannot be read there is named and skipped; hidden files
-and those of unknown forms are counted.
+(.docx), Excel (.xlsx) and RTF with pip install ".[documents]" in the clone. Folders are searched
+with all folders below them; what cannot be read there is named and skipped.
 
-Documents are read in passages of up to --tokens-at-once subwords, which know nothing of each
-other, so memory does not grow with their length. For a question the --windows most relevant ones
-are read, by their words (BM25) and, with --encoder, by their meaning. --html writes a page of the
-documents that the answers are from, which shows the tokens in one cluster with the answer's main
-word.
+Documents are read in passages, which know nothing of each other, so memory does not grow with
+their length. For a question the --windows most relevant ones are read, by their words (BM25) and,
+with --encoder, by their meaning. --index keeps the encoder's vectors for a later run. --html shows
+the tokens in one cluster with the answer's main word.
 
---interactive reads questions from stdin, one on each line. Model and documents stay loaded.
-
---index keeps what the models make of each document before they see a question: the vectors of
---encoder, and a reader's own if it reads documents by themselves. A later run need not make them
-again, unless a document has changed.
-
---serve opens a page to drop documents on and to ask in, at http://127.0.0.1:8000. It needs
-pip install ".[serve]" in the clone. There is no password: with another --host, everybody
-who can reach the page can read the documents.
+--interactive reads questions from stdin, one on each line. --serve opens a page to drop documents
+on and to ask in; it needs pip install ".[serve]" in the clone. There is no password: with another
+--host, everybody who can reach the page can read the documents.
 """
 
 import argparse
@@ -87,8 +77,8 @@ def main(arguments: Sequence[str]) -> int:
     page = partial(write_text, "--html", args.html, inputs=inputs, force=args.force)
     if args.html:
         check_output("--html", args.html, inputs=inputs, force=args.force)
-    how = {"main_text": args.main_text, "report": parser.say}
-    sources = read_sources(args.document, args.encoding, **how)
+    reading = {"encoding": args.encoding, "main_text": args.main_text}
+    sources = read_sources(args.document, **reading, report=parser.say)
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.documents.read import TASK, Reader
 
@@ -96,23 +86,22 @@ def main(arguments: Sequence[str]) -> int:
     device = "cpu" if args.cpu else None
     reader = Reader(loaded, index=args.index, encoder=args.encoder, device=device)
     windows = reader.windows if args.windows is None else int(args.windows)
+    asking = {"windows": windows, "least": args.no_answer_margin}
     if args.serve:
         from fairseq_clusterformer.documents.serve import Desk, serve
 
-        how = {"encoding": args.encoding, "main_text": args.main_text, "top": args.top}
-        how |= {"most": args.tokens_at_once, "least": args.no_answer_margin, "windows": windows}
-        desk = Desk(reader, **how)
+        desk = Desk(reader, top=args.top, most=args.tokens_at_once, **asking)
         for source in sources:
             desk.add(source)
-        return serve(desk, args.host, args.port, args.upload_limit * 1_000_000)
+        return serve(desk, args.host, args.port, args.upload_limit * 1_000_000, **reading)
     sections = [part for each in sources for part in reader.sections(each, args.tokens_at_once)]
     passages = reader.passages(sections)
     if 0 < windows < len(passages):
         parser.say(f"of {len(passages):,} passages, {windows} are read for a question (--windows)")
+    asking["candidates"] = args.candidates
     for question in _questions(args):
         try:
-            how = {"least": args.no_answer_margin, "candidates": args.candidates}
-            ranking = reader.ask(question, passages, args.top, windows=windows, **how)
+            ranking = reader.ask(question, passages, args.top, **asking)
             _show(question, ranking, page if args.html else None)
         except UserError as error:
             if not args.interactive:
@@ -164,13 +153,13 @@ def _show(question: str, ranking, page: Callable[[str], None] | None) -> None:
         _print(ranking.verdict, "The best guesses are:" if ranking else "")
     for rank, found in enumerate(ranking, 1):
         before, text, behind = found.around()
-        _print(f"{rank}. {found.text}\n   {confidence(found.probability)}: {found.file}", end="")
-        if found.paragraph is not None:
-            _print(f", {found.place}", end="")
-            if found.place.startswith("paragraph"):
-                first, last = found.characters
-                _print(f", characters [{first}, {last})", end="")
-        _print(f"\n   {before}[{text}]{behind}" if before or behind else "")
+        where = [found.file, *filter(None, [found.place])]
+        if found.place.startswith("paragraph"):
+            first, last = found.characters
+            where.append(f"characters [{first}, {last})")
+        _print(f"{rank}. {found.text}\n   {confidence(found.probability)}: {', '.join(where)}")
+        if before or behind:
+            _print(f"   {before}[{text}]{behind}")
         for sentence, probability in found.supporting:
             _print(f"   supported by ({probability:.3f}): {sentence}")
     if ranking.note:
@@ -193,10 +182,9 @@ def _parser() -> Parser:
     add("--candidates TEXT", about, nargs="+", default=[])
     add("--interactive", "read questions from stdin")
     add("--top N", "answers to print", default=3)
-    about = 'least margin of an answer over "no answer"'
+    about = 'least margin of an answer over "no answer"; -1 is content with less than this'
     add("--no-answer-margin M", about, type=finite, default=0.0)
-    about = "keep the vectors of documents in this folder"
-    add("--index DIR", about)
+    add("--index DIR", "keep the vectors of documents in this folder")
     about = "folder of BERT's form whose vectors of sentences also choose passages, such as "
     add("--encoder DIR", about + "all-MiniLM-L6-v2")
     add("--html FILE", "page to write, of the latest question")

@@ -108,12 +108,9 @@ def _text(data: bytes, encoding: str | None, _main: bool) -> Parsed:
     return "", [(text, "") for text in of_plain(_decoded(data, encoding))]
 
 
-def _markdown(data: bytes, encoding: str | None, _main: bool) -> Parsed:
-    return _of_markdown(_decoded(data, encoding))
-
-
-def _of_markdown(text: str) -> Parsed:
+def _markdown(data: bytes, encoding: str | None, *_: object) -> Parsed:
     """As the HTML that it stands for."""
+    text = _decoded(data, encoding)
     return of_html(MarkdownIt().enable(["table", "strikethrough"]).render(text), marks=True)
 
 
@@ -153,7 +150,7 @@ def _notebook(data: bytes, *_: object) -> Parsed:
         for out in cell.get("outputs", ()):
             shown = out.get("text", out.get("data", {}).get("text/plain", ""))
             found.append(f"~~~~~~\n{''.join(shown)}\n~~~~~~")
-    return _of_markdown("\n\n".join(found))
+    return _markdown("\n\n".join(found).encode(), "utf-8")
 
 
 def _word(data: bytes, *_: object) -> Parsed:

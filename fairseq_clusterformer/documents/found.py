@@ -25,14 +25,16 @@ _PAIRS = dict(zip('([{\u201c\u00ab\u201e"', ')]}\u201d\u00bb\u201c"', strict=Tru
 GUESSES = 3  # at most, where no answer is found
 _AROUND = 160  # characters on either side of an answer
 _LEAST = 1e-300  # of a probability
+#: what ranks answers
+FEATURES = ("margin", "words", "likeness", "none")
 
 
 @dataclass(eq=False)
 class SectionRead:
     """What a model makes of a section and a question."""
 
-    section: Section  # what was read
-    answers: Answers  # in it
+    section: Section
+    answers: Answers
     #: reads the section again, for its clusters
     find_clusters: Callable[[], dict[tuple[int, str], Tensor]] = field(default=dict, repr=False)
     words: float = 0.0  # how relevant it is to the question; see `Passages`
@@ -83,7 +85,7 @@ class FoundAnswer:
         side."""
         if self.characters is None:
             return "", self.text, ""
-        text, (start, end) = self._paragraph, self.characters
+        text, (start, end) = self.read.section.source.paragraphs[self.paragraph], self.characters
         first, last = (0, len(text)) if whole else sentence_around(text, start, end)
         before, behind = text[first:start], text[end:last].rstrip()
         if len(before) > most:
@@ -93,37 +95,11 @@ class FoundAnswer:
         return before, text[start:end], behind
 
     @property
-    def _paragraph(self) -> str:
-        return self.read.section.source.paragraphs[self.paragraph]
-
-    @property
     def supporting(self) -> list[tuple[str, float]]:
         """The sentences that support the answer, as the model says, and how likely each does;
         none of a model that does not say."""
         document = self.read.section.document
         return [(document.sentence_text(n), p) for n, p in self.read.answers.supporting or ()]
-
-    def overlaps(self, other: "FoundAnswer") -> bool:
-        """Whether both are spans that share a character."""
-        mine, its = ((x.type, x.read.section.source, x.paragraph) for x in (self, other))
-        return (
-            mine == its
-            and self.type == "short"
-            and self.characters[0] < other.characters[1]
-            and other.characters[0] < self.characters[1]
-        )
-
-
-def sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
-    """Characters [first, last) of the sentence or sentences that hold [start, end)."""
-    near = max(0, start - 1000)  # no sentence is longer
-    ends = [match.end() for match in SENTENCE_END.finditer(text, near, start)]
-    behind = SENTENCE_END.search(text, max(start, end - 1))  # the answer may end the sentence
-    return ends[-1] if ends else near, behind.end() if behind else len(text)
-
-
-#: what ranks answers
-FEATURES = ("margin", "words", "likeness", "none")
 
 
 @dataclass(frozen=True)
@@ -147,9 +123,8 @@ class Weights:
     @staticmethod
     def from_file(path: Path) -> "Weights":
         """Those of a calibration. Raises UserError: a file that is missing or something else."""
-        with reading(
-            path, f"a calibration, with the weights {', '.join(FEATURES)}, bias, threshold"
-        ):
+        what = f"a calibration, with the weights {', '.join(FEATURES)}, bias, threshold"
+        with reading(path, what):
             found = Weights(**read_json(path)["weights"])
             *numbers, passage = astuple(found)
             if not all(map(math.isfinite, numbers)) or not 0 < found.threshold < 1:
@@ -162,9 +137,13 @@ class Weights:
 class Ranking(list[FoundAnswer]):
     """The answers of all documents, best first; where none is found, up to `GUESSES` guesses.
 
-    Attributes:
-        no_answer: the probability that there is none in any of the documents; of a calibrated
+    Args:
+        no_answer: the probability that there is none in any of the documents; of a `calibrated`
             reader, that the best one is wrong.
+        least: the margin that the best answer must have, in nats.
+
+    Attributes:
+        found: whether there is an answer.
         note: a sentence about the question, or "".
     """
 
@@ -177,8 +156,6 @@ class Ranking(list[FoundAnswer]):
         least: float = 0.0,
         calibrated: bool = False,
     ) -> None:
-        """Of answers whose best one must have a margin of `least` nats; the probabilities of a
-        `calibrated` reader are shares of right answers."""
         self.no_answer, self._least, self._calibrated = no_answer, least, calibrated
         enough = least == -math.inf or no_answer < _sigmoid(-least)  # which may both be 1
         self.found = bool(answers) and enough
@@ -206,7 +183,8 @@ def _guesses(answers: Sequence[FoundAnswer]) -> list[FoundAnswer]:
     for each in sorted(answers, key=lambda each: each.type == "long"):
         own = {each.text.casefold()}
         if each.characters is not None:
-            text, (start, end) = each._paragraph, each.characters
+            text = each.read.section.source.paragraphs[each.paragraph]
+            start, end = each.characters
             first, last = sentence_around(text, start, start)
             shown = text[start : min(end, max(last, start + 1), start + 2 * _AROUND)].rstrip()
             own = {(each.file, each.paragraph, first), shown.casefold()}
@@ -227,7 +205,8 @@ def confidence(probability: float) -> str:
 def ranked(
     reads: Sequence[SectionRead], top: int, least: float = 0.0, weights: Weights | None = None
 ) -> Ranking:
-    """The `top` best answers of all sections.
+    """The `top` best answers of all sections; `least` and `weights` (None: the defaults) say what
+    counts.
 
     A reader's probabilities are softmaxes over one section each, and cannot be compared: in a
     short file that has nothing to do with the question, some span always has a high probability.
@@ -244,24 +223,19 @@ def ranked(
     probability in the section: for spans, one softmax over those of all sections (shared
     normalisation, Clark and Gardner 2018), times the probability that its own section has an
     answer. All answers and "no answer" sum to 1. Answers of the most likely type come first.
-
-    Args:
-        least: added to what the best answer must have; see `Ranking`.
-        weights: None: the defaults.
     """
     weights = weights or Weights()
     by_margin = all(read.answers.none is not None for read in reads)
     shares = torch.tensor([read.answers.evidence for read in reads], dtype=torch.float64)
     shares = shares.clamp(min=-1e30).log_softmax(0).tolist()  # no text: no evidence
+    pairs = [*zip(reads, shares, strict=True)]
     types = {
-        name: sum(
-            math.exp(x) * read.answers.types[name] for read, x in zip(reads, shares, strict=True)
-        )
+        name: sum(math.exp(share) * read.answers.types[name] for read, share in pairs)
         for name in TYPES
     }
     likeliest, none = max(TYPES[:-1], key=types.get), types["none"]
     found = []
-    for read, share in zip(reads, shares, strict=True):
+    for read, share in pairs:
         for type_, answer in _candidates(read):
             margin = share + answer.score - math.log(max(none, _LEAST))
             probability = math.exp(share + answer.score)
@@ -275,7 +249,7 @@ def ranked(
     for answer in found:
         if by_margin and kept and answer.type in ("yes", "no"):  # no guess beside a span
             continue
-        if len(kept) < top and not any(map(answer.overlaps, kept)):
+        if len(kept) < top and not any(_overlap(answer, other) for other in kept):
             kept.append(answer)
     if calibrated := weights.threshold is not None:
         least += math.log(weights.threshold / (1 - weights.threshold))
@@ -329,8 +303,25 @@ def _found(
     return FoundAnswer(text, type_, probability, margin, source.name, number, place, read)
 
 
+def _overlap(*both: FoundAnswer) -> bool:
+    """Whether both are spans that share a character."""
+    places = {(each.type, each.read.section.source, each.paragraph) for each in both}
+    if len(places) > 1 or both[0].type != "short":
+        return False
+    starts, ends = zip(*(each.characters for each in both), strict=True)
+    return max(starts) < min(ends)
+
+
 def _sigmoid(x: float) -> float:
     return 0.5 * (1 + math.tanh(x / 2))
+
+
+def sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
+    """Characters [first, last) of the sentence or sentences that hold [start, end)."""
+    near = max(0, start - 1000)  # no sentence is longer
+    ends = [match.end() for match in SENTENCE_END.finditer(text, near, start)]
+    behind = SENTENCE_END.search(text, max(start, end - 1))  # the answer may end the sentence
+    return ends[-1] if ends else near, behind.end() if behind else len(text)
 
 
 def whole_words(text: str, start: int, end: int) -> tuple[int, int]:

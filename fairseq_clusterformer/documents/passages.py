@@ -1,17 +1,17 @@
 """Which passages of documents a reader reads for a question, by their words and their meaning."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 
 import bm25s
 import numpy as np
 import regex
-from torch import Tensor
 
 from fairseq_clusterformer.data.unicode import READ_FORM, composed
 
 from .sections import Section
+from .sentences import SentenceEncoder
 from .texts import visible
 
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it tells each step
@@ -37,33 +37,24 @@ class Passages:
 
     Args:
         sections: those of one document together and in their order.
-        vectors: of each section, [parts, D] of length 1; none: words alone.
-        encode: makes the vector [D] of a question.
+        encoder: makes vectors of sections and questions; None: words alone.
     """
 
     def __init__(
-        self,
-        sections: Sequence[Section],
-        vectors: Sequence[Tensor] = (),
-        encode: Callable[[str], Tensor] | None = None,
+        self, sections: Sequence[Section], encoder: SentenceEncoder | None = None
     ) -> None:
-        self.sections, self._encode = [*sections], encode
-        if len(vectors):
-            self._vectors = np.concatenate([part.float().numpy() for part in vectors])
+        self.sections, self._encoder = [*sections], encoder if sections else None
+        if self._encoder:
+            vectors = encoder.of_sections(sections)
+            self._vectors = np.concatenate(vectors)
             self._first = np.cumsum([0, *map(len, vectors[:-1])])
 
     def __len__(self) -> int:
         return len(self.sections)
 
-    def nearest(self, sentence: str, most: int) -> list[tuple[int, float]]:
-        """The places of the sections most like a sentence, best first, each with the cosine."""
-        likeness = self._likeness(sentence)
-        best = np.argsort(-likeness, kind="stable")[:most]
-        return [(int(place), float(likeness[place])) for place in best]
-
-    def _likeness(self, text: str) -> np.ndarray:
-        """Of each section, that of its most similar part."""
-        cosines = self._vectors @ self._encode(text).numpy()
+    def likeness(self, text: str) -> np.ndarray:
+        """The cosine of each section, by its most similar part, with a text, float32 [S]."""
+        cosines = self._vectors @ self._encoder.of_question(text)
         return np.maximum.reduceat(cosines, self._first)
 
     def likeliest(self, question: str, most: int) -> list[tuple[int, float, float]]:
@@ -73,9 +64,8 @@ class Passages:
 
         Both ranks count, by reciprocal rank fusion (Cormack et al. 2009).
         """
-        words, likeness = self.by_words(question), np.zeros(len(self))
-        if self._encode is not None and self.sections:
-            likeness = self._likeness(question)
+        words = self.by_words(question)
+        likeness = self.likeness(question) if self._encoder else np.zeros(len(self))
         ranks = [np.argsort(np.argsort(-x, kind="stable")) for x in (words, likeness) if x.any()]
         order = np.argsort(-sum(1 / (RANKS + rank) for rank in ranks), kind="stable")
         chosen = sorted(order[:most]) if ranks else range(min(most, len(self)))

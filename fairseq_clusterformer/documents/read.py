@@ -27,10 +27,9 @@ from ..checkpoints.bundle import CALIBRATION
 from ..checkpoints.load import Loaded
 from ..use.base import Pretrained
 from .found import Ranking, SectionRead, Weights, ranked, ranked_candidates
-from .index import Encodings, Index
 from .passages import Passages
 from .sections import Section, Splitter, together
-from .sentences import SentenceEncoder
+from .sentences import Index, SentenceEncoder
 from .sources import Source, read_sources, state_of, text_source
 from .texts import clean
 
@@ -40,8 +39,6 @@ Documents = str | Path | Passages | Sequence[str | Path]
 
 TASK = "clusterformer_qa"
 TOKENS_AT_ONCE = 100_000  # of a document, for a model whose training had no limit
-# passages that are read for a question: by a model that encodes them before, or with the question
-WINDOWS, WINDOWS_WITH_QUESTION = 32, 10
 IN_A_BATCH = 4096  # tokens of sections that are read together
 
 
@@ -49,16 +46,15 @@ class Reader(Pretrained):
     """Answers questions by pieces of documents. Raises UserError: if the data folder is something
     else, or no index can be in this folder.
 
-    A reader of structured documents also reads their sentences, which end with punctuation. One
-    that encodes documents apart reads windows, as long as the documents of its training, many at
-    once; what it makes of a window before it sees a question is kept in an index. Of many
-    passages, it reads those that are most relevant by their words and, with an encoder of
-    sentences, by their meaning.
+    A reader of structured documents also reads their sentences, which end with punctuation; others
+    read windows, as long as the documents of their training, many at once. Of many passages, it
+    reads those that are most relevant by their words and, with an encoder of sentences, by their
+    meaning.
 
     Args:
         loaded: a checkpoint or a bundle of the task clusterformer_qa.
-        index: a folder to keep encodings of documents in; None: none are kept.
-        encoder: a folder of BERT's form that gives sentence vectors, such as all-MiniLM-L6-v2.
+        index: a folder to keep sentence vectors of documents in; None: none are kept.
+        encoder: a folder of BERT's form that gives these vectors, such as all-MiniLM-L6-v2.
         options: see `Pretrained`.
 
     Attributes:
@@ -78,7 +74,7 @@ class Reader(Pretrained):
         self._structure, self._dictionary = self.task.structure, self.task.source_dictionary
         calibrated = (folder / CALIBRATION).is_file()
         self.weights = Weights.from_file(folder / CALIBRATION) if calibrated else Weights()
-        self.windows = WINDOWS if self.model.encodes_apart else WINDOWS_WITH_QUESTION
+        self.windows = self.model.windows
         cfg, structured = self.task.cfg, self._structure is not None
         self.window = cfg.max_positions_inference if structured else cfg.max_positions
         self.window = self.window or TOKENS_AT_ONCE
@@ -95,13 +91,10 @@ class Reader(Pretrained):
 
     def _keep_in(self, folder: Path | None, encoder: Path | None) -> None:
         index = Index(folder)  # before anything changes
-        self._encodings = self._vectors = self._sentences = self._latest = None
-        if self.model.encodes_apart:
-            self._encodings = Encodings(self.model.encoder, self._encode_sections, index)
+        self._sentences = self._latest = None
         if encoder is not None:
             dtype = next(self.model.parameters()).dtype
-            self._sentences = found = SentenceEncoder(encoder, self.device, dtype)
-            self._vectors = Encodings(found.model, found.of_sections, index)
+            self._sentences = SentenceEncoder(encoder, index, self.device, dtype)
 
     def index(
         self,
@@ -110,15 +103,12 @@ class Reader(Pretrained):
         *,
         encoder: str | Path | None = None,
     ) -> Passages:
-        """Read and encode documents, for the questions to come. Raises UserError: a file that
-        cannot be read, or an index that cannot be written.
+        """Read and encode documents (see `answer`), for the questions to come. Raises UserError: a
+        file that cannot be read, or an index that cannot be written.
 
         The same documents as last time are read again only if a file has changed. What is skipped
-        in a folder is logged as a warning.
-
-        Args:
-            documents: see `answer`.
-            folder, encoder: as the class has them; neither: as before.
+        in a folder is logged as a warning. `folder` and `encoder` are as the class has them;
+        neither: as before.
         """
         if isinstance(documents, Passages):
             return documents
@@ -171,16 +161,13 @@ class Reader(Pretrained):
         windows: int | None = None,
         candidates: Sequence[str] = (),
     ) -> Ranking:
-        """Answer a question from passages. Raises UserError: for a question that cannot be asked,
-        or candidates likewise.
+        """As `answer`, from passages as `index` and `passages` return them.
 
         Args:
-            passages: as `index` and `passages` return them.
-            top: answers to return.
             least: the margin over "no answer" that an answer must have; see `Ranking`.
             windows: passages to read at most, the most relevant ones; 0: all; None: as the class
                 has it.
-            candidates: see `answer`; their probabilities are the mean over passages.
+            candidates: their probabilities are the mean over passages.
         """
         tokens, names = self.question(question), self._names(candidates)
         most = self.windows if windows is None else windows or len(passages)
@@ -199,14 +186,8 @@ class Reader(Pretrained):
         return ranking
 
     def passages(self, sections: Sequence[Section]) -> Passages:
-        """Sections to ask, those of one document together and in their order; encoded unless
-        they are too many to keep, see `Encodings`."""
-        for encodings in filter(None, (self._encodings, self._vectors)):
-            encodings.prepare(sections)
-        more = ()
-        if self._vectors is not None and sections:
-            more = self._vectors.of(sections), self._sentences.of_question
-        return Passages(sections, *more)
+        """Sections to ask, those of one document together and in their order."""
+        return Passages(sections, self._sentences)
 
     def sections(self, source: Source, most: int | None = None) -> list[Section]:
         """A document in sections of up to `most` tokens (None: `window`), of whole paragraphs, or
@@ -233,15 +214,15 @@ class Reader(Pretrained):
         """Candidates and their tokens. Raises UserError: this reader takes none, or not these."""
         if not candidates:
             return {}
-        allowed = "a reader of the architecture etc_reader, trained on questions with candidates"
         shown = ascii(list(candidates))
         if self._structure is None:
+            allowed = "a reader of the architecture etc_reader, trained on questions with them"
             problem = f"the model is a {self.loaded.cfg.model._name}"
             raise bad_option("--candidates", shown, allowed, problem)
         try:
             names = {text.strip(): self._splitter.symbols(text.strip()) for text in candidates}
         except UnicodeEncodeError:
-            raise bad_option("--candidates", shown, "texts", "no Unicode") from None
+            names = {}
         if len(names) < 2 or not all(map(len, names.values())):
             raise bad_option("--candidates", shown, "two different texts or more")
         return names
@@ -249,7 +230,7 @@ class Reader(Pretrained):
     def _weigh(self, question: Tensor, section: Section, names: dict[str, Tensor]) -> SectionRead:
         """Read a section for a question with candidates."""
         document, (begins, ends) = section.document, section.document.characters
-        of_tokens, shown = document.paragraph_of(section.length), begins >= 0
+        of_tokens, shown = document.paragraph_of(len(section)), begins >= 0
         paragraphs, mentions = [Paragraph("", text) for text in document.texts], []
         for number, place, start, end in mentions_of("", [*names], paragraphs):
             inside = shown & (of_tokens == place) & (begins < end) & (ends > start)
@@ -287,7 +268,7 @@ class Reader(Pretrained):
 
     def _globals(self, question: Tensor, section: Section, outline: Outline) -> dict[str, Tensor]:
         """The global tokens of a section, as a batch of one."""
-        given = (section.document.starts, section.length)
+        given = (section.document.starts, len(section))
         outline, *_ = self._structure.read(outline, *given, len(question))
         question = with_names(question, outline.names, self._dictionary)
         row = self._structure.rows(question, *given, outline, self._dictionary)
@@ -301,25 +282,12 @@ class Reader(Pretrained):
         options = ranking_options(self.task.cfg) | {"top": top}
 
         def read(chosen: list[Section]) -> Iterator[SectionRead]:
-            more = []
-            if self._encodings is not None:
-                of_words = pad_sequence(self._encodings.of(chosen), batch_first=True)
-                more.append(of_words.to(self.device, next(self.model.parameters()).dtype))
-            logits, _ = self._together(question, chosen, *more)
+            logits, _ = self._together(question, chosen)
             answers = ranked_answers(logits, [each.document for each in chosen], **options)
             for section, answer in zip(chosen, answers, strict=True):
                 yield SectionRead(section, answer, partial(self._clusters, question, section))
 
-        return together(sections, _length, 1 if self._structure else IN_A_BATCH, read)
-
-    @torch.no_grad()
-    def _encode_sections(self, sections: Sequence[Section]) -> list[Tensor]:
-        """States [W, D] of the words of each section."""
-
-        def encode(chosen: list[Section]) -> list[Tensor]:
-            return self.model.encode(*self._padded(chosen))
-
-        return together(sections, _length, IN_A_BATCH, encode)
+        return together(sections, 1 if self._structure else IN_A_BATCH, read)
 
     def _padded(self, sections: Sequence[Section]) -> tuple[Tensor, Tensor]:
         """Tokens int64 [B, N], and where an answer can begin and end, bool [B, N]."""
@@ -338,7 +306,3 @@ class Reader(Pretrained):
         documents = [part.tokens[None] for part in self.sections(text_source(text, "text"))]
         read = [self.model.encoder(question, tokens.to(self.device)) for tokens in documents]
         return torch.cat([reading.document[0] for reading in read])
-
-
-def _length(section: Section) -> int:
-    return section.length

@@ -1,10 +1,10 @@
 """Documents in sections: what a reader reads at once."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -48,6 +48,9 @@ class Section:
     length: int  # number of tokens
     #: returns tokens, int64 [N], and what they stand for
     encode: Callable[["Section"], tuple[Tensor, Document]] = field(repr=False)
+
+    def __len__(self) -> int:
+        return self.length
 
     @property
     def text(self) -> str:
@@ -177,12 +180,10 @@ class Splitter:
         return torch.from_numpy(symbols), document
 
 
-def together(
-    items: Sequence, size: Callable[[Any], int], most: int, read: Callable[[list], Iterable]
-) -> list:
-    """What `read` makes of each item; it is given items of like sizes, which have up to `most`
+def together(items: Sequence[Sized], most: int, read: Callable[[list], Iterable]) -> list:
+    """What `read` makes of each item; it is given items of like lengths, which have up to `most`
     tokens together, or one alone."""
-    lengths = np.minimum([*map(size, items)], most).astype(np.int64)
+    lengths = np.minimum([*map(len, items)], most).astype(np.int64)
     order = np.argsort(lengths, kind="stable")
     found: dict[int, object] = {}
     for batch in batch_by_size(order, None, lengths, max_tokens=most):

@@ -1,11 +1,20 @@
-"""Vectors of sentences, by a pre-trained encoder as it is."""
+"""Vectors of sentences, by a pre-trained encoder as it is, kept for the questions to come.
 
+An index is one database of vectors by keys. A key is a hash of the tokens that an encoder reads
+and of the encoder itself. So what has changed is encoded anew, for another encoder all is, and
+nothing is written twice.
+"""
+
+import hashlib
+import sqlite3
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor
@@ -14,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.encoder_only import masked_mean
@@ -23,8 +32,55 @@ from fairseq_clusterformer.models.pretrained import load_pretrained, read_config
 from .sections import Section, Splitter, together
 from .sources import Source
 
+FILE = "clusterformer-index.sqlite"
 LONGEST = 254  # tokens of a part, as all-MiniLM-L6-v2 was trained
 _IN_A_BATCH = 4096  # tokens
+_AT_ONCE = 256  # sections that are encoded, and written, together
+
+
+class Index:
+    """Vectors by keys in a folder, which is made if need be; None: in a file that ends with it.
+    Raises UserError: a folder that holds something else, or cannot be made; and both methods, if
+    it cannot be read or written."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        try:
+            if folder:
+                folder.mkdir(parents=True, exist_ok=True)
+                others = sorted(path.name for path in folder.iterdir())
+                if others and FILE not in others:
+                    raise self._unusable(f"holds {others[0]}, and is no index")
+        except OSError as error:
+            problem = "is a file" if folder.is_file() else f"cannot be made ({error.strerror})"
+            raise self._unusable(problem) from None
+        with self._used():
+            place = folder / FILE if folder else ""
+            self._database = sqlite3.connect(place, timeout=60, check_same_thread=False)
+            form = "key BLOB PRIMARY KEY, value BLOB"
+            self._database.execute(f"CREATE TABLE IF NOT EXISTS kept ({form})")
+
+    def get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """The values of those keys that are there."""
+        query = "SELECT key, value FROM kept WHERE key = ?"
+        with self._used():
+            return dict(row for key in keys for row in self._database.execute(query, (key,)))
+
+    def put(self, values: Iterable[tuple[bytes, bytes]]) -> None:
+        """Keep values by their keys."""
+        with self._used(), self._database as database:
+            database.executemany("REPLACE INTO kept VALUES (?, ?)", values)
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._unusable(f"cannot be used ({error})") from None
+
+    def _unusable(self, problem: str) -> UserError:
+        allowed = "a new or empty folder, or one that clusterformer has made as an index"
+        return bad_option("--index", self._folder, allowed, problem)
 
 
 class SentenceEncoder:
@@ -33,13 +89,18 @@ class SentenceEncoder:
 
     Args:
         folder: of BERT's form, with its ``tokenizer.json``, such as all-MiniLM-L6-v2.
+        index: where vectors of sections are kept.
         device, dtype: where and in what it computes.
     """
 
     def __init__(
-        self, folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+        self,
+        folder: Path,
+        index: Index,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        self._dictionary, self._device = Dictionary(), device
+        self._dictionary, self._index, self._device = Dictionary(), index, device
         try:
             _, sizes = read_config(folder, "--encoder")
             pieces = Subwords(folder / TOKENIZER)
@@ -52,7 +113,12 @@ class SentenceEncoder:
             load_pretrained(model, str(folder), "--encoder")
         except (CheckpointError, TypeError, ValueError) as error:
             raise UserError(str(error)) from None
-        self.model = model.encoder.eval().to(device, dtype)
+        self._model = model.encoder.eval().to(device, dtype)
+        hashed = hashlib.sha256(str(self._model).encode())
+        for name, tensor in sorted(self._model.state_dict().items()):
+            hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            hashed.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        self._name = hashed.digest()
         self._longest = min(LONGEST, most - 3)
         self._splitter = Splitter(pieces, self._dictionary)
 
@@ -61,14 +127,28 @@ class SentenceEncoder:
         long, in pieces."""
         return self._splitter.sections(source, self._longest)
 
-    def of_sections(self, sections: Sequence[Section]) -> list[Tensor]:
-        """Vectors [parts, D] of each section: a long one has several parts."""
-        parts = [self._parts(section.text) for section in sections]
-        return list(self._vectors([*chain(*parts)]).split([*map(len, parts)]))
+    def of_sections(self, sections: Sequence[Section]) -> list[np.ndarray]:
+        """Vectors of each section, float32 [parts, D]: a long one has several parts. What was
+        written before an end in between is kept. Raises UserError: an index that cannot be used.
+        """
+        parts = {}
+        for section in sections:
+            own = self._parts(section.text)
+            tokens = b"".join(part.numpy().tobytes() for part in own)
+            parts[section] = hashlib.sha256(self._name + tokens).digest(), own
+        found = self._index.get(key for key, _ in parts.values())
+        absent = [*{key: own for key, own in parts.values() if key not in found}.items()]
+        for first in range(0, len(absent), _AT_ONCE):
+            keys, some = zip(*absent[first : first + _AT_ONCE], strict=True)
+            made = self._vectors([*chain(*some)]).split([*map(len, some)])
+            found |= (new := dict(zip(keys, (x.numpy().tobytes() for x in made), strict=True)))
+            self._index.put(new.items())
+        values = ((found[key], len(own)) for key, own in map(parts.get, sections))
+        return [np.frombuffer(value, np.float32).reshape(size, -1) for value, size in values]
 
-    def of_question(self, text: str) -> Tensor:
+    def of_question(self, text: str) -> np.ndarray:
         """The vector [D] of a text, of which the beginning counts if it is long."""
-        return self._vectors(self._parts(text)[:1])[0]
+        return self._vectors(self._parts(text)[:1])[0].numpy()
 
     def _parts(self, text: str) -> list[Tensor]:
         """The tokens of a text in parts of equal lengths."""
@@ -81,9 +161,9 @@ class SentenceEncoder:
 
         def read(rows: list[Tensor]) -> Tensor:
             tokens = pad_sequence(rows, True, self._dictionary.pad()).to(self._device)
-            states = self.model(tokens)["encoder_out"][0].transpose(0, 1)
+            states = self._model(tokens)["encoder_out"][0].transpose(0, 1)
             means = masked_mean(states, tokens != self._dictionary.pad())
             return normalize(means.float()).cpu()
 
         rows = [framed(part, self._dictionary, self._longest + 2) for part in parts]
-        return torch.stack(together(rows, len, _IN_A_BATCH, read))
+        return torch.stack(together(rows, _IN_A_BATCH, read))

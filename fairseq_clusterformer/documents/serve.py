@@ -17,7 +17,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,10 @@ from starlette.requests import ClientDisconnect
 
 from fairseq_clusterformer.errors import UserError, bad_option
 
-from .found import FoundAnswer
 from .passages import Passages
 from .read import Reader
 from .sections import Section
-from .sources import Source, uploaded_source
+from .sources import Source, read_source
 
 PAGE = Path(__file__).parent / "page.html"
 QUESTION = 100_000  # bytes of a request that asks
@@ -45,23 +43,29 @@ class TooLarge(UserError):
     """More bytes than the server takes."""
 
 
-@dataclass(eq=False)
 class Desk:
-    """Documents, and a reader of them. One thread at a time uses the reader."""
+    """Documents, and a reader of them. One thread at a time uses the reader.
 
-    reader: Reader
-    _: KW_ONLY
-    encoding: str | None = None  # as of `read_source`, where an upload says nothing else
-    main_text: bool = False  # as of `read_source`
-    top: int = 3  # answers to show
-    most: int | None = None  # tokens of a document that are read at once; None: the reader's
-    least: float = 0.0  # as of `Reader.ask`
-    windows: int | None = None  # as of `Reader.ask`; None: the reader's
+    Args:
+        top: answers to show.
+        most: tokens of a document that are read at once; None: the reader's.
+        windows: as of `Reader.ask`; None: the reader's.
+        options: ``least``, as of `Reader.ask`.
+    """
 
-    def __post_init__(self) -> None:
-        self.windows = self.reader.windows if self.windows is None else self.windows
+    def __init__(
+        self,
+        reader: Reader,
+        *,
+        top: int = 3,
+        most: int | None = None,
+        windows: int | None = None,
+        **options: float,
+    ) -> None:
+        self.reader, self._top, self._most = reader, top, most
+        self._windows = reader.windows if windows is None else windows
+        self._options = options | {"windows": self._windows}
         self._documents: dict[str, tuple[Source, list[Section]]] = {}  # by name
-        self._sizes: dict[str, int] = {}  # of their texts, in characters
         self._passages: Passages | None = None  # of all documents, once somebody asks
         self._lock = threading.Lock()
 
@@ -74,54 +78,52 @@ class Desk:
         """Take a document, in the place of one of the same name. Raises UserError: if there are
         too many already."""
         with self._lock:
-            sizes = self._sizes | {source.name: sum(map(len, source.paragraphs))}
-            if (size := sum(sizes.values())) > MOST_CHARACTERS:
+            others = (own for name, (own, _) in self._documents.items() if name != source.name)
+            size = sum(sum(map(len, each.paragraphs)) for each in (source, *others))
+            if size > MOST_CHARACTERS:
                 allowed = f"{MOST_CHARACTERS:,} in all documents; remove one"
                 problem = f"there would be {size:,} characters"
                 raise bad_option("document", source.name, allowed, problem)
-            sections = self.reader.sections(source, self.most)
+            sections = self.reader.sections(source, self._most)
             self.reader.passages(sections)  # encoded now, not when somebody asks
-            self._documents[source.name], self._sizes = (source, sections), sizes
-            self._passages = None
+            self._documents[source.name], self._passages = (source, sections), None
 
     def remove(self, name: str) -> None:
         """Put a document away. Raises UserError: if there is none of this name."""
         with self._lock:
             if name not in self._documents:
                 raise bad_option("document", name, ", ".join(self._documents) or "none is here")
-            del self._documents[name], self._sizes[name]
+            del self._documents[name]
             self._passages = None
 
     def ask(self, question: str) -> dict[str, Any]:
         """Answer a question: ``verdict``, a sentence if there is no answer, else ""; ``note``, as
-        of `Ranking`; ``answers``, see :meth:`_shown`; ``read`` windows ``of`` all. Raises
-        UserError if there is no document, or the question cannot be asked."""
+        of `Ranking`; ``answers``, of which ``found`` says whether each is more than a guess;
+        ``read`` windows ``of`` all. Raises UserError if there is no document, or the question
+        cannot be asked."""
         with self._lock:
             if not self._documents:
                 raise bad_option("document", "none", "one or more: drop a file on the page first")
             if self._passages is None:
                 parts = [part for _, own in self._documents.values() for part in own]
                 self._passages = self.reader.passages(parts)
-            passages, options = self._passages, {"least": self.least, "windows": self.windows}
-            ranking = self.reader.ask(question, passages, self.top, **options)
-        return {
-            "verdict": ranking.verdict,
-            "note": ranking.note,
-            "answers": [*map(self._shown, ranking)],
-            "read": min(len(passages), self.windows or len(passages)),
-            "of": len(passages),
-        }
-
-    def _shown(self, found: FoundAnswer) -> dict[str, Any]:
-        """An answer as the page shows it: ``found`` says whether it is more than a guess."""
-        before, _, behind = found.around(AROUND, whole=True)
-        shown = {name: getattr(found, name) for name in ("text", "probability", "found", "file")}
-        return shown | {"place": found.place, "before": before, "behind": behind}
+            number = len(self._passages)
+            ranking = self.reader.ask(question, self._passages, self._top, **self._options)
+        answers = []
+        for found in ranking:
+            before, _, behind = found.around(AROUND, whole=True)
+            names = ("text", "probability", "found", "file", "place")
+            shown = {name: getattr(found, name) for name in names}
+            answers.append(shown | {"before": before, "behind": behind})
+        windows = min(number, self._windows or number)
+        said = {"verdict": ranking.verdict, "note": ranking.note, "answers": answers}
+        return said | {"read": windows, "of": number}
 
 
-def serve(desk: Desk, host: str, port: int, limit: int) -> int:
-    """Serve the page at an address of this computer until Ctrl-C; files have up to `limit` bytes.
-    Returns the exit status, 0. Raises UserError for an address or a port that cannot be had."""
+def serve(desk: Desk, host: str, port: int, limit: int, **options: Any) -> int:
+    """Serve the page at an address of this computer until Ctrl-C; files have up to `limit` bytes,
+    and `options` are those of `read_source`. Returns the exit status, 0. Raises UserError for an
+    address or a port that cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family)
@@ -135,8 +137,8 @@ def serve(desk: Desk, host: str, port: int, limit: int) -> int:
         print(f"clusterformer answer: {warning}", file=sys.stderr)
     shown = f"[{host}]" if ":" in host else host
     print(f"Ask at http://{shown}:{port} (Ctrl-C ends it)", flush=True)
-    config = uvicorn.Config(build_app(desk, host, limit, address), log_level="warning")
-    uvicorn.Server(config).run(sockets=[listener])
+    app = build_app(desk, host, limit, address, **options)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
     return 0
 
 
@@ -148,17 +150,23 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def build_app(desk: Desk, host: str, limit: int, address: str = "") -> FastAPI:
+def build_app(desk: Desk, host: str, limit: int, address: str = "", **options: Any) -> FastAPI:
     """The page, its documents and its questions. The server listens at `host`, whose name stands
-    for `address` (empty: it is one itself); an uploaded file has up to `limit` bytes."""
+    for `address` (empty: it is one itself); `limit` and `options` are as of :func:`serve`."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     page = PAGE.read_text(encoding="utf-8")
     hosts = {host.lower(), address or host}
     everywhere = hosts & {"0.0.0.0", "::"}  # by any name: nobody knows which is the right one
     if is_loopback(address or host):
         hosts |= {"127.0.0.1", "localhost", "::1"}
+    hashes = []  # the page may run its own script, use its own style, and ask this server
+    for tag in ("script", "style"):
+        (inside,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
+        hashed = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        hashes.append(f"{tag}-src 'sha256-{hashed}'")
     headers = {
-        "Content-Security-Policy": _policy(page),
+        "Content-Security-Policy": f"default-src 'none'; {'; '.join(hashes)}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-store",
@@ -196,14 +204,10 @@ def build_app(desk: Desk, host: str, limit: int, address: str = "") -> FastAPI:
         return {"model": model, "limit": limit, "documents": desk.documents()}
 
     @app.put("/documents")
-    async def add_document(name: str, request: Request, encoding: str = "") -> dict:
+    async def add_document(name: str, request: Request) -> dict:
         data = await _body(request, limit, name)
-
-        def read() -> None:
-            own = encoding or desk.encoding
-            desk.add(uploaded_source(data, name, own, main_text=desk.main_text))
-
-        await run_in_threadpool(read)
+        path = Path(name)
+        await run_in_threadpool(lambda: desk.add(read_source(path, data=data, **options)))
         return {"documents": desk.documents()}
 
     @app.delete("/documents")
@@ -236,17 +240,3 @@ async def _body(request: Request, limit: int, what: str) -> bytes:
         if len(found) > limit:
             raise TooLarge(f"{what} is too large; allowed: {limit:,} bytes or fewer")
     return bytes(found)
-
-
-def _policy(page: str) -> str:
-    """What the page may do: run its own script, use its own style, and ask this server."""
-
-    def hashed(tag: str) -> str:
-        (inside,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
-        return base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
-
-    return (
-        f"default-src 'none'; script-src 'sha256-{hashed('script')}'; "
-        f"style-src 'sha256-{hashed('style')}'; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )

@@ -1,30 +1,39 @@
 """Documents that people have, as paragraphs of text: files of many forms, and folders of them.
 
-Within a paragraph, blanks and line ends are single blanks, and letters of no width are gone.
+Within a paragraph, blanks and line ends are single blanks, and letters of no width are gone. Files
+of strangers are parsed one after the other in a process of their own, which has limits of time and
+memory. It ends with the process that started it, or with a file that takes too much.
 """
 
-import io
+import json
 import os
+import signal
 import stat
+import subprocess
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from fairseq_clusterformer.errors import bad_option
 
-from .forms import Unreadable, form_of
-from .parsing import parse_elsewhere
+from .forms import Parsed, Unreadable, form_of, parse
 from .texts import of_plain, paragraphs
 
-KINDS = (
+ALLOWED = (
     "a file of text, Markdown (.md), HTML (.html), PDF, Word (.docx), Excel (.xlsx), EPUB, RTF, "
-    "e-mail (.eml, .mhtml) or notebook (.ipynb)"
+    "e-mail (.eml, .mhtml) or notebook (.ipynb), or a folder of them"
 )
-ALLOWED = f"{KINDS}, or a folder of them"
+SECONDS = 30.0  # of the processor for a file, and 10 more for each of its megabytes
+MEMORY = 2_000_000_000  # bytes
 _HEAD = 4096  # bytes that say what a file is
 _NAMED = 5  # files in a line about those that are skipped
+
+_lock = threading.Lock()  # one file at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +65,9 @@ def text_source(text: str, name: str) -> Source:
     return Source(name, "", tuple(text for text, _ in found))
 
 
-def read_source(path: Path, encoding: str | None = None, *, main_text: bool = False) -> Source:
+def read_source(
+    path: Path, encoding: str | None = None, *, main_text: bool = False, data: bytes | None = None
+) -> Source:
     """Read a file of any form; see `forms`. Raises UserError: naming the file and what is wrong
     with it.
 
@@ -64,21 +75,12 @@ def read_source(path: Path, encoding: str | None = None, *, main_text: bool = Fa
         encoding: of text and HTML; None: what a byte order mark or the HTML page itself says,
             else UTF-8.
         main_text: of HTML, keep the main text alone, without menus. This needs trafilatura.
+        data: what the file holds; None: it is opened.
     """
     try:
-        return _of_bytes(_opened(path), path, encoding, main_text)
+        return _of_bytes(_opened(path) if data is None else data, path, encoding, main_text)
     except Unreadable as error:
         raise bad_option("--document", path, ALLOWED, str(error)) from None
-
-
-def uploaded_source(
-    data: bytes, name: str, encoding: str | None = None, *, main_text: bool = False
-) -> Source:
-    """A file whose content came by itself; otherwise as :func:`read_source`."""
-    try:
-        return _of_bytes(data, Path(name), encoding, main_text)
-    except Unreadable as error:
-        raise bad_option("document", name, KINDS, str(error)) from None
 
 
 def read_sources(
@@ -170,18 +172,78 @@ def _opened(path: Path, most: int = -1) -> bytes:
 
 
 def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) -> Source:
-    known = False
-    with suppress(LookupError, ValueError):  # unknown, or no name at all
-        known = bool(io.TextIOWrapper(io.BytesIO(), encoding=encoding or "utf-8"))
-    if not known:
-        shown = encoding if encoding.isprintable() else ascii(encoding)
-        raise bad_option("--encoding", shown, "utf-8, latin-1, cp1252 ...")
-    name, stem = (_printable(str(each)) for each in (path, path.stem))
-    title, found = parse_elsewhere(_printable(path.name), data, encoding, main_text)
+    # bytes of a name that are no UTF-8 are spelt out
+    name, stem, last = (
+        str(each).encode(errors="backslashreplace").decode()
+        for each in (path, path.stem, path.name)
+    )
+    title, found = _parsed(last, data, encoding, main_text)
     texts, places = zip(*found, strict=True)
     return Source(name, " ".join(title.split()) or stem, texts, places=places)
 
 
-def _printable(name: str) -> str:
-    """The name of a file, where bytes that are no UTF-8 are spelt out."""
-    return name.encode(errors="backslashreplace").decode()
+def _parsed(name: str, data: bytes, encoding: str | None, main_text: bool) -> Parsed:
+    """As `forms.parse`, in another process. Raises Unreadable: if a file cannot be parsed, or
+    takes more time or memory than it may."""
+    seconds, answer = SECONDS + len(data) / 100_000, b""
+    how = {"name": name, "encoding": encoding, "main_text": main_text}
+    with _lock:
+        worker = _worker(os.getpid())
+        try:
+            with suppress(BrokenPipeError):
+                worker.stdin.write(json.dumps([how, len(data), seconds]).encode() + b"\n" + data)
+                worker.stdin.flush()
+                answer = worker.stdout.readline()
+        finally:
+            if not answer.endswith(b"\n"):
+                _worker.cache_clear()
+                worker.kill()
+                with suppress(BrokenPipeError):
+                    worker.communicate()
+    if not answer.endswith(b"\n"):
+        if worker.returncode == -getattr(signal, "SIGPROF", 0):
+            raise Unreadable(f"takes more than {seconds:.0f} seconds to read")
+        raise Unreadable(f"cannot be read in {MEMORY:,} bytes of memory")
+    title, found = json.loads(answer)
+    if title is None:
+        raise Unreadable(found)
+    return title, found
+
+
+@lru_cache(1)
+def _worker(_owner: int) -> subprocess.Popen:
+    """The process that parses, one for each process that asks."""
+    command = [sys.executable, "-P", "-m", __name__, str(MEMORY)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+
+
+def _serve(memory: int) -> None:
+    """Parse what comes from stdin until it ends."""
+    with suppress(ImportError, ValueError):  # not on every system
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    answers, sys.stdout = sys.stdout.buffer, sys.stderr  # no library prints between the answers
+
+    def limit(seconds: float) -> None:  # of the processor, then a signal ends this process
+        with suppress(AttributeError):
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+
+    for head in sys.stdin.buffer:
+        how, size, seconds = json.loads(head)
+        try:
+            data = sys.stdin.buffer.read(size)
+            limit(max(seconds, 1e-6))
+            answer = parse(data=data, **how)
+        except Unreadable as error:
+            answer = None, str(error)
+        except MemoryError:
+            return  # it may have left a part of the file in the pipe
+        limit(0)
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))

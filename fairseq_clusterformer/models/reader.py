@@ -36,11 +36,11 @@ class ReaderModel(EncoderOnlyModel):
     """What ``--task clusterformer_qa`` trains: an encoder of questions and documents, and heads.
 
     Attributes:
+        windows: of documents that it reads for a question, if no other number is asked for.
         structure: how it is given a document's structure; None: it reads none.
     """
 
-    #: whether it encodes a document before it sees a question
-    encodes_apart = False
+    windows = 10
     structure: Any = None
 
     def max_positions(self) -> None:

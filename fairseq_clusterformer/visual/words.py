@@ -26,7 +26,6 @@ LABELS = {
     "byte": ("characters", "words, as far as read"),
     "piece": ("pieces", "words, as far as read"),
     "word": ("words", "after the one before"),
-    "subword": ("subwords", "whole words"),
 }
 
 
@@ -76,7 +75,7 @@ class ClusteredText:
     """A passage and the clusters that a model puts its tokens into."""
 
     model: str  # one line that says which model this is
-    unit: str  # what a token is: "byte", "piece", "word" or "subword"
+    unit: str  # what a token is: "byte", "piece" or "word"
     tokens: list[str]  # what each token of the passage shows; joined, they are the passage
     row: int  # tokens that the model sees at once; a longer passage is read in parts
     counted: str  # one sentence on the text whose clusters are counted

@@ -3,12 +3,15 @@
 import json
 import math
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
+from fairseq_clusterformer.documents import sentences
 from fairseq_clusterformer.documents.passages import Passages, stems
-from fairseq_clusterformer.documents.sentences import SentenceEncoder
+from fairseq_clusterformer.documents.sentences import FILE, Index, SentenceEncoder
 from fairseq_clusterformer.errors import UserError
 from tests.documents.sections import sections_of
 from tests.models.bert import folder_of
@@ -20,8 +23,10 @@ def test_both_ranks_count(caplog):
     """The first by one of them is read, though the other puts it last; of a section with several
     parts, the most similar one counts."""
     parts = sections_of("Otto rules Ulm.", "All is well.", "A monarch is there.", "Ulm, Ulm, Ulm.")
-    vectors = [torch.eye(3)[rows].half() for rows in ([0], [0], [0, 1], [0])]
-    passages = Passages(parts, vectors, lambda _: torch.tensor([0.1, 0.9, 0.0]))
+    encoder = mock.Mock()
+    encoder.of_sections.return_value = [np.eye(3)[rows] for rows in ([0], [0], [0, 1], [0])]
+    encoder.of_question.return_value = np.array([0.1, 0.9, 0.0])
+    passages = Passages(parts, encoder)
     _, words, likeness = zip(*passages.likeliest("Who rules Ulm?", 9), strict=True)
     assert max(words) == words[0] > words[3] > words[1] == 0
     assert likeness == pytest.approx([0.1, 0.1, 0.9, 0.1], abs=1e-3)
@@ -87,7 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_vectors_are_means_of_states(folder):
     """Alone as with others, of which some are longer; a long text has several."""
-    encoder = SentenceEncoder(folder)
+    encoder = SentenceEncoder(folder, Index(None))
     model = transformers.AutoModel.from_pretrained(folder).eval()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     texts = ["the cat sat", "a", "the cat sat on the mat " * 12]
@@ -96,12 +101,12 @@ def test_vectors_are_means_of_states(folder):
         ids[0, 0], ids[0, -1] = tokenizer.convert_tokens_to_ids(["[CLS]", "[SEP]"])
         expected = model(ids).last_hidden_state[0].mean(0)
     found = encoder.of_sections(sections_of(*texts))
-    torch.testing.assert_close(found[0][0], expected / expected.norm(), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(encoder.of_question(texts[0]), found[0][0], atol=1e-5, rtol=1e-5)
+    assert found[0][0] == pytest.approx((expected / expected.norm()).numpy(), abs=1e-5, rel=1e-5)
+    assert encoder.of_question(texts[0]) == pytest.approx(found[0][0], abs=1e-5, rel=1e-5)
     assert [len(vectors) for vectors in found[:2]] == [1, 1]
     assert len(found[2]) > 1
     for vectors in found:
-        torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors)))
+        assert np.linalg.norm(vectors, axis=1) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +125,64 @@ def test_folders_of_another_form(changes, message, folder, tmp_path):
     config = json.loads((copy / "config.json").read_text()) | changes
     (copy / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=f"--encoder is {copy}: .*{message}"):
-        SentenceEncoder(copy)
+        SentenceEncoder(copy, Index(None))
     (copy / "config.json").unlink()
     with pytest.raises(UserError, match="no config.json can be read"):
-        SentenceEncoder(copy)
+        SentenceEncoder(copy, Index(None))
+
+
+class TestIndex:
+    TEXTS = ("the cat sat", "a mat", "the cat sat on the mat " * 12)
+
+    @pytest.fixture
+    def made(self, monkeypatch) -> list:
+        """Keys of what is written, two at once."""
+        made, put = [], Index.put
+
+        def write(self, values):
+            values = [*values]
+            made.extend(key for key, _ in values)
+            put(self, values)
+
+        monkeypatch.setattr(Index, "put", write)
+        monkeypatch.setattr(sentences, "_AT_ONCE", 2)
+        return made
+
+    def vectors(self, folder: Path, index: Path | None, *texts: str) -> np.ndarray:
+        encoder = SentenceEncoder(folder, Index(index))
+        return np.concatenate(encoder.of_sections(sections_of(*(texts or self.TEXTS))))
+
+    def test_nothing_is_made_twice(self, folder, made, tmp_path):
+        """But what has changed, and for another encoder."""
+        kept = tmp_path / "index"
+        without = self.vectors(folder, None)
+        made.clear()
+        for number in (3, 3, 4):
+            texts = self.TEXTS if number == 3 else ("the mat", *self.TEXTS)
+            assert (self.vectors(folder, kept, *texts)[-len(without) :] == without).all()
+            assert len(made) == len({*made}) == number
+        assert [path.name for path in kept.iterdir()] == [FILE]
+        self.vectors(folder_of("bert", tmp_path / "other", layer_norm_eps=0.1), kept)
+        assert len(made) == len({*made}) == 7
+
+    def test_what_was_made_before_an_end_is_kept(self, folder, made, tmp_path, monkeypatch):
+        """An interruption costs what was not written."""
+        with monkeypatch.context() as patch:
+            write = Index.put
+            patch.setattr(Index, "put", lambda *given: 1 / (not made) and write(*given))
+            with pytest.raises(ZeroDivisionError):
+                self.vectors(folder, tmp_path)
+        assert len(made) == 2
+        self.vectors(folder, tmp_path)
+        assert len(made) == len({*made}) == 3
+
+    def test_what_is_no_index(self, folder, tmp_path):
+        (tmp_path / "letter.txt").write_text("{}" * 4000)
+        with pytest.raises(UserError, match="letter.txt: is a file; allowed: a new or empty fo"):
+            Index(tmp_path / "letter.txt")
+        with pytest.raises(UserError, match="holds letter.txt, and is no index; allowed"):
+            Index(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+        (tmp_path / "letter.txt").rename(tmp_path / FILE)
+        with pytest.raises(UserError, match=r"--index is .*: cannot be used \(file is not a data"):
+            Index(tmp_path)

@@ -1,11 +1,8 @@
-"""Readers of words over long documents: windows, margins, and encodings that are kept."""
+"""Readers of words over long documents: windows, margins, and how sure they must be."""
 
 import json
 import math
 import re
-import sqlite3
-import tracemalloc
-from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,51 +14,21 @@ from fairseq_clusterformer import load
 from fairseq_clusterformer.answers import AnswerLogits, Document, ranked_answers
 from fairseq_clusterformer.checkpoints import bundle
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
-from fairseq_clusterformer.documents import index, sources
+from fairseq_clusterformer.documents import sources
 from fairseq_clusterformer.documents.found import Ranking, SectionRead, Weights, ranked
-from fairseq_clusterformer.documents.passages import Passages
 from fairseq_clusterformer.documents.read import Reader
 from fairseq_clusterformer.documents.sources import Source, text_source
-from fairseq_clusterformer.errors import UserError
 from tests.cli.in_process import train
-from tests.cli.towns import COMMON, NAMES, TOWNS, long_text
+from tests.cli.towns import COMMON, long_text
 from tests.documents.commands import error, run, usage_error
 from tests.documents.sections import section_of
-from xlqa.tests.word_readers import CLOSE, make, ragged
 
-FILLING = "old Otto rules. Ida rules."
 ASKED = "Who rules Bree?"
-
-
-def keys(folder: Path) -> set[bytes]:
-    """What an index has encodings of."""
-    with closing(sqlite3.connect(folder / index.FILE)) as database:
-        return {key for (key,) in database.execute("SELECT key FROM kept")}
 
 
 @pytest.fixture(scope="module")
 def reader(towns_reader: Path) -> Reader:
     return Reader(load_checkpoint(towns_reader), device="cpu")
-
-
-@pytest.mark.parametrize("name", ["bidaf", "qanet"])
-def test_what_was_encoded_before_is_read_as_at_once(name):
-    """With documents of other lengths next to them, and none but their own encodings."""
-    model = make(name, word_matches=True, **({"attention": "full"} if name == "qanet" else {}))
-    question, document, _, lengths = ragged()
-    with torch.no_grad():
-        expected, _ = model(question, document)
-        states = [
-            model.encode(document[row : row + 1, :length])[0] for row, length in enumerate(lengths)
-        ]
-        padded = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
-        found, _ = model(question, document, None, padded)
-        changed, _ = model(question, document, None, -padded)
-    for pair in zip(found, expected, strict=True):
-        assert (pair[0] is None) == (pair[1] is None)
-        if pair[0] is not None:
-            torch.testing.assert_close(*pair, **CLOSE)
-    assert not torch.allclose(changed.type, expected.type)
 
 
 def logits(start: list[float], end: list[float], none: float) -> AnswerLogits:
@@ -278,26 +245,6 @@ class TestWindows:
         assert ranking.found
         assert all(best.margin > other.margin for other in others)
 
-    def test_a_long_document_takes_little_more_memory_than_its_text(self, reader):
-        """Tokens are made when they are read: those of all would take 20 times the text, and its
-        words as strings 12 times, if only for a moment."""
-        words = " ".join(f"{name} rules {town}." for name in NAMES for town in TOWNS)
-        for between in ("\n\n", " "):
-            held, sizes = [], []
-            for number in (50, 150):
-                source = text_source(between.join([words] * number), "x")
-                tracemalloc.start()
-                sections = reader.sections(source, 400)
-                reader._splitter._tokens.cache_clear()  # of the latest texts
-                tracemalloc.reset_peak()
-                assert len(passages := Passages(sections)) > 9
-                held.append(tracemalloc.get_traced_memory())
-                tracemalloc.stop()
-                del passages
-                sizes.append(number * len(words))
-            for few, many, most in zip(*held, (4, 5), strict=True):
-                assert many - few < most * (sizes[1] - sizes[0])
-
     def test_together_as_one_by_one(self, reader, monkeypatch):
         """The order and the number of what is read together change nothing."""
         monkeypatch.setattr(reader, "weights", Weights(words=0.0))
@@ -312,109 +259,8 @@ class TestWindows:
             assert mine.margin == pytest.approx(theirs.margin, abs=0.02)  # states are float16
 
 
-class TestIndex:
-    @pytest.fixture
-    def document(self, tmp_path: Path) -> Path:
-        path = tmp_path / "towns.txt"
-        path.write_text(long_text("Noor"))
-        return path
-
-    def ask(self, towns_reader: Path, folder: Path | None, *documents: Path) -> tuple[list, int]:
-        """The best answers by a reader that is loaded anew, and how many windows it encoded."""
-        reader = Reader(load_checkpoint(towns_reader), index=folder, device="cpu")
-        encoded, encode = [], reader.model.encode
-
-        def count(tokens, mask):
-            encoded.extend(tokens)
-            return encode(tokens, mask)
-
-        reader.model.encode = count
-        sources = [text_source(path.read_text(), str(path)) for path in documents]
-        sections = [part for source in sources for part in reader.sections(source, 60)]
-        found = reader.ask(ASKED, reader.passages(sections), 3)
-        assert len(encoded) <= len(sections)
-        return [(each.text, each.file, each.paragraph, each.margin) for each in found], len(
-            encoded
-        )
-
-    def test_answers_are_equal_with_and_without(self, towns_reader, document, tmp_path):
-        folder = tmp_path / "index"
-        without, encoded = self.ask(towns_reader, None, document)
-        assert encoded  # equal windows once
-        for once in (True, False):
-            found, encoded = self.ask(towns_reader, folder, document)
-            assert found == without
-            assert bool(encoded) is once
-        assert (folder / index.FILE).stat().st_size < 100_000
-        assert {path.name for path in folder.iterdir()} == {index.FILE}
-
-    def test_a_changed_file_is_encoded_anew(self, towns_reader, document, tmp_path):
-        """It alone."""
-        folder, other = tmp_path / "index", tmp_path / "other.txt"
-        other.write_text("Kim 2nd rules Lund.")
-        _, all_windows = self.ask(towns_reader, folder, document, other)
-        document.write_text(long_text("Mary-Ann"))
-        found, encoded = self.ask(towns_reader, folder, document, other)
-        assert found[0][0] == "Mary-Ann"
-        assert 0 < encoded < all_windows
-
-    def test_what_was_encoded_before_an_end_is_kept(
-        self, towns_reader, document, tmp_path, monkeypatch
-    ):
-        """An interruption costs what was not written."""
-        folder = tmp_path / "index"
-        monkeypatch.setattr(index, "_AT_ONCE", 2)
-        write, written = index.Index.put, []
-
-        def stop(self, values):
-            if written:
-                raise KeyboardInterrupt
-            written.append(None)
-            write(self, values)
-
-        monkeypatch.setattr(index.Index, "put", stop)
-        with pytest.raises(KeyboardInterrupt):
-            self.ask(towns_reader, folder, document)
-        monkeypatch.setattr(index.Index, "put", write)
-        before = keys(folder)
-        assert len(before) == 2
-        _, encoded = self.ask(towns_reader, folder, document)
-        assert encoded == len(keys(folder) - before)
-
-    def test_another_model_has_its_own(self, towns_reader, document, tmp_path):
-        folder = tmp_path / "index"
-        self.ask(towns_reader, folder, document)
-        state = torch.load(towns_reader, weights_only=False)
-        state["model"]["encoder.contextual.lstm.bias_hh_l0"] += 0.5
-        torch.save(state, tmp_path / "changed.pt")
-        _, encoded = self.ask(tmp_path / "changed.pt", folder, document)
-        assert encoded
-        assert self.ask(towns_reader, folder, document)[1] == 0
-        assert len({key[:8] for key in keys(folder)}) == 2
-
-    def test_a_damaged_file_is_one_line(self, towns_reader, document, tmp_path):
-        self.ask(towns_reader, tmp_path / "index", document)
-        (tmp_path / "index" / index.FILE).write_bytes(b"{}" * 4000)
-        with pytest.raises(UserError, match=r"--index is .*index: cannot be used \(file is not"):
-            self.ask(towns_reader, tmp_path / "index", document)
-
-    def test_a_folder_of_somebody_else(self, towns_reader, document, tmp_path, capsys):
-        (tmp_path / "mine").mkdir()
-        (tmp_path / "mine" / "letter.txt").touch()
-        line = ["answer", "--checkpoint", towns_reader, "--document", document]
-        line += ["--question", ASKED, "--index"]
-        said = error(capsys, *line, tmp_path / "mine")
-        assert "mine: holds letter.txt, and is no index; allowed: a new or empty folder" in said
-        assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
-        assert ": is a file; allowed" in error(capsys, *line, document)
-        (tmp_path / "empty").mkdir()
-        assert run(*line, tmp_path / "empty") == 0
-        assert capsys.readouterr().out.startswith("1. Noor\n")
-
-
 def test_python_answers_as_the_command_does(towns_reader, tmp_path, monkeypatch, capsys):
-    """The same passages are read; nothing is read or encoded for the next question, until a file
-    changes."""
+    """The same passages are read; no file is read for the next question, until one changes."""
     for number, answer in enumerate(["", "", "Noor"]):
         (tmp_path / f"{number}.txt").write_text(long_text(answer).replace("\n\n", "\n\n" * 9))
     line = ["answer", "--checkpoint", towns_reader, "--document", tmp_path, "--cpu", "--top", 2]
@@ -423,24 +269,19 @@ def test_python_answers_as_the_command_does(towns_reader, tmp_path, monkeypatch,
     shown = re.findall(r"^\d\. (.*)\n   probability ([\d.]+)", said, re.M)
     reader = load(towns_reader, device="cpu")
     reader.windows, reader.window = 3, 60
-    counted = []
-    for name in ("encode", "forward"):
-        monkeypatch.setattr(
-            reader.model, name, counter(name, getattr(reader.model, name), counted)
-        )
+    read, split = [], reader.sections
+    monkeypatch.setattr(reader, "sections", lambda source: read.append(source) or split(source))
     for _ in range(2):
         found = reader.answer(ASKED, tmp_path, top=2)
         assert [each.text for each in found] == [text for text, _ in shown]
         probabilities = [float(probability) for _, probability in shown]  # in three decimals
         assert [each.probability for each in found] == pytest.approx(probabilities, abs=2e-3)
         assert found[0].text == "Noor"
-    assert counted.count("encode") == len(counted) - 2
-    encoded = len(counted)
     assert reader.answer(ASKED, reader.index(tmp_path), top=1)[0].text == "Noor"
-    assert len(counted) == encoded + 1
+    assert len(read) == 3
     (tmp_path / "2.txt").write_text("Ida Brun rules Bree.")
     assert reader.answer(ASKED, tmp_path, top=1)[0].text == "Ida Brun"
-    assert len(counted) > encoded + 2
+    assert len(read) == 6
 
 
 def test_a_text_that_is_the_name_of_a_folder(towns_reader, tmp_path, monkeypatch, caplog):
@@ -451,30 +292,15 @@ def test_a_text_that_is_the_name_of_a_folder(towns_reader, tmp_path, monkeypatch
     assert said.startswith("'letters' is read as a text: give Path('letters') for the file or ")
 
 
-def counter(name: str, function, counted: list):
-    def count(*args):
-        counted.append(name)
-        return function(*args)
-
-    return count
-
-
 def test_a_qanet_with_clusters(towns_data, tmp_path):
-    """It has an index too; the windows that answers are from come with their clusters."""
+    """The windows that answers are from come with their clusters."""
     line = f"{COMMON} --arch qanet_reader --encoder-embed-dim 16 --encoder-ffn-embed-dim 16"
     line += " --encoder-attention-heads 2 --encoder-layers 2 --attention full,kmeans"
     line += " --num-clusters 3 --attention-window 4 --max-update 2 --disable-validation"
     train(towns_data, line, tmp_path)
-    source = text_source(long_text("Noor"), "x")
-    found = []
-    for _ in range(2):
-        loaded = load_checkpoint(tmp_path / "checkpoint_last.pt")
-        reader = Reader(loaded, index=tmp_path / "index", device="cpu")
-        sections = reader.sections(source, 60)
-        found.append(reader.ask(ASKED, reader.passages(sections), 2))
-    assert keys(tmp_path / "index")
-    assert [each.text for each in found[0]] == [each.text for each in found[1]]
-    for answer in found[1]:
+    reader = Reader(load_checkpoint(tmp_path / "checkpoint_last.pt"), device="cpu")
+    sections = reader.sections(text_source(long_text("Noor"), "x"), 60)
+    for answer in reader.ask(ASKED, reader.passages(sections), 2):
         (clusters,) = answer.read.clusters.values()
         assert len(clusters) == len(answer.read.section.tokens)
         assert {0, 1, 2} >= set(clusters.unique().tolist())

@@ -49,8 +49,8 @@ def client(desk: Desk) -> TestClient:
     return TestClient(build_app(desk, "127.0.0.1", LIMIT), base_url="http://127.0.0.1:8000")
 
 
-def upload(client: TestClient, name: str, data: bytes | str, **more: str):
-    return client.put("/documents", content=data, params={"name": name, **more})
+def upload(client: TestClient, name: str, data: bytes | str):
+    return client.put("/documents", content=data, params={"name": name})
 
 
 def refused(response, status: int = 422) -> str:
@@ -125,11 +125,6 @@ class TestDocuments:
     def test_unreadable(self, name, data, message, client):
         assert message in refused(upload(client, name, data))
         assert client.get("/documents").json()["documents"] == []
-
-    def test_an_encoding_is_chosen(self, client):
-        data = "Noor rules Bree. Zo\u00eb rules Ulm.".encode("latin-1")
-        assert upload(client, "a.txt", data, encoding="latin-1").status_code == 200
-        assert "encoding is klingon" in refused(upload(client, "a.txt", data, encoding="klingon"))
 
     def test_limits(self, client, desk, monkeypatch):
         line = refused(upload(client, "big.txt", b"a" * (LIMIT + 1)), 413)
@@ -316,14 +311,16 @@ class TestCommand:
     def test_it_serves(self, towns_reader, tmp_path, served, port, capsys):
         """The documents of the command line, at this computer alone."""
         (tmp_path / "a.txt").write_text(TOWNS)
-        line = ["answer", "--checkpoint", towns_reader, "--document", tmp_path / "a.txt"]
-        assert run(*line, "--serve", "--port", port, "--upload-limit", 1, "--cpu") == 0
+        line = ["answer", "--checkpoint", towns_reader, "--document", tmp_path / "a.txt", "--cpu"]
+        line += ["--serve", "--port", port, "--upload-limit", 1, "--encoding", "latin-1"]
+        assert run(*line) == 0
         assert capsys.readouterr().out == f"Ask at http://127.0.0.1:{port} (Ctrl-C ends it)\n"
         ((app, name),) = served
         assert name == ("127.0.0.1", port)
         client = TestClient(app, base_url=f"http://127.0.0.1:{port}")
         assert client.get("/documents").json()["limit"] == 1_000_000
         assert client.post("/ask", content=ASKED).json()["answers"][0]["text"] == "Noor"
+        assert upload(client, "a", "Zo\u00eb rules Ulm.".encode("latin-1")).status_code == 200
 
     @pytest.mark.parametrize(
         ("host", "answered", "warned"),

@@ -10,7 +10,7 @@ import torch
 from fairseq_clusterformer import load
 from fairseq_clusterformer.answers import ranked_answers
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.documents.sentences import SentenceEncoder
+from fairseq_clusterformer.documents.sentences import Index
 from fairseq_clusterformer.errors import UserError
 from tests.cli.expected import assert_logged
 from tests.cli.in_process import Run, load_model, train, validate
@@ -152,7 +152,7 @@ def test_similar_passages_are_found(tmp_path, capsys, monkeypatch):
     for _ in range(2):
         assert similar.main([*map(str, line), "--cpu", "--top", "9"]) == 0
         found.append(capsys.readouterr().out.splitlines())
-        monkeypatch.setattr(SentenceEncoder, "of_sections", None)
+        monkeypatch.setattr(Index, "put", None)  # nothing is made anew
     assert found[1] == found[0]
     places, passages = found[0][::2], found[0][1::2]
     cosines = [float(re.match(r"\d\. (\d\.\d{3}): ", place)[1]) for place in places]
