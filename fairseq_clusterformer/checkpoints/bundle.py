@@ -42,9 +42,9 @@ ALLOWED = "a checkpoint that fairseq-train wrote, or a bundle"
 # What read_bundle needs of bundle.json.
 _TYPES = {"cfg": dict, "shared": dict, "namespaces": list, "updates": int}
 #: what a model reads from its data folder, whatever its task
-_FILES = ("dict*.txt", "input?/dict.txt", "label/dict.txt", "data.json", "bpe.codes")
-_FILES = (*_FILES, "sentencepiece*.model", "encoder.json", "vocab.bpe", "tokenizer.json")
-_FILES = (*_FILES, CALIBRATION)
+_FILES = ("dict*.txt", "input?/dict.txt", "label/dict.txt", "data.json")
+_FILES += ("tokenizer.json", "tokenizer.target.json", "sentencepiece.model", "encoder.json")
+_FILES += ("vocab.bpe", CALIBRATION)
 #: and what transformers' tokenizer reads, such as the template of a chat
 CHAT_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _SECTIONS = ("model", "task", "criterion", "dataset", "generation", "bpe", "tokenizer")

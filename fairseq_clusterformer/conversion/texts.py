@@ -12,9 +12,9 @@ from typing import Any
 
 from fairseq_clusterformer.checkpoints.bundle import CHAT_FILES
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
-from fairseq_clusterformer.data import RECORD
-from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords, byte_level
-from fairseq_clusterformer.data.text import TARGETS_OWN, VOCABULARIES, TextPipeline
+from fairseq_clusterformer.data import RECORD, TOKENIZER, formats
+from fairseq_clusterformer.data.subwords import Subwords
+from fairseq_clusterformer.data.text import TARGETS_OWN, TextPipeline
 from fairseq_clusterformer.errors import read_json
 
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -66,8 +66,8 @@ def marian_text(folder: Path, data: Path, config: Any) -> list[int]:
     special = [config.pad_token_id, config.eos_token_id, pieces["<unk>"]]
     in_order = sorted((number, piece) for piece, number in pieces.items() if number not in special)
     _write_dictionary(data, (piece for _, piece in in_order))
-    shutil.copyfile(folder / "source.spm", data / VOCABULARIES["sentencepiece"])
-    shutil.copyfile(folder / "target.spm", data / TARGETS_OWN)
+    for name, own in (("source.spm", TOKENIZER), ("target.spm", TARGETS_OWN)):
+        formats.pieces(folder / name).save(str(data / own))
     _write_recipe(folder, data, bpe="sentencepiece", normalize_punctuation=True)
     return [-1, *special, *(number for number, _ in in_order)]
 
@@ -88,7 +88,7 @@ def _tokenizer(folder: Path, data: Path, config: Any) -> Subwords:
         pieces = read_json(folder / "vocab.json")
         lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
         merges = [tuple(line.split()) for line in lines if line and line[:8] != "#version"]
-        made = byte_level(pieces, merges)
+        made = formats.byte_level(pieces, merges)
         special = [name for name in (*_SPECIAL, "<mask>", "<|endoftext|>") if name in pieces]
         made.add_special_tokens(special)
         made.save(str(data / TOKENIZER))
@@ -110,10 +110,8 @@ def _write_dictionary(data: Path, symbols: Iterable[str]) -> None:
 def _write_recipe(folder: Path, data: Path, **how: object) -> None:
     """Name the dictionary of each language, and say how texts become subwords."""
     pipeline = TextPipeline(languages=languages(folder), tokenizer="none", **how)
-    recipe = pipeline.recipe()
-    if (data / TOKENIZER).is_file():
-        recipe["bpe_model"] = TOKENIZER
-    (data / RECORD).write_text(json.dumps({"recipe": recipe}), encoding="utf-8")
+    recipe = {"recipe": pipeline.recipe()}
+    (data / RECORD).write_text(json.dumps(recipe), encoding="utf-8")
     for language in pipeline.languages:
         shutil.copyfile(data / "dict.txt", data / f"dict.{language}.txt")
     (data / "dict.txt").unlink()

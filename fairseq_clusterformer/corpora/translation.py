@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fairseq_clusterformer.data import TOKENIZER
-from fairseq_clusterformer.data.text import VOCABULARIES, TextPipeline
+from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import copy_part, make_folder, make_part
 
@@ -64,7 +64,6 @@ def prepare(
         return {
             "corpus": corpus.name,
             **pipeline.recipe(),
-            "bpe_model": TOKENIZER,
             "bpe_operations": bpe_operations,
             "test_sets": corpus.test_sets,
             "hold_out": corpus.hold_out,
@@ -168,16 +167,15 @@ class _Job:
     def learn(self, tokens: Path, number: int | None, out: Path) -> None:
         """Learn the subwords of both languages together; raises UserError if the texts do not give
         as many."""
-        from fairseq_clusterformer.data.subwords import codes_tokenizer
-        from fairseq_clusterformer.data.tokenizer_json import pieces_tokenizer
+        from fairseq_clusterformer.data import formats
 
         from . import binarize
 
-        texts, model = self.files(tokens, "train"), out / VOCABULARIES[self.pipeline.bpe]
+        texts, model = self.files(tokens, "train"), out / "subwords"
         if self.pipeline.bpe == "sentencepiece":
             how = {"option": "--bpe-operations", "at_most": number is None}
             binarize.train_sentencepiece(texts, number or SUBWORDS, model, **how)
-            tokenizer = pieces_tokenizer(model)
+            tokenizer = formats.pieces(model)
         else:
             from subword_nmt.learn_bpe import learn_bpe
 
@@ -192,7 +190,7 @@ class _Job:
                 open(model, "w", newline="\n") as codes,
             ):
                 learn_bpe(lines, codes, number or SUBWORDS, is_dict=True)
-            tokenizer = codes_tokenizer(model)
+            tokenizer = formats.codes(model)
         (out / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         model.unlink()
 

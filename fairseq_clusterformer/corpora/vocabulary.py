@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fairseq_clusterformer.data import TOKENIZER
 from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import digest
@@ -48,14 +49,11 @@ class Vocabulary:
         train_sentencepiece([text], self.train, out / MODEL, **how)
 
 
-def _files(model: Path) -> list[Path]:
-    from fairseq_clusterformer.data.subwords import GPT2_FILES
-
-    return [model / name for name in GPT2_FILES] if model.is_dir() else [model]
-
-
 def _digests(model: Path) -> dict[str, str]:
-    return {file.name: digest(file) for file in _files(model) if file.is_file()}
+    from fairseq_clusterformer.data.formats import GPT2_FILES
+
+    files = [model / name for name in GPT2_FILES] if model.is_dir() else [model]
+    return {file.name: digest(file) for file in files if file.is_file()}
 
 
 def load_model(path: Path) -> "Subwords":
@@ -69,7 +67,7 @@ def load_model(path: Path) -> "Subwords":
 
 
 def copy_model(vocabulary: Vocabulary, out: Path, *, kind: str = "text", form: str = FORM) -> None:
-    """Copy the model, or its ``tokenizer.json``, and write ``dict.txt``, its own or all symbols.
+    """Write ``dict.txt``, given or of all symbols, and ``tokenizer.json``, or copy GPT-2's files.
 
     Args:
         kind: what the model that learns from the data reads, see `write_tokenizer`.
@@ -77,12 +75,12 @@ def copy_model(vocabulary: Vocabulary, out: Path, *, kind: str = "text", form: s
     """
     from fairseq.data import Dictionary
 
-    from fairseq_clusterformer.data.subwords import MODEL, TOKENIZER
+    from fairseq_clusterformer.data.subwords import MODEL
 
     from .binarize import symbol_dictionary
 
-    given = vocabulary.model
-    model = load_model(given or out / MODEL)
+    given = vocabulary.model or out / MODEL
+    model = load_model(given)
     dictionary = symbol_dictionary(model.symbols)
     if vocabulary.dictionary:
         try:
@@ -91,36 +89,36 @@ def copy_model(vocabulary: Vocabulary, out: Path, *, kind: str = "text", form: s
             raise UserError(str(error)) from None
     # a special token is in no text, and a dictionary may have it by another name
     needed = [symbol for symbol, text in zip(model.symbols, model.bytes, strict=True) if text]
+    allowed = "the dictionary that belongs to the model of subwords"
     if missing := [symbol for symbol in needed if symbol not in dictionary]:
         problem = f"lacks {len(missing):,} of the model's symbols, {missing[0]!r} first"
-        allowed = "the dictionary that belongs to the model of subwords"
         raise bad_option("--dict", vocabulary.dictionary, allowed, problem)
     dictionary.save(str(out / "dict.txt"))
-    for file in _files(given) if given else ():
-        # a tokenizer.json and a model have one name each in a prepared folder
-        name = {".json": TOKENIZER}.get(file.suffix, MODEL) if file == given else file.name
-        shutil.copy(file, out / name)
-    if not (given and (given.is_dir() or given.suffix == ".json")):
-        write_tokenizer(out, dictionary, kind, form)
+    if given.is_dir():
+        for name in _digests(given):
+            shutil.copy(given / name, out / name)
+    elif given.suffix == ".json":
+        shutil.copy(given, out / TOKENIZER)
+    else:
+        if given != out / MODEL:
+            shutil.copy(given, out / MODEL)
+        try:
+            write_tokenizer(out, dictionary, kind, form)
+        except ValueError as error:
+            raise bad_option("--dict", vocabulary.dictionary, allowed, str(error)) from None
+        (out / MODEL).unlink()
 
 
 def write_tokenizer(
     out: Path, dictionary: "Dictionary", kind: str = "text", form: str = FORM
 ) -> None:
-    """Write ``tokenizer.json`` of bytes, of words, or of a sentencepiece model, which it replaces.
-    A model that it cannot say stays.
+    """Write ``tokenizer.json`` of bytes, of words, or of a sentencepiece model.
 
     Args:
         kind: as of :func:`fairseq_clusterformer.data.tokenizer_json.make`.
         form: of Unicode.
     """
-    from fairseq_clusterformer.data.subwords import MODEL, TOKENIZER
     from fairseq_clusterformer.data.tokenizer_json import make
 
-    try:
-        made = make(out, dictionary, kind, unicode=form)
-    except ValueError as error:
-        print(f"{MODEL} is kept without {TOKENIZER}: {error}")
-        return
+    made = make(out, dictionary, kind, unicode=form)
     (out / TOKENIZER).write_text(made.to_str(pretty=True), encoding="utf-8")
-    (out / MODEL).unlink(missing_ok=True)

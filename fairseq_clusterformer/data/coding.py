@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_clusterformer.errors import UserError, reading
 
 from .bytes import byte_symbols
-from .subwords import GPT2_FILES, MODEL, TOKENIZER, Subwords, Words, load
+from .subwords import Subwords, Words, has_subwords, load_prepared
 from .unicode import FORM, composed, form_of
 
 # TokenBlockDataset copies every item that a block touches, so one item of 90M bytes would cost
@@ -71,7 +72,7 @@ class TextCoding:
 
     form = FORM
 
-    def __init__(self, dictionary, model: Subwords | None = None) -> None:
+    def __init__(self, dictionary: Dictionary, model: Subwords | None = None) -> None:
         self.dictionary, self._model = dictionary, model or Words(dictionary)
         self.unit = "word" if self._model.is_of_words else "piece"
         self._lines = not self._model.keeps_lines  # each ends by </s>
@@ -79,9 +80,8 @@ class TextCoding:
         own = dictionary.symbols[: dictionary.nspecial]
         self._bytes = dict(zip(self._model.symbols, self._model.bytes, strict=True))
         self._bytes |= {s: f" {s}".encode() if self.unit == "word" else UNREADABLE for s in own}
-        # Some put a blank before a text.
-        first = self._lines or self._model.texts[self._model.encode("a").ids[0]]
-        self._leads = first is True or first.startswith(" ")
+        # some put a blank before a text
+        self._leads = self._lines or self._model.texts[self._model.encode("a").ids[0]][:1] == " "
 
     @property
     def ends_texts(self) -> bool:
@@ -90,28 +90,24 @@ class TextCoding:
         return self.unit != "byte" and not self._lines
 
     @staticmethod
-    def is_of_bytes(dictionary) -> bool:
+    def is_of_bytes(dictionary: Dictionary) -> bool:
         """Whether a dictionary is of the 256 bytes; a masked language model adds its mask."""
         return dictionary.symbols[dictionary.nspecial :][:256] == byte_symbols()
 
     @staticmethod
-    def from_folder(folder: Path | str, dictionary=None) -> "TextCoding":
+    def from_folder(folder: Path | str, dictionary: Dictionary | None = None) -> "TextCoding":
         """The coding of a prepared folder, or of a bundle, for a dictionary or the folder's own;
         raises UserError if there is none."""
         folder = Path(folder)
         if dictionary is None:
-            from fairseq.data import Dictionary
-
             if not (folder / "dict.txt").is_file():
                 raise UserError(f"{folder} has no dict.txt; allowed: a folder of prepared text")
             dictionary = Dictionary.load(str(folder / "dict.txt"))
         if TextCoding.is_of_bytes(dictionary):
             return ByteCoding(dictionary)
-        models = [folder / name for name in (TOKENIZER, MODEL) if (folder / name).is_file()]
-        if not models and all((folder / name).is_file() for name in GPT2_FILES):
-            models = [folder]
-        with reading(models[0] if models else folder, "a model of subwords"):
-            coding = TextCoding(dictionary, load(models[0]) if models else None)
+        with reading(folder, "a folder with a tokenizer.json"):
+            model = load_prepared(folder) if has_subwords(folder) else None
+            coding = TextCoding(dictionary, model)
         coding.form = form_of(folder)
         return coding
 
@@ -193,7 +189,7 @@ class ByteCoding(TextCoding):
     _lines, _leads = False, False
     _BLOCK = BYTES_PER_ITEM * 256
 
-    def __init__(self, dictionary) -> None:
+    def __init__(self, dictionary: Dictionary) -> None:
         self.dictionary = dictionary
         self._index_of = np.array([dictionary.index(symbol) for symbol in byte_symbols()])
         self._bytes = {symbol: bytes([value]) for value, symbol in enumerate(byte_symbols())}

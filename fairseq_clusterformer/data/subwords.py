@@ -1,35 +1,31 @@
 """Text as subwords, each with the characters that it stands for; answers are spans of both.
 
-A folder says its subwords in ``tokenizer.json``, as the library `tokenizers` writes it. Older
-folders have a sentencepiece model, GPT-2's ``encoder.json`` and ``vocab.bpe`` or the codes of
-subword-nmt. Offsets are characters of the Python string that was given, whatever a model makes of
-it inside.
+A folder says its subwords in ``tokenizer.json``, as the library `tokenizers` writes it, or by
+GPT-2's ``encoder.json`` and ``vocab.bpe``; an older one, by a sentencepiece model. Offsets are
+characters of the Python string that was given, whatever a model makes of it inside.
 """
 
 import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from fairseq_clusterformer.errors import reading
-
-from . import TOKENIZER
-from .bytes import byte_symbols
+from . import TOKENIZER, formats
+from .bytes import byte_symbols, letters_of_bytes
+from .formats import GPT2_FILES
 from .unicode import READ_FORM, form_of, with_places
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
-    from tokenizers import Tokenizer
 
-BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # as sentencepiece writes a byte
-GPT2_FILES = ("encoder.json", "vocab.bpe")
-MODEL = "sentencepiece.model"  # in an older folder
-END = "</w>"  # of a word, in codes of subword-nmt
+MODEL = "sentencepiece.model"  # until it is made a ``tokenizer.json``
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # as sentencepiece writes a byte
 
 #: what stands for fairseq's special symbols: the first that a tokenizer has
 ROLES = {
@@ -77,25 +73,24 @@ class Subwords:
     """A tokenizer of the library `tokenizers`, which reads texts in one form of Unicode.
 
     Its symbols are its tokens; those that stand for fairseq's special symbols have fairseq's
-    names, and those with white space their numbers. What a text writes like a special token is
-    text.
+    names, and those with white space the codes of their letters. What a text writes like a
+    special token is text.
 
     Args:
         tokenizer: as the library has it, or its file; ValueError for a file that is none.
-        symbols: of each id; None: as above.
+        numbers: whether ids are symbols, as in RoBERTa's ``dict.txt``.
 
     Attributes:
         symbols: each id's symbol in a fairseq dictionary.
         bytes: what each id stands for, led by a blank where a word begins; empty of special ones.
         form: of Unicode; see :mod:`~fairseq_clusterformer.data.unicode`.
         first: the special token that it puts in front of a text; None: it puts none.
+        is_of_words: whether each token is a word as a text has it.
     """
 
     form = "none"
 
-    def __init__(self, tokenizer: "Tokenizer | Path", symbols: list[str] | None = None) -> None:
-        from tokenizers import Tokenizer
-
+    def __init__(self, tokenizer: Tokenizer | Path, *, numbers: bool = False) -> None:
         try:
             is_file = isinstance(tokenizer, Path)
             text = tokenizer.read_text(encoding="utf-8") if is_file else tokenizer.to_str()
@@ -103,9 +98,8 @@ class Subwords:
             for token in self.content["added_tokens"]:
                 token["special"] |= token["content"] in ROLES  # a line's end, too
             self.tokenizer = Tokenizer.from_str(json.dumps(self.content))
-            model = self.content["model"]
+            self._model = model = self.content["model"]
             steps = [self.content.get(name) for name in ("pre_tokenizer", "decoder")]
-            is_of_bytes = '"ByteLevel"' in json.dumps(steps)
             self.vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
             size = max(self.vocabulary.values()) + 1
             if size > 2 * len(self.vocabulary) + 100_000:
@@ -120,31 +114,32 @@ class Subwords:
             next(filter(self.vocabulary.__contains__, known), None): ours
             for ours, known in ROLES.items()
         }
+        letters = letters_of_bytes() if '"ByteLevel"' in json.dumps(steps) else {}
         self.symbols, self.bytes = [f"<missing-{i}>" for i in range(size)], [b""] * size
         for token, number in self.vocabulary.items():
             if number not in added:
-                symbol, content = _spelled(token, model, is_of_bytes)
+                symbol, content = _spelled(token, model, letters)
             else:  # a text's own, such as <think>, unless it is special
                 symbol, content = token, b"" if added[number].special else token.encode()
             symbol = roles.get(token, symbol)
-            # white space is in no dictionary
-            self.symbols[number] = symbol if symbol.split() == [symbol] else f"<token-{number}>"
+            if symbol.split() != [symbol]:  # white space is in no dictionary
+                symbol = "".join(f"<U+{ord(letter):04X}>" for letter in symbol)
+            self.symbols[number] = symbol
             self.bytes[number] = b"" if symbol in ROLES else content
         known = {symbol: i for i, symbol in enumerate(self.symbols) if symbol in ROLES}
         self._unknown = known.pop("<unk>", None)
-        self._special = list(known.values())
-        self.symbols = symbols or self.symbols
+        # unigrams have pieces that are written like them
+        hidden = () if self._unknown is None else known.values()
+        self._special = dict.fromkeys(hidden, self._unknown)
+        if numbers:
+            self.symbols = [str(number) for number in range(size)]
         self.first = next(iter(self.tokenizer.encode("").ids), None)
+        self.is_of_words = model["type"] == "WordLevel"
 
     @cached_property
     def texts(self) -> list[str]:
         """What each id stands for, without a letter that it has only a part of."""
         return [piece.decode(errors="ignore") for piece in self.bytes]
-
-    @property
-    def is_of_words(self) -> bool:
-        """Whether each token is a word as a text has it."""
-        return self.content["model"]["type"] == "WordLevel"
 
     @property
     def keeps_lines(self) -> bool:
@@ -169,35 +164,28 @@ class Subwords:
         """The tokens of a text in the form."""
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-        ids = np.array(encoding.ids, np.int32)
-        if self._unknown is not None:  # unigrams have pieces that are written like them
-            ids[np.isin(ids, self._special)] = self._unknown
-        if self.content["model"].get("byte_fallback"):
-            self._part(text, encoding.tokens, spans)
-        return Tokens(ids, spans[:, 0], spans[:, 1])
-
-    def _part(self, text: str, tokens: list[str], spans: np.ndarray) -> None:
-        """Give the bytes of several characters in a row the span of one each."""
-        done = 0
+        done = 0  # the bytes of several characters in a row have the span of one each
         for first in np.flatnonzero(spans[:, 1] - spans[:, 0] > 1):
-            start, end = spans[first]
-            if first < done or not BYTE_PIECE.fullmatch(tokens[first]):
+            if not self._model.get("byte_fallback"):
+                break
+            if first < done or not _BYTE_PIECE.fullmatch(encoding.tokens[first]):
                 continue
-            done = first
+            done, (start, end) = first, spans[first].tolist()
             for place in range(start, end):
                 size = len(text[place].encode())
                 spans[done : done + size] = place, place + 1
                 done += size
+        ids = [self._special.get(i, i) for i in encoding.ids]
+        return Tokens(np.array(ids, np.int32), spans[:, 0], spans[:, 1])
 
     def ids(self, texts: list[str]) -> Iterable[Sequence[int]]:
         """The tokens of each text, which is in the form."""
-        known = dict.fromkeys(self._special, self._unknown) if self._unknown is not None else {}
         for found in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False):
-            yield [known.get(i, i) for i in found.ids] if known else found.ids
+            yield [self._special.get(i, i) for i in found.ids] if self._special else found.ids
 
     def split(self, text: str) -> list[str]:
         """The symbols of a text; those of unknown characters are these characters."""
-        tokens, suffix = self.encode(text), self.content["model"].get("end_of_word_suffix")
+        tokens, suffix = self.encode(text), self._model.get("end_of_word_suffix")
         found = []
         for number, start, end in zip(tokens.ids, tokens.starts, tokens.ends, strict=True):
             symbol = self.symbols[number]
@@ -209,7 +197,7 @@ class Subwords:
 
     def join(self, symbols: Iterable[str]) -> str:
         """The text of some symbols; what is no character becomes U+FFFD."""
-        if self.content["model"].get("end_of_word_suffix"):
+        if self._model.get("end_of_word_suffix"):
             return join_codes(symbols)
         known, unknown = self._bytes_of, self._unknown is not None  # GPT-2 knows all
         found = (known.get(each, each.encode() if unknown else b"") for each in symbols)
@@ -237,145 +225,38 @@ class Words(Subwords):
         return ([number.get(word, unknown) for word in text.split()] for text in texts)
 
 
-class SentencePieceSubwords(Subwords):
-    """A sentencepiece model, or UserError; its symbols are the pieces.
-
-    A model that leaves the text as it is, as ``clusterformer prepare`` trains them, keeps every
-    character in a token. One that normalises drops some blanks.
-    """
-
-    first, is_of_words, keeps_lines = None, False, False
-
-    def __init__(self, model: Path) -> None:
-        from sentencepiece import SentencePieceProcessor
-
-        with reading(model, "a sentencepiece model"):
-            self._model = SentencePieceProcessor()
-            self._model.LoadFromSerializedProto(model.read_bytes())
-        ids = range(self._model.get_piece_size())
-        self.symbols = [self._model.id_to_piece(id_) for id_ in ids]
-        hidden = [self._model.is_control(id_) or self._model.is_unknown(id_) for id_ in ids]
-        self.bytes = [
-            b"" if hide else _of_piece(symbol)
-            for symbol, hide in zip(self.symbols, hidden, strict=True)
-        ]
-
-    def _encode(self, text: str) -> Tokens:
-        mapping = self._model.encode(text, return_type="offset_mapping")
-        spans = np.array(mapping["offsets"], np.int32).reshape(-1, 2)
-        # All bytes of a character but the last have an empty span; so has the mark of the
-        # beginning, which stands for nothing.
-        for i in range(len(spans) - 2, -1, -1):
-            (start, end), following = spans[i], spans[i + 1]
-            if start == end == following[0] and mapping["pieces"][i] != "▁":
-                spans[i] = following
-        return Tokens(np.array(mapping["ids"], np.int32), spans[:, 0], spans[:, 1])
-
-    def ids(self, texts: list[str]) -> list[list[int]]:
-        return self._model.encode(texts, num_threads=1)  # whoever wants more has workers
-
-    def split(self, text: str) -> list[str]:
-        return self._model.encode(text, out_type=str)
-
-    def join(self, symbols: Iterable[str]) -> str:
-        return self._model.decode(list(symbols))
-
-
 def join_codes(symbols: Iterable[str]) -> str:
     """The words of subword-nmt's symbols, which no model is needed for."""
     return (" ".join(symbols) + " ").replace("@@ ", "").strip()
 
 
-def _of_piece(symbol: str) -> bytes:
-    """What a piece of sentencepiece stands for."""
-    if found := BYTE_PIECE.fullmatch(symbol):
-        return bytes.fromhex(found[1])
-    return symbol.replace("\u2581", " ").encode()
-
-
-def _spelled(token: str, model: dict, is_of_bytes: bool) -> tuple[str, bytes]:
+def _spelled(token: str, model: dict, letters: dict[str, int]) -> tuple[str, bytes]:
     """The symbol of a token, and what it stands for, led by a blank where a word begins."""
-    if model.get("end_of_word_suffix") == END:  # codes of subword-nmt
-        whole = token.removesuffix(END)
+    if model.get("end_of_word_suffix") == formats.END:  # codes of subword-nmt
+        whole = token.removesuffix(formats.END)
         return (whole, f"{whole} ".encode()) if whole != token else (f"{token}@@", token.encode())
     if model["type"] in ("WordPiece", "WordLevel"):
         rest = token.removeprefix(model.get("continuing_subword_prefix") or "")
         return token.removeprefix(" "), (f" {token.strip()}" if rest == token else rest).encode()
-    letters = letters_of_bytes()
-    if is_of_bytes and letters.keys() >= set(token):
+    if letters and letters.keys() >= set(token):
         content = bytes(letters[letter] for letter in token)
         return token if model["merges"] else byte_symbols()[content[0]], content
-    return token, _of_piece(token)
-
-
-@cache
-def letters_of_bytes() -> dict[str, int]:
-    """The byte of each letter that stands for one, in byte-level models."""
-    from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
-
-    return {letter: byte for byte, letter in bytes_to_unicode().items()}
-
-
-def gpt2(folder: Path) -> Subwords:
-    """GPT-2's byte pair encoding, of a folder's ``encoder.json`` and ``vocab.bpe``, or UserError.
-    Its symbols are the ids as text, as in RoBERTa's ``dict.txt``."""
-    from tokenizers import models
-
-    with reading(folder, f"a folder with GPT-2's {' and '.join(GPT2_FILES)}"):
-        files = [str(folder / name) for name in GPT2_FILES]
-        vocabulary, merges = models.BPE.read_file(*files)
-        numbers = range(len(vocabulary))
-        if letters_of_bytes().keys() - vocabulary.keys() or {*vocabulary.values()} != {*numbers}:
-            raise ValueError("its pieces are not all bytes and more, each with a number")
-        symbols = [str(i) for i in numbers]
-        return Subwords(byte_level(vocabulary, merges), symbols)
-
-
-def byte_level(
-    vocabulary: dict[str, int], merges: list, *, use_regex: bool = True, **how: str
-) -> "Tokenizer":
-    """Byte pairs as GPT-2 has them, whose letters stand for bytes."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    made = Tokenizer(models.BPE(vocabulary, merges, **how))
-    steps = {"add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(**steps)
-    made.decoder = decoders.ByteLevel()
-    return made
-
-
-def codes_tokenizer(file: Path) -> "Tokenizer":
-    """Byte pairs of the codes of subword-nmt, or UserError; their tokens at a word's end are led
-    by their mark."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    with reading(file, "codes of subword-nmt"):
-        version, *lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
-        if version != "#version: 0.2":
-            raise ValueError(f"its first line is {version!r}")
-        merges = list(dict.fromkeys(tuple(line.split(" ")) for line in lines))
-        letters = sorted({letter for pair in merges for part in pair for letter in _letters(part)})
-        pieces = dict.fromkeys(["<unk>", *letters, *map("".join, merges)])
-        vocabulary = {piece: number for number, piece in enumerate(pieces)}
-        how = {"unk_token": "<unk>", "end_of_word_suffix": END}
-        made = Tokenizer(models.BPE(vocabulary, merges, **how))
-    made.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
-    return made
-
-
-def _letters(part: str) -> list[str]:
-    whole = part.removesuffix(END)
-    return list(whole) if whole == part else [*whole[:-1], whole[-1:] + END]
+    if found := _BYTE_PIECE.fullmatch(token):
+        return token, bytes.fromhex(found[1])
+    return token, token.replace("\u2581", " ").encode()
 
 
 def load(path: Path) -> Subwords:
-    """The model of a folder (GPT-2's files) or a file (``tokenizer.json``, codes of subword-nmt,
-    sentencepiece); ValueError or UserError: neither."""
-    if path.suffix == ".json":
-        return Subwords(path)
-    if path.suffix == ".codes":
-        return Subwords(codes_tokenizer(path))
-    return gpt2(path) if path.is_dir() else SentencePieceSubwords(path)
+    """The model of a folder (GPT-2's files) or a file (``tokenizer.json``, sentencepiece's);
+    ValueError or UserError: neither."""
+    if path.is_dir():
+        return Subwords(formats.gpt2(path), numbers=True)
+    return Subwords(path if path.suffix == ".json" else formats.pieces(path))
+
+
+def has_subwords(folder: Path) -> bool:
+    """Whether a prepared folder says how texts become tokens; else each symbol is a word."""
+    return any((folder / name).is_file() for name in (TOKENIZER, MODEL, GPT2_FILES[0]))
 
 
 def load_prepared(folder: Path, name: str = TOKENIZER) -> Subwords:
@@ -391,7 +272,7 @@ def texts_of(folder: Path, dictionary: "Dictionary") -> list[str]:
     fairseq's own. In a folder without a model of subwords, each symbol is a word."""
     own = dictionary.symbols[dictionary.nspecial :]
     known = {symbol: f" {symbol}" for symbol in own}
-    if any((folder / name).exists() for name in (MODEL, TOKENIZER, GPT2_FILES[0])):
+    if has_subwords(folder):
         pieces = load_prepared(folder)
         known = dict(zip(pieces.symbols, pieces.texts, strict=True))
     return [""] * dictionary.nspecial + [known.get(symbol, "") for symbol in own]

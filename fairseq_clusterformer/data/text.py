@@ -12,20 +12,15 @@ from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.errors import UserError, bad_option, read_json
 
-from . import RECORD
+from . import RECORD, TOKENIZER
 from .unicode import FORM, composed
 
 if TYPE_CHECKING:
     from .subwords import Subwords
 
 TOKENIZERS = ("moses", "none")
-#: how subwords are made, and the file of an older folder that says them, else ``tokenizer.json``
-VOCABULARIES = {
-    "subword_nmt": "bpe.codes",
-    "sentencepiece": "sentencepiece.model",
-    "gpt2": "vocab.bpe",
-}
-TARGETS_OWN = "sentencepiece.target.model"  # where the target's pieces are others, as Marian's
+VOCABULARIES = ("subword_nmt", "sentencepiece", "gpt2")  # how subwords are made
+TARGETS_OWN = "tokenizer.target.json"  # where the target's pieces are others, as Marian's
 
 
 @dataclass(frozen=True)
@@ -38,16 +33,15 @@ class TextPipeline:
     dash_splits: bool = False  # tokenise "a-b" as "a @-@ b"
     escape: bool = False  # write special characters as Moses does: ``&apos;`` for ``'``
     lowercase: bool = False  # after tokenising
-    #: or "sentencepiece", or "gpt2" as BART has it: ``encoder.json`` is in the same folder, and
-    #: each text begins by ``<s>``
+    #: or "sentencepiece", or "gpt2" as BART has it: each text begins by ``<s>``
     bpe: str = "subword_nmt"
-    #: ``tokenizer.json``, or the file of codes or of a model; None until it is learned. The second
-    #: language has a model of its own if there is :data:`TARGETS_OWN` in the same folder.
+    #: ``tokenizer.json``; None until it is learned. The second language has one of its own if
+    #: there is :data:`TARGETS_OWN` in the same folder.
     model: Path | None = None
     unicode: str = FORM  # of every line, see :mod:`~fairseq_clusterformer.data.unicode`
 
     def __post_init__(self) -> None:
-        for name, allowed in (("tokenizer", TOKENIZERS), ("bpe", tuple(VOCABULARIES))):
+        for name, allowed in (("tokenizer", TOKENIZERS), ("bpe", VOCABULARIES)):
             if (value := getattr(self, name)) not in allowed:
                 raise bad_option(name, value, " or ".join(allowed))
 
@@ -61,9 +55,9 @@ class TextPipeline:
             values["languages"] = languages = tuple(values["languages"])
             kinds = {name: type(getattr(cls, name)) for name in values}
             wrong = [name for name, value in values.items() if type(value) is not kinds[name]]
-            if wrong or [*map(type, (*languages, recipe["bpe_model"]))] != [str] * 3:
+            if wrong or [*map(type, languages)] != [str] * 2:
                 raise ValueError(f"{wrong or ['languages']} of other types")
-            return cls(model=folder / Path(recipe["bpe_model"]).name, **values)
+            return cls(model=folder / TOKENIZER, **values)
         except (OSError, ValueError, LookupError, TypeError, UserError) as error:
             allowed = "a folder that `clusterformer prepare translation` made"
             problem = f"no text pipeline in its {RECORD} ({type(error).__name__}: {error})"
@@ -71,9 +65,7 @@ class TextPipeline:
 
     def recipe(self) -> dict:
         """Return the pipeline as ``prepared.json`` stores it; `from_folder` reads it."""
-        recipe = {field.name: getattr(self, field.name) for field in fields(self)}
-        del recipe["model"]
-        return {**recipe, "bpe_model": VOCABULARIES[self.bpe]}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model"}
 
     def tokens(self, line: str, lang: str) -> str:
         """Return the line's tokens joined by blanks, before they are split into subwords."""
@@ -128,14 +120,14 @@ class TextPipeline:
     @cached_property  # a process may need none
     def _models(self) -> "list[Subwords]":
         """Of the first language and of the second."""
-        from .subwords import load
+        from .subwords import Subwords
 
         if self.model is None or not self.model.is_file():
-            raise bad_option("the subword model", self.model, f"{self.bpe}'s", "no such file")
+            allowed = f"the {TOKENIZER} of a prepared folder"
+            raise bad_option("the subword model", self.model, allowed, "no such file")
         own = self.model.with_name(TARGETS_OWN)
-        older = self.model.name == VOCABULARIES["gpt2"]
-        first = load(self.model.parent if older else self.model)
-        return [first, load(own) if own.is_file() else first]
+        first = Subwords(self.model)
+        return [first, Subwords(own) if own.is_file() else first]
 
     def _model_of(self, lang: str | None) -> "Subwords":
         return self._models[lang == self.languages[1]]

@@ -83,9 +83,7 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         "source_dictionary": "dict.source.txt",
         "recipe": RECORD,  # what was done to the text
         "own": "subwords.json",  # the data folder's ``tokenizer.json``, by its own numbers
-        "pieces": subwords.MODEL,  # and of older folders
-        "target_pieces": TARGETS_OWN,
-        "codes": "bpe.codes",
+        "target_own": TARGETS_OWN,
         "encoder": subwords.GPT2_FILES[0],
         "merges": subwords.GPT2_FILES[1],
     }

@@ -138,9 +138,11 @@ def test_an_existing_model(kind, sentences, texts, tmp_path):
         assert "".join(map(read.decode, items)) == TEXT.replace("##\n", "")
     files = [model] if model.is_file() else sorted(model.iterdir())
     assert list(record_of(dest)["recipe"]["subwords"]) == [file.name for file in files]
-    assert [(dest / file.name).read_bytes() for file in files] == [
-        file.read_bytes() for file in files
-    ]
+    if kind == "sentencepiece-model":
+        assert (dest / "tokenizer.json").is_file()
+    else:
+        kept = [(dest / file.name).read_bytes() for file in files]
+        assert kept == [file.read_bytes() for file in files]
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,8 @@ def test_sentencepiece_takes_text_without_tokens(talks, tmp_path):
     options = "--vocabulary sentencepiece --bpe-operations 290"
     assert run(dest, "--source", talks, operations=options) == 0
     recipe = record_of(dest)["recipe"]
-    assert (recipe["bpe"], recipe["bpe_model"]) == ("sentencepiece", "tokenizer.json")
+    assert recipe["bpe"] == "sentencepiece"
+    assert (dest / "tokenizer.json").is_file()
     assert recipe["tokenizer"] == "none"
     assert words_of(dest, "train")[3] == ("der mann 1 geht.", "the man 1 walks.")
     text = TextPipeline.from_folder(dest)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from fairseq_clusterformer.data.subwords import GPT2_FILES
+from fairseq_clusterformer.data.formats import GPT2_FILES
 from tests.data.tokenizers import byte_pairs
 
 TEXTS = [

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fairseq_clusterformer.data import formats
 from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import UserError
 
@@ -23,7 +24,8 @@ LANGUAGES = ("de", "en")
 )
 def test_pipeline_there_and_back(tmp_path, options, lang, line, tokens, back):
     (tmp_path / "bpe.codes").write_text("#version: 0.2\no l\nol d</w>\n")
-    text = TextPipeline(LANGUAGES, model=tmp_path / "bpe.codes", **options)
+    formats.codes(tmp_path / "bpe.codes").save(str(tmp_path / "tokenizer.json"))
+    text = TextPipeline(LANGUAGES, model=tmp_path / "tokenizer.json", **options)
     if options == {"tokenizer": "none"}:
         tokens = "Ein Käse, ja."
     assert text.tokens(line, lang) == tokens
@@ -38,7 +40,7 @@ def test_pipeline_refuses_what_it_cannot_do(tmp_path):
         UserError, match="no text pipeline in its prepared.json .*; allowed: a folder"
     ):
         TextPipeline.from_folder(tmp_path)
-    for record in (1, {"recipe": 1}, {"recipe": {"languages": 1, "bpe_model": "x"}}):
+    for record in (1, {"recipe": 1}, {"recipe": {"languages": 1}}):
         (tmp_path / "prepared.json").write_text(json.dumps(record))
         with pytest.raises(UserError, match="no text pipeline in its prepared.json"):
             TextPipeline.from_folder(tmp_path)

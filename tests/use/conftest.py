@@ -13,6 +13,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from fairseq_clusterformer.checkpoints.bundle import write_bundle
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
+from fairseq_clusterformer.data import formats
 from fairseq_clusterformer.data.text import TextPipeline
 from tests.cli.conftest import (  # noqa: F401  fixtures
     byte_data,
@@ -57,13 +58,14 @@ def translation_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(folder: Path) -> None:
         data = folder / "data"
         (data / "raw").mkdir(parents=True)
-        codes = data / "bpe.codes"
-        pipeline = TextPipeline(languages=("de", "en"), lowercase=True, model=codes)
+        codes, model = folder / "codes", data / "tokenizer.json"
+        pipeline = TextPipeline(languages=("de", "en"), lowercase=True, model=model)
         with open(codes, "w") as file:
             lines = (
                 pipeline.tokens(pair[i], "de en".split()[i]) for pair in PAIRS for i in (0, 1)
             )
             learn_bpe(io.StringIO("\n".join(lines)), file, 40)
+        formats.codes(codes).save(str(model))
         for split, pairs in (("train", PAIRS), ("test", PAIRS[::-1])):
             for side, lang in enumerate(("de", "en")):
                 lines = [pair[side] for pair in pairs]
