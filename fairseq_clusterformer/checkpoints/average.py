@@ -1,6 +1,5 @@
 """The average of several checkpoints' parameters."""
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +11,6 @@ from fairseq_clusterformer.errors import UserError, bad_option
 
 from .bundle import is_bundle, located, read_bundle
 from .load import read_tensors
-
-EPOCH = re.compile(r"checkpoint(\d+)\.pt")
-UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
 
 def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
@@ -31,10 +27,9 @@ def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
     """
     sums: dict[str, Tensor] = {}
     places: dict[str, tuple] = defaultdict(tuple)  # where a tensor lies in each checkpoint
-    newest: dict = {}
-    shapes: dict[str, list[int]] = {}
-    for path in paths:
-        state = _read(located(path))
+    newest, latest, shapes = {}, -1, {}
+    for path in map(located, paths):
+        state = _read(path)
         moving = state.get("extra_state", {}).pop("ema", None)
         if ema and moving is None:
             raise bad_option("--ema", "given", "checkpoints of --store-ema", f"{path} has none")
@@ -56,8 +51,9 @@ def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
                     raise bad_option("--inputs", path, "checkpoints of finite weights", problem)
                 wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
                 sums[name] = sums[name] + wide if name in sums else wide
-        if not newest or _updates(state) >= _updates(newest):
-            newest = state
+        updates = state["optimizer_history"][-1]["num_updates"]
+        if updates >= latest:
+            newest, latest = state, updates
         state["last_optimizer_state"] = None
     means: dict[tuple, Tensor] = {}
     for name, total in sums.items():
@@ -73,23 +69,3 @@ def _read(path: Path) -> dict:
     # what fairseq asks of a checkpoint that --finetune-from-model names
     state["optimizer_history"][-1] |= {"optimizer_name": "", "lr_scheduler_state": {}}
     return state | {"args": None, "extra_state": {}}
-
-
-def _updates(state: dict) -> int:
-    return (state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
-
-
-def latest(folder: Path, count: int, by_update: bool, upper_bound: int | None) -> list[Path]:
-    """Return the `count` latest checkpoints of a folder by epoch or by update, the newest first,
-    up to an upper bound. Raises UserError: if there are fewer."""
-    pattern = UPDATE if by_update else EPOCH
-    matches = ((pattern.fullmatch(path.name), path) for path in folder.iterdir())
-    found = {int(match[1]): path for match, path in matches if match}
-    allowed = [n for n in sorted(found, reverse=True) if upper_bound is None or n <= upper_bound]
-    if len(allowed) < count:
-        option = "--num-update-checkpoints" if by_update else "--num-epoch-checkpoints"
-        there = ", ".join(found[n].name for n in sorted(found)) or "none"
-        bound = "" if upper_bound is None else f" up to --checkpoint-upper-bound {upper_bound}"
-        problem = f"{folder} has {len(allowed)}{bound}"
-        raise bad_option(option, count, f"as many as there are: {there}", problem)
-    return [found[n] for n in allowed[:count]]

@@ -14,7 +14,6 @@ import re
 import shutil
 from argparse import Namespace
 from dataclasses import fields
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -76,7 +75,7 @@ def shipped_for(task: str, what: str) -> str:
     names = shipped(task)
     if len(names) != 1:
         allowed = ", ".join([*names, f"a {what}'s checkpoint or bundle"])
-        problem = f"{len(names) or 'no'} {what}{'s'[: len(names) > 1]} installed with this package"
+        problem = f"{len(names)} are installed with this package"
         raise bad_option("--checkpoint", "not given", allowed, problem)
     return names[0]
 
@@ -108,20 +107,17 @@ def write_bundle(
     calibration: str | None = None,
     force: bool = False,
 ) -> Path:
-    """Write a model and all that it needs into one new folder. Raises UserError: if `out` is there
-    otherwise or cannot be written, or the type of numbers is unknown.
+    """Write a model and all that it needs into one new folder; return `out`. Raises UserError: if
+    `out` is there otherwise or cannot be written, or the type of numbers is unknown.
 
     Args:
         out: the folder; it is complete or not there at all. A bundle with the same content is
             left as it is.
         dtype: of the parameters in the file, one of `DTYPES`; or "int8" of matrices, with a
             factor for each row. Buffers keep their own.
-        card: text of the model's card, in Markdown; None: it has none.
+        card: text of the model's card, in Markdown; None: that of `loaded`, if it has one.
         calibration: of a reader, in JSON; None: the one that it has.
         force: replace a bundle that this program wrote there, and that nobody has changed.
-
-    Returns:
-        `out`.
     """
     out = Path(out)
     if dtype not in (*DTYPES, INT8):
@@ -134,7 +130,9 @@ def write_bundle(
             if dtype != INT8:
                 tensors[name] = tensors[name].to(DTYPES[dtype])
             elif tensors[name].dim() == 2 and tensors[name].numel():
-                tensors[name], tensors[name + SCALE] = _as_int8(tensors[name])
+                scale = tensors[name].float().abs().amax(1) / 127  # of each row
+                whole = (tensors[name] / scale.clamp(min=1e-30).unsqueeze(1)).round()
+                tensors[name], tensors[name + SCALE] = whole.to(torch.int8), scale
         save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
         copy_data(loaded.folder, new)
         sections, namespaces = plain_options(loaded)
@@ -142,31 +140,21 @@ def write_bundle(
             "format": FORMAT,
             "task": sections["task"]["_name"],
             "arch": sections["model"]["_name"],
-            "made by": {
-                "fairseq_clusterformer": __version__,
-                "fairseq-fixed": version("fairseq-fixed"),
-                "torch": torch.__version__,
-                "checkpoint": loaded.path.name,
-            },
+            "made by": {"fairseq_clusterformer": __version__, "checkpoint": loaded.path.name},
             "updates": loaded.updates,
             "dtype": dtype,
             "shared": shared,
             "namespaces": namespaces,
             "cfg": sections,
         }
+        if card is None and (loaded.path / CARD).is_file():
+            card = (loaded.path / CARD).read_text(encoding="utf-8")
         texts = {MARK: json.dumps(record, indent=1) + "\n", CARD: card, CALIBRATION: calibration}
         for name, text in texts.items():
             if text is not None:
                 (new / name).write_text(text, encoding="utf-8")
         shutil.copymode(new / MARK, new / WEIGHTS)  # safetensors makes it the owner's alone
     return out
-
-
-def _as_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers from -127 to 127, int8 [M, N], and the factor of each row, float32 [M]."""
-    scale = matrix.float().abs().amax(1) / 127
-    whole = (matrix / scale.clamp(min=1e-30).unsqueeze(1)).round()
-    return whole.to(torch.int8), scale
 
 
 def _from_int8(weights: dict[str, Tensor]) -> dict[str, Tensor]:

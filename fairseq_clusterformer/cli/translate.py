@@ -3,11 +3,11 @@
   clusterformer translate --checkpoint checkpoint_best.pt "Ein Satz." "Noch einer."
   clusterformer translate --checkpoint BUNDLE --input text.de > text.en
 
-Each line of the input (--input, else stdin) is one sentence and becomes one line of output, or
---nbest lines; empty lines stay empty. Text is tokenised, lower-cased and split into subwords as
-the training data was, and put together again afterwards. If that data was lower-cased, so is the
-translation; --capitalize makes the first letter of each line a capital. All input is read before
-anything is translated: a line longer than the model allows is an error, which names the line.
+Each line of the input (--input, else stdin) is one sentence and becomes one line of output; empty
+lines stay empty. Text is tokenised, lower-cased and split into subwords as the training data was,
+and put together again afterwards. If that data was lower-cased, so is the translation. All input
+is read before anything is translated: a line longer than the model allows is an error, which names
+the line. fairseq-interactive --bpe clusterformer also prints scores and more than one translation.
 """
 
 import argparse
@@ -36,34 +36,19 @@ def load_translator(args: argparse.Namespace):
 
     models = [load_checkpoint(p, data=args.data, task="translation") for p in args.checkpoint]
     translator = Translator(*models, device="cpu" if args.cpu else None)
-    translator.check_languages(args.source_lang, args.target_lang)
+    translator.translate([], source=args.source_lang, target=args.target_lang)
     return translator
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="clusterformer translate", description=__doc__)
-    add = parser.add
-    add("sentences SENTENCE", "default: lines of --input or stdin", nargs="*")
+    parser.add("sentences SENTENCE", "default: lines of --input or stdin", nargs="*")
     add_translator(parser)
-    add("--input FILE", "a sentence per line")
-    add("--batch-size N", "sentences at once", default=32)
-    add("--nbest N", "translations of each line, the best first", default=1)
-    add("--scores", "each line begins with log2 p / length, and a tab")
-    add("--capitalize", "begin each line with a capital letter")
+    parser.add("--input FILE", "a sentence per line")
+    parser.add("--batch-size N", "sentences at once", default=32)
     args = parser.parse_args(arguments)
-    if args.nbest > args.beam:
-        parser.error(f"--nbest is {args.nbest}; allowed: --beam, which is {args.beam}, or less")
     lines = list(input_lines(parser, args.sentences, args.input))
-    translator = load_translator(args)
-    from fairseq_clusterformer.use.translate import capitalize
-
-    found = translator.hypotheses(
-        lines, beam=args.beam, lenpen=args.lenpen, nbest=args.nbest, batch_size=args.batch_size
-    )
-    for hypotheses in found:
-        if not hypotheses:
-            print("\n" * (args.nbest - 1))
-        for each in hypotheses:
-            text = harmless(capitalize(each.text) if args.capitalize else each.text)
-            print(f"{each.score:.4f}\t{text}" if args.scores else text)
+    how = {name: vars(args)[name] for name in ("beam", "lenpen", "batch_size")}
+    for text in load_translator(args).translate(lines, **how):
+        print(harmless(text))
     return 0

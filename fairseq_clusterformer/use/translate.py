@@ -1,10 +1,6 @@
 """Translates text as people write it, by one model of fairseq or an ensemble."""
 
-import math
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import torch
 from fairseq import utils
@@ -19,14 +15,6 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from ..checkpoints.load import Loaded
 from .base import Pretrained, check_numbers
 from .perplexity import leaks_future
-
-
-@dataclass(frozen=True)
-class Translation:
-    """One translation of a text."""
-
-    text: str  # readable; of lower-cased data in lower case
-    score: float  # its log-probability (base 2) divided by its length
 
 
 class Translator(Pretrained):
@@ -55,7 +43,7 @@ class Translator(Pretrained):
             if _vocabularies(other) != _vocabularies(loaded):
                 allowed = f"models of the languages and dictionaries of {loaded.path}"
                 raise bad_option("--checkpoint", other.path, allowed)
-            self.models.append(other.model.to(self.device, options.get("dtype")))
+            self.models.append(Pretrained(other, **options).model)
         for model in self.models:
             model.prepare_for_inference_(loaded.cfg)
 
@@ -79,39 +67,23 @@ class Translator(Pretrained):
             lenpen: scores are divided by the length to this power.
             batch_size: sentences at once.
         """
-        self.check_languages(source, target)
-        options = {"beam": beam, "lenpen": lenpen, "batch_size": batch_size}
-        found = self.hypotheses([texts] if isinstance(texts, str) else texts, **options)
-        best = [each[0].text if each else "" for each in found]
-        return best[0] if isinstance(texts, str) else best
-
-    def check_languages(self, source: str | None, target: str | None) -> None:
-        """Refuse languages that the model does not have."""
         for option, given, own in (("-s", source, self.source), ("-t", target, self.target)):
             if given not in (None, own):
                 raise bad_option(option, given, f"{own}, which the model has")
-
-    def hypotheses(
-        self, lines: Sequence[str], *, nbest: int = 1, **options
-    ) -> list[list[Translation]]:
-        """Return the `nbest` best translations of each line; of an empty line none. Options are
-        those of `translate`. Raises UserError: a line is longer than the model allows."""
+        lines = [texts] if isinstance(texts, str) else list(texts)
         # an empty line may have subwords: a text of BART begins by <s>
         subwords = [self.text.encode(line, self.source) if line.strip() else "" for line in lines]
-        found: list[list[Translation]] = [[] for _ in subwords]
-        if not any(subwords):
-            return found
-        inputs = self.task.get_interactive_tokens_and_lengths(subwords, str)
-        dataset = self.task.build_dataset_for_inference(*inputs)
-        for i, hypotheses in self._search(dataset, **options):
-            if subwords[i]:
-                found[i] = [
-                    Translation(self.text.decode(each, self.target), score)
-                    for each, score in hypotheses[:nbest]
-                ]
-        return found
+        found = [""] * len(lines)
+        if any(subwords):
+            inputs = self.task.get_interactive_tokens_and_lengths(subwords, str)
+            dataset = self.task.build_dataset_for_inference(*inputs)
+            for i, best in self._search(dataset, beam, lenpen, batch_size):
+                found[i] = self.text.decode(best, self.target) if subwords[i] else ""
+        return found[0] if isinstance(texts, str) else found
 
-    def of_split(self, split: str, **options) -> tuple[list[str], list[str]]:
+    def of_split(
+        self, split: str, beam: int, lenpen: float, batch_size: int | None, max_tokens: int
+    ) -> tuple[list[str], list[str]]:
         """Translate a split of the data folder, with options of `translate`, and max_tokens at
         once. Returns the subwords of the best translations and of the references, joined by
         blanks. Raises UserError: there is no such split, or a sentence is longer than the model
@@ -122,22 +94,21 @@ class Translator(Pretrained):
             raise bad_option("--split", split, "one of --data's", str(error)) from None
         dataset = self.task.dataset(split)
         found = [""] * len(dataset)
-        search = self._search(dataset, **options)
-        for i, hypotheses in tqdm(search, total=len(found), unit=" sentences", disable=None):
-            found[i] = hypotheses[0][0]
+        search = self._search(dataset, beam, lenpen, batch_size, max_tokens)
+        for i, best in tqdm(search, total=len(found), unit=" sentences", disable=None):
+            found[i] = best
         symbols = self.task.target_dictionary
         return found, [symbols.string(line, escape_unk=True) for line in dataset.tgt]
 
     def _search(
         self,
         dataset: LanguagePairDataset,
-        *,
-        beam: int = 5,
-        lenpen: float = 1.0,
-        batch_size: int | None = 32,
+        beam: int,
+        lenpen: float,
+        batch_size: int | None,
         max_tokens: int | None = None,
-    ) -> Iterator[tuple[int, list[tuple[str, float]]]]:
-        """Yield each sentence's index, and its hypotheses' subwords and scores."""
+    ) -> Iterator[tuple[int, str]]:
+        """Yield each sentence's index, and the subwords of its best translation."""
         check_numbers(beam=beam, lenpen=lenpen, batch_size=batch_size)
         if any(map(leaks_future, self.models)):
             problem = f"{self.loaded.path} or a model with it has --decoder-cluster-rule "
@@ -147,19 +118,15 @@ class Translator(Pretrained):
         most = utils.resolve_max_positions(*most)[0]
         for i, length in enumerate(dataset.src_sizes):
             if length > most:
-                allowed = f"{most} or fewer, the positions that the model has"
                 problem = f"line {i + 1} has {length} subwords with its end"
-                raise UserError(f"{problem}; allowed: {allowed}")
+                raise UserError(f"{problem}; allowed: {most} or fewer, the model's positions")
         longest = max(map(dataset.num_tokens, range(len(dataset))), default=0)
         if max_tokens is not None and longest > max_tokens:
             problem = "the longest sentence has more"
             raise bad_option("--max-tokens", max_tokens, f"{longest} or more", problem)
         generation = GenerationConfig(beam=beam, lenpen=lenpen)
         generator = self.task.build_generator(self.models, generation)
-        subwords = partial(
-            self.task.target_dictionary.string,
-            extra_symbols_to_ignore=generator.symbols_to_strip_from_output,
-        )
+        unseen = generator.symbols_to_strip_from_output
         batches = self.task.get_batch_iterator(
             dataset,
             max_tokens=max_tokens,
@@ -170,10 +137,9 @@ class Translator(Pretrained):
             ids = batch["id"].tolist()
             batch = utils.apply_to_sample(lambda tensor: tensor.to(self.device), batch)
             results = self.task.inference_step(generator, self.models, batch)
-            for i, hypotheses in zip(ids, results, strict=True):
-                lines = [subwords(each["tokens"].int().cpu()) for each in hypotheses]
-                scores = [float(each["score"]) / math.log(2) for each in hypotheses]
-                yield i, list(zip(lines, scores, strict=True))
+            for i, (best, *_) in zip(ids, results, strict=True):
+                tokens = best["tokens"].int().cpu()
+                yield i, self.task.target_dictionary.string(tokens, extra_symbols_to_ignore=unseen)
 
     @torch.no_grad()
     def _states(self, text: str) -> Tensor:
@@ -189,8 +155,3 @@ def _vocabularies(loaded: Loaded) -> list:
     task = loaded.task
     symbols = [task.source_dictionary.symbols, task.target_dictionary.symbols]
     return [task.cfg.source_lang, task.cfg.target_lang, *symbols]
-
-
-def capitalize(text: str) -> str:
-    """Return the text with a capital first letter, whatever marks stand before it."""
-    return re.sub(r"\w", lambda letter: letter[0].upper(), text, count=1)
