@@ -2,9 +2,8 @@
 
 import logging
 import re
-from bisect import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from tqdm import tqdm
 
 from fairseq_clusterformer.answers import (
     AnswerLogits,
-    Answers,
     mean_logits,
     natural_question,
     ranked_answers,
@@ -36,9 +34,12 @@ logger = logging.getLogger(__name__)
 
 # Corpora with supporting facts; and what the scripts of some read too: triples of entities.
 HOPS = {"hotpotqa": (), "2wiki": ("evidence",), "babi": ()}
+#: a question that may have no answer has none if this is more probable
+NO_ANSWER = 0.5
 QUESTION_WORDS = re.compile(r"\b(who|whom|whose|what|which|when|where|why|how)\b", re.IGNORECASE)
-#: first lengths of the break-down's rows, in words
-QUESTION_LENGTHS, ANSWER_LENGTHS = (1, 6, 9, 12, 16), (1, 2, 3, 5, 10)
+#: the break-down's rows of lengths in words, by the first length of each
+QUESTIONS = {0: "none", 1: "1 to 5", 6: "6 to 8", 9: "9 to 11", 12: "12 to 15", 16: "16 or more"}
+ANSWERS = {0: "none", 1: "1", 2: "2", 3: "3 to 4", 5: "5 to 9", 10: "10 or more"}
 
 
 @dataclass
@@ -63,23 +64,6 @@ class Predictions:
     nll: dict[str, tuple[float, float]] = field(default_factory=dict)
     #: what was not read, see `QuestionDataset.cuts`
     cuts: dict[str, int] = field(default_factory=dict)
-
-    def add(self, data: QAData, number: int, found: Answers, nll: tuple | None) -> None:
-        """Add the answers to a question of the split."""
-        line = data.texts(number)
-        id_ = line["id"]
-        self.questions[id_], self.no_answer[id_] = line["question"], found.no_short
-        self.texts[id_] = found.short[0].text  # the best span, even if none is more likely
-        if self.corpus == "natural-questions":
-            self.natural.append(natural_question(id_, found, line["paragraphs"]))
-        if data[number].answerable is not None:
-            self.gold[id_] = line["texts"]
-            if nll is not None:
-                self.nll[id_] = nll
-        if found.supporting is not None:
-            self.facts[id_] = _facts(data, number, [place for place, _ in found.supporting])
-            if (right := data.outline(number).supporting) is not None:
-                self.gold_facts[id_] = _facts(data, number, right.tolist())
 
     @property
     def some_unanswerable(self) -> bool:
@@ -116,7 +100,9 @@ def predict(
         cpu: do not use an accelerator.
     """
     for other in others:
-        _check_alike(loaded, other)
+        if _form(other) != _form(loaded):
+            allowed = f"readers of one kind, dictionary and structure, such as {loaded.path}"
+            raise bad_option("--checkpoint", other.path, allowed)
     task, is_natural = loaded.task, corpus == "natural-questions"
     device = device_of("cpu" if cpu else None)
     models = [one.model.to(device) for one in (loaded, *others)]
@@ -127,8 +113,7 @@ def predict(
     data, whole = dataset.data, dataset.data.whole
     options = ranking_options(task.cfg) | {"within_long": is_natural}
     batches = task.get_batch_iterator(dataset, max_sentences=batch_size)
-    answered: dict[int, Answers] = {}
-    losses: dict[int, tuple[float, float] | None] = {}
+    answered, losses = {}, {}  # by the question's number
     with tqdm(total=len(whole), unit=" questions", disable=None) as progress, torch.no_grad():
         for batch in batches.next_epoch_itr(shuffle=False):
             batch = utils.apply_to_sample(lambda tensor: tensor.to(device), batch)
@@ -140,21 +125,31 @@ def predict(
                 losses |= zip(numbers, _nll(logits, batch["target"]), strict=True)
             progress.update(len(answered) - progress.n)
     predictions = Predictions(corpus, cuts=dataset.cuts)
-    for number, answers_ in sorted(answered.items()):
-        predictions.add(whole, number, answers_, losses.get(number))
+    for number, found in sorted(answered.items()):
+        line = whole.texts(number)
+        id_ = line["id"]
+        predictions.questions[id_] = line["question"]
+        predictions.no_answer[id_] = found.no_short
+        predictions.texts[id_] = found.short[0].text  # the best span, even if none is likelier
+        if is_natural:
+            predictions.natural.append(natural_question(id_, found, line["paragraphs"]))
+        if whole[number].answerable is not None:
+            predictions.gold[id_] = line["texts"]
+            if losses.get(number) is not None:
+                predictions.nll[id_] = losses[number]
+        if found.supporting is not None:
+            places = [place for place, _ in found.supporting]
+            predictions.facts[id_] = _facts(whole, number, places)
+            if (right := whole.outline(number).supporting) is not None:
+                predictions.gold_facts[id_] = _facts(whole, number, right.tolist())
     return predictions
 
 
-def _check_alike(loaded: Loaded, other: Loaded) -> None:
-    """Raise UserError for a reader that another one's questions and answers do not fit."""
-    given, wanted = (
-        (type(one.model), getattr(one.cfg.model, "shared_softmax", None), one.task.structure)
-        for one in (other, loaded)
-    )
-    same = other.task.source_dictionary == loaded.task.source_dictionary
-    if given != wanted or not same:
-        allowed = f"readers of one kind, dictionary and structure, such as {loaded.path}"
-        raise bad_option("--checkpoint", other.path, allowed)
+def _form(loaded: Loaded) -> tuple:
+    """What two readers share whose questions and answers fit each other."""
+    shared = getattr(loaded.cfg.model, "shared_softmax", None)
+    symbols = loaded.task.source_dictionary.symbols
+    return type(loaded.model), shared, loaded.task.structure, symbols
 
 
 def _nll(logits: AnswerLogits, target: dict[str, Tensor]) -> list[tuple[float, float] | None]:
@@ -177,9 +172,7 @@ def _facts(data: QAData, index: int, sentences: Sequence[int]) -> list[tuple[str
     return [(paragraphs[paragraph][0], number - before) for paragraph, number in places]
 
 
-def score(
-    found: Predictions, *, gold: Sequence[Path] = (), no_answer_threshold: float = 0.5
-) -> dict[str, float]:
+def score(found: Predictions, gold: Sequence[Path] = ()) -> dict[str, float]:
     """Return the scores of the corpus, by their own names; none where the answers are secret.
     Raises UserError: if a file of `gold` is something else, or lacks a question.
 
@@ -188,7 +181,6 @@ def score(
 
     Args:
         gold: Natural Questions' files of the split; none: it gets no scores.
-        no_answer_threshold: a question has no answer if this is more probable, in SQuAD 2.0.
     """
     if found.corpus == "natural-questions":
         return _score_natural(found.natural, gold) if gold else {}
@@ -197,10 +189,10 @@ def score(
     if found.corpus in HOPS:
         scores = hotpotqa.evaluate(found.gold, found.texts, found.gold_facts, found.facts)
     else:
-        scores = _score_texts(found, found.gold, no_answer_threshold)
+        scores = _score_texts(found, found.gold)
     if found.some_unanswerable:
         right = [
-            (found.no_answer[id_] > no_answer_threshold) is not bool(texts)
+            (found.no_answer[id_] > NO_ANSWER) is not bool(texts)
             for id_, texts in found.gold.items()
         ]
         scores["AvNA"] = 100 * sum(right) / len(right)
@@ -209,55 +201,38 @@ def score(
     return scores
 
 
-def _score_texts(found: Predictions, ids: Iterable[str], threshold: float) -> dict[str, float]:
+def _score_texts(found: Predictions, ids: Iterable[str]) -> dict[str, float]:
     """Scores of the short answers to some questions."""
     gold = {id_: found.gold[id_] for id_ in ids}
     if found.some_unanswerable:
-        return answers.evaluate_v2(gold, found.texts, found.no_answer, threshold=threshold)
-    normalise = answers.normalise
-    if found.corpus.startswith("triviaqa"):
-        normalise = answers.normalise_triviaqa
+        return answers.evaluate_v2(gold, found.texts, found.no_answer, threshold=NO_ANSWER)
+    trivia = found.corpus.startswith("triviaqa")
+    normalise = answers.normalise_triviaqa if trivia else answers.normalise
     return answers.evaluate(gold, found.texts, normalise=normalise)
 
 
-def breakdown(
-    found: Predictions, *, no_answer_threshold: float = 0.5
-) -> dict[str, dict[str, dict[str, float]]]:
+def breakdown(found: Predictions) -> dict[str, dict[str, dict[str, float]]]:
     """The number of questions, exact match and F1 in per cent, by the first question word, and by
     the words of the question and of the first accepted answer."""
+
+    def row(text: str, names: Mapping[int, str]) -> tuple[int, str]:
+        first = max(length for length in names if length <= len(text.split()))
+        return first, names[first]
+
     tables: dict[str, dict[tuple[int, str], list[str]]] = defaultdict(lambda: defaultdict(list))
     for id_, texts in found.gold.items():
-        question, answer = found.questions[id_], texts[0] if texts else ""
-        match = QUESTION_WORDS.search(question)
-        rows = {
-            "by question word": (0, match[0].lower() if match else "other"),
-            "by words of the question": _range_of(len(question.split()), QUESTION_LENGTHS),
-            "by words of the answer": _range_of(len(answer.split()), ANSWER_LENGTHS),
-        }
-        for title, row in rows.items():
-            tables[title][row].append(id_)
-
-    def row_of(ids: list[str]) -> dict[str, float]:
-        scores = _score_texts(found, ids, no_answer_threshold)
-        exact = scores.get("exact_match", scores.get("exact"))
-        return {"questions": len(ids), "exact match": exact, "f1": scores["f1"]}
-
-    return {
-        title: {name: row_of(ids) for (_, name), ids in sorted(rows.items())}
-        for title, rows in tables.items()
-    }
-
-
-def _range_of(length: int, firsts: tuple[int, ...]) -> tuple[int, str]:
-    """Which range a length is in, and its name; 0 and "none" below the first."""
-    place = bisect(firsts, length)
-    if place == 0:
-        return 0, "none"
-    first, *following = firsts[place - 1 : place + 1]
-    if not following:
-        return place, f"{first} or more"
-    last = following[0] - 1
-    return place, f"{first} to {last}" if last > first else str(first)
+        word = QUESTION_WORDS.search(question := found.questions[id_])
+        tables["by question word"][0, word[0].lower() if word else "other"].append(id_)
+        tables["by words of the question"][row(question, QUESTIONS)].append(id_)
+        tables["by words of the answer"][row(texts[0] if texts else "", ANSWERS)].append(id_)
+    result: dict[str, dict] = defaultdict(dict)
+    for title, rows in tables.items():
+        for (_, name), ids in sorted(rows.items()):
+            scores = _score_texts(found, ids)
+            exact = scores["exact" if found.some_unanswerable else "exact_match"]
+            numbers = {"questions": len(ids), "exact match": exact, "f1": scores["f1"]}
+            result[title][name] = numbers
+    return result
 
 
 def _score_natural(entries: Sequence[dict], paths: Sequence[Path]) -> dict[str, float]:
@@ -267,11 +242,9 @@ def _score_natural(entries: Sequence[dict], paths: Sequence[Path]) -> dict[str, 
     for path in paths:
         for place, item in json_lines(path, drops):
             try:
-                if not isinstance(item, dict) or not isinstance(item["annotations"], list):
-                    raise ValueError("no list of annotations")
                 labels = [Label.from_json(annotation) for annotation in item["annotations"]]
                 gold[str(item["example_id"])] = labels
-            except (KeyError, ValueError) as error:
+            except (KeyError, TypeError, ValueError) as error:
                 allowed = "Natural Questions' .jsonl"
                 raise bad_option("--gold", path, allowed, f"{place}: {error!r}") from None
     broken = [example for of_reason in drops.examples.values() for example in of_reason]

@@ -1,7 +1,6 @@
-"""Pictures for a README or a paper: of clusters, and of where a reader is right."""
+"""Pictures of clusters for a README or a paper."""
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -104,23 +103,3 @@ def wrapped(tokens: list[str], columns: int) -> Lines:
             if character == "\n":
                 lines.append([])
     return lines if lines[-1] else lines[:-1]
-
-
-def draw_breakdown(tables: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
-    """Bars of exact match and F1, in per cent, for the rows of each table of
-    :func:`~fairseq_clusterformer.use.evaluate.breakdown`, and how many questions they have.
-    """
-    figure = Figure(figsize=(16, 5), dpi=DPI, layout="constrained")
-    for axes, (title, rows) in zip(figure.subplots(1, len(tables)), tables.items(), strict=True):
-        places = range(len(rows))
-        bars = ((-0.2, "exact match", "exact match", "#9fb3c8"), (0.2, "f1", "F1", "#2f6fb3"))
-        for shift, name, label, color in bars:
-            heights = [row[name] for row in rows.values()]
-            axes.bar([at + shift for at in places], heights, 0.4, color=color, label=label)
-        axes.set_title(title, color=INK, loc="left", weight="bold")
-        axes.set(ylim=(0, 100), ylabel="%")
-        numbers = [f"{name}\n{row['questions']:,}" for name, row in rows.items()]
-        axes.set_xticks(places, numbers, color=SOFT, size=8)
-        axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    return figure

@@ -12,7 +12,6 @@ from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.metrics.answers import evaluate, evaluate_v2
 from fairseq_clusterformer.use.evaluate import Predictions, breakdown
-from fairseq_clusterformer.visual.figure import draw_breakdown
 from tests.cli.in_process import QUESTIONS, train, validate
 from tests.cli.qa_data import TYPES, write_questions
 from tests.conftest import sampled
@@ -119,11 +118,6 @@ def test_breakdown(trained, tmp_path, capsys):
         assert f"{name:>43}  {len(ids):9,}" in printed
     assert scores["by words of the question"].keys() == {"1 to 5"}
     assert scores["by question word"].keys() == {"other"}
-    assert (tmp_path / "breakdown.png").read_bytes().startswith(b"\x89PNG")
-    axes = draw_breakdown(tables).axes
-    heights = [bar.get_height() for bar in axes[2].containers[1]]
-    assert heights == pytest.approx([row["f1"] for row in lengths.values()])
-    assert axes[2].get_xticklabels()[1].get_text() == f"1\n{lengths['1']['questions']}"
 
 
 @pytest.mark.parametrize(
@@ -136,10 +130,7 @@ def test_breakdown(trained, tmp_path, capsys):
     ],
 )
 def test_rows_of_the_breakdown(question, word, length):
-    empty = {name: {} for name in ("no_answer", "facts", "gold_facts", "nll")}
-    one = Predictions(
-        "squad1", {"0": "x"}, natural=[], gold={"0": ["x"]}, questions={"0": question}, **empty
-    )
+    one = Predictions("squad1", {"0": "x"}, gold={"0": ["x"]}, questions={"0": question})
     found = breakdown(one)
     assert list(found["by question word"]) == [word]
     assert list(found["by words of the question"]) == [length]
@@ -156,10 +147,6 @@ def test_some_have_no_answer(corpus, trained, tmp_path):
     assert scores["exact"] == scores["HasAns_exact"] == scores["NoAns_exact"] == 100
     assert (scores["total"], scores["NoAns_total"], scores["best_f1"]) == (20, 4, 100)
     assert scores["AvNA"] == 100
-    # as sure as this it never is
-    assert run(trained, corpus, "--out", tmp_path, "--no-answer-threshold", 0.9999999) == 0
-    scores = read(tmp_path, "scores.json")
-    assert (scores["NoAns_exact"], scores["AvNA"]) == (0, 80)
 
 
 def gold_file(folder: Path, path: Path, annotators: int) -> Path:
@@ -257,14 +244,11 @@ def test_several_readers_answer_as_one(answered, tmp_path, capsys):
     [
         ("squad1", ("--split", "dev"), "--split is dev: "),
         ("natural-questions", ("--breakdown",), "--breakdown is given: the data are natural-"),
-        ("squad1", ("--gold", "x"), "--gold is given for squad1; allowed: for natural-questions"),
+        ("squad1", ("--gold", "x"), "--gold is given: the data are squad1; allowed: for natural"),
         ("natural-questions", ("--gold", "no.jsonl"), "--gold is no.jsonl: no such file"),
         ("natural-questions", ("--gold", __file__), "test_evaluate_qa.py: line "),
-        ("squad1", ("--checkpoint", "none.pt"), "--checkpoint is none.pt: no such file"),
-        ("squad1", ("--checkpoint", __file__), "cannot be read"),
         ("squad1", ("--max-answer-length", 0), "--max-answer-length is 0; allowed: 1 or more"),
         ("squad1", ("--max-positions-inference", 1), "--max-positions-inference is 1; allowed"),
-        ("squad1", ("--data", "nowhere"), "--data is nowhere: no such folder"),
     ],
 )
 def test_mistakes(corpus, options, message, trained, tmp_path, capsys):
@@ -272,4 +256,4 @@ def test_mistakes(corpus, options, message, trained, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
     told = capsys.readouterr().err.strip().splitlines()
     assert message in told[-1]
-    assert "allowed" in told[-1] or "is no option" in told[-1] or "no such file" in told[-1]
+    assert "allowed" in told[-1]

@@ -8,8 +8,8 @@ questions have no answer, AvNA: how often the reader is right about whether ther
 cent; and how many documents and questions are cut, or lose answers by that. --out writes
 predictions.json and scores.json, for SQuAD 2.0 and for own questions without answers also
 no_answer.json (--na-prob-file of SQuAD's script; a question whose probability of no answer is
-above --no-answer-threshold has none). Natural Questions is scored with the labels in its own files
-(--gold): all answers are written, with scores that can be compared with a threshold. For HotpotQA,
+above 0.5 has none). Natural Questions is scored with the labels in its own files (--gold): all
+answers are written, with scores that can be compared with a threshold. For HotpotQA,
 2WikiMultihopQA and bAbI, a reader with --supporting-facts (etc_reader) is also scored by the
 sentences that it says support its answers. Several readers answer as one, by the mean of their
 probabilities.
@@ -19,38 +19,31 @@ import json
 from collections.abc import Sequence
 
 from fairseq_clusterformer.data import RECORD
-from fairseq_clusterformer.errors import UserError, bad_option, check_file, read_json, reading
-from fairseq_clusterformer.outputs import whole_file, write_text
+from fairseq_clusterformer.errors import bad_option, check_file, read_json, reading
+from fairseq_clusterformer.outputs import write_text
 from fairseq_clusterformer.ranges import Range
 
 from ..common import Parser, add_force, add_model, check_files, number
 
-#: files in the folder of --out
-WRITTEN = ("predictions.json", "scores.json", "no_answer.json", "breakdown.png")
 #: of the task
 _OPTIONS = "max_positions_inference document_stride max_global_positions max_answer_length".split()
 
 
-def _parser() -> Parser:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="clusterformer evaluate qa", description=__doc__)
     add = parser.add
     add_model(parser, "a reader's, or a bundle", several=True)
     add("--split SPLIT", "of the folder", default="valid")
     add("--out PATH", "the folder for the files")
     add("--gold PATH", "for natural-questions: its files of the split", nargs="+", default=())
-    add("--no-answer-threshold F", "for questions that may have no answer", default=0.5)
-    about = "also exact match and F1 by question word, and by length of question and answer; "
-    add("--breakdown", about + "--out then has a picture of them, breakdown.png")
+    about = "also exact match and F1 by question word, and by length of question and answer"
+    add("--breakdown", about)
     add("--batch-size N", "questions at once", default=8)
     add_force(parser)
     for name in _OPTIONS:
         how = {"type": number(Range(whole=True))}
         add(f"--{name.replace('_', '-')} N", "default: as in training", **how)
-    return parser
-
-
-def main(arguments: Sequence[str]) -> int:
-    args = _parser().parse_args(arguments)
+    args = parser.parse_args(arguments)
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.use.evaluate import breakdown, predict, score
 
@@ -59,33 +52,29 @@ def main(arguments: Sequence[str]) -> int:
     loaded, *others = [load_checkpoint(path, **how) for path in args.checkpoint]
     with reading(loaded.folder / RECORD, "what `clusterformer prepare qa` has written"):
         corpus = read_json(loaded.folder / RECORD)["recipe"]["corpus"]
-    if args.gold and corpus != "natural-questions":
-        raise UserError(f"--gold is given for {corpus}; allowed: for natural-questions")
-    if args.breakdown and corpus == "natural-questions":
-        raise bad_option("--breakdown", "given", "another corpus", f"the data are {corpus}")
+    is_natural = corpus == "natural-questions"
+    for option, given, allowed in (
+        ("--gold", bool(args.gold) and not is_natural, "for natural-questions"),
+        ("--breakdown", args.breakdown and is_natural, "for another corpus"),
+    ):
+        if given:
+            raise bad_option(option, "given", allowed, f"the data are {corpus}")
     for path in args.gold:
         check_file("--gold", path, "files of the split")
     paths = [one.path for one in (loaded, *others)]
     how = {"inputs": [*paths, loaded.folder, *args.gold], "force": args.force}
     if args.out:
-        check_files(args.out, WRITTEN, **how)
+        check_files(args.out, ("predictions.json", "scores.json", "no_answer.json"), **how)
     how_many = {"batch_size": args.batch_size, "cpu": args.cpu}
     found = predict(loaded, args.split, corpus, others=others, **how_many)
-    threshold = args.no_answer_threshold
-    scores = score(found, gold=args.gold, no_answer_threshold=threshold)
+    scores = score(found, args.gold)
     read = {"documents": len(found.texts), **found.cuts}
-    wanted = args.breakdown and found.gold  # which may be secret
-    tables = breakdown(found, no_answer_threshold=threshold) if wanted else {}
+    tables = breakdown(found) if args.breakdown else {}
     if args.out:
         files = {**found.files(), "scores.json": scores | {"read": read} | tables}
         for name, content in files.items():
             text = json.dumps(content, ensure_ascii=False) + "\n"
             write_text("--out", args.out / name, text, makes_folder=True, **how)
-        if tables:
-            from fairseq_clusterformer.visual.figure import draw_breakdown, save
-
-            with whole_file("--out", args.out / "breakdown.png", **how) as path:
-                save(draw_breakdown(tables), path)
     for name, value in (scores | read).items():
         print(f"{name:>43}  {value:.6g}")
     for title, rows in tables.items():
