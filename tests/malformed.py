@@ -62,13 +62,13 @@ COMMANDS = {
         "--temperature --top-k --top-p --seed --num-samples --max-tokens --data --input"
     ),
     "perplexity --checkpoint {model} --cpu --max-blocks 1 --text {text} --tokens-per-sample 8": (
-        "--out --tokens-per-sample --max-blocks --rare --gen-subset --text"
+        "--out --tokens-per-sample --max-blocks --gen-subset --text"
     ),
     "perplexity --data {data} --checkpoint {checkpoint} --cpu --max-blocks 1 --teacher-forced": (
         "--out --tokens-per-sample --gen-subset --max-blocks"
     ),
     "translate --checkpoint {translator} --cpu --beam 1 --input {lines}": (
-        "--beam --lenpen --batch-size --nbest --source-lang --target-lang --input"
+        "--beam --lenpen --batch-size --source-lang --target-lang --input"
     ),
     "answer --cpu --document {files.zip|document.pdf|text.txt|notes.txt.xz|page.html|page.md"
     "|mail.eml|letter.rtf|book.ipynb|book.epub|word.docx} --question Who": (
@@ -76,8 +76,8 @@ COMMANDS = {
     ),
     "answer --cpu --document {documents} --question Who": "--html --index --encoding --document",
     "draw --checkpoint {model} --text {lines} --out out": "--out --layer --text --question",
-    "bundle {checkpoint} out --data {data}": "--card --dtype --max-words --word-vectors",
-    "export {model} out --to transformers": "--card --dtype --to",
+    "bundle {checkpoint} out --data {data}": "--dtype --max-words --word-vectors",
+    "export {model} out --to transformers": "--dtype --to",
     "export {gpt2|roberta|marian|bart|exported} out --to fairseq": "--dtype --to",
     "average --inputs {checkpoint} {checkpoint} --output out.pt": "--output",
     "convert {dense} out --data {data} --updates 0 --near-window 4 --far-window 4 --clusters 2": (

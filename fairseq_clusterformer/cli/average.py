@@ -1,6 +1,6 @@
 """Average the parameters of several fairseq checkpoints into one.
 
-  clusterformer average --inputs $(ls -v checkpoints/checkpoint[0-9]*.pt | tail -5) --output best.pt
+  clusterformer average --inputs $(ls -v saved/checkpoint[0-9]*.pt | tail -5) --output average.pt
 
 Everything but the parameters and the floating-point buffers is the newest checkpoint's: its
 configuration and whole numbers. --ema takes the moving average that fairseq-train --store-ema

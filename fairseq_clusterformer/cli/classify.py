@@ -16,9 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from fairseq_clusterformer.errors import UserError
 
-from .common import Parser, add_model, harmless, input_lines
-
-Texts = tuple[str, ...]  # one text, or the two of a pair
+from .common import Parser, add_model, harmless, input_lines, load_model
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,12 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--batch-size N", "texts at once", default=32)
     args = parser.parse_args(arguments)
     lines = input_lines(parser, args.texts, args.input)
-
-    from fairseq_clusterformer.checkpoints.load import load_checkpoint
-    from fairseq_clusterformer.use.classify import Classifier
-
-    loaded = load_checkpoint(args.checkpoint, data=args.data, task="clusterformer_sentence")
-    classifier = Classifier(loaded, device="cpu" if args.cpu else None)
+    classifier = load_model(args, "clusterformer_sentence")
     typed = not args.texts and not args.input and sys.stdin.isatty()
     rows = _rows(args.texts, lines, 1 + classifier.is_pair)
     cut = 0
@@ -60,11 +53,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _rows(texts: Sequence[str], lines: Iterator[str], width: int) -> Iterator[Texts]:
+def _rows(texts: Sequence[str], lines: Iterator[str], width: int) -> Iterator[tuple[str, ...]]:
     """Yield what is to be labelled: the texts of the command line if any, else lines."""
     if len(texts) % width:
-        allowed = "two per pair, as the model was trained on pairs"
-        raise UserError(f"TEXT: there are {len(texts)}; allowed: {allowed}")
+        raise UserError(f"TEXT: there are {len(texts)}; allowed: two per pair")
     if texts:
         yield from zip(*[lines] * width, strict=True)
     for number, line in enumerate(lines, 1):

@@ -83,6 +83,15 @@ def add_model(parser: Parser, whose: str, *, several: bool = False, required: bo
     add(parser, "--cpu", "do not use an accelerator")
 
 
+def load_model(args: argparse.Namespace, task: str, **overrides: object):
+    """The model of :func:`add_model`'s options; `overrides` of the task's, None: as trained."""
+    from fairseq_clusterformer.use.base import load
+
+    how = {name: value for name, value in overrides.items() if value is not None}
+    how |= {"data": args.data, "device": "cpu" if args.cpu else None}
+    return load(args.checkpoint, task=task, option="--checkpoint", **how)
+
+
 def add_places(parser: Parser) -> None:
     """Add the options that say where a model's data and a plug-in of the user's own are."""
     add(parser, "--data FOLDER", "of the training (default: as the checkpoint says)", type=str)
@@ -123,17 +132,12 @@ def check_encoder(folder: Path | None) -> None:
 def check_files(folder: Path, names: Sequence[str], **how) -> None:
     """Raise UserError if one of the files must not, or cannot, be written into the folder of
     ``--out``; `how` as :func:`~fairseq_clusterformer.outputs.check_output` takes it."""
-    allowed = "a folder to write to"
-    try:
-        if folder.exists() and not folder.is_dir():
-            raise bad_option("--out", folder, allowed, "it is a file")
-        nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-            raise bad_option("--out", folder, allowed, f"{nearest} cannot be written to")
-    except OSError as error:
-        raise bad_option("--out", folder, allowed, error.strerror) from None
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        problem = f"{nearest} cannot be written to"
+        raise bad_option("--out", folder, "a folder to write to", problem)
     for name in names:
-        check_output("--out", folder / name, makes_folder=True, **how)
+        check_output("--out", folder / name, **how | {"makes_folder": True})
 
 
 def input_lines(parser: Parser, given: Sequence[str], path: Path | None) -> Iterator[str]:
@@ -169,12 +173,10 @@ def number(limits: Range) -> Callable[[str], float]:
             value = int(text) if limits.whole else float(text)
         except ValueError:
             value = math.nan
-        if value != value or limits.forbids(value):
+        if math.isnan(value) or limits.forbids(value):
             kind = "a whole number" if limits.whole else "a finite number"
-            allowed = limits.allowed(value)
-            if allowed != kind:
-                allowed = f"{kind.replace(' finite', '')}, {allowed}"
-            raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}")
+            allowed = dict.fromkeys((kind, limits.allowed(value)))
+            raise argparse.ArgumentTypeError(f"is {text}; allowed: {', '.join(allowed)}")
         return value
 
     return read
@@ -234,24 +236,17 @@ def prepare_folder(options: dict) -> int:
     return 0
 
 
-def add_output(parser: Parser, replaced: str) -> None:
-    """Add the options of commands that write a model into a folder OUT: what --force replaces,
-    such as "a bundle", and others."""
+def add_output(parser: Parser) -> None:
+    """Add the options of commands that write a model into a folder OUT."""
+    add(parser, "out OUT", "the folder to make")
     about = "of the weights in the file; float32 changes no output; int8, of bundles alone: a "
     about += "quarter of it, with a factor for each row of a matrix"
     dtypes = ("float32", "float16", "bfloat16", "int8")
     add(parser, "--dtype", about, choices=dtypes, default="float32")
-    about = "a Markdown file that says what the model is, of what data, and how good"
-    add(parser, "--card FILE", about)
-    add(parser, "--force", f"replace {replaced}, nothing else")
+    add(parser, "--force", "replace what this command wrote, nothing else")
 
 
-def read_card(path: Path | None) -> str | None:
-    """The text of --card, or None where none was given."""
-    return path and "".join(f"{line}\n" for line in read_lines(path, "--card"))
-
-
-def megabytes(folder: Path) -> str:
-    """The size of all files of a folder, such as "3.3 MB"."""
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return f"{size / 1e6:.1f} MB"
+def print_size(args: argparse.Namespace) -> None:
+    """Say what a command has made in OUT."""
+    size = sum(file.stat().st_size for file in args.out.rglob("*") if file.is_file())
+    print(f"{args.out}: {size / 1e6:.1f} MB in {args.dtype}")

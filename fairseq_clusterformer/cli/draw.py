@@ -10,10 +10,10 @@ The checkpoint's task decides what is drawn into the folder drawn:
   there is none, as in a bundle, over the passage.
 - reader of the architecture clusterformer_reader: clusters.png and clusters.html of a document.
 
-The picture shows one layer (--layer, counted from 0), the page all layers that cluster.
+The picture shows one layer (--layer, counted from 0), the page all layers that cluster. Centroids
+in a file are drawn by `python -m examples.clustering draw`.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,39 +27,20 @@ from .common import Parser, add_force, add_places, check_files, inputs_of, numbe
 def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="clusterformer draw", description=__doc__)
     add = parser.add
-    add("--checkpoint PATH", "of a language model or a reader; a bundle", type=str)
+    add("--checkpoint PATH", "of a language model or a reader; a bundle", type=str, required=True)
     about = "the passage for a language model; the document for a reader"
-    parser.add_argument("--text", "--document", type=Path, metavar="FILE", help=about)
+    how = {"type": Path, "metavar": "FILE", "required": True}
+    parser.add_argument("--text", "--document", help=about, **how)
     add("--question TEXT", "for a reader, which reads the document for a question")
     add("--out FOLDER", "folder for the files", required=True)
     add_force(parser)
     add_places(parser)
     about = "to draw, from 0 (default: that which divides the text most evenly)"
     add("--layer N", about, type=number(Range(whole=True)))
-    add("--centroids FILE", "moved: python -m examples.clustering draw")
     args = parser.parse_args(arguments)
-    if args.centroids is not None:
-        moved = "python -m examples.clustering draw FILE --out PNG, in the repository"
-        raise bad_option("--centroids", args.centroids, moved, "it has moved")
-    for name in ("checkpoint", "text"):
-        if getattr(args, name) is None:
-            parser.error(f"--{name} is missing; allowed: a path")
-    how = {"inputs": inputs_of(args, args.text), "force": args.force}
+    how = {"inputs": inputs_of(args, args.text), "force": args.force, "makes_folder": True}
     picture, html = (args.out / name for name in ("clusters.png", "clusters.html"))
     check_files(args.out, (picture.name, html.name), **how)
-    from fairseq_clusterformer.visual.figure import save
-
-    figure, what, page = _clusters(args)
-    how["makes_folder"] = True
-    with whole_file("--out", picture, **how) as new:
-        save(figure, new)
-    write_text("--out", html, page, **how)
-    print(f"{picture} ({what}) and {html}")
-    return 0
-
-
-def _clusters(args: argparse.Namespace) -> tuple:
-    """Matplotlib's figure of one layer, this layer's name, and the page of all layers."""
     from fairseq.models import FairseqLanguageModel
 
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
@@ -81,4 +62,8 @@ def _clusters(args: argparse.Namespace) -> tuple:
         allowed = "a language model, or a reader of the architecture clusterformer_reader"
         raise bad_option("--checkpoint", args.checkpoint, allowed, what)
     layer = text.most_spread(args.layer)
-    return figure.draw_passage(text, layer), layer.name, pages.cluster_page(text, layer)
+    with whole_file("--out", picture, **how) as new:
+        figure.save(figure.draw_passage(text, layer), new)
+    write_text("--out", html, pages.cluster_page(text, layer), **how)
+    print(f"{picture} ({layer.name}) and {html}")
+    return 0

@@ -11,27 +11,24 @@ of GPT-2, BERT, RoBERTa, Marian, BART, Llama, Mistral, Qwen2 or Qwen3.
 
 from collections.abc import Sequence
 
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import check_output
 
-from .common import Parser, add_output, add_places, inputs_of, megabytes, read_card
+from .common import Parser, add_output, add_places, inputs_of, print_size
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="clusterformer export", description=__doc__)
     about = "of fairseq, a bundle, or with --to fairseq a folder of transformers"
     parser.add("checkpoint CHECKPOINT", about)
-    parser.add("out OUT", "the folder to make")
+    add_output(parser)
     parser.add("--to", "what OUT is for", choices=("transformers", "fairseq"), required=True)
     add_places(parser)
-    add_output(parser, "what this command wrote")
     args = parser.parse_args(arguments)
-    if args.to == "fairseq" and (args.card or args.data):
-        parser.error("--card and --data are for --to transformers; allowed: without them")
-    card = read_card(args.card)
+    if args.to == "fairseq" and args.data:
+        raise bad_option("--data", args.data, "none with --to fairseq")
     how = {"dtype": args.dtype, "force": args.force}
-    done = args.out.is_dir() and any(args.out.iterdir()) and not args.force
-    check_output("OUT", args.out, folder=True, inputs=inputs_of(args, args.card), force=True)
+    check_output("OUT", args.out, folder=True, inputs=inputs_of(args), force=True)
     if args.to == "fairseq":
         from fairseq_clusterformer.conversion import as_bundle
 
@@ -44,10 +41,9 @@ def main(arguments: Sequence[str]) -> int:
         from fairseq_clusterformer.checkpoints.load import load_checkpoint
         from fairseq_clusterformer.use import CLASSES
 
-        loaded = load_checkpoint(
-            args.checkpoint, data=args.data, task=list(CLASSES), option="CHECKPOINT"
+        places = {"data": args.data, "option": "CHECKPOINT"}
+        folder.export(
+            load_checkpoint(args.checkpoint, task=list(CLASSES), **places), args.out, **how
         )
-        folder.export(loaded, args.out, card=card, **how)
-    what = f": for {args.to}, {megabytes(args.out)} in {args.dtype}"
-    print(f"{args.out}{' is already done' if done else what}")
+    print_size(args)
     return 0

@@ -94,14 +94,12 @@ def export(
     out: Path | str,
     *,
     dtype: str = "float32",
-    card: str | None = None,
     force: bool = False,
 ) -> Path:
     """Write a model as a folder that ``from_pretrained`` of the Auto classes reads; return `out`.
     Raises UserError for a model of another kind, or if `out` cannot be written.
 
     Args:
-        card: text of the model's card, in Markdown; None: the bundle's, if it is one.
         out, dtype, force: as of :func:`~fairseq_clusterformer.checkpoints.bundle.write_bundle`.
     """
     out = Path(out)
@@ -132,7 +130,7 @@ def export(
             generation(loaded, config, new).save_pretrained(new)
         save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
         needs = _NEEDS if is_exported(new) else ""
-        (new / README).write_text(_card(loaded, config, card, needs), encoding="utf-8")
+        (new / README).write_text(_card(loaded, config, needs), encoding="utf-8")
         shutil.copymode(new / CONFIG, new / WEIGHTS)  # safetensors makes it the owner's alone
     return out
 
@@ -280,12 +278,12 @@ def slow_tokenizer(folder: Path, config: ClusterformerConfig) -> ClusterformerTo
     return ClusterformerTokenizer(**files, languages=config.languages)
 
 
-def _card(loaded: Loaded, config: ClusterformerConfig, card: str | None, needs: str) -> str:
+def _card(loaded: Loaded, config: ClusterformerConfig, needs: str) -> str:
     """``README.md``: front matter for the hub, the card, and how to use the model, with the line
     of Python that it ``needs`` first."""
-    if card is None and (loaded.path / CARD).is_file():
+    if (loaded.path / CARD).is_file():
         card = (loaded.path / CARD).read_text(encoding="utf-8")
-    if card is None:  # what the checkpoint itself says
+    else:  # what the checkpoint itself says
         parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
         facts = [f"Architecture: `{config.architecture}`, {parameters:,} parameters"]
         facts += [f"Updates: {loaded.updates:,}", f"Made by: fairseq_clusterformer {__version__}"]

@@ -13,16 +13,12 @@ from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
-from fairseq_clusterformer.ranges import LENGTH_PENALTY, Range
+from fairseq_clusterformer.ranges import OF_USE
 
 from ..checkpoints.load import Loaded, load_checkpoint
 from . import CLASSES
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_COUNT = Range(at_least=1, whole=True)
-#: of the numbers that several methods take
-RANGES = dict.fromkeys(("beam", "batch_size", "max_tokens", "top_k", "num_samples"), _COUNT)
-RANGES |= {"lenpen": LENGTH_PENALTY, "temperature": Range(0), "top_p": Range(above=0, at_most=1)}
 ABILITIES = ("generate", "perplexity", "translate", "answer", "classify", "encode")
 
 
@@ -31,20 +27,10 @@ class Unable(UserError, AttributeError):
 
 
 class Pretrained:
-    """A model on its device.
+    """A model on its device; `device` and `dtype` as of `fairseq_clusterformer.load`."""
 
-    Args:
-        loaded: by `load_checkpoint`.
-        device: None: a GPU if there is one.
-        dtype: of the parameters, or its name; None: float32.
-
-    Attributes:
-        kind: what it is, for people.
-        abilities: names of the methods that it has.
-    """
-
-    kind: ClassVar[str]
-    abilities: ClassVar[tuple[str, ...]]
+    kind: ClassVar[str]  # what it is, for people
+    abilities: ClassVar[tuple[str, ...]]  # names of the methods that it has
 
     def __init__(
         self,
@@ -100,10 +86,8 @@ class MaskedLanguageModel(Pretrained):
     @torch.no_grad()
     def _states(self, text: str) -> Tensor:
         tokens = framed(self.coding.encode(text), self.coding.dictionary, 1 << 30)
-        most = self.model.max_positions()
-        if len(tokens) > most:
-            shown = repr(text if len(text) <= 60 else f"{text[:60]}...")
-            raise bad_option("text", shown, f"{most} or fewer", f"has {len(tokens)} tokens")
+        if len(tokens) > (most := self.model.max_positions()):
+            raise bad_option("text", repr(text)[:60], f"{most}", f"it has {len(tokens)} tokens")
         tokens = tokens[None].to(self.device)
         if isinstance(self.model, EncoderOnlyModel):
             return self.model.encoded(tokens)[0][0]
@@ -111,10 +95,10 @@ class MaskedLanguageModel(Pretrained):
 
 
 def check_numbers(**given: float | None) -> None:
-    """Refuse numbers outside of `RANGES`; None is not given. Raises UserError."""
+    """Refuse numbers outside of `OF_USE`; None is not given. Raises UserError."""
     for name, value in given.items():
-        if RANGES[name].forbids(value):
-            raise bad_option(name, value, RANGES[name].allowed(value))
+        if OF_USE[name].forbids(value):
+            raise bad_option(name, value, OF_USE[name].allowed(value))
 
 
 def device_of(device: torch.device | str | None) -> torch.device:
@@ -142,8 +126,10 @@ def load(
     device: torch.device | str | None = None,
     dtype: torch.dtype | str | None = None,
     data: Path | str | None = None,
+    **how: object,
 ) -> Pretrained:
-    """Load a checkpoint or a bundle; see `fairseq_clusterformer.load`."""
-    loaded = load_checkpoint(path, data=data, task=list(CLASSES), option="path")
+    """Load a checkpoint or a bundle; see `fairseq_clusterformer.load`. What else is given is for
+    `load_checkpoint`."""
+    loaded = load_checkpoint(path, data=data, **{"task": list(CLASSES), "option": "path"} | how)
     module, _, name = CLASSES[loaded.cfg.task._name].partition(":")
     return getattr(import_module(module), name)(loaded, device=device, dtype=dtype)

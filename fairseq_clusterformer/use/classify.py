@@ -1,9 +1,8 @@
 """Label texts and pairs of texts with a trained classifier."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,10 +36,6 @@ class Classifier(Pretrained):
     """Labels texts, or pairs of texts. Raises UserError: if the data folder does not say how its
     texts became words.
 
-    Args:
-        loaded: a checkpoint of the task ``clusterformer_sentence``, or a bundle.
-        options: see `Pretrained`.
-
     Attributes:
         labels: in the order of the model's outputs.
         is_pair: whether it labels pairs of texts.
@@ -51,14 +46,25 @@ class Classifier(Pretrained):
 
     def __init__(self, loaded: Loaded, **options) -> None:
         super().__init__(loaded, **options)
-        self._task = loaded.task
         if not loaded.task.classes:
             problem = "its labels are numbers (--regression-target)"
             raise bad_option("--checkpoint", loaded.folder, "a classifier of labels", problem)
         self.labels: list[str] = loaded.task.classes
         self.is_pair: bool = loaded.task.is_pair
-        self._words = _word_splitter(loaded.folder)
+        folder = loaded.folder
+        try:
+            model = Subwords(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else None
+            match read_json(folder / RECORD):
+                case {"tokenised": bool(kind), "settings": {"max_length": int() | None as most}}:
+                    how = {"tokenised": kind, "max_length": most, "model": model}
+                case _:
+                    raise ValueError("it does not say how texts became words")
+        except (OSError, ValueError) as error:
+            allowed = "a folder that `clusterformer prepare classification` of this version made"
+            raise bad_option("--data", folder, allowed, f"{RECORD}: {error!r}") from None
+        self._words = partial(split_words, **how)
 
+    @torch.no_grad()
     def classify(
         self, texts: Text | Sequence[Text], *, batch_size: int = 32
     ) -> Classification | list[Classification]:
@@ -72,42 +78,36 @@ class Classifier(Pretrained):
         if isinstance(texts, str | tuple):
             return self.classify([texts])[0]
         check_numbers(batch_size=batch_size)
-        texts, result = list(texts), []
-        for first in range(0, len(texts), batch_size):
-            result += self._classify(texts[first : first + batch_size])
-        return result
-
-    @torch.no_grad()
-    def _classify(self, texts: Sequence[Text]) -> Iterator[Classification]:
-        rows = [(text,) if isinstance(text, str) else text for text in texts]
-        width, task = 1 + self.is_pair, self._task
+        rows, task, result = (
+            [(t,) if isinstance(t, str) else t for t in texts],
+            self.loaded.task,
+            [],
+        )
         for row in rows:
-            if len(row) != width:
+            if len(row) != 1 + self.is_pair:
                 wanted = "two texts, as it was trained on pairs" if self.is_pair else "one text"
                 raise UserError(f"the model gets {len(row)} texts, {row!r}; allowed: {wanted}")
-        words = [[self._words(text) for text in row] for row in rows]
-        sides, index = [], task.dictionary.index
-        for side in zip(*words, strict=True):
-            ids = [torch.tensor([*map(index, of_text)]).long() for of_text, _ in side]
-            sides.append(ListDataset(ids, np.array([*map(len, ids)])))
-        dataset = SentenceDataset(
-            sides,
-            torch.zeros(len(rows), dtype=torch.int64),
-            task.dictionary,
-            pair_form=task.cfg.pair_form,
-            max_positions=task.cfg.max_positions,
-        )
-        batch = dataset.collater([dataset[number] for number in range(len(dataset))])
-        inputs = utils.apply_to_sample(lambda tensor: tensor.to(self.device), batch["net_input"])
-        output = self.model(**inputs)
-        probabilities = self.model.get_normalized_probs(output, log_probs=False).cpu()
-        order = probabilities.argsort(dim=1, descending=True, stable=True)
-        cut = dataset.full_sizes > dataset.sizes
-        for number, (row, places) in enumerate(zip(probabilities, order, strict=True)):
-            found = {self.labels[place]: float(row[place]) for place in places.tolist()}
-            label = next(iter(found))
-            is_cut = bool(cut[number]) or any(was_cut for _, was_cut in words[number])
-            yield Classification(label, found[label], found, is_cut)
+        for first in range(0, len(rows), batch_size):
+            words = [[self._words(text) for text in row] for row in rows[first:][:batch_size]]
+            sides = []
+            for side in zip(*words, strict=True):
+                ids = [torch.tensor([*map(task.dictionary.index, of)]).long() for of, _ in side]
+                sides.append(ListDataset(ids, np.array([*map(len, ids)])))
+            how = {"pair_form": task.cfg.pair_form, "max_positions": task.cfg.max_positions}
+            none = torch.zeros(len(words), dtype=torch.int64)
+            dataset = SentenceDataset(sides, none, task.dictionary, **how)
+            batch = dataset.collater([dataset[number] for number in range(len(dataset))])
+            inputs = utils.apply_to_sample(lambda x: x.to(self.device), batch["net_input"])
+            output = self.model(**inputs)
+            probabilities = self.model.get_normalized_probs(output, log_probs=False).cpu()
+            order = probabilities.argsort(dim=1, descending=True, stable=True)
+            cut = dataset.full_sizes > dataset.sizes
+            for of, row, places, is_cut in zip(words, probabilities, order, cut, strict=True):
+                found = {self.labels[place]: float(row[place]) for place in places.tolist()}
+                label = next(iter(found))
+                is_cut = bool(is_cut) or any(was_cut for _, was_cut in of)
+                result.append(Classification(label, found[label], found, is_cut))
+        return result
 
     def _states(self, text: Text) -> Tensor:
         """Of a pair: the tokens of both texts, one after the other."""
@@ -117,17 +117,3 @@ class Classifier(Pretrained):
         ):
             self.classify(text)
         return torch.cat(found)
-
-
-def _word_splitter(folder: Path) -> Callable[[str], tuple[list[str], bool]]:
-    """The function that made words of the texts of a data folder, by the folder's record."""
-    try:
-        model = Subwords(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else None
-        record = read_json(folder / RECORD)
-        match record:
-            case {"tokenised": bool(kind), "settings": {"max_length": int() | None as most}}:
-                return partial(split_words, tokenised=kind, max_length=most, model=model)
-        raise ValueError("it does not say how texts became words")
-    except (OSError, ValueError) as error:
-        allowed = "a folder that `clusterformer prepare classification` of this version has made"
-        raise bad_option("--data", folder, allowed, f"{RECORD}: {error!r}") from None

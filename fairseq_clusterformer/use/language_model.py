@@ -1,7 +1,6 @@
 """A language model that writes: text in, text out, a token per step."""
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import chain
 
 import torch
@@ -66,9 +65,8 @@ class LanguageModel(Pretrained):
         self._check(len(given), max_tokens)
         generator = torch.Generator()
         generator.seed() if seed is None else generator.manual_seed(seed)
-        how = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        pick = partial(draw, generator=generator, **how)
-        rows = self._tokens(given, max_tokens, num_samples or 1, pick)
+        how = (generator, temperature, top_k, top_p)
+        rows = self._tokens(given, max_tokens, num_samples or 1, *how)
         after = int(given[-1])
         if stream:
             return chain([prompt], self.coding.stream(map(int, rows), after))
@@ -98,15 +96,15 @@ class LanguageModel(Pretrained):
             raise bad_option("max_tokens", more, allowed, problem)
 
     @torch.no_grad()
-    def _tokens(self, given: Tensor, more: int, rows: int, pick) -> Iterator[Tensor]:
-        """Yield the tokens that follow `given` [N] in each row, int64 [rows], `more` times."""
+    def _tokens(self, given: Tensor, more: int, rows: int, *how) -> Iterator[Tensor]:
+        """Yield the tokens that follow `given` [N] in each row, int64 [rows], `more` times, drawn
+        as `draw` does."""
         decoder, state = self.model.decoder, {}
         tokens = torch.empty(rows, len(given) + more, dtype=torch.int64, device=self.device)
         tokens[:, : len(given)] = given.to(self.device)
-        special = set(range(self.dictionary.nspecial))
-        if self.coding.unit != "byte":
-            special.remove(self.dictionary.eos())  # the end of a line
-        forbidden = torch.tensor(sorted(special))
+        forbidden = torch.arange(self.dictionary.nspecial)
+        if self.coding.unit != "byte":  # whose </s> ends no line
+            forbidden = forbidden[forbidden != self.dictionary.eos()]
         first = len(given) if getattr(decoder, "reads_prompts", False) else 1
         for end in range(first, len(given) + more):
             # all rows read the same until the first token is drawn
@@ -122,7 +120,7 @@ class LanguageModel(Pretrained):
                 log_probs = log_probs.expand(rows, -1)
                 same = torch.zeros(rows, dtype=torch.int64, device=self.device)
                 decoder.reorder_incremental_state_scripting(state, same)
-            token = pick(log_probs)
+            token = draw(log_probs, *how)
             tokens[:, end] = token.to(self.device)
             yield token
 

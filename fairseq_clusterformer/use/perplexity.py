@@ -5,8 +5,8 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from itertools import islice
+from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,6 @@ from fairseq.data import MonolingualDataset
 from fairseq.dataclass.utils import overwrite_args_by_name
 from torch import Tensor, nn
 
-from fairseq_clusterformer.attention.kinds.xl import XL
 from fairseq_clusterformer.attention.past import tensors
 from fairseq_clusterformer.corpora.binarize import write_dataset
 from fairseq_clusterformer.data.coding import TextCoding
@@ -38,16 +37,6 @@ def leaks_future(model: nn.Module) -> bool:
     return isinstance(decoder, ClusterformerDecoder) and decoder.leaks_future
 
 
-def remember(model: nn.Module, memory: int) -> None:
-    """Give heads of kind ``xl`` a memory of so many tokens, in place: Transformer-XL (Dai et al.
-    2019) is evaluated with a longer one. Raises UserError: a model without such heads."""
-    heads = [module for module in model.modules() if isinstance(module, XL)]
-    if not heads:
-        raise bad_option("--memory", memory, "for a model with heads of kind xl", "it has none")
-    for module in heads:
-        module.take(replace(module.options, memory=memory))
-
-
 def begin_of(task: Mapping[str, object], coding: TextCoding, *, empty: bool = False) -> Tensor:
     """What stands in front of a text by the training's options, int64 [N]: ``<s>`` where it had
     --add-bos-token, and ``</s>``, which among bytes is rare, so that only an `empty` text of bytes
@@ -62,10 +51,7 @@ def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
     """Yield the blocks of a split of the data folder, as ``fairseq-eval-lm`` scores them. Raises
     UserError: if there is no such split, or nothing in it."""
     if not (loaded.folder / f"{split}.idx").is_file():
-        there = sorted(path.stem for path in loaded.folder.glob("*.idx"))
-        if not there:
-            allowed = "a prepared folder, or --text FILE"
-            raise bad_option("--data", loaded.folder, allowed, "it has no split")
+        there = sorted(path.stem for path in loaded.folder.glob("*.idx")) or ["--text FILE"]
         raise bad_option("--gen-subset", split, ", ".join(there), f"not in {loaded.folder}")
     loaded.task.load_dataset(split)
     if not len(loaded.task.dataset(split)):
@@ -130,7 +116,7 @@ def compare(
 ) -> dict[str, float]:
     """Score each block on its own, in one pass and step by step. Returns bits per token,
     perplexities, and the largest difference of a log-probability between these two; of a stream
-    also the bytes that are kept. Raises UserError: see `Stream`.
+    also the bytes that are kept. Raises UserError: see `stream_of`.
 
     A model whose later tokens change earlier outputs cannot work step by step. It reads every
     prefix anew instead.
@@ -138,14 +124,17 @@ def compare(
     Args:
         model: a language model of fairseq, in evaluation mode.
         stepwise: whether to go step by step as well, which takes longer.
-        streamed: whether to read the blocks also as one text, by `Stream`.
+        streamed: whether to read the blocks also as one text, see `stream_of`.
         most: how many blocks to score; None: all.
         breakdown: is given each block, and what one pass found.
     """
     device = next(model.parameters()).device
-    stream = Stream(model) if streamed else None
-    ways = {"teacher-forced": in_one_pass, **({"stepwise": step_by_step} if stepwise else {})}
-    ways |= {"streamed": stream} if streamed else {}
+    ways = {"teacher-forced": in_one_pass}
+    if stepwise:
+        ways["stepwise"] = step_by_step
+    if streamed:
+        state = stream_of(model)
+        ways["streamed"] = partial(_streamed, state=state)
     sums, tokens, largest = dict.fromkeys(ways, 0.0), 0, 0.0
     for source, target in _batches(islice(blocks, most)):
         source, target = source.to(device), target.to(device)
@@ -153,8 +142,9 @@ def compare(
         for name, log_probs in found.items():
             sums[name] -= log_probs.double().sum().item()
         one_pass = found["teacher-forced"]
-        difference = (found["stepwise"] - one_pass).abs().max().item() if stepwise else 0.0
-        largest, tokens = max(largest, difference), tokens + target.numel()
+        if stepwise:
+            largest = max(largest, (found["stepwise"] - one_pass).abs().max().item())
+        tokens += target.numel()
         if breakdown is not None:
             for block in zip(source, target, one_pass, strict=True):
                 breakdown.add(*block)
@@ -162,52 +152,16 @@ def compare(
     result = {"tokens": tokens, **{f"{name} bits": value for name, value in bits.items()}}
     result |= {f"{name} perplexity": 2**value for name, value in bits.items()}
     result |= {"largest difference of a log-probability": largest} if stepwise else {}
-    return result | ({"bytes kept": stream.kept()} if streamed else {})
-
-
-class Stream:
-    """Scores blocks that follow each other, each behind what the layers keep of those before: as
-    Transformer-XL (Dai et al. 2019) is evaluated. What is kept is bounded, except for the kind
-    ``full``. Raises UserError: a model of fairseq's own, one that leaks, or with learned
-    positions."""
-
-    def __init__(self, model: nn.Module) -> None:
-        decoder, problem = model.decoder, ""
-        if not isinstance(decoder, ClusterformerDecoder):
-            problem = "it keeps every token"
-        elif decoder.leaks_future:
-            problem = "later tokens change its earlier outputs"
-        elif isinstance(decoder.embed_positions, nn.Embedding):
-            problem = f"it has {decoder.max_positions()} positions, which were learned"
-        if problem:
-            allowed = "a clusterformer_lm that is causal, with no learned positions"
-            raise bad_option("--stream", type(model).__name__, allowed, problem)
-        self.state = DecoderState()
-
-    def __call__(self, model: nn.Module, tokens: Tensor, target: Tensor) -> Tensor:
-        """Log-probabilities of the targets [B, N], whose rows follow each other."""
-        rows = []
-        for row, of_row in zip(tokens[:, None], target[:, None], strict=True):
-            features = decode(model.decoder, row, self.state)
-            rows.append(_of_targets(model, (model.decoder.output_layer(features), None), of_row))
-        return torch.cat(rows)
-
-    def kept(self) -> int:
-        """Bytes of the state."""
-        return sum(t.numel() * t.element_size() for t in tensors(self.state.state))
+    if streamed:
+        result["bytes kept"] = sum(t.numel() * t.element_size() for t in tensors(state.state))
+    return result
 
 
 def _batches(blocks: Iterable[Block]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield neighbours of one length together, [B, M] and [B, N]."""
-    rows: list[Block] = []
-    for block in blocks:
-        length = len(block[0])
-        if rows and (len(rows[0][0]) != length or (len(rows) + 1) * length > TOKENS_AT_ONCE):
-            yield tuple(map(torch.stack, zip(*rows, strict=True)))
-            rows = []
-        rows.append(block)
-    if rows:
-        yield tuple(map(torch.stack, zip(*rows, strict=True)))
+    for length, rows in groupby(blocks, lambda block: len(block[0])):
+        while some := [*islice(rows, max(1, TOKENS_AT_ONCE // length))]:
+            yield tuple(map(torch.stack, zip(*some, strict=True)))
 
 
 def in_one_pass(model: nn.Module, tokens: Tensor, target: Tensor) -> Tensor:
@@ -230,3 +184,30 @@ def step_by_step(model: nn.Module, tokens: Tensor, target: Tensor) -> Tensor:
         if t >= before:
             columns.append(_of_targets(model, out, target[:, t - before, None]))
     return torch.cat(columns, dim=1)
+
+
+def stream_of(model: nn.Module) -> DecoderState:
+    """The state behind which blocks that follow each other are scored, each behind what the layers
+    keep of those before: as Transformer-XL (Dai et al. 2019) is evaluated. What is kept is
+    bounded, except for the kind ``full``. Raises UserError: a model of fairseq's own, one that
+    leaks, or with learned positions."""
+    decoder, problem = model.decoder, ""
+    if not isinstance(decoder, ClusterformerDecoder):
+        problem = "it keeps every token"
+    elif decoder.leaks_future:
+        problem = "later tokens change its earlier outputs"
+    elif isinstance(decoder.embed_positions, nn.Embedding):
+        problem = f"it has {decoder.max_positions()} positions, which were learned"
+    if problem:
+        allowed = "a clusterformer_lm that is causal, with no learned positions"
+        raise bad_option("--stream", type(model).__name__, allowed, problem)
+    return DecoderState()
+
+
+def _streamed(model: nn.Module, tokens: Tensor, target: Tensor, state: DecoderState) -> Tensor:
+    """Log-probabilities of the targets [B, N], whose rows follow each other."""
+    rows = []
+    for row, of_row in zip(tokens[:, None], target[:, None], strict=True):
+        features = decode(model.decoder, row, state)
+        rows.append(_of_targets(model, (model.decoder.output_layer(features), None), of_row))
+    return torch.cat(rows)

@@ -131,7 +131,7 @@ def test_int8(checkpoint, tmp_path):
 def test_command(checkpoint, tmp_path, capsys):
     out = tmp_path / "new" / "bundle"
     assert run("bundle", checkpoint, out) == 0
-    assert f"{out}: ClusterformerLanguageModel" in capsys.readouterr().out
+    assert f"{out}: 0.1 MB in float32" in capsys.readouterr().out
     assert [path.name for path in out.parent.iterdir()] == ["bundle"]
     (out / "README.md").write_text("mine")
     for more in ([], ["--force"]):
@@ -150,14 +150,12 @@ def test_command(checkpoint, tmp_path, capsys):
 
 def test_a_bundle_of_a_bundle_keeps_its_card(lm_bundle, tmp_path, capsys):
     """It never takes the place of the other."""
-    out, own = tmp_path / "out", tmp_path / "card.md"
-    own.write_text("# Mine\n")
-    assert run("bundle", lm_bundle, out, "--card", own) == 0
+    out = shutil.copytree(lm_bundle, tmp_path / "out")
+    (out / "MODEL_CARD.md").write_text("# Mine\n")
     line = error(capsys, "bundle", out, out, "--dtype", "float16", "--force")
     assert "it is one of the inputs" in line
     assert run("bundle", out, tmp_path / "again") == 0
-    for folder in (out, tmp_path / "again"):
-        assert (folder / "MODEL_CARD.md").read_text() == "# Mine\n"
+    assert (tmp_path / "again" / "MODEL_CARD.md").read_text() == "# Mine\n"
 
 
 @pytest.mark.parametrize(

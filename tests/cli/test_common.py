@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    check_files,
-    harmless,
-    read_card,
-    read_lines,
-)
+from fairseq_clusterformer.cli.common import Parser, check_files, harmless, read_lines
 from fairseq_clusterformer.cli.main import main, program
 from fairseq_clusterformer.errors import UserError
 
@@ -25,11 +19,9 @@ def test_outputs_are_checked_before_anything_is_computed(tmp_path):
     (tmp_path / "file").write_text("mine")
     for place, names, said in (
         ("", ["clusters.html", "clusters.png"], r"clusters\.png: it exists"),
-        ("file", ["scores.json"], "file: it is a file; allowed: a folder"),
         ("file/out", ["scores.json"], "file cannot be written to; allowed: a folder to write"),
-        (300 * "x", ["scores.json"], "name too long; allowed: a folder to write"),
     ):
-        with pytest.raises(UserError, match=f"(?i)--out is .*{said}"):
+        with pytest.raises(UserError, match=f"--out is .*{said}"):
             check_files(tmp_path / place, names)
     check_files(tmp_path, ["clusters.html"])
     check_files(tmp_path / "new", ["scores.json"])
@@ -173,8 +165,6 @@ def test_a_device_is_no_input(capsys):
     """It may never end."""
     with pytest.raises(UserError, match="--input is /dev/zero: it is a device; allowed: a file"):
         next(read_lines(Path("/dev/zero"), "--input"))
-    with pytest.raises(UserError, match="--card is /dev/zero: it is a device; allowed: a file"):
-        read_card(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from fairseq.data import Dictionary
 
 from fairseq_clusterformer.data.bytes import byte_symbols
 from fairseq_clusterformer.data.coding import ByteCoding, TextCoding
-from fairseq_clusterformer.use.breakdown import Breakdown, repeated_identifiers
+from fairseq_clusterformer.use.breakdown import Breakdown
 
 
 def dictionary(symbols: list[str]) -> Dictionary:
@@ -38,7 +38,7 @@ def test_bytes():
         {"from": 0, "to": 64, "tokens": 8, "bits": pytest.approx(13.25)},
         {"from": 64, "to": 128, "tokens": 8, "bits": pytest.approx(10.25)},
     ]
-    known = Breakdown(coding, [coding.encode("omega omega"), coding.encode("omega")], rare=2)
+    known = Breakdown(coding, [coding.encode("omega omega")] * 11)
     known.add(target.roll(1), target, -bits)
     assert known.result()["bits on repeats by distance"] == []
 
@@ -57,7 +57,7 @@ def test_words_repeat_in_pairs(front):
     coding = TextCoding(dictionary(["a", "b", "c"]))
     a, b, c = (coding.dictionary.index(word) for word in "abc")
     source, target = torch.tensor([a, b, c, a, b, c]), torch.tensor([b, c, a, b, c, c])
-    breakdown = Breakdown(coding, [torch.tensor([b, c, b, c])], rare=1)
+    breakdown = Breakdown(coding, [torch.tensor([b, c] * 21)])
     source = torch.cat([torch.tensor(front, dtype=torch.int64), source])
     breakdown.add(source, target, torch.arange(6) * -math.log(2))
     (found,) = breakdown.result()["bits on repeats by distance"]
@@ -78,4 +78,5 @@ def test_identifiers_against_plain_loops():
             before[word] = begin
             begin += len(word) + 1
             expected.append(0)
-        assert repeated_identifiers(text, {}, 0) == expected[:-1]
+        found = Breakdown(ByteCoding(dictionary(byte_symbols()))).repeated_identifiers(text)
+        assert found == expected[:-1]

@@ -133,9 +133,8 @@ def test_mistakes(checkpoint, translation_model, tmp_path, capsys):
     assert "No such file" in error(capsys, *model, "--input", tmp_path / "absent")
     words = ["generate", "--checkpoint", translation_model, "a"]
     assert "of the task translation" in error(capsys, *words)
-    for option, value in ("--temperature", "x"), ("--top-p", "1.1"), ("--input", "file"):
-        assert f"{option} is {value}" in usage_error(capsys, *model, "a", option, value)
-    assert f"--seed is {2**64}; allowed: " in error(capsys, *model, "a", "--seed", 2**64)
+    assert "--input is file" in usage_error(capsys, *model, "a", "--input", "file")
+    assert f"seed is {2**64}; allowed: " in error(capsys, *model, "a", "--seed", 2**64)
     language = fairseq_clusterformer.load(checkpoint, device="cpu")
     with pytest.raises(UserError, match="temperature is inf; allowed: 0 or more"):
         language.generate("a", temperature=float("inf"))
