@@ -123,11 +123,14 @@ def test_what_stdout_does_not_take(text, stdout, error):
     [
         (["answer", "--document", "x", "--question", "y", "--html", ""], "--html is empty"),
         (["generate", "--checkpoint", "x", "--data", ""], "--data is empty"),
-        (["generate", "--checkpoint", "x", "--temperature", "1e400"], "allowed: a number, 0 or"),
+        (
+            ["generate", "--checkpoint", "x", "--temperature", "1e400"],
+            "allowed: a finite number, 0 or",
+        ),
         (["generate", "--checkpoint", "x", "--top-k", "-1"], "allowed: a whole number, 1 or mo"),
         (["translate", "--checkpoint", "x", "--lenpen", "1000"], "-10 or more, up to 10"),
         (["translate", "--checkpoint", "x", "--beam", 30 * "9"], "up to 2147483647"),
-        (["convert", "x", "y", "--lr", "inf"], "--lr is inf; allowed: a number, above 0"),
+        (["convert", "x", "y", "--lr", "inf"], "--lr is inf; allowed: a finite number, above 0"),
         (["generate", "--checkpoint", "x", "--user-dir", "/no"], "--user-dir is /no: "),
     ],
 )
