@@ -33,16 +33,10 @@ class SelfAttention(MultiheadAttention):
         incremental_state: State | SegmentState | None = None,
         centroids: Tensor | None = None,
     ) -> tuple[Tensor, list[Report]]:
-        """Self-attention. Returns the output [N, B, D], and a report for each kind (none with
-        fairseq's state).
-
-        Args:
-            x: [N, B, D]; with ``incremental_state``, the newest tokens alone.
-            incremental_state: fairseq's, in evaluation; or of the segments before.
-            batch: which tokens are padding, and of which document; or bool [B, N], True where a
-                token is padding.
-            centroids: handed on by the layer before, [B, K, D].
-        """
+        """Self-attention of x [N, B, D], or of its newest tokens alone where there is a state:
+        fairseq's, in evaluation, or that of the segments before. The ``batch`` may be a mask, bool
+        [B, N], True for padding; the layer before hands the centroids on, [B, K, D]. Returns the
+        output [N, B, D], and a report for each kind (none with fairseq's state)."""
         x = x.transpose(0, 1).contiguous()
         if incremental_state is None:
             out, reports = super().forward(x, batch, centroids)

@@ -17,7 +17,6 @@ from .encoder_only import (
     EncoderOnlyOptions,
     PretrainedOptions,
     masked_mean,
-    segment_embeddings,
 )
 from .options import flag, option, register_sizes, sized
 from .pretrained import load_pretrained, set_sizes_of_folder
@@ -61,9 +60,8 @@ class ClusterformerClassifier(EncoderOnlyModel):
     def __init__(self, args, task):
         super().__init__(args, task)
         width = args.encoder_embed_dim
-        self.segments = None
         if task.is_pair and not task.is_siamese:
-            self.segments = segment_embeddings(width)
+            self.add_segments()
         inputs = 4 * width if task.is_siamese else width
         hidden = args.classifier_hidden_dim or width
         self.classifier = nn.Sequential(
@@ -91,15 +89,10 @@ class ClusterformerClassifier(EncoderOnlyModel):
         pair_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Classify. Returns logits [B, classes], or of a regression numbers [B, 1]; the reports of
-        the encoder's layers and its ``encoder_states``, [N, B, D] each.
-
-        Args:
-            src_tokens: texts or joined pairs, or the first texts of siamese pairs, int64 [B, N].
-            pair_tokens: the second texts of siamese pairs, int64 [B, N'].
-            src_lengths, pair_lengths: ignored; padding is where the dictionary says so.
-            return_all_hiddens: also return what each layer gives of ``src_tokens``.
-        """
+        """Classify texts or joined pairs, int64 [B, N], or siamese pairs, whose second texts are
+        ``pair_tokens``, int64 [B, N']; padding is where the dictionary says so, whatever the
+        lengths. Returns logits [B, classes], or of a regression numbers [B, 1]; the reports of the
+        encoder's layers and its ``encoder_states`` of ``src_tokens``, [N, B, D] each."""
         features, out = self._encode(src_tokens, return_all_hiddens)
         reports = out["reports"]
         if pair_tokens is not None:
@@ -118,12 +111,7 @@ class ClusterformerClassifier(EncoderOnlyModel):
         self, tokens: Tensor, return_all_hiddens: bool = False
     ) -> tuple[Tensor, dict[str, Any]]:
         """Pooled outputs [B, D], and what the encoder returned."""
-        embeddings = None
-        if self.segments is not None:
-            embeddings = self.encoder.embed_tokens(tokens) + self.segments(self.second(tokens))
-        out = self.encoder(
-            tokens, token_embeddings=embeddings, return_all_hiddens=return_all_hiddens
-        )
+        out = self.encode(tokens, self.second(tokens), return_all_hiddens)
         x = out["encoder_out"][0].transpose(0, 1)
         real = ~out["encoder_padding_mask"][0]
         if self.args.pooling == "first":

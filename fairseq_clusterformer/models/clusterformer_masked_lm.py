@@ -7,7 +7,6 @@ It is trained by fairseq's own task ``masked_lm``; or, as in CF22 appendix F, on
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from fairseq.models import register_model
 from fairseq.models.roberta.model import RobertaLMHead
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from .encoder_only import (
     EncoderOnlyModel,
     EncoderOnlyOptions,
     PretrainedOptions,
-    segment_embeddings,
     set_epsilon,
 )
 from .options import register_sizes, sized
@@ -48,9 +46,9 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
             weight=self.encoder.embed_tokens.weight,
         )
         set_epsilon(self.lm_head, args.layer_norm_eps)
-        self.segments = self.pooler = self.next_sentence = None
+        self.pooler = self.next_sentence = None
         if getattr(task, "next_sentence", False):
-            self.segments = segment_embeddings(args.encoder_embed_dim)
+            self.add_segments()
             self.pooler = nn.Linear(args.encoder_embed_dim, args.encoder_embed_dim)
             self.next_sentence = nn.Linear(args.encoder_embed_dim, 2)
 
@@ -62,29 +60,15 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
         masked_tokens: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Guess words of src_tokens, int64 [B, N]: logits [places, words], or [B, N, words] for
-        all; the layers' reports; and of pairs ``next_sentence``, logits of "does not follow" and
-        "follows" [B, 2].
-
-        Args:
-            masked_tokens: bool [B, N], the places to guess; None: all.
-            segments: of pairs, 1 in the second text and 0 else, int64 [B, N]; None: all 0.
-        """
+        """Guess words of src_tokens, int64 [B, N], at the places of ``masked_tokens``, bool [B, N]
+        (None: all): logits [places, words], or [B, N, words]; the layers' reports; and of pairs
+        ``next_sentence``, logits of "does not follow" and "follows" [B, 2]. ``segments`` as of
+        :meth:`encode`."""
         x, reports = self.encoded(src_tokens, segments)
         extra: dict[str, Any] = {"reports": {"encoder": reports}}
         if self.next_sentence is not None:
             extra["next_sentence"] = self.next_sentence(self.pooler(x[:, 0]).tanh())
         return self.lm_head(x, masked_tokens), extra
-
-    def encode(
-        self, tokens: Tensor, segments: Tensor | None = None, return_all_hiddens: bool = False
-    ) -> dict[str, Any]:
-        """What the encoder returns of tokens, int64 [B, N]; arguments as of :meth:`forward`."""
-        words = None
-        if self.segments is not None:
-            segments = torch.zeros_like(tokens) if segments is None else segments
-            words = self.encoder.embed_tokens(tokens) + self.segments(segments)
-        return self.encoder(tokens, token_embeddings=words, return_all_hiddens=return_all_hiddens)
 
     def encoded(
         self, src_tokens: Tensor, segments: Tensor | None = None

@@ -109,22 +109,15 @@ class AnswerHeads(nn.Module):
             nn.init.zeros_(head.bias)
 
     def forward(self, reading: Reading, paragraph_mask: Tensor, text_mask: Tensor) -> AnswerLogits:
-        """Logits of what a reading of B documents answers.
-
-        Args:
-            paragraph_mask: bool [B, N], True for each ``<s>``.
-            text_mask: bool [B, N], True where a short answer can begin and end.
-        """
+        """Logits of what a reading of B documents answers. The masks, bool [B, N], are True for
+        each ``<s>``, and where a short answer can begin and end."""
         real = ~reading.document_padding
         start, end = self.span(reading.document).unbind(-1)
         paragraph = self.paragraph(reading.document).squeeze(-1)
         # "the mean values of the first hidden state of all the chunked sequences"
-        first = (reading.question[:, :, :1], reading.question_padding[:, :, :1])
-        states, hidden = (x.flatten(1, 2) for x in first)
-        state = masked_mean(states, ~hidden)
+        state = masked_mean(reading.question[:, :, 0], ~reading.question_padding[:, :, 0])
         types = self.answer_type(state)
-        hidden = ~(text_mask & real)
-        start, end = (x.masked_fill(hidden, -torch.inf) for x in (start, end))
+        start, end = (x.masked_fill(~(text_mask & real), -torch.inf) for x in (start, end))
         paragraph = paragraph.masked_fill(~(paragraph_mask & real), -torch.inf)
         if not self.shared:
             return AnswerLogits(start, end, paragraph, types)
@@ -197,15 +190,10 @@ class ClusterformerReader(ReaderModel):
     def forward(
         self, question_tokens: Tensor, document_tokens: Tensor, text_mask: Tensor | None = None
     ) -> tuple[AnswerLogits, dict[str, Any]]:
-        """Answer questions from a document each: logits, the ``reading`` of the encoder, and its
-        layers' ``reports``.
-
-        Args:
-            question_tokens, document_tokens: see :meth:`ReaderEncoder.forward`; ``<s>`` leads each
-                paragraph.
-            text_mask: bool [B, N], True where a short answer can begin and end; None: everywhere
-                but at ``<s>``.
-        """
+        """Answer questions from a document each, see :meth:`ReaderEncoder.forward`; ``<s>`` leads
+        each paragraph. Short answers can begin and end where ``text_mask``, bool [B, N], is True
+        (None: everywhere), but at ``<s>``. Returns logits, the ``reading`` of the encoder, and its
+        layers' ``reports``."""
         reading = self.encoder(question_tokens, document_tokens)
         starts, text = self.starts_and_text(document_tokens, text_mask)
         extra = {"reading": reading, "reports": {"encoder": reading.reports}}

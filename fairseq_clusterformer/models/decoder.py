@@ -32,16 +32,9 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
         batch: Batch | None = None,
         need_attn: bool = False,
     ) -> tuple[Tensor | None, ...]:
-        """One layer. Returns the output [N, B, D], the weights of the attention to the encoder or
-        None, and the reports of self-attention, packed.
-
-        Args:
-            x: [N, B, D].
-            encoder_out: [S, B, D of the encoder].
-            encoder_padding_mask: bool [B, S].
-            batch: which tokens are real, and which documents they belong to.
-            need_attn: return the weights of each head's attention to the encoder.
-        """
+        """One layer over x [N, B, D], whose real tokens and documents ``batch`` has. Returns the
+        output [N, B, D], the weights of each head's attention to the encoder's [S, B, D] if they
+        are needed, or None, and the reports of self-attention, packed."""
         norm = self.self_attn_layer_norm
         change, reports = self.self_attn(self.normed(norm, x), batch, incremental_state)
         if self.c_attn is not None:  # NormFormer
@@ -119,27 +112,23 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         """Features [B, N, D] and extra outputs, as fairseq's; see :meth:`run`. Raises ValueError:
         ``full_context_alignment``; this decoder is causal.
 
-        Args:
-            prev_output_tokens: int64 [B, all tokens so far]. With a state that holds all but the
-                newest, the features are those of the newest; an empty state takes all at once; of
-                a `SegmentState`, the next tokens alone, padded at their end.
-            documents: the number of each token's document in its row, int64 [B, N]; None: as
-                ``separate_documents`` says.
+        Of ``prev_output_tokens``, int64 [B, all tokens so far], the features are those of the
+        newest where a state holds the others; an empty state takes all at once; a `SegmentState`
+        the next tokens alone, padded at their end. ``documents`` are the numbers of the tokens'
+        documents in their row, int64 [B, N]; None: as ``separate_documents`` says.
         """
         if full_context_alignment:
             raise refused("full_context_alignment", True, "False in a causal decoder")
-        tokens = prev_output_tokens
-        if isinstance(incremental_state, SegmentState):
-            first = incremental_state.tokens
-            incremental_state.tokens += tokens.size(1)
-            batch = Batch(any_padding(tokens.eq(self.padding_idx)))
-            places = torch.arange(first, incremental_state.tokens, device=tokens.device)[None]
-            return self.run(self.embed(tokens, places), batch, None, incremental_state)
+        tokens, padding = prev_output_tokens, prev_output_tokens.eq(self.padding_idx)
         if documents is None and self.separate_documents:
             # an end-of-sentence symbol stands before what follows it
             documents = tokens.eq(self.dictionary.eos()).long().cumsum(1)
-        padding = tokens.eq(self.padding_idx)
-        if not incremental_state:
+        if isinstance(incremental_state, SegmentState):
+            first = incremental_state.tokens
+            incremental_state.tokens += tokens.size(1)
+            batch = Batch(any_padding(padding))
+            places = torch.arange(first, incremental_state.tokens, device=tokens.device)[None]
+        elif not incremental_state:
             batch = Batch(any_padding(padding), documents)
             places = batch.positions(tokens)
         else:
@@ -156,12 +145,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         return self.run(x, batch, encoder_out, incremental_state, alignment_layer, alignment_heads)
 
     def embed(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """Input of the first layer [N, B, D].
-
-        Args:
-            tokens: int64 [B, N].
-            places: of the tokens in their texts, counted from 0, int64 [1 or B, N].
-        """
+        """Input of the first layer [N, B, D], of tokens, int64 [B, N], and their places in their
+        texts, counted from 0, int64 [1 or B, N]."""
         x = self.embed_scale * self.embed_tokens(tokens)
         if self.quant_noise is not None:
             x = self.quant_noise(x)

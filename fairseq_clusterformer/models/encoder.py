@@ -25,28 +25,19 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
         encoder_padding_mask: Batch | Tensor | None = None,
         centroids: Tensor | None = None,
     ) -> tuple[Tensor | None, ...]:
-        """One layer. Returns the output [N, B, D] and the reports of self-attention, packed.
-
-        Args:
-            x: [N, B, D].
-            encoder_padding_mask: the batch, or bool [B, N], True for padding.
-            centroids: handed on by the layer before, [B, K, D].
-        """
+        """One layer over x [N, B, D]; the mask is a batch, or bool [B, N], True for padding, and
+        the centroids [B, K, D] are those that the layer before hands on. Returns the output
+        [N, B, D] and the reports of self-attention, packed."""
         norm = self.self_attn_layer_norm
         read = self.normed(norm, x)
         change, reports = self.self_attn(read, encoder_padding_mask, centroids=centroids)
         x = self.added(norm, x, change)
 
-        at_once = at_once_in(self, x.device)
-        portions = [x] if at_once is None else x.split(max(1, at_once // x.size(1)))
-        x = torch.cat([self._feed_forward(portion) for portion in portions])
-        return x, *pack(reports)
-
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        """The second block, which treats each token on its own."""
-        norm = self.final_layer_norm
-        change = self.activation_dropout_module(self.activated(self.normed(norm, x)))
-        return self.added(norm, x, self.fc2(change))
+        at_once, norm, out = at_once_in(self, x.device), self.final_layer_norm, []
+        for part in [x] if at_once is None else x.split(max(1, at_once // x.size(1))):
+            change = self.activation_dropout_module(self.activated(self.normed(norm, part)))
+            out.append(self.added(norm, part, self.fc2(change)))
+        return torch.cat(out), *pack(reports)
 
 
 class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
@@ -77,15 +68,9 @@ class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
     ) -> dict[str, list[Any]]:
-        """Encode source sentences: fairseq's ``encoder_out`` [N, B, D] and its relatives, and the
-        layers' ``reports``.
-
-        Args:
-            src_tokens: int64 [B, N].
-            src_lengths: ignored; padding is where the dictionary says so.
-            return_all_hiddens: also return what each layer gives.
-            token_embeddings: [B, N, D] instead of the embeddings of the tokens.
-        """
+        """Encode source sentences, int64 [B, N]: fairseq's ``encoder_out`` [N, B, D] and its
+        relatives, and the layers' ``reports``. Padding is where the dictionary says so, whatever
+        ``src_lengths``; ``token_embeddings`` [B, N, D] stand for the tokens' own."""
         padding_mask = src_tokens.eq(self.padding_idx)
         batch = Batch(any_padding(padding_mask))
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)

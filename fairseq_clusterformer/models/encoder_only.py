@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from fairseq import utils
@@ -85,6 +86,7 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         self.args = args
         self.encoder = self.build_encoder(args, task)
         self.register_buffer("vocabulary", fingerprint(self.encoder.dictionary))
+        self.segments: nn.Embedding | None = None  # of a pair's first and second text
 
     @classmethod
     def build_model(cls, args, task):
@@ -107,6 +109,23 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         words = Embedding(len(dictionary), args.encoder_embed_dim, dictionary.pad())
         encoder = ClusterformerEncoder(cfg, dictionary, words, plan=plan)
         return set_epsilon(encoder, args.layer_norm_eps)
+
+    def add_segments(self) -> None:
+        """Give the words of pairs new embeddings of their texts, too."""
+        width = self.args.encoder_embed_dim
+        self.segments = nn.Embedding(2, width)
+        nn.init.normal_(self.segments.weight, std=width**-0.5)
+
+    def encode(
+        self, tokens: Tensor, segments: Tensor | None = None, return_all_hiddens: bool = False
+    ) -> dict[str, Any]:
+        """What the encoder returns of tokens, int64 [B, N]; ``segments`` of pairs are 1 in the
+        second text and 0 else, int64 [B, N]; None: all 0."""
+        words = None
+        if self.segments is not None:
+            segments = torch.zeros_like(tokens) if segments is None else segments
+            words = self.encoder.embed_tokens(tokens) + self.segments(segments)
+        return self.encoder(tokens, token_embeddings=words, return_all_hiddens=return_all_hiddens)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """As fairseq's; raises CheckpointError: another dictionary, or unfit tensors."""
@@ -135,13 +154,6 @@ def set_epsilon(module: nn.Module, epsilon: float) -> nn.Module:
         if isinstance(norm, nn.LayerNorm):
             norm.eps = epsilon
     return module
-
-
-def segment_embeddings(width: int) -> nn.Embedding:
-    """New embeddings of a pair's first and second text."""
-    segments = nn.Embedding(2, width)
-    nn.init.normal_(segments.weight, std=width**-0.5)
-    return segments
 
 
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
