@@ -33,8 +33,7 @@ TABLES = {
     "classifier": "-models.encoder_only:EncoderOnlyOptions"
     " models.clusterformer_classifier:ClusterformerClassifierConfig",
     "etc": "-models.encoder_only:EncoderOptions etc.encoder:ETCOptions",
-    "etc pre-training": "etc.masked_lm_task:ETCMaskedLMTaskConfig"
-    " etc.masked_lm_task:ETCMaskedLMLossConfig",
+    "etc pre-training": "etc.masked_lm:ETCMaskedLMTaskConfig etc.masked_lm:ETCMaskedLMLossConfig",
     "etc keyphrases": "-etc.encoder:ETCOptions openkp.model:ETCKeyphrasesConfig",
     "keyphrases": "openkp.task:ETCKeyphrasesTaskConfig openkp.task:ETCKeyphrasesLossConfig",
     "sentences": "tasks.clusterformer_sentence:ClusterformerSentenceConfig",

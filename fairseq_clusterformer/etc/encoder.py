@@ -3,7 +3,7 @@
 Shape letters: B batch, G global tokens, N long tokens, D width.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from fairseq_clusterformer.models.encoder_only import EncoderOptions
 from fairseq_clusterformer.models.options import check_heads, option, sized
 from fairseq_clusterformer.models.stack import activation
 
-from .global_local import NUM_LABELS, PROJECTIONS, SAME_CLUSTER, GlobalLocalAttention, Structure
+from .global_local import PROJECTIONS, SAME_CLUSTER, GlobalLocalAttention, Structure
 
 GLOBAL_TYPE, LONG_TYPE, NUM_TYPES = 0, 1, 16
 
@@ -34,8 +34,8 @@ class ETCOptions(EncoderOptions):
     max_distance: int = option(
         12, "k: distances from which on are one; each nearer one has a label", at_least=0
     )
-    num_labels: int = option(
-        NUM_LABELS, "room for labels: 2 k + 4 or more, and one more for --same-cluster", at_least=4
+    num_labels: int = option(  # of the authors' 32, k = 12 uses 28
+        32, "room for labels: 2 k + 4 or more, and one more for --same-cluster", at_least=4
     )
     projections: str = option(
         "separate",
@@ -97,20 +97,7 @@ class ETCLayer(nn.Module):
     def __init__(self, args):
         super().__init__()
         width, inner = args.encoder_embed_dim, args.encoder_ffn_embed_dim
-        self.self_attn = GlobalLocalAttention(
-            width,
-            args.encoder_attention_heads,
-            radius=args.radius,
-            max_distance=args.max_distance,
-            projections=args.projections,
-            hard=args.hard_global,
-            hard_long=args.hard_long,
-            clusters=args.clusters > 0,
-            same_cluster=args.same_cluster,
-            dropout=args.attention_dropout,
-            num_labels=args.num_labels,
-            kernel=args.attention_kernel,
-        )
+        self.self_attn = GlobalLocalAttention(args)
         self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
         self.activation = activation(args.activation_fn)
         self.attention_norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
@@ -123,21 +110,19 @@ class ETCLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """[B, G, D] and [B, N, D] to the same."""
         streams = [x_global, x_long]
-        for norms, sublayer in (
-            (self.attention_norms, lambda *given: self.self_attn(*given, structure)),
-            (self.final_norms, self._feed_forward),
-        ):
-            changes = sublayer(*(_normed(norms, streams) if self.before else streams))
+        for norms in (self.attention_norms, self.final_norms):
+            given = _normed(norms, streams) if self.before else streams
+            if norms is self.attention_norms:
+                changes = self.self_attn(*given, structure)
+            else:
+                inner = [self.activation(self.fc1(x)) for x in given]
+                rate = self.activation_dropout
+                changes = [self.fc2(dropout(x, rate, self.training)) for x in inner]
             pairs = zip(streams, changes, strict=True)
             streams = [x + dropout(change, self.dropout, self.training) for x, change in pairs]
             if not self.before:
                 streams = _normed(norms, streams)
         return tuple(streams)
-
-    def _feed_forward(self, *streams: Tensor) -> Iterator[Tensor]:
-        for x in streams:
-            x = dropout(self.activation(self.fc1(x)), self.activation_dropout, self.training)
-            yield self.fc2(x)
 
 
 def _normed(norms: Iterable[nn.Module], streams: Iterable[Tensor]) -> list[Tensor]:
@@ -232,10 +217,6 @@ class ETCEncoder(nn.Module):
         """Each example's own centroids, as global tokens of it."""
         examples = torch.zeros_like(padding, dtype=torch.long)
         if given is not None:
-            if given.spans.size(1):
-                both = f"{given.spans.size(1)} global tokens of parts, and {len(self.centroids)} "
-                allowed = "--parts none, or --clusters 0"
-                raise ValueError(f"{both}centroids (--clusters); allowed: {allowed}")
             examples = given.long_examples
         last = int(examples.max()) if examples.numel() else 0
         number = torch.arange(last + 1, device=padding.device)

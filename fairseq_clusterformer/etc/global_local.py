@@ -27,7 +27,6 @@ from torch.nn.utils.rnn import pad_sequence
 from fairseq_clusterformer.kernels import Layout, join, ranged_attention
 from fairseq_clusterformer.precision import at_least_float32, full_float32
 
-NUM_LABELS = 32  # the authors' vocabulary; with k = 12, 28 of them are used
 #: labels behind those of the 2k + 1 distances (the authors' code; the last one is ours)
 OTHERS, MINE, OTHER_PARAGRAPH, SAME_CLUSTER = 1, 2, 3, 4
 GLOBAL, LONG = 0, 1  # the streams
@@ -46,8 +45,7 @@ Part = tuple[Tensor, Tensor]
 
 @dataclass(eq=False)
 class Structure:
-    """Which global tokens stand for which part of the long input. Raises ValueError for numbers
-    that fall, and for places outside."""
+    """Which global tokens stand for which part of the long input."""
 
     #: the long tokens that each global token stands for, from the first to one past the last,
     #: int64 [B, G, 2]; equal where there are none. Those of different global tokens may overlap.
@@ -77,21 +75,6 @@ class Structure:
     #: what ``order`` is sorted by, int64 [B, N], G for padding; see :meth:`clustered`
     clusters: Tensor | None = None
     _seen: dict = field(default_factory=dict, init=False, repr=False)
-
-    def __post_init__(self):
-        links, number = self.links, self.spans.size(1)
-        ends = [(self.spans, self.length)]
-        if links is not None:
-            ends += [(links[..., :1] + 1, number), (links[..., 1:], self.length)]
-        for places, most in ends:
-            if places.numel() and not 0 <= int(places.min()) <= int(places.max()) <= most:
-                what = f"spans or links reach from {int(places.min())} to {int(places.max())}"
-                allowed = f"within {self.length} long and {number} global tokens"
-                raise ValueError(f"{what}; allowed: {allowed}")
-        names = "global_examples", "long_examples", "long_paragraphs"
-        for name, numbers in zip(names, (*self.examples, self.long_paragraphs), strict=True):
-            if numbers is not None and (numbers[:, 1:] < numbers[:, :-1]).any():
-                raise ValueError(f"{name} fall; allowed: numbers that never fall")
 
     @cached_property
     def examples(self) -> tuple[Tensor, Tensor]:
@@ -225,46 +208,23 @@ class _Projected(NamedTuple):
 
 
 class GlobalLocalAttention(nn.Module):
-    """Attention of both streams.
+    """Attention of both streams, by the encoder's options, see `ETCOptions`.
 
-    Args:
-        embed_dim, num_heads: D and H, which divides D.
-        radius: r; a long token sees those up to r away on either side.
-        max_distance: k of the labels; 0: long tokens have one label, and so have global ones.
-        projections: of :data:`PROJECTIONS`: "separate" is the paper's default.
-        hard: a global token sees its own span alone of the long input (g2l).
-        hard_long: a long token sees those global tokens alone that stand for it (l2g).
-        clusters: global tokens are centroids (ours): each stands for the long tokens whose logits
-            of all heads are together largest for it. The softmax of long tokens over all global
-            ones teaches queries, keys and centroids, and so what belongs together.
-        same_cluster: with clusters, beyond the radius a long token sees so many of its cluster on
-            either side, of any paragraph, with a label of their own (ours). 0: none.
-        dropout: of the attention weights, in training.
-        num_labels: L, 2 k + 4 or more, and one more with ``same_cluster``.
-        kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
+    With clusters (ours), each global token is a centroid, and stands for the long tokens whose
+    logits of all heads are together largest for it. The softmax of long tokens over all global
+    ones teaches queries, keys and centroids, and so what belongs together. Beyond the radius, the
+    tokens of a cluster are seen in any paragraph.
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        radius: int,
-        max_distance: int = 12,
-        projections: str = "separate",
-        hard: bool = False,
-        hard_long: bool = False,
-        clusters: bool = False,
-        same_cluster: int = 0,
-        dropout: float = 0.0,
-        num_labels: int = NUM_LABELS,
-        kernel: str = "auto",
-    ):
+    def __init__(self, args):
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, embed_dim // num_heads
-        self.radius, self.max_distance, self.hard = radius, max_distance, (hard, hard_long)
-        self.clusters, self.same_cluster = clusters, same_cluster
-        self.dropout, self.impl, self.projections = dropout, kernel, projections
+        embed_dim, num_labels = args.encoder_embed_dim, args.num_labels
+        self.num_heads = num_heads = args.encoder_attention_heads
+        self.head_dim, self.hard = embed_dim // num_heads, (args.hard_global, args.hard_long)
+        self.radius, self.max_distance = args.radius, args.max_distance
+        self.clusters, self.same_cluster = args.clusters > 0, args.same_cluster
+        self.dropout, self.impl = args.attention_dropout, args.attention_kernel
+        self.projections = args.projections
         pairs = product(("q", "out", "k", "v"), ("gg", "gl", "lg", "ll"))
         names = dict.fromkeys(self.named(*pair) for pair in pairs)
         self.linear = nn.ModuleDict({name: nn.Linear(embed_dim, embed_dim) for name in names})

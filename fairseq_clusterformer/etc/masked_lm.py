@@ -1,20 +1,42 @@
-"""``--arch etc_masked_lm``: masked words, by ETC's encoder (Ainslie et al. 2020).
+"""Model, task and criterion ``etc_masked_lm``: ETC's pre-training (Ainslie et al. 2020).
 
-The task ``etc_masked_lm`` trains it on documents with their sentences as parts, and to recognise
-hidden parts; ``clusterformer_masked_lm`` trains it on plain text in fixed blocks.
+The task trains the model on documents with their sentences as parts, and to recognise hidden
+parts; ``clusterformer_masked_lm`` trains it on plain text in fixed blocks.
 """
 
+import copy
+import logging
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 import torch
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.data import Dictionary, ListDataset, data_utils
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.tasks import register_task
+from omegaconf import II, MISSING
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from fairseq_clusterformer.clustering import Report
+from fairseq_clusterformer.criterions.clustering_losses import SummedLogs, weight
+from fairseq_clusterformer.data.stored import shard_of
+from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
+from fairseq_clusterformer.models.options import option
+from fairseq_clusterformer.precision import at_least_float32
+from fairseq_clusterformer.tasks.own_models import OwnModels
 
 from .encoder import ETCOptions, Streams
 from .global_local import Structure
 from .lift import ETCModel, register_etc
-from .masked_parts import NO_EXAMPLE
+from .masked_parts import NO_EXAMPLE, PARTS, MaskedParts
+
+logger = logging.getLogger(__name__)
 
 
 @register_etc("etc_masked_lm", ETCOptions)
@@ -87,3 +109,166 @@ class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
     def encoded(self, src_tokens: Tensor, segments: None = None) -> tuple[Tensor, list[Report]]:
         """As its parent's; no layer clusters."""
         return self.encoder(src_tokens).of_long, []
+
+
+@dataclass
+class ETCMaskedLMLossConfig(FairseqDataclass):
+    """The paper's weights (section 4.1)."""
+
+    words_weight: float = weight(0.8, "weight of the words' loss")
+    parts_weight: float = weight(0.2, "weight of the hidden parts' loss")
+
+
+@register_criterion("etc_masked_lm", dataclass=ETCMaskedLMLossConfig)
+class ETCMaskedLMLoss(SummedLogs, FairseqCriterion):
+    """Cross-entropy of guessed words, and InfoNCE (van den Oord et al. 2018) of hidden parts.
+
+    Each hidden part is to be recognised among those of the batch, by the dot product of what its
+    context expects and what it is, over sqrt(D). Both losses are means, so that the weights mean
+    the same in any batch.
+    """
+
+    def __init__(self, task, words_weight: float, parts_weight: float):
+        super().__init__(task)
+        self.words_weight, self.parts_weight = words_weight, parts_weight
+        self.pad = task.target_dictionary.pad()
+
+    def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
+        masked = sample["target"].ne(self.pad)
+        logits, extra = model(**sample["net_input"], masked_tokens=masked)
+        target, size = sample["target"][masked], max(int(masked.sum()), 1)
+        words = cross_entropy(at_least_float32(logits), target, reduction="sum")
+        log = {"loss": words.detach(), "sample_size": size}
+        log |= {name: sample[name] for name in ("ntokens", "nsentences")}
+        total = self.words_weight * words
+        if "contrast" in extra:
+            expected, actual = map(at_least_float32, extra["contrast"])
+            alike = expected @ actual.T * expected.size(-1) ** -0.5
+            own = torch.arange(len(alike), device=alike.device)
+            parts = cross_entropy(alike, own, reduction="sum")
+            total = total + self.parts_weight * size * parts / max(len(own), 1)
+            # a tensor in each worker, also of no part: fairseq adds up numbers apart
+            right = (alike.argmax(-1) == own).sum() if len(own) else own.sum()
+            log |= {"parts_loss": parts.detach(), "parts_right": right, "parts": len(own)}
+        return total, size, log
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict]) -> None:
+        """Log ``loss`` in bits a guessed word, ``ppl``, and of hidden parts ``parts_loss`` in bits
+        and the share that are recognised, ``parts_accuracy``."""
+        total = SummedLogs.totals(logging_outputs)
+        size, parts = total["sample_size"], total["parts"]
+        metrics.log_scalar("loss", total["loss"] / size / math.log(2), size, round=3)
+        metrics.log_derived("ppl", lambda meters: 2 ** meters["loss"].avg)
+        if parts:
+            loss = total["parts_loss"] / parts / math.log(2)
+            metrics.log_scalar("parts_loss", loss, parts, round=3)
+            metrics.log_scalar("parts_accuracy", total["parts_right"] / parts, parts, round=3)
+
+
+@dataclass
+class ETCMaskedLMTaskConfig(FairseqDataclass):
+    """Options; the defaults are the paper's."""
+
+    data: str = option(MISSING, "folder that `clusterformer prepare lm text --sentences` made")
+    tokens_per_sample: int = option(
+        4096, "tokens of a row: of a piece of a long document, or of short ones", at_least=1
+    )
+    max_parts: int = option(
+        256, "most global tokens of a row; of --parts none, most documents", at_least=1
+    )
+    parts: str = option(
+        "sentences",
+        "what global tokens stand for: sentences, blocks of equal length, or none",
+        choices=PARTS,
+    )
+    min_sentences: int = option(
+        1, "of a document, else it is left out; the paper has 7", at_least=1
+    )
+    part_tokens: int = option(97, "tokens of a block", at_least=1)
+    hide_parts: float = option(
+        0.1, "share of the parts of which all is hidden; 0: none", at_least=0, at_most=1
+    )
+    mask_prob: float = option(0.15, "share of the words to guess", at_least=0, at_most=1)
+    leave_unmasked_prob: float = option(
+        0.1, "share of the guessed tokens that stay", at_least=0, at_most=1
+    )
+    random_token_prob: float = option(
+        0.1, "share of the guessed tokens that become another", at_least=0, at_most=1
+    )
+    # else fairseq's workers live on, and never hear that an epoch has other words to guess
+    persistent_workers: bool = option(False, "keep data workers, which then guess the same words")
+    seed: int = II("common.seed")
+
+
+@register_task("etc_masked_lm", dataclass=ETCMaskedLMTaskConfig)
+class ETCMaskedLMTask(OwnModels):
+    """Words that are masked are guessed, and hidden sentences are recognised."""
+
+    name, model, criterion = "etc_masked_lm", ETCMaskedLM, ETCMaskedLMLoss
+    made_by = "clusterformer prepare lm text --sentences"
+
+    def __init__(self, cfg: ETCMaskedLMTaskConfig, dictionary: Dictionary):
+        super().__init__(cfg, dictionary)
+        self.hides_parts = cfg.hide_parts > 0 and cfg.parts != "none"
+
+    @classmethod
+    def setup_task(cls, cfg: ETCMaskedLMTaskConfig, **kwargs):
+        """Read the dictionary; raises ValueError for an option that is not allowed."""
+        if cfg.leave_unmasked_prob + cfg.random_token_prob > 1:
+            given = f"{cfg.random_token_prob}, and --leave-unmasked-prob {cfg.leave_unmasked_prob}"
+            raise refused("--random-token-prob", given, "a sum of 1 or less")
+        task = super().setup_task(cfg, **kwargs)
+        task.dictionary.add_symbol("<mask>")
+        return task
+
+    def load_dataset(
+        self, split: str, combine: bool = False, epoch: int = 1, **kwargs
+    ) -> MaskedParts:
+        """Load "train", "valid" or "test", and log what is left out; raises FileNotFoundError or
+        ValueError: no such split, or none with a word."""
+        cfg, path = self.cfg, shard_of(self.cfg.data, epoch) / split
+        lines = data_utils.load_indexed_dataset(str(path), self.dictionary, combine=combine)
+        if lines is None:
+            raise FileNotFoundError(f"{path}.idx: no such file; allowed: a split of DATA")
+        if not (lines.sizes == 1).any():
+            problem = "has no empty line, which ends a document"
+            raise ValueError(f"{path} {problem}; allowed: a folder that `{self.made_by}` made")
+        found = MaskedParts(lines, self.dictionary, self._begins_word, cfg)
+        if not len(found):
+            least = f"in a document of --min-sentences {cfg.min_sentences} or more"
+            raise ValueError(f"{path} has no word {least}; allowed: one or more")
+        logger.info(
+            f"{split}: {len(found.pieces)} pieces of documents in {len(found)} rows of "
+            f"{found.sizes.mean():.0f} tokens; left out: {found.left_out} lines of short "
+            f"documents, {found.lost} tokens at the ends of long lines"
+        )
+        self.datasets[split] = found
+        return found
+
+    @cached_property
+    def _begins_word(self) -> np.ndarray:
+        """Whether each symbol begins a word; pieces of a letter, which have no text, do not."""
+        texts = texts_of(shard_of(self.cfg.data), self.dictionary)
+        begins = np.array([text[:1].isspace() for text in texts])
+        begins[: self.dictionary.nspecial] = True
+        return begins
+
+    def document(self, sentences: list[Tensor]) -> dict:
+        """What the model reads of a document of sentences, int64 [n] each, with nothing hidden."""
+        end = torch.tensor([self.dictionary.eos()])
+        lines = [torch.cat([sentence, end]) for sentence in sentences]
+        cfg, most = copy.deepcopy(self.cfg), sum(map(len, lines))
+        cfg.tokens_per_sample = cfg.max_parts = most
+        cfg.min_sentences, cfg.hide_parts, cfg.mask_prob = 1, 0.0, 0.0
+        lines = ListDataset(lines, [*map(len, lines)])
+        rows = MaskedParts(lines, self.dictionary, self._begins_word, cfg)
+        return rows.collater([rows[0]])["net_input"]
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    def max_positions(self) -> int:
+        """Tokens of a row."""
+        return self.cfg.tokens_per_sample

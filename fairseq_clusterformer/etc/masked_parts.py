@@ -156,13 +156,10 @@ class MaskedParts(BySize):
             return {}
         pad = self.dictionary.pad()
         parts = _batch([sample["row"] for sample in samples], pad)
-        alone = _alone([tokens for sample in samples for tokens in sample["alone"]], pad)
+        alone = {"alone": _alone([part for sample in samples for part in sample["alone"]], pad)}
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
-            "net_input": {
-                "src_tokens": parts.pop("src_tokens"),
-                "parts": parts | {"alone": alone},
-            },
+            "net_input": {"src_tokens": parts.pop("src_tokens"), "parts": parts | alone},
             "target": _padded([sample["target"] for sample in samples], pad),
             "nsentences": len(samples),
             "ntokens": sum(len(sample["target"]) for sample in samples),

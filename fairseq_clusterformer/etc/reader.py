@@ -8,7 +8,6 @@ Shape letters: B batch, Q question tokens, N document tokens, L tokens of both, 
 D width.
 """
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +35,6 @@ from .global_tokens import (
     DocumentStructure,
 )
 from .lift import ETCModel, register_etc
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -85,22 +82,13 @@ class StructureHeads(nn.Module):
             nn.init.zeros_(head.bias)
         # all types are equally likely, and stay so if the data has no types
         nn.init.zeros_(self.answer_type.weight)
-        #: whether some question of the training had candidates
-        self.register_buffer("had_candidates", torch.tensor(False))
-        self.told = False  # that there were none
 
     def forward(
         self, document: Tensor, of_global: Tensor, types: Tensor, starts: Tensor, text: Tensor
     ) -> AnswerLogits:
-        """Logits of B documents.
-
-        Args:
-            document: states of its tokens, [B, N, D].
-            of_global: of global tokens, [B, G, D].
-            types: of the global tokens, int64 [B, G]; -1 for padding.
-            starts: the first document token of each, int64 [B, G]; negative in front of it.
-            text: True where a short answer can begin and end, bool [B, N].
-        """
+        """Logits of B documents, of states of their tokens, [B, N, D], and of global ones, [B, G,
+        D]; of global tokens' types (-1: padding) and first document tokens (negative in front of
+        it), int64 [B, G]; and of where a short answer can begin and end, bool [B, N]."""
         spans = self.span(document).masked_fill(~text.unsqueeze(-1), -torch.inf)
         rows, tokens = types.eq(OF_PARAGRAPH).nonzero(as_tuple=True)
         of_paragraphs = self.paragraph(of_global[rows, tokens]).squeeze(-1)
@@ -115,11 +103,6 @@ class StructureHeads(nn.Module):
         if not candidates.size(1):
             # workers of a distributed training expect a gradient, of 0, for each parameter
             of_types, candidates = of_types + candidates.sum(), None
-        elif self.training:
-            self.had_candidates.fill_(True)
-        elif not (self.told or self.had_candidates):
-            logger.warning("this reader was never trained on candidates: its choices are random")
-            self.told = True
         return AnswerLogits(
             *spans.unbind(-1),
             paragraph=paragraph,
@@ -152,17 +135,17 @@ class ETCReader(ETCModel, ReaderModel):
 
     @classmethod
     def check(cls, args, task) -> None:
+        structure, apart = args.structure, args.clusters or args.fixed_blocks
         if args.clusters and args.fixed_blocks:
-            given = f"{args.clusters}, and --fixed-blocks is given"
-            raise refused("--clusters", given, "one of them")
-        if args.structure != "contexts" and (args.clusters or args.fixed_blocks):
+            raise refused("--clusters", args.clusters, "0 with --fixed-blocks")
+        if structure != "contexts" and apart:
             allowed = "contexts with --clusters or --fixed-blocks, which know of no structure"
-            raise refused("--structure", args.structure, allowed)
-        if args.narrow_cls and not (args.structure == "text" and args.hard_global):
-            allowed = "with --structure text --hard-global"
-            raise refused("--narrow-cls", f"given, and --structure {args.structure}", allowed)
+            raise refused("--structure", structure, allowed)
+        if args.narrow_cls and not (structure == "text" and args.hard_global):
+            allowed = "text, and --hard-global, with --narrow-cls"
+            raise refused("--structure", structure, allowed)
         if args.paragraphs_alone and args.supporting_facts:
-            raise refused("--paragraphs-alone", "given, and --supporting-facts", "one of them")
+            raise refused("--paragraphs-alone", "given", "without --supporting-facts")
 
     def forward(
         self,

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.data import Dictionary, ListDataset
 from torch import Tensor
 
-from fairseq_clusterformer.etc.masked_lm_task import ETCMaskedLMTaskConfig, Lines
+from fairseq_clusterformer.etc.masked_lm import ETCMaskedLMTaskConfig
 from fairseq_clusterformer.etc.masked_parts import MaskedParts
 from fairseq_clusterformer.models.options import defaults_of
 
@@ -39,13 +38,6 @@ def build(model: type, task: Namespace | None = None, **options: object) -> torc
     return model.build_model(args, task or make_task()).double().eval()
 
 
-def of_size(name: str, options: type) -> Namespace:
-    """All options of a named size."""
-    args = Namespace()
-    ARCH_CONFIG_REGISTRY[f"etc_masked_lm_{name}"](args)
-    return Namespace(**defaults_of(options) | vars(args))
-
-
 def write(path: Path, tensors: dict[str, Tensor], max_distance: int = 2) -> Path:
     """A checkpoint as fairseq writes it."""
     last = {"num_updates": 1, "lr_scheduler_state": {}, "optimizer_name": "x"}
@@ -59,8 +51,9 @@ def rows_of(lines: Iterable[list[int]], words: int = 30, begins: object = None, 
     """Rows of sentences, each of which gets ``</s>``; by default each symbol begins a word."""
     dictionary = make_dictionary(words, "<mask>")
     begins = np.ones(len(dictionary), bool) if begins is None else begins
-    lines = Lines(torch.tensor([*line, 2]) for line in lines)
+    lines = [torch.tensor([*line, 2]) for line in lines]
     cfg = defaults_of(ETCMaskedLMTaskConfig) | {"seed": 1} | options
+    lines = ListDataset(lines, [*map(len, lines)])
     return MaskedParts(lines, dictionary, begins, Namespace(**cfg))
 
 

@@ -16,13 +16,13 @@ from fairseq_clusterformer.etc import encoder as etc
 from fairseq_clusterformer.etc.global_local import Structure
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
+from fairseq_clusterformer.models.options import defaults_of
 from tests.etc.models import (
     CLOSE,
     SIZES,
     assert_all_have_gradients,
     build,
     make_task,
-    of_size,
     rows_of,
     write,
 )
@@ -42,7 +42,7 @@ def model_of_parts(**options) -> ETCMaskedLM:
 @pytest.mark.parametrize(("name", "millions"), [("base", 166), ("large", 539)])
 def test_sizes_are_those_of_the_paper(name: str, millions: int) -> None:
     """Ainslie et al. 2020, section 4.1; by the vocabulary of BERT, without its head."""
-    args = of_size(name, etc.ETCOptions)
+    args = Namespace(**defaults_of(etc.ETCOptions) | etc.SIZES[name])
     with torch.device("meta"):
         encoder = etc.ETCEncoder(args, Dictionary())
     words = 30_522 * args.encoder_embed_dim - encoder.embed_tokens.weight.numel()
@@ -200,8 +200,9 @@ def test_what_does_not_fit() -> None:
         model(encoder_attention_heads=5)
     with pytest.raises(ValueError, match="padding stands before a token"):
         model()(torch.tensor([[1, 5, 6]]))
-    with pytest.raises(ValueError, match="allowed: --parts none, or --clusters 0"):
-        model_of_parts(clusters=3)(**batch_of([[5, 6], [7]], hide_parts=0))
+    task = make_task("<mask>", cfg=Namespace(parts="blocks"))
+    with pytest.raises(ValueError, match="--clusters is 3, and --parts blocks; allowed: --parts"):
+        build(ETCMaskedLM, task, clusters=3)
 
 
 @torch.no_grad()

@@ -2,15 +2,18 @@
 kind of attention promises, on every kernel."""
 
 import math
+from argparse import Namespace
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fairseq_clusterformer.etc.encoder import ETCOptions
 from fairseq_clusterformer.etc.global_local import GLOBAL as OF_GLOBAL
 from fairseq_clusterformer.etc.global_local import LONG as OF_LONG
 from fairseq_clusterformer.etc.global_local import GlobalLocalAttention, Structure, _attended
+from fairseq_clusterformer.models.options import defaults_of
 from tests.kinds import pads
 
 WIDTH, HEADS, GLOBAL, LONG = 12, 3, 7, 37
@@ -33,20 +36,20 @@ PACKED = {
     "global_examples": torch.tensor([0, 0, 0, 1, 1, 1, 1]),
 }
 EXEMPT = {"exempt": torch.arange(GLOBAL) % 3 == 0}
-BOTH = {"hard": True, "hard_long": True}
+BOTH = {"hard_global": True, "hard_long": True}
 Forms = dict[str, tuple[dict, dict[str, Tensor]]]
 #: options of the attention, and tensors of each row's structure
 FORMS: Forms = {
     "soft": ({}, {}),
-    "hard, shared keys": ({"hard": True, "projections": "shared-kv"}, {}),
-    "hard, exempt": ({"hard": True}, EXEMPT),
+    "hard, shared keys": ({"hard_global": True, "projections": "shared-kv"}, {}),
+    "hard, exempt": ({"hard_global": True}, EXEMPT),
     "hard both ways, shared": ({**BOTH, "projections": "shared"}, PARAGRAPHS),
     "links": ({}, LINKS),
-    "links, hard": ({"hard": True}, {**LINKS, "exempt": torch.arange(GLOBAL) < 2}),
+    "links, hard": ({"hard_global": True}, {**LINKS, "exempt": torch.arange(GLOBAL) < 2}),
     "no distances": ({"max_distance": 0}, {}),
     "short radius": ({"radius": 2}, {}),
-    "clusters": ({"clusters": True}, {}),
-    "clusters, same cluster": ({"clusters": True, "same_cluster": 2, "radius": 3}, PARAGRAPHS),
+    "clusters": ({"clusters": 7}, {}),
+    "clusters, same cluster": ({"clusters": 7, "same_cluster": 2, "radius": 3}, PARAGRAPHS),
 }
 #: which are written out as well
 WRITTEN: Forms = FORMS | {
@@ -58,15 +61,20 @@ WRITTEN: Forms = FORMS | {
     "hard both ways, exempt": (BOTH, {**PARAGRAPHS, **EXEMPT}),
     "links, hard long": ({"hard_long": True}, {**LINKS, **EXEMPT}),
     "packed": ({}, PACKED),
-    "packed clusters": ({"clusters": True, "hard": True}, PACKED),
+    "packed clusters": ({"clusters": 7, "hard": True}, PACKED),
 }
 every_form = pytest.mark.parametrize("form", FORMS)
 KERNELS = [(impl, form) for impl in ("blocks", "cpu") for form in FORMS]
 
 
-def build(form: str, impl: str = "reference", sizes=(WIDTH, HEADS)) -> GlobalLocalAttention:
-    options = {"radius": 9, "max_distance": 3, **WRITTEN[form][0]}
-    module = GlobalLocalAttention(*sizes, kernel=impl, **options).double()
+def attention(**options: object) -> GlobalLocalAttention:
+    sizes = {"encoder_embed_dim": WIDTH, "encoder_attention_heads": HEADS}
+    return GlobalLocalAttention(Namespace(**defaults_of(ETCOptions) | sizes | options))
+
+
+def build(form: str, impl: str = "reference", **sizes: int) -> GlobalLocalAttention:
+    options = {"radius": 9, "max_distance": 3, **WRITTEN[form][0], **sizes}
+    module = attention(attention_kernel=impl, **options).double()
     for bias in (p for name, p in module.named_parameters() if "bias" in name):
         torch.nn.init.normal_(bias, std=0.5)
     return module.eval()
@@ -224,29 +232,6 @@ def test_keys_are_shared_by_the_stream_of_the_query() -> None:
     assert named("k", "gg") == named("k", "gl") != named("k", "ll") == named("k", "lg")
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("spans", [[[0, 6]]], "reach from 0 to 6; allowed: within 5 long and 1 global tokens"),
-        ("spans", [[[-1, 2]]], "reach from -1 to 2"),
-        ("links", [[[5, 1, 2]]], "reach from 6 to 6; allowed: within 5 long and 5 global"),
-        ("links", [[[0, 1, 6]]], "reach from 1 to 6"),
-        *(
-            (name, [[0, 0, 1, 1, 1], [0, 0, 1, 0, 1]], f"{name} fall; allowed: numbers that never")
-            for name in ("long_examples", "global_examples", "long_paragraphs")
-        ),
-    ],
-)
-def test_what_is_no_structure(name: str, value: list, message: str) -> None:
-    """Searches rely on the order; what stands in padding does not matter."""
-    given = {"spans": torch.zeros(2, 5, 2).long(), "length": 5, name: torch.tensor(value)}
-    with pytest.raises(ValueError, match=message):
-        Structure(**given)
-    if "examples" in name:
-        padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-        Structure(**given, **{name.replace("examples", "padding"): padding})
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("form", ["soft", "clusters, same cluster"])
 def test_an_empty_long_input(form: str) -> None:
@@ -293,7 +278,7 @@ L2L = ["." * 4 * i + row + "." * (8 - 4 * i) for i in range(3) for row in NEAR]
 @pytest.mark.parametrize("hard", [False, True])
 def test_the_loops_have_the_labels_of_the_authors(hard: bool, hard_long: bool) -> None:
     """All, and what is hidden: of hard g2l the first and the third global token are exempt."""
-    module = GlobalLocalAttention(32, 1, radius=4, max_distance=2, hard=hard, hard_long=hard_long)
+    module = attention(radius=4, max_distance=2, hard_global=hard, hard_long=hard_long)
     given = Structure(
         torch.tensor([AUTHORS_SPANS]),
         12,
@@ -385,7 +370,10 @@ def test_error_at_most_twice_the_reference(impl: str, form: str, dtype: torch.dt
 @pytest.mark.parametrize(("form", "dtype"), [(f, d) for f in FORMS for d in HALF])
 def test_large_logits_stay_finite_in_half_precision(form: str, dtype, autocast: bool) -> None:
     """Logits of +-1e4, which are eight times as large before they are scaled; and gradients."""
-    module, x = build(form, "auto", (64, 1)).float(), inputs(dtype=torch.float32, width=64)
+    module, x = (
+        build(form, "auto", encoder_embed_dim=64, encoder_attention_heads=1).float(),
+        inputs(dtype=torch.float32, width=64),
+    )
     with torch.no_grad():
         for name, linear in module.linear.items():
             if name[0] in "qk":
@@ -403,7 +391,8 @@ def test_large_logits_stay_finite_in_half_precision(form: str, dtype, autocast: 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("projections", ["separate", "shared-kv", "shared"])
 def test_half_precision_moves_no_token_to_another_cluster(dtype, projections: str) -> None:
-    module = GlobalLocalAttention(64, 4, radius=2, clusters=True, projections=projections)
+    sizes = {"encoder_embed_dim": 64, "encoder_attention_heads": 4}
+    module = attention(**sizes, radius=2, clusters=32, projections=projections)
     module, given = module.to(dtype), Structure(torch.zeros(2, 32, 2, dtype=torch.long), 2000)
     streams = [torch.randn(2, n, 64, dtype=dtype) for n in (32, 2000)]
     found = [module._assigned(*streams, given)]

@@ -8,7 +8,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
-from fairseq_clusterformer.etc.masked_lm_task import ETCMaskedLMLoss
+from fairseq_clusterformer.etc.masked_lm import ETCMaskedLMLoss
 
 
 def criterion() -> ETCMaskedLMLoss:

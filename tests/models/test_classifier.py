@@ -2,13 +2,13 @@
 
 from argparse import Namespace
 
+import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary
+from fairseq.data import Dictionary, ListDataset
 from torch import Tensor
 
 from fairseq_clusterformer.data.sentences import SentenceDataset
-from fairseq_clusterformer.etc.masked_lm_task import Lines
 from fairseq_clusterformer.models.clusterformer_classifier import ClusterformerClassifier
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from tests.models.small import ENCODERS, make_task, sentences
@@ -149,7 +149,8 @@ class TestDataset:
 
     def make(self, *texts: list[list[int]], form: str, longest: int, end=True) -> SentenceDataset:
         ends = [2] * end
-        rows = [Lines(torch.tensor(row + ends).int() for row in text) for text in texts]
+        lines = ([torch.tensor(row + ends).int() for row in text] for text in texts)
+        rows = [ListDataset(text, np.array([*map(len, text)])) for text in lines]
         labels = torch.arange(len(texts[0]))
         return SentenceDataset(
             rows, labels, Dictionary(), pair_form=form, max_positions=longest, shuffle=False
