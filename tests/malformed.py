@@ -25,7 +25,6 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
-from threading import Thread
 from typing import NamedTuple
 
 import fairseq_cli.train
@@ -45,10 +44,10 @@ from tests.models.bert import folder_of
 
 SECONDS = 60  # of a processor that a run may take; five times as long on a busy machine
 MEMORY = 6 << 30  # bytes that it may write to
-#: values that few options can take; INPUT stands for the path of an input, PIPE for `<(cat INPUT)`
+#: values that few options can take; INPUT stands for the path of an input
 VALUES = ("", "nan", "inf", "-inf", "-1", "0", "-0.5", "1e400", "9" * 30, "-" + "9" * 30, "0.5")
 VALUES += ("3000000000", "abc", "ü", "\udcff", "a,b", "None", "{}", "../..", "/dev/null", "INPUT")
-VALUES += ("/dev/zero", "PIPE")
+VALUES += ("/dev/zero",)
 _TRAIN = (
     "fairseq-train {data} --task language_modeling --arch clusterformer_lm --cpu --optimizer adam"
     " --lr 0.01 --max-update 1 --batch-size 2 --tokens-per-sample 16 --decoder-layers 1"
@@ -114,9 +113,6 @@ COMMANDS = {
 }
 #: in the place of a file: pipes, devices and links
 NO_FILES = ("missing", "folder", "loop", "dangling", "outside", "fifo", "/dev/zero", "/dev/full")
-#: names that bundles and folders know
-KNOWN = ("README.md", "bundle.json", "calibration.json", "dict.txt", "tokenizer.json", "code.json")
-KNOWN += ("sentencepiece.model", "word_vectors.bin", "labels.txt", "characters.bin", "config.json")
 #: in a file outside of a command's inputs, which it must not read
 SECRET = "The password of the planted file is swordfish."
 
@@ -127,14 +123,13 @@ class Result(NamedTuple):
     number: int  # with which it can be made again
     words: list[str]
     spoilt: str  # what was done to it
-    #: done, line, traceback, hang, lost, killed, code (that a file brought was run) or leak (of
-    #: what a link leads to)
+    #: done, line (of an error), traceback, hang, lost (a file of the user's), killed, code (that a
+    #: file brought was run) or leak (of what a link leads to)
     verdict: str
     said: str  # the last line that it printed
 
     @property
     def is_right(self) -> bool:
-        """It ended, with one line where it failed, and all files are as they were."""
         return self.verdict in ("done", "line")
 
 
@@ -225,8 +220,8 @@ def _flipped(data: bytes, draw: random.Random) -> bytes:
 
 def _lines(data: bytes, draw: random.Random) -> bytes:
     lines = data.split(b"\n")
-    place, new = draw.randrange(len(lines)), draw.choice(LINES)
-    return b"\n".join([*lines[:place], new, *lines[place + draw.randrange(2) :]])
+    lines[draw.randrange(len(lines))] = draw.choice(LINES)
+    return b"\n".join(lines)
 
 
 LINES = (b"", b"\xff\xfe", b"<pad> 1", b"a b c", b"\x00", b"x " * 9000)
@@ -282,65 +277,42 @@ def _with_another_tensor(tensors: dict, draw: random.Random) -> dict:
     return tensors if what == "gone" else {**tensors, name: TENSORS[what](tensor).contiguous()}
 
 
-def _edit_checkpoint(path: Path, draw: random.Random) -> None:
-    state = torch.load(path, weights_only=True)
-    model = state.pop("model")
-    if draw.random() < 0.5:
-        model = _with_another_tensor(model, draw)
-    else:
-        state = _edited(state, draw)
-    torch.save({"model": model, **state}, path)
-
-
-#: by a file's suffix: how likely its content is edited, and how
-EDITS: dict[str, tuple[float, Callable[[Path, random.Random], object]]] = {
-    ".json": (
-        0.8,
-        lambda path, draw: path.write_text(
-            json.dumps(_edited(json.loads(path.read_text()), draw))
-        ),
-    ),
-    ".pt": (0.7, _edit_checkpoint),
-    ".safetensors": (
-        0.6,
-        lambda path, draw: save_file(_with_another_tensor(load_file(path), draw), path),
-    ),
-}
+def _edit(path: Path, draw: random.Random) -> bool:
+    """Edit what a file holds, if there is a way for its kind."""
+    if path.suffix == ".json":
+        path.write_text(json.dumps(_edited(json.loads(path.read_text()), draw)))
+    elif path.suffix == ".safetensors":
+        save_file(_with_another_tensor(load_file(path), draw), path)
+    elif path.suffix == ".pt":
+        state = torch.load(path, weights_only=True)
+        model = state.pop("model")
+        if draw.random() < 0.5:
+            model = _with_another_tensor(model, draw)
+        else:
+            state = _edited(state, draw)
+        torch.save({"model": model, **state}, path)
+    return path.suffix in (".json", ".safetensors", ".pt")
 
 
 def spoil_file(path: Path, draw: random.Random, secret: Path) -> str:
     """Damage a file, by what it is; returns what was done."""
     place, is_named = draw.random(), path.parent.name == "in"
     if place < 0.08:
-        data, kind = path.read_bytes(), draw.choice(NO_FILES)
+        kind = draw.choice(NO_FILES)
         path.unlink()
         leads = {"loop": path.name, "dangling": "nowhere", "outside": secret}
         if kind == "folder":
             path.mkdir()
-        elif kind == "fifo":
+        elif kind == "fifo" and not is_named:  # else a shell would wait for it, too
             os.mkfifo(path)
-            if is_named:  # else nobody writes to it
-                Thread(target=_feed, args=(path, data), daemon=True).start()
-        elif kind != "missing" and not (kind == "outside" and is_named):
+        elif kind not in ("missing", "fifo") and not (kind == "outside" and is_named):
             path.symlink_to(leads.get(kind, kind))
         return kind
-    if place < 0.1 and not is_named:
-        planted = path.parent / draw.choice(KNOWN)
-        planted.unlink(missing_ok=True)
-        planted.symlink_to(secret)
-        return f"{planted.name} leads outside"
-    likely, edit = EDITS.get(path.suffix, (0, None))
-    if place < likely:
-        edit(path, draw)
+    if place < 0.75 and _edit(path, draw):
         return "edited"
     damage = draw.choice([*DAMAGE])
     path.write_bytes(DAMAGE[damage](path.read_bytes(), draw))
     return damage
-
-
-def _feed(path: Path, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # it was refused
-        path.write_bytes(data)
 
 
 def make_words(
@@ -373,14 +345,10 @@ def make_run(number: int, inputs: Path, place: Path) -> tuple[list[str], str]:
     options = COMMANDS[command].split()
     if draw.random() < 0.4 and options:
         option, value = draw.choice(options), draw.choice(VALUES)
-        value = {"INPUT": f"in/{used[0]}", "PIPE": f"PIPE:in/{used[0]}"}.get(value, value)
+        value = f"in/{used[0]}" if value == "INPUT" else value
         if option in words:
             del words[words.index(option) : words.index(option) + 2]
         return [*words, f"{option}={value}"], f"{option} is {value[:20]!r}"
-    place_of = words.index(f"in/{used[-1]}")
-    if draw.random() < 0.05 and (place / words[place_of]).is_file():
-        words[place_of] = f"PIPE:{words[place_of]}"
-        return words, "a pipe"
     files = sorted(file for file in (place / "in").rglob("*") if file.is_file())
     file = draw.choice(files)
     (place / "secret").write_text(SECRET)
@@ -389,13 +357,6 @@ def make_run(number: int, inputs: Path, place: Path) -> tuple[list[str], str]:
 
 def run_words(words: list[str]) -> int:
     """What the command line does; returns its exit status."""
-    for number, word in enumerate(words):
-        option, found, path = word.rpartition("PIPE:")
-        if found:
-            reads, writes = os.pipe()
-            with os.fdopen(writes, "wb") as file:
-                file.write(Path(path).read_bytes()[:60_000] if Path(path).is_file() else b"")
-            words[number] = f"{option}/dev/fd/{reads}"
     if words[0] == "fairseq-train":
         sys.argv = words
         report_in_one_line()  # as the plug-in does when it is imported
@@ -431,42 +392,37 @@ def one(number: int, inputs: Path, good: str = "") -> Result:
             words, spoilt = make_words(good, inputs, place, random.Random(1))[0], "nothing"
         else:
             words, spoilt = make_run(number, inputs, place)
-        return Result(number, words, spoilt, *_judged(words, place))
 
+        def work() -> int | None:
+            resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
+            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+            return run_words(words)
 
-def _judged(words: list[str], place: Path) -> tuple[str, str]:
-    """What comes of a command line in a folder: the verdict, and the last line."""
-
-    def work() -> int | None:
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-        return run_words(words)
-
-    before = content(place / "in")
-    child = begin(work, place)
-    end, status = time.monotonic() + 5 * SECONDS, None
-    while status is None and time.monotonic() < end:
-        ended, value = os.waitpid(child, os.WNOHANG)
-        status = os.waitstatus_to_exitcode(value) if ended else time.sleep(0.005)
-    if status is None:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    printed = (place / "printed").read_text(errors="replace")
-    said = (printed.strip().splitlines() or [""])[-1]
-    written = [path.read_bytes() for path in place.glob("out*/**/*") if path.is_file()]
-    traced = "Traceback (most recent" in printed or "Exception ignored" in printed
-    verdicts = {
-        "hang": status in (None, -signal.SIGXCPU),
-        "lost": before != content(place / "in"),
-        "code": (place / "ran").exists(),
-        "leak": any(
-            SECRET.encode() in text for text in (printed.encode(errors="replace"), *written)
-        ),
-        "killed": status is not None and status < 0,
-        "traceback": traced or (status and not said),
-        "line": status,
-    }
-    return next((name for name, found in verdicts.items() if found), "done"), said
+        before = content(place / "in")
+        child = begin(work, place)
+        end, status = time.monotonic() + 5 * SECONDS, None
+        while status is None and time.monotonic() < end:
+            ended, value = os.waitpid(child, os.WNOHANG)
+            status = os.waitstatus_to_exitcode(value) if ended else time.sleep(0.005)
+        if status is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        printed = (place / "printed").read_text(errors="replace")
+        said = (printed.strip().splitlines() or [""])[-1]
+        written = [path.read_bytes() for path in place.glob("out*/**/*") if path.is_file()]
+        seen = [printed.encode(errors="replace"), *written]
+        traced = "Traceback (most recent" in printed or "Exception ignored" in printed
+        verdicts = {
+            "hang": status in (None, -signal.SIGXCPU),
+            "lost": before != content(place / "in"),
+            "code": (place / "ran").exists(),
+            "leak": any(SECRET.encode() in text for text in seen),
+            "killed": status is not None and status < 0,
+            "traceback": traced or (status and not said),
+            "line": status,
+        }
+        verdict = next((name for name, found in verdicts.items() if found), "done")
+        return Result(number, words, spoilt, verdict, said)
 
 
 if __name__ == "__main__":

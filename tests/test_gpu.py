@@ -5,7 +5,7 @@ import torch
 
 from fairseq_clusterformer.attention import MultiheadAttention, parse_attention
 
-from .kinds import CAUSAL
+from .kinds import CAUSAL, by_steps
 
 DEVICE = "cuda"
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
@@ -24,30 +24,14 @@ def tokens(dtype: torch.dtype, length: int = 400) -> torch.Tensor:
     return torch.randn(2, length, WIDTH, device=DEVICE, dtype=dtype)
 
 
-@pytest.fixture
-def tf32():
-    """Products of float32 matrices may be of TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
-def stepwise(module: MultiheadAttention, x: torch.Tensor) -> torch.Tensor:
-    state, outputs = None, []
-    for t in range(x.size(1)):
-        out, state = module.step(x[:, t : t + 1], state)
-        outputs.append(out)
-    return torch.cat(outputs, dim=1)
-
-
 @every_causal_kind
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @torch.no_grad()
-def test_steps_equal_the_parallel_pass(kind, dtype, tf32):
-    """No token is routed elsewhere because a product was rounded otherwise."""
+def test_steps_equal_the_parallel_pass(kind, dtype, monkeypatch):
+    """Where TF32 is allowed, no token is routed elsewhere because a product was rounded."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
     module, x = build(kind).to(dtype), tokens(dtype)
-    torch.testing.assert_close(stepwise(module, x), module(x)[0], rtol=0, atol=2e-2)
+    torch.testing.assert_close(by_steps(module, x)[0], module(x)[0], rtol=0, atol=2e-2)
 
 
 @every_causal_kind
@@ -55,7 +39,7 @@ def test_steps_equal_the_parallel_pass(kind, dtype, tf32):
 def test_a_step_does_not_wait_for_the_device(kind):
     module, x = build(kind), tokens(torch.bfloat16, 40)
     module = module.to(torch.bfloat16)
-    stepwise(module, x)  # kernels are compiled and tuned
+    by_steps(module, x)  # kernels are compiled and tuned
     mask = torch.zeros(2, 1, dtype=torch.bool, device=DEVICE)
     state = None
     torch.cuda.set_sync_debug_mode("error")

@@ -70,8 +70,8 @@ def test_who_imports_whom():
     lower = tuple(f"{NAME}.{layer}" for layer in WITHOUT_FAIRSEQ)
     found, files, rooms = [], {}, {}
     for name, path in FILES.items():
-        room = name.split(".")[1:2]
-        for module in imported_modules(name, path):
+        room, imported = name.split(".")[1:2], imported_modules(name, path)
+        for module in imported:
             above = module.split(".")[0] in ("fairseq", "fairseq_cli", "hydra", "omegaconf")
             ours = module.startswith(NAME) and module != f"{NAME}.__version__"
             above |= ours and not module.startswith(lower)
@@ -80,19 +80,15 @@ def test_who_imports_whom():
             if stranger or name.startswith(lower) and above:
                 found.append(f"{name} imports {module}")
         if name != f"{NAME}.tasks.entry":
-            files[name] = {module for module in _modules(name, path) if module != name}
-            others = {module.split(".")[1] for module in files[name] if module != NAME}
+            # a name of a module stands for the module
+            modules = {m if m in FILES else m.rpartition(".")[0] for m in imported}
+            above = {m for m in modules if m in FILES and not f"{name}.".startswith(f"{m}.")}
+            files[name] = above
+            others = {module.split(".")[1] for module in above if module != NAME}
             rooms.setdefault(*(room or [""]), set()).update(others - {*room})
     assert found == []
     for graph in (files, rooms):
         TopologicalSorter(graph).prepare()  # a CycleError names the circle
-
-
-def _modules(name: str, path: Path) -> set[str]:
-    """Our modules that a file imports; a name of a module stands for the module."""
-    found = imported_modules(name, path)
-    ours = {module if module in FILES else module.rpartition(".")[0] for module in found}
-    return {module for module in ours if module in FILES and not name.startswith(f"{module}.")}
 
 
 def test_the_core_imports_torch_and_nothing_slow(run_cli):
@@ -100,6 +96,7 @@ def test_the_core_imports_torch_and_nothing_slow(run_cli):
     layers = ", ".join(f"{NAME}.{layer}" for layer in WITHOUT_FAIRSEQ)
     code = (
         f"import torch, sys\nbefore = set(sys.modules)\nimport {layers}\n"
+        "assert 'torch._dynamo' not in sys.modules\n"  # takes longer than all else
         "found = {name.split('.')[0] for name in set(sys.modules) - before}\n"
         "print(sorted(found - sys.stdlib_module_names))"
     )
@@ -164,43 +161,29 @@ print(json.dumps({
 """
 
 
-def assert_registered(run: subprocess.CompletedProcess[str], package: Path) -> None:
+@pytest.mark.parametrize("way", [pytest.param("name", marks=pytest.mark.whole), "link"])
+def test_a_user_dir(way, run_cli, tmp_path):
+    """By its name from any folder, after set-up; and through a link, after Python imported it
+    (then also by path and name)."""
+    code, given = IMPORT_USER_DIR, NAME
+    if way == "name" and Path(sys.prefix) != REPO_ROOT / ".venv":
+        pytest.skip("not the environment of scripts/setup.sh")
+    if way == "link":
+        (given := tmp_path / NAME).symlink_to(PACKAGE)
+        begin = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport {NAME}.plugin\n"
+        end = f"for user_dir in ({str(PACKAGE)!r}, {NAME!r}):\n"
+        end += "    utils.import_user_module(Namespace(user_dir=user_dir))\n"
+        code = f"{begin}{code}{end}assert sys.argv[1] in {NAME}.__file__"
+    run = run_cli("python", "-c", code, given, cwd=tmp_path if way == "name" else REPO_ROOT)
     found = json.loads(run.stdout.splitlines()[-1])
-    assert Path(found["file"]).resolve() == package.resolve() / "__init__.py"
+    assert Path(found["file"]).resolve() == PACKAGE / "__init__.py"
     assert "clusterformer_lm" in found["models"]
     assert "clusterformer_cross_entropy" in found["criterions"]
-
-
-@pytest.mark.whole
-@pytest.mark.skipif(
-    Path(sys.prefix) != REPO_ROOT / ".venv", reason="not the environment of scripts/setup.sh"
-)
-def test_a_user_dir_by_name_after_setup(run_cli, tmp_path):
-    """From any folder, though the installation is editable."""
-    assert_registered(run_cli("python", "-c", IMPORT_USER_DIR, NAME, cwd=tmp_path), PACKAGE)
-
-
-def test_a_user_dir_after_python_imported_it(run_cli, tmp_path):
-    """Through a link here; the path and the name are known too."""
-    (tmp_path / NAME).symlink_to(PACKAGE)
-    code = f"""
-import sys
-sys.path.insert(0, {str(tmp_path)!r})
-import fairseq_clusterformer.plugin
-{IMPORT_USER_DIR}
-for user_dir in ({str(PACKAGE)!r}, {NAME!r}):
-    utils.import_user_module(Namespace(user_dir=user_dir))
-assert str(sys.argv[1]) in fairseq_clusterformer.__file__
-"""
-    assert_registered(run_cli("python", "-c", code, tmp_path / NAME, cwd=REPO_ROOT), PACKAGE)
 
 
 def test_files_of_the_wheel(run_cli, tmp_path):
     with zipfile.ZipFile(build_wheel(run_cli, tmp_path)) as wheel:
         found = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    others = [
-        *(PACKAGE / "visual" / "templates").iterdir(),
-        *(PACKAGE / "kernels" / "cpu").glob("*.[ch]*"),
-    ]
-    others += [*(PACKAGE / "documents").glob("*.html"), *(PACKAGE / "trained").glob("*/*")]
+    places = ("visual/templates/*", "kernels/cpu/*.[ch]*", "documents/*.html", "trained/*/*")
+    others = [path for place in places for path in PACKAGE.glob(place)]
     assert found == {str(path.relative_to(REPO_ROOT)) for path in [*FILES.values(), *others]}
