@@ -31,15 +31,11 @@ CAUSAL = {
     "neural": "neural",
     "neural, running normaliser": "neural(normalizer=running)",
     "neural, dot": "neural(similarity=dot,temperature=1)",
-    "neural, one cluster": "neural(clusters=1)",
     "neural, many clusters": "neural(clusters=100)",
     "neural, gap": "neural(gap=3)",
     "gated": "gated",
-    "gated, many clusters": "gated(clusters=100)",
     "gated, gap": "gated(gap=4)",
     "taught": "taught",
-    "window+taught, gap, no convolution": "window+taught(gap=3,routing_convolution=0)",
-    "taught, probes": "taught(probes=2,routing_convolution=0)",
     "taught, probes, gap": "taught(probes=2,gap=3,routing_convolution=0)",
     "taught, summaries": "taught(summaries=4,routing_convolution=0)",
     "taught, summaries, probes, gap": "taught(summaries=3,probes=2,gap=6)",
@@ -64,8 +60,6 @@ CAUSAL = {
     "window, sinks": "window(sinks=2)",
     "gated, sinks, gap": "gated(sinks=3,gap=4)",
     "taught, sinks, summaries, probes": "taught(sinks=2,summaries=3,probes=2,gap=2)",
-    "taught, clusters of keys, dropped": "taught(clusters_per=kv-head,routes_by=heads,"
-    "drop_keys=0.5,routing_convolution=0)",
     "window+taught, clusters of keys": "window+taught(clusters_per=kv-head,probes=2,gap=3,"
     "routing_convolution=0)",
     "taught, clusters of keys": "taught(clusters_per=kv-head,sinks=2,summaries=3,probes=2,gap=3)",
@@ -83,8 +77,6 @@ BIDIRECTIONAL = {
     "gated": "gated",
     "gated, gap": "gated(gap=2)",
     "taught": "taught",
-    "taught, gap, no convolution": "taught(gap=3,routing_convolution=0)",
-    "taught, probes": "taught(probes=2,routing_convolution=0)",
     "taught, summaries": "taught(summaries=4)",
     "taught, by heads": "taught(routes_by=heads)",
     "taught, dropped keys": "taught(drop_keys=0.5,routes_by=heads)",
@@ -141,46 +133,37 @@ def every_kind(**others):
 
 def every_causal_kind_and_kernel(**others):
     """By ``impl`` and ``kind``."""
-    return _by(("impl", "kind"), _and_kernel(CAUSAL, CAUSAL_BY_TRITON), others)
+    cases = [("blocks", kind) for kind in CAUSAL] + [("triton", kind) for kind in CAUSAL_BY_TRITON]
+    return _by(("impl", "kind"), cases, others)
 
 
 def every_kind_and_kernel(**others):
     """By ``impl``, ``kind`` and ``causal``."""
-    cases = [(*case, True) for case in _and_kernel(CAUSAL, CAUSAL_BY_TRITON)]
-    cases += [(*case, False) for case in _and_kernel(BIDIRECTIONAL, BIDIRECTIONAL_BY_TRITON)]
+    cases = [("blocks", kind, True) for kind in CAUSAL]
+    cases += [("triton", kind, True) for kind in CAUSAL_BY_TRITON]
+    cases += [("blocks", kind, False) for kind in BIDIRECTIONAL]
+    cases += [("triton", kind, False) for kind in BIDIRECTIONAL_BY_TRITON]
     return _by(("impl", "kind", "causal"), cases, others)
-
-
-def _and_kernel(kinds, by_triton) -> list[tuple[str, str]]:
-    return [("blocks", kind) for kind in kinds] + [("triton", kind) for kind in by_triton]
 
 
 def _by(names: tuple[str, ...], cases: list[tuple], others: dict[str, list]):
     """Each case with one of the values of each other, which take turns among the cases that are
     tested by default, and among the others of one kind."""
-    rest = [_is_of_the_matrix(case) for case in cases]
-    of_kind = ["triton" if "triton" in case else family(_name(case)) for case in cases]
-    groups = [of_matrix and kind for of_matrix, kind in zip(rest, of_kind, strict=True)]
-    for values in others.values():
-        turns = {group: cycle(values) for group in groups}
-        cases = [(*case, next(turns[group])) for case, group in zip(cases, groups, strict=True)]
-    marks = [[pytest.mark.matrix] if of_matrix else [] for of_matrix in rest]
-    cases = [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
-    return pytest.mark.parametrize((*names, *others), cases, ids=_id)
-
-
-def _is_of_the_matrix(case: tuple) -> bool:
-    """Whether a case is left out by default."""
-    name, forms = _name(case), BIDIRECTIONAL if False in case else CAUSAL
-    return "triton" in case or name != [form for form in forms if family(form) == family(name)][-1]
+    params, turns = [], {}
+    for case in cases:
+        forms = BIDIRECTIONAL if False in case else CAUSAL
+        name = next(part for part in case if part in forms)
+        last = [form for form in forms if family(form) == family(name)][-1]
+        rest = "triton" in case or name != last
+        group = rest and ("triton" if "triton" in case else family(name))
+        of_others = turns.setdefault(group, [cycle(values) for values in others.values()])
+        marks = [pytest.mark.matrix] if rest else []
+        params.append(pytest.param(*case, *map(next, of_others), marks=marks))
+    return pytest.mark.parametrize((*names, *others), params, ids=_id)
 
 
 def _id(value: object) -> str | None:
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
-
-
-def _name(case: tuple) -> str:
-    return next(part for part in case if part in CAUSAL or part in BIDIRECTIONAL)
 
 
 def family(name: str) -> str:

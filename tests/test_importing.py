@@ -21,10 +21,8 @@ found, right = np.array([1, 0, 1, 1]), np.array([1, 1, 0, 1])
 assert abs(acc_and_f1(found, right)["f1"] - 2 / 3) < 1e-6
 assert abs(pearson_and_spearman(np.arange(3), np.array([1, 3, 2]))["spearmanr"] - 0.5) < 1e-6
 assert sklearn_metrics.accuracy_score(right, found) == 0.5
-import scipy.stats, sklearn.base
-from sklearn.metrics import f1_score
-assert f1_score is sklearn.metrics.f1_score and issubclass(sklearn.base.BaseEstimator, object)
-assert scipy.stats.norm.cdf(0) == 0.5
+import scipy.stats, sklearn.metrics
+assert scipy.stats.norm.cdf(0) == 0.5 and sklearn.metrics.f1_score([1], [1]) == 1
 """
 
 ANSWER = """

@@ -58,15 +58,6 @@ def test_centroids_of_the_layer_before_are_of_a_whole_row():
         module(inputs(), Batch(None, documents()))
 
 
-@torch.no_grad()
-def test_a_document_sees_nothing_of_another():
-    """Guards the tests above: were all numbers the same, they would differ."""
-    module, x = build("window", causal=True), inputs()
-    one = module(x, Batch(None, torch.zeros(3, TOTAL, dtype=torch.long)))[0]
-    torch.testing.assert_close(one, module(x)[0], rtol=0, atol=1e-12)
-    assert not torch.allclose(one[0], module(x, Batch(None, documents()))[0][0])
-
-
 def test_positions_begin_anew():
     mask = torch.tensor([[True, True, False, False, False, False, True]])
     numbers = torch.tensor([[0, 0, 0, 0, 1, 1, 1]])

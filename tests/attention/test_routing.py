@@ -25,20 +25,6 @@ def nearest(vector: Tensor, centroids: Tensor) -> int:
     return cosines.index(max(cosines))
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("rule", ["chunk", "recent"])
-@pytest.mark.parametrize("num_clusters", [1, 4, 50])
-def test_no_token_is_left_without_keys(rule, num_clusters):
-    """Of values that are all 1, every weighted mean is 1."""
-    module = layer("routing", causal=False, num_clusters=num_clusters, cluster_rule=rule)
-    module.v_proj.weight.zero_()
-    module.v_proj.bias.fill_(1.0)
-    expected = module.out_proj(torch.ones(WIDTH, dtype=torch.float64))
-    mask = pads([LENGTH, 4], LENGTH, "left")
-    out = module(inputs(), mask)[0][~mask]
-    torch.testing.assert_close(out, expected.expand_as(out))
-
-
 def moved_by_a_loop(centroids: Tensor, vectors: Tensor, momentum: float) -> Tensor:
     """The centroids [K, E] of one head after an update that saw vectors [n, E]."""
     unit = [vector / math.sqrt(float(vector @ vector)) for vector in vectors]

@@ -50,11 +50,11 @@ def batches() -> dict[str, Batch]:
 def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl, form, monkeypatch):
     monkeypatch.setattr(shares_module, "CPP_FROM", 0)
     torch.manual_seed(2)
-    batch, of_keys = batches()[name], 1 if "share" in form else H
+    batch, J = batches()[name], 1 if "share" in form else H
     mask = batch.padding_mask
     q, k = torch.randn(2, B, H, N, E).double()
-    logits, x = torch.randn(B, H, N, K).double(), torch.randn(B, of_keys, N, R).double()
-    vectors, held = torch.randn(of_keys, K, R).double(), torch.randn(B, of_keys, N).double()
+    logits, x = torch.randn(B, H, N, K).double(), torch.randn(B, J, N, R).double()
+    vectors, held = torch.randn(J, K, R).double(), torch.randn(B, J, N).double()
     held = held.sigmoid().log() if "held" in form else None
     leaves = [t.requires_grad_() for t in (logits, x, vectors, held) if t is not None]
     similarity = Similarity("scaled-dot" if "dot" in form else "cosine")
@@ -65,11 +65,8 @@ def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl, form, monkeypa
     assert (keys.shares_for_cpp(impl) is not None) == (impl == "cpu")
     found = routing_loss(routing_gain(q, k, layouts, scouts, impl=impl))
 
-    shares = (
-        logits.softmax(-1),
-        shares_of_keys(x, vectors, similarity, mask, held).repeat_interleave(H // of_keys, dim=1),
-    )
-
+    of_queries = logits.softmax(-1)
+    of_keys = shares_of_keys(x, vectors, similarity, mask, held).repeat_interleave(H // J, dim=1)
     gains = []
     for b in range(B):
         hidden = torch.zeros(N) if batch.padding_mask is None else batch.padding_mask[b]
@@ -87,7 +84,7 @@ def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl, form, monkeypa
                 if not queries[b, h, i] or not seen:
                     continue
                 a = (k[b, h, seen] @ q[b, h, i] / math.sqrt(E)).softmax(0)
-                s = shares[1][b, h, seen] @ shares[0][b, h, i]
+                s = of_keys[b, h, seen] @ of_queries[b, h, i]
                 gains.append(torch.log((a * s).sum() / s.mean()))
     expected = -torch.stack(gains).mean()
     torch.testing.assert_close(found, expected)
@@ -146,9 +143,10 @@ def test_scouts_of_a_long_text_in_cpp(monkeypatch, threads):
         torch.testing.assert_close(other.double(), one, rtol=1e-4, atol=1e-5)
 
 
-def test_the_loss_is_zero_where_nobody_teaches():
+def test_the_loss_is_zero_where_nobody_teaches(monkeypatch):
     module = layer(f"taught(clusters={K},scouts=0)").train()
     assert module(torch.randn(B, N, D).double())[1][0].routing_loss is None
+    monkeypatch.setattr(shares_module, "CPP_FROM", 0)
     shares = torch.full((1, 1, 2, K), 1 / K).double().requires_grad_()
     x = torch.randn(1, 1, 2, R).double().requires_grad_()
     keys = Scores(x, torch.randn(1, K, R).double(), None, None, Similarity("cosine"))
@@ -157,9 +155,7 @@ def test_the_loss_is_zero_where_nobody_teaches():
     q = torch.randn(1, 1, 2, E).double()
     scouts = Scouts(queries, places, shares, keys)
     for impl in ("reference", "cpu"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shares_module, "CPP_FROM", 0)
-            loss = routing_loss(routing_gain(q, q, layouts, scouts, impl=impl))
+        loss = routing_loss(routing_gain(q, q, layouts, scouts, impl=impl))
         assert loss == 0
         for gradient in torch.autograd.grad(loss, (shares, x)):
             assert torch.equal(gradient, torch.zeros_like(gradient))
@@ -230,38 +226,36 @@ def test_the_task_teaches_no_router_and_the_router_nothing_else(more):
     assert all(g is None or not g.any() for g in of_loss[len(routers) :])
 
 
-def test_scouts_teach_as_much_as_the_task_needs_them():
+def test_scouts_teach_as_much_as_the_task_needs_them(monkeypatch):
     """A task that reads one token alone: its scouts alone teach, as much as all else would."""
     module = layer(f"taught(window=3,clusters={K},scouts={N},routing_convolution=0)").train()
     x = torch.randn(B, N, D).double()
     router = list(module.routers.parameters())
 
-    def taught(need: torch.Tensor) -> list[torch.Tensor]:
-        module.zero_grad()
-        out, (report,) = module(x)
-        (report.routing_loss + (out * need.unsqueeze(-1)).sum()).backward()
-        return [p.grad.clone() for p in router]
+    gains, original = [], taught_module.routing_loss
 
-    def alone(of: torch.Tensor) -> list[torch.Tensor]:
+    def noted(gain):
+        gains.append(gain)
+        return original(gain)
+
+    monkeypatch.setattr(taught_module, "routing_loss", noted)
+
+    def taught(need: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out, (report,) = module(x)
+        loss = report.routing_loss + (out * need.unsqueeze(-1)).sum()
+        return torch.autograd.grad(loss, router)
+
+    def alone(of: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Of the mean over those tokens."""
-        module.zero_grad()
-        gains = []
-        original = taught_module.routing_loss
-        try:
-            taught_module.routing_loss = lambda gain: gains.append(gain) or original(gain)
-            module(x)
-        finally:
-            taught_module.routing_loss = original
-        of = of.unsqueeze(1) & gains[0].of
-        (-(gains[0].nats * of).sum() / of.sum()).backward()
-        return [p.grad.clone() for p in router]
+        module(x)
+        of = of.unsqueeze(1) & gains[-1].of
+        return torch.autograd.grad(-(gains[-1].nats * of).sum() / of.sum(), router)
 
     everything, some = torch.ones(B, N), torch.zeros(B, N)
     some[:, 7] = 2.5  # any factor
     torch.testing.assert_close(taught(0 * everything), alone(everything > 0))
     torch.testing.assert_close(taught(some), alone(some > 0))
-    with pytest.raises(AssertionError):
-        torch.testing.assert_close(taught(some), alone(everything > 0))
+    assert not torch.allclose(taught(some)[0], alone(everything > 0)[0])
 
 
 def test_scouts_teach_in_every_third_update():
@@ -346,30 +340,6 @@ def test_that_share_of_the_keys_is_in_no_cluster(padded):
         real[:4, :, 8] = False
     share = held[real].double().mean()
     assert 0.5 < share < 0.7
-
-
-def test_micro_batches_drop_as_one_batch_would():
-    """Gates of two micro-batches lie far apart; a third is padding alone."""
-    options = f"clusters={K},routing_convolution=0,drop_keys=0.5"
-    parts = layer(f"taught({options})").train()
-    drawn = torch.randn(1, 2000, D).double()
-    highest = parts.routers[0].gate(drawn).amin(1).squeeze(0).argmax()
-    x = torch.randn(4, N, D).double()
-    x[2:] += 3 * drawn[0, highest]
-    mask = torch.zeros(4, N, dtype=torch.bool)
-    for rows in (x[:2], x[2:]):
-        parts.observe(parts(rows)[1])
-    parts.observe(parts(x, ~mask)[1])
-    parts.commit()
-    router = parts.routers[0]
-    assert router.normalizer.updates == 1
-    per_batch = []
-    for rows in (x[:2], x[2:]):
-        gates = router.gate(rows).detach() / 0.2
-        gates = gates.transpose(1, 2).flatten(0, 1).sort(0).values
-        per_batch.append(gates[int(0.5 * len(gates))])
-    expected = torch.stack(per_batch).mean(0)
-    torch.testing.assert_close(router.normalizer.average, expected)
 
 
 def test_what_scouts_teach_of_a_key_counts_by_how_surely_it_is_held():

@@ -1,21 +1,16 @@
 """Compiles the Triton kernels for sm_90 and prints what each needs; no GPU is needed for that.
 
-    python -m tests.kernels.compile_for_hopper [--all]
+    python -m tests.kernels.compile_for_hopper
 
 What is compiled is what calls would launch: launches are recorded instead of run. Each line is
-JSON: the kernel, what it was compiled for, its matrix instruction, and bytes of local memory per
-thread (spilled registers) and of shared memory. ``--all``: in every precision and width, plain and
-with all that costs registers.
+JSON: the kernel, its matrix instruction, and bytes of local memory per thread (spilled registers)
+and of shared memory.
 """
 
 import json
-import os
 import re
 import subprocess
-import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
-from itertools import product
 
 import torch
 import triton
@@ -38,15 +33,12 @@ def record(self, *args, grid=None, warmup=None, **kwargs):
     launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
 
 
-def record_attention(dtype: torch.dtype, width: int, everything: bool) -> None:
+def record_attention(dtype: torch.dtype, width: int) -> None:
+    """With all that costs registers."""
     q, k, v = (torch.randn(2, LENGTH, 2, width, dtype=dtype).transpose(1, 2) for _ in range(3))
-    slot = torch.arange(LENGTH).view(1, 1, LENGTH)
-    layout, options = Layout(lo=(slot - 7).clamp(min=0), hi=slot + 1), (None, None)
-    if everything:
-        count = torch.full((2, 1), LENGTH)
-        layout = Layout(layout.lo, layout.hi, slot, slot, count, count)
-        options = torch.randn(2, 1, LENGTH), torch.tensor(7)
-    call = Call(q, k, v, *options, layout, 0.1 if everything else 0.0)
+    slot, count = torch.arange(LENGTH).view(1, 1, LENGTH), torch.full((2, 1), LENGTH)
+    layout = Layout((slot - 7).clamp(min=0), slot + 1, slot, slot, count, count)
+    call = Call(q, k, v, torch.randn(2, 1, LENGTH), torch.tensor(7), layout, 0.1)
     out, lse = forward(call)
     backward(call, out, lse, Carry(out, lse))
 
@@ -90,22 +82,8 @@ def compiled(kernel: JITFunction, values: dict) -> dict:
     }
 
 
-def work(dtype: str, width: int, everything: bool) -> list[str]:
-    """One line for each launch."""
-    launches.clear()
-    record_attention(getattr(torch, dtype), width, everything)
-    of = {"dtype": dtype, "width": width, "everything": everything}
-    return [
-        json.dumps({"kernel": kernel.__name__, **of, **compiled(kernel, values)})
-        for kernel, values in launches
-    ]
-
-
 if __name__ == "__main__":
     JITFunction.run = record
-    jobs = [("bfloat16", 64, True)]
-    if "--all" in sys.argv:
-        jobs = list(product(("float32", "float16", "bfloat16"), (256, 128, 64), (True, False)))
-    with ProcessPoolExecutor(os.cpu_count() if "--all" in sys.argv else 1) as pool:
-        for lines in pool.map(work, *zip(*jobs, strict=True)):
-            print("\n".join(lines), flush=True)
+    record_attention(torch.bfloat16, 64)
+    for kernel, values in launches:
+        print(json.dumps({"kernel": kernel.__name__, **compiled(kernel, values)}), flush=True)

@@ -1,7 +1,4 @@
-"""The Triton kernels compile for a GPU, and fit one: the interpreter takes more than that.
-
-In every precision and width it takes minutes: ``CLUSTERFORMER_COMPILE_ALL=1``.
-"""
+"""The Triton kernels compile for a GPU, and fit one: the interpreter takes more than that."""
 
 import json
 import os
@@ -20,21 +17,14 @@ SHARED = 227 * 1024  # bytes that a program may have on Hopper
 @pytest.mark.matrix
 def test_every_kernel_fits_hopper(tmp_path):
     pytest.importorskip("triton", reason="triton is not installed")
-    everything = os.environ.get("CLUSTERFORMER_COMPILE_ALL") == "1"
     environment = {n: v for n, v in os.environ.items() if n != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     command = [sys.executable, "-m", "tests.kernels.compile_for_hopper"]
-    done = subprocess.run(
-        command + ["--all"] * everything,
-        capture_output=True,
-        text=True,
-        cwd=REPO_ROOT,
-        env=environment,
-    )
+    how = {"capture_output": True, "text": True, "cwd": REPO_ROOT}
+    done = subprocess.run(command, env=environment, **how)
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {x["kernel"] for x in found} == ATTENTION | OTHERS
-    assert len(found) == (18 if everything else 1) * len(ATTENTION | OTHERS)
+    assert sorted(x["kernel"] for x in found) == sorted(ATTENTION | OTHERS)
     for x in found:
         assert x["local"] <= 64, x
         assert x["shared"] <= SHARED, x
