@@ -8,6 +8,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ class ExplainedCheckpoints:
     """Mixin before a fairseq model: one line says what does not fit."""
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As fairseq's; raises CheckpointError for tensors of other shapes, what is no tensor,
-        numbers that are not finite, or (if ``strict``) missing or unknown tensors."""
+        """As fairseq's; raises CheckpointError for tensors of other shapes, of numbers that are
+        none, or (if ``strict``) missing or unknown ones."""
         if told := unfit_numbers(self, state_dict):
             raise CheckpointError(told)
         self.upgrade_state_dict(state_dict)
@@ -130,12 +131,10 @@ def check_words(option: str, path: str, words: Dictionary) -> None:
     theirs: list[str] = Dictionary.load(str(beside)).symbols
     own = words.symbols[: -1 if words.symbols[-1] == "<mask>" else None]  # a task's own word
     if theirs != own:
-        pairs = zip(theirs, own, strict=False)
-        first = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
-        what = f"{len(theirs)} words, here {len(own)}"
-        if first is not None:
-            what = f"word {first} is {theirs[first]!r}, here {own[first]!r}"
-        raise unfit(option, path, f"{beside} is another dictionary ({what})", "data of that one")
+        pairs = enumerate(zip_longest(theirs, own))
+        first, (word, ours) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
+        problem = f"{beside} is another dictionary (word {first} is {word!r}, here {ours!r})"
+        raise unfit(option, path, problem, "data of that one")
 
 
 @mends(Trainer, "load_checkpoint")
@@ -149,15 +148,14 @@ def explain_loading(load, self: Trainer, filename: str, *args, **kwargs):
         option, value = "--finetune-from-model", filename
     elif cfg.restore_file != CheckpointConfig.restore_file:
         option, value = "--restore-file", cfg.restore_file
-    ours = Path(filename).resolve().parent == Path(cfg.save_dir).resolve()
-    # one of --save-dir may be missing: jobs are started anew with the same command
-    missing = option == "--restore-file" and not ours and not Path(filename).is_file()
-    if explains and missing:
-        raise unfit(option, value, "no such file", "a checkpoint")
-    lost = option == "--save-dir" and not Path(filename).is_file()
-    if explains and lost and not cfg.no_last_checkpoints:
-        # else the best of the training would be written over by a new one's first
-        _restore_newest(self, filename, f"{option} is {value}: {filename} is missing")
+    if explains and not Path(filename).is_file():
+        ours = Path(filename).resolve().parent == Path(cfg.save_dir).resolve()
+        # one of --save-dir may be missing: jobs are started anew with the same command
+        if option == "--restore-file" and not ours:
+            raise unfit(option, value, "no such file", "a checkpoint")
+        if option == "--save-dir" and not cfg.no_last_checkpoints:
+            # else the best of the training would be written over by a new one's first
+            _restore_newest(self, filename, f"{option} is {value}: {filename} is missing")
     try:
         return load(self, filename, *args, **kwargs)
     except Exception as error:
@@ -184,9 +182,8 @@ def _why_unreadable(filename: str) -> str:
     """What is wrong with a file; empty: nothing, or there is none."""
     try:
         if Path(filename).is_file():
-            checkpoint_utils.load_checkpoint_to_cpu(filename)["extra_state"]["train_iterator"][
-                "epoch"
-            ]
+            state = checkpoint_utils.load_checkpoint_to_cpu(filename)
+            state["extra_state"]["train_iterator"]["epoch"]
     except Exception as error:
         return why_no_checkpoint(error)
     return ""

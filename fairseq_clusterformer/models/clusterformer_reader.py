@@ -171,10 +171,11 @@ class ClusterformerReader(ReaderModel):
         # what RoBERTa has: learned positions, their sum with the embeddings normalised
         cfg.encoder.learned_pos = cfg.layernorm_embedding = True
         dictionary = task.source_dictionary
+        words = Embedding(len(dictionary), args.encoder_embed_dim, dictionary.pad())
         encoder = ReaderEncoder(
             cfg,
             dictionary,
-            Embedding(len(dictionary), args.encoder_embed_dim, dictionary.pad()),
+            words,
             size=args.window_size,
             stride=args.window_stride,
             # The first layer has no window below it. CF20 counts from 0 as well: in its table 4,

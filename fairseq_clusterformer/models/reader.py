@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from torch import Tensor, nn
 
@@ -74,7 +73,7 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
     were (eq. 9). Positions are counted in each window anew.
 
     Args:
-        cfg, dictionary, embed_tokens: of fairseq's encoder.
+        args: fairseq's encoder's.
         size, stride: L and M.
         cluster_layers: their numbers, from 0; the first layer is none of them.
         cluster_attention: a kind of attention; "window": these layers are sliding-window layers
@@ -87,9 +86,7 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
     def __init__(
         self,
         cfg: TransformerConfig,
-        dictionary: Dictionary,
-        embed_tokens: nn.Embedding,
-        *,
+        *args,
         size: int,
         stride: int,
         cluster_layers: tuple[int, ...],
@@ -97,18 +94,17 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
         plan: AttentionPlan,
         token_types: int = 0,
     ):
-        self.size = size
-        self.stride = stride
+        self.size, self.stride = size, stride
         self.same_place = cluster_attention == "strided"
         self.cluster_layers = () if cluster_attention == "window" else cluster_layers
         sparse = iter(plan.layers)
         across = () if self.same_place else self.cluster_layers
         numbers = range(cfg.encoder.layers)
         kinds = tuple(next(sparse) if n in across else parse_layer("full") for n in numbers)
-        super().__init__(cfg, dictionary, embed_tokens, plan=plan._replace(layers=kinds))
+        super().__init__(cfg, *args, plan=plan._replace(layers=kinds))
         self.embed_types = None
         if token_types:
-            self.embed_types = nn.Embedding(token_types, embed_tokens.embedding_dim)
+            self.embed_types = nn.Embedding(token_types, self.embed_tokens.embedding_dim)
             nn.init.normal_(self.embed_types.weight, std=0.02)
 
     def build_encoder_layer(self, cfg):
@@ -124,31 +120,26 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
             given = f"a window of {longest} tokens, {question_tokens.size(1)} of the question"
             raise ValueError(f"{given}; allowed: {self.max_positions()} (--window-positions)")
         at_once = at_once_in(self, document_tokens.device)
-        windows = Windows(
-            question_tokens, document_tokens, self.size, self.stride, self.padding_idx, at_once
-        )
-        places = None
+        given = question_tokens, document_tokens, self.size, self.stride, self.padding_idx
+        windows, places = Windows(*given, at_once), None
         if self.same_place:
             places = Rows(~windows.by_place(windows.padding), at_once)
 
         def embedded(part: slice) -> Tensor:
             tokens = windows.tokens[:, part]
-            rows = tokens.flatten(0, 1)
-            words = None
+            rows, words = tokens.flatten(0, 1), None
             if self.embed_types is not None:
-                asked = question_tokens.size(1)
-                of_document = torch.arange(rows.size(1), device=rows.device) >= asked
-                types = self.embed_types(of_document.long()) / self.embed_scale
-                words = self.embed_tokens(rows) + types
+                place = torch.arange(rows.size(1), device=rows.device)
+                types = self.embed_types((place >= question_tokens.size(1)).long())
+                words = self.embed_tokens(rows) + types / self.embed_scale
             return self.forward_embedding(rows, words)[0].unflatten(0, tokens.shape[:2])
 
         question, document = windows.through(self.layers[0], embedded)
         by_layer: dict[int, list[Report]] = {}
         for number, layer in enumerate(self.layers[1:], 1):
             if number not in self.cluster_layers:
-                question, document = windows.through(
-                    layer, partial(windows.cut, question, document)
-                )
+                cut = partial(windows.cut, question, document)
+                question, document = windows.through(layer, cut)
                 continue
             states = windows.sequence(question, document)
             del question, document  # of a long document, much memory

@@ -12,17 +12,13 @@ from torch import Tensor
 def read_word_vectors(
     path: str, width: int, option: str, *, known: Container[str] = (), most: int | None = None
 ) -> tuple[list[str], Tensor]:
-    """Words of a file, each once, and their vectors, float32 [n, width].
+    """Words of a file, each once, and their vectors, float32 [n, width]; of those that are known,
+    or all, in its first lines, or all.
 
     A line is a word and its numbers, separated by spaces. Of a word that comes twice the first
     counts. word2vec's first line, the numbers of words and of dimensions, is passed over. Raises
-    ValueError: no such file; a line that is no vector of this width; no word found; or numbers
-    that are all the same.
-
-    Args:
-        option: the one that says the width, for messages.
-        known: the words to look for; without any, all are.
-        most: lines to read, the first ones; None: all.
+    ValueError: no such file; a line that is no vector of this width, which the option says; no
+    word found; or numbers that are all the same.
     """
 
     def wrong(what: str, allowed: str) -> ValueError:

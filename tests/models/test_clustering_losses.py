@@ -4,10 +4,9 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
 from fairseq_clusterformer.clustering import summary
-from tests.models.small import gradients, lm_sample, make_criterion, make_lm, make_task
+from tests.models.small import gradients, lm_sample, make_criterion, make_lm
 
 LAYERS = 3
 WEIGHTS = {"mu": 0.7, "nu": 0.3, "task_weight": 2.0}
@@ -89,17 +88,6 @@ def test_total_is_equation_17():
         + 2.0 * logged["loss"] / sample_size
     )
     torch.testing.assert_close(loss / sample_size, expected)
-
-
-def test_validation_loss_is_the_tasks_alone():
-    model, batch = make_model().eval(), lm_sample((12, 9))
-    loss, _, logged = make_criterion(**WEIGHTS)(model, batch)
-    expected, _, _ = CrossEntropyCriterion(make_task(), False)(model, batch)
-    assert torch.equal(loss, expected)
-    assert torch.equal(logged["loss"], expected)
-    loss, _, logged = make_criterion(**WEIGHTS)(model.train(), batch)
-    torch.testing.assert_close(logged["loss"], expected)
-    assert not torch.equal(loss, expected)
 
 
 def test_a_dense_model_is_refused_by_name():
