@@ -74,7 +74,7 @@ COMMANDS = {
         "--html --top --no-answer-margin --encoding --windows --port --index --upload-limit"
     ),
     "answer --cpu --document {documents} --question Who": "--html --index --encoding --document",
-    "draw --checkpoint {model} --text {lines} --out out": "--out --layer --text --question",
+    "draw --checkpoint {model} --text {lines} --out out": "--out --text --question",
     "bundle {checkpoint} out --data {data}": "--dtype --max-words --word-vectors",
     "export {model} out --to transformers": "--dtype --to",
     "export {gpt2|roberta|marian|bart|exported} out --to fairseq": "--dtype --to",

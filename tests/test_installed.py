@@ -68,7 +68,6 @@ def test_text(run):
         f"clusterformer perplexity {checkpoint} --data data-bin/texts --max-blocks 2"
     )
     run(f"clusterformer draw {checkpoint} --data data-bin/texts --text texts/0.txt --out drawn")
-    assert (run.home / "drawn" / "clusters.png").read_bytes().startswith(b"\x89PNG")
     assert "<html" in (run.home / "drawn" / "clusters.html").read_text()
 
     run("clusterformer bundle model/checkpoint_last.pt bundle")

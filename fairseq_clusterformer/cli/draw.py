@@ -1,27 +1,22 @@
-"""Draw what clusters together, as a picture (PNG) and as a page (HTML that needs no network).
+"""Draw what clusters together, as a page of HTML that needs no network.
 
     clusterformer draw --checkpoint LM --text passage.txt --out drawn
     clusterformer draw --checkpoint READER --document report.pdf --question "Who ...?" --out drawn
 
-The checkpoint's task decides what is drawn into the folder drawn:
-
-- language model: clusters.png and clusters.html, the tokens of a passage in the colours of their
-  clusters. Sizes and words of the clusters are counted over the validation text of --data; where
-  there is none, as in a bundle, over the passage.
-- reader of the architecture clusterformer_reader: clusters.png and clusters.html of a document.
-
-The picture shows one layer (--layer, counted from 0), the page all layers that cluster. Centroids
-in a file are drawn by `python -m examples.clustering draw`.
+drawn/clusters.html shows the tokens of a passage in the colours of their clusters, in each layer
+that clusters. Of a language model, sizes and words of the clusters are counted over the validation
+text of --data; where there is none, as in a bundle, over the passage. Of a reader of the
+architecture clusterformer_reader, they are those of the document.
+Centroids in a file are drawn by `python -m examples.clustering draw`.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.outputs import whole_file, write_text
-from fairseq_clusterformer.ranges import Range
+from fairseq_clusterformer.outputs import write_text
 
-from .common import Parser, add_force, add_places, check_files, inputs_of, number
+from .common import Parser, add_force, add_places, check_files, inputs_of
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,18 +30,16 @@ def main(arguments: Sequence[str]) -> int:
     add("--out FOLDER", "folder for the files", required=True)
     add_force(parser)
     add_places(parser)
-    about = "to draw, from 0 (default: that which divides the text most evenly)"
-    add("--layer N", about, type=number(Range(whole=True)))
     args = parser.parse_args(arguments)
     how = {"inputs": inputs_of(args, args.text), "force": args.force, "makes_folder": True}
-    picture, html = (args.out / name for name in ("clusters.png", "clusters.html"))
-    check_files(args.out, (picture.name, html.name), **how)
+    page = args.out / "clusters.html"
+    check_files(args.out, [page.name], **how)
     from fairseq.models import FairseqLanguageModel
 
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.documents import drawing
     from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-    from fairseq_clusterformer.visual import figure, language_model, pages
+    from fairseq_clusterformer.visual import language_model, pages
 
     loaded = load_checkpoint(args.checkpoint, data=args.data)
     if isinstance(loaded.model, ClusterformerReader):
@@ -61,9 +54,6 @@ def main(arguments: Sequence[str]) -> int:
         what = f"is a {type(loaded.model).__name__}"
         allowed = "a language model, or a reader of the architecture clusterformer_reader"
         raise bad_option("--checkpoint", args.checkpoint, allowed, what)
-    layer = text.most_spread(args.layer)
-    with whole_file("--out", picture, **how) as new:
-        figure.save(figure.draw_passage(text, layer), new)
-    write_text("--out", html, pages.cluster_page(text, layer), **how)
-    print(f"{picture} ({layer.name}) and {html}")
+    write_text("--out", page, pages.cluster_page(text), **how)
+    print(f"{page}: {len(text.layers)} clusterings of {len(text.tokens):,} {text.unit}s")
     return 0

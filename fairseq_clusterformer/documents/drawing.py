@@ -81,10 +81,10 @@ def read_clusters(loaded: Loaded, path: Path, question: str) -> ClusteredText:
     for start in section.document.starts.tolist()[1:]:
         tokens[start] = "\n"  # between paragraphs
     words, layers = word_endings(tokens), []
-    for (number, name), clusters in read.clusters.items():
+    for (_, name), clusters in read.clusters.items():
         own = clusters.tolist()
         described = describe(tokens, own, max(own) + 1, words)
-        layers.append(DrawnLayer(number, name, None, own, described))
+        layers.append(DrawnLayer(name, None, own, described))
     return ClusteredText(
         model=describe_model(loaded),
         unit="piece",

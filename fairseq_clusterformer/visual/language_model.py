@@ -12,7 +12,7 @@ from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import bad_option, check_file
 
-from .words import ClusteredText, DrawnLayer, describe, word_endings, word_pairs
+from .words import ClusteredText, DrawnLayer, describe, word_endings
 
 MOST_COUNTED = 1 << 16  # tokens of the validation text
 MOST_SHOWN = 1 << 13  # tokens of the passage
@@ -22,35 +22,44 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
     """Run a language model over the passage of a file and over its validation text (``valid.bin``
     of the data folder), by which clusters are described; where there is none, as in a bundle, by
     the passage. Raises UserError if no layer clusters, or the file has no text."""
-    model = loaded.model
+    model, row = loaded.model, loaded.model.max_positions()
     coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
-    passage = encode_file(coding, text)
-    shown = passage[:MOST_SHOWN]
-    valid = _validation_text(loaded.folder)
-    counted = shown if valid is None else valid
-    row = model.max_positions()
+    check_file("--text", text, "a file of text")
+    passage = coding.encode(text.read_bytes(), f"--text is {text}")
+    if not len(passage):
+        raise bad_option("--text", text, f"a text of one {coding.unit} or more", "is empty")
+    counted = shown = passage[:MOST_SHOWN]
+    if indexed_dataset.dataset_exists(valid := str(loaded.folder / "valid"), "mmap"):
+        data = indexed_dataset.make_dataset(valid, "mmap")
+        items = int(np.searchsorted(np.cumsum(data.sizes), MOST_COUNTED)) + 1
+        counted = torch.cat([data[i] for i in range(min(items, len(data)))])[:MOST_COUNTED].long()
     of_passage, of_counted = (_clusters_by_row(model, tokens, row) for tokens in (shown, counted))
     if not of_counted:
         allowed = "a model with a kind that clusters in its --attention, such as neural"
         what = f"no layer of this {type(model).__name__} clusters"
         raise bad_option("--checkpoint", loaded.path, allowed, what)
-    rows = [shown_tokens(coding, tokens) for tokens in counted.split(row)]
-    of_row = word_pairs if coding.unit == "word" else word_endings
-    shows, endings = sum(rows, []), sum(map(of_row, rows), [])
+    shows, endings = [], []
+    for tokens in counted.split(row):
+        shows += (of_row := shown_tokens(coding, tokens))
+        if coding.unit == "word":  # each with the one before it
+            endings += [
+                before + token for before, token in zip(["", *of_row], of_row, strict=False)
+            ]
+        else:
+            endings += word_endings(of_row)
     layers = []
     for (name, head), clusters in of_counted.items():
-        router = model.get_submodule(name)
-        rule = router.rule
+        rule = model.get_submodule(name).rule
         window = rule.window if rule.can_step and rule.gap == 0 else None
-        described = describe(shows, sum(clusters, []), rule.clusters, endings)
-        of_layer = sum(of_passage[name, head], [])
-        layers.append(DrawnLayer(*_label(model, name, head), window, of_layer, described))
+        described = describe(shows, clusters, rule.clusters, endings)
+        label = _label(model, name, head)
+        layers.append(DrawnLayer(label, window, of_passage[name, head], described))
     notes = []
     if len(shown) > row:
         notes.append(f"The model reads the passage in parts of {row:,} {coding.unit}s.")
     if len(passage) > len(shown):
         notes.append(f"The passage is cut after {len(shown):,} {coding.unit}s.")
-    what = "the passage itself" if valid is None else "validation text"
+    what = "the passage itself" if counted is shown else "validation text"
     return ClusteredText(
         model=describe_model(loaded),
         unit=coding.unit,
@@ -60,15 +69,6 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
         note=" ".join(notes),
         layers=layers,
     )
-
-
-def encode_file(coding: TextCoding, text: Path) -> Tensor:
-    """Tokens of a text file, int64 [N]; UserError if it has no text, or is not UTF-8."""
-    check_file("--text", text, "a file of text")
-    tokens = coding.encode(text.read_bytes(), f"--text is {text}")
-    if not len(tokens):
-        raise bad_option("--text", text, f"a text of one {coding.unit} or more", "is empty")
-    return tokens
 
 
 def shown_tokens(coding: TextCoding, tokens: Tensor) -> list[str]:
@@ -83,31 +83,20 @@ def describe_model(loaded: Loaded) -> str:
     return f"{loaded.path.name}: {type(loaded.model).__name__}, {parameters:,} parameters"
 
 
-def _validation_text(folder: Path) -> Tensor | None:
-    """The first tokens of the validation text, int64 [N]; None if there is none."""
-    prefix = str(folder / "valid")
-    if not indexed_dataset.dataset_exists(prefix, "mmap"):
-        return None
-    data = indexed_dataset.make_dataset(prefix, "mmap")
-    items = int(np.searchsorted(np.cumsum(data.sizes), MOST_COUNTED)) + 1
-    return torch.cat([data[i] for i in range(min(items, len(data)))])[:MOST_COUNTED].long()
-
-
-def _clusters_by_row(
-    model, tokens: Tensor, row: int
-) -> dict[tuple[str, int | None], list[list[int]]]:
-    """Clusters of tokens [N] in rows, by router and by head: None where its heads share them."""
-    rows: dict[tuple[str, int | None], list[list[int]]] = {}
+def _clusters_by_row(model, tokens: Tensor, row: int) -> dict[tuple[str, int | None], list[int]]:
+    """Clusters of tokens [N], which are read in rows, by router and by head: None where its heads
+    share them."""
+    found: dict[tuple[str, int | None], list[int]] = {}
     for part in tokens.split(row):
         for name, clusters in token_clusters(model, part.unsqueeze(0)).items():
             for head, of_head in enumerate(clusters[0].tolist()):
                 key = (name, head if clusters.size(1) > 1 else None)
-                rows.setdefault(key, []).append(of_head)
-    return rows
+                found.setdefault(key, []).extend(of_head)
+    return found
 
 
-def _label(model, name: str, head: int | None) -> tuple[int, str]:
-    """The layer's number, and which layer and heads a router's clusters serve, for people."""
+def _label(model, name: str, head: int | None) -> str:
+    """Which layer and heads a router's clusters serve, for people."""
     stack, number, _, _, router = name.rsplit(".", 4)  # ... layers.3.self_attn.routers.1
     layers = model.get_submodule(stack)
     kinds, heads = layers[int(number)].kinds, layers[int(number)].self_attn.num_heads
@@ -117,5 +106,6 @@ def _label(model, name: str, head: int | None) -> tuple[int, str]:
         first = last = first + head
     which = f"head {first}" if first == last else f"heads {first} to {last}"
     which = "all heads" if last - first + 1 == heads else f"{which} of heads 0 to {heads - 1}"
-    layer = f"layer {number} of layers 0 to {len(layers) - 1}"
-    return int(number), f"{layer}, {which}, {kinds[int(router)].written}"
+    return (
+        f"layer {number} of layers 0 to {len(layers) - 1}, {which}, {kinds[int(router)].written}"
+    )

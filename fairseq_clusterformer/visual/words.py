@@ -3,7 +3,6 @@
 This works on lists of tokens and of their clusters, and knows nothing of models.
 """
 
-import colorsys
 import math
 import re
 from collections import Counter
@@ -14,19 +13,12 @@ from typing import NamedTuple
 import torch
 
 from fairseq_clusterformer.clustering import cluster_use
-from fairseq_clusterformer.errors import bad_option
 
+MOST_ITEMS = 10  # of a cluster
 LONGEST_ENDING = 12  # characters
 LONGEST_RUN = 4
 _LONG_RUN = re.compile(rf"((.)\2{{{LONGEST_RUN - 1}}})\2+", re.DOTALL)
 _LAST_WORD = re.compile(r"\s{2,}\Z|\S*\s?\Z")
-
-#: what a token is called, and the words that tokens belong to, by the unit of the text
-LABELS = {
-    "byte": ("characters", "words, as far as read"),
-    "piece": ("pieces", "words, as far as read"),
-    "word": ("words", "after the one before"),
-}
 
 
 class Item(NamedTuple):
@@ -53,15 +45,10 @@ class Cluster:
 class DrawnLayer:
     """One clustering of a model, over a passage and over a text."""
 
-    number: int  # of the layer, from 0
     name: str  # such as "layer 2 of layers 0 to 3, all heads, neural"
     window: int | None  # keys of its own cluster that a query sees, if that is the rule
     passage: list[int]  # the cluster of each token of the passage
     clusters: list[Cluster]  # what is in each of them over the text
-
-    def largest(self, most: int) -> list[Cluster]:
-        """The clusters of most tokens, in the order of their numbers."""
-        return sorted(sorted(self.clusters, key=lambda c: -c.size)[:most], key=lambda c: c.index)
 
     @property
     def spread(self) -> float:
@@ -82,34 +69,21 @@ class ClusteredText:
     note: str  # what else a reader of the page must know
     layers: list[DrawnLayer]  # one or more
 
-    def most_spread(self, number: int | None = None) -> DrawnLayer:
-        """Of the layer with this number, or of all, the clustering that divides the passage most
-        evenly, and of equals the last: heads may cluster apart, and some put all into one. Raises
-        UserError if that layer does not cluster."""
-        numbers = sorted({layer.number for layer in self.layers})
-        if number is not None and number not in numbers:
-            allowed = ", ".join(map(str, numbers))
-            raise bad_option("--layer", number, allowed, "this layer does not cluster")
-        some = [layer for layer in self.layers if number in (None, layer.number)]
-        return max(reversed(some), key=lambda layer: round(layer.spread, 3))
-
 
 def typical_items(
-    items: Sequence[str], clusters: Sequence[int], num_clusters: int, most: int = 10
+    items: Sequence[str], clusters: Sequence[int], num_clusters: int
 ) -> list[list[Item]]:
     """For each cluster, what it has more of than chance would give, most telling first: by
     ``inside * log(share of the item in the cluster / share of the cluster)``, what the pair adds
     to the mutual information of items and clusters. This puts neither the rare first nor what is
     frequent everywhere. There is an item for each token; empty ones count as tokens only."""
-    total = Counter(items)
-    inside = Counter(zip(clusters, items, strict=True))
-    size = Counter(clusters)
+    total, size = Counter(items), Counter(clusters)
     ranked: list[list[tuple[float, Item]]] = [[] for _ in range(num_clusters)]
-    for (cluster, text), count in inside.items():
+    for (cluster, text), count in Counter(zip(clusters, items, strict=True)).items():
         lift = count * len(items) / (total[text] * size[cluster])
         if text and lift > 1:
             ranked[cluster].append((-count * math.log(lift), Item(text, count, total[text])))
-    return [[item for _, item in sorted(of_cluster)[:most]] for of_cluster in ranked]
+    return [[item for _, item in sorted(of_cluster)[:MOST_ITEMS]] for of_cluster in ranked]
 
 
 def describe(
@@ -118,11 +92,10 @@ def describe(
     """Describe each cluster of one layer over the tokens of a text, by what each of them reads and
     by its ending; see :func:`word_endings`."""
     size = Counter(clusters)
-    of_tokens = typical_items(tokens, clusters, num_clusters)
-    of_endings = typical_items(endings, clusters, num_clusters)
+    typical = [typical_items(items, clusters, num_clusters) for items in (tokens, endings)]
     return [
-        Cluster(i, size[i], size[i] / max(len(tokens), 1), of_tokens[i], of_endings[i])
-        for i in range(num_clusters)
+        Cluster(i, size[i], size[i] / len(tokens), *of)
+        for i, of in enumerate(zip(*typical, strict=True))
     ]
 
 
@@ -137,19 +110,3 @@ def word_endings(tokens: Sequence[str]) -> list[str]:
         word = _LONG_RUN.sub(r"\1", _LAST_WORD.search(tail)[0])
         endings.append(word if token and len(word) > 1 else "")
     return endings
-
-
-def word_pairs(tokens: Sequence[str]) -> list[str]:
-    """Each token with the one before it; the first one alone."""
-    return [before + token for before, token in zip(["", *tokens], tokens, strict=False)]
-
-
-def visible(text: str) -> str:
-    """Blanks, tabs and line ends as signs."""
-    return text.replace(" ", "\u2423").replace("\n", "\u23ce").replace("\t", "\u21e5")
-
-
-def colour(cluster: int) -> str:
-    """Background of a cluster, ``#rrggbb``: light, its hue far from those of its neighbours."""
-    rgb = colorsys.hls_to_rgb(0.618 * cluster % 1, (0.78, 0.68, 0.86)[cluster % 3], 0.75)
-    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)

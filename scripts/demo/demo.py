@@ -12,8 +12,8 @@ Python's library, which every Python carries. ``fairseq-train`` trains them at t
 one thread each. A short trial measures their speeds, by which their learning rates fall; then the
 clock stops all three. All are tested on files that were held out.
 FOLDER gets ``comparison.png``, ``results.json``, and for each model a folder with its checkpoint
-and logs; and ``clusters.html``, ``clusters.png`` and ``generated.txt``, if the model has learned
-enough for them. They appear when all is done, in place of those of an earlier demo.
+and logs; and ``clusters.html`` and ``generated.txt``, if the model has learned enough for them.
+They appear when all is done, in place of those of an earlier demo.
 """
 
 import json
@@ -88,7 +88,7 @@ def run_demo(out: Path, minutes: float, context: int, layers: int) -> None:
         too_early = fill(work, minutes, context, layers, began)
     say(f"{out}/comparison.png: how the three models learned")
     if not too_early:
-        say(f"{out}/clusters.html and clusters.png: what clusters together")
+        say(f"{out}/clusters.html: what clusters together")
     checkpoint = f"--checkpoint {out}/clusters/checkpoint_last.pt --data {out}/data"
     say(f"for your own text: clusterformer draw {checkpoint} --text FILE --out FOLDER")
     say(f"done in {time.monotonic() - began:.0f} s")
@@ -227,7 +227,6 @@ def picture(runners: Sequence[Runner], path: Path, verdict: str) -> None:
 def write_and_draw(checkpoint: Path, data: Path, work: Path, verdict: str) -> None:
     """Let the model with clusters write, and draw them."""
     import fairseq_clusterformer
-    from fairseq_clusterformer.visual.figure import draw_passage, save
     from fairseq_clusterformer.visual.language_model import read_clusters
     from fairseq_clusterformer.visual.pages import cluster_page
 
@@ -248,9 +247,7 @@ def write_and_draw(checkpoint: Path, data: Path, work: Path, verdict: str) -> No
     with alive(lambda: "drawing clusters"):
         clusters = read_clusters(model.loaded, work / "passage.txt")
     clusters = replace(clusters, note=f"{clusters.note} {verdict}".strip())
-    layer = clusters.most_spread()
-    save(draw_passage(clusters, layer), work / "clusters.png")
-    (work / "clusters.html").write_text(cluster_page(clusters, layer), encoding="utf-8")
+    (work / "clusters.html").write_text(cluster_page(clusters), encoding="utf-8")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -15,18 +15,18 @@ from fairseq_clusterformer.errors import UserError
 
 def test_outputs_are_checked_before_anything_is_computed(tmp_path):
     """And the check leaves nothing."""
-    (tmp_path / "clusters.png").write_text("mine")
+    (tmp_path / "scores.json").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for place, names, said in (
-        ("", ["clusters.html", "clusters.png"], r"clusters\.png: it exists"),
+        ("", ["clusters.html", "scores.json"], r"scores\.json: it exists"),
         ("file/out", ["scores.json"], "file cannot be written to; allowed: a folder to write"),
     ):
         with pytest.raises(UserError, match=f"--out is .*{said}"):
             check_files(tmp_path / place, names)
     check_files(tmp_path, ["clusters.html"])
     check_files(tmp_path / "new", ["scores.json"])
-    check_files(tmp_path, ["clusters.png"], force=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["clusters.png", "file"]
+    check_files(tmp_path, ["scores.json"], force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "scores.json"]
 
 
 @pytest.mark.parametrize("bad", ["\x1b", "\x9b", "\x7f", "\r", "\0", "\u202e"])
@@ -72,7 +72,7 @@ def test_an_option_is_its_name_its_value_and_its_help():
         ("evaluate translation --checkpoint x --json {}", ("other",), False),
         ("average --inputs mine --output {}", ("mine", "link", "hard"), True),
         ("average --inputs mine --output {}", ("other",), False),
-        ("draw --checkpoint x --text drawn/clusters.png --out {}", ("drawn",), True),
+        ("draw --checkpoint x --text drawn/clusters.html --out {}", ("drawn",), True),
         ("draw --checkpoint x --text mine --out {}", ("drawn",), False),
     ],
 )
@@ -82,7 +82,7 @@ def test_no_command_writes_over_a_file_of_the_user_s(
     """Not even by force if it is an input; and before any work."""
     monkeypatch.chdir(tmp_path)
     Path("drawn").mkdir()
-    places = [Path(name) for name in ("mine", "other", "skipped.jpg", "drawn/clusters.png")]
+    places = [Path(name) for name in ("mine", "other", "skipped.jpg", "drawn/clusters.html")]
     for place in places:
         place.write_text("mine")
     for name, of in (("link", "mine"), ("link-to-other", "other")):

@@ -228,7 +228,7 @@ def test_a_kind_of_ones_own_in_a_plug_in_of_ones_own(byte_data, tmp_path, plugin
     (tmp_path / "passage").write_text("The cat sat on the mat.")
     read = ("--checkpoint", saved / "checkpoint_last.pt", "--text", tmp_path / "passage")
     run_cli("clusterformer", "draw", "--user-dir", plugin, "--out", out, *read, env=how["env"])
-    assert (out / "clusters.png").exists()
+    assert (out / "clusters.html").exists()
     run = run_cli("fairseq-train", byte_data, *words, 0, "--save-dir", out, **how, check=False)
     assert run.stdout.splitlines()[-1] == "ValueError: --signs is 0; allowed: 1 or more"
 

@@ -16,7 +16,7 @@ from scripts.experiments.programs import run_together
 
 TINY = ("--minutes", "0.001", "--context", "64")
 RESULTS = {
-    *("dense", "windows", "clusters", "comparison.png", "clusters.html", "clusters.png"),
+    *("dense", "windows", "clusters", "comparison.png", "clusters.html"),
     *("generated.txt", "passage.txt", "results.json", "data"),
 }
 

@@ -537,11 +537,10 @@ def test_a_drawing(checkpoint, towns, tmp_path, capsys):
     out = tmp_path / "drawn"
     line = ["--checkpoint", checkpoint, "--document", towns, "--question", RULES, "--out", out]
     assert main.main(["draw", *map(str, line)]) == 0
-    assert "layer 1 of layers 0 to 2, kmeans" in capsys.readouterr().out
-    assert {path.name for path in out.iterdir()} >= {"clusters.html", "clusters.png"}
-    assert (out / "clusters.png").read_bytes().startswith(b"\x89PNG")
-    text = re.sub(r"<[^>]+>", "", (out / "clusters.html").read_text().split("<pre", 1)[1])
+    assert "clusters.html: 1 clusterings of " in capsys.readouterr().out
+    page = (out / "clusters.html").read_text()
+    assert "layer 1 of layers 0 to 2, kmeans" in page
+    text = re.sub(r"<[^>]+>", "", page.split("<pre", 1)[1])
     for paragraph in towns.read_text().split("\n\n"):
         assert " ".join(paragraph.split()) in text
-    assert "--layer is 9: this layer does not" in error(capsys, "draw", *line, "--layer", 9)
     assert "--question is missing" in error(capsys, "draw", *line[:4], "--out", out)

@@ -2,8 +2,6 @@
 
 import copy
 import re
-import struct
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -17,24 +15,20 @@ from torch import nn
 from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.attention.inspect import token_clusters
 from fairseq_clusterformer.checkpoints.load import Loaded, load_checkpoint
-from fairseq_clusterformer.cli import main
 from fairseq_clusterformer.cli.prepare import lm as prepare_lm
 from fairseq_clusterformer.data.coding import TextCoding
-from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.visual import pages
-from fairseq_clusterformer.visual.figure import draw_passage, save, wrapped
-from fairseq_clusterformer.visual.language_model import encode_file, read_clusters, shown_tokens
+from fairseq_clusterformer.visual.language_model import read_clusters, shown_tokens
 from fairseq_clusterformer.visual.words import (
     ClusteredText,
     DrawnLayer,
     Item,
-    colour,
     describe,
     typical_items,
     word_endings,
-    word_pairs,
 )
 from tests.cli.in_process import CLUSTERFORMER, train
+from tests.documents.commands import error, run
 
 PASSAGE = 'A <b>naïve</b> "word" & more …\n\n   if x:\n\ty += 1  # two\n'
 SPEC = "neural,window+neural"
@@ -76,16 +70,14 @@ def test_typical_items_of_a_hand_made_text():
         [Item("x", 3, 3)],
         [],
     ]
-    assert typical_items(items, clusters, 2, most=1) == [[Item("the", 2, 3)], [Item("x", 3, 3)]]
-
-
-def test_describe_sizes():
     tokens, clusters = list("ababab"), [0, 1, 0, 1, 0, 0]
     first, second, empty = describe(tokens, clusters, 3, word_endings(tokens[:4]) + ["", "ab"])
     assert (first.size, second.size, empty.size) == (4, 2, 0)
     assert first.share == pytest.approx(2 / 3)
     assert first.tokens == [Item("a", 3, 3)]
     assert second.endings == [Item("abab", 1, 1), Item("ab", 1, 2)]
+    many = [str(i) for i in range(40)]
+    assert len(typical_items(many, [i % 2 for i in range(40)], 2)[0]) == 10
 
 
 def test_word_endings():
@@ -95,7 +87,6 @@ def test_word_endings():
     assert word_endings(list("------"))[3:] == ["----"] * 3
     assert word_endings(["", "é", "", "s"]) == ["", "", "", "és"]
     assert word_endings(list("abcdefghijklmn"))[-1] == "cdefghijklmn"
-    assert word_pairs(["a", " b", "\n"]) == ["a", "a b", " b\n"]
 
 
 @pytest.fixture(scope="session")
@@ -133,17 +124,14 @@ def untrained(loaded: Loaded, data: Path, **options: object) -> Loaded:
     return replace(loaded, model=task.build_model(cfg.model).eval(), task=task, folder=data)
 
 
-def test_bytes_of_a_character_show_it_at_the_last(texts):
+def test_tokens_join_to_the_text(texts):
+    """The bytes of a character show it at the last."""
     coding = TextCoding.from_folder(texts / "byte")
     shown = shown_tokens(coding, coding.encode("aé…\n"))
     assert shown == ["a", "", "é", "", "", "…", "\n"]
     assert shown_tokens(coding, coding.encode(b"\xe2x\xc3")) == ["", "\ufffdx", "\ufffd"]
-
-
-def test_tokens_of_words_join_to_the_words(texts, tmp_path):
     coding = TextCoding.from_folder(texts / "word")
-    (tmp_path / "text").write_text("the  value of\n\nnobody-wrote-this the\n")
-    tokens = shown_tokens(coding, encode_file(coding, tmp_path / "text"))
+    tokens = shown_tokens(coding, coding.encode("the  value of\n\nnobody-wrote-this the\n"))
     assert tokens == ["the", " value", " of", "\n", "\n", "<unk>", " the", "\n"]
 
 
@@ -158,53 +146,40 @@ def assert_stands_alone(page: str, passage: str) -> None:
     assert not re.search(r"https?://|@import|url\(|<!--[A-Z]", page)
 
 
-def run(checkpoint: Path, data: Path, text: Path, out: Path, *more: object) -> int:
-    words = ["--checkpoint", checkpoint, "--data", data, "--text", text, "--out", out, *more]
-    return main.run(["draw"], list(map(str, words)))
-
-
-def test_picture_and_page(checkpoint, loaded, texts, tmp_path, capsys):
+def test_command(checkpoint, texts, tmp_path, capsys):
     out = tmp_path / "new" / "folder"
-    assert run(checkpoint, texts / "byte", texts / "passage", out) == 0
-    names = [".clusterformer", "clusters.html", "clusters.png"]
-    assert sorted(path.name for path in out.iterdir()) == names
-    picture = (out / "clusters.png").read_bytes()
-    assert picture.startswith(b"\x89PNG")
-    assert struct.unpack(">I", picture[16:20]) == (1600,)
+    words = ["draw", "--checkpoint", checkpoint, "--data", texts / "byte", "--text"]
+    assert run(*words, texts / "passage", "--out", out) == 0
+    assert sorted(path.name for path in out.iterdir()) == [".clusterformer", "clusters.html"]
     page = (out / "clusters.html").read_text(encoding="utf-8")
     assert_stands_alone(page, PASSAGE)
-    reading = read_clusters(loaded, texts / "passage")
-    names = [layer.name for layer in reading.layers]
+    names = re.findall(r"<option [^>]*>([^<]*)<", page)
     assert names == [
         "layer 0 of layers 0 to 1, all heads, neural",
         "layer 1 of layers 0 to 1, heads 2 to 3 of heads 0 to 3, neural",
     ]
-    shown = reading.most_spread().name
-    for number, name in enumerate(names):
-        chosen = " selected" * (name == shown)
-        assert f'<option value="{number}"{chosen}>{name}<' in page
-    assert shown in capsys.readouterr().out
+    assert f"clusters.html: 2 clusterings of {len(PASSAGE.encode())} bytes" in (
+        capsys.readouterr().out
+    )
+    (tmp_path / "empty").touch()
+    line = error(capsys, *words, tmp_path, "--out", out)
+    assert "it is a folder; allowed: a file of text" in line
+    line = error(capsys, *words, tmp_path / "empty", "--out", out)
+    assert "is empty; allowed: a text of one byte or more" in line
+    line = error(capsys, *words, texts / "passage", "--out", tmp_path / "empty")
+    assert "allowed: a folder to write to" in line
 
 
-def test_the_clustering_that_divides_most_is_drawn():
+def test_it_opens_with_the_clustering_that_divides_most():
     layers = [
-        DrawnLayer(0, "all in one", None, [5] * 6, []),
-        DrawnLayer(0, "thirds", None, [0, 0, 1, 1, 2, 2], []),
-        DrawnLayer(1, "unequal thirds", None, [0, 0, 0, 0, 1, 2], []),
-        DrawnLayer(1, "halves", None, [4, 4, 4, 7, 7, 7], []),
-        DrawnLayer(1, "other halves", None, [4, 7, 4, 7, 7, 4], []),
+        DrawnLayer("all in one", None, [5] * 6, describe("a", [0], 8, "a")),
+        DrawnLayer("halves", None, [4, 4, 4, 7, 7, 7], []),
+        DrawnLayer("other halves", None, [4, 7, 4, 7, 7, 4], []),
+        DrawnLayer("unequal", None, [4, 4, 4, 4, 4, 7], []),
     ]
-    assert [layer.spread for layer in layers] == pytest.approx([1, 3, 2.3811, 2, 2], abs=1e-4)
-    text = ClusteredText("", "byte", ["a"] * 6, 6, "", "", layers)
-    assert [text.most_spread(n).name for n in (None, 0, 1)] == [
-        "thirds",
-        "thirds",
-        "unequal thirds",
-    ]
-    text = replace(text, layers=layers[3:])
-    assert text.most_spread().name == "other halves"
-    with pytest.raises(UserError, match="--layer is 0: this layer does not cluster; allowed: 1"):
-        text.most_spread(0)
+    assert [layer.spread for layer in layers] == pytest.approx([1, 2, 2, 1.5691], abs=1e-4)
+    page = pages.cluster_page(ClusteredText("", "byte", ["a"] * 6, 6, "", "", layers))
+    assert re.findall(r" selected>([^<]*)<", page) == ["other halves"]
 
 
 def test_clusters_are_those_of_the_model(loaded, texts, tmp_path):
@@ -214,12 +189,15 @@ def test_clusters_are_those_of_the_model(loaded, texts, tmp_path):
     length = len((PASSAGE * 3).encode())
     assert (reading.unit, reading.row) == ("byte", 64)
     assert len(reading.tokens) == length > 2 * reading.row
+    assert reading.note == "The model reads the passage in parts of 64 bytes."
     assert reading.counted.endswith("over 2,001 bytes of validation text.")
-    for layer in reading.layers:
+    tokens = TextCoding.from_folder(texts / "byte").encode(PASSAGE * 3)[64:128]
+    own = token_clusters(loaded.model, tokens[None])
+    for layer, clusters in zip(reading.layers, own.values(), strict=True):
         assert len(layer.passage) == length
+        assert layer.passage[64:128] == clusters[0, 0].tolist()
         assert sum(cluster.size for cluster in layer.clusters) == 2001
         assert layer.window == 8
-    assert len({tuple(layer.passage) for layer in reading.layers}) == 2
     (tmp_path / "dict.txt").write_bytes((texts / "byte" / "dict.txt").read_bytes())
     reading = read_clusters(replace(loaded, folder=tmp_path), tmp_path / "long")
     assert f"over {length} bytes of the passage itself" in reading.counted  # as in a bundle
@@ -232,71 +210,34 @@ def test_heads_that_cluster_apart_are_shown_apart(kind, loaded, texts):
     heads = [layer.name.partition(", ")[2] for layer in reading.layers]
     assert heads == [f"head {head} of heads 0 to 3, {kind}" for head in (2, 3)] * 2
     assert {layer.window for layer in reading.layers} == {None}
-    assert pages.cluster_page(reading, reading.layers[0])
+    assert pages.cluster_page(reading)
 
 
 @pytest.mark.parametrize("unit", ["piece", "word"])
 def test_pieces_and_words(unit, loaded, texts):
     reading = read_clusters(untrained(loaded, texts / unit), texts / "passage")
-    page = pages.cluster_page(reading, reading.layers[0])
+    page = pages.cluster_page(reading)
     assert reading.unit == unit
     if unit == "piece":
         assert_stands_alone(page, PASSAGE)
     else:
         pairs = zip(PASSAGE.split(), shown_passage(page).split(), strict=True)
         assert all(shown in (word, "<unk>") for word, shown in pairs)
+        endings = {item.text for c in reading.layers[0].clusters for item in c.endings}
+        assert any(re.fullmatch(r"\S+ \S+", text) for text in endings)  # a word and the one before
 
 
 def test_many_clusters_are_told_apart_and_the_largest_listed(loaded, texts):
     reading = read_clusters(untrained(loaded, texts / "byte", num_clusters=40), texts / "passage")
-    page = pages.cluster_page(reading, reading.layers[0])
+    page = pages.cluster_page(reading)
     assert page.count("<tr><td") == len(reading.layers) * pages.MOST_ROWS
     assert "16 smaller clusters are not listed" in page
-    written = [t.get_text() for t in draw_passage(reading, reading.layers[0]).axes[0].texts]
-    shown = "".join(text for text in written if len(text) == 1)
-    assert shown.startswith(PASSAGE[:15].replace(" ", "\u00b7"))
-    (below,) = [text for text in written if text.endswith("bytes of validation text.")]
-    assert below.startswith("28 smaller clusters have the other ")
-    assert len({colour(i) for i in range(40)}) == 40
-
-
-def test_wrapped_lines_of_a_picture():
-    lines = wrapped(["a", "", "\u00e9", "\n", "b", "cd"], 2)
-    assert lines == [[(0, "a"), (2, "\u00e9")], [(3, "\n")], [(4, "b"), (5, "c")], [(5, "d")]]
-
-
-MISTAKES = [
-    ("checkpoint", "none.pt", "none.pt: no such file"),
-    ("text", "none", "none: no such file; allowed: a file of text"),
-    ("text", ".", "it is a folder; allowed: a file of text"),
-    ("text", "empty", "is empty; allowed: a text of one byte or more"),
-    ("out", "empty", "allowed: a folder to write to"),
-    ("layer", 2, "--layer is 2: this layer does not cluster; allowed: 0, 1"),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "message"), MISTAKES)
-def test_mistakes_are_one_line(name, value, message, checkpoint, texts, tmp_path, capsys):
-    (tmp_path / "empty").touch()
-    given = [checkpoint, texts / "byte", texts / "passage", tmp_path / "out"]
-    if name == "layer":
-        given += ["--layer", value]
-    else:
-        given[("checkpoint", "data", "text", "out").index(name)] = tmp_path / value
-    assert run(*given) == 1
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith(f"clusterformer draw: error: --{name} is ")
-    assert message in last
+    assert len({pages.colour(i) for i in range(40)}) == 40
 
 
 def test_a_passage_cannot_end_the_script(loaded, tmp_path):
-    """And it may have characters that the font of the picture lacks."""
     passage = "</script><script>alert(1)</script></pre> \u2028 \u6771\u4eac"
     (tmp_path / "passage").write_text(passage, encoding="utf-8")
-    reading = read_clusters(loaded, tmp_path / "passage")
-    page = pages.cluster_page(reading, reading.layers[0])
+    page = pages.cluster_page(read_clusters(loaded, tmp_path / "passage"))
     assert_stands_alone(page, passage)
     assert page.count("<script>") == page.count("</script>") == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        save(draw_passage(reading, reading.layers[0]), tmp_path / "picture.png")
