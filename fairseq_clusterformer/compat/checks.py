@@ -4,7 +4,6 @@ import argparse
 import ast
 import copy
 import math
-import re
 import sys
 from difflib import get_close_matches
 from pathlib import Path
@@ -139,26 +138,16 @@ def check_names(cfg) -> None:
 def what_hydra_refuses(error: HydraException | OmegaConfBaseException) -> str:
     """One line of what is wrong with a file, an option behind ``fairseq-hydra-train``, or one that
     its dataclass refuses."""
-    text, cause = " ".join(str(error).split()), error
+    said, cause = [], error
     if isinstance(error, HydraException):
-        cause = error.__cause__
+        said, cause = [" ".join(str(error).split())], error.__cause__
         if not isinstance(cause, OmegaConfBaseException):
-            return text
-    given = re.search(r"(?:override |use \+)\+*([^ =]+)=(.*)", text)
-    option, value = given.groups() if given else (cause.full_key, getattr(cause, "value", None))
-    said = "" if given or cause is error else f"{text}: "
-    said += option if value is None else f"{option} is {value}"
-    if isinstance(cause, ValidationError):
-        message = str(cause.msg).splitlines()[0]
-        types = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
-        types |= {"to string": "one word, or text in quotes", "expected": message.split("of ")[-1]}
-        types |= {"ListConfig": "a list, such as [0.001]"}
-        allowed = next((text for word, text in types.items() if word in message), message)
-        return f"{said}; allowed: {allowed}"
-    known = [str(key) for key in cause.parent_node or ()]
-    close = get_close_matches(option.rpartition(".")[2], known)
-    allowed = ", ".join(close) or f"+{option}=..., if what it belongs to has such an option"
-    return f"{said}: the configuration does not name it; allowed: {allowed}"
+            return said[0]
+    said.append(f"{cause.full_key}: {first_line(cause)}")
+    if not isinstance(cause, ValidationError):
+        close = get_close_matches(str(cause.key), [str(key) for key in cause.parent_node or ()])
+        said.append(f"allowed: {', '.join(close) or 'what the configuration names'}")
+    return "; ".join(said)
 
 
 def dataclass_of(section: str, options) -> type | None:

@@ -68,10 +68,8 @@ def test_a_missing_checkpoint(byte_data, tmp_path, caplog):
 def test_no_checkpoint_is_whole(byte_data, tmp_path):
     (tmp_path / "checkpoint_last.pt").write_bytes(b"")
     (tmp_path / "checkpoint_best.pt").write_bytes(b"PK")
-    with pytest.raises(
-        ValueError,
-        match=r"last.pt cannot be read \(it is .* empty, cut off or damaged\); allowed: ",
-    ):
+    said = r"last.pt cannot be read \(it is .* empty, cut off or damaged\); allowed: "
+    with pytest.raises(ValueError, match=said):
         train(byte_data, CLUSTERFORMER, tmp_path)
 
 
@@ -89,19 +87,15 @@ def test_a_finished_training(end, more, byte_data, tmp_path, caplog):
     def files() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in tmp_path.glob("*.pt")}
 
-    def updates() -> int:
-        return load_state(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
-
     line = f"{CLUSTERFORMER} {end}"
-    train(byte_data, line, tmp_path)
-    before, made = files(), updates()
+    made, before = train(byte_data, line, tmp_path), files()
     caplog.set_level("INFO")
     train(byte_data, line, tmp_path)
     assert files() == before
     (said,) = (m for m in caplog.messages if m.endswith("there is nothing to do"))
     assert said.startswith(f"{tmp_path}/checkpoint_last.pt is finished (")
-    train(byte_data, line, tmp_path, *more.split())
-    assert updates() > made
+    further = train(byte_data, line, tmp_path, *more.split())
+    assert further.trainer.get_num_updates() > made.trainer.get_num_updates()
 
 
 def test_a_folder_in_which_another_training_saves(byte_data, tmp_path, monkeypatch):
