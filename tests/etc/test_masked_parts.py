@@ -1,8 +1,15 @@
-"""Rows of documents' parts: cut, packed and hidden as ETC's pre-training has it."""
+"""ETC's pre-training: rows of documents' parts, cut, packed and hidden; and its losses."""
+
+import math
+from argparse import Namespace
 
 import numpy as np
 import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.logging import metrics
 
+from fairseq_clusterformer.etc.masked_lm import ETCMaskedLMLoss
 from fairseq_clusterformer.etc.masked_parts import NO_EXAMPLE, MaskedParts, packed, pieces_of
 from tests.etc.models import make_dictionary, rows_of
 
@@ -66,11 +73,9 @@ def test_blocks_and_none() -> None:
 
 def test_what_is_left_out_is_counted() -> None:
     """Ends of lines that are too long, and lines of documents that are too short."""
-    found = make([*range(4, 24)], [5] * 3, hide_parts=0, mask_prob=0)
-    assert found.lost == 8
+    found = make([*range(4, 24)], [5] * 3, [], [6], hide_parts=0, mask_prob=0, min_sentences=2)
+    assert (found.lost, found.left_out) == (8, 1)
     assert found[0]["row"]["src_tokens"].tolist() == [*range(4, 16)]
-    for least, left_out in ((1, 0), (2, 1)):
-        assert make([4] * 3, [], [5] * 3, [6], min_sentences=least).left_out == left_out
 
 
 def test_hidden_parts_show_nothing_and_stand_alone() -> None:
@@ -130,3 +135,42 @@ def test_words_are_guessed_whole_in_the_shares_asked_for() -> None:
     assert (shown[guessed] == MASK).mean() == pytest.approx(0.7, abs=0.03)
     same = (shown[guessed] == tokens[guessed]).mean()
     assert same == pytest.approx(0.2 + 0.1 / (WORDS + 1), abs=0.03)
+
+
+def losses(target: list[int], *given: torch.Tensor) -> tuple:
+    """Of logits, what parts should be like, and what they are."""
+    criterion = ETCMaskedLMLoss(Namespace(target_dictionary=Dictionary()), 0.8, 0.2)
+    logits, *contrast = given
+
+    def model(masked_tokens):
+        assert masked_tokens[0].tolist() == [word != 1 for word in target]
+        return logits, {"contrast": contrast}
+
+    sample = {"target": torch.tensor([target]), "net_input": {}, "ntokens": 4, "nsentences": 1}
+    return criterion(model, sample)
+
+
+def test_losses_are_those_of_loops() -> None:
+    logits, expected, actual = torch.randn(2, 9), torch.randn(3, 4), torch.randn(3, 4)
+    total, size, log = losses([5, 1, 7, 1], logits, expected, actual)
+    words = sum(math.log(row.exp().sum()) - row[t] for row, t in zip(logits, (5, 7), strict=True))
+    parts = 0.0
+    for number in range(3):
+        alike = [float(expected[number] @ other) / 2 for other in actual]
+        parts += math.log(sum(map(math.exp, alike))) - alike[number]
+    assert size == 2
+    assert float(total) == pytest.approx(0.8 * float(words) + 0.2 * 2 * parts / 3, rel=1e-5)
+    with metrics.aggregate() as found:
+        ETCMaskedLMLoss.reduce_metrics([log, log])
+    values = found.get_smoothed_values()
+    assert values["loss"] == pytest.approx(float(words) / 2 / math.log(2), abs=1e-3)
+    assert float(values["parts_loss"]) == pytest.approx(parts / 3 / math.log(2), abs=1e-3)
+    right = (expected @ actual.T).argmax(-1).eq(torch.arange(3)).float().mean()
+    assert float(values["parts_accuracy"]) == pytest.approx(right.item(), abs=1e-3)
+
+
+def test_nothing_to_guess() -> None:
+    nothing = [torch.zeros(0, n, requires_grad=True) for n in (9, 4, 4)]
+    total, size, _ = losses([1, 1], *nothing)
+    total.backward()
+    assert (total.item(), size) == (0, 1)
