@@ -85,12 +85,12 @@ COMMANDS = {
     "convert {llama} out --text {text} --tokens 64 --tokens-per-sample 16 --updates 0 --clusters 2"
     " --near-window 4 --far-window 4": "--text --tokens --tokens-per-sample --attention",
     "prepare lm text {text} out --words": "--valid-fraction --test-fraction --dict",
-    "prepare lm text {text} out --sentencepiece 400": "--sentencepiece --pattern --encoding",
+    "prepare lm text {text} out --sentencepiece 400": "--sentencepiece --document-separator",
     "prepare translation text out --source-lang de --target-lang en --train {pair}": (
-        "--bpe-operations --vocabulary --valid-fraction --train --source-lang --valid --workers"
+        "--bpe-operations --vocabulary --train --source-lang --valid --workers"
     ),
     "prepare classification text {table} out": (
-        "--vocabulary-size --min-count --max-length --label-field --labels --format --encoding"
+        "--vocabulary-size --max-length --label-field --text-fields"
     ),
     "prepare qa text {questions} out": (
         "--valid-fraction --paragraphs --workers --sentencepiece --seed --train"

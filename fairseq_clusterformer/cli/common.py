@@ -7,8 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
 
@@ -187,19 +186,14 @@ fraction = number(Range(above=0, below=1))
 finite = number(Range())
 
 
-def encoding(text: str, of_lines: bool = False) -> str:
-    """Return an option's value, the name of a text encoding that Python knows; `of_lines`: one in
-    which lines end in one byte."""
-    allowed = "utf-8, latin-1, cp1252 and others that Python knows"
-    with suppress(LookupError):
-        ends = "\n\n".encode(text)  # refuses what is no encoding of text, such as hex
-        if not of_lines or ends.endswith(b"\n\n"):
-            return text
-        allowed = "an encoding whose line end is one byte, such as utf-8, latin-1, cp1252"
-    raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}")
-
-
-line_encoding = partial(encoding, of_lines=True)
+def encoding(text: str) -> str:
+    """Return an option's value, the name of a text encoding that Python knows."""
+    try:
+        "\n".encode(text)  # refuses what is no encoding of text, such as hex
+    except LookupError:
+        allowed = "utf-8, latin-1, cp1252 and others that Python knows"
+        raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}") from None
+    return text
 
 
 #: of an option's value, by what stands for it in the help; text otherwise

@@ -17,14 +17,11 @@ import sentencepiece
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset, best_fitting_int_dtype
 
-from fairseq_clusterformer.data.bytes import byte_symbols
 from fairseq_clusterformer.data.coding import FileItems, blocks_of_lines, split_lines
 from fairseq_clusterformer.data.unicode import FORM, composed
 from fairseq_clusterformer.errors import bad_option
 
 from .parallel import parallel
-
-MB = 1 << 20
 
 
 def write_dataset(
@@ -40,12 +37,19 @@ def write_dataset(
     dtype, counts = best_fitting_int_dtype(len(dictionary)), {}
     code = partial(_coded, items.code, dtype)
     for split, text in texts.items():
-        sizes = [np.zeros(0, np.int32)]
+        found = [np.zeros(0, np.int32)]
         with open(out / f"{split}.bin", "wb") as file:
             for lengths, tokens in parallel(code, items.blocks(text), workers, split, batch=1):
-                sizes.append(lengths)
+                found.append(lengths)
                 tokens.tofile(file)
-        counts[split] = _write_index(out / f"{split}.idx", np.concatenate(sizes), dtype)
+        # fairseq's own builder holds 50 bytes of an item, this holds 12
+        sizes = np.concatenate(found)
+        ends = np.cumsum(sizes, dtype=np.int64)
+        starts = (ends - sizes) * dtype().itemsize
+        with MMapIndexedDataset.Index.writer(out / f"{split}.idx", dtype) as index:
+            for part in (struct.pack("<Q", len(sizes)), sizes, starts):
+                index._file.write(part)
+        counts[split] = {"tokens": int(sizes.sum()), "items": len(sizes)}
     return counts
 
 
@@ -54,22 +58,6 @@ def _coded(code: Callable, dtype: type, block: object) -> tuple[np.ndarray, np.n
     items = [item.numpy() for item in code(block)]
     lengths = np.array([len(item) for item in items], np.int32)
     return lengths, np.concatenate(items).astype(dtype)
-
-
-def _write_index(path: Path, sizes: np.ndarray, dtype: type) -> dict[str, int]:
-    """Write an .idx as fairseq's builder does, which holds 50 bytes of an item where this holds
-    12; count the tokens and items."""
-    ends = np.cumsum(sizes, dtype=np.int64)
-    starts = (ends - sizes) * dtype().itemsize
-    with MMapIndexedDataset.Index.writer(path, dtype) as index:
-        for part in (struct.pack("<Q", len(sizes)), sizes, starts):
-            index._file.write(part)
-    return {"tokens": int(ends[-1]) if len(ends) else 0, "items": len(sizes)}
-
-
-def byte_dictionary() -> Dictionary:
-    """Return the dictionary of the 256 bytes, the same for every byte-level data set."""
-    return symbol_dictionary(byte_symbols())
 
 
 def symbol_dictionary(symbols: Iterable[str]) -> Dictionary:
@@ -101,30 +89,25 @@ def _counted(block: bytes, form: str) -> tuple[Counter, int]:
     return Counter(text.split()), len(split_lines(text))
 
 
-def word_dictionary(
-    counts: Counter, *, size: int = -1, min_count: int = -1, multiple: int = 8
-) -> Dictionary:
+def word_dictionary(counts: Counter, size: int = -1, multiple: int = 8) -> Dictionary:
     """Return the dictionary that ``fairseq-preprocess`` makes, the most frequent word first: of
-    `size` entries at most, special symbols included, and words of `min_count` (-1: any). The size
-    is padded to a `multiple`."""
+    `size` entries at most (-1: any), special symbols included, padded to a `multiple`."""
     dictionary = Dictionary()
     for word, count in counts.items():
         dictionary.add_symbol(word, count)
-    dictionary.finalize(min_count, size, multiple)
+    dictionary.finalize(-1, size, multiple)
     return dictionary
 
 
 _PART = 1 << 14  # characters, of at most 4 bytes each
-SAMPLE = 32  # MB of text that sentencepiece learns from, at about 20 times as much memory
+SAMPLE = 32 << 20  # bytes of text to learn from, at about 20 times as much memory
 
 
-def _sample(texts: Sequence[Path], form: str, most: int) -> Iterator[str]:
-    """Yield the lines of all texts; if they have more bytes than `most`, about as many, drawn."""
+def _sample(texts: Sequence[Path], form: str) -> Iterator[str]:
+    """Yield the lines of all texts, or so many of them, drawn, that they have `SAMPLE` bytes."""
     draw, size = random.Random(1).random, sum(text.stat().st_size for text in texts)
-    share = most / max(1, size)
-    if share < 1:
-        drawn = f"{most / MB:,.0f} MB of lines drawn from {size / MB:,.0f}"
-        print(f"subwords are learned from {drawn}")
+    if (share := SAMPLE / max(1, size)) < 1:
+        print(f"subwords are learned from {SAMPLE:,} of {size:,} bytes, drawn by lines")
     for text in texts:
         with open(text, encoding="utf-8", newline="\n") as file:
             for line in file:
@@ -143,23 +126,16 @@ def train_sentencepiece(
     words: Iterable[str] = (),
     at_most: bool = False,
     form: str = FORM,
-    sample: int = SAMPLE,
 ) -> None:
-    """Train a unigram model of `vocab` pieces and write it to the file `model`. It is lossless, so
-    that bits per byte can be computed: text in that form is not changed, blanks are kept, and what
-    has no piece is spelled in bytes.
-
-    Args:
-        option: the user's option that `vocab` comes from.
-        words: each becomes a piece, with the blank before it.
-        at_most: a text that gives fewer pieces gets fewer; else that is a UserError.
-        sample: MB of the texts to learn from; of more, lines are drawn, always the same.
-    """
+    """Train a unigram model of `vocab` pieces, which an `option` says, and write it to the file
+    `model`. It is lossless, so that bits per byte can be computed: text in that form is not
+    changed, blanks are kept, and what has no piece is spelled in bytes. Each of `words` becomes a
+    piece, with the blank before it. Raises UserError if the text gives fewer, unless `at_most`."""
     sentencepiece.set_random_generator_seed(1)
     try:
         with open(model, "wb") as file:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_sample(texts, form, sample * MB),
+                sentence_iterator=_sample(texts, form),
                 model_writer=file,
                 vocab_size=vocab,
                 normalization_rule_name="identity",

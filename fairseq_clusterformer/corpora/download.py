@@ -39,19 +39,19 @@ def obtain(archives: Sequence[Archive], source: Path | None, work: Path) -> dict
     """Return the archives' members by their names, as files whose checksums are right, from the
     folder `source` (None: download), unpacked in `work`. Raises UserError if one is missing."""
     paths = {}
-    for archive, name in ((each, name) for each in archives for name in each.members):
-        if source is None:
-            paths[name] = _unpack(download(archive, work / "download"), name, work)
-        elif places := sorted(source.glob(name)) + sorted(source.glob(f"*/{name}")):
-            paths[name] = places[0]
-        elif (source / archive.name).is_file():
-            paths[name] = _unpack(source / archive.name, name, work)
-        else:
-            places = dict.fromkeys((", ".join(archive.members), archive.name))
-            problem = f"holds no {name}" if source.is_dir() else "no such folder"
-            allowed = f"a folder that holds {' or '.join(places)}"
-            raise bad_option("--source", source, allowed, problem)
-        _verify(paths[name], archive.members[name])
+    for archive in archives:
+        packed = download(archive, work / "download") if source is None else source / archive.name
+        for name, published in archive.members.items():
+            globs = (source.glob(each) for each in (name, f"*/{name}")) if source else ()
+            places = [path for found in globs for path in sorted(found)]
+            if places or packed.is_file():
+                paths[name] = places[0] if places else _unpack(packed, name, work)
+            else:
+                problem = f"holds no {name}" if source.is_dir() else "no such folder"
+                names = dict.fromkeys((", ".join(archive.members), archive.name))
+                allowed = f"a folder that holds {' or '.join(names)}"
+                raise bad_option("--source", source, allowed, problem)
+            _verify(paths[name], published)
     return paths
 
 
@@ -88,7 +88,6 @@ def download(archive: Archive, folder: Path) -> Path:
     start = part.stat().st_size if part.exists() else 0
     # some hosts refuse Python's own user agent
     headers = {"User-Agent": "Mozilla/5.0 (fairseq_clusterformer)", "Range": f"bytes={start}-"}
-    remedy = "run again to go on, or get it elsewhere and pass --source DIR"
     try:
         response = urlopen(Request(archive.url, headers=headers), timeout=60)
         start *= response.status == 206  # else it begins anew
@@ -102,6 +101,7 @@ def download(archive: Archive, folder: Path) -> Path:
     except (OSError, HTTPException, UserError) as error:
         if isinstance(error, HTTPError | UserError):  # what is there is of no use
             part.unlink(missing_ok=True)
+        remedy = "run again to go on, or get it elsewhere and pass --source DIR"
         raise UserError(f"could not download {archive.url}: {error}; {remedy}") from None
     if archive.checksum is None:
         why = f"warning: {archive.url} could not be verified, because nobody publishes a checksum "

@@ -2,21 +2,18 @@
 
 import csv
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_clusterformer.errors import bad_option
 
 from . import SPLITS
-from .lines import OPENERS, numbered_lines, read_lines, some, visible, wrong
-from .splits import split_of
+from .lines import OPENERS, numbered_lines, read_lines, some, split_of, visible, wrong
 
 
 class LabelledText(NamedTuple):
@@ -56,16 +53,24 @@ def short(value: object, most: int = 80) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-# One reader for each form
-
 #: what is between columns, and whether they may be in quotes, as in CSV
 _COLUMNS = {"tsv": ("\t", False), "csv": (",", True), "quoted tsv": ("\t", True)}
 _COLUMNS["lines"] = (" ", False)  # the first blank parts the label and the text
-FORMATS = ("tsv", "csv", "jsonl", "lines")
 
 
-def read_rows(path: Path, kind: str, encoding: str = "utf-8") -> Iterator[tuple[str, list[str]]]:
-    """Yield the place of each line and its columns, of a kind other than ``jsonl``."""
+def _read_rows(path: Path, kind: str, encoding: str) -> Iterator[tuple[str, list[str] | dict]]:
+    """Yield the place of each line, and its columns or, of ``jsonl``, its fields."""
+    if kind == "jsonl":
+        for where, line in numbered_lines(path, encoding):
+            try:
+                cells = json.loads(line) if line.strip() else None
+            except (ValueError, RecursionError):
+                cells = line
+            if isinstance(cells, dict):
+                yield where, cells
+            elif line.strip():
+                raise wrong(where, short(line), "a JSON object on each line")
+        return
     delimiter, quoted = _COLUMNS[kind]
     if not quoted:
         for where, line in numbered_lines(path, encoding):
@@ -93,19 +98,25 @@ def read_labelled(
     drops: bool = False,
     encoding: str = "utf-8",
 ) -> Iterator[LabelledText]:
-    """Yield the examples of files of a kind: ``jsonl``, or lines of columns.
-
-    Args:
-        label, texts, group: the names of the columns, or of the fields of JSON, that hold these.
-        names: of all columns in order; None: the first line of each file has them.
-        unlabelled: the label that stands for none.
-        drops: a line with another number of columns is one without a label, and not refused.
-    """
+    """Yield the examples of files of a kind: ``jsonl``, or lines of columns with `names`; without,
+    each file's first line has them. Label, texts and group are columns or fields of JSON. The
+    label `unlabelled` stands for none. With `drops`, so does a wrong number of columns."""
     for path in files:
-        for where, cells in _records(path, kind, names, drops, encoding):
-            if cells is None:
-                yield LabelledText(None, ("",) * len(texts), where)
+        columns = names
+        for where, cells in _read_rows(path, kind, encoding):
+            if columns is None and kind != "jsonl":
+                columns = [cell.strip() for cell in cells]
                 continue
+            if kind != "jsonl" and len(cells) != len(columns):
+                if drops:
+                    yield LabelledText(None, ("",) * len(texts), where)
+                elif any(cell.strip() for cell in cells):
+                    between = f"with {_COLUMNS[kind][0]!r} between"
+                    allowed = f"{len(columns)} columns ({some(columns)}) {between}"
+                    raise wrong(where, f"{len(cells)} columns, {short(cells)}", allowed)
+                continue
+            if kind != "jsonl":
+                cells = dict(zip(columns, cells, strict=True))
             name, *found = (cells.get(name) for name in (label, *texts))
             if not isinstance(name, str | int) or not all(isinstance(text, str) for text in found):
                 raise wrong(where, short(cells), f"text in {some((label, *texts))}")
@@ -119,146 +130,48 @@ def read_labelled(
             yield LabelledText(name, tuple(found), where, cells.get(group))
 
 
-def _records(
-    path: Path, kind: str, names: Sequence[str] | None, drops: bool, encoding: str
-) -> Iterator[tuple[str, dict | None]]:
-    """Yield the place and the named columns of each example; None for one that is dropped."""
-    if kind == "jsonl":
-        for where, line in numbered_lines(path, encoding):
-            if line.strip():
-                cells = _parsed(line)
-                if not isinstance(cells, dict):
-                    raise wrong(where, short(line), "a JSON object on each line")
-                yield where, cells
-        return
-    for where, row in read_rows(path, kind, encoding):
-        if names is None:
-            names = [cell.strip() for cell in row]
-        elif len(row) == len(names):
-            yield where, dict(zip(names, row, strict=True))
-        elif drops:
-            yield where, None
-        elif any(cell.strip() for cell in row):
-            allowed = f"{len(names)} columns ({some(names)}) with {_COLUMNS[kind][0]!r} between"
-            raise wrong(where, f"{len(row)} columns, {short(row)}", allowed)
-
-
-def _parsed(line: str) -> object:
-    with suppress(ValueError, RecursionError):
-        return json.loads(line)
-    return None
-
-
 # A user's own data
 
 _SUFFIXES = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"}
 _READ = (*_SUFFIXES, ".txt", ".label", ".labels", ".all")
-_RESERVED = re.compile(r"<s>|<pad>|</s>|<unk>|madeupword\d{4,}")
 # The names of texts that are looked for unless the user gives others.
 _TEXTS = (("text", "text2"), ("text1", "text2"), ("text",))
 
 
-@dataclass(frozen=True)
-class FileFormat:
-    """How a user's files are to be read."""
-
-    format: str | None = None  # one of `FORMATS`; None: what the file's name says
-    label: str = "label"  # the name of the label's column or JSON field
-    texts: tuple[str, ...] = ()  # the same of the one or two texts; none: one of `_TEXTS`
-    labels: tuple[str, ...] = ()  # read these labels alone; none: all labels
-    encoding: str = "utf-8"
-    tokenised: bool = False  # words stand between blanks already
-
-    def of(self, path: Path) -> str:
-        """Return the format of a file."""
-        if found := self.format or _SUFFIXES.get(_suffix(path)):
-            return found
-        return "tsv" if "\t" in next(read_lines(path, self.encoding), "") else "lines"
-
-    def examples(self, path: Path) -> Iterator[LabelledText]:
-        """Yield the examples of a file, or of a folder with a folder per label."""
-        if path.is_dir():
-            for folder in sorted(path.iterdir()):
-                if folder.is_dir() and not folder.name.startswith("."):
-                    for file in visible(folder.rglob("*")) if self.takes(folder.name) else ():
-                        text = "\n".join(read_lines(file, self.encoding))
-                        yield LabelledText(folder.name, (text,), str(file))
-            return
-        kind, names, texts = self.of(path), None, self.texts
-        if kind == "lines":
-            names, first = ("label", "text"), ()
-        elif kind == "jsonl":
-            first = _parsed(next(read_lines(path, self.encoding), ""))
-            first = first if isinstance(first, dict) else ()
-        else:
-            rows = read_rows(path, kind, self.encoding)
-            first = [cell.strip() for cell in next(rows, ("", []))[1]]
-            if self.label not in first and not texts and self.label == "label":  # no header
-                first = names = ("label", "text", "text2")[: max(2, len(first))]
-        texts = texts or next((each for each in _TEXTS if {*each} <= {*first}), ("text",))
-        how = {"label": self.label, "texts": texts, "names": names, "encoding": self.encoding}
-        yield from read_labelled([path], kind, **how)
-
-    def takes(self, label: str) -> bool:
-        """Whether examples of a label are to be read."""
-        return not self.labels or label in self.labels
-
-    def read(self, files: Sequence[Path]) -> Iterator[LabelledText]:
-        """Yield the examples of files, with labels on one line each."""
-        for example in chain.from_iterable(map(self.examples, files)):
-            label = " ".join(example.label.split())
-            if not label:
-                raise wrong(example.where, "the label is empty", "a label")
-            if self.takes(label):
-                yield example._replace(label=label)
-
-
 def own_corpus(
-    source: Path, form: FileFormat, *, valid: Path | None = None, test: Path | None = None
+    source: Path,
+    *,
+    valid: Path | None = None,
+    test: Path | None = None,
+    label: str = "label",
+    texts: tuple[str, ...] = (),
+    tokenised: bool = False,
 ) -> LabelledCorpus:
     """Return a user's own data set, as ``clusterformer prepare classification text --help`` says.
-    Raises UserError if nothing is found there, or if the labels make no sense."""
-    given = {"SOURCE": source, "--valid": valid, "--test": test}
-    for option, path in given.items():
-        if path is not None and not path.exists():
-            problem = "no such file or folder"
-            raise bad_option(option, path, "a file, or a folder per label", problem)
+    Raises UserError if the labels make no sense, as where a text or a header is taken for one."""
     files = _find_parts(source)
     files |= {part: (path,) for part, path in (("valid", valid), ("test", test)) if path}
-    counts, first = Counter(), None
-    for example in form.read(files["train"]):
+    read = partial(_read_own, label=label, texts=texts)
+    path, counts, first = files["train"][0], Counter(), None
+    for example in read(files["train"]):
         counts[example.label] += 1
         first = first or example
-    _check_labels(files["train"][0], form, counts, first)
-    names = sorted(counts, key=lambda name: (int(name), "") if name.isdecimal() else (0, name))
-    how = {"inputs": len(first.texts), "tokenised": form.tokenised, "apart": True}
-    return LabelledCorpus("text", {name: name for name in names}, files, form.read, **how)
-
-
-def _check_labels(
-    path: Path, form: FileFormat, counts: Counter[str], first: LabelledText | None
-) -> None:
-    """Refuse labels that make no sense, as where a text or a header is taken for one."""
-    fields = "is the label another column? See --labels, --label-field and --text-fields"
-    if missing := [name for name in form.labels if name not in counts]:
-        problem = f"no example has the label {missing[0]}"
-        raise bad_option("--labels", ",".join(form.labels), f"some of {some(counts)}", problem)
     if len(counts) < 2:
         problem = f"{counts.total():,} examples, labels: {some(counts) or 'none'}"
         raise wrong(path, problem, "two labels or more")
-    if reserved := [name for name in counts if _RESERVED.fullmatch(name)]:
-        allowed = "labels other than <s>, <pad>, </s>, <unk> and madeupwordNNNN"
-        raise wrong(path, f"a label is {reserved[0]}, a special symbol of fairseq's", allowed)
-    if form.labels or path.is_dir():
-        return
-    if len(counts) > max(2, counts.total() / 2):
+    remedy = "is the label another column? See --label-field and --text-fields"
+    if not path.is_dir() and len(counts) > max(2, counts.total() / 2):
         problem = f"{len(counts):,} labels in {counts.total():,} examples, such as "
-        allowed = f"labels that come again, or a folder per label; {fields}"
+        allowed = f"labels that come again, or a folder per label; {remedy}"
         raise wrong(path, problem + short(first.label), allowed)
-    is_table = form.of(path) in ("tsv", "csv")
-    if is_table and first.where.endswith(" line 1") and counts[first.label] == 1:
+    is_first = first.where.endswith(" line 1") and _kind(path) in ("tsv", "csv")
+    if is_first and counts[first.label] == 1:
         problem = f"no other line has the label {short(first.label)}"
-        raise wrong(first.where, problem, f"a label that comes again, or a header; {fields}")
+        raise wrong(first.where, problem, f"a label that comes again, or a header; {remedy}")
+    names = sorted(counts, key=lambda name: (int(name), "") if name.isdecimal() else (0, name))
+    how = {"inputs": len(first.texts), "tokenised": tokenised, "apart": True}
+    how["settings"] = {"label": label, "texts": texts}
+    return LabelledCorpus("text", {name: name for name in names}, files, read, **how)
 
 
 def _find_parts(source: Path) -> dict[str, tuple[Path, ...]]:
@@ -283,3 +196,38 @@ def _find_parts(source: Path) -> dict[str, tuple[Path, ...]]:
 def _suffix(path: Path) -> str:
     """Without what says that a file is packed."""
     return (path.with_suffix("") if path.suffix in OPENERS else path).suffix
+
+
+def _kind(path: Path) -> str:
+    """Return the form of a file."""
+    if found := _SUFFIXES.get(_suffix(path)):
+        return found
+    return "tsv" if "\t" in next(read_lines(path), "") else "lines"
+
+
+def _read_own(files: Sequence[Path], label: str, texts: tuple[str, ...]) -> Iterator[LabelledText]:
+    """Yield the examples of files, or of folders with a folder per label, each label on one
+    line."""
+    for path in files:
+        for example in _folder(path) if path.is_dir() else _file(path, label, texts):
+            name = " ".join(example.label.split())
+            if not name:
+                raise wrong(example.where, "the label is empty", "a label")
+            yield example._replace(label=name)
+
+
+def _folder(path: Path) -> Iterator[LabelledText]:
+    for folder in sorted(path.iterdir()):
+        if folder.is_dir() and not folder.name.startswith("."):
+            for file in visible(folder.rglob("*")):
+                yield LabelledText(folder.name, ("\n".join(read_lines(file)),), str(file))
+
+
+def _file(path: Path, label: str, texts: tuple[str, ...]) -> Iterator[LabelledText]:
+    kind, names = _kind(path), None
+    first = [cell.strip() for cell in next(_read_rows(path, kind, "utf-8"), ("", []))[1]]
+    is_headless = kind != "jsonl" and label == "label" not in first and not texts
+    if kind == "lines" or is_headless:
+        first = names = ("label", "text", "text2")[: max(2, len(first))]
+    texts = texts or next((each for each in _TEXTS if {*each} <= {*first}), ("text",))
+    return read_labelled([path], kind, label=label, texts=texts, names=names)

@@ -1,20 +1,18 @@
 """enwik8, WikiText-103, and any folder of plain text, each prepared as a folder for fairseq."""
 
-import codecs
-import itertools
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from fairseq_clusterformer.data.bytes import byte_symbols
 from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.outputs import copy_part, make_folder, make_part
+from fairseq_clusterformer.outputs import make_folder
 
 from . import SPLITS
 from .download import Archive, checksum, obtain
 from .lines import some
 from .texts import (
-    Documents,
     by_document,
     by_sentence,
     contiguous,
@@ -23,7 +21,7 @@ from .texts import (
     split_files,
     write_splits,
 )
-from .vocabulary import Vocabulary, copy_model, write_tokenizer
+from .vocabulary import Vocabulary, write_tokenizer
 
 
 class KnownText(NamedTuple):
@@ -74,21 +72,15 @@ def prepare_known(
     def build(work: Path, out: Path) -> dict:
         texts = dict(zip(SPLITS, obtain([known.archive], source, work).values(), strict=False))
         if known.sizes:
-            texts = _cut(texts["train"], work, known.sizes)
-        return {
-            "splits": _binarize(texts, work, out, words=known.words, form=form, workers=workers)
-        }
+            with open(texts["train"], "rb") as whole:
+                for split, size in zip(SPLITS, (*known.sizes, -1), strict=True):
+                    texts[split] = work / f"{split}.txt"
+                    texts[split].write_bytes(whole.read(size))
+        how = {"words": known.words, "form": form, "workers": workers}
+        return {"splits": _binarize(texts, out, **how)}
 
     recipe = {"corpus": known.name, "members": known.archive.members, "sizes": known.sizes}
     return make_folder(dest, recipe | {"unicode": form}, build)
-
-
-def _cut(path: Path, folder: Path, sizes: Sequence[int]) -> dict[str, Path]:
-    """Write a file's first bytes as ``train.txt``, the next as ``valid.txt`` and ``test.txt``."""
-    with open(path, "rb") as source:
-        for split, size in zip(SPLITS, (*sizes, -1), strict=True):
-            (folder / f"{split}.txt").write_bytes(source.read(size))
-    return _texts(folder)
 
 
 def prepare_text(
@@ -102,15 +94,12 @@ def prepare_text(
     split: str | None = None,
     valid_fraction: float = 0.05,
     test_fraction: float = 0.05,
-    pattern: Sequence[str] | None = None,
-    encoding: str = "utf-8",
     workers: int | None = None,
 ) -> dict | None:
     """Prepare the text files in `source`, and print which of them were taken. The options are
     those of ``clusterformer prepare lm text``; without a `vocabulary` or `words`, text becomes
     bytes."""
     source, dest = source.resolve(), dest.resolve()
-    encoding = codecs.lookup(encoding).name
     by_bytes = not (words or vocabulary)
     fractions = {"valid": valid_fraction, "test": test_fraction}
     if dest.is_relative_to(source):
@@ -121,65 +110,51 @@ def prepare_text(
         raise bad_option("--test-fraction", test_fraction, allowed, f"with {valid_fraction}")
     if sentences and by_bytes:
         raise bad_option("--sentences", "given", "together with subwords or --words")
-    texts, skipped = find_texts(source, pattern)
-    files = split_files(source, texts) if split in (None, "files") else {}
-    if split == "files" and not files:
-        problem = f"no file in {source} is named after train, valid or test"
-        raise bad_option("--split", split, "documents or contiguous", problem)
+    texts, skipped = find_texts(source)
+    named = split in (None, "files") and split_files(source, texts, needed=split == "files")
+    split_of = {path: name for name in SPLITS for path in named[name]} if named else {}
     if split is None:
         # of fewer files, whole ones would be more than a split's fraction
         few = len(texts) * min(fractions.values()) < 1 and document_separator is None
-        split = "files" if files else "contiguous" if few else "documents"
-    if split == "files":
-        named = list(itertools.chain.from_iterable(files.values()))
-        skipped += [path for path in texts if path not in named]
-        texts = named
-
-    def write_texts(_work: Path, out: Path) -> dict:
-        def read() -> Documents:
-            return documents(texts, document_separator, encoding)
-
-        if split == "files":
-            name_of = {path: name for name in SPLITS for path in files[name]}
-            parts = ((name_of[path], lines) for path, lines in read())
-        else:
-            parts = (by_document if split == "documents" else contiguous)(read, fractions)
-        return {"splits": write_splits(by_sentence(parts) if sentences else parts, out)}
+        split = "files" if split_of else "contiguous" if few else "documents"
+    if split_of:
+        skipped += [path for path in texts if path not in split_of]
+        texts = list(split_of)
 
     def build(work: Path, out: Path) -> dict:
         passed = f"; skipped: {some(path.name for path in skipped)}" if skipped else ""
         print(f"taken: {len(texts)} files, split by --split {split}{passed}")
-        folder, made = make_part(work, "texts", write_texts)
+        read = partial(documents, texts, document_separator)
+        if split_of:
+            parts = ((split_of[path], lines) for path, lines in read())
+        else:
+            parts = (by_document if split == "documents" else contiguous)(read, fractions)
+        counts = write_splits(by_sentence(parts) if sentences else parts, work)
         how = {"words": words, "lines": sentences, "workers": workers}
-        found = _binarize(_texts(folder), work, out, vocabulary, **how)
-        return {"splits": {name: made["splits"][name] | found[name] for name in SPLITS}}
+        paths = {name: work / f"{name}.txt" for name in SPLITS}
+        found = _binarize(paths, out, vocabulary, **how)
+        return {"splits": {name: counts[name] | found[name] for name in SPLITS}}
 
-    recipe = {
-        "corpus": "text",
-        "unicode": "none" if by_bytes else FORM,
-        "words": words,
-        **(vocabulary.recipe() if vocabulary else {}),
-        "sentences": sentences,
-        "encoding": encoding,
-        "document_separator": document_separator,
-        "split": split,
-        "fractions": None if split == "files" else fractions,
-    }
+    def recipe() -> dict:
+        return {
+            "corpus": "text",
+            "unicode": "none" if by_bytes else FORM,
+            "words": words,
+            **(vocabulary.recipe() if vocabulary else {}),
+            "sentences": sentences,
+            "document_separator": document_separator,
+            "split": split,
+            "fractions": None if split_of else fractions,
+            "files": {
+                path.relative_to(source.parent).as_posix(): checksum(path) for path in texts
+            },
+        }
 
-    def whole_recipe() -> dict:
-        sums = {path.relative_to(source.parent).as_posix(): checksum(path) for path in texts}
-        return {**recipe, "files": sums}
-
-    return make_folder(dest, whole_recipe, build)
-
-
-def _texts(folder: Path) -> dict[str, Path]:
-    return {split: folder / f"{split}.txt" for split in SPLITS}
+    return make_folder(dest, recipe, build)
 
 
 def _binarize(
     texts: dict[str, Path],
-    work: Path,
     out: Path,
     vocabulary: Vocabulary | None = None,
     *,
@@ -194,21 +169,15 @@ def _binarize(
 
     from . import binarize  # with fairseq it takes seconds; mistakes are to show at once
 
-    def write_model(_work: Path, folder: Path) -> dict:
-        if vocabulary:
-            if vocabulary.train:
-                vocabulary.train_model(texts["train"], folder)
-            copy_model(vocabulary, folder)
-            return {}
-        dictionary = binarize.byte_dictionary()
+    if vocabulary:
+        vocabulary.write(out, texts["train"])
+    else:
+        dictionary = binarize.symbol_dictionary(byte_symbols())
         if words:
             counts = binarize.count_words(texts["train"], form, workers)
             dictionary = binarize.word_dictionary(counts)
-        dictionary.save(str(folder / "dict.txt"))
-        write_tokenizer(folder, dictionary, form=form if words else "none")
-        return {}
-
-    copy_part(make_part(work, "model", write_model)[0], out)
+        dictionary.save(str(out / "dict.txt"))
+        write_tokenizer(out, dictionary, form=form if words else "none")
     coding = TextCoding.from_folder(out)
     coding.form = form
     items = coding.line_items if lines else coding.items

@@ -1,8 +1,11 @@
-"""The lines of text files and the files of archives, plain or packed, one in memory at a time."""
+"""The lines of text files and the files of archives, plain or packed, one in memory at a time;
+what a file's name says of it."""
 
 import bz2
 import gzip
+import hashlib
 import lzma
+import re
 import tarfile
 import zipfile
 import zlib
@@ -62,8 +65,7 @@ def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
                 yield line
     except UnicodeDecodeError as error:
         byte = f"line {number:,}: byte 0x{error.object[error.start]:02X}"
-        allowed = "text in this encoding, as iconv -f latin1 -t utf-8 makes of Latin-1, or "
-        allowed += "--encoding NAME where a command has it"
+        allowed = "text in this encoding, as iconv -f latin1 -t utf-8 makes of Latin-1"
         raise wrong(path, f"{byte} cannot be read as {encoding.upper()}", allowed) from None
     except _DAMAGED as error:
         raise UserError(f"{path}: cannot be read after line {number:,}: {error}") from None
@@ -117,6 +119,20 @@ def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, by
                         yield member.name, archive.extractfile(member).read()
     except _DAMAGED as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
+
+
+_SPLIT = re.compile(r"(?<![a-z])(train|valid|validation|val|dev|test)(?![a-z])")
+
+
+def split_of(path: Path) -> str | None:
+    """Return the split that a file's name says, as a word: ``my.dev.tsv`` is of valid."""
+    found = _SPLIT.findall(path.name.lower())
+    return {"train": "train", "test": "test"}.get(found[-1], "valid") if found else None
+
+
+def key_of(text: str) -> int:
+    """Return 8 bytes that stand for a text: two of a billion texts hardly have the same."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8])
 
 
 def some(names: Iterable[object], most: int = 20) -> str:

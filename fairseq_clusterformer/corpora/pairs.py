@@ -6,15 +6,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 
 from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import bad_option
 
 from .download import Archive, checksums, obtain
-from .lines import OPENERS, aligned_lines, numbered_lines, read_lines, wrong
-from .splits import key_of
+from .lines import OPENERS, aligned_lines, key_of, numbered_lines, read_lines, wrong
 
 Pair = tuple[str, str]
 Pairs = Iterator[Pair]
@@ -62,36 +61,28 @@ class ParallelCorpus:
 
 
 def own_pairs(
-    languages: tuple[str, str],
-    files: dict[str, Sequence[Path]],
-    fractions: dict[str, float | None],
-    lowercase: bool = False,
+    languages: tuple[str, str], files: dict[str, Sequence[Path]], lowercase: bool = False
 ) -> ParallelCorpus:
     """Return a corpus of the user's own pairs: `files` are what --train, --valid and --test give.
-    Without files, valid and test are drawn from train, by `fractions`; see `draw_pairs`."""
+    Without files, valid and test are drawn from train."""
     if languages[0] == languages[1]:
         raise bad_option("--target-lang", languages[1], "another language than --source-lang")
     found = {
         split: [pair_files(path, languages, f"--{split}") for path in paths]
         for split, paths in files.items()
     }
-    for split, share in fractions.items():
-        if found[split] and share is not None:
-            problem = f"--{split} is given"
-            raise bad_option(f"--{split}-fraction", share, "one of both", problem)
-    drawn = {split: share for split, share in fractions.items() if not found[split]}
+    drawn = tuple(split for split in ("valid", "test") if not found[split])
 
     def pairs(split: str) -> Pairs:
-        for part in found[split]:
-            yield from pairs_of(part, languages, languages)
+        return chain.from_iterable(pairs_of(part, languages, languages) for part in found[split])
 
     def read(_work: Path) -> dict[str, Pairs]:
-        given = {split: pairs(split) for split in (*fractions, "train")}
+        given = {split: pairs(split) for split in ("valid", "test", "train")}
         return given | (draw_pairs(partial(pairs, "train"), drawn) if drawn else {})
 
     def facts() -> dict:
         sums = {part: checksums(chain.from_iterable(parts)) for part, parts in found.items()}
-        return {"files": sums, "fractions": drawn}
+        return {"files": sums}
 
     return ParallelCorpus(
         "text",
@@ -99,7 +90,7 @@ def own_pairs(
         {"test": "test"},
         Cleaning("subwords", 250, 9),
         read=read,
-        drawn=tuple(drawn),
+        drawn=drawn,
         disjoint=True,
         facts=facts,
     )
@@ -110,14 +101,14 @@ def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]
     option means."""
     if given.is_file():
         return [given]
-    ends = product(languages, ("", *OPENERS))
-    files = [path for way in ends if (path := Path(f"{given}.{''.join(way)}")).is_file()]
-    if [path.name.removeprefix(f"{given.name}.").split(".")[0] for path in files] != [*languages]:
-        found = " and ".join(path.name for path in files)
-        names = " and ".join(f"PREFIX.{language}" for language in languages)
-        allowed = f"a PREFIX with {names} (or as .gz, .xz, .bz2, .zip), or a file of two columns"
-        raise bad_option(option, given, allowed, f"found {found or 'nothing'}")
-    return files
+    ways = [[Path(f"{given}.{language}{end}") for end in ("", *OPENERS)] for language in languages]
+    found = [[path for path in paths if path.is_file()] for paths in ways]
+    if [len(paths) for paths in found] != [1, 1]:
+        names = " and ".join(path.name for path in chain.from_iterable(found)) or "nothing"
+        wanted = " and ".join(f"PREFIX.{language}" for language in languages)
+        allowed = f"a PREFIX with {wanted} (or as .gz, .xz, .bz2, .zip), or a file of two columns"
+        raise bad_option(option, given, allowed, f"found {names}")
+    return [path for (path,) in found]
 
 
 def pairs_of(files: Sequence[Path], languages: Sequence[str], columns: Sequence[str]) -> Pairs:
@@ -134,64 +125,45 @@ def pairs_of(files: Sequence[Path], languages: Sequence[str], columns: Sequence[
         yield fields[first], fields[second]
 
 
-def draw_pairs(read: Callable[[], Pairs], shares: dict[str, float | None]) -> dict[str, Pairs]:
-    """Draw splits by a checksum of the pairs' text, so that equal pairs come to the same split.
-
-    Args:
-        read: reads all pairs anew at each call.
-        shares: for each split its share of the different pairs; None: 5 %, 2,000 at most.
-    """
+def draw_pairs(read: Callable[[], Pairs], splits: Sequence[str]) -> dict[str, Pairs]:
+    """Draw splits by a checksum of the pairs' text, so that equal pairs come to the same split:
+    each gets 5 % of the different pairs, 2,000 at most. `read` is called again for each."""
     import numpy as np  # takes too long for --help
 
-    keys = np.unique(np.fromiter(map(_key, read()), np.uint64))  # 8 bytes a pair, not 200
-    if len(keys) <= len(shares):
-        allowed = f"more than {len(shares)}, to draw {' and '.join(shares)} from"
-        raise wrong("different pairs of --train", len(keys), allowed)
-    drawn, usual = {}, min(0.05, 2000 / len(keys))
-    for others, (split, share) in zip(range(len(shares), 0, -1), shares.items(), strict=True):
-        # the nearest number; one at least, and one for each of the others
-        most = max(1, math.ceil((share or usual) * len(keys) - 0.5))
-        first = len(drawn)
-        taken = keys[first : min(first + most, len(keys) - others)].tolist()
-        drawn |= dict.fromkeys(taken, split)
+    def key(pair: Pair) -> int:
+        return key_of("\t".join(pair))
 
     def pairs_of_split(split: str) -> Pairs:
-        return (pair for pair in read() if drawn.get(_key(pair), "train") == split)
+        return (pair for pair in read() if drawn.get(key(pair), "train") == split)
 
-    return {split: pairs_of_split(split) for split in (*shares, "train")}
-
-
-def _key(pair: Pair) -> int:
-    return key_of("\t".join(pair))
-
-
-# Markup of the TED talks (IWSLT14) and of WMT's test sets
-
-_PASSED_OVER = ("<url>", "<talkid>", "<keywords>")
-_TITLE_TAGS = re.compile(r"</?(title|description)>")
-_SEGMENT = re.compile(r"<seg [^>]*>\s*(.*?)\s*</seg>")
+    keys = np.unique(np.fromiter(map(key, read()), np.uint64))  # 8 bytes a pair, not 200
+    if len(keys) <= len(splits):
+        allowed = f"more than {len(splits)}, to draw {' and '.join(splits)} from"
+        raise wrong("different pairs of --train", len(keys), allowed)
+    most = max(1, math.ceil(min(0.05, 2000 / len(keys)) * len(keys) - 0.5))
+    parts = [keys[i * most : (i + 1) * most].tolist() for i in range(len(splits))]
+    drawn = {key: split for split, part in zip(splits, parts, strict=True) for key in part}
+    return {split: pairs_of_split(split) for split in (*splits, "train")}
 
 
-def read_talks(path: Path) -> Iterator[str]:
-    """Yield the lines of ``train.tags.*``, with titles and descriptions, without other headers."""
+def _read_talks(path: Path) -> Iterator[str]:
+    """Yield the lines of ``train.tags.*`` of IWSLT14, with titles and descriptions, without other
+    headers."""
     for line in read_lines(path):
-        if not any(tag in line for tag in _PASSED_OVER):
-            yield _TITLE_TAGS.sub("", line).strip()
+        if not any(tag in line for tag in ("<url>", "<talkid>", "<keywords>")):
+            yield re.sub("</?(title|description)>", "", line).strip()
 
 
-def read_segments(path: Path) -> Iterator[str]:
+def _read_segments(path: Path) -> Iterator[str]:
     """Yield the segments of an .xml or .sgm file."""
     for line in read_lines(path):
-        if found := _SEGMENT.search(line):
+        if found := re.search(r"<seg [^>]*>\s*(.*?)\s*</seg>", line):
             yield found[1]
 
 
-def read_plain_segments(path: Path) -> Iterator[str]:
+def _read_plain_segments(path: Path) -> Iterator[str]:
     """Yield the segments with plain apostrophes, as fairseq's recipe of IWSLT14."""
-    return (line.replace("’", "'") for line in read_segments(path))
-
-
-# Known corpora
+    return (line.replace("’", "'") for line in _read_segments(path))
 
 
 def known_corpus(known: ParallelCorpus, source: Path | None) -> ParallelCorpus:
@@ -282,7 +254,7 @@ CORPORA = {
         ],
         operations=10_000,
         files=_IWSLT14,
-        readers={"train": read_talks, "test": read_plain_segments},
+        readers={"train": _read_talks, "test": _read_plain_segments},
     ),
     # as fairseq's recipe has it, but for the test set's punctuation, which is normalised too
     "wmt14-en-de": ParallelCorpus(
@@ -300,6 +272,6 @@ CORPORA = {
         ],
         operations=32_000,
         files=_WMT14,
-        readers={"test": read_segments},
+        readers={"test": _read_segments},
     ),
 }

@@ -12,49 +12,42 @@ from itertools import chain, islice
 def parallel(
     function: Callable, items: Iterable, workers: int | None, label: str, *, batch: int = 1000
 ) -> Iterator:
-    """Yield ``function(item)`` of each item in order.
-
-    Args:
-        workers: processes; None: one for each core. A single batch is done by this process.
-        batch: items that a worker is handed at a time.
-    """
-    from concurrent.futures import ProcessPoolExecutor
-
+    """Yield ``function(item)`` of each item in order, by so many workers, or one for each core;
+    each is handed a batch at a time. A single batch is done by this process."""
     from tqdm import tqdm
 
     has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
     workers = workers or (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
     items = iter(items)
     first = list(islice(items, batch + 1))
-    bar = tqdm(desc=label, unit_scale=True, disable=None, leave=False)
-    if workers == 1 or len(first) <= batch:
-        with bar:
-            for item in chain(first, items):
-                yield function(item)
-                bar.update()
-        return
-    items = chain(first, items)
+    is_small, items = len(first) <= batch, chain(first, items)
+    if workers == 1 or is_small:
+        results = map(function, items)
+    else:
+        results = _in_processes(function, items, workers, batch)
+    yield from tqdm(results, label, unit_scale=True, disable=None, leave=False)
+
+
+def _in_processes(function: Callable, items: Iterator, workers: int, batch: int) -> Iterator:
+    from concurrent.futures import ProcessPoolExecutor
+
     batches = iter(lambda: list(islice(items, batch)), [])
-    with bar, ProcessPoolExecutor(workers, initializer=_start, initargs=(function,)) as pool:
+    with ProcessPoolExecutor(workers, initializer=_start, initargs=(function,)) as pool:
         try:
             begun = deque(pool.submit(_call, each) for each in islice(batches, 2 * workers))
             while begun:
                 results = begun.popleft().result()
                 begun.extend(pool.submit(_call, each) for each in islice(batches, 1))
                 yield from results
-                bar.update(len(results))
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-# A worker keeps its own copy of the function, and with it what that function has cached.
 
 
 def _start(function: Callable) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main one acts
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     global _function
-    _function = function
+    _function = function  # a worker's own copy, with what it has cached
 
 
 def _end_with(parent: int) -> None:

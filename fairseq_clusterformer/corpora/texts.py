@@ -4,7 +4,6 @@ A *document* is a file, or the text between two separator lines: an iterator of 
 stream of ``(split, lines)``, so that memory holds one line of the corpus.
 """
 
-import fnmatch
 import hashlib
 import itertools
 import lzma
@@ -24,40 +23,26 @@ from .lines import PACKED, raw_lines, some
 
 _SPLIT_NAME = re.compile(r"(train|valid|test)(?=[-._0-9]|$)")
 
-Lines = Iterator[bytes]
-Documents = Iterator[tuple[Path, Lines]]
+Documents = Iterator[tuple[Path, Iterator[bytes]]]
 SplitLines = Iterable[tuple[str, Iterable[bytes]]]
 
 
-def find_texts(
-    source: Path, patterns: Sequence[str] | None = None
-) -> tuple[list[Path], list[Path]]:
-    """Return the text files below `source` in order of their paths, and the files passed over;
-    hidden ones, whose names start with a dot, are neither. Raises UserError if there is none.
-
-    Args:
-        source: a folder, searched recursively, or one text file, whatever its name is.
-        patterns: shell patterns for names; a .xz, .gz or .bz2 at a name's end may be left out.
-            None: every file whose first bytes are text.
-    """
-    paths = [source] if source.is_file() else sorted(source.rglob("*"))
-    texts, others = [], []
-    for path in filter(Path.is_file, paths):
-        if any(part.startswith(".") for part in path.relative_to(source).parts):
-            continue
-        names = (path.name, path.stem if path.suffix in PACKED else path.name)
-        if patterns and path != source:
-            wanted = any(fnmatch.fnmatch(name, pattern) for name in names for pattern in patterns)
-        else:
-            wanted = not _is_binary(path)
-        (texts if wanted else others).append(path)
+def find_texts(source: Path) -> tuple[list[Path], list[Path]]:
+    """Return the text files below `source`, a folder or one file, in order of their paths, and the
+    binary files; hidden ones, whose names start with a dot, are neither. Raises UserError if there
+    is no text."""
+    texts, binary = [], []
+    for path in [source] if source.is_file() else sorted(source.rglob("*")):
+        parts = path.relative_to(source).parts
+        if path.is_file() and not any(part.startswith(".") for part in parts):
+            (binary if _is_binary(path) else texts).append(path)
     if not texts:
         problem = "no file at all" if source.is_dir() else no_file(source)
-        if others:
-            problem = f"no text file, only {some((path.name for path in others), 3)}"
-        allowed = "a folder of text, or one file, also as .xz, .gz or .bz2; --pattern chooses by "
-        raise bad_option("SOURCE", source, f"{allowed}name", problem)
-    return texts, others
+        if binary:
+            problem = f"no text file, only {some((path.name for path in binary), 3)}"
+        allowed = "a folder of text, or one file, also as .xz, .gz or .bz2"
+        raise bad_option("SOURCE", source, allowed, problem)
+    return texts, binary
 
 
 def _is_binary(path: Path) -> bool:
@@ -70,54 +55,47 @@ def _is_binary(path: Path) -> bool:
     return start.startswith(b"%PDF-") or b"\0" in start
 
 
-def documents(
-    texts: Sequence[Path], separator: str | None = None, encoding: str = "utf-8"
-) -> Documents:
-    """Yield the documents that are not empty, in UTF-8, each with its file. Read each before you
-    take the next. Raises UserError if no text has the separator.
+def documents(texts: Sequence[Path], separator: str | None = None) -> Documents:
+    """Yield the documents that are not empty, each with its file. Read each before you take the
+    next. Raises UserError if no text has the `separator`, the line that ends a document; without
+    one, a file is a document."""
+    seen = separator is None
 
-    Args:
-        separator: the line that ends a document; None: a file is a document.
-        encoding: of the files.
-    """
-    seen = 0
-
-    def lines(path: Path) -> Lines:
-        for number, line in enumerate(raw_lines(path, encoding)):
-            if encoding != "utf-8":
-                line = line.decode(encoding).encode()
-            if line := line if number else line.removeprefix(BOM_UTF8):
-                yield line if line.endswith(b"\n") else line + b"\n"
-
-    def document_number(line: bytes) -> int | None:
-        nonlocal seen
-        if separator is not None and line.rstrip(b"\r\n") == separator.encode():
-            seen += 1
-            return None
-        return seen
+    def ends(line: bytes) -> bool:
+        return separator is not None and line.rstrip(b"\r\n") == separator.encode()
 
     for path in texts:
-        for number, document in itertools.groupby(lines(path), document_number):
-            if number is not None:
-                yield path, document
-    if separator is not None and not seen:
+        for is_end, lines in itertools.groupby(_lines(path), ends):
+            if is_end:
+                seen = True
+            else:
+                yield path, lines
+    if not seen:
         allowed = "a line that ends a document, in full"
         problem = f"no such line in {some((path.name for path in texts), 3)}"
         raise bad_option("--document-separator", separator, allowed, problem)
 
 
-def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
+def _lines(path: Path) -> Iterator[bytes]:
+    for number, line in enumerate(raw_lines(path)):
+        if line := line if number else line.removeprefix(BOM_UTF8):
+            yield line if line.endswith(b"\n") else line + b"\n"
+
+
+def split_files(source: Path, texts: Sequence[Path], needed: bool) -> dict[str, list[Path]]:
     """Return the files of each split, if files or folders right in `source` are named so, as
-    ``train-00.txt.xz`` and ``train/``. Raises UserError if there are some, but not of each."""
+    ``train-00.txt.xz`` and ``train/``. Raises UserError if there are some, but not of each; or, if
+    they are `needed`, none."""
     files = defaultdict(list)
     for path in texts:
         if path != source and (name := _SPLIT_NAME.match(path.relative_to(source).parts[0])):
             files[name[1]].append(path)
-    if files and (missing := [split for split in SPLITS if split not in files]):
+    missing = [split for split in SPLITS if split not in files]
+    if missing and (files or needed):
         allowed = "all three (as train-00.txt.xz, valid.txt, test.txt), or --split documents or "
-        problem = f"files for {' and '.join(files)} but none for {' and '.join(missing)}"
+        problem = f"no file is named {' or '.join(missing)}"
         raise bad_option("SOURCE", source, allowed + "--split contiguous", problem)
-    return dict(files)
+    return files
 
 
 def by_document(read: Callable[[], Documents], fractions: dict[str, float]) -> SplitLines:

@@ -22,10 +22,9 @@ from fairseq_clusterformer.outputs import copy_part, make_folder, make_part
 
 from . import SUBWORDS
 from .download import checksums
-from .lines import aligned_lines, wrong
+from .lines import aligned_lines, key_of, wrong
 from .pairs import Pair, ParallelCorpus, pair_files, pairs_of
 from .parallel import parallel
-from .splits import SeenTexts
 
 _MOST_WORDS = 1_000_000  # that subword-nmt learns from, at about 1 kB of memory for each
 
@@ -39,15 +38,9 @@ def prepare(
     extra_train: Sequence[Path] = (),
     workers: int | None = None,
 ) -> dict | None:
-    """Prepare `corpus` in the folder `dest`, as `make_folder` does.
-
-    Args:
-        bpe_operations: merges to learn, or pieces with sentencepiece; None: `SUBWORDS`, or as many
-            as the text gives.
-        bpe: "subword_nmt", or "sentencepiece", which splits text that is not tokenised.
-        extra_train: more training text; see `pair_files`. Columns are target and source.
-        workers: processes; None: one for each core.
-    """
+    """Prepare `corpus` in the folder `dest`, as `make_folder` does. The options are those of
+    ``clusterformer prepare translation``, where `bpe`, "subword_nmt" or "sentencepiece", is
+    --vocabulary."""
     pipeline = replace(corpus.pipeline, bpe=bpe)
     if bpe == "sentencepiece":
         pipeline = replace(pipeline, tokenizer="none", dash_splits=False, escape=False)
@@ -97,7 +90,7 @@ class _Job:
 
     def __post_init__(self) -> None:
         splits = ["train", "valid", *self.corpus.test_sets]
-        self.counts = {split: {"pairs": 0} for split in splits}
+        self.counts = {split: Counter(pairs=0) for split in splits}
 
     def made(self, name: str, stage: Callable[[Path], None]) -> Path:
         """The folder of a stage, made now or by a run before; take over its counts."""
@@ -106,7 +99,8 @@ class _Job:
             stage(out)
             return self.counts
 
-        part, self.counts = make_part(self.work, name, build)
+        part, counts = make_part(self.work, name, build)
+        self.counts = {split: Counter(count) for split, count in counts.items()}
         return part
 
     def files(self, folder: Path, name: str) -> list[Path]:
@@ -115,53 +109,45 @@ class _Job:
 
     def tokenise(self, extra: Sequence[Sequence[Path]], out: Path) -> None:
         """Write the tokens of each split, and the raw text of all but train; count the pairs."""
-        corpus, languages = self.corpus, self.pipeline.languages
-        held_out = [SeenTexts(), SeenTexts()]  # the lines of valid and test in each language
-        train = self.counts["train"]
+        corpus, languages, train = self.corpus, self.pipeline.languages, self.counts["train"]
+        held_out = [set(), set()]  # of the lines of valid and test in each language
         train["dropped by length"] = 0
         if corpus.disjoint or extra:
             train["in valid or test"] = 0
-
-        def keeps(pair: Pair, disjoint: bool) -> bool:
-            if corpus.cleaning.unit == "tokens" and not corpus.cleaning.keeps(pair):
-                train["dropped by length"] += 1
-            elif disjoint and any(map(SeenTexts.__contains__, held_out, pair)):
-                train["in valid or test"] += 1
-            else:
-                return True
-            return False
-
         read = corpus.read(self.work).items()
-        sources = [(split, split, pairs, corpus.disjoint) for split, pairs in read]
-        for files in extra:
-            pairs = pairs_of(files, languages, languages[::-1])  # columns as Tatoeba's
-            sources.append(("extra", "train", pairs, True))
+        sources = [(split, pairs, corpus.disjoint, corpus.hold_out) for split, pairs in read]
+        for files in extra:  # columns as Tatoeba's
+            sources.append(("train", pairs_of(files, languages, languages[::-1]), True, None))
+        function = functools.partial(_tokens, self.pipeline)
         with self._writer(out) as write:
-            function = functools.partial(_tokens, self.pipeline)
-            for name, split, pairs, disjoint in sources:
-                number, hold_out = 0, name == "train" and corpus.hold_out
-                for raw, words in parallel(function, pairs, self.workers, name):
-                    if split == "train" and not keeps(words, disjoint):
-                        continue
-                    number += 1
-                    to = "valid" if hold_out and not number % hold_out else split
+            for split, pairs, disjoint, hold_out in sources:
+                number = 0
+                for raw, words in parallel(function, pairs, self.workers, split):
+                    to = split
+                    if split == "train":
+                        if corpus.cleaning.unit == "tokens" and not corpus.cleaning.keeps(words):
+                            train["dropped by length"] += 1
+                            continue
+                        sides = zip(held_out, words, strict=True)
+                        if disjoint and any(key_of(line) in known for known, line in sides):
+                            train["in valid or test"] += 1
+                            continue
+                        number += 1
+                        to = "valid" if hold_out and not number % hold_out else split
                     write(to, words)
                     self.counts[to]["pairs"] += 1
                     if to != "train":
-                        write(f"{to}.raw", raw)
+                        write(f"raw/{to}", raw)
                         for known, line in zip(held_out, words, strict=True):
-                            known.add(line)
-                if name != split:
-                    train["extra pairs"] = train.get("extra pairs", 0) + number
+                            known.add(key_of(line))
         self._check_pairs()
 
     def _check_pairs(self) -> None:
-        why = [
-            f"{n:,} {what}" for what, n in self.counts["train"].items() if n and what != "pairs"
-        ]
+        dropped = {what: n for what, n in self.counts["train"].items() if n and what != "pairs"}
+        why = ", ".join(f"{number:,} {what}" for what, number in dropped.items())
         for split, count in self.counts.items():
             if not count["pairs"]:
-                problem = f"no pair is left for {split}" + (f" ({', '.join(why)})" if why else "")
+                problem = f"no pair is left for {split}" + (f" ({why})" if why else "")
                 raise wrong(self.corpus.name, problem, "at least one for each split")
 
     def learn(self, tokens: Path, number: int | None, out: Path) -> None:
@@ -179,16 +165,12 @@ class _Job:
         else:
             from subword_nmt.learn_bpe import learn_bpe
 
-            words = Counter()
-            for text in texts:
-                words.update(binarize.count_words(text, "none", self.workers))
+            counts = (binarize.count_words(text, "none", self.workers) for text in texts)
+            words = sum(counts, Counter())
             del words["</s>"]
             lines = [f"{word} {count}" for word, count in words.most_common(_MOST_WORDS)]
-            # its progress bar is not for log files
-            with (
-                contextlib.redirect_stderr(io.StringIO()),
-                open(model, "w", newline="\n") as codes,
-            ):
+            progress = contextlib.redirect_stderr(io.StringIO())  # is not for log files
+            with progress, open(model, "w", newline="\n") as codes:
                 learn_bpe(lines, codes, number or SUBWORDS, is_dict=True)
             tokenizer = formats.codes(model)
         (out / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
@@ -199,19 +181,17 @@ class _Job:
         cleaning, cleaned = self.corpus.cleaning, set()
         if cleaning.unit == "subwords":
             cleaned = {"train", *self.corpus.drawn, *(["valid"] if self.corpus.hold_out else [])}
-        (out / "raw").mkdir()
+        function = functools.partial(_subwords, self.pipeline)
         with self._writer(out) as write:
             for split, count in self.counts.items():
                 pairs = aligned_lines(self.files(tokens, split))
-                function = functools.partial(_subwords, self.pipeline)
                 raws = itertools.repeat(None)
                 if split != "train":
-                    raws = aligned_lines(self.files(tokens, f"{split}.raw"))
+                    raws = aligned_lines(self.files(tokens, f"raw/{split}"))
                 subwords = parallel(function, pairs, self.workers, split)
                 for pair, raw in zip(subwords, raws, strict=False):
                     if split in cleaned and not cleaning.keeps(pair):
-                        count["pairs"] -= 1
-                        count["dropped by length"] = count.get("dropped by length", 0) + 1
+                        count.update({"pairs": -1, "dropped by length": 1})
                         continue
                     write(split, pair)
                     if raw:
@@ -229,10 +209,9 @@ class _Job:
         if self.pipeline.bpe == "sentencepiece":
             dictionary = binarize.symbol_dictionary(load(self.pipeline.model).symbols)
         else:
-            words = Counter()
-            for file in self.files(subwords, "train"):
-                words.update(binarize.count_words(file, workers=self.workers))
-            dictionary = binarize.word_dictionary(words)
+            files = self.files(subwords, "train")
+            counts = (binarize.count_words(file, workers=self.workers) for file in files)
+            dictionary = binarize.word_dictionary(sum(counts, Counter()))
         texts = {
             f"{split}.{'-'.join(languages)}.{language}": subwords / f"{split}.{language}"
             for split in self.counts
@@ -249,17 +228,17 @@ class _Job:
 
     @contextlib.contextmanager
     def _writer(self, folder: Path) -> Iterator[Callable[[str, Pair], None]]:
+        opened = functools.partial(open, mode="w", encoding="utf-8")
+        (folder / "raw").mkdir()
+        names = [*self.counts, *(f"raw/{split}" for split in self.counts if split != "train")]
         with contextlib.ExitStack() as stack:
-
-            @functools.cache
-            def opened(name: str) -> list:
-                return [
-                    stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
-                    for path in self.files(folder, name)
-                ]
+            files = {
+                name: [stack.enter_context(opened(path)) for path in self.files(folder, name)]
+                for name in names
+            }
 
             def write(name: str, pair: Pair) -> None:
-                for file, line in zip(opened(name), pair, strict=True):
+                for file, line in zip(files[name], pair, strict=True):
                     file.write(line + "\n")
 
             yield write

@@ -34,12 +34,13 @@ def prepare_library(dest: Path) -> Path:
 
     def build(work: Path, out: Path) -> dict:
         from fairseq_clusterformer.corpora import binarize
+        from fairseq_clusterformer.data.bytes import byte_symbols
         from fairseq_clusterformer.data.coding import ByteCoding
 
         files = {split: work / f"{split}.txt" for split in ("train", "valid")}
         for split, text in library().items():
             files[split].write_bytes(text)
-        dictionary = binarize.byte_dictionary()
+        dictionary = binarize.symbol_dictionary(byte_symbols())
         items = ByteCoding(dictionary).items
         return {"splits": binarize.write_dataset(files, out, dictionary, items)}
 

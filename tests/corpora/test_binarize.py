@@ -24,13 +24,13 @@ def test_sentencepiece_learns_from_a_bounded_sample(tmp_path, monkeypatch):
         given.append(list(sentence_iterator))
 
     monkeypatch.setattr(binarize.sentencepiece.SentencePieceTrainer, "train", train)
-    monkeypatch.setattr(binarize, "MB", 55_000)
     lines = [f"line {i:05}" for i in range(20_000)]
     texts = [tmp_path / "a", tmp_path / "b"]
     for text, part in zip(texts, (lines[:5000], lines[5000:]), strict=True):
         text.write_text("\n".join(part) + "\n")
-    for sample in (5, 1, 1):
-        binarize.train_sentencepiece(texts, 300, tmp_path / "model", sample=sample)
+    for sample in (1 << 20, 55_000, 55_000):
+        monkeypatch.setattr(binarize, "SAMPLE", sample)
+        train_sentencepiece(texts, 300, tmp_path / "model")
     assert given[0] == lines
     assert given[1] == given[2]
     assert 45_000 < sum(len(line) + 1 for line in given[2]) < 65_000

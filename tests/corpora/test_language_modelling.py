@@ -16,41 +16,9 @@ from fairseq_clusterformer.corpora.texts import by_document, documents
 from fairseq_clusterformer.data import coding, subwords
 from fairseq_clusterformer.data.bytes import byte_symbols
 from fairseq_clusterformer.data.coding import BYTES_PER_ITEM, TextCoding
-from tests.corpora.commands import (
-    SPLITS,
-    one_line,
-    pack,
-    record_of,
-    run,
-    write,
-    write_splits,
-)
+from tests.corpora.commands import SPLITS, one_line, pack, record_of, run, write, write_splits
 from tests.data.subword_models import LOSSLESS, write_gpt2, write_sentencepiece
 from tests.data.tokenizers import made
-
-
-@pytest.fixture
-def source(tmp_path):
-    """A folder of split files in three forms, with separators, and two files of no split."""
-    files = {
-        "train-00.txt.xz": "Ein Käse\n\n  zwei \n<end>\nsecond\n<end>\n",
-        "train/more.rst": "no newline at the end",
-        "valid.txt.gz": "valid one\n<end>\nvalid two\n<end>\n",
-        "test.md": "test\n" * 2000 + "<end>\n",
-        "index.tsv": "text, but of no split",
-        "picture.png": b"\x89PNG\0",
-        ".hidden": b"\0",
-    }
-    for name, content in files.items():
-        write(tmp_path / "source" / name, content)
-    return tmp_path / "source"
-
-
-TEXTS = {
-    "train": "no newline at the end\nEin Käse\n\n  zwei \nsecond\n".encode(),
-    "valid": b"valid one\nvalid two\n",
-    "test": b"test\n" * 2000,
-}
 
 
 def items_of(dest, split):
@@ -68,32 +36,43 @@ def bytes_of(dest, split):
     return bytes(map(byte_symbols().index, found))
 
 
-# Bytes as symbols
-
-
-def test_the_dictionary_of_bytes_is_the_one_of_all_checkpoints(tmp_path):
-    binarize.byte_dictionary().save(str(tmp_path / "dict.txt"))
-    digest = sha256((tmp_path / "dict.txt").read_bytes()).hexdigest()
-    assert digest == "1cab6dd68d16964229e474940a6379ce514abbb7ca5ffa1a7a683cb4ddc8cf52"
-
-
 # Any folder of text
 
+#: files of splits in three forms, with separators, and two of no split
+SOURCE = {
+    "train-00.txt.xz": "Ein Käse\n\n  zwei \n<end>\nsecond\n<end>\n",
+    "train/more.rst": "no newline at the end",
+    "valid.txt.gz": "valid one\n<end>\nvalid two\n<end>\n",
+    "test.md": "test\n" * 2000 + "<end>\n",
+    "index.tsv": "text, but of no split",
+    "picture.png": b"\x89PNG\0",
+    ".hidden": b"\0",
+}
+TEXTS = {
+    "train": "no newline at the end\nEin Käse\n\n  zwei \nsecond\n".encode(),
+    "valid": b"valid one\nvalid two\n",
+    "test": b"test\n" * 2000,
+}
 
-def test_split_files_become_exactly_their_bytes(source, tmp_path, capsys):
-    dest = tmp_path / "dest"
+
+def test_split_files_become_exactly_their_bytes(tmp_path, capsys):
+    """Their dictionary is that of all checkpoints."""
+    source, dest = tmp_path / "source", tmp_path / "dest"
+    for name, content in SOURCE.items():
+        write(source / name, content)
     assert run("prepare lm text", source, dest, "--document-separator <end>") == 0
     printed = capsys.readouterr()
     assert "\r" not in printed.out + printed.err  # no progress bars where nobody looks
     assert printed.out.startswith(
         "taken: 4 files, split by --split files; skipped: picture.png, index.tsv\n"
     )
-    assert {split: bytes_of(dest, split) for split in SPLITS} == TEXTS
+    digest = sha256((dest / "dict.txt").read_bytes()).hexdigest()
+    assert digest == "1cab6dd68d16964229e474940a6379ce514abbb7ca5ffa1a7a683cb4ddc8cf52"
     counts = record_of(dest)["splits"]
     for split, text in TEXTS.items():
-        items = items_of(dest, split)
+        assert bytes_of(dest, split) == text
         assert counts[split]["tokens"] == counts[split]["bytes"] == len(text)
-        assert {len(item) for item in items[:-1]} <= {BYTES_PER_ITEM}
+        assert {len(item) for item in items_of(dest, split)[:-1]} <= {BYTES_PER_ITEM}
     assert [counts[split]["documents"] for split in SPLITS] == [3, 2, 1]
     assert len(items_of(dest, "test")) == 3
     assert indexed_dataset.MMapIndexedDataset.Index(str(dest / "test.idx")).dtype == np.uint16
@@ -106,16 +85,12 @@ def test_split_files_become_exactly_their_bytes(source, tmp_path, capsys):
 TEXT = "The café is old.  It's  good!\n\nTowns: 東京\n##\nCakes of 1901.\n##\n"
 
 
-@pytest.fixture
-def texts(tmp_path):
-    return write_splits(tmp_path / "texts", TEXT)
-
-
 @pytest.mark.parametrize("sentences", [False, True])
 @pytest.mark.parametrize("kind", ["gpt2-bpe", "sentencepiece-model", "tokenizer"])
-def test_an_existing_model(kind, sentences, texts, tmp_path):
+def test_an_existing_model(kind, sentences, tmp_path):
     """It is kept; GPT-2's has a dictionary of its own. Each sentence ends in ``</s>``."""
-    dest, more = tmp_path / "dest", " --sentences" * sentences
+    texts, dest = write_splits(tmp_path / "texts", TEXT), tmp_path / "dest"
+    more = " --sentences" * sentences
     if kind == "gpt2-bpe":
         model = write_gpt2(tmp_path / "gpt2")
         words = binarize.symbol_dictionary(reversed(subwords.load(model).symbols))
@@ -136,34 +111,30 @@ def test_an_existing_model(kind, sentences, texts, tmp_path):
         assert [read.decode(item).removesuffix("\n") for item in items] == lines
     else:
         assert "".join(map(read.decode, items)) == TEXT.replace("##\n", "")
-    files = [model] if model.is_file() else sorted(model.iterdir())
-    assert list(record_of(dest)["recipe"]["subwords"]) == [file.name for file in files]
-    if kind == "sentencepiece-model":
-        assert (dest / "tokenizer.json").is_file()
-    else:
-        kept = [(dest / file.name).read_bytes() for file in files]
-        assert kept == [file.read_bytes() for file in files]
+    for file in [model] if model.is_file() else model.iterdir():
+        assert file.name in record_of(dest)["recipe"]["subwords"]
+        if kind == "sentencepiece-model":
+            assert (dest / "tokenizer.json").is_file()
+        else:
+            assert (dest / file.name).read_bytes() == file.read_bytes()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ("--dict {dict}", "with --gpt2-bpe, --sentencepiece-model or --tokenizer only"),
-        ("--gpt2-bpe {gpt2} --dict {missing}", "no such file; allowed: a dictionary of fairseq"),
-        (
-            "--gpt2-bpe {gpt2} --dict {dict}",
-            "the dictionary that belongs to the model of subwords",
-        ),
+        ("--gpt2-bpe {gpt2} --dict none", "no such file; allowed: a dictionary of fairseq"),
+        ("--gpt2-bpe {gpt2} --dict {dict}", "dictionary that belongs to the model of subwords"),
         ("--tokenizer {gpt2}/encoder.json", "encoder.json: is no tokenizer.json"),
-        ("--sentencepiece-model {missing}", "no such file; allowed: a sentencepiece model"),
+        ("--tokenizer {dict}", "dict.txt: its name says something else; allowed: a tokenizer.j"),
+        ("--sentencepiece-model none", "no such file; allowed: a sentencepiece model"),
     ],
 )
-def test_subwords_that_do_not_fit(options, message, texts, tmp_path, capsys):
-    (tmp_path / "dict.txt").write_text("0 1\n")
-    places = {"dict": tmp_path / "dict.txt", "missing": tmp_path / "none"}
-    line = options.format(gpt2=write_gpt2(tmp_path / "gpt2"), **places)
-    assert run("prepare lm text", texts, tmp_path / "dest", line) in (1, 2)
-    assert message.format(**places) in one_line(capsys)
+def test_subwords_that_do_not_fit(options, message, tmp_path, capsys):
+    texts, words = write_splits(tmp_path / "texts", TEXT), write(tmp_path / "dict.txt", "0 1\n")
+    line = options.format(gpt2=write_gpt2(tmp_path / "gpt2"), dict=words)
+    assert run("prepare lm text", texts, tmp_path / "dest", line) == 1
+    assert message in one_line(capsys)
     assert not (tmp_path / "dest").exists()
 
 
@@ -186,28 +157,25 @@ def test_whole_documents_are_split_always_the_same(tmp_path):
     assert 0.1 * total - most < sum(map(len, splits[0]["test"])) <= 0.1 * total
 
 
-def parts_of(folder, contents, fraction, separator=None):
-    """What `by_document` makes of files: the split and the text of each document."""
-    texts = [write(folder / f"{i}.txt", content) for i, content in enumerate(contents)]
-    fractions = {"valid": fraction, "test": fraction}
-    parts = by_document(lambda: documents(texts, separator), fractions)
-    return [(split, b"".join(document)) for split, document in parts]
+@pytest.mark.parametrize(
+    ("contents", "fraction", "found"),
+    [
+        *((sizes, 0.05, sorted(sizes)) for sizes in ((1, 2, 1000), (1000, 1, 2), (1, 1000, 2, 3))),
+        ((1, 1, 1), 0.9, [1, 1, 1]),  # whatever the fractions
+    ],
+)
+def test_few_documents_leave_the_longest_to_train(tmp_path, contents, fraction, found):
+    texts = [write(tmp_path / f"{i}.txt", f"{i}\n" * n) for i, n in enumerate(contents)]
+    parts = by_document(lambda: documents(texts), dict.fromkeys(("valid", "test"), fraction))
+    sizes = sorted((split, len(b"".join(lines)) // 2) for split, lines in parts)
+    assert sizes == sorted(zip(["valid", "test", "train", "train"], found, strict=False))
 
 
-@pytest.mark.parametrize("sizes", [(1, 2, 1000), (1000, 1, 2), (1, 1000, 2, 3)])
-def test_few_documents_leave_the_longest_to_train(tmp_path, sizes):
-    found = parts_of(tmp_path, [f"{i}\n" * size for i, size in enumerate(sizes)], 0.05)
-    expected = zip(["valid", "test", "train", "train"], sorted(sizes), strict=False)
-    assert sorted((split, len(text) // 2) for split, text in found) == sorted(expected)
-
-
-def test_each_split_gets_a_document_and_equal_ones_share_it(tmp_path):
-    found = parts_of(tmp_path, ["0\n", "1\n", "2\n"], 0.9)  # whatever the fractions
-    assert sorted(split for split, _ in found) == ["test", "train", "valid"]
-    equal = "".join(f"{i % 4}\n#\n" for i in range(100))
-    split_of = {text: split for split, text in parts_of(tmp_path, [equal], 0.2, "#")}
-    assert sorted(split_of.values()) == ["test", "train", "train", "valid"]
-    assert all(split_of[text] == split for split, text in parts_of(tmp_path, [equal], 0.2, "#"))
+def test_equal_documents_share_a_split(tmp_path):
+    text = write(tmp_path / "a.txt", "".join(f"{i % 4}\n#\n" for i in range(100)))
+    fractions = {"valid": 0.2, "test": 0.2}
+    found = [(s, *lines) for s, lines in by_document(lambda: documents([text], "#"), fractions)]
+    assert sorted(split for split, _ in set(found)) == ["test", "train", "train", "valid"]
 
 
 @pytest.mark.parametrize("files", [["page.odd"], [f"in/{i}.txt" for i in range(3)]])
@@ -226,22 +194,31 @@ def test_few_files_are_cut_at_line_ends(tmp_path, files):
 
 
 @pytest.mark.parametrize(
-    ("content", "options", "items"),
+    ("content", "option", "items"),
     [
         # a carriage return alone is a character; with a newline it ends a line
         (b"one\rtwo\r\nthree\n", "--words", ["one two </s>", "three </s>"]),
         (b"a <pad> </s> <s>\n<unk> b\n", "--words", ["a <unk> <unk> <unk> </s>", "<unk> b </s>"]),
         # a mark of byte order is no text in front, and some further on
         ("\ufeffa\n\ufeffb\n".encode(), "--bytes", ["a <0A> <EF> <BB> <BF> b <0A>"]),
-        ("é\n".encode("cp1252"), "--bytes --encoding cp1252", ["<C3> <A9> <0A>"]),
-        ("é —\n".encode("cp1252"), "--words --encoding cp1252", ["é — </s>"]),
     ],
 )
-def test_tokens_of_lines(content, options, items, tmp_path):
+def test_tokens_of_lines(content, option, items, tmp_path):
     write_splits(tmp_path / "source", content)
-    assert run("prepare lm text", tmp_path / "source", tmp_path / "dest", options) == 0
+    assert run("prepare lm text", tmp_path / "source", tmp_path / "dest", option) == 0
     for split in SPLITS:
         assert [" ".join(item) for item in symbols_of(tmp_path / "dest", split)] == items
+
+
+def test_words_are_those_of_train(tmp_path):
+    texts = "the  cat sat\n\nthe end\n", "the dog sat\n", "end"
+    for split, text in zip(SPLITS, texts, strict=True):
+        write(tmp_path / "source" / f"{split}.txt", text)
+    dest = tmp_path / "dest"
+    assert run("prepare lm text", tmp_path / "source", dest, "--words") == 0
+    found = [" ".join(item) for split in SPLITS for item in symbols_of(dest, split)]
+    train = ["the cat sat </s>", "</s>", "the end </s>"]
+    assert found == [*train, "the <unk> sat </s>", "end </s>"]
 
 
 def test_sentencepiece_is_lossless_and_learns_from_train_alone(tmp_path):
@@ -260,18 +237,6 @@ def test_sentencepiece_is_lossless_and_learns_from_train_alone(tmp_path):
     assert list(map(model.decode, ids)) == unseen
     assert model.get_vocab() == dictionary.indices
     assert "☃" not in dictionary
-    assert record_of(dest)["splits"]["valid"]["items"] == len(unseen)
-
-
-def test_words_are_those_of_train(tmp_path):
-    texts = "the  cat sat\n\nthe end\n", "the dog sat\n", "end"
-    for split, text in zip(SPLITS, texts, strict=True):
-        write(tmp_path / "source" / f"{split}.txt", text)
-    dest = tmp_path / "dest"
-    assert run("prepare lm text", tmp_path / "source", dest, "--words") == 0
-    found = [" ".join(item) for split in SPLITS for item in symbols_of(dest, split)]
-    train = ["the cat sat </s>", "</s>", "the end </s>"]
-    assert found == [*train, "the <unk> sat </s>", "end </s>"]
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
@@ -301,11 +266,8 @@ def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
 def small(monkeypatch, folder, name, members, **more):
     """Let a known corpus consist of other files, and write its archive."""
     path = pack(folder / "corpus.zip", {f"corpus/{name}": c for name, c in members.items()})
-    archive = Archive(
-        url=path.as_uri(),
-        checksum="sha256:" + sha256(path.read_bytes()).hexdigest(),
-        members={name: "sha1:" + sha1(content).hexdigest() for name, content in members.items()},
-    )
+    sums = {name: "sha1:" + sha1(content).hexdigest() for name, content in members.items()}
+    archive = Archive(path.as_uri(), "sha256:" + sha256(path.read_bytes()).hexdigest(), sums)
     known = language_modelling.KNOWN
     monkeypatch.setitem(known, name, known[name]._replace(archive=archive, **more))
     return folder
@@ -318,28 +280,23 @@ def test_enwik8_is_cut_at_its_bytes(tmp_path, monkeypatch, form):
     dest = tmp_path / "dest"
     source = ("--source", folder) if form == "zip" else ()
     assert run("prepare lm enwik8", dest, *source) == 0
-    assert bytes_of(dest, "train") == content[:9000]
-    assert bytes_of(dest, "valid") == content[9000:9600]
-    assert bytes_of(dest, "test") == content[9600:]
-
-
-WIKITEXT = {
-    "wiki.train.tokens": " \n = Käse = \n \n a b\u00a0b <unk> , a \n c\u2009d e f g h \n",
-    "wiki.valid.tokens": " a unseen b \n\n",
-    "wiki.test.tokens": "b c Käse",
-}
+    found = [bytes_of(dest, split) for split in SPLITS]
+    assert found == [content[:9000], content[9000:9600], content[9600:]]
 
 
 def test_wikitext_is_what_fairseq_preprocess_makes(tmp_path, monkeypatch):
     from fairseq import options
     from fairseq_cli import preprocess
 
-    members = {name: text.encode() for name, text in WIKITEXT.items()}
+    texts = {
+        "wiki.train.tokens": " \n = Käse = \n \n a b\u00a0b <unk> , a \n c\u2009d e f g h \n",
+        "wiki.valid.tokens": " a unseen b \n\n",
+        "wiki.test.tokens": "b c Käse",
+    }
+    members = {write(tmp_path / name, text).name: text.encode() for name, text in texts.items()}
     folder = small(monkeypatch, tmp_path / "zip", "wikitext103", members)
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     assert run("prepare lm wikitext103", ours, "--source", folder) == 0
-    for name, content in members.items():
-        (tmp_path / name).write_bytes(content)
     prefixes = [f"--{split}pref={tmp_path / f'wiki.{split}.tokens'}" for split in SPLITS]
     arguments = ["--only-source", *prefixes, "--destdir", str(theirs)]
     preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
@@ -353,14 +310,13 @@ MISTAKES = {
     "nowhere {dest}": r"SOURCE is .*nowhere: no such file; allowed: a folder",
     "empty {dest}": r"SOURCE is .*empty: no file at all; allowed",
     "notext {dest}": r"SOURCE is .*notext: no text file, only a\.pdf, b\.png; allowed",
-    "good {dest} --pattern *.md": r"SOURCE is .*: no text file, only test\.txt, train",
     "few {dest}": r"SOURCE has no text for valid; allowed: .* a larger --valid-fr",
     "equal {dest} --split documents": r"--split is documents: SOURCE has 1; allowed: 3 .*",
+    "equal {dest} --split files": r"SOURCE is .*: no file is named train or valid or test; all",
     "good {dest} --document-separator ##": r"--document-separator is ##: no such line in ",
-    "good {dest} --encoding utf-99": r"--encoding is utf-99; allowed: ",
     "broken {dest}": r"a\.txt\.xz: cannot be read after line 0",
     "cut {dest}": r"a\.txt\.gz: cannot be read after line \d+",
-    "two {dest}": r"files for train and valid but none for test; allowed",
+    "two {dest}": r"SOURCE is .*two: no file is named test; allowed: all three",
     "good good/dest": r"DEST is .*dest: lies in SOURCE",
     "good {dest} --valid-fraction .5 --test-fraction .5": r"--test-fraction is 0\.5: .*; allowed",
     "good {dest} --sentences": r"--sentences is given; allowed: together with subwords or --words",
@@ -374,21 +330,16 @@ def mistaken(tmp_path_factory):
     """Folders to go wrong with."""
     folder = tmp_path_factory.mktemp("mistaken")
     files = {
-        "notext/a.pdf": b"%PDF-1.4",
-        "notext/b.png": b"\0",
-        "few/a.txt": b"line\n" * 3,
+        **{"notext/a.pdf": b"%PDF-1.4", "notext/b.png": b"\0", "few/a.txt": b"line\n" * 3},
         **{f"equal/{name}.txt": b"the only document\n" for name in "abc"},
-        "two/train.txt": b"t\n",
-        "two/valid.txt": b"v\n",
+        **{"two/train.txt": b"t\n", "two/valid.txt": b"v\n", "broken/a.txt.xz": b""},
+        "cut/a.txt.gz": b"",
         **{f"good/{split}.txt": b"some text\nand more of it\n" * 20 for split in SPLITS},
     }
     for name, content in files.items():
         write(folder / name, content)
-    damaged = {"broken/a.txt.xz": b"no xz"}
-    damaged["cut/a.txt.gz"] = gzip.compress(b"text\n" * 100)[:20]
-    for name, content in damaged.items():
-        (folder / name).parent.mkdir()
-        (folder / name).write_bytes(content)
+    (folder / "broken/a.txt.xz").write_bytes(b"no xz")
+    (folder / "cut/a.txt.gz").write_bytes(gzip.compress(b"text\n" * 100)[:20])
     (folder / "empty").mkdir()
     return folder
 
@@ -403,6 +354,3 @@ def test_mistake_is_reported_in_one_line(mistaken, tmp_path, monkeypatch, capsys
     assert re.match(told, line), line
     assert not list(tmp_path.iterdir())
     assert sorted(mistaken.rglob("*")) == before
-
-
-# The command itself

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_clusterformer.corpora import binarize
-from fairseq_clusterformer.corpora.question_answering import build
+from fairseq_clusterformer.data.qa import QAWriter
 from tests.corpora.commands import files_in, one_line, run
 
 QUESTION = '{"question": "Who?", "context": "Ada sang. Bob %d ran.", "answers": ["Ada"]}\n'
@@ -59,7 +59,7 @@ def test_no_plain_file_of_a_split(task, tmp_path, capsys):
 @pytest.mark.parametrize("task", TASKS)
 def test_a_source_that_changes_while_it_is_prepared(task, tmp_path, monkeypatch, capsys):
     (source := tmp_path / f"train.{SUFFIX.get(task, 'tsv')}").write_text(TASKS[task][1])
-    module, name = (build, "_write") if task == "qa" else (binarize, "write_dataset")
+    module, name = (QAWriter, "write") if task == "qa" else (binarize, "write_dataset")
     work = getattr(module, name)
 
     def changing(*given, **how):
@@ -87,14 +87,14 @@ def test_an_edit_of_the_same_size_is_seen(task, tmp_path, capsys):
     assert prepare(task, source, tmp_path) == 0
 
 
-@pytest.mark.parametrize(("task", "pieces"), [("lm", 275), ("translation", 278), ("qa", 286)])
+@pytest.mark.parametrize(("task", "pieces"), [("translation", 278), ("qa", 286)])
 def test_a_run_that_was_stopped_goes_on_with_its_stages(
     task, pieces, tmp_path, monkeypatch, capsys
 ):
     """It learns no subwords again, and ends as if nothing had been; another option begins anew."""
     (source := tmp_path / f"train.{SUFFIX.get(task, 'tsv')}").write_text(TASKS[task][1])
     option = "--bpe-operations" if task == "translation" else "--sentencepiece"
-    module, name = (build, "_write") if task == "qa" else (binarize, "write_dataset")
+    module, name = (QAWriter, "write") if task == "qa" else (binarize, "write_dataset")
     learn, learned = binarize.train_sentencepiece, []
 
     def stopped(*_given, **_how):

@@ -3,6 +3,7 @@
 import random
 import re
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -127,9 +128,6 @@ def test_talks_lose_their_markup_and_every_23rd_pair_is_valid(talks, tmp_path, c
     assert text.decode(subwords_of(dest, "test", "en")[1], "en") == "man & men"
 
 
-# What fairseq reads
-
-
 def test_is_what_fairseq_preprocess_makes(talks, tmp_path):
     from fairseq import options
     from fairseq_cli import preprocess
@@ -142,13 +140,11 @@ def test_is_what_fairseq_preprocess_makes(talks, tmp_path):
     arguments = f"-s en -t de --joined-dictionary --destdir {theirs}".split()
     arguments += [f"--{split}pref={tmp_path / split}" for split in SPLITS]
     preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
-    for lang in LANGUAGES:
-        name = f"dict.{lang}.txt"
-        assert (dest / name).read_bytes() == (theirs / name).read_bytes()
-        for split in SPLITS:
-            for end in ("bin", "idx"):
-                ours = (dest / f"{split}.de-en.{lang}.{end}").read_bytes()
-                assert ours == (theirs / f"{split}.en-de.{lang}.{end}").read_bytes()
+    names = {f"dict.{lang}.txt": f"dict.{lang}.txt" for lang in LANGUAGES}
+    for split, lang, end in product(SPLITS, LANGUAGES, ("bin", "idx")):
+        names[f"{split}.de-en.{lang}.{end}"] = f"{split}.en-de.{lang}.{end}"
+    for ours, name in names.items():
+        assert (dest / ours).read_bytes() == (theirs / name).read_bytes()
 
 
 # Sentencepiece
@@ -184,8 +180,7 @@ def test_extra_pairs_come_to_train_unless_held_out(talks, tmp_path):
     more = [lower_caption(200), lower_caption(201), ("hallo du .", "hi there ."), ("a cat .",) * 2]
     assert words_of(dest, "train")[48:] == more
     count = record_of(dest)["splits"]["train"]
-    assert (count["pairs"], count["extra pairs"]) == (52, 4)
-    assert (count["in valid or test"], count["dropped by length"]) == (2, 4)
+    assert (count["pairs"], count["in valid or test"], count["dropped by length"]) == (52, 2, 4)
     assert set(record_of(dest)["recipe"]["extra_train"]) == {
         f"{tmp_path.name}/{name}" for name in ("more.de.gz", "more.en.gz", "pairs.zip")
     }
@@ -265,7 +260,7 @@ def run_own(*words):
     return run(*words, OWN, name="text", operations="")
 
 
-@pytest.mark.parametrize("form", ["", ".gz", ".xz", "columns", "zip"])
+@pytest.mark.parametrize("form", ["", ".xz", "columns", "zip"])
 def test_own_pairs_of_any_language(tmp_path, form):
     dest, pairs = tmp_path / "dest", [own(i) for i in range(40)]
     train = tmp_path / "train"
@@ -292,15 +287,14 @@ def test_what_is_not_given_is_drawn_from_train_and_shares_no_sentence_with_it(tm
     for name, order in (("one", pairs), ("other", pairs[::-1])):
         write_own(tmp_path / name, order)
         dest = tmp_path / f"{name}.dest"
-        fractions = "--valid-fraction 0.1 --lowercase"
-        assert run_own(dest, "--train", tmp_path / name, fractions) == 0
+        assert run_own(dest, "--train", tmp_path / name, "--lowercase") == 0
         splits = {split: words_of(dest, split) for split in SPLITS}
         drawn.append({split: set(found) for split, found in splits.items()})
         counts = record_of(dest)["splits"]
         pairs_of_all = [counts[split]["pairs"] for split in splits]
         assert sum(pairs_of_all) + counts["train"]["in valid or test"] == len(pairs)
     assert drawn[0] == drawn[1]
-    assert [len(drawn[0][split]) for split in ("valid", "test")] == [12, 6]
+    assert [len(drawn[0][split]) for split in ("valid", "test")] == [6, 6]
     for side in (0, 1):
         held_out = {pair[side] for split in ("valid", "test") for pair in drawn[0][split]}
         assert not held_out & {pair[side] for pair in drawn[0]["train"]}
@@ -313,15 +307,12 @@ OWN_MISTAKES = {
     "--train none": r"--train is none: found nothing; allowed: a PREFIX with PREFIX\.f",
     "--train half": r"--train is half: found half\.fr; allowed: .*PREFIX\.fr and PREF",
     "--train uneven": r"uneven\.ja: has 2 lines, .*fr has more; allowed: the same number",
-    "--train latin": r"latin\.fr: line 2: byte 0xE9 cannot be read as UTF-8; allowed: ",
     "--train empty --valid two.tsv --test two.tsv": r"no pair is left for train \(2 dropped",
     "--train one.tsv": r"one\.tsv: line 2: 'only'; allowed: fr<TAB>ja",
     "--train two.tsv": r"different pairs of --train: 2; allowed: more than 2, to draw",
     "--train two.tsv --valid two.tsv --test two.tsv": r".*for train \(2 in valid or test",
     "--train two.tsv --vocabulary subword-nmt": r"--vocabulary is subword-nmt: Moses' tokeniser "
     "does not know ja; allowed: sentencepiece",
-    "--train two.tsv --valid two.tsv --valid-fraction .1": r"--valid-fraction is 0\.1: --valid is "
-    "given; allowed: one of both",
     "--train two.tsv --target-lang fr": r"--target-lang is fr; allowed: another",
     "--train two.tsv --target-lang f.r": r"--target-lang is f\.r; allowed: letters",
     "--train more.tsv --bpe-operations 9000": r"--bpe-operations is 9000: .* a value <= \d+; all",
@@ -336,9 +327,8 @@ def test_mistake_with_own_pairs(tmp_path, monkeypatch, capsys, mistake):
     write(tmp_path / "two.tsv", "a\tb\nc\td\n")
     write(tmp_path / "more.tsv", "".join("\t".join(own(i)) + "\n" for i in range(60)))
     write_own("empty", [("x", ""), ("y", "")])
-    for name, content in (("uneven", b"x\n"), ("latin", b"a\ncaf\xe9\n")):
-        write_own(name, [("a", "b")] * 2)
-        write(tmp_path / f"{name}.fr", content + b"c\n" * 2)
+    write_own("uneven", [("a", "b")] * 2)
+    write(tmp_path / "uneven.fr", "a\nb\nc\n")
     before = sorted(tmp_path.iterdir())
     assert run("dest", OWN, mistake, name="text", operations="")
     assert_error(capsys, OWN_MISTAKES[mistake])

@@ -8,6 +8,7 @@ from fairseq.data import Dictionary
 from tokenizers import Tokenizer
 
 from fairseq_clusterformer.corpora import binarize
+from fairseq_clusterformer.data.bytes import byte_symbols
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import Subwords, load
 from fairseq_clusterformer.errors import UserError
@@ -22,7 +23,7 @@ def folders(tmp_path_factory):
     folders = {unit: tmp_path_factory.mktemp(unit) for unit in ("byte", "piece", "word")}
     text = folders["word"] / "train.txt"
     text.write_text(f"The cat sat. The café sat!\n{topics['comparisons']}\n")
-    binarize.byte_dictionary().save(str(folders["byte"] / "dict.txt"))
+    binarize.symbol_dictionary(byte_symbols()).save(str(folders["byte"] / "dict.txt"))
     counts = binarize.count_words(text)
     binarize.word_dictionary(counts).save(str(folders["word"] / "dict.txt"))
     model = folders["piece"] / "sentencepiece.model"

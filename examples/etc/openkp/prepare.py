@@ -27,7 +27,6 @@ from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.cli.prepare.shared import (
     add_files,
     add_subwords,
-    check_folder,
     check_train,
     files_of_splits,
     take_vocabulary,
@@ -36,7 +35,6 @@ from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.download import checksums
 from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.corpora.question_answering.records import Drops
-from fairseq_clusterformer.corpora.vocabulary import copy_model
 from fairseq_clusterformer.data.unicode import READ_FORM
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import make_folder
@@ -51,7 +49,6 @@ def prepare(
 ) -> dict | None:
     """Prepare pages in the folder `dest`; return what ``prepared.json`` says, or None if it was
     prepared before. Raises UserError for a file without a usable page."""
-    check_folder(source)
     pairs = zip(SPLITS, FILES, strict=True)
     found = {split: sorted(source.glob(pattern)) for split, pattern in pairs} if source else {}
     splits = files_of_splits(options, found, source, FILES)
@@ -80,13 +77,13 @@ def prepare(
                 why = f"; {drops.summary()}" if drops.counts else ""
                 raise UserError(f"openkp: no page is left in {split}{why}")
 
+        text = work / "train.txt"
         if vocabulary.train:
-            with open(text := work / "train.txt", "w", encoding="utf-8") as file:
+            with open(text, "w", encoding="utf-8") as file:
                 for page in pages("train", Drops()):
                     words = page["text"].split(" ")
                     file.writelines(" ".join(words[i:j]) + "\n" for i, j in page["nodes"])
-            vocabulary.train_model(text, out, form=READ_FORM)
-        copy_model(vocabulary, out, kind="reader", form=READ_FORM)
+        vocabulary.write(out, text, kind="reader", form=READ_FORM)
         dictionary, model = load_dictionary(out), load_prepared(out)
         to_index = [dictionary.index(symbol) for symbol in model.symbols]
         encoded, dtype = partial(encode, model=model, to_index=to_index), best_fitting_int_dtype

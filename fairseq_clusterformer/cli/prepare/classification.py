@@ -8,21 +8,15 @@ dropped; ``prepared.json`` lists the options.
 
 import argparse
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from fairseq_clusterformer.corpora.classification import VOCABULARY_SIZE, prepare
-from fairseq_clusterformer.corpora.labelled import (
-    FORMATS,
-    FileFormat,
-    LabelledCorpus,
-    own_corpus,
-)
+from fairseq_clusterformer.corpora.labelled import LabelledCorpus, own_corpus
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.moved import check_corpus
 
-from ..common import Parser, add_dest, line_encoding, prepare_folder
+from ..common import Parser, add_dest, prepare_folder
 from .shared import add_tokenizer, take_existing
 
 _OWN = """Prepare your own labelled texts or pairs, in the folder DEST.
@@ -35,56 +29,16 @@ pos/*.txt and neg/*.txt). What a file holds is said by its suffix:
   .jsonl       objects {"label": ..., "text": ...}, for pairs text and text2, or text1 and text2
   others       lines LABEL text, or as .tsv if the first line has a tab
 
-.gz, .bz2 and .xz are unpacked. Without files of valid and test, both are drawn from train, with an
-equal share of each label. If one of them is given, only valid is drawn.
+Texts are UTF-8; .gz, .bz2 and .xz are unpacked. Without files of valid and test, both are drawn
+from train, with an equal share of each label. If one of them is given, only valid is drawn.
 """
 
 
-def _names(text: str, most: int | None = None) -> tuple[str, ...]:
-    names, allowed = tuple(name.strip() for name in text.split(",")), ""
-    if not all(names):
-        allowed = "names with commas between them"
-    elif most and len(names) > most:
-        allowed = "one name, or two with a comma"
-    if allowed:
-        raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}")
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names) or len(names) > 2:
+        raise argparse.ArgumentTypeError(f"is {text}; allowed: one name, or two with a comma")
     return names
-
-
-def _add_own(corpora: argparse._SubParsersAction) -> None:
-    own = corpora.add_parser("text", description=_OWN, help="your own labelled texts or pairs")
-    own.add("source SOURCE", "a file or a folder; see above")
-    add_dest(own)
-    add = own.add
-    for split in ("valid", "test"):
-        add(f"--{split} PATH", f"the file or folder of {split}")
-        add(f"--{split}-fraction F", f"the share of train that is drawn for {split}", default=0.1)
-    add("--format", "of all files (default: by the suffix)", choices=FORMATS)
-    about = "the header's or JSON's name of the label"
-    add("--label-field NAME", about, dest="label", default="label")
-    about = "the same of the text, or of both texts, as in question,answer (default: text, or "
-    about += "text and text2, or text1 and text2)"
-    add("--text-fields NAMES", about, dest="texts", type=partial(_names, most=2), default=())
-    about = "read these labels alone, as in pos,neg (default: all)"
-    add("--labels LIST", about, type=_names, default=())
-    add("--encoding NAME", "of the files", type=line_encoding, default="utf-8")
-    add("--tokenised", "words stand between blanks (default: punctuation marks become words)")
-    _add_common_options(own, "DEST")
-
-
-def _add_known(
-    corpora: argparse._SubParsersAction, names: Iterable[str], divided: Collection[str]
-) -> None:
-    for name in names:
-        known = corpora.add_parser(name, description=__doc__, help=f"DEST/{name} is made")
-        about = f"the folder in which to make {name}; where it is there, nothing is done"
-        known.add("dest DEST", about)
-        archive = "; or the archive" if name == "20news" else ""
-        about = f"the folder with the data set's files, or one that holds it{archive}"
-        known.add("--source DIR", about, required=True)
-        if name in divided:
-            known.add("--valid-fraction F", "the share of train that becomes valid", default=0.1)
-        _add_common_options(known, f"DEST/{name}")
 
 
 def _add_common_options(parser: Parser, made: str) -> None:
@@ -92,7 +46,6 @@ def _add_common_options(parser: Parser, made: str) -> None:
     add("--seed N", "of the folds, or of the splits that are drawn", default=1)
     about = "the most words of train in the dictionary, 4 special symbols included"
     add("--vocabulary-size N", about, default=VOCABULARY_SIZE)
-    add("--min-count N", "how often a word must be in train to be in the dictionary", default=1)
     about = "the most tokens of a text, </s> included; longer ones lose their end (default: 1500 "
     add("--max-length N", about + "for 20news, any number for the others)")
     add_tokenizer(parser)
@@ -102,19 +55,31 @@ def _add_common_options(parser: Parser, made: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     check_corpus("classification", arguments)
     parser = Parser(prog="clusterformer prepare classification", description=__doc__)
-    _add_own(parser.corpora())
+    about = "your own labelled texts or pairs"
+    own = parser.corpora().add_parser("text", description=_OWN, help=about)
+    own.add("source SOURCE", "a file or a folder; see above")
+    add_dest(own)
+    add = own.add
+    for split in ("valid", "test"):
+        add(f"--{split} PATH", f"the file or folder of {split}")
+        add(f"--{split}-fraction F", f"the share of train that is drawn for {split}", default=0.1)
+    about = "the header's or JSON's name of the label"
+    add("--label-field NAME", about, dest="label", default="label")
+    about = "the same of the text, or of both texts, as in question,answer (default: text, or "
+    about += "text and text2, or text1 and text2)"
+    add("--text-fields NAMES", about, dest="texts", type=_names, default=())
+    add("--tokenised", "words stand between blanks (default: punctuation marks become words)")
+    _add_common_options(own, "DEST")
     options = vars(parser.parse_args(arguments))
-    names = ("source", "format", "label", "texts", "labels", "encoding", "tokenised")
-    source, *form = (options.pop(name) for name in names)
-    parts = {split: options.pop(split) for split in ("valid", "test")}
-    corpus = own_corpus(source, form := FileFormat(*form), **parts)
+    names = ("source", "valid", "test", "label", "texts", "tokenised")
+    corpus = own_corpus(**{name: options.pop(name) for name in names})
     for path in chain.from_iterable(corpus.files.values()):
         if options["dest"].resolve().is_relative_to(path.resolve()):
             problem = f"lies in {path}, where the next run would read it"
             raise bad_option("DEST", options["dest"], "a folder elsewhere", problem)
     if "valid" in corpus.files or "test" in corpus.files:
         options["test_fraction"] = 0
-    return _run(corpus, options, vars(form))
+    return _run(corpus, options)
 
 
 def prepare_known(
@@ -134,18 +99,26 @@ def prepare_known(
         find: returns a data set whose files are in a folder.
     """
     parser = Parser(prog=prog, description=about)
-    _add_known(parser.corpora(), names, divided)
+    corpora = parser.corpora()
+    for name in names:
+        known = corpora.add_parser(name, description=about, help=f"DEST/{name} is made")
+        known.add("dest DEST", f"where to make {name}; where it is there, nothing is done")
+        archive = "; or the archive" if name == "20news" else ""
+        where = f"the folder with the data set's files, or one that holds it{archive}"
+        known.add("--source DIR", where, required=True)
+        if name in divided:
+            known.add("--valid-fraction F", "the share of train that becomes valid", default=0.1)
+        _add_common_options(known, f"DEST/{name}")
     options = vars(parser.parse_args(arguments))
     options["dest"] /= options["corpus"]
-    return _run(find(options["corpus"], options.pop("source")), options, {})
+    return _run(find(options["corpus"], options.pop("source")), options)
 
 
-def _run(corpus: LabelledCorpus, options: dict, more: dict) -> int:
+def _run(corpus: LabelledCorpus, options: dict) -> int:
     vocabulary = take_existing(options)
-    for key, usual in (("vocabulary_size", VOCABULARY_SIZE), ("min_count", 1)):
-        if vocabulary and options[key] != usual:
-            option = f"--{key.replace('_', '-')}"
-            raise bad_option(option, options[key], "without --tokenizer, which says its words")
+    if vocabulary and (size := options["vocabulary_size"]) != VOCABULARY_SIZE:
+        allowed = "without --tokenizer, which says its words"
+        raise bad_option("--vocabulary-size", size, allowed)
     shares = {"test": options.pop("test_fraction", 0), "valid": options.pop("valid_fraction", 0.1)}
-    how = {"corpus": corpus, "shares": shares, "vocabulary": vocabulary, "options": more}
+    how = {"corpus": corpus, "shares": shares, "vocabulary": vocabulary}
     return prepare_folder({"prepare": prepare, **options, **how})

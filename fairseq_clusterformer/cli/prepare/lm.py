@@ -9,25 +9,25 @@ from collections.abc import Sequence
 
 from fairseq_clusterformer.corpora.language_modelling import KNOWN, prepare_known, prepare_text
 
-from ..common import Parser, add, add_dest, line_encoding, prepare_folder
-from .shared import add_existing, add_workers, take_vocabulary
+from ..common import Parser, add, add_dest, prepare_folder
+from .shared import WORKERS, add_subwords, take_vocabulary
 
 
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer prepare lm", description=__doc__)
     corpora = parser.corpora()
     text = corpora.add_parser("text", help="your own text", description=__doc__)
-    about = "a folder, searched recursively except for hidden files, or one file; .xz, .gz and "
-    text.add("source SOURCE", about + ".bz2 are unpacked")
+    about = (
+        "a folder, searched recursively except for hidden and binary files, or one file; text is "
+    )
+    text.add("source SOURCE", about + "UTF-8; .xz, .gz and .bz2 are unpacked")
     add_dest(text)
-    units = text.add_mutually_exclusive_group()
+    about = "that many subwords, from a model that is trained on train and put into DEST; a line "
+    units = add_subwords(text, about + "ends in </s>")
     about = "one token per byte, without </s> (the default); use fairseq's --sample-break-mode "
     add(units, "--bytes", about + "none")
-    about = "that many subwords, from a model that is trained on train and put into DEST; a line "
-    add(units, "--sentencepiece VOCAB", about + "ends in </s>")
     about = "one token per word of train, split at blanks, for text that is tokenised already; "
     add(units, "--words", about + "other words become <unk>; a line ends in </s>")
-    add_existing(text, units)
     about = "a line for each sentence, and an empty one behind each document, as etc_masked_lm "
     text.add("--sentences", about + "reads them")
     about = "the line that ends a document; it becomes no token (default: each file is a document)"
@@ -41,11 +41,7 @@ def _parser() -> Parser:
     for split in ("valid", "test"):
         about = f"the part of all bytes that becomes {split}, unless split by files"
         text.add(f"--{split}-fraction F", about, default=0.05)
-    about = "take files of such names only, such as '*.txt'; may be repeated (default: all files "
-    text.add("--pattern GLOB", about + "that are not binary)", action="append")
-    about = "of the files; the folder's text is UTF-8"
-    text.add("--encoding NAME", about, type=line_encoding, default="utf-8")
-    add_workers(text)
+    text.add(*WORKERS)
     for name, known in KNOWN.items():
         corpus = corpora.add_parser(name, help=known.about, description=__doc__)
         corpus.set_defaults(known=known)
@@ -53,7 +49,7 @@ def _parser() -> Parser:
         places = f"{', '.join(known.archive.members)} or {known.archive.name}"
         about = f"a folder that holds {places}; without it, {known.archive.url} is downloaded"
         corpus.add("--source DIR", about)
-        add_workers(corpus)
+        corpus.add(*WORKERS)
     return parser
 
 

@@ -6,7 +6,6 @@ sentences, the characters of every token and the texts of train, valid and test.
 interruption it goes on with the first unfinished split; DEST.partial holds the finished ones.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.download import checksums
-from fairseq_clusterformer.corpora.lines import visible
+from fairseq_clusterformer.corpora.lines import split_of, visible
 from fairseq_clusterformer.corpora.question_answering.build import (
     CORPORA,
     PARAGRAPHS,
@@ -22,7 +21,6 @@ from fairseq_clusterformer.corpora.question_answering.build import (
     prepare,
 )
 from fairseq_clusterformer.corpora.question_answering.squad import draw_documents, own_questions
-from fairseq_clusterformer.corpora.splits import split_of
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.moved import check_corpus
 
@@ -31,7 +29,6 @@ from .shared import (
     Files,
     add_files,
     add_subwords,
-    check_folder,
     check_train,
     files_of_splits,
     take_vocabulary,
@@ -61,27 +58,6 @@ two splits. If one of them is given, only valid is drawn.
 """
 
 
-def _add_own(corpora: argparse._SubParsersAction) -> None:
-    own = corpora.add_parser("text", description=_OWN, help="your own questions")
-    own.add("source SOURCE", "a file or a folder; see above")
-    add_dest(own)
-    _add_options(own, PARAGRAPHS, "SOURCE")
-    about = "make questions from plain text: mask a name or number that stands twice in a passage"
-    own.add("--cloze", about)
-    about = "with --cloze: the line that ends a document (default: each file is a document)"
-    own.add("--document-separator LINE", about)
-
-
-def _add_known(corpora: argparse._SubParsersAction, known: Mapping[str, QuestionCorpus]) -> None:
-    for name, corpus in known.items():
-        files = ", ".join(corpus.files.split())
-        parser = corpora.add_parser(name, description=__doc__, help=files)
-        add_dest(parser)
-        packed = "or its .tar.gz" if corpus.archive else "packed or not"
-        parser.add("--source DIR", f"a folder with {files}, {packed}")
-        _add_options(parser, corpus.options, "--source")
-
-
 def _add_options(parser: Parser, own: Mapping[str, str | tuple], source: str) -> None:
     add_files(parser, source)
     about = "draw documents with this share of train's questions for {}"
@@ -104,20 +80,18 @@ def _splits(
 ) -> tuple[Files, dict[str, float]]:
     """Take out the files of each split, and the shares of train that are drawn for others."""
     shares = {split: options.pop(f"{split}_fraction") for split in SPLITS[1:]}
-    patterns = corpus.files.split()
-    if patterns:
-        check_folder(source)
-    found = corpus.find(source)
-    if shares["valid"] and found.get("valid"):
-        found["test"] = found.pop("valid")
-    if not patterns:
-        found, patterns = {"train": [source]}, ["files whose names contain train, valid or test"]
+    if patterns := corpus.files.split():
+        found = corpus.find(source)
+        if shares["valid"] and found.get("valid"):
+            found["test"] = found.pop("valid")
+        splits = files_of_splits(options, found, source, patterns)
+    else:
+        found = {"train": [source]}
         if source.is_dir():
             files = visible(source.iterdir())
             found = {split: [p for p in files if split_of(p) == split] for split in SPLITS}
-    option = "--source" if corpus.files else "SOURCE"
-    splits = files_of_splits(options, found, source, patterns, option)
-    if not corpus.files:
+        names = ["files whose names contain train, valid or test"]
+        splits = files_of_splits(options, found, source, names, "SOURCE")
         # without train, there is nothing to draw from: to evaluate on
         shares |= {"test": None} if len(splits) > 1 else {}
         shares = shares if "train" in splits else {}
@@ -175,8 +149,21 @@ def prepare_known(
     parser = Parser(prog=prog, description=about)
     corpora = parser.corpora()
     if own:
-        _add_own(corpora)
-    _add_known(corpora, known)
+        text = corpora.add_parser("text", description=_OWN, help="your own questions")
+        text.add("source SOURCE", "a file or a folder; see above")
+        add_dest(text)
+        _add_options(text, PARAGRAPHS, "SOURCE")
+        mask = "make questions from plain text: mask a name or number that stands twice in a "
+        text.add("--cloze", mask + "passage")
+        line = "with --cloze: the line that ends a document (default: each file is a document)"
+        text.add("--document-separator LINE", line)
+    for name, corpus in known.items():
+        files = ", ".join(corpus.files.split())
+        one = corpora.add_parser(name, description=__doc__, help=files)
+        add_dest(one)
+        packed = "or its .tar.gz" if corpus.archive else "packed or not"
+        one.add("--source DIR", f"a folder with {files}, {packed}")
+        _add_options(one, corpus.options, "--source")
     options = vars(parser.parse_args(arguments))
     return prepare_folder({"prepare": partial(_prepare, known), **options})
 

@@ -13,11 +13,6 @@ from ..common import Parser, add
 Files = dict[str, list[Path]]  # of each split
 
 
-def check_folder(folder: Path | None, option: str = "--source") -> None:
-    if folder and not folder.is_dir():
-        raise bad_option(option, folder, "a folder", "no such folder")
-
-
 def add_files(parser: Parser, source: str) -> None:
     """The options of a split's files, to be used in the place of what is found in ``source``."""
     for split in SPLITS:
@@ -25,8 +20,7 @@ def add_files(parser: Parser, source: str) -> None:
         parser.add(f"--{split} PATH", about, nargs="+")
 
 
-def add_workers(parser: Parser) -> None:
-    parser.add("--workers N", "processes (default: one for each core)")
+WORKERS = ("--workers N", "processes (default: one for each core)")
 
 
 def files_of_splits(
@@ -58,26 +52,23 @@ def check_train(splits: Files, vocabulary: Vocabulary, shares: Collection[str] =
         raise UserError(f"{problem}; allowed: {allowed}")
 
 
-def add_subwords(parser: Parser) -> None:
-    """The options that :func:`take_vocabulary` takes."""
+def add_subwords(parser: Parser, about: str = "") -> argparse._MutuallyExclusiveGroup:
+    """Add the options that :func:`take_vocabulary` takes, the first with a help of its own; return
+    the group in which they exclude others."""
     units = parser.add_mutually_exclusive_group()
-    about = f"pieces of a sentencepiece model to train on train (default: {SUBWORDS} or fewer)"
-    add(units, "--sentencepiece VOCAB", about)
-    add_existing(parser, units)
-
-
-def add_tokenizer(parser: argparse._ActionsContainer) -> None:
-    add(parser, "--tokenizer FILE", "the tokenizer.json of a pre-trained model, such as BERT's")
-
-
-def add_existing(parser: Parser, units: argparse._ActionsContainer) -> None:
-    """Those of an existing model, which exclude others in ``units``."""
+    usual = f"pieces of a sentencepiece model to train on train (default: {SUBWORDS} or fewer)"
+    add(units, "--sentencepiece VOCAB", about or usual)
     add_tokenizer(units)
     add(units, "--sentencepiece-model FILE", "an existing sentencepiece model")
     about = "GPT-2's subwords, which RoBERTa has: a folder with encoder.json and vocab.bpe"
     add(units, "--gpt2-bpe DIR", about)
     about = "the dictionary of a pretrained model (RoBERTa's dict.txt; default: all subwords)"
     parser.add("--dict FILE", about)
+    return units
+
+
+def add_tokenizer(parser: argparse._ActionsContainer) -> None:
+    add(parser, "--tokenizer FILE", "the tokenizer.json of a pre-trained model, such as BERT's")
 
 
 #: files of an existing model, and what they are
@@ -90,8 +81,9 @@ _FILES = {
 
 def take_existing(options: dict) -> Vocabulary | None:
     """Take the options of an existing model out; None if none is given."""
-    check_folder(found := options.pop("gpt2_bpe", None), "--gpt2-bpe")
-    words = options.get("dict")
+    found, words = options.pop("gpt2_bpe", None), options.get("dict")
+    if found and not found.is_dir():
+        raise bad_option("--gpt2-bpe", found, "a folder", "no such folder")
     for name, what in _FILES.items():
         if path := options.pop(name, None):
             option = f"--{name.replace('_', '-')}"

@@ -14,7 +14,7 @@ from fairseq_clusterformer.corpora.pairs import CORPORA, known_corpus, own_pairs
 from fairseq_clusterformer.corpora.translation import prepare
 
 from ..common import Parser, add_dest, prepare_folder
-from .shared import add_workers
+from .shared import WORKERS
 
 _FILES = (
     "PREFIX stands for the two files PREFIX.{0} and PREFIX.{1} of aligned lines, or is itself one "
@@ -33,11 +33,10 @@ def _parser() -> Parser:
         add(f"--{side}-lang LANG", about, type=_language, required=True)
     about = _FILES.format("SOURCE_LANG", "TARGET_LANG", "source<TAB>target")
     add("--train PREFIX", about, nargs="+", required=True)
-    about = "the part of all different pairs that becomes {} (default: 0.05, 2,000 pairs at "
-    about += "most); a training pair that shares a sentence with valid or test is dropped"
+    about = "as --train (default: 5 percent of all different pairs, 2,000 at most, are drawn from "
+    about += "it); a training pair that shares a sentence with valid or test is dropped"
     for split in ("valid", "test"):
-        add(f"--{split} PREFIX", "as --train (default: drawn from --train)", nargs="+", default=())
-        add(f"--{split}-fraction F", about.format(split))
+        add(f"--{split} PREFIX", about, nargs="+", default=())
     add("--lowercase", "make all text lower case")
     _add_shared_options(own, None, "sentencepiece")
     for name, known in CORPORA.items():
@@ -71,7 +70,7 @@ def _add_shared_options(parser: Parser, operations: int | None, vocabulary: str)
     about = "subword-nmt: subwords of the tokens of Moses, which knows some 40 languages; "
     about += "sentencepiece: subwords of the text as it is, in any language"
     parser.add("--vocabulary", about, choices=("subword-nmt", "sentencepiece"), default=vocabulary)
-    add_workers(parser)
+    parser.add(*WORKERS)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -81,8 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     if name == "text":
         languages = options.pop("source_lang"), options.pop("target_lang")
         files = {split: options.pop(split) for split in ("train", "valid", "test")}
-        fractions = {split: options.pop(f"{split}_fraction") for split in ("valid", "test")}
-        options["corpus"] = own_pairs(languages, files, fractions, options.pop("lowercase"))
+        options["corpus"] = own_pairs(languages, files, options.pop("lowercase"))
     else:
         options["corpus"] = known_corpus(CORPORA[name], options.pop("source"))
     return prepare_folder({"prepare": prepare, **options})

@@ -5,6 +5,7 @@ goes on with those that are complete.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,16 +18,14 @@ from fairseq_clusterformer.outputs import copy_part, make_folder, make_part
 
 from .. import SPLITS
 from ..download import checksums
-from ..lines import wrong
+from ..lines import key_of, wrong
 from ..parallel import parallel
-from ..splits import SeenTexts
-from ..vocabulary import Vocabulary, copy_model
+from ..vocabulary import Vocabulary
 from .records import Drops, Reader, Record, Unusable
 from .squad import babi, own_questions
 
 #: an option of a reader, and its help
 PARAGRAPHS = {"paragraphs N": "paragraphs of a document: the question's own and others near it"}
-COUNTS = ("questions", "answers", "paragraphs", "tokens", "longest")
 _BATCH = 5  # records that a worker takes at a time; one may be a book
 
 
@@ -89,14 +88,37 @@ def prepare(
         return chain.from_iterable(readers[split](path, drops) for path in splits[split])
 
     def build_model(work: Path, out: Path) -> dict:
+        text, words = work / "train.txt", set()
         if vocabulary.train:
-            _train(records("train", Drops()), vocabulary, work / "train.txt", out)
-        copy_model(vocabulary, out, kind="reader", form=READ_FORM)
+            _write_text(records("train", Drops()), text)
+        if vocabulary.whole_words:
+            words.update(re.findall(r"\w+", composed(text.read_text("utf-8"), READ_FORM)))
+        vocabulary.write(out, text, words=sorted(words), kind="reader", form=READ_FORM)
         return {}
 
     def build_split(split: str, model: Path, _work: Path, out: Path) -> dict:
-        drops = Drops(keep_unfound=split != "train")
-        counts = _write(records(split, drops), drops, model, out, split, titles, workers)
+        from fairseq_clusterformer.data.qa import QAWriter
+
+        from .encode import Encoder
+
+        drops, ids, counts = Drops(keep_unfound=split != "train"), set(), Counter()
+        encoder = Encoder(model, titles)
+        found = parallel(encoder, records(split, drops), workers, split, batch=_BATCH)
+        with QAWriter(out, split, vocab_size=len(encoder.dictionary)) as writer:
+            for item in found:
+                if isinstance(item, Unusable):
+                    drops.add(split, item.reason, item.detail)
+                    continue
+                # answers are filed by it
+                if (id_ := item[1]["id"]) in ids and split != "train":
+                    problem = f"the id {id_!r} is of more than one question"
+                    raise wrong(split, problem, "an id of its own for each question, or none")
+                ids.add(id_)
+                writer.write(*item)
+                _, document, spans, *_ = item[0]
+                counts.update(questions=1, answers=int(spans[3]), paragraphs=int(spans[2]))
+                counts.update(tokens=len(document))
+                counts["longest"] = max(counts["longest"], len(document))
         if not counts["questions"]:
             problem = f"{corpus}: no question is left in {split}"
             raise UserError(f"{problem}; {drops.summary()}" if drops.counts else problem)
@@ -120,48 +142,14 @@ def prepare(
     return make_folder(dest, recipe, build, force)
 
 
-def _train(records: Iterator[Record], vocabulary: Vocabulary, text: Path, out: Path) -> None:
-    seen, words = SeenTexts(), set()
+def _write_text(records: Iterator[Record], path: Path) -> None:
+    """Write each line of the questions and paragraphs once."""
+    seen = set()
     texts = (t for r in records for t in (r.question, *(part.text for part in r.paragraphs)))
-    with open(text, "w", encoding="utf-8") as file:
-        for line in filter(seen.add, chain.from_iterable(map(str.splitlines, texts))):
-            file.write(line + "\n")
-            if vocabulary.whole_words:
-                words.update(re.findall(r"\w+", composed(line, READ_FORM)))
-    if not text.stat().st_size:
+    with open(path, "w", encoding="utf-8") as file:
+        for line in chain.from_iterable(map(str.splitlines, texts)):
+            if (key := key_of(line)) not in seen:
+                seen.add(key)
+                file.write(line + "\n")
+    if not seen:
         raise UserError("train has no question to learn subwords from; allowed: one or more")
-    vocabulary.train_model(text, out, words=sorted(words), form=READ_FORM)
-
-
-def _write(
-    records: Iterator[Record],
-    drops: Drops,
-    model: Path,
-    out: Path,
-    split: str,
-    titles: bool,
-    workers: int,
-) -> dict[str, int]:
-    """Write records as a split in `out`, by the subwords in the folder `model`; return `COUNTS`.
-    Answers are filed by a question's id, so in valid and test no two may have the same."""
-    from fairseq_clusterformer.data.qa import QAWriter
-
-    from .encode import Encoder
-
-    encoder, counts, ids = Encoder(model, titles), dict.fromkeys(COUNTS, 0), SeenTexts()
-    encoded = parallel(encoder, records, workers, split, batch=_BATCH)
-    with QAWriter(out, split, vocab_size=len(encoder.dictionary)) as writer:
-        for item in encoded:
-            if isinstance(item, Unusable):
-                drops.add(split, item.reason, item.detail)
-                continue
-            if not ids.add(id_ := item[1]["id"]) and split != "train":
-                problem = f"the id {id_!r} is of more than one question"
-                raise wrong(split, problem, "an id of its own for each question, or none")
-            writer.write(*item)
-            _, document, spans, *_ = item[0]
-            found = (1, int(spans[3]), int(spans[2]), len(document))
-            for name, number in zip(COUNTS, found, strict=False):
-                counts[name] += number
-            counts["longest"] = max(counts["longest"], len(document))
-    return counts

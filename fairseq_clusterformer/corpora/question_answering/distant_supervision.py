@@ -11,19 +11,17 @@ from fairseq_clusterformer.data.words import places_of_names
 from .records import GoldAnswer, Mention, Paragraph, Record, Sentence, Unusable
 
 
-def find_answers(
-    texts: Iterable[str], paragraphs: Sequence[Paragraph], among: Iterable[int] | None = None
-) -> tuple[GoldAnswer, ...]:
-    """Return every place where one of `texts` stands in the paragraphs (or those `among` them).
-    Whole words are compared, without regard to case, marks such as accents, punctuation and white
-    space. Of places that start together the longest is kept."""
+def find_answers(texts: Iterable[str], paragraphs: Iterable[Paragraph]) -> tuple[GoldAnswer, ...]:
+    """Return every place where one of `texts` stands in the paragraphs. Whole words are compared,
+    without regard to case, marks such as accents, punctuation and white space. Of places that
+    start together the longest is kept."""
     wanted = defaultdict(set)  # by the first word
     for text in texts:
         if words := _folded(_words(text)):
             wanted[words[0]].add(words)
     found = []
-    for index in range(len(paragraphs)) if among is None else sorted(set(among)):
-        text = paragraphs[index].text
+    for index, paragraph in enumerate(paragraphs):
+        text = paragraph.text
         words = _words(text)
         for i, (word, start, _) in enumerate(words):
             here = [w for w in wanted.get(word, ()) if _folded(words[i : i + len(w)]) == w]
@@ -67,21 +65,15 @@ def distant_record(
     names: Iterable[str],
     *,
     texts: Iterable[str] | None = None,
-    supporting: tuple[int, ...] = (),
 ) -> Record:
     """Return a record whose spans are the places of an answer's `names`; one must be given.
-
-    Args:
-        texts: the accepted answers, where they differ from the `names`.
-        supporting: paragraphs to search first; the others are searched if nothing is found.
-    """
+    `texts` are the accepted answers, where they differ from the `names`."""
     names = [name for name in dict.fromkeys(names) if isinstance(name, str) and name.strip()]
     if not names:
         raise Unusable("no answer")
     paragraphs = tuple(paragraphs)
-    answers = find_answers(names, paragraphs, supporting) or find_answers(names, paragraphs)
     texts = tuple(dict.fromkeys(names if texts is None else texts))
-    return Record(id_, question, paragraphs, answers, texts, long_answers=supporting)
+    return Record(id_, question, paragraphs, find_answers(names, paragraphs), texts)
 
 
 @lru_cache(256)  # each candidate is searched in the same paragraphs

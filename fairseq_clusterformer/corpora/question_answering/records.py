@@ -19,7 +19,6 @@ from fairseq_clusterformer.data.words import sentences
 from fairseq_clusterformer.errors import UserError
 
 from ..lines import raw_lines, wrong
-from ..splits import SeenTexts
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,14 @@ def sentences_of(paragraphs: Iterable[Paragraph]) -> Iterator[Sentence]:
                 yield Sentence(number, line.start() + start, line.start() + end)
 
 
+class Unusable(Exception):
+    """Why something cannot be a record: a reason that others share, and a detail of its own."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+
 @dataclass(frozen=True)
 class Record:
     """A question with everything that it can be answered from. Raises `Unusable` if the parts do
@@ -95,8 +102,7 @@ class Record:
             raise Unusable("empty document")
         if self.yes_no not in (None, "yes", "no"):
             raise Unusable("neither yes nor no", f"{self.yes_no!r}; allowed: yes, no")
-        for answer in self.answers:
-            paragraph, start, end, wanted = answer
+        for paragraph, start, end, wanted in self.answers:
             text = self.paragraphs[paragraph].text
             found = text[max(start, 0) : end]
             if not wanted or start < 0 or found != wanted:
@@ -123,12 +129,13 @@ class Record:
         check_unicode("".join(strings))
 
 
-class Unusable(Exception):
-    """Why something cannot be a record: a reason that others share, and a detail of its own."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
+def check_unicode(text: str) -> None:
+    """Raise `Unusable` for half of a surrogate pair, which JSON can escape."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        char = error.object[error.start]
+        raise Unusable("not valid Unicode", f"{char!r} is half a character") from None
 
 
 @dataclass
@@ -173,15 +180,6 @@ class Drops:
         return "\n".join(lines)
 
 
-def check_unicode(text: str) -> None:
-    """Raise `Unusable` for half of a surrogate pair, which JSON can escape."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        char = error.object[error.start]
-        raise Unusable("not valid Unicode", f"{char!r} is half a character") from None
-
-
 def gold_answer(
     paragraphs: Sequence[Paragraph], number: int, start: int, text: str, drops: Drops
 ) -> GoldAnswer:
@@ -203,8 +201,6 @@ def _text_at(context: str, place: int, text: str) -> str:
     """What stands at a place, if it is a text but for its form of Unicode; else nothing."""
     if context.startswith(text, place):
         return text
-    if context.isascii() and text.isascii():
-        return ""
     wanted, places = composed(text, READ_FORM), _read_places(context)
     if places is None:
         return wanted if context.startswith(wanted, place) else ""
@@ -212,9 +208,8 @@ def _text_at(context: str, place: int, text: str) -> str:
     first = int(starts.searchsorted(place))
     if first == len(read) or starts[first] != place or not read.startswith(wanted, first):
         return ""
-    last = first + len(wanted) - 1
     # a ligature of which only a part is wanted is taken whole
-    return context[place : ends[last]]
+    return context[place : ends[first + len(wanted) - 1]]
 
 
 _read_places = lru_cache(8)(partial(with_places, form=READ_FORM))  # questions follow each other
@@ -226,7 +221,7 @@ Reader = Callable[[Path, Drops], Iterator[Record]]
 
 def convert(items: Items, to_record: Callable[[Any], Record], drops: Drops) -> Iterator[Record]:
     """Yield the record of each item. Unusable items and repeated ids go to `drops`."""
-    ids = SeenTexts()
+    ids = set()
     for place, item in items:
         with drops.at(place):
             record = to_record(item)
@@ -235,8 +230,9 @@ def convert(items: Items, to_record: Callable[[Any], Record], drops: Drops) -> I
                 if record.texts and not found:
                     detail = f"{record.texts[0]!r} is in no paragraph of question {record.id}"
                     raise Unusable("answer not found", detail)
-            if not ids.add(record.id):
+            if record.id in ids:
                 raise Unusable("id seen before", record.id)
+            ids.add(record.id)
             yield record
 
 
@@ -252,6 +248,17 @@ def get(item: Any, name: str, kind: type | tuple[type, ...] = str) -> Any:
 
 
 # One reader for each form of JSON
+
+
+def parse_json(data: bytes) -> Any:
+    """Return what JSON in UTF-8 (with or without a byte order mark) says, or raise `Unusable`."""
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        detail = f"byte 0x{data[error.start]:02X} at {error.start:,}"
+        raise Unusable("not UTF-8", detail) from None
+    except (ValueError, RecursionError) as error:
+        raise Unusable("broken JSON", str(error)) from None
 
 
 def json_lines(path: Path, drops: Drops) -> Items:
@@ -278,17 +285,6 @@ def json_list(path: Path, allowed: str, content: Any = None) -> Items:
     if not isinstance(content, list):
         raise foreign(path, allowed)
     return ((f"{path}: item {i}", item) for i, item in enumerate(content))
-
-
-def parse_json(data: bytes) -> Any:
-    """Return what JSON in UTF-8 (with or without a byte order mark) says, or raise `Unusable`."""
-    try:
-        return json.loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        detail = f"byte 0x{data[error.start]:02X} at {error.start:,}"
-        raise Unusable("not UTF-8", detail) from None
-    except (ValueError, RecursionError) as error:
-        raise Unusable("broken JSON", str(error)) from None
 
 
 def foreign(path: Path, allowed: str) -> UserError:

@@ -11,10 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fairseq_clusterformer.errors import UserError
-
-from ..lines import raw_lines
-from ..splits import draw, key_of
+from ..lines import key_of, raw_lines, wrong
 from .distant_supervision import distant_record, in_sentences, mentions_of
 from .records import (
     Drops,
@@ -206,18 +203,25 @@ def draw_documents(
     reader: Reader, paths: Sequence[Path], shares: Mapping[str, float], seed: int
 ) -> dict[str, Reader]:
     """Return a reader of the same files for train and for each split of `shares` (of all
-    questions). Documents are drawn; by its title and its text, none is in two splits. Raises
-    UserError if there are too few; it names the first question that is unusable."""
+    questions). Documents are drawn, as long as each brings a split closer to its share; by its
+    title and its text, none is in two splits. Raises UserError if there are too few; it names the
+    first question that is unusable."""
     unusable = Drops()
     sizes, document_of = _documents(r for path in paths for r in reader(path, unusable))
-    order = sorted(sizes)
+    if len(sizes) <= len(shares):
+        allowed = f"more than {len(shares)}, to draw {' and '.join(shares)} from, or files of each"
+        allowed += f" split; {unusable.summary()}" if unusable.counts else " split"
+        raise wrong(f"documents of {paths[0]}", len(sizes), allowed)
+    order, drawn, total = sorted(sizes), {}, sum(sizes.values())
     random.Random(seed).shuffle(order)
-    try:
-        drawn = draw(sizes, shares, order, f"documents of {paths[0]}")
-    except UserError as error:
-        if not unusable.counts:
-            raise
-        raise UserError(f"{error}; {unusable.summary()}") from None
+    for others, (split, share) in zip(range(len(shares), 0, -1), shares.items(), strict=True):
+        wanted, taken = share * total, []
+        for document in order[:-others]:  # the other splits get one at least
+            if sizes[document] < 2 * wanted:
+                taken.append(document)
+                wanted -= sizes[document]
+        drawn |= dict.fromkeys(taken or [min(order, key=sizes.get)], split)
+        order = [document for document in order if document not in drawn]
 
     def read(path: Path, drops: Drops, *, split: str) -> Iterator[Record]:
         # what is left out is reported once, with train
@@ -229,9 +233,13 @@ def draw_documents(
 
 def _documents(records: Iterable[Record]) -> tuple[Counter[str], Callable[[Record], str]]:
     """The questions of each document, by title or equal texts, and what names a record's."""
-    questions: Counter[str] = Counter()
-    other_name: dict[str, str] = {}
-    first_of_text: dict[int, str] = {}
+    questions, sizes, other_name, first_of_text = Counter(), Counter(), {}, {}
+
+    def name_and_text(record: Record) -> tuple[str, str]:
+        titles = {paragraph.title for paragraph in record.paragraphs}
+        only = titles.pop() if len(titles) == 1 else ""
+        text = "\n".join(paragraph.text for paragraph in record.paragraphs)
+        return record.document or only or text, text
 
     def root(name: str) -> str:
         while (other := other_name.get(name, name)) != name:
@@ -239,18 +247,9 @@ def _documents(records: Iterable[Record]) -> tuple[Counter[str], Callable[[Recor
         return name
 
     for record in records:
-        name, text = _name_and_text(record)
+        name, text = name_and_text(record)
         questions[name] += 1
         other_name[root(name)] = root(first_of_text.setdefault(key_of(text), name))
-    sizes: Counter[str] = Counter()
     for name, number in questions.items():
         sizes[root(name)] += number
-    return sizes, lambda record: root(_name_and_text(record)[0])
-
-
-def _name_and_text(record: Record) -> tuple[str, str]:
-    """What a record says of its document: its title, or else its text; and that."""
-    titles = {paragraph.title for paragraph in record.paragraphs}
-    only = titles.pop() if len(titles) == 1 else ""
-    text = "\n".join(paragraph.text for paragraph in record.paragraphs)
-    return record.document or only or text, text
+    return sizes, lambda record: root(name_and_text(record)[0])
