@@ -39,7 +39,7 @@ class Family:
     always: Mapping[str, Any]  # our options that are the same for all
     architecture: str  # of fairseq
     task: str
-    #: how their text is coded, see `fairseq_clusterformer.conversion.texts`
+    #: how their text is coded, see `fairseq_clusterformer.conversion.dense`
     text: str = "tokenizer"
     auto: str = ""  # the class of transformers that loads them; none: the encoder's files are read
     prefix: str = ""  # of an encoder's tensors in a model with a head

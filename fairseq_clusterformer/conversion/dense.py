@@ -1,10 +1,15 @@
-"""Dense models of ``transformers`` as ours with full attention: the same logits, word by word."""
+"""Dense models of ``transformers`` as ours with full attention: the same logits, word by word; and
+their texts, as the files of a fairseq data folder."""
 
+import json
 import math
 import re
+import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import transformers
@@ -16,21 +21,25 @@ from omegaconf import OmegaConf
 from safetensors import safe_open
 from transformers import AutoConfig, PretrainedConfig
 
+from fairseq_clusterformer.checkpoints.bundle import CHAT_FILES
 from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
+from fairseq_clusterformer.data import RECORD, TOKENIZER, formats
+from fairseq_clusterformer.data.subwords import Subwords
+from fairseq_clusterformer.data.text import TARGETS_OWN, TextPipeline
 from fairseq_clusterformer.errors import UserError, bad_option, read_json
 from fairseq_clusterformer.families import FAMILIES, KNOWN, Family
 from fairseq_clusterformer.hf.configuration import ClusterformerConfig, build_model
 from fairseq_clusterformer.hf.folder import pretrained
-from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.encoder_only import fingerprint
 from fairseq_clusterformer.models.pretrained import load_pretrained
 
 from .model import TARGETS
-from .texts import TEXTS, languages
 
 ALLOWED = f"a folder of {KNOWN} that save_pretrained wrote, tokenizer included"
 
 _DROPOUT = {"dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob"}
+_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 
 
 def is_dense(folder: Path) -> bool:
@@ -71,12 +80,8 @@ def read_dense(folder: Path, data: Path) -> Loaded:
             for ours, theirs in _DROPOUT.items():
                 options[ours] = getattr(config, theirs, getattr(config, ours, 0.1))
             options["encoder_attention"] = "full"
-        described = ClusterformerConfig(
-            architecture=family.architecture,
-            options=options,
-            vocab_size=len(numbers),
-            max_position_embeddings=most,
-        )
+        sizes = {"vocab_size": len(numbers), "max_position_embeddings": most}
+        described = ClusterformerConfig(architecture=family.architecture, options=options, **sizes)
         model = build_model(described)
         if family.auto:
             # without its version, fairseq drops the last layer norm
@@ -90,15 +95,13 @@ def read_dense(folder: Path, data: Path) -> Loaded:
             model.vocabulary.copy_(fingerprint(words))
     except UserError:
         raise
-    except CheckpointError as error:
+    except Exception as error:  # of every kind, for transformers checks little of what it reads
         if str(error).startswith("CHECKPOINT"):
             raise UserError(str(error)) from None
-        raise bad_option("CHECKPOINT", folder, ALLOWED, str(error)) from None
-    except Exception as error:  # of every kind, for transformers checks little of what it reads
         raise bad_option("CHECKPOINT", folder, ALLOWED, reason_of(error)) from None
     of_task = {"tokens_per_sample": most}
     if family.task == "translation":
-        of_task = dict(zip(("source_lang", "target_lang"), languages(folder), strict=True))
+        of_task = dict(zip(("source_lang", "target_lang"), _languages(folder), strict=True))
     return _loaded(model, family, vars(described.namespace()), of_task, folder, data)
 
 
@@ -143,11 +146,116 @@ def _loaded(model, family: Family, options, of_task, folder: Path, data: Path) -
     given = OmegaConf.create(sections, flags={"allow_objects": True})
     resolved = OmegaConf.to_container(given, resolve=True, enum_to_str=True)
     del resolved["common"], resolved["dataset"]
-    return Loaded(
-        model=model.eval(),
-        task=SimpleNamespace(cfg=SimpleNamespace(**of_task)),
-        cfg=OmegaConf.create(resolved, flags={"allow_objects": True}),
-        folder=data,
-        path=folder,
-        updates=0,
-    )
+    cfg = OmegaConf.create(resolved, flags={"allow_objects": True})
+    of_model = SimpleNamespace(cfg=SimpleNamespace(**of_task))
+    return Loaded(model.eval(), of_model, cfg, folder=data, path=folder, updates=0)
+
+
+# Each function takes the folder of a model, a new data folder and the configuration of the model.
+# It returns the number that the model has for each of our symbols, -1 where it has none.
+
+
+def tokenizer_text(folder: Path, data: Path, config: Any) -> list[int]:
+    """The text of a ``tokenizer.json``. Our texts begin by ``</s>``, which is here the token that
+    the tokenizer puts in front, or the model's end of a text."""
+    subwords, end = _tokenizer(folder, data, config), config.eos_token_id
+    symbols = subwords.symbols
+    begin = end[0] if isinstance(end, list) and end else end
+    begin = begin if subwords.first is None else subwords.first
+    if not isinstance(begin, int):
+        raise ValueError(f"its eos_token_id is {end}, not a number")
+    named = [symbols.index(name) if name in symbols else -1 for name in _SPECIAL]
+    special = [-1 if number == begin else number for number in named]
+    special[2] = begin
+    others = [number for number in range(len(symbols)) if number not in special]
+    names = (f"<token-{i}>" if symbols[i] in _SPECIAL else symbols[i] for i in others)
+    _write_dictionary(data, names)
+    for name in CHAT_FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, data / name)
+    return [*special, *others]
+
+
+def bert_text(folder: Path, data: Path, config: Any) -> list[int]:
+    """The text of a ``tokenizer.json``, symbol by symbol, whose mask is ours."""
+    symbols = _tokenizer(folder, data, config).symbols
+    words = symbol_dictionary(symbols)
+    words.save(str(data / "dict.txt"))
+    words.add_symbol("<mask>")  # as fairseq's task does
+    if missing := [symbol for symbol in words.symbols if symbol not in symbols]:
+        raise ValueError(f"its tokenizer lacks {missing[0]}")
+    return [symbols.index(symbol) for symbol in words.symbols]
+
+
+def bart_text(folder: Path, data: Path, config: Any) -> list[int]:
+    """The same, of both languages."""
+    numbers = bert_text(folder, data, config)
+    _write_recipe(folder, data, bpe="gpt2")
+    return numbers
+
+
+def marian_text(folder: Path, data: Path, config: Any) -> list[int]:
+    """A sentencepiece model for each language, and one list of pieces."""
+    pieces = read_json(folder / "vocab.json")
+    _check_vocabulary(max(pieces.values(), default=0), config)
+    special = [config.pad_token_id, config.eos_token_id, pieces["<unk>"]]
+    in_order = sorted((number, piece) for piece, number in pieces.items() if number not in special)
+    _write_dictionary(data, (piece for _, piece in in_order))
+    for name, own in (("source.spm", TOKENIZER), ("target.spm", TARGETS_OWN)):
+        formats.pieces(folder / name).save(str(data / own))
+    _write_recipe(folder, data, bpe="sentencepiece", normalize_punctuation=True)
+    return [-1, *special, *(number for number, _ in in_order)]
+
+
+def _languages(folder: Path) -> tuple[str, str]:
+    """Source and target, as Marian's tokenizer names them; "source" and "target" otherwise."""
+    file = folder / "tokenizer_config.json"
+    found = read_json(file) if file.is_file() else {}
+    first, second = found.get("source_lang"), found.get("target_lang")
+    return (first, second) if first and second and first != second else ("source", "target")
+
+
+def _tokenizer(folder: Path, data: Path, config: Any) -> Subwords:
+    """Write ``tokenizer.json``, also of a folder that has GPT-2's files instead, and read it."""
+    if (folder / TOKENIZER).is_file() or not (folder / "vocab.json").is_file():
+        shutil.copyfile(folder / TOKENIZER, data / TOKENIZER)
+    else:
+        pieces = read_json(folder / "vocab.json")
+        lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+        merges = [tuple(line.split()) for line in lines if line and line[:8] != "#version"]
+        made = formats.byte_level(pieces, merges)
+        special = [name for name in (*_SPECIAL, "<mask>", "<|endoftext|>") if name in pieces]
+        made.add_special_tokens(special)
+        made.save(str(data / TOKENIZER))
+    found = Subwords(data / TOKENIZER)
+    _check_vocabulary(len(found.symbols) - 1, config)
+    return found
+
+
+def _check_vocabulary(most: int, config: Any) -> None:
+    if most >= config.vocab_size:
+        raise ValueError(f"its tokenizer has number {most}, and the model {config.vocab_size}")
+
+
+def _write_dictionary(data: Path, symbols: Iterable[str]) -> None:
+    text = "".join(f"{symbol} 1\n" for symbol in symbols)
+    (data / "dict.txt").write_text(text, encoding="utf-8")
+
+
+def _write_recipe(folder: Path, data: Path, **how: object) -> None:
+    """Name the dictionary of each language, and say how texts become subwords."""
+    pipeline = TextPipeline(languages=_languages(folder), tokenizer="none", **how)
+    recipe = {"recipe": pipeline.recipe()}
+    (data / RECORD).write_text(json.dumps(recipe), encoding="utf-8")
+    for language in pipeline.languages:
+        shutil.copyfile(data / "dict.txt", data / f"dict.{language}.txt")
+    (data / "dict.txt").unlink()
+
+
+#: by what a family says, see `fairseq_clusterformer.families`
+TEXTS = {
+    "bert": bert_text,
+    "tokenizer": tokenizer_text,
+    "bart": bart_text,
+    "marian": marian_text,
+}

@@ -115,7 +115,7 @@ def numbered(model: Subwords, dictionary: Dictionary) -> dict:
         if known := [name for name in names if name in dictionary]:
             numbers[theirs] = dictionary.index(known[0])
     unnamed = [i for i in model.vocabulary.values() if i not in numbers]
-    if end not in numbers.values():  # as `conversion.texts.tokenizer_text` chose it
+    if end not in numbers.values():  # as `conversion.dense.tokenizer_text` chose it
         if model.first is not None:
             numbers[model.first] = end
         elif len(unnamed) == 1:
