@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from fairseq_clusterformer.precision import at_least_float32
 
-from .clustering_losses import ClusteringLossConfig, ClusteringLosses, weight
+from .clustering_losses import ClusteringLossConfig, ClusteringLosses, SummedLogs, weight
 from .in_chunks import OutputInChunks
 
 
@@ -67,11 +67,11 @@ class _NextSentenceLoss(MaskedLmLoss):
     @staticmethod
     def reduce_metrics(logging_outputs) -> None:
         MaskedLmLoss.reduce_metrics(logging_outputs)
-        if pairs := sum(log.get("pairs", 0) for log in logging_outputs):
-            for name, unit in (("loss", math.log(2)), ("right", 1)):
-                total = sum(log.get(f"next_sentence_{name}", 0) for log in logging_outputs)
-                shown = "next_sentence_" + {"right": "accuracy"}.get(name, name)
-                metrics.log_scalar(shown, total / pairs / unit, pairs, round=3)
+        total = SummedLogs.totals(logging_outputs)
+        if pairs := total["pairs"]:
+            loss, right = total["next_sentence_loss"] / math.log(2), total["next_sentence_right"]
+            metrics.log_scalar("next_sentence_loss", loss / pairs, pairs, round=3)
+            metrics.log_scalar("next_sentence_accuracy", right / pairs, pairs, round=3)
 
 
 @register_criterion("clusterformer_masked_lm", dataclass=ClusterformerMaskedLMLossConfig)

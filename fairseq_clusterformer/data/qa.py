@@ -27,7 +27,6 @@ one item per question, all in the same order:
 .bin and .idx are fairseq's (``mmap``), in symbols of ``dict.txt``, without ``</s>``.
 """
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,15 +96,6 @@ class QAWriter(RecordWriter):
         """A question as the items of its files; `characters` of the document's tokens, [2, N]."""
         tokens, outline = (example.question, example.document), outline or Outline()
         return [*map(np.asarray, tokens), example.spans(), characters.ravel(), outline.item()]
-
-    def append(self, folder: Path, split: str) -> None:
-        """Add all questions of another split, written with the same ``dict.txt``."""
-        prefix = folder / split
-        for part, builder in self._builders.items():
-            builder.merge_file_(f"{prefix}.{part}")
-        with open(f"{prefix}.jsonl", "rb") as texts:
-            shutil.copyfileobj(texts, self._texts)
-        self._lines += (np.load(f"{prefix}.lines.npy")[1:] + self._lines[-1]).tolist()
 
 
 class QAData(RecordData):

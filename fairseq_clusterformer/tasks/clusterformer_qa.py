@@ -117,14 +117,13 @@ class ClusterformerQATask(OwnModels):
         lost += data.lost if data is not data.whole else 0
         dataset.cuts |= {"documents cut": documents, "answers lost by that": lost}
         dataset.cuts |= {"questions cut": questions}
-        asked, total = self.cfg.max_question_positions, len(data.whole)
-        lose = f"where {lost} questions lose their answers"
-        for number, what in (
-            (documents, f"documents are cut to {most} tokens ({flag(name)}), {lose}"),
-            (questions, f"questions are cut to {asked} tokens (--max-question-positions)"),
-        ):
-            if number:
-                logger.info(f"{split}: {number} of {total} {what}")
+        asked, of = self.cfg.max_question_positions, f"of {len(data.whole)}"
+        if documents:
+            lose = f"({flag(name)}), where {lost} questions lose their answers"
+            logger.info(f"{split}: {documents} {of} documents are cut to {most} tokens {lose}")
+        if questions:
+            option = f"{asked} tokens (--max-question-positions)"
+            logger.info(f"{split}: {questions} {of} questions are cut to {option}")
         if data is not data.whole and not in_training:
             dataset = WindowedQuestions(dataset)
         self.datasets[split] = dataset

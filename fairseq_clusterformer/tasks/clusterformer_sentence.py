@@ -86,14 +86,20 @@ class ClusterformerSentenceTask(OwnModels):
         labels = None
         if not cfg.regression_target:
             if not (folder / "label/dict.txt").is_file() and any(folder.glob("label/*.label")):
-                allowed = "with --regression-target"
-                raise ValueError(f"{folder}/label holds numbers; allowed: {allowed}")
+                raise ValueError(f"{folder}/label holds numbers; allowed: --regression-target")
             check_shards(cfg.data, "label/dict.txt")
-            labels = _read_labels(folder / "label")
+            labels = load_dictionary(folder / "label", _MADE_BY)
+            # without the symbols that fairseq-preprocess fills up a dictionary with
+            while re.fullmatch(r"madeupword\d{4}", labels.symbols[-1]):
+                labels.count.pop()
+                del labels.indices[labels.symbols.pop()]
         task = cls(cfg, dictionary, labels)
-        if cfg.num_classes not in (0, len(task.classes)):
-            what = f"{len(task.classes)}, the labels of {folder}/label/dict.txt: "
-            raise refused("--num-classes", cfg.num_classes, what + _some(task.classes))
+        number, known = len(task.classes), f"the labels of {folder}/label/dict.txt"
+        if labels and number < 2:
+            raise ValueError(f"{number} are {known}; allowed: 2 or more")
+        if cfg.num_classes not in (0, number):
+            allowed = f"{number}, {known}: {', '.join(task.classes)}"
+            raise refused("--num-classes", cfg.num_classes, allowed)
         logger.info(f"{len(dictionary)} words, {len(task.classes)} classes")
         return task
 
@@ -108,10 +114,16 @@ class ClusterformerSentenceTask(OwnModels):
             for name in ("input0", "input1")[: 1 + self.is_pair]
         }
         if self.label_dictionary:
-            coded = _read_binarized(folder / "label" / split, self.label_dictionary, combine)
-            labels = self._classes_of(coded, folder / "label" / split)
+            path = folder / "label" / split
+            labels = self._classes_of(_read_binarized(path, self.label_dictionary, combine), path)
         else:
-            labels = _read_numbers(folder / "label" / f"{split}.label")
+            path, allowed = folder / "label" / f"{split}.label", "a number a line"
+            try:
+                labels = torch.tensor([*map(float, _read_lines(path, allowed))])
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}; allowed: {allowed}") from None
+            if not labels.isfinite().all():
+                raise ValueError(f"{path}: a number is not finite; allowed: {allowed}")
         columns, questions = {**texts, "label": labels}, None
         if self.is_ranking:
             path, numbers = folder / "group" / f"{split}.txt", {}
@@ -149,7 +161,7 @@ class ClusterformerSentenceTask(OwnModels):
                 row.pop()
             if len(row) != 1 or not first <= row[0] < first + len(self.classes):
                 given = f"{path}: line {number} is {self.label_dictionary.string(row)!r}"
-                allowed = f"one label of {path.parent}/dict.txt: {_some(self.classes)}"
+                allowed = f"one label of {path.parent}/dict.txt: {', '.join(self.classes[:20])}"
                 raise ValueError(f"{given}; allowed: {allowed}")
         return torch.tensor([row[0] - first for row in rows])
 
@@ -161,17 +173,6 @@ class ClusterformerSentenceTask(OwnModels):
         return self.cfg.max_positions
 
 
-def _read_labels(folder: Path) -> Dictionary:
-    """Without the symbols that fairseq-preprocess fills up a dictionary with."""
-    labels = load_dictionary(folder, _MADE_BY)
-    while re.fullmatch(r"madeupword\d{4}", labels.symbols[-1]):
-        labels.count.pop()
-        del labels.indices[labels.symbols.pop()]
-    if (number := len(labels) - labels.nspecial) < 2:
-        raise ValueError(f"{folder}/dict.txt has {number} labels; allowed: 2 or more")
-    return labels
-
-
 def _read_binarized(path: Path, dictionary: Dictionary, combine: bool):
     dataset = data_utils.load_indexed_dataset(str(path), dictionary, combine=combine)
     if dataset is None:
@@ -180,23 +181,7 @@ def _read_binarized(path: Path, dictionary: Dictionary, combine: bool):
     return dataset
 
 
-def _read_numbers(path: Path) -> Tensor:
-    """A label that is a number of each line, float32 [n]."""
-    lines = _read_lines(path, "a number a line, or no --regression-target")
-    try:
-        labels = torch.tensor([*map(float, lines)])
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}; allowed: a number a line") from None
-    if not labels.isfinite().all():
-        raise ValueError(f"{path}: a number is not finite; allowed: a number a line")
-    return labels
-
-
 def _read_lines(path: Path, allowed: str) -> list[str]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; allowed: {allowed}")
     return path.read_text(encoding="utf-8").splitlines()
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")

@@ -7,7 +7,6 @@ import pytest
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
 
 import fairseq_clusterformer.plugin  # noqa: F401
-from fairseq_clusterformer.data.stored import check_shards, shard_of
 
 TASKS = {
     "clusterformer_sentence": "text_data",
@@ -54,8 +53,3 @@ def test_another_dictionary(task, shards):
     path.unlink()
     with pytest.raises(ValueError, match=f"{path} is missing"):
         made(task, ":".join(map(str, shards)))
-
-
-def test_one_folder():
-    assert [shard_of("a", 3), shard_of("a:b", 1), shard_of("a:b", 4)] == [*map(Path, "aab")]
-    check_shards("nowhere")
