@@ -6,8 +6,8 @@ Alberti et al. 2019, one window answers the question: the one whose best answer 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,17 +21,13 @@ from .stored import BySize
 from .structure import Outline
 
 
-@dataclass(frozen=True)
-class _Window:
+class _Window(NamedTuple):
     question: int  # its number in the split
     first: int  # tokens [first, last) of the document
     last: int
     led: int  # 1: it begins within a paragraph, and <s> stands in front; else 0
-
-    @property
-    def shift(self) -> int:
-        """From tokens of the window to those of the document."""
-        return self.first - self.led
+    shift: int  # from tokens of the window to those of the document
+    before: int  # the number of the paragraph that it begins in
 
 
 class WindowData:
@@ -115,14 +111,9 @@ class WindowData:
 
     def document(self, index: int) -> Document:
         """As `QAData.document`."""
-        window = self._windows[index]
-        starts = self[index].paragraph_starts
-        whole, before = self.whole.document(window.question), self._paragraphs_before(window)
-        return Document(
-            texts=whole.texts[before : before + len(starts)],
-            starts=starts,
-            characters=self.characters(index),
-        )
+        window, starts = self._windows[index], self[index].paragraph_starts
+        texts = self.whole.document(window.question).texts[window.before :][: len(starts)]
+        return Document(texts=texts, starts=starts, characters=self.characters(index))
 
     def questions(
         self, windows: Sequence[int], found: Sequence[Answers]
@@ -135,19 +126,7 @@ class WindowData:
             if number not in best or margin > best[number][0]:
                 best[number] = (margin, index, answers)
         for number, (_, index, answers) in best.items():
-            window = self._windows[index]
-            yield number, answers.moved(window.shift, self._paragraphs_before(window))
-
-    def _paragraphs_before(self, window: _Window) -> int:
-        starts = self.whole[window.question].paragraph_starts
-        return int(torch.searchsorted(starts, window.first, right=True)) - 1
-
-    def of_question(self) -> dict[int, list[int]]:
-        """The windows of each question that has some."""
-        found: dict[int, list[int]] = {}
-        for index, window in enumerate(self._windows):
-            found.setdefault(window.question, []).append(index)
-        return found
+            yield number, answers.moved(self._windows[index].shift, self._windows[index].before)
 
 
 def _answers(example: Example, window: _Window) -> tuple[Tensor, Tensor, Tensor]:
@@ -162,18 +141,18 @@ def _answers(example: Example, window: _Window) -> tuple[Tensor, Tensor, Tensor]
     ends = torch.cat([starts[1:], starts.new_tensor([len(example.document)])])
     if len(example.answers) and not inside.any():
         own = own & (ends <= window.last)
-    long = example.long_answers[own[example.long_answers]]
-    before = int(torch.searchsorted(starts, window.first, right=True)) - 1
+    long = example.long_answers[own[example.long_answers]] - window.before
     starts = torch.cat([starts.new_zeros(window.led), begins - window.shift])
-    return starts, example.answers[inside] - window.shift, long - before
+    return starts, example.answers[inside] - window.shift, long
 
 
 def _windows(question: int, example: Example, size: int, stride: int) -> Iterator[_Window]:
-    length, starts = len(example.document), set(example.paragraph_starts.tolist())
+    length, starts = len(example.document), example.paragraph_starts
     for first in range(0, length, stride):
         led = int(first not in starts)
         last = min(first - led + size, length)
-        yield _Window(question, first, last, led)
+        before = int(torch.searchsorted(starts, first, right=True)) - 1
+        yield _Window(question, first, last, led, first - led, before)
         if last == length:
             return
 
@@ -185,7 +164,8 @@ class WindowedQuestions(BySize):
     def __init__(self, windows: QuestionDataset):
         self.windows, self.data, self.split = windows, windows.data, windows.split
         self.shuffle, self.cuts = windows.shuffle, windows.cuts
-        self._of_each = [*windows.data.of_question().values()]
+        numbers = windows.data.numbers  # rising
+        self._of_each = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
         self.sizes = np.array([windows.sizes[of].sum() for of in self._of_each])
 
     def __len__(self) -> int:

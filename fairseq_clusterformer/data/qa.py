@@ -103,6 +103,8 @@ class QAData(RecordData):
 
     def __init__(self, folder: Path | str, split: str) -> None:
         super().__init__(folder, split, PARTS, "clusterformer prepare qa")
+        self.question_sizes = self._parts["question"].sizes  # in tokens, [len(self)]
+        self.whole, self.numbers = self, np.arange(len(self))  # as of `WindowData`
 
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < len(self):
@@ -114,16 +116,6 @@ class QAData(RecordData):
                 raise ValueError("a paragraph or an answer outside of its document")
             return example
 
-    @property
-    def whole(self) -> "QAData":
-        """The questions themselves; see `WindowData`."""
-        return self
-
-    @property
-    def numbers(self) -> np.ndarray:
-        """The number of each question, int64; see `WindowData`."""
-        return np.arange(len(self))
-
     def questions(
         self, numbers: Sequence[int], found: Sequence[Answers]
     ) -> Iterator[tuple[int, Answers]]:
@@ -134,11 +126,6 @@ class QAData(RecordData):
         """The structure of a question's document."""
         with self.reading(index):
             return Outline.of(self._parts["structure"][index].long())
-
-    @property
-    def question_sizes(self) -> np.ndarray:
-        """The number of tokens of each question, [len(self)]."""
-        return self._parts["question"].sizes
 
     def document(self, index: int) -> Document:
         """What the tokens of a question's document stand for."""

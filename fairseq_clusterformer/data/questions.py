@@ -54,12 +54,9 @@ class QuestionDataset(BySize):
         shuffle: bool = True,
         structure: Any = None,
     ):
-        self.data = data
-        self.structure = structure
-        self.dictionary = dictionary
-        self.split = split
+        self.data, self.split, self.structure = data, split, structure
+        self.dictionary, self.shuffle = dictionary, shuffle
         self.max_question_positions = max_question_positions
-        self.shuffle = shuffle
         self.sizes = np.minimum(data.sizes, max_positions)
         self.cuts: dict[str, int] = {}
 
@@ -76,11 +73,9 @@ class QuestionDataset(BySize):
             outline, paragraphs, _ = self.structure.read(*given)
             question = with_names(question, outline.names, self.dictionary)
             sample["outline"] = outline
-            sample["globals"] = self.structure.rows(
-                question, example.paragraph_starts, length, outline, self.dictionary
-            )
-        answers, long = _left(example, length, paragraphs)
-        is_lost = _is_lost(example, answers, long)
+            rows = (question, starts, length, outline, self.dictionary)
+            sample["globals"] = self.structure.rows(*rows)
+        answers, long, is_lost = _left(example, length, paragraphs)
         return {
             **sample,
             "id": index,
@@ -100,7 +95,7 @@ class QuestionDataset(BySize):
         lost = 0
         for index in cut:
             example, length = self.data[index], int(self.sizes[index])
-            lost += _is_lost(example, *_left(example, length, len(example.paragraph_starts)))
+            lost += _left(example, length, len(example.paragraph_starts))[2]
         questions = self.data.question_sizes + 2 > self.max_question_positions
         numbers = self.data.numbers
         return len({*numbers[cut]}), lost, len({*numbers[questions]})
@@ -155,36 +150,38 @@ class QuestionDataset(BySize):
         """
         if not samples:
             return {}
-        documents = [sample["document"] for sample in samples]
-        questions = [sample["question"] for sample in samples]
-        tokens = collate_tokens(documents, self.dictionary.pad())
 
+        def padded(name: str, value: int) -> Tensor:
+            return collate_tokens([sample[name] for sample in samples], value)
+
+        tokens = padded("document", self.dictionary.pad())
         paragraphs = torch.zeros_like(tokens, dtype=torch.bool)
         for row, sample in zip(paragraphs, samples, strict=True):
             row[sample["paragraphs"]] = True
+        spans, last = (
+            pad_sequence([sample[name] for sample in samples], True, padding_value=-1)
+            for name in ("spans", "last_span")
+        )
         batch = {
             "id": torch.tensor([sample["id"] for sample in samples]),
             "split": self.split,
             "net_input": {
-                "question_tokens": collate_tokens(questions, self.dictionary.pad()),
+                "question_tokens": padded("question", self.dictionary.pad()),
                 "document_tokens": tokens,
-                "text_mask": collate_tokens([sample["text_mask"] for sample in samples], False),
+                "text_mask": padded("text_mask", False),
             },
             "target": {
-                **{
-                    name: pad_sequence([s[name] for s in samples], True, padding_value=-1)
-                    for name in ("spans", "last_span")
-                },
+                "spans": spans,
+                "last_span": last,
                 "paragraphs": paragraphs,
                 "types": torch.stack([sample["types"] for sample in samples]),
             },
             "nsentences": len(samples),
-            "ntokens": sum(map(len, documents)),
+            "ntokens": sum(len(sample["document"]) for sample in samples),
         }
         if self.structure is not None:
             globals_ = [sample["globals"] for sample in samples]
-            structure = self.structure.batch(globals_, self.dictionary.pad())
-            batch["net_input"]["structure"] = structure
+            batch["net_input"]["structure"] = self.structure.batch(globals_, self.dictionary.pad())
             outlines = [sample["outline"] for sample in samples]
             right = [-1 if outline.right is None else outline.right for outline in outlines]
             batch["target"] |= {
@@ -203,13 +200,10 @@ def _supporting(outline: Outline) -> Tensor:
     return told
 
 
-def _left(example: Example, length: int, paragraphs: int) -> tuple[Tensor, Tensor]:
-    """Answers [A, 2] among the first tokens, and ``<s>`` of long ones [L], also by paragraphs."""
+def _left(example: Example, length: int, paragraphs: int) -> tuple[Tensor, Tensor, bool]:
+    """Answers [A, 2] among the first tokens, and ``<s>`` of long ones [L], also by paragraphs;
+    and whether it had short answers or long answers, and none of these is left."""
     long = example.paragraph_starts[example.long_answers[example.long_answers < paragraphs]]
-    return example.answers[example.answers[:, 1] <= length], long[long < length]
-
-
-def _is_lost(example: Example, answers: Tensor, long: Tensor) -> bool:
-    """Whether it had short answers or long answers, and none of these is left."""
-    pairs = ((answers, example.answers), (long, example.long_answers))
-    return any(len(before) and not len(left) for left, before in pairs)
+    found = example.answers[example.answers[:, 1] <= length], long[long < length]
+    pairs = zip(found, (example.answers, example.long_answers), strict=True)
+    return *found, any(len(before) and not len(left) for left, before in pairs)

@@ -3,7 +3,6 @@
 Shape letters: N tokens of the document, S sentences, C candidates, M mentions.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -60,30 +59,28 @@ class Outline:
         )
 
     def check(self, starts: Tensor, length: int) -> None:
-        """Raise ValueError for the first sentence, candidate or mention that a document of
-        ``length`` tokens and paragraphs at ``starts``, int64 [P], cannot have."""
-        within = f"within one of the paragraphs that begin at {_some(starts)}"
+        """Raise ValueError for what a document of ``length`` tokens and paragraphs at ``starts``,
+        int64 [P], cannot have."""
         first, last = self.sentences.T.contiguous()
-        place = torch.searchsorted(starts, first, right=True)
-        ends = torch.cat([starts[1:], starts.new_tensor([length])])[(place - 1).clamp(min=0)]
-        for number in ((place < 1) | (last < first) | (last > ends)).nonzero().flatten().tolist():
-            given = f"sentence {number} is tokens {self.sentences[number].tolist()}"
-            raise ValueError(f"{given}; allowed: {within}, of {length} tokens")
-        # a token may hold the end of one and the begin of the next
-        if (first[1:] < first[:-1]).any():
-            raise ValueError("sentences are not in their order; allowed: as in the document")
-        facts = [] if self.supporting is None else self.supporting.tolist()
-        if any(not 0 <= number < len(first) for number in facts):
-            raise ValueError(f"supporting sentences {_some(facts)}; allowed: of {len(first)}")
-        candidates = len(self.names)
-        if self.right is not None and not 0 <= self.right < candidates:
-            raise ValueError(f"candidate {self.right} is right; allowed: of {candidates}")
-        for mention in self.mentions.tolist():
-            if not (0 <= mention[0] < candidates and 0 <= mention[1] < mention[2] <= length):
-                allowed = f"one of {candidates} candidates, and one or more of {length} tokens"
-                raise ValueError(f"a mention is {mention}; allowed: {allowed}")
-            if ((starts >= mention[1]) & (starts < mention[2])).any():
-                raise ValueError(f"a mention is {mention}; allowed: {within}, behind its <s>")
+        place = self.paragraph_of(starts)
+        ends = torch.cat([starts[1:], starts.new_tensor([length])])[place.clamp(min=0)]
+        in_order = (first[1:] >= first[:-1]).all()  # a token may be of two sentences
+        facts = nothing(0) if self.supporting is None else self.supporting
+        mention, begin, end = self.mentions.T.contiguous()
+        candidates, before = len(self.names), torch.searchsorted(starts, torch.stack([begin, end]))
+        is_known = (mention >= 0) & (mention < candidates)
+        in_one = (begin >= 0) & (begin < end) & (end <= length) & (before[0] == before[1])
+        right = {
+            "sentences": bool(((place >= 0) & (first <= last) & (last <= ends)).all() & in_order),
+            "supporting": bool(((facts >= 0) & (facts < len(first))).all()),
+            "right": self.right is None or 0 <= self.right < candidates,
+            "mentions": bool((is_known & in_one).all()),
+        }
+        if wrong := [name for name, is_right in right.items() if not is_right]:
+            allowed = f"sentences in order, each in one of {len(starts)} paragraphs of {length} "
+            allowed += f"tokens, and so are mentions of {candidates} candidates"
+            given = " ".join(str(getattr(self, wrong[0])).split())
+            raise ValueError(f"{wrong[0]} is {given}; allowed: {allowed}")
 
     def within(self, length: int) -> "Outline":
         """The structure of the first tokens: sentences that begin there, and whole mentions."""
@@ -102,9 +99,3 @@ class Outline:
     def paragraph_of(self, starts: Tensor) -> Tensor:
         """The number of each sentence's paragraph, int64 [S], by where these start, int64 [P]."""
         return torch.searchsorted(starts, self.sentences[:, 0].contiguous(), right=True) - 1
-
-
-def _some(numbers: Sequence[int] | Tensor) -> str:
-    """The first of many numbers."""
-    shown = ", ".join(str(int(number)) for number in numbers[:5])
-    return shown + (", ..." if len(numbers) > 5 else "")

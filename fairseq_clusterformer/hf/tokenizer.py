@@ -10,7 +10,8 @@ from pathlib import Path
 from fairseq.data import Dictionary
 from transformers import PreTrainedTokenizer
 
-from fairseq_clusterformer.data import RECORD, TOKENIZER, subwords
+from fairseq_clusterformer.data import RECORD, TOKENIZER
+from fairseq_clusterformer.data.subwords import GPT2_FILES, Subwords, load_prepared
 from fairseq_clusterformer.data.text import TARGETS_OWN, TextPipeline
 from fairseq_clusterformer.data.tokenizer_json import make
 from fairseq_clusterformer.errors import read_json, reading
@@ -51,9 +52,8 @@ def write_tokenizer(
         is_token = name.endswith("_token") and symbol in dictionary
         found[name] = names[dictionary.index(symbol)] if is_token else symbol
     if form in ("reader", "sentence"):  # what stands in a text is text, where no line end is <s>
-        found["split_special_tokens"] = '"<s>"' not in json.dumps(
-            json.loads(made.to_str())["normalizer"]
-        )
+        steps = json.loads(made.to_str())["normalizer"]
+        found["split_special_tokens"] = '"<s>"' not in json.dumps(steps)
     # the class that transformers 4 and 5 both know
     found |= {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": names[1]}
     found = {name: value for name, value in found.items() if value is not None}
@@ -68,14 +68,12 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
     that prepared the data makes the tokens, from the data folder's files.
 
     Args:
-        dictionary: fairseq's ``dict.txt``; of a translation model, the target's.
+        dictionary: fairseq's ``dict.txt``; of a translation model, the target's. The other files
+            of ``vocab_files_names`` are found in its folder; UserError for what is missing.
         source_dictionary: of a translation model.
         languages: source and target of a translation model; None: it is of a reader. Of the pair
             of a reader, the first line is the document's title; each other line is a paragraph,
             which begins with ``<s>`` and the title.
-        kwargs: see `transformers.PreTrainedTokenizer`; and the other files of
-            ``vocab_files_names``, which are found in the dictionary's folder; UserError for what
-            is missing or something else.
     """
 
     vocab_files_names = {
@@ -84,8 +82,8 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         "recipe": RECORD,  # what was done to the text
         "own": "subwords.json",  # the data folder's ``tokenizer.json``, by its own numbers
         "target_own": TARGETS_OWN,
-        "encoder": subwords.GPT2_FILES[0],
-        "merges": subwords.GPT2_FILES[1],
+        "encoder": GPT2_FILES[0],
+        "merges": GPT2_FILES[1],
     }
     model_input_names = ["input_ids", "attention_mask"]
 
@@ -102,7 +100,6 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
             self.source_symbols = Dictionary.load(source_dictionary)
         if languages is None:
             kwargs["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-            kwargs["token_type_ids_pattern"] = "bert_style"  # 1 at the second text
         self._of_target = False
         special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}
         kwargs = special | {"unk_token": "<unk>", "padding_side": "right"} | kwargs
@@ -117,17 +114,15 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
     @cached_property
     def pipeline(self) -> TextPipeline:
         """Of the two languages."""
-        found, own = TextPipeline.from_folder(self.folder), self.folder / "subwords.json"
-        return replace(found, model=own) if own.is_file() else found
+        return replace(TextPipeline.from_folder(self.folder), model=self.folder / "subwords.json")
 
     @cached_property
-    def subwords(self) -> subwords.Subwords:
+    def subwords(self) -> Subwords:
         """Of a reader."""
-        return subwords.load_prepared(self.folder, "subwords.json")
+        return load_prepared(self.folder, "subwords.json")
 
     @property
     def vocab_size(self) -> int:
-        """Symbols of the dictionary, the special ones included."""
         return len(self.symbols)
 
     def get_vocab(self) -> dict[str, int]:
@@ -169,7 +164,6 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         token_ids_1: list[int] | None = None,
         already_has_special_tokens: bool = False,
     ) -> list[int]:
-        """1 at special symbols, 0 at other tokens."""
         given = token_ids_0
         if not already_has_special_tokens:
             given = self.build_inputs_with_special_tokens(token_ids_0, token_ids_1)
@@ -185,21 +179,20 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """Readable text of symbols, as of a whole text, between the special ones."""
-        special, parts = self.all_special_tokens, []
-        for is_special, run in groupby(tokens, special.__contains__):
+        parts = []
+        for is_special, run in groupby(tokens, self.all_special_tokens.__contains__):
             symbols = [*run]
-            parts += symbols if is_special else [self._readable(symbols)]
+            if is_special:
+                parts += symbols
+            elif self.languages is not None:
+                parts.append(self.pipeline.decode(" ".join(symbols), self.languages[1]))
+            else:
+                parts.append(self.subwords.join(symbols))
         return " ".join(parts)
-
-    def _readable(self, symbols: list[str]) -> str:
-        if self.languages is not None:
-            return self.pipeline.decode(" ".join(symbols), self.languages[1])
-        return self.subwords.join(symbols)
 
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None
     ) -> tuple[str, ...]:
-        """Copy the files of the data folder; return their names."""
         made = []
         for name in self.vocab_files_names.values():
             target = Path(save_directory, f"{filename_prefix}-{name}" if filename_prefix else name)

@@ -44,7 +44,7 @@ def test_windows_written_out(tmp_path):
     """Of 5 tokens, 3 apart: the second and the third begin within a paragraph."""
     data = WindowData(write(tmp_path, [[6, 7]], [1]), 5, 3)
     assert len(data) == 2 * 4
-    assert data.of_question() == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}
+    assert data.numbers.tolist() == [0] * 4 + [1] * 4
     assert data.sizes.tolist() == [5, 5, 5, 3] * 2
     rows = [data[index] for index in range(4)]
     assert [row.document.tolist() for row in rows] == [

@@ -49,13 +49,13 @@ def dataset(data: QAData, most: int = 0, **options) -> QuestionDataset:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("sentences", [[1, 6]], r"sentence 0 is tokens \[1, 6\]; allowed: within"),
-        ("sentences", [[3, 1]], r"sentence 0 is tokens \[3, 1\]"),
-        ("sentences", [[3, 5], [1, 3]], "sentences are not in their order"),
-        ("supporting", [3], "supporting sentences 3; allowed: of 3"),
-        ("right", 2, "candidate 2 is right; allowed: of 2"),
-        ("mentions", [[2, 1, 2]], r"a mention is \[2, 1, 2\]; allowed: one of 2"),
-        ("mentions", [[0, 5, 7]], r"a mention is \[0, 5, 7\]; allowed: within one"),
+        ("sentences", [[1, 6]], "1, 6"),
+        ("sentences", [[3, 1]], "3, 1"),
+        ("sentences", [[3, 5], [1, 3]], "1, 3"),
+        ("supporting", [3], "3"),
+        ("right", 2, "2"),
+        ("mentions", [[2, 1, 2]], "2, 1, 2"),
+        ("mentions", [[0, 5, 7]], "0, 5, 7"),
     ],
 )
 def test_a_bad_structure_is_named_with_file_and_question(
@@ -64,7 +64,8 @@ def test_a_bad_structure_is_named_with_file_and_question(
     value = torch.tensor(value) if isinstance(value, list) else value
     changes = {"supporting": None if name == "sentences" else OUTLINE.supporting, name: value}
     data = write(tmp_path, OUTLINE, changed(**changes))
-    with pytest.raises(ValueError, match=f"train.structure.idx: question 1 .id q1.: {message}"):
+    where = f"train.structure.idx: question 1 .id q1.: {name} is .*{message}.*; allowed: "
+    with pytest.raises(ValueError, match=where):
         dataset(data).check_structure()
 
 
