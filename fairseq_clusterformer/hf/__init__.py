@@ -25,17 +25,16 @@ except ImportError as error:
     ) from error
 
 from .cache import ClusterformerCache
-from .causal import ClusterformerForCausalLM
 from .configuration import ClusterformerConfig
 from .encoders import (
     ClusterformerForMaskedLM,
+    ClusterformerForQuestionAnswering,
     ClusterformerForSequenceClassification,
     ClusterformerModel,
 )
 from .folder import KINDS
-from .reader import ClusterformerForQuestionAnswering
+from .generation import ClusterformerForCausalLM, ClusterformerForConditionalGeneration
 from .tokenizer import ClusterformerTokenizer
-from .translation import ClusterformerForConditionalGeneration
 
 __all__ = [
     "ClusterformerCache",

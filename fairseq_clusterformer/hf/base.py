@@ -1,10 +1,7 @@
 """What all our models share with ``transformers``: building, loading, tying, checkpointing."""
 
-from collections.abc import Callable, Iterable, Iterator
-from copy import copy
+from collections.abc import Iterable, Iterator
 from functools import partial
-from inspect import signature
-from os.path import commonprefix
 from weakref import WeakSet
 
 import torch
@@ -13,14 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    GenerationConfig,
-    GenerationMixin,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import PreTrainedModel
 
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.clustering import summary
@@ -34,13 +24,6 @@ from .configuration import ClusterformerConfig, build_model
 _READ = {"num_items_in_batch", "position_ids"}
 #: says again how rows are packed, which position_ids say
 _PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
-#: read by generate, which passes some on to every forward
-_STEERING = set(vars(GenerationConfig())) - {"output_attentions"}
-_STEERING |= {
-    name
-    for function in (GenerationMixin.generate, GenerationMixin._assisted_decoding)
-    for name in signature(function).parameters
-} - {"inputs_embeds"}
 _REFUSED = {
     "output_attentions": "True: clustered attention never makes a matrix of weights; allowed: "
     "False (fairseq_clusterformer.visual draws which tokens cluster)",
@@ -108,23 +91,23 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         return next(self._stacks()).embed_tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        next(self._stacks()).embed_tokens = value
+        """Of both sides if they are one."""
+        first, *others = self._stacks()
+        for stack in others:
+            if stack.embed_tokens is first.embed_tokens:
+                stack.embed_tokens = value
+        first.embed_tokens = value
 
     def resize_token_embeddings(self, *args, **kwargs):
         """As transformers', of one table of embeddings; others raise ValueError."""
         one = self.config.source_vocab_size is None
         if not (one and isinstance(self.get_input_embeddings(), nn.Embedding)):
-            raise ValueError(
-                "resize_token_embeddings: the embeddings are adaptive, or source and target have "
-                "dictionaries of their own; allowed: one table of embeddings"
-            )
+            problem = "the embeddings are adaptive, or source and target have their own"
+            raise ValueError(f"resize_token_embeddings: {problem}; allowed: one table")
         return super().resize_token_embeddings(*args, **kwargs)
 
     def _set_gradient_checkpointing(
-        self,
-        enable: bool = True,
-        gradient_checkpointing_func: Callable = checkpoint,
-        every_n_layers: int = 1,
+        self, enable=True, gradient_checkpointing_func=checkpoint, every_n_layers=1
     ) -> None:
         layers = [layer for stack in self._stacks() for layer in stack.layers.children()]
         for number, layer in enumerate(layers):
@@ -138,17 +121,16 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         if output_attentions is None:
             output_attentions = self.config.output_attentions
         given = others | {"output_attentions": output_attentions or None}
-        given = {name: value for name, value in given.items() if value is not None}
-        if given.get("use_cache") is False:  # nothing is asked for
-            del given["use_cache"]
-        for name in sorted(given.keys() - _READ):
+        for name, value in sorted(given.items()):
+            if value is None or name in _READ or (name == "use_cache" and value is False):
+                continue
             if name in _REFUSED:
                 raise ValueError(f"{name} is {_REFUSED[name]}")
-            says_nothing = torch.is_tensor(given[name]) and (
-                (name == "token_type_ids" and not given[name].any())
-                or (name.endswith("head_mask") and bool((given[name] == 1).all()))
+            says_nothing = torch.is_tensor(value) and (
+                (name == "token_type_ids" and not value.any())
+                or (name.endswith("head_mask") and bool((value == 1).all()))
             )
-            if not says_nothing and not (name in _PACKED and "position_ids" in given):
+            if not says_nothing and (name not in _PACKED or given.get("position_ids") is None):
                 allowed = "with position_ids" if name in _PACKED else "None"
                 raise ValueError(f"{name} is given, which is not read; allowed: {allowed}")
         if self.training and torch.is_grad_enabled():
@@ -182,7 +164,7 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         """Numbers of documents packed in rows behind the cache, int64 [B, N]; None: none are."""
         if position_ids is None:
             return None
-        real, documents = tokens.ne(self.config.pad_token_id), None
+        real = tokens.ne(self.config.pad_token_id)
         if position_ids.dim() == 2 and position_ids.size(1) == tokens.size(1):
             found = position_ids.expand_as(tokens)
             in_row = real.cumsum(1) - 1 + (0 if cache is None else cache.real)
@@ -190,14 +172,12 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
                 return None
             documents = (found.eq(0) & real).cumsum(1)  # each begins at position 0
             in_document = Batch(~real, documents).positions(tokens)
-            if cache is not None or not torch.equal(in_document[real], found[real]):
-                documents = None
-        if documents is None:
-            raise ValueError(
-                "position_ids count neither each row's tokens from 0 nor, without a cache, those "
-                "of each document in it; allowed: None, or one of these"
-            )
-        return documents
+            if cache is None and torch.equal(in_document[real], found[real]):
+                return documents
+        raise ValueError(
+            "position_ids count neither each row's tokens from 0 nor, without a cache, those "
+            "of each document in it; allowed: None, or one of these"
+        )
 
     def _wants_states(self, output_hidden_states: bool | None) -> bool:
         return bool(output_hidden_states or self.config.output_hidden_states)
@@ -243,100 +223,6 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         total = weights.task_loss_weight * loss + share * weighted(clustering, weights)
         # the value of one, the gradient of all: those may be below 0, which no log is to show
         return loss.detach() + (total - total.detach())
-
-
-class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
-    """With a decoder that writes, and a cache of bounded size.
-
-    Also of every ``forward``: ``cache``, what an earlier call returned, which is used up;
-    ``use_cache`` to return one. With a cache there are no gradients and no hidden states, and
-    training has none; what asks for both raises ValueError.
-    """
-
-    _is_stateful = True  # a ring cannot be turned back: no assisted generation
-
-    def _cache(self, cache: object, use_cache: bool | None, states: bool | None) -> object:
-        """The cache that a forward reads and returns; None: it was not asked for."""
-        if cache is None and not use_cache:
-            return None
-        if cache is not None and not isinstance(cache, ClusterformerCache):
-            problem = "the model has one of its own, of bounded size"
-            allowed = "ClusterformerCache, or use_cache=True"
-            raise ValueError(f"cache is {type(cache).__name__}: {problem}; allowed: {allowed}")
-        what = "use_cache is True" if cache is None else "cache is given"
-        if self.training:
-            raise ValueError(f"{what}, in training; allowed: in evaluation")
-        if self._wants_states(states):
-            raise ValueError(f"{what}, with output_hidden_states; allowed: one of both")
-        return ClusterformerCache() if cache is None else cache
-
-    def init_continuous_batching(self, *args, **kwargs):
-        """Always raises ValueError."""
-        raise ValueError("continuous batching: the cache has no pages; allowed: generate")
-
-    generate_batch = init_continuous_batching
-
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs) -> dict:
-        """As transformers', without what steers generation and was read before."""
-        read = signature(self.forward).parameters
-        given = {k: v for k, v in kwargs.items() if k in read or k not in _STEERING}
-        return super().prepare_inputs_for_generation(input_ids, **given)
-
-    def _get_stopping_criteria(
-        self, generation_config, stopping_criteria, tokenizer=None, **kwargs
-    ) -> StoppingCriteriaList:
-        """As transformers', which can stop at a text only by tokenizers that spell every text."""
-        stops, config = generation_config.stop_strings, copy(generation_config)
-        at_text = stops is not None and tokenizer is not None
-        config.stop_strings = None if at_text else stops
-        found = super()._get_stopping_criteria(config, stopping_criteria, tokenizer, **kwargs)
-        if at_text:
-            found.append(StopsAtText([stops] if isinstance(stops, str) else stops, tokenizer))
-        return found
-
-    def get_output_embeddings(self) -> nn.Module | None:
-        """The projection to the vocabulary; None of an adaptive softmax."""
-        return self.model.decoder.output_projection
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.model.decoder.output_projection = new_embeddings
-
-    def get_decoder(self) -> nn.Module:
-        return self.model.decoder
-
-    def _prepare_cache_for_generation(
-        self, generation_config, model_kwargs: dict, *args, **kwargs
-    ) -> None:
-        """Give generation a cache of ours; raises ValueError for another, or an assistant's."""
-        for name in ("cache_implementation", "cache_config", "is_assistant"):
-            if value := getattr(generation_config, name, None):
-                problem = "the model has a cache of its own, which cannot be turned back"
-                raise ValueError(f"{name} is {value}: {problem}; allowed: None")
-        if model_kwargs.get("cache") is not None:
-            model_kwargs["cache"]._is_user_defined = True
-        elif generation_config.use_cache:
-            model_kwargs["cache"] = ClusterformerCache()
-
-    def _prepare_position_ids_for_generation(self, *args, **kwargs) -> None:
-        """None: each row counts its own real tokens."""
-
-
-class StopsAtText(StoppingCriteria):
-    """Ends a row whose newest token ends one of some texts, or lies behind its beginning."""
-
-    def __init__(self, stops: list[str], tokenizer: PreTrainedTokenizerBase):
-        self.stops, self._decode = stops, partial(tokenizer.decode, skip_special_tokens=True)
-        self._length = 4 * max(map(len, stops), default=0) + 8  # tokens that hold such a text
-
-    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs) -> Tensor:
-        rows = input_ids[:, -self._length :].tolist()
-        return torch.tensor(list(map(self._stops, rows)), device=input_ids.device)
-
-    def _stops(self, row: list[int]) -> bool:
-        text = self._decode(row)
-        new = len(commonprefix([self._decode(row[:-1]), text]))
-        places = ((text.rfind(stop), len(stop)) for stop in self.stops)
-        return any(place >= 0 and place + length > new for place, length in places)
 
 
 _TRAINED: WeakSet[ClusterformerPreTrainedModel] = WeakSet()

@@ -10,8 +10,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,13 +47,16 @@ from fairseq_clusterformer.errors import UserError, bad_option, read_json, readi
 from fairseq_clusterformer.outputs import check_output, check_utf8, whole_folder
 from fairseq_clusterformer.use.perplexity import begin_of
 
-from .bert import as_bert, is_bert, longest
-from .causal import ClusterformerForCausalLM
 from .configuration import ClusterformerConfig
-from .encoders import ClusterformerForMaskedLM, ClusterformerForSequenceClassification
-from .reader import ClusterformerForQuestionAnswering
+from .encoders import (
+    ClusterformerForMaskedLM,
+    ClusterformerForQuestionAnswering,
+    ClusterformerForSequenceClassification,
+    as_bert,
+    is_bert,
+)
+from .generation import ClusterformerForCausalLM, ClusterformerForConditionalGeneration
 from .tokenizer import ClusterformerTokenizer, has_titles, write_tokenizer
-from .translation import ClusterformerForConditionalGeneration
 
 logger = logging.get_logger("fairseq_clusterformer")
 
@@ -109,7 +111,7 @@ def export(
     check_utf8("OUT", out)
     check_output("OUT", out, folder=True, **how | {"force": True})
     config = config_of(loaded)
-    if config.family == "clusterformer_reader" and _is_bert(loaded):
+    if as_berts := config.family == "clusterformer_reader" and is_bert(loaded):
         model = as_bert(loaded.model)
     else:
         model = KINDS[config.family](config)
@@ -121,7 +123,7 @@ def export(
         if name in tensors and tensors[name].is_floating_point():
             tensors[name] = tensors[name].to(DTYPES[dtype])
     with whole_folder(out, **how) as new:
-        _write_tokenizer(loaded, config, new)
+        _write_tokenizer(loaded, config, new, as_berts)
         if config.family == "clusterformer_classifier":
             _copy({WORDS: loaded.folder / WORDS}, loaded.folder, new)
         copy_recipe(loaded.folder, new)
@@ -129,19 +131,10 @@ def export(
         if model.can_generate():
             generation(loaded, config, new).save_pretrained(new)
         save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
-        needs = _NEEDS if is_exported(new) else ""
-        (new / README).write_text(_card(loaded, config, needs), encoding="utf-8")
+        text = _card(loaded, config, "" if as_berts else _NEEDS)
+        (new / README).write_text(text, encoding="utf-8")
         shutil.copymode(new / CONFIG, new / WEIGHTS)  # safetensors makes it the owner's alone
     return out
-
-
-def is_exported(folder: Path) -> bool:
-    """Whether a folder is one of ours for transformers."""
-    with suppress(OSError, ValueError):
-        record = read_json(folder / CONFIG)
-        if isinstance(record, dict):
-            return record.get("model_type") == ClusterformerConfig.model_type
-    return False
 
 
 def config_of(loaded: Loaded) -> ClusterformerConfig:
@@ -183,7 +176,9 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
     return config
 
 
-def _write_tokenizer(loaded: Loaded, config: ClusterformerConfig, out: Path) -> None:
+def _write_tokenizer(
+    loaded: Loaded, config: ClusterformerConfig, out: Path, as_berts: bool
+) -> None:
     """Write ``tokenizer.json`` of a model's text, or what Python reads instead. Raises UserError
     for a text that neither can say."""
     folder, dictionary = loaded.folder, loaded.task.source_dictionary
@@ -205,8 +200,9 @@ def _write_tokenizer(loaded: Loaded, config: ClusterformerConfig, out: Path) -> 
         how["unicode"] = form_of(folder, READ_FORM)
         about |= _OF_PAIR
         about["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-        if _is_bert(loaded):
-            about["model_max_length"] = longest(loaded.model, loaded.task)
+        if as_berts:  # the longest question of a training with a whole window behind it
+            most = loaded.task.cfg.max_question_positions + loaded.model.args.window_size
+            about["model_max_length"] = min(loaded.model.args.window_positions, most)
     elif form == "sentence":
         how["unicode"] = FORM
         if (folder / WORDS).is_file():
@@ -228,12 +224,6 @@ def _copy(files: dict[str, Path], folder: Path, out: Path) -> None:
         if file.is_file():
             check_inside(file, folder)
             shutil.copyfile(file, out / name)
-
-
-def _is_bert(loaded: Loaded) -> bool:
-    """Whether a reader is one of transformers' own, which reads by another library's text."""
-    has_text = (loaded.folder / TOKENIZER).is_file() and not has_titles(loaded.folder)
-    return has_text and is_bert(loaded.model)
 
 
 def generation(loaded: Loaded, config: ClusterformerConfig, out: Path) -> GenerationConfig:
@@ -290,24 +280,13 @@ def _card(loaded: Loaded, config: ClusterformerConfig, needs: str) -> str:
         names = ("attention", "encoder_attention", "decoder_attention")
         facts += [f"`{name}`: {spec}" for name in names if (spec := config.options.get(name))]
         card = "\n".join([f"# {loaded.path.stem}\n", *(f"- {fact}" for fact in facts)])
-    kind = KINDS[config.family]
-    front = ["library_name: transformers", f"pipeline_tag: {kind.hub_task}"]
-    front += ["tags:", "- clusterformer", "- fairseq"]
+    kind, card = KINDS[config.family], card.rstrip("\n")
+    front = f"library_name: transformers\npipeline_tag: {kind.hub_task}\n"
+    front += "tags:\n- clusterformer\n- fairseq"
     if config.languages:
-        front += ["language:", *(f"- {language}" for language in config.languages)]
-    parts = ["---", *front, "---", "", card.rstrip("\n"), "", MARK]
-    return "\n".join([*parts, _USAGE.format(auto=kind.auto, needs=needs)])
-
-
-@contextmanager
-def _read_from(folder: Path) -> Iterator[None]:
-    """Lets whatever is wrong with an exported folder be one line, a UserError."""
-    try:
-        yield
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:  # transformers and fairseq check little of what a file says
-        raise bad_option("CHECKPOINT", folder, _WRITTEN, reason_of(error)) from None
+        front += "\nlanguage:\n- " + "\n- ".join(config.languages)
+    usage = _USAGE.format(auto=kind.auto, needs=needs)
+    return f"---\n{front}\n---\n\n{card}\n\n{MARK}\n{usage}"
 
 
 def back(
@@ -321,12 +300,20 @@ def back(
         out, dtype, force: as of :func:`~fairseq_clusterformer.checkpoints.bundle.write_bundle`.
     """
     folder = Path(folder)
-    if not is_exported(folder):
+    try:
+        is_ours = read_json(folder / CONFIG).get("model_type") == ClusterformerConfig.model_type
+    except (OSError, ValueError, AttributeError):
+        is_ours = False
+    if not is_ours:
         what = "its config.json names no model of ours" if folder.is_dir() else "no such folder"
         raise bad_option("CHECKPOINT", folder, _WRITTEN, what)
     with tempfile.TemporaryDirectory() as work:
-        with _read_from(folder):
+        try:
             loaded = _read(folder, Path(work))
+        except (UserError, MemoryError):
+            raise
+        except Exception as error:  # transformers and fairseq check little of what a file says
+            raise bad_option("CHECKPOINT", folder, _WRITTEN, reason_of(error)) from None
         return write_bundle(loaded, out, dtype=dtype, card=_card_of(folder), force=force)
 
 
@@ -338,8 +325,12 @@ def _read(folder: Path, data: Path) -> Loaded:
     if not config.task.get("_name"):
         raise ValueError("it was not made from a fairseq model")
     if (folder / TOKENIZER).is_file():
-        _write_text(folder, data, config.vocab_size)
         copy_recipe(folder, data)
+        _copy({name: folder / name for name in (TOKENIZER, *CHAT_FILES)}, folder, data)
+        symbols, special = Subwords(folder / TOKENIZER).symbols, Dictionary().symbols
+        names = [f"<token-{i}>" if s in special else s for i, s in enumerate(symbols)]
+        names += [f"<missing-{i}>" for i in range(len(symbols), config.vocab_size)]
+        symbol_dictionary(names[len(special) :]).save(str(data / "dict.txt"))
     else:
         own = slow_tokenizer(folder, config)
         for size, symbols in (
@@ -423,19 +414,6 @@ def _check_record(folder: Path) -> None:
     }
     if wrong := [name for name, is_right in right.items() if not is_right]:
         raise ValueError(f"its {wrong[0]} is {record.get(wrong[0])!s:.60}")
-
-
-def _write_text(folder: Path, data: Path, size: int) -> None:
-    """Write the files of text of an export as a data folder, whose dictionary has at least `size`
-    symbols. Raises ValueError for a ``tokenizer.json`` that is none."""
-    for name in (TOKENIZER, *CHAT_FILES):
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, data / name)
-    model, special = Subwords(folder / TOKENIZER), Dictionary().symbols
-    symbols = model.symbols
-    own = [f"<token-{i}>" if s in special else s for i, s in enumerate(symbols)][len(special) :]
-    own += [f"<missing-{i}>" for i in range(len(symbols), size)]
-    symbol_dictionary(own).save(str(data / "dict.txt"))
 
 
 def _card_of(folder: Path) -> str | None:
