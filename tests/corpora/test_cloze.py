@@ -1,12 +1,10 @@
 """Questions that are made from plain text."""
 
-import json
 import random
 from pathlib import Path
 
 import pytest
 
-from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.corpora.question_answering.cloze import (
     cloze_questions,
     passages,
@@ -14,6 +12,7 @@ from fairseq_clusterformer.corpora.question_answering.cloze import (
 )
 from fairseq_clusterformer.corpora.question_answering.records import Drops
 from fairseq_clusterformer.data.qa import QAData
+from tests.corpora.commands import SPLITS, one_line, record_of, run
 
 FIRST = "In the old days the town of Ulm was ruled by Ida Brun, who came from Bree."
 SECOND = "For more than 1,200 years nobody but Ida Brun had asked for the keys of Ulm."
@@ -66,10 +65,13 @@ def write(path: Path, documents: int) -> Path:
 
 
 def test_records(tmp_path):
+    """Always the same, of which no more than so many are of one passage."""
     path = write(tmp_path / "text.txt", 5)
-    drops = Drops()
-    found = list(cloze_questions(path, drops, document_separator="<|end|>", per_passage=3))
-    assert not drops.counts
+
+    def records(**how) -> list:
+        return list(cloze_questions(path, Drops(), document_separator="<|end|>", **how))
+
+    found = records(per_passage=3)
     assert len(found) == 15
     assert len({record.document for record in found}) == 5
     for record in found:
@@ -77,30 +79,24 @@ def test_records(tmp_path):
         document = record.paragraphs[0].text
         assert len(record.answers) == document.count(text)
         assert all(document[a.start : a.end] == text for a in record.answers)
-    again = list(cloze_questions(path, Drops(), document_separator="<|end|>", per_passage=3))
-    assert again == found
-    other = list(cloze_questions(path, Drops(), document_separator="<|end|>", seed=2))
-    assert [record.question for record in other][:3] != [record.question for record in found][:3]
+    assert records(per_passage=3) == found
+    assert [r.question for r in records(seed=2)][:3] != [r.question for r in found][:3]
 
 
 def test_command(tmp_path):
-    """Documents are drawn whole; the same question twice is left out."""
+    """Documents are drawn whole."""
     source, dest = write(tmp_path / "text.txt", 40), tmp_path / "data"
-    line = ["text", source, dest, "--cloze", "--document-separator", "<|end|>"]
-    assert main(["prepare", "qa", *map(str, line), "--sentencepiece", "310"]) == 0
-    record = json.loads((dest / "prepared.json").read_text())
-    assert record["recipe"]["options"]["cloze"] is True
-    assert record["recipe"]["options"]["document_separator"] == "<|end|>"
-    texts = {}
-    for split in ("train", "valid", "test"):
+    options = "--cloze --document-separator <|end|> --sentencepiece 310"
+    assert run("prepare qa text", source, dest, options) == 0
+    chosen = record_of(dest)["recipe"]["options"]
+    assert (chosen["cloze"], chosen["document_separator"]) == (True, "<|end|>")
+    texts = []
+    for split in SPLITS:
         data = QAData(dest, split)
-        texts[split] = {data.texts(i)["paragraphs"][0][1] for i in range(len(data))}
-        for i, example in enumerate(data):
-            assert example.answerable
-            document = data.document(i)
-            answers = {document.answer(*span).text for span in example.answers.tolist()}
-            assert set(data.texts(i)["texts"]) <= answers | {a.strip("(),. ") for a in answers}
-    assert len(texts["train"]) > len(texts["valid"]) > 0
+        texts.append({data.texts(i)["paragraphs"][0][1] for i in range(len(data))})
+        assert all(example.answerable for example in data)
+    assert len(texts[0]) > len(texts[1]) > 0
+    assert not texts[0] & (texts[1] | texts[2])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +108,7 @@ def test_command(tmp_path):
     ],
 )
 def test_mistakes(more, message, tmp_path, capsys):
-    line = ["text", str(write(tmp_path / "text.txt", 3)), str(tmp_path / "data"), *more]
-    assert main(["prepare", "qa", *line]) == 1
-    assert message in capsys.readouterr().err
+    words = write(tmp_path / "text.txt", 3), tmp_path / "data", *more
+    assert run("prepare qa text", *words) == 1
+    assert message in one_line(capsys)
     assert not (tmp_path / "data").exists()

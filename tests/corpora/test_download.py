@@ -9,7 +9,7 @@ import pytest
 from fairseq_clusterformer.corpora.download import Archive, checksum, checksums, download, obtain
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import make_folder
-from tests.corpora.commands import pack
+from tests.corpora.commands import pack, write
 
 CONTENT = bytes(range(256)) * 40
 
@@ -81,20 +81,14 @@ def test_what_cannot_be_verified_is_said_and_its_checksum_kept(archive, tmp_path
     assert not (tmp_path / "dest.partial").exists()
 
 
-@pytest.mark.parametrize("form", ["member", "in a folder", "zip", "tar"])
-def test_files_at_hand(archive, tmp_path, form):
-    source = tmp_path / "source"
-    (source / "corpus").mkdir(parents=True)
-    if form == "zip":
-        source = tmp_path / "zip"
-    else:
-        place = source / ("text" if form == "member" else "corpus/text")
-        place.write_bytes(CONTENT)
-    if form == "tar":
-        pack(source / "corpus.tgz", {"corpus/text": CONTENT})
-        (source / "corpus" / "text").unlink()
+@pytest.mark.parametrize("name", ["text", "corpus/text", "corpus.zip", "corpus.tgz"])
+def test_files_at_hand(archive, tmp_path, name):
+    content = (tmp_path / "zip" / "corpus.zip").read_bytes() if "zip" in name else CONTENT
+    write(tmp_path / "source" / name, content)
+    if "tgz" in name:
+        pack(tmp_path / "source" / name, {"corpus/text": CONTENT})
         archive = Archive("http://nowhere/corpus.tgz", None, archive.members)
-    assert obtain([archive], source, tmp_path)["text"].read_bytes() == CONTENT
+    assert obtain([archive], tmp_path / "source", tmp_path)["text"].read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -108,7 +102,7 @@ def test_files_at_hand(archive, tmp_path, form):
 def test_wrong_files_at_hand(archive, tmp_path, files, message):
     (tmp_path / "source").mkdir()
     for name, content in files.items():
-        (tmp_path / "source" / name).write_bytes(content)
+        write(tmp_path / "source" / name, content)
     with pytest.raises(UserError, match=message):
         obtain([archive], tmp_path / "source", tmp_path)
     with pytest.raises(UserError, match="--source is nowhere: no such folder"):
@@ -116,10 +110,6 @@ def test_wrong_files_at_hand(archive, tmp_path, files, message):
 
 
 def test_sources_of_equal_names_keep_a_checksum_each(tmp_path):
-    paths = [tmp_path / place / "texts" / "train.txt" for place in ("first", "second")]
-    for number, path in enumerate(paths):
-        path.parent.mkdir(parents=True)
-        path.write_text(f"text {number}\n")
-    found = checksums(paths)
-    assert list(found) == ["texts/train.txt", "texts/train.txt (2)"]
-    assert list(found.values()) == [checksum(path) for path in paths]
+    paths = [write(tmp_path / place / "texts/train.txt", place) for place in ("one", "two")]
+    sums, names = map(checksum, paths), ("texts/train.txt", "texts/train.txt (2)")
+    assert checksums(paths) == dict(zip(names, sums, strict=True))

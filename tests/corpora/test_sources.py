@@ -9,7 +9,7 @@ import pytest
 
 from fairseq_clusterformer.corpora import binarize
 from fairseq_clusterformer.data.qa import QAWriter
-from tests.corpora.commands import files_in, one_line, run
+from tests.corpora.commands import files_in, one_line, run, write
 
 QUESTION = '{"question": "Who?", "context": "Ada sang. Bob %d ran.", "answers": ["Ada"]}\n'
 #: of a task: its options, and what a file of it holds
@@ -34,14 +34,14 @@ def prepare(task: str, source: object, folder: Path, *more: object) -> int:
 
 
 @pytest.fixture
-def pipe(tmp_path):
-    os.mkfifo(path := tmp_path / "pipe")
-    return path
+def source(task, tmp_path):
+    return write(tmp_path / f"train.{SUFFIX.get(task, 'tsv')}", TASKS[task][1])
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("kind", ["device", "pipe"])
-def test_no_plain_file(task, kind, pipe, tmp_path, capsys):
+def test_no_plain_file(task, kind, tmp_path, capsys):
+    os.mkfifo(pipe := tmp_path / "pipe")
     source = "/dev/null" if kind == "device" else pipe
     assert prepare(task, source, tmp_path) == 1
     assert f"{source}" in (line := one_line(capsys))
@@ -50,15 +50,13 @@ def test_no_plain_file(task, kind, pipe, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("task", ["translation", "classification", "qa"])
-def test_no_plain_file_of_a_split(task, tmp_path, capsys):
-    (source := tmp_path / f"train.{SUFFIX.get(task, 'tsv')}").write_text(TASKS[task][1])
+def test_no_plain_file_of_a_split(task, source, tmp_path, capsys):
     assert prepare(task, source, tmp_path, "--valid", "/dev/null") == 1
     assert "/dev/null" in one_line(capsys)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_source_that_changes_while_it_is_prepared(task, tmp_path, monkeypatch, capsys):
-    (source := tmp_path / f"train.{SUFFIX.get(task, 'tsv')}").write_text(TASKS[task][1])
+def test_a_source_that_changes_while_it_is_prepared(task, source, tmp_path, monkeypatch, capsys):
     module, name = (QAWriter, "write") if task == "qa" else (binarize, "write_dataset")
     work = getattr(module, name)
 
@@ -75,11 +73,10 @@ def test_a_source_that_changes_while_it_is_prepared(task, tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_an_edit_of_the_same_size_is_seen(task, tmp_path, capsys):
-    (source := tmp_path / f"train.{SUFFIX.get(task, 'tsv')}").write_text(before := TASKS[task][1])
+def test_an_edit_of_the_same_size_is_seen(task, source, tmp_path, capsys):
     assert [prepare(task, source, tmp_path) for _ in range(2)] == [0, 0]
     capsys.readouterr()
-    source.write_text(before.replace("1", "2"))
+    source.write_text((before := TASKS[task][1]).replace("1", "2"))
     assert prepare(task, source, tmp_path) == 1
     assert re.search(f"was prepared otherwise .*{source.name}", one_line(capsys))
     source.write_text(before)
@@ -89,10 +86,9 @@ def test_an_edit_of_the_same_size_is_seen(task, tmp_path, capsys):
 
 @pytest.mark.parametrize(("task", "pieces"), [("translation", 278), ("qa", 286)])
 def test_a_run_that_was_stopped_goes_on_with_its_stages(
-    task, pieces, tmp_path, monkeypatch, capsys
+    task, source, pieces, tmp_path, monkeypatch, capsys
 ):
     """It learns no subwords again, and ends as if nothing had been; another option begins anew."""
-    (source := tmp_path / f"train.{SUFFIX.get(task, 'tsv')}").write_text(TASKS[task][1])
     option = "--bpe-operations" if task == "translation" else "--sentencepiece"
     module, name = (QAWriter, "write") if task == "qa" else (binarize, "write_dataset")
     learn, learned = binarize.train_sentencepiece, []

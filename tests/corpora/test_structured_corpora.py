@@ -102,15 +102,10 @@ def test_the_structure_of_own_questions(tmp_path):
         ({"question": None}, "no question: "),
         ({"answers": ["Zoe"]}, "answer not found: "),
         ({"answers": [{"text": "Zoe", "answer_start": 0}]}, "answer not in its context: "),
-        (
-            {"answers": [{"text": "Ada", "answer_start": 0, "paragraph": 7}]},
-            "answer not in its context: 2 paragraphs",
-        ),
+        ({"answers": [{"text": "Ada", "answer_start": 0, "paragraph": 7}]}, "answer not in its "),
+        ({"answers": {"text": ["Ada"], "answer_start": []}}, "malformed: text and answer_start"),
         ({"sentences": [[0, 0, 20]]}, "misplaced sentence: sentence 0 is characters"),
-        (
-            {"sentences": [[0, 0, 9], [0, 8, 17]]},
-            "misplaced sentence: sentence 1 is characters [8, 17) of paragraph 0; allowed: [9",
-        ),
+        ({"sentences": [[0, 0, 9], [0, 8, 17]]}, "misplaced sentence: sentence 1 is char"),
         ({"sentences": [[0, 0]]}, "no sentence: "),
         ({"sentences": [[1, 0, 4], [0, 0, 9]]}, "misplaced sentence: "),
         ({"supporting": [3]}, "no such sentence: "),
@@ -122,9 +117,8 @@ def test_the_structure_of_own_questions(tmp_path):
 def test_own_questions_of_a_bad_structure_are_named(tmp_path, changes, reason):
     records, drops = own(tmp_path, **changes)
     assert records == []
-    where, _, detail = reason.partition(": ")
-    assert drops.summary().startswith(f"left out: {where}: {tmp_path / 'train.jsonl'}: line 1: ")
-    assert detail in drops.summary()
+    assert drops.summary().startswith(f"left out: {reason.partition(': ')[0]}")
+    assert f": {tmp_path / 'train.jsonl'}: line 1: {reason.partition(': ')[2]}" in drops.summary()
 
 
 def test_sentences_of_any_corpus_are_found_by_lines_and_punctuation(tmp_path):
