@@ -63,7 +63,7 @@ _COUNT, _SIZE = Range(at_least=0, whole=True), Range(at_least=1, whole=True)
 _SHARE, _POSITIVE, _WEIGHT = Range(0, 1), Range(above=0), Range(0)
 LENGTH_PENALTY = Range(-10, 10)  # a length to the power of it is to be a float32
 #: of the numbers that methods of models and commands take
-OF_USE = dict.fromkeys(("beam", "batch_size", "max_tokens", "top_k", "num_samples"), _SIZE)
+OF_USE = dict.fromkeys(("beam", "batch_size", "max_tokens", "top_k"), _SIZE)
 OF_USE |= {"lenpen": LENGTH_PENALTY, "temperature": _WEIGHT, "top_p": Range(above=0, at_most=1)}
 #: of fairseq's own options, by a pattern of their names; the first that fits. A
 #: default, such as -1 for none, is allowed as well.

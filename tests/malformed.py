@@ -58,7 +58,7 @@ _TRAIN = (
 #: each with the options that may get a value, an output's first
 COMMANDS = {
     "generate --checkpoint {model} --cpu --max-tokens 2 --input {text}": (
-        "--temperature --top-k --top-p --seed --num-samples --max-tokens --data --input"
+        "--temperature --top-k --top-p --seed --max-tokens --data --input"
     ),
     "perplexity --checkpoint {model} --cpu --max-blocks 1 --text {text} --tokens-per-sample 8": (
         "--out --tokens-per-sample --max-blocks --gen-subset --text"
@@ -75,7 +75,7 @@ COMMANDS = {
     ),
     "answer --cpu --document {documents} --question Who": "--html --index --encoding --document",
     "draw --checkpoint {model} --text {lines} --out out": "--out --text --question",
-    "bundle {checkpoint} out --data {data}": "--dtype --max-words --word-vectors",
+    "bundle {checkpoint} out --data {data}": "--dtype --no-answer-bias",
     "export {model} out --to transformers": "--dtype --to",
     "export {gpt2|roberta|marian|bart|exported} out --to fairseq": "--dtype --to",
     "average --inputs {checkpoint} {checkpoint} --output out.pt": "--output",

@@ -247,15 +247,13 @@ class WordReader(ReaderModel):
         return logits, {"reading": reading, "reports": {"encoder": reports}}
 
     def load_initial_weights(self) -> None:
-        """Start from what ``--word-vectors`` names; see :meth:`take_word_vectors`."""
-        if self.args.word_vectors:
-            self.take_word_vectors(self.args.word_vectors, self.args.max_words)
-
-    def take_word_vectors(self, path: str, most: int) -> None:
-        """Know the first words of a file, ``most`` or fewer, and no others, by vectors of the
-        space that the model was trained with. Raises ValueError for a model without vectors, or a
-        file that cannot be read or is of another width."""
+        """Start from the first ``--max-words`` of the file of ``--word-vectors``. Raises
+        ValueError for a model without vectors, or a file that cannot be read or is of another
+        width."""
+        if not (path := self.args.word_vectors):
+            return
         if not self.args.word_dim:
             raise ValueError(f"--word-vectors is {path}; allowed: none, for --word-dim is 0")
+        most = self.args.max_words
         words = read_word_vectors(path, self.args.word_dim, "--word-dim", most=most)
         self.encoder.embedding.vectors.set(*words)

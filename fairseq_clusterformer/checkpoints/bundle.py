@@ -63,21 +63,9 @@ def is_bundle(path: Path | str) -> bool:
     return (Path(path) / MARK).is_file()
 
 
-def shipped(task: str | None = None) -> list[str]:
-    """Names of the models that are installed with this package, for a task of fairseq's or any."""
-    marks = sorted(SHIPPED.glob(f"*/{MARK}"))
-    return [m.parent.name for m in marks if task in (None, json.loads(m.read_text())["task"])]
-
-
-def shipped_for(task: str, what: str) -> str:
-    """The name of the one model for a task that is installed with this package; ``what`` it is,
-    for messages. Raises UserError: if there is none, or more than one."""
-    names = shipped(task)
-    if len(names) != 1:
-        allowed = ", ".join([*names, f"a {what}'s checkpoint or bundle"])
-        problem = f"{len(names)} are installed with this package"
-        raise bad_option("--checkpoint", "not given", allowed, problem)
-    return names[0]
+def shipped() -> list[str]:
+    """Names of the models that are installed with this package."""
+    return sorted(mark.parent.name for mark in SHIPPED.glob(f"*/{MARK}"))
 
 
 def located(path: Path | str) -> Path:
@@ -87,14 +75,10 @@ def located(path: Path | str) -> Path:
 
 def no_file(path: Path, option: str) -> UserError:
     """The error for a checkpoint that is no file: what to give in its place."""
-    if (path / "config.json").is_file():
-        allowed = f"the bundle that `clusterformer export {path} OUT --to fairseq` makes of it"
-        return bad_option(option, path, allowed, "a folder of transformers")
-    inside = (path / f"checkpoint{end}.pt" for end in ("_best", "_last", ""))
-    there = next(filter(Path.is_file, inside), None)
-    allowed = ", ".join([f"{ALLOWED}, or an installed model", *shipped()])
-    allowed = f"a checkpoint in it, {there}" if there else allowed
     problem = "a folder without bundle.json" if path.is_dir() else errors.no_file(path)
+    allowed = ", ".join([f"{ALLOWED}, or an installed model", *shipped()])
+    if (path / "config.json").is_file():  # of transformers
+        allowed = f"the bundle that `clusterformer export {path} OUT --to fairseq` makes of it"
     return bad_option(option, path, allowed, problem)
 
 

@@ -73,10 +73,13 @@ def load_checkpoint(
     state = read_bundle(path, option) if is_bundle(path) else read_tensors(path, option)
     try:
         cfg = state["cfg"] if is_bundle(path) else _upgraded(state)
-        _check_names(cfg, [task] if isinstance(task, str) else task)
-        _check_types(cfg)
-        _check_sizes(cfg, state["model"])
-        _forget_paths(cfg)
+        _check_sections(cfg)
+        wanted = [task] if isinstance(task, str) else task
+        if wanted and cfg.task._name not in wanted:
+            allowed = f"a model of the task {' or '.join(wanted)}"
+            raise ValueError(f"of the task {cfg.task._name}; allowed: {allowed}")
+        for name in ("task", "model"):
+            _check_options(cfg, name, state["model"])
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         text, _, allowed = reason_of(error).partition("; allowed: ")
         raise bad_option(option, path, allowed or ALLOWED, text) from None
@@ -124,50 +127,47 @@ def load_checkpoint(
     return Loaded(model.eval(), loaded_task, cfg, folder, path, updates)
 
 
-def _check_types(cfg: DictConfig) -> None:
-    """Raises ValueError: an option whose type or range is not what its dataclass declares."""
-    for name in ("task", "model"):
-        section, kind = cfg[name], dataclass_of(name, cfg[name])
-        plain = isinstance(section, Namespace)  # as models of argparse have them
-        values = vars(section) if plain else section
-        if kind is not None:
-            if plain and name == "task":  # which fairseq makes of a dictionary
-                raise ValueError("its task is a namespace; allowed: a dictionary")
-            known = {item.name: item for item in fields(kind) if item.name in values}
-            for key, item in known.items():  # omegaconf takes any number for text
-                if item.type in (str, Optional[str]) and isinstance(values[key], (int, float)):  # noqa: UP045
-                    raise ValueError(f"{key} is {values[key]}; allowed: text")
-            given = {key: values[key] if plain else section._get_node(key) for key in known}
-            OmegaConf.merge(kind(), {k: v for k, v in given.items() if v is not None or not plain})
-        for problem in strays(section, kind):
-            raise ValueError(problem)
-        for key in ("source_lang", "target_lang"):
-            if "/" in str(values.get(key)):
-                raise ValueError(f"{key} is {values[key]}; allowed: a language")
+def _check_options(cfg: DictConfig, name: str, tensors: dict) -> None:
+    """Raises ValueError: a task or a model that is unknown; an option whose type or range is not
+    what its dataclass declares, or that asks for more layers or positions than the tensors have,
+    as far as a model makes these without tensors of its own.
 
-
-def _forget_paths(cfg: DictConfig) -> None:
-    """What a model was trained from is in its tensors: no file that its options name is read. It
-    scores no translations either, for which a training loads tokenizers."""
-    if getattr(cfg.task, "eval_bleu", False):
-        overwrite_args_by_name(cfg, {"eval_bleu": False})
-    for name in ("task", "model"):
-        values = vars(cfg[name]) if isinstance(cfg[name], Namespace) else cfg[name]
-        for key in [key for key, value in values.items() if value and _PATHS.fullmatch(str(key))]:
-            overwrite_args_by_name(cfg, {key: "" if isinstance(values[key], str) else None})
-
-
-def _check_sizes(cfg: DictConfig, tensors: dict) -> None:
-    """Raises ValueError: options that ask for more layers or positions than the tensors have, as
-    far as a model makes these without tensors of its own."""
-    values = vars(cfg.model) if isinstance(cfg.model, Namespace) else cfg.model
+    What a model was trained from is in its tensors: no file that its options name is read later.
+    It scores no translations either, for which a training loads tokenizers."""
+    section, found = cfg[name], f"its {name} {cfg[name]._name}"
+    known = TASK_REGISTRY if name == "task" else {**MODEL_REGISTRY, **ARCH_MODEL_REGISTRY}
+    if section._name not in known and (folder := user_dir_of(section._name)):
+        raise ValueError(f"{found} is that of a plug-in; allowed: it with --user-dir {folder}")
+    if section._name not in known:
+        allowed = f"{ALLOWED}, {PLUGIN} of its training"
+        raise ValueError(f"{found} is unknown to this version; allowed: {allowed}")
+    plain = isinstance(section, Namespace)  # as models of argparse have them
+    kind, values = dataclass_of(name, section), vars(section) if plain else section
+    if kind is not None:
+        if plain and name == "task":  # which fairseq makes of a dictionary
+            raise ValueError("its task is a namespace; allowed: a dictionary")
+        declared = {item.name: item for item in fields(kind) if item.name in values}
+        for key, item in declared.items():  # omegaconf takes any number for text
+            if item.type in (str, Optional[str]) and isinstance(values[key], (int, float)):  # noqa: UP045
+                raise ValueError(f"{key} is {values[key]}; allowed: text")
+        given = {key: values[key] if plain else section._get_node(key) for key in declared}
+        OmegaConf.merge(kind(), {k: v for k, v in given.items() if v is not None or not plain})
+    for problem in strays(section, kind):
+        raise ValueError(problem)
+    for key in ("source_lang", "target_lang"):
+        if "/" in str(values.get(key)):
+            raise ValueError(f"{key} is {values[key]}; allowed: a language")
     sizes = {str(key): value for key, value in values.items() if type(value) is int}
     width = max([1, *(v for k, v in sizes.items() if k.endswith("embed_dim"))])
     limits = {"layers": len(tensors), "positions": (2 * _numbers(tensors) + _SPARE) // width}
-    for key, value in sizes.items():
+    for key, value in sizes.items() if name == "model" else ():
         most = next((most for end, most in limits.items() if key.endswith(end)), value)
         if value > most:
             raise ValueError(f"{key} is {value}; allowed: at most {most}, by the tensors")
+    for key in [key for key, value in values.items() if value and _PATHS.fullmatch(str(key))]:
+        overwrite_args_by_name(cfg, {key: "" if isinstance(values[key], str) else None})
+    if values.get("eval_bleu"):
+        overwrite_args_by_name(cfg, {"eval_bleu": False})
 
 
 def _numbers(tensors: dict) -> int:
@@ -246,24 +246,6 @@ def _upgraded(state: dict) -> DictConfig:
     for unused in ("last_optimizer_state", "criterion"):
         state.pop(unused, None)
     return state["cfg"]
-
-
-def _check_names(cfg: DictConfig, allowed: Sequence[str] | None) -> None:
-    _check_sections(cfg)
-    task, arch = cfg.task._name, cfg.model._name
-    if allowed is not None and task not in allowed:
-        wanted = " or ".join(allowed)
-        raise ValueError(f"of the task {task}; allowed: a model of the task {wanted}")
-    for what, name, known in (
-        ("task", task, TASK_REGISTRY),
-        ("architecture", arch, {**MODEL_REGISTRY, **ARCH_MODEL_REGISTRY}),
-    ):
-        if name not in known and (folder := user_dir_of(name)):
-            problem = f"its {what} {name} is that of a plug-in"
-            raise ValueError(f"{problem}; allowed: it with --user-dir {folder}")
-        if name not in known:
-            problem = f"its {what} {name} is unknown to this version"
-            raise ValueError(f"{problem}; allowed: {ALLOWED}, {PLUGIN} of its training")
 
 
 def _check_sections(cfg: DictConfig) -> None:

@@ -66,11 +66,10 @@ def main(arguments: Sequence[str]) -> int:
         allowed = 'pip install ".[serve]" in the clone, or no --serve'
         problem = f"--serve needs {missing[0]}, which is not installed"
         raise UserError(f"{problem}; allowed: {allowed}")
-    from fairseq_clusterformer.checkpoints.bundle import is_bundle, located, no_file, shipped_for
+    from fairseq_clusterformer.checkpoints.bundle import is_bundle, located, no_file
     from fairseq_clusterformer.documents.sources import read_sources
 
-    path = args.checkpoint or shipped_for("clusterformer_qa", "reader")
-    if not is_bundle(there := located(path)) and not there.is_file():
+    if not is_bundle(there := located(args.checkpoint)) and not there.is_file():
         raise no_file(there, "--checkpoint")
     check_encoder(args.encoder)
     inputs = inputs_of(args, *args.document, *(f for d in args.document for f in d.rglob("*")))
@@ -82,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.documents.read import TASK, Reader
 
-    loaded = load_checkpoint(path, data=args.data, task=TASK)
+    loaded = load_checkpoint(args.checkpoint, data=args.data, task=TASK)
     device = "cpu" if args.cpu else None
     reader = Reader(loaded, index=args.index, encoder=args.encoder, device=device)
     windows = reader.windows if args.windows is None else int(args.windows)
@@ -174,7 +173,7 @@ def _show(question: str, ranking, page: Callable[[str], None] | None) -> None:
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer answer", description=__doc__)
     add = parser.add
-    add_model(parser, "a reader's checkpoint or bundle", required=False)
+    add_model(parser, "a reader's checkpoint or bundle", default="reader-en")
     kinds = "files of text, Markdown, HTML, PDF and other forms, and folders of them"
     add("--document PATH", kinds, nargs="+", default=[])
     add("--question TEXT", "may be repeated", action="append", default=[])

@@ -12,7 +12,6 @@ with it into its own bundles and exports.
 
 from collections.abc import Sequence
 
-from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import check_output
 
 from .common import Parser, add_output, add_places, finite, inputs_of, print_size
@@ -24,15 +23,12 @@ def main(arguments: Sequence[str]) -> int:
     add("checkpoint CHECKPOINT", "of fairseq, or a bundle")
     add_output(parser)
     add_places(parser)
-    about = "a reader of words knows the words of this file (of the space it was trained with)"
-    add("--word-vectors FILE", about)
-    add("--max-words N", "so many words of it, the first ones", default=50_000)
     about = 'a reader adds this to the score of "no answer" (default: as in training, 0)'
     add("--no-answer-bias B", about, type=finite)
     about = "how often a reader is right, a file that examples/question_answering/folders.py wrote"
     add("--calibration FILE", about)
     args = parser.parse_args(arguments)
-    inputs = inputs_of(args, args.word_vectors, args.calibration)
+    inputs = inputs_of(args, args.calibration)
     check_output("OUT", args.out, folder=True, inputs=inputs, force=True)
     from omegaconf import OmegaConf
 
@@ -50,14 +46,6 @@ def main(arguments: Sequence[str]) -> int:
     loaded = load_checkpoint(args.checkpoint, data=args.data, task=task, option="CHECKPOINT")
     if bias is not None:
         OmegaConf.update(loaded.cfg, "task.no_answer_bias", bias, force_add=True)
-    if args.word_vectors is not None:
-        if not hasattr(loaded.model, "take_word_vectors"):
-            problem = f"the model is a {type(loaded.model).__name__}, which has no word vectors"
-            raise bad_option("--word-vectors", args.word_vectors, "a reader of words", problem)
-        try:
-            loaded.model.take_word_vectors(str(args.word_vectors), args.max_words)
-        except ValueError as error:
-            raise UserError(str(error)) from None
     how = {"dtype": args.dtype, "calibration": calibration, "force": args.force}
     write_bundle(loaded, args.out, **how)
     print_size(args)

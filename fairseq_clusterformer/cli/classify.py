@@ -2,7 +2,7 @@
 
   clusterformer classify --checkpoint checkpoint_best.pt "A fine film." "Dull."
   clusterformer classify --checkpoint checkpoint_best.pt --input reviews.txt --top 3
-  cat pairs.tsv | clusterformer classify --checkpoint BUNDLE --json
+  cat pairs.tsv | clusterformer classify --checkpoint BUNDLE
 
 Each text gets one line: its most likely label, a tab, and the label's probability; with --top N,
 the N most likely labels. A file and stdin hold one text per line. A model of pairs takes two
@@ -10,7 +10,6 @@ texts from the command line for each pair, and lines with a tab between both tex
 """
 
 import itertools
-import json
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -26,7 +25,6 @@ def main(arguments: Sequence[str]) -> int:
     add_model(parser, "a classifier's, or a bundle")
     add("--input FILE", "label its lines")
     add("--top N", "labels per text", default=1)
-    add("--json", "write one JSON object per line")
     add("--batch-size N", "texts at once", default=32)
     args = parser.parse_args(arguments)
     lines = input_lines(parser, args.texts, args.input)
@@ -35,17 +33,9 @@ def main(arguments: Sequence[str]) -> int:
     rows = _rows(args.texts, lines, 1 + classifier.is_pair)
     cut = 0
     while batch := list(itertools.islice(rows, 1 if typed else args.batch_size)):
-        for row, found in zip(batch, classifier.classify(batch), strict=True):
-            best = dict(list(found.probabilities.items())[: args.top])
-            if args.json:
-                texts = {"text": row[0]} if len(row) == 1 else {"text1": row[0], "text2": row[1]}
-                record = {**texts, "label": found.label, "probability": found.probability}
-                record["probabilities"] = best
-                line = json.dumps(record, ensure_ascii=False)  # spells some controls out, not all
-                line = line if line == harmless(line) else json.dumps(record)
-            else:
-                line = harmless("\t".join(f"{label}\t{p:.4f}" for label, p in best.items()))
-            print(line)
+        for found in classifier.classify(batch):
+            best = itertools.islice(found.probabilities.items(), args.top)
+            print(harmless("\t".join(f"{label}\t{p:.4f}" for label, p in best)))
             cut += found.is_cut
         sys.stdout.flush()
     if cut:

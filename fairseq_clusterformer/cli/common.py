@@ -72,12 +72,13 @@ def harmless(text: str) -> str:
     return _COMMANDS.sub("\ufffd", text)
 
 
-def add_model(parser: Parser, whose: str, *, several: bool = False, required: bool = True) -> None:
+def add_model(
+    parser: Parser, whose: str, *, several: bool = False, default: str | None = None
+) -> None:
     """Add the options of a command that uses a trained model, or an ensemble of `several`."""
     whose += "; given several times: an ensemble" if several else ""
-    whose += "" if required else " (default: the one that is installed with this package)"
-    how = {"action": "append"} if several else {}
-    add(parser, "--checkpoint PATH", whose, type=str, required=required, **how)
+    how = {"action": "append"} if several else {"default": default}
+    add(parser, "--checkpoint PATH", whose, type=str, required=default is None, **how)
     add_places(parser)
     add(parser, "--cpu", "do not use an accelerator")
 

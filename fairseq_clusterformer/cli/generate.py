@@ -29,18 +29,13 @@ def main(arguments: Sequence[str]) -> int:
     about = "draw among the most likely tokens that have this probability together"
     add("--top-p P", about, type=number(OF_USE["top_p"]), default=1.0)
     add("--seed N", "the same text each time (default: another one)", type=int)
-    add("--num-samples N", "texts, each after a line of dashes")
     args = parser.parse_args(arguments)
     given = [] if args.prompt is None else [args.prompt]
     prompt = "\n".join(input_lines(parser, given, args.input))
-    names = ("max_tokens", "temperature", "top_k", "top_p", "seed", "num_samples")
+    names = ("max_tokens", "temperature", "top_k", "top_p", "seed")
     options = {name: vars(args)[name] for name in names}
     model = load_model(args, "language_modeling")
     shown = harmless if sys.stdout.isatty() else str  # a file takes the model's bytes
-    if args.num_samples:
-        for text in model.generate(prompt, **options):
-            print(f"{'-' * 20}\n{shown(text)}")
-        return 0
     for text in model.generate(prompt, stream=True, **options):
         print(shown(text), end="", flush=True)
     print()

@@ -40,31 +40,23 @@ COMMANDS = {
 }
 
 
-def _below(words: Sequence[str]) -> list[str]:
-    return [name for name in COMMANDS if name.split()[: len(words)] == [*words]]
-
-
-def _usage(words: Sequence[str]) -> str:
-    found = _below(words)
-    width = max(map(len, found))
-    lines = [" ".join(["usage: clusterformer", *words, "COMMAND ..."]), ""]
-    lines += [f"  {name:{width}}  {COMMANDS[name]}" for name in found]
-    return "\n".join([*lines, "", "clusterformer COMMAND --help says more of each."])
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a sub-command. Returns the exit status: 0; 1 for a mistake in what was given, which is
     one line on stderr; 2 for a mistake in the command line; 130 after Ctrl-C."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     words: list[str] = []
     while " ".join(words) not in COMMANDS:
+        below = [name for name in COMMANDS if name.split()[: len(words)] == words]
         if not arguments or arguments[0] in ("-h", "--help"):
-            print(_usage(words), file=sys.stdout if arguments else sys.stderr)
+            width, to = max(map(len, below)), sys.stdout if arguments else sys.stderr
+            print(" ".join(["usage: clusterformer", *words, "COMMAND ...\n"]), file=to)
+            print(*(f"  {name:{width}}  {COMMANDS[name]}" for name in below), sep="\n", file=to)
+            print("\nclusterformer COMMAND --help says more of each.", file=to)
             return 0 if arguments else 2
         if not words and arguments[0] == "--version":
             print(__version__)
             return 0
-        known = dict.fromkeys(name.split()[len(words)] for name in _below(words))
+        known = dict.fromkeys(name.split()[len(words)] for name in below)
         if arguments[0] not in known:
             what, place = " ".join([*words, arguments[0]]), moved.COMMANDS
             allowed = place[what] if what in place else ", ".join(known)

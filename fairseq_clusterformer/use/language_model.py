@@ -39,9 +39,8 @@ class LanguageModel(Pretrained):
         top_k: int | None = None,
         top_p: float = 1.0,
         seed: int | None = None,
-        num_samples: int | None = None,
         stream: bool = False,
-    ) -> str | list[str] | Iterator[str]:
+    ) -> str | Iterator[str]:
         """Continue a text. Returns the prompt and what follows it. Raises UserError: a value that
         is not allowed, or more tokens than the model has positions.
 
@@ -52,29 +51,18 @@ class LanguageModel(Pretrained):
             top_k: draw among this many of the most likely tokens; None: among all.
             top_p: draw among the most likely tokens that have this probability together.
             seed: the same text for the same seed, on any device; None: another one each time.
-            num_samples: return a list of this many texts.
             stream: return an iterator that gives the prompt, then what each token adds.
         """
-        check_numbers(max_tokens=max_tokens, temperature=temperature, top_k=top_k)
-        check_numbers(top_p=top_p, num_samples=num_samples)
+        check_numbers(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
         if seed is not None and not -(2**63) <= seed < 2**64:
             raise bad_option("seed", seed, "a number of 64 bits")
-        if stream and num_samples:
-            raise bad_option("stream", stream, "without num_samples")
         given = self._begin(self.coding.encode(prompt, "prompt"))
         self._check(len(given), max_tokens)
         generator = torch.Generator()
         generator.seed() if seed is None else generator.manual_seed(seed)
-        how = (generator, temperature, top_k, top_p)
-        rows = self._tokens(given, max_tokens, num_samples or 1, *how)
-        after = int(given[-1])
-        if stream:
-            return chain([prompt], self.coding.stream(map(int, rows), after))
-        texts = [
-            prompt + self.coding.decode(tokens, after)
-            for tokens in torch.stack(list(rows), dim=1).tolist()
-        ]
-        return texts if num_samples else texts[0]
+        tokens = self._tokens(given, max_tokens, generator, temperature, top_k, top_p)
+        parts = chain([prompt], self.coding.stream(tokens, int(given[-1])))
+        return parts if stream else "".join(parts)
 
     def _begin(self, tokens: Tensor) -> Tensor:
         """Tokens with what a text begins by."""
@@ -96,32 +84,24 @@ class LanguageModel(Pretrained):
             raise bad_option("max_tokens", more, allowed, problem)
 
     @torch.no_grad()
-    def _tokens(self, given: Tensor, more: int, rows: int, *how) -> Iterator[Tensor]:
-        """Yield the tokens that follow `given` [N] in each row, int64 [rows], `more` times, drawn
-        as `draw` does."""
+    def _tokens(self, given: Tensor, more: int, *how) -> Iterator[int]:
+        """Yield the tokens that follow `given` [N], as `draw` draws them."""
         decoder, state = self.model.decoder, {}
-        tokens = torch.empty(rows, len(given) + more, dtype=torch.int64, device=self.device)
-        tokens[:, : len(given)] = given.to(self.device)
+        tokens = torch.empty(1, len(given) + more, dtype=torch.int64, device=self.device)
+        tokens[0, : len(given)] = given.to(self.device)
         forbidden = torch.arange(self.dictionary.nspecial)
         if self.coding.unit != "byte":  # whose </s> ends no line
             forbidden = forbidden[forbidden != self.dictionary.eos()]
         first = len(given) if getattr(decoder, "reads_prompts", False) else 1
         for end in range(first, len(given) + more):
-            # all rows read the same until the first token is drawn
-            alive = rows if end > len(given) else 1
-            read = tokens[:alive, :end]
+            read = tokens[:, :end]
             features, extra = decoder(read, incremental_state=state, features_only=True)
             if end < len(given):
                 continue
             out = decoder.output_layer(features[:, -1:]), extra
             log_probs = self.model.get_normalized_probs(out, log_probs=True)[:, -1].float().cpu()
             log_probs[:, forbidden] = -torch.inf
-            if end == len(given) and rows > 1:
-                log_probs = log_probs.expand(rows, -1)
-                same = torch.zeros(rows, dtype=torch.int64, device=self.device)
-                decoder.reorder_incremental_state_scripting(state, same)
-            token = draw(log_probs, *how)
-            tokens[:, end] = token.to(self.device)
+            tokens[0, end] = token = int(draw(log_probs, *how))
             yield token
 
     def perplexity(self, text: str) -> float:

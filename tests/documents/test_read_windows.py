@@ -337,14 +337,6 @@ class TestInstalledReader:
         (tmp_path / "letters" / "a.txt").write_text("Otto rules Ulm. Noor rules Bree.")
         return ["answer", "--document", tmp_path / "letters", "--question", ASKED, "--cpu"]
 
-    def test_none_or_several(self, line, towns_reader, tmp_path, capsys):
-        said = error(capsys, *line)
-        assert "--checkpoint is not given: no reader installed with this package; allowed" in said
-        for name in "ab":
-            bundle.write_bundle(load_checkpoint(towns_reader), tmp_path / "trained" / name)
-        said = error(capsys, *line)
-        assert ": 2 readers installed with this package; allowed: a, b, a reader's" in said
-
     @pytest.mark.parametrize(
         ("option", "problem"),
         [("--checkpoint", "no such file"), ("--encoder", "it has no config.json")],

@@ -60,14 +60,14 @@ def test_a_prompt_is_read_at_once(model, monkeypatch):
 
     monkeypatch.setattr(decoder, "forward", counted)
     prompt = "The cat and the dog with " * 4
-    at_once = model.generate(prompt, 12, temperature=0, num_samples=2)
+    at_once = model.generate(prompt, 12, temperature=0)
     assert len(calls) == 12
     monkeypatch.setattr(decoder, "reads_prompts", False)
-    assert model.generate(prompt, 12, temperature=0, num_samples=2) == at_once
+    assert model.generate(prompt, 12, temperature=0) == at_once
     assert len(calls) > 12 + 12 + 90
 
 
-def test_seeds_streams_and_samples(model):
+def test_seeds_and_streams(model):
     text = model.generate("The ", 50, seed=3)
     assert text.startswith("The ")
     assert text == model.generate("The ", 50, seed=3)
@@ -76,11 +76,7 @@ def test_seeds_streams_and_samples(model):
     assert parts[0] == "The "
     assert len(parts) >= 50
     assert "".join(parts) == text
-    samples = model.generate("The ", 50, seed=3, num_samples=3)
-    assert len(set(samples)) == 3
     assert model.generate("", 5, seed=1)
-    with pytest.raises(UserError, match="stream is True"):
-        model.generate("The ", stream=True, num_samples=2)
 
 
 def test_draws():
@@ -122,8 +118,8 @@ def test_command(checkpoint, lm_bundle, model, tmp_path, monkeypatch, capsys):
     assert run(*words, lm_bundle, "--input", tmp_path / "prompt") == 0
     assert capsys.readouterr().out == wanted
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("The é\n".encode())))
-    assert run(*words, lm_bundle, "--num-samples", 2) == 0
-    assert capsys.readouterr().out.count("--------------------\nThe é") == 2
+    assert run(*words, lm_bundle) == 0
+    assert capsys.readouterr().out == wanted
 
 
 def test_mistakes(checkpoint, translation_model, tmp_path, capsys):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_clusterformer import load
 from fairseq_clusterformer.answers import ranked_answers
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.documents.sentences import Index
@@ -15,10 +14,9 @@ from fairseq_clusterformer.errors import UserError
 from tests.cli.expected import assert_logged
 from tests.cli.in_process import Run, load_model, train, validate
 from tests.cli.tasks import QANET
-from tests.cli.towns import BIDAF, NAMES, vectors
+from tests.cli.towns import BIDAF, NAMES
 from tests.models.bert import folder_of
 from xlqa import similar
-from xlqa.words import spelling_code
 
 FOLDER = Path(__file__).parents[1]
 TASK = "--task clusterformer_qa --valid-subset valid"
@@ -110,28 +108,13 @@ def test_contexts_never_seen_are_read(towns_data, towns_reader, tmp_path):
     assert all(text in " ".join(NAMES) for text in found.values() if "rules" not in text)
 
 
-def test_a_bundle_may_know_other_words(towns_reader, tmp_path, capsys):
-    """The first two of a file's words have its vectors, and no others any."""
-    path, out = vectors(tmp_path, ["rules", "Ulm", "Bree"]), tmp_path / "bundle"
-    command = ["bundle", towns_reader, out, "--word-vectors", path, "--max-words", 2]
-    assert main([*map(str, command)]) == 0
-    table = load(out, device="cpu").model.encoder.embedding.vectors
-    assert table.codes.tolist() == sorted(map(spelling_code, ("rules", "Ulm")))
-    first = [float(number) for number in path.read_text().splitlines()[0].split()[1:]]
-    place = table.codes.tolist().index(spelling_code("rules"))
-    assert table.vectors[place].tolist() == pytest.approx(first)
-    path.write_text("Ulm 1 2\n")
-    assert main([*map(str, [*command, "--force"])]) == 1
-    assert "has 2 numbers; allowed: a word and 8 numbers" in capsys.readouterr().err
-
-
 def test_the_plug_in_is_named_where_it_is_missing(by_heart, qa_data, run_cli):
     """A checkpoint never loads code by itself."""
     checkpoint = by_heart[0] / "checkpoint_last.pt"
     words = ["evaluate", "qa", "--checkpoint", checkpoint, "--data", qa_data, "--cpu"]
     done = run_cli("python", "-m", "fairseq_clusterformer", *words, check=False)
     assert done.returncode == 1
-    assert "its architecture bidaf_reader is that of a plug-in; allowed: it with" in done.stdout
+    assert "its model bidaf_reader is that of a plug-in; allowed: it with" in done.stdout
     words += ["--user-dir", FOLDER]
     done = run_cli("python", "-m", "fairseq_clusterformer", *words, check=False)
     assert "prepared.json" in done.stdout  # the model is there, and what the data are is not
