@@ -45,48 +45,44 @@ def ranked_answers(
         no_answer_bias: added to the logit of "no answer".
         supporting_threshold: sentences from this probability on support the answer.
     """
-    evidence = (logits.start.logsumexp(-1) + logits.end.logsumexp(-1)).cpu()
-    of_types = logits.type.cpu() + torch.tensor([0.0, 0.0, 0.0, 0.0, no_answer_bias])
-    start, end, paragraph = (x.log_softmax(-1).cpu() for x in logits[:3])
-    numbers = torch.stack([document.paragraph_of(start.size(1)) for document in documents])
-    if within_long:
-        elsewhere = numbers != numbers.gather(1, paragraph.argmax(-1, keepdim=True))
-        start, end = (x.masked_fill(elsewhere, -torch.inf) for x in (start, end))
-    within, supporting = numbers, [None] * len(documents)
-    if logits.sentences is not None:
-        rows = zip(logits.sentences.sigmoid().tolist(), documents, strict=True)
-        supporting = [_supporting(*row, supporting_threshold) for row in rows]
-        rows = zip(supporting, documents, numbers, start, strict=True)
-        within, hidden = map(torch.stack, zip(*(_in_facts(*row) for row in rows), strict=True))
-        start, end = (x.masked_fill(hidden, -torch.inf) for x in (start, end))
-    words = torch.stack([document.word_of(start.size(1)) for document in documents])
-    limits = {"max_length": max_answer_length, "words": words, "top": _SPANS * top}
-    spans = best_spans(start, end, within, **limits)
-    nones = [None] * len(documents)
-    if logits.slots is not None:
-        # the model's own best span may be too long to be an answer
-        nothing = torch.full_like(evidence, -torch.inf).unsqueeze(-1)
-        best = torch.cat([spans[0], nothing], dim=-1).amax(-1) + evidence
-        of_types[:, 0] = best.masked_fill(best.isnan(), -torch.inf)
-        nones = (of_types[:, -1] + of_types.log_softmax(-1)[:, 0] - evidence).tolist()
     found = []
     for row, document in enumerate(documents):
-        log_probs = dict(zip(TYPES, of_types[row].log_softmax(-1).tolist(), strict=True))
-        if document.candidates and logits.candidates is not None:
-            own = logits.candidates[row].log_softmax(-1).cpu()
-            of_type = {"short": _candidates(document, own, top)}
+        own = AnswerLogits(*(None if x is None else x[row].cpu() for x in logits))
+        evidence = own.start.logsumexp(-1) + own.end.logsumexp(-1)
+        of_types = own.type + torch.tensor([0.0, 0.0, 0.0, 0.0, no_answer_bias])
+        start, end, paragraph = (x.log_softmax(-1) for x in own[:3])
+        numbers = within = document.paragraph_of(len(start))
+        hidden = torch.zeros_like(start, dtype=torch.bool)  # what no span may have
+        if within_long:
+            hidden = numbers != numbers[paragraph.argmax()]
+        supporting = none = None
+        if own.sentences is not None:
+            supporting, facts = _facts(own.sentences.sigmoid(), document, supporting_threshold)
+            sentences = document.sentence_of(len(start)) if facts else numbers
+            elsewhere = hidden | ~torch.isin(sentences, torch.tensor(facts))
+            if facts and (start[~elsewhere] > -torch.inf).any():
+                within, hidden = sentences.clamp(min=0), elsewhere
+        start, end = (x.masked_fill(hidden, -torch.inf) for x in (start, end))
+        limits = {"max_length": max_answer_length, "words": document.word_of(len(start))}
+        spans = best_spans(start, end, within, top=_SPANS * top, **limits)
+        if own.slots is not None:  # the model's own best span may be too long to be an answer
+            best = spans[0].amax() + evidence if len(spans[0]) else evidence.new_tensor(torch.nan)
+            of_types[0] = best.masked_fill(best.isnan(), -torch.inf)
+            none = float(of_types[-1] + of_types.log_softmax(-1)[0] - evidence)
+        log_probs = dict(zip(TYPES, of_types.log_softmax(-1).tolist(), strict=True))
+        if document.candidates and own.candidates is not None:
+            of_type = {"short": _candidates(document, own.candidates.log_softmax(-1), top)}
             log_probs = dict.fromkeys(TYPES, -math.inf) | {"short": 0.0}
         else:
-            candidates = zip(*(x[row].tolist() for x in spans), strict=True)
-            of_type = {"short": _apart(document, candidates, log_probs["short"], top)}
+            places = zip(*(x.tolist() for x in spans), strict=True)
+            of_type = {"short": _apart(document, places, log_probs["short"], top)}
             of_type |= {name: [Answer(name, log_probs[name])] for name in ("yes", "no")}
         in_order = sorted(of_type, key=log_probs.get, reverse=True)
         short = sum((of_type[name] for name in in_order), [])[:top]
-        best = zip(*(x.tolist() for x in _best(paragraph[row], top)), strict=True)
-        long = [(int(numbers[row, n]), score) for score, n in best if score > -torch.inf]
+        best = zip(*(x.tolist() for x in _best(paragraph, top)), strict=True)
+        long = [(int(numbers[n]), score) for score, n in best if score > -torch.inf]
         types = {name: math.exp(value) for name, value in log_probs.items()}
-        own = evidence[row].item(), nones[row], supporting[row]
-        found.append(Answers(types, short, long, *own))
+        found.append(Answers(types, short, long, float(evidence), none, supporting))
     return found
 
 
@@ -100,29 +96,19 @@ def ranking_options(cfg: Any) -> dict[str, Any]:
     return {name: getattr(cfg, name) for name in names}
 
 
-def _supporting(
-    likely: list[float], document: Document, threshold: float
-) -> list[tuple[int, float]]:
-    """The sentences of a document that are likely to support the answer; no titles."""
+def _facts(
+    likely: Tensor, document: Document, threshold: float
+) -> tuple[list[tuple[int, float]], list[int]]:
+    """The sentences of a document that are likely to support the answer, but titles; and these
+    with the titles above them."""
+    titles = document.titles
     number = 0 if document.sentences is None else len(document.sentences)
-    titles = {*document.titles.values()}
-    return [(i, p) for i, p in enumerate(likely[:number]) if p >= threshold and i not in titles]
-
-
-def _in_facts(
-    supporting: list[tuple[int, float]], document: Document, paragraphs: Tensor, start: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What parts a document's spans, int64 [N], and the tokens that no span may have, bool [N]:
-    supporting sentences and the titles above them, if one has text; else the paragraphs."""
-    if supporting:
-        own = document.sentence_of(len(start))
-        titles, numbers = document.titles, [number for number, _ in supporting]
-        if titles:
-            numbers += [titles[document.sentence(number)[0]] for number in numbers]
-        hidden = ~torch.isin(own, torch.tensor(numbers))
-        if (start.masked_fill(hidden, -torch.inf) > -torch.inf).any():
-            return own.clamp(min=0), hidden
-    return paragraphs, torch.zeros_like(start, dtype=torch.bool)
+    sentences = [*enumerate(likely.tolist()[:number])]
+    found = [(i, p) for i, p in sentences if p >= threshold and i not in titles.values()]
+    facts = [i for i, _ in found]
+    if titles:
+        facts += [titles[document.paragraphs_of_sentences[i]] for i in facts]
+    return found, facts
 
 
 def _candidates(document: Document, log_probs: Tensor, top: int) -> list[Answer]:
