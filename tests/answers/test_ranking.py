@@ -162,3 +162,22 @@ def test_nothing_to_answer_with():
     (found,) = ranked_answers(lost, DOCUMENTS[:1])
     assert found.long == []
     assert all(answer.tokens is None for answer in found.short)
+
+
+def test_a_span_that_is_too_long_is_no_answer():
+    """Nor does it hide that there is none: as SQuAD's baselines compare legal spans. The margin is
+    of logits alone."""
+    start, end = (torch.tensor([[-torch.inf, *x]]) for x in ([6.0, 1, 0], [0.0, 1, 6]))
+    slots, paragraph = torch.tensor([[[-9.0, -9, -9, 4]] * 2]), torch.full((1, 4), -torch.inf)
+    given = AnswerLogits.shared(start, end, paragraph, slots)
+    assert given.type[0, 0] == 12  # from the first to the last
+    characters = torch.tensor([[-1, 0, 2, 4], [-1, 1, 3, 5]])
+    document = Document(["a b c"], torch.tensor([0]), characters)
+    (found,) = ranked_answers(given, [document], max_answer_length=2)
+    assert (found.type, found.text, found.short[0].text) == ("none", "", "a b")
+    assert found.margin("short", found.short[0].score) == pytest.approx(7 - 8, abs=1e-5)
+    (found,) = ranked_answers(given, [document], max_answer_length=3)
+    assert (found.type, found.text) == ("short", "a b c")
+    apart = Document(["a", "b c"], torch.tensor([0, 2]), characters)
+    (found,) = ranked_answers(given, [apart], max_answer_length=3)
+    assert found.type == "none"
