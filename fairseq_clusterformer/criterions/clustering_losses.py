@@ -20,7 +20,6 @@ class SummedLogs:
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """They can, whichever worker they are of."""
         return True
 
     @staticmethod
@@ -79,7 +78,6 @@ class ClusteringLosses:
         return criterion
 
     def forward(self, model, sample, reduce=True):
-        """As fairseq's: (loss to differentiate, sample size, what to log)."""
         listener = _Listener(model)
         loss, sample_size, logging_output = super().forward(listener, sample, reduce=reduce)
         if "reports" not in listener.net_output[1]:

@@ -26,15 +26,9 @@ def cross_entropy_in_chunks(
     smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Sums over tokens of the loss and, without a gradient, of the negative log-likelihood: those
-    of fairseq's ``label_smoothed_nll_loss``, in float32 at least.
-
-    Args:
-        features: [..., D], of any floating dtype.
-        output: D to V.
-        target: int64 [...].
-        ignore_index: the target of tokens that do not count.
-        smoothing: share of a token's target that is divided among all words.
-    """
+    of fairseq's ``label_smoothed_nll_loss``, in float32 at least; of features [..., D], of any
+    floating dtype, and targets int64 [...]. ``smoothing`` is the share of a token's target that is
+    divided among all words."""
     learns, given = torch.is_grad_enabled(), (features.flatten(0, -2), output.weight, output.bias)
     return _Sums.apply(learns, target.flatten(), ignore_index, smoothing, *given)
 
@@ -89,7 +83,6 @@ class OutputInChunks:
     """Mixin before fairseq's cross-entropies: it reads features, and makes the logits itself."""
 
     def forward(self, model, sample, reduce=True):
-        """As fairseq's: (loss to differentiate, sample size, what to log)."""
         if reduce and not getattr(self, "report_accuracy", False) and _is_linear(model):
             inputs = {**sample["net_input"], "features_only": True}
             sample = {**sample, "net_input": inputs}

@@ -54,16 +54,11 @@ class DocumentStructure:
     def read(
         self, outline: Outline, starts: Tensor, length: int, question: int
     ) -> tuple[Outline, int, int]:
-        """What is read of an outline: its sentences that have a global token. Paragraphs and
-        sentences have one each, in their order, as long as there is room. Returns the outline, how
-        many paragraphs have a global token, and how many paragraphs and sentences have none.
-        Raises ValueError: no room for the question and its candidates.
-
-        Args:
-            starts: of the document's paragraphs, int64 [P].
-            length: tokens of the document that are read.
-            question: Q, with ``<s>`` and ``</s>``.
-        """
+        """What is read of an outline, of documents' paragraphs at ``starts``, int64 [P], and of
+        so many of its tokens and of the question's: its sentences that have a global token.
+        Paragraphs and sentences have one each, in their order, as long as there is room. Returns
+        the outline, how many paragraphs have a global token, and how many paragraphs and sentences
+        have none. Raises ValueError: no room for the question and its candidates."""
         outline = outline.within(length)
         if not self.sentences:
             outline = outline.with_sentences(0)
@@ -90,24 +85,16 @@ class DocumentStructure:
         outline: Outline,
         dictionary: Dictionary,
     ) -> GlobalTokens:
-        """The global tokens of a question and its document: one for ``<s>`` of the question, or
-        one for each candidate instead; one for each token of the question; and for each paragraph
-        one for it and one for each of its sentences.
-
-        Args:
-            question: ``<s> question </s>``, then ``<s>`` and the words of each candidate,
-                int64 [Q].
-            starts: of the paragraphs in the document, int64 [P].
-            length, outline: of the document.
-        """
+        """The global tokens of a question, ``<s> question </s>`` and then ``<s>`` and the words of
+        each candidate, int64 [Q], and its document: one for ``<s>``, or one for each candidate
+        instead; one for each token of the question; and for each paragraph, whose starts are int64
+        [P], one for it and one for each of its sentences."""
         before, bos = len(question), dictionary.bos()
         names = [len(name) + 1 for name in outline.names]
         asked = before - 2 - sum(names)
         # of each its symbol, type, first token and the one past the last
-        found = [(bos, OF_ALL, 0, 1)]
-        if names:
-            ends = accumulate(names, initial=asked + 2)
-            found = [(bos, OF_CANDIDATE, *span) for span in pairwise(ends)]
+        ends = accumulate(names, initial=asked + 2)
+        found = [(bos, OF_CANDIDATE, *span) for span in pairwise(ends)] or [(bos, OF_ALL, 0, 1)]
         own = len(found)
         paragraphs = [*range(own), *[own] * asked]
         words = enumerate(question[1 : asked + 1].tolist(), 1)
@@ -115,9 +102,8 @@ class DocumentStructure:
         starts = starts[starts < length]
         spans = pairwise([*starts.tolist(), length])
         parts = [(number, OF_PARAGRAPH, *span) for number, span in enumerate(spans)]
-        of_sentences = outline.paragraph_of(starts).tolist()
-        for number, span in zip(of_sentences, outline.sentences.tolist(), strict=True):
-            parts.append((number, OF_SENTENCE, *span))
+        of_sentences = zip(outline.paragraph_of(starts).tolist(), outline.sentences, strict=True)
+        parts += [(number, OF_SENTENCE, *span.tolist()) for number, span in of_sentences]
         parts.sort(key=itemgetter(0))  # a paragraph stands in front of its sentences
         if self.by_parts and self.most:
             parts = parts[: self.most - len(found)]

@@ -21,13 +21,9 @@ _ALONE = 512  # tokens of a row of hidden parts, or those of the longest
 def pieces_of(
     sizes: np.ndarray, most: int, most_lines: int, least_lines: int = 1
 ) -> list[tuple[int, int]]:
-    """Documents, those that are long in pieces of whole lines: the lines [first, last) of each.
-
-    Args:
-        sizes: tokens of each line, int [n]; 0 ends a document.
-        most, most_lines: tokens of a piece, as no line has more, and its lines.
-        least_lines: of a document; shorter ones are left out.
-    """
+    """Documents of ``least_lines``, those that are long in pieces of whole lines: the lines
+    [first, last) of each. Of lines' tokens, int [n], where 0 ends a document; no line has more
+    tokens than a piece may have, ``most``."""
     document = (sizes == 0).cumsum()
     lines = np.bincount(document, weights=sizes > 0)
     sizes = np.where(lines[document] < least_lines, 0, sizes)
@@ -130,8 +126,8 @@ class MaskedParts(BySize):
             in_hidden[slice(*span)] = True
         begins = self.begins_word[tokens]
         begins[np.cumsum([0, *(len(line) for piece in lines for line in piece)])[:-1]] = True
-        shown, target = self._masked(tokens, begins, in_hidden, words)
-        return {"id": index, "row": row | {"src_tokens": shown}, "target": target, "alone": alone}
+        row["src_tokens"], row["target"] = self._masked(tokens, begins, in_hidden, words)
+        return {"id": index, "row": row, "alone": alone}
 
     def _masked(
         self, tokens: np.ndarray, begins: np.ndarray, hidden: np.ndarray, draw: np.random.Generator
@@ -159,10 +155,10 @@ class MaskedParts(BySize):
         alone = {"alone": _alone([part for sample in samples for part in sample["alone"]], pad)}
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
+            "target": parts.pop("target"),
             "net_input": {"src_tokens": parts.pop("src_tokens"), "parts": parts | alone},
-            "target": _padded([sample["target"] for sample in samples], pad),
             "nsentences": len(samples),
-            "ntokens": sum(len(sample["target"]) for sample in samples),
+            "ntokens": sum(len(sample["row"]["target"]) for sample in samples),
         }
 
 
@@ -182,12 +178,9 @@ def _row(pieces: Sequence[np.ndarray], ends: Sequence[np.ndarray]) -> dict[str, 
 
 
 def _batch(rows: list[dict[str, np.ndarray]], pad: int) -> dict[str, Tensor]:
-    fill = {"src_tokens": pad, "global_examples": NO_EXAMPLE}
-    return {name: _padded([row[name] for row in rows], fill.get(name, 0)) for name in rows[0]}
-
-
-def _padded(rows: list[np.ndarray], fill: int) -> Tensor:
-    return pad_sequence([torch.from_numpy(row) for row in rows], True, fill)
+    fill = {"src_tokens": pad, "target": pad, "global_examples": NO_EXAMPLE}
+    columns = {name: [torch.from_numpy(row[name]) for row in rows] for name in rows[0]}
+    return {name: pad_sequence(x, True, fill.get(name, 0)) for name, x in columns.items()}
 
 
 def _alone(parts: list[np.ndarray], pad: int) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.answers import TYPES, AnswerLogits
 from fairseq_clusterformer.errors import refused
@@ -114,10 +115,8 @@ class StructureHeads(nn.Module):
 
 def _chosen(logits: Tensor, chosen: Tensor) -> Tensor:
     """Those of [B, G, 1] that are chosen, bool [B, G], in order; -inf where a row has no more."""
-    most = int(chosen.sum(1).max())
-    order = (~chosen).byte().argsort(dim=1, stable=True)[:, :most]
-    found = logits.squeeze(-1).masked_fill(~chosen, -torch.inf)
-    return found.gather(1, order)
+    rows = zip(logits.squeeze(-1), chosen, strict=True)
+    return pad_sequence([row[of_row] for row, of_row in rows], True, -torch.inf)
 
 
 @register_etc("etc_reader", ETCReaderConfig)
@@ -186,7 +185,7 @@ class ETCReader(ETCModel, ReaderModel):
         def of_long(places: Tensor) -> Tensor:
             """States at places [B, n] of the long input, [B, n, D]."""
             places = places.clamp(max=tokens.size(1) - 1).unsqueeze(-1)
-            return streams.of_long.gather(1, places.expand(-1, -1, streams.of_long.size(-1)))
+            return streams.of_long.take_along_dim(places, 1)
 
         first = structure["spans"][:, :, 0]
         logits = self.heads(

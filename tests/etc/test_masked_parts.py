@@ -90,7 +90,7 @@ def test_hidden_parts_show_nothing_and_stand_alone() -> None:
         assert sample["row"]["src_tokens"].tolist() == [MASK] * 6
         assert [t.tolist() for t in sample["alone"]] == [part for part, h in pairs if h]
         expected = [1 if h else word for part, h in pairs for word in part]
-        assert sample["target"].tolist() == found[0]["target"].tolist() == expected
+        assert sample["row"]["target"].tolist() == found[0]["row"]["target"].tolist() == expected
     assert len(seen) > 5
 
 
@@ -122,8 +122,8 @@ def test_words_are_guessed_whole_in_the_shares_asked_for() -> None:
         leave_unmasked_prob=0.2,
     )
     sample, tokens = found[0], lines.ravel()
-    shown, guessed = sample["row"]["src_tokens"], sample["target"] != 1
-    assert (sample["target"][guessed] == tokens[guessed]).all()
+    shown, guessed = sample["row"]["src_tokens"], sample["row"]["target"] != 1
+    assert (sample["row"]["target"][guessed] == tokens[guessed]).all()
     assert (shown[~guessed] == tokens[~guessed]).all()
     starts = begins[tokens]
     starts[::40] = True
