@@ -66,33 +66,21 @@ def test_a_text_alone_is_a_text_in_any_batch(encoder, form, pooling):
 
 
 @torch.no_grad()
-def test_mean_pooling_is_the_mean_of_real_tokens():
-    task = make_task()
-    model = make_model(task, encoder_attention="full")
-    pooled = []
-    model.classifier.register_forward_pre_hook(lambda _, inputs: pooled.append(inputs[0]))
-    tokens = batch(task)["src_tokens"]
-    model(tokens)
-    outputs = model.encoder(tokens)["encoder_out"][0].transpose(0, 1)
-    for row, text, length in zip(pooled[0], outputs, LENGTHS, strict=True):
-        torch.testing.assert_close(row, text[:length].mean(0))
-
-
-@torch.no_grad()
-def test_features_of_a_siamese_pair():
-    """One encoder: exchanging the texts exchanges u and v, and leaves |u - v| and u * v."""
-    task = make_task("siamese")
-    model = make_model(task)
-    features = []
+@pytest.mark.parametrize("form", ["text", "siamese"])
+def test_what_the_classifier_sees(form):
+    """The mean of the real tokens; of a siamese pair [u; v; |u - v|; u * v]."""
+    model, features = make_model(make_task(form)), []
     model.classifier.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
-    tokens = batch(task)
+    tokens = batch(make_task(form))
     model(**tokens)
-    model(tokens["pair_tokens"], pair_tokens=tokens["src_tokens"])
-    u, v, difference, product = features[0].chunk(4, dim=1)
-    assert torch.equal(torch.cat([v, u, difference, product], 1), features[1])
-    assert torch.equal(difference, (u - v).abs())
-    assert torch.equal(product, u * v)
-    assert difference.min() > 0 or difference.mean() > 1e-3
+    means = [
+        torch.stack([model.encoder(row)["encoder_out"][0].mean((0, 1)) for row in alone(text, 1)])
+        for text in tokens.values()
+    ]
+    if form == "siamese":
+        u, v = means
+        means = [u, v, (u - v).abs(), u * v]
+    torch.testing.assert_close(features[0], torch.cat(means, dim=1))
 
 
 @torch.no_grad()
@@ -144,44 +132,42 @@ def test_masked_lm(encoder):
     assert model.lm_head.weight is model.encoder.embed_tokens.weight
 
 
-class TestDataset:
+def dataset(a: list, b: list, form: str, longest: int, ends=(2,)) -> SentenceDataset:
     """Words are numbers from 10 on; <s> 0, <pad> 1, </s> 2."""
+    lines = [[torch.tensor([*row, *ends]).int() for row in text] for text in (a, b)]
+    rows = [ListDataset(text, np.array([*map(len, text)])) for text in lines]
+    labels = torch.arange(len(a))
+    how = {"pair_form": form, "max_positions": longest, "shuffle": False}
+    return SentenceDataset(rows, labels, Dictionary(), **how)
 
-    def make(self, *texts: list[list[int]], form: str, longest: int, end=True) -> SentenceDataset:
-        ends = [2] * end
-        lines = ([torch.tensor(row + ends).int() for row in text] for text in texts)
-        rows = [ListDataset(text, np.array([*map(len, text)])) for text in lines]
-        labels = torch.arange(len(texts[0]))
-        return SentenceDataset(
-            rows, labels, Dictionary(), pair_form=form, max_positions=longest, shuffle=False
-        )
 
-    @pytest.mark.parametrize("end", [True, False])
-    def test_forms(self, end):
-        a, b = [[10, 11], [12]], [[13], []]
-        joined = self.make(a, b, form="joined", longest=20, end=end)
-        batch = joined.collater([joined[0], joined[1]])
-        assert batch["net_input"]["src_tokens"].tolist() == [
-            [0, 10, 11, 2, 13, 2],
-            [0, 12, 2, 2, 1, 1],
-        ]
-        assert "pair_tokens" not in batch["net_input"]
-        assert joined.sizes.tolist() == [6, 4]
-        siamese = self.make(a, b, form="siamese", longest=20, end=end)
-        batch = siamese.collater([siamese[0], siamese[1]])
-        assert batch["net_input"]["src_tokens"].tolist() == [[0, 10, 11, 2], [0, 12, 2, 1]]
-        assert batch["net_input"]["pair_tokens"].tolist() == [[0, 13, 2], [0, 2, 1]]
-        assert siamese.sizes.tolist() == [4, 3]
-        assert batch["target"].tolist() == [0, 1]
-        assert (batch["ntokens"], batch["nsentences"]) == (12, 2)
+@pytest.mark.parametrize("ends", [(2,), ()])
+@pytest.mark.parametrize(
+    ("form", "first", "second"),
+    [
+        ("joined", [[0, 10, 11, 2, 13, 2], [0, 12, 2, 2, 1, 1]], None),
+        ("siamese", [[0, 10, 11, 2], [0, 12, 2, 1]], [[0, 13, 2], [0, 2, 1]]),
+    ],
+)
+def test_forms_of_pairs(form, first, second, ends):
+    pairs = dataset([[10, 11], [12]], [[13], []], form, 20, ends)
+    found = pairs.collater([pairs[0], pairs[1]])
+    assert found["net_input"]["src_tokens"].tolist() == first
+    assert ("pair_tokens" in found["net_input"]) == (second is not None)
+    if second is not None:
+        assert found["net_input"]["pair_tokens"].tolist() == second
+    assert found["target"].tolist() == [0, 1]
+    assert (found["ntokens"], found["nsentences"]) == (12 if second else 10, 2)
+    assert pairs.sizes.tolist() == ([4, 3] if second else [6, 4])
 
-    @pytest.mark.parametrize(
-        ("lengths", "kept"),
-        [((9, 9), (3, 2)), ((1, 9), (1, 4)), ((9, 1), (4, 1)), ((2, 3), (2, 3)), ((0, 9), (0, 5))],
-    )
-    def test_of_a_joined_pair_the_longer_text_is_cut(self, lengths, kept):
-        a, b = (list(range(start, start + n)) for start, n in zip((10, 30), lengths, strict=True))
-        dataset = self.make([a], [b], form="joined", longest=8)
-        (row,) = dataset[0]["sequences"]
-        assert row.tolist() == [0, *a[: kept[0]], 2, *b[: kept[1]], 2]
-        assert dataset.sizes[0] == len(row)
+
+@pytest.mark.parametrize(
+    ("lengths", "kept"),
+    [((9, 9), (3, 2)), ((1, 9), (1, 4)), ((9, 1), (4, 1)), ((2, 3), (2, 3)), ((0, 9), (0, 5))],
+)
+def test_of_a_joined_pair_the_longer_text_is_cut(lengths, kept):
+    a, b = (list(range(start, start + n)) for start, n in zip((10, 30), lengths, strict=True))
+    pairs = dataset([a], [b], "joined", 8)
+    (row,) = pairs[0]["sequences"]
+    assert row.tolist() == [0, *a[: kept[0]], 2, *b[: kept[1]], 2]
+    assert pairs.sizes[0] == len(row)

@@ -1,7 +1,5 @@
 """Documents that share a row, positions, and shared keys of language models."""
 
-import math
-
 import pytest
 import torch
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
@@ -9,7 +7,6 @@ from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbe
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModel
 from fairseq_clusterformer.models.decoder import DecoderState, decode
 from fairseq_clusterformer.models.options import POSITIONS
-from fairseq_clusterformer.use.perplexity import compare
 from tests.models.small import letters, make_lm
 
 LENGTHS = (9, 1, 7)
@@ -98,32 +95,3 @@ def test_refuses(options, message):
     small = {"width": 325, "decoder_attention_heads": 5, "attention": "window"}
     with pytest.raises(ValueError, match=message):
         make_model(**{**small, **options})
-
-
-def test_a_stream_of_four_times_the_trained_length():
-    """By positions in the cache, a text that repeats stays as likely as it was; by positions in
-    the text it does not."""
-    trained, period = 64, 8
-    text = letters(1, period).repeat(1, 4 * trained // period + 1)
-    bits = {}
-    for in_cache in (True, False):
-        torch.manual_seed(1)
-        model = make_model(
-            attention="window(12,sinks=4)", positions="rotary", cache_positions=in_cache
-        )
-        adam = torch.optim.Adam(model.parameters(), lr=1e-2)
-        for _ in range(12):
-            logs = model(text[:, :trained])[0].log_softmax(-1)
-            loss = torch.nn.functional.nll_loss(logs[0], text[0, 1 : trained + 1])
-            loss.backward()
-            adam.step()
-            adam.zero_grad()
-        source, target = text[0, :-1], text[0, 1:]
-        blocks = zip(source.split(32), target.split(32), strict=True)
-        logs = model(source[None])[0].detach().log_softmax(-1)[0].gather(-1, target[:, None])
-        found = compare(model, blocks, stepwise=False, streamed=True)["streamed bits"]
-        assert found == pytest.approx(-float(logs.mean()) / math.log(2), abs=1e-6)
-        bits[in_cache] = [float(-logs[n - period : n].mean()) for n in (trained, 4 * trained)]
-    assert bits[True][1] == pytest.approx(bits[True][0], abs=1e-9)
-    assert bits[True][0] < math.log(20) / 2
-    assert bits[False][1] != pytest.approx(bits[False][0], abs=1e-4)

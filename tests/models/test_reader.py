@@ -244,18 +244,3 @@ def test_sizes_are_those_of_roberta(architecture, layers, across, millions):
     assert encoder.cluster_layers == across
     number = sum(p.numel() for p in encoder.layers.parameters())
     assert round(number / 1e6, 1) == millions
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("attention", ["gated", "kmeans", "neural", "taught"])
-def test_with_all_of_a_window_near_one_window_is_read_as_without_clusters(attention):
-    sizes = {"window_size": 12, "window_stride": 10}
-    windows = make_reader(cluster_attention="window", **sizes)
-    spec = f"{attention}(gap=16)"
-    near = make_reader(cluster_attention=spec, cluster_rule="recent", **sizes)
-    near.load_state_dict(windows.state_dict(), strict=False)
-    for length, alike in ((9, True), (12, False)):  # from 11 tokens on there are two windows
-        question, document = letters(4).unsqueeze(0), letters(length).unsqueeze(0)
-        readings = [model.encoder(question, document) for model in (near, windows)]
-        documents = [reading.document for reading in readings]
-        assert torch.allclose(*documents, rtol=0, atol=1e-12) == alike
