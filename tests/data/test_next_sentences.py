@@ -82,12 +82,6 @@ def test_what_follows_and_what_does_not(dictionary, length):
         assert len(others) < 0.03 * len(lengths[0])  # no document was long enough
 
 
-def test_a_document_of_one_line_is_never_continued(dictionary):
-    data = NextSentences(lines_of(dictionary, lines=1), dictionary, max_positions=20)
-    assert len(data) == DOCUMENTS
-    assert not any(data[index]["follows"] for index in range(len(data)))
-
-
 def test_words_to_guess():
     """They become the mask, wherever it stands among the symbols, stay, or become any other."""
     words = Dictionary()
@@ -135,6 +129,8 @@ def test_a_batch(dictionary):
     assert not all(torch.equal(data[i]["tokens"], s["tokens"]) for i, s in enumerate(samples))
 
 
-def test_one_document_is_refused(dictionary):
+def test_documents_of_one_line_are_never_continued_and_one_is_refused(dictionary):
+    data = NextSentences(lines_of(dictionary, lines=1), dictionary, max_positions=20)
+    assert [data[index]["follows"] for index in range(len(data))] == [0] * DOCUMENTS
     with pytest.raises(ValueError, match="1 documents; allowed: two or more, with an empty line"):
         NextSentences(Lines(lines_of(dictionary)[:4]), dictionary, max_positions=20)

@@ -27,8 +27,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("model")
     if request.param == "gpt2":
         return subwords.load(write_gpt2(folder))
-    options = LOSSLESS if request.param == "sentencepiece" else {"character_coverage": 0.98}
-    return subwords.load(write_sentencepiece(folder / "model", **options))
+    return subwords.load(write_sentencepiece(folder / "model", **LOSSLESS))
 
 
 def random_text() -> str:
@@ -44,40 +43,18 @@ def assert_sound(tokens: Tokens, text: str) -> None:
         assert tokens.ends[-1] <= len(text)
 
 
-def assert_minimal(tokens: Tokens, start: int, end: int) -> tuple[int, int]:
-    """The cover's ends both hold some of the characters, and no token beyond it does."""
-    first, last = tokens.cover(start, end)
-    for i in (first, last - 1):
-        assert tokens.starts[i] < end
-        assert tokens.ends[i] > start
-    shared = np.minimum(tokens.ends, end) - np.maximum(tokens.starts, start)
-    assert (shared[:first] <= 0).all()
-    assert (shared[last:] <= 0).all()
-    return first, last
-
-
-@pytest.mark.parametrize("model", ["gpt2", "sentencepiece", "normalising"], indirect=True)
-def test_any_span_of_any_text(model, request):
-    """A model that normalises drops some blanks."""
-    drops_blanks = "normalising" in request.node.name
+def test_any_span_of_any_text(model):
+    """It is in its tokens; the first and the last hold some of it, and none beyond does."""
     for _ in range(400):
         text = random_text()
         tokens = model.encode(text)
         assert_sound(tokens, text)
         start, end = sorted(random.sample(range(len(text) + 1), 2))
-        held = (tokens.starts < end) & (tokens.ends > start) & (tokens.starts < tokens.ends)
-        if not held.any():
-            assert drops_blanks
-            with pytest.raises(ValueError, match="are in no token"):
-                tokens.cover(start, end)
-            continue
-        first, last = assert_minimal(tokens, start, end)
-        if drops_blanks:
-            continue
-        covered = np.zeros(len(text), bool)
-        for begin, stop in zip(tokens.starts, tokens.ends, strict=True):
-            covered[begin:stop] = True
-        assert covered.all(), (text, tokens)
+        first, last = tokens.cover(start, end)
+        shared = np.minimum(tokens.ends, end) - np.maximum(tokens.starts, start)
+        assert shared[first] > 0 < shared[last - 1]
+        assert (shared[:first] <= 0).all()
+        assert (shared[last:] <= 0).all()
         assert text[start:end] in text[tokens.starts[first] : tokens.ends[last - 1]]
         assert text[start:end].strip() in tokens.text(text, first, last)
 
@@ -109,18 +86,10 @@ def test_empty_tokens_are_in_no_cover():
         tokens.cover(1, 3)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("vocab.bpe", None),
-        ("vocab.bpe", "#version\nq q\n"),
-        ("encoder.json", "{"),
-        ("x.model", "x"),
-    ],
-)
-def test_refuses_other_files(name, content, tmp_path):
+@pytest.mark.parametrize("name", ["vocab.bpe", "encoder.json", "x.model"])
+def test_refuses_other_files(name, tmp_path):
     file = write_gpt2(tmp_path, merges=3) / name
-    file.write_text(content) if content else file.unlink()
+    file.write_text("{ x")
     path = file if name == "x.model" else tmp_path
     with pytest.raises(UserError, match=f"{path}: cannot be read .*; allowed: a "):
         subwords.load(path)

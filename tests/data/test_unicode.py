@@ -84,7 +84,6 @@ def test_decomposed_text_has_the_tokens_of_composed_text(tmp_path):
     [
         ("an eﬀect of ５ oﬃces", "an effect of 5 offices"),
         (normalize("NFD", "Das Café von Ömer"), "Das Café von Ömer"),
-        ("no\u00a0break … end", "no break ... end"),
     ],
 )
 def test_a_document_is_read_in_plain_letters_and_answers_are_its_own(text, plain):

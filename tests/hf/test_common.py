@@ -61,20 +61,15 @@ def with_labels(auto: type) -> dict:
 
 
 def test_saved_and_loaded(auto, tmp_path):
+    """Tied weights stay tied."""
     model, given = make(auto), inputs(auto)
     again = saved_again(model, tmp_path, auto)
     assert type(again) is type(model)
     assert_same_tensors(model, again)
     assert torch.equal(model(**given)[0], again(**given)[0])
-
-
-def test_tied_weights_stay_tied(auto, tmp_path):
-    model = saved_again(make(auto), tmp_path, auto)
-    size = sum(parameter.numel() for parameter in make(auto).parameters())
-    assert sum(parameter.numel() for parameter in model.parameters()) == size
-    names = len(list(model.named_parameters(remove_duplicate=False)))
+    names = len(list(again.named_parameters(remove_duplicate=False)))
     tied = {AutoModelForSeq2SeqLM: 2, AutoModelForSequenceClassification: 0}.get(auto, 1)
-    assert names - len(list(model.parameters())) == tied
+    assert names - len(list(again.parameters())) == tied
 
 
 def test_embeddings_resized(auto, tmp_path):
@@ -149,12 +144,8 @@ def test_a_joined_pairs_types_are_the_tokenizers():
     assert torch.equal(model(ids, token_type_ids=types)[0], model(ids)[0])
     with pytest.raises(ValueError, match="token_type_ids are others .*; allowed: "):
         model(ids, token_type_ids=1 - types)
-
-
-def test_packed_documents_of_an_encoder_are_refused():
-    model = make(AutoModelForMaskedLM)
     with pytest.raises(ValueError, match="position_ids say that rows hold several documents"):
-        model(tokens(1, 6), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
+        model(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5]]))
 
 
 def test_hidden_states(auto):
@@ -182,12 +173,11 @@ def test_a_batch_is_its_rows_alone(auto, side):
         torch.testing.assert_close(together[i][real], alone[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(auto, dtype, tmp_path):
+def test_half_precision(auto, tmp_path):
     model, given = make(auto), inputs(auto)
     model.save_pretrained(tmp_path)
-    half = auto.from_pretrained(tmp_path, dtype=dtype).eval()
-    assert half.dtype == dtype
+    half = auto.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    assert half.dtype == torch.bfloat16
     out = half(**given)[0]
     assert out.isfinite().all()
     assert (out.float() - model(**given)[0]).abs().mean() < 0.1
