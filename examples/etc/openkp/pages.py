@@ -80,12 +80,10 @@ def page_of(item: Mapping) -> dict[str, Any]:
     for place, node in enumerate(vdom):
         start, end = get(node, "start_idx", int), get(node, "end_idx", int)
         name, found = f"node {place} of {url}", " ".join(given[start:end])
-        if start != last or not start <= end <= len(given):
-            problem = f"{name} is words [{start}, {end}); allowed: from {last} to {len(given)}"
-            raise Unusable("nodes that do not cover the text", problem)
-        if get(node, "text") != found:
-            problem = f"{name} is {node['text'][:60]!r}, where the text has {found[:60]!r}"
-            raise Unusable("node of another text", problem)
+        if not last == start <= end <= len(given) or get(node, "text") != found:
+            problem = f"{name} is words [{start}, {end}), {str(node['text'])[:60]!r}"
+            allowed = f"from {last} to {len(given)}, as in the text: {found[:60]!r}"
+            raise Unusable("nodes that do not cover the text", f"{problem}; allowed: {allowed}")
         looks = get(node, "feature", list)
         known = all(isinstance(x, int | float) and math.isfinite(x) for x in looks)
         if not known or len(looks) != VISUAL or {looks[n] for n in _YES_OR_NO} - {0, 1}:
@@ -192,9 +190,8 @@ class PageData(RecordData):
 
 
 class PageDataset(BySize):
-    """Pages of a split with their keyphrases; those of more than ``max_positions`` tokens or
-    ``max_nodes`` nodes lose their last nodes. With ``only_with_phrases``, those that have no
-    keyphrase left are out.
+    """Pages of a split with their keyphrases. By the task's options, long pages lose their last
+    nodes; training leaves out those that have no keyphrase left, as in the paper.
 
     Attributes:
         pages: the numbers in ``data`` of those that are used.
@@ -202,25 +199,15 @@ class PageDataset(BySize):
         nodes_left_out: how many nodes they lose.
     """
 
-    def __init__(
-        self,
-        data: PageData,
-        split: str,
-        dictionary: Dictionary,
-        *,
-        max_positions: int,
-        max_nodes: int,
-        only_with_phrases: bool,
-        shuffle: bool,
-    ):
-        self.data, self.split, self.dictionary, self.shuffle = data, split, dictionary, shuffle
-        self._most = max_positions, max_nodes
+    def __init__(self, data: PageData, split: str, dictionary: Dictionary, cfg: Any):
+        self.data, self.split, self.dictionary = data, split, dictionary
+        self.shuffle, self._most = not cfg.no_shuffle, (cfg.max_positions, cfg.max_nodes)
         kept, sizes, self.cut, self.nodes_left_out = [], [], 0, 0
         for index, page in enumerate(map(data.__getitem__, range(len(data)))):
             part = page.within(*self._most)
             self.cut += len(part.starts) < len(page.starts)
             self.nodes_left_out += len(page.nodes) - len(part.nodes)
-            if len(part.places) or not only_with_phrases:
+            if len(part.places) or split != cfg.train_subset:
                 kept.append(index)
                 sizes.append(len(part.tokens))
         self.pages, self.sizes = np.array(kept, np.int64), np.array(sizes, np.int64)
@@ -233,8 +220,8 @@ class PageDataset(BySize):
         return {"id": number, "page": self.data[number].within(*self._most)}
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch: what the model reads, ``net_input``; as ``target`` the right ``places``, int64
-        [B, P, 2] (of no words: no more), and ``first``, int64 [B, 5, W], see `first_places`."""
+        """A batch; its targets are ``places``, int64 [B, P, 2] (of no words: no more), and
+        ``first``, int64 [B, 5, W], see `Page.first_places`."""
         if not samples:
             return {}
         pages = [sample["page"] for sample in samples]

@@ -65,16 +65,9 @@ def found_in(data: PageData, numbers: Iterable[int], logits: Tensor) -> Iterator
 
 def phrase_nll(logits: Tensor, places: Tensor, first: Tensor, right: str) -> Tensor:
     """Cross-entropy of a page's n-grams with its keyphrases, which share the probability equally,
-    in nats, [B]; 0 where there is no keyphrase.
-
-    Args:
-        logits: [B, 5, W]; -inf where there is no n-gram.
-        places: first word and number of words where each keyphrase first stands, int64 [B, P, 2];
-            of no words: no more.
-        first: the first place of the same words, int64 [B, 5, W].
-        right: "first": each n-gram has a logit at each of its places, and the first is right;
-            "max": n-grams of the same words have one logit, their largest.
-    """
+    in nats, [B]; 0 where there is no keyphrase. Of logits [B, 5, W], and the targets of
+    :class:`PageDataset`. By "first", each n-gram has a logit at each of its places, and the first
+    is right; by "max", n-grams of the same words have one logit, their largest."""
     width, flat = logits.size(-1), logits.flatten(1)
     if right == "max":
         row = torch.arange(logits.size(1), device=first.device).unsqueeze(-1)
@@ -154,20 +147,11 @@ class ETCKeyphrasesTask(OwnModels):
     def load_dataset(
         self, split: str, combine: bool = False, epoch: int = 1, **kwargs
     ) -> PageDataset:
-        """Load "train", "valid" or "test", and log what is cut. Pages that lose all their
-        keyphrases are left out of training, as in the paper. Raises FileNotFoundError or
+        """Load "train", "valid" or "test", and log what is cut. Raises FileNotFoundError or
         ValueError: files that are missing or do not fit together, or no page to train on."""
         data = PageData(shard_of(self.cfg.data, epoch), split)
         data.of_symbols(len(self.dictionary))
-        most = {"max_positions": self.cfg.max_positions, "max_nodes": self.cfg.max_nodes}
-        dataset = PageDataset(
-            data,
-            split,
-            self.dictionary,
-            **most,
-            only_with_phrases=split == self.cfg.train_subset,
-            shuffle=not self.cfg.no_shuffle,
-        )
+        dataset = PageDataset(data, split, self.dictionary, self.cfg)
         options = f"--max-positions {self.cfg.max_positions}, --max-nodes {self.cfg.max_nodes}"
         if dataset.cut:
             lost = f"and lose {dataset.nodes_left_out} nodes ({options})"
