@@ -4,7 +4,7 @@ Shape letters: N tokens.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.data.text import TextPipeline
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.use.perplexity import text_blocks
 
 from .reading import Inputs
@@ -44,14 +44,9 @@ def length_of(loaded: Loaded, wanted: int | None, most: int) -> int | None:
 def of_split(
     loaded: Loaded, split: str, tokens: int, length: int | None, *, seed: int
 ) -> list[Inputs]:
-    """What the model is given of a split, by its task, until there are so many tokens, padding
-    included, or no more text. Raises UserError: no such split, or nothing in it.
-
-    Args:
-        length: tokens of a text, see :func:`length_of`.
-        seed: of the order in which texts are drawn.
-    """
-    allowed = "a prepared folder with this split (--gen-subset), or --text FILE"
+    """What the model is given of a split, by its task, in texts of a :func:`length_of` that are
+    drawn by the seed, until there are so many tokens, padding included, or no more text. Raises
+    UserError: no such split, or nothing in it."""
     section = copy.deepcopy(loaded.cfg.task)
     if length is not None:
         section.tokens_per_sample = length
@@ -59,13 +54,14 @@ def of_split(
     try:
         task.load_dataset(split)
     except (FileNotFoundError, ValueError) as error:
+        allowed = "a prepared folder with this split (--gen-subset), or --text FILE"
         problem = f"it has no split {split} ({str(error).splitlines()[0]})"
         raise bad_option("--data", loaded.folder, allowed, problem) from None
     dataset = task.dataset(split)
     if not len(dataset):
         raise bad_option("--gen-subset", split, "a split with text", "it is empty")
-    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
-    return _collated(dataset, order, tokens)
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))
+    return _collated(dataset, order.tolist(), tokens)
 
 
 def of_text(
@@ -75,41 +71,40 @@ def of_text(
     Raises UserError for a model that needs more than text, or files that do not fit."""
     task = loaded.cfg.task._name
     if task == "translation":
-        return _batches_of_pairs(loaded, files, tokens)
+        return _of_pairs(loaded, files, tokens)
     if length is None:
         raise bad_option("--text", files[0], "--data", f"a model of the task {task} needs more")
     coding = TextCoding.from_folder(loaded.folder)  # a masked language model's has a <mask> more
     dictionary = coding.dictionary
     rows: list[Tensor] = []
     for file in files:
-        name = f"--text is {file}"
         if task != "masked_lm":
-            blocks = text_blocks(loaded, file, name, tokens_per_sample=length)
+            blocks = text_blocks(loaded, file, f"--text is {file}", tokens_per_sample=length)
             rows += [source for source, _ in blocks]
             continue
-        found = coding.encode(file.read_bytes(), name)
+        found = coding.encode(file.read_bytes(), f"--text is {file}")
         inside = found[found != dictionary.eos()]
         if not len(inside):
-            raise UserError(f"{name}: it is empty; allowed: a text of one token or more")
+            raise bad_option("--text", file, "a text of one token or more", "it is empty")
         rows += [framed(row, dictionary, length) for row in inside.split(length - 2)]
-    batches = []
-    for part in _cut(((len(row), row) for row in rows), tokens):
-        lengths = torch.tensor([len(row) for row in part])
-        padded = collate_tokens(part, dictionary.pad())
-        batches.append({"src_tokens": padded, "src_lengths": lengths})
-    return batches
+    return [
+        {
+            "src_tokens": collate_tokens(part, dictionary.pad()),
+            "src_lengths": torch.tensor([len(row) for row in part]),
+        }
+        for part in _cut(((len(row), row) for row in rows), tokens)
+    ]
 
 
 def far_of(batches: Sequence[Inputs], near: int) -> Sequence[Inputs]:
     """Those with a text of more tokens than are near, or all: in the others, a router learns
     nothing."""
     sides = ("src_tokens", "prev_output_tokens")
-    lengths = [max(b[side].size(1) for side in sides if side in b) for b in batches]
-    far = [b for b, length in zip(batches, lengths, strict=True) if length > near]
+    far = [b for b in batches if max(b[side].size(1) for side in sides if side in b) > near]
     return far or batches
 
 
-def _batches_of_pairs(loaded: Loaded, files: Sequence[Path], tokens: int) -> list[Inputs]:
+def _of_pairs(loaded: Loaded, files: Sequence[Path], tokens: int) -> list[Inputs]:
     """Lines of a source and of a target, as they were written."""
     task, given = loaded.task, " ".join(map(str, files))
     if len(files) != 2:
@@ -121,16 +116,15 @@ def _batches_of_pairs(loaded: Loaded, files: Sequence[Path], tokens: int) -> lis
     rows: list[list[Tensor]] = []
     for file, language, dictionary in zip(files, languages, dictionaries, strict=True):
         try:
-            with open(file, encoding="utf-8") as opened:
-                lines = [text.encode(line.rstrip("\n"), language) for line in opened]
+            lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:
             raise bad_option("--text", file, "UTF-8 text", str(error)) from None
-        encoded = (dictionary.encode_line(line, add_if_not_exist=False) for line in lines)
-        rows.append([row.long() for row in encoded])
+        encoded = (text.encode(line, language) for line in lines)
+        rows.append([dictionary.encode_line(e, add_if_not_exist=False).long() for e in encoded])
     (source, target), most = rows, loaded.model.max_positions()
-    if len(source) != len(target) or not source:
+    if len(source) != len(target):
         problem = f"{len(source)} and {len(target)} lines"
-        raise bad_option("--text", given, "as many lines in both, 1 or more", problem)
+        raise bad_option("--text", given, "as many lines in both", problem)
     sizes = [[len(row) for row in side] for side in rows]
     lengths = enumerate(zip(*sizes, strict=True))
     fitting = [i for i, (s, t) in lengths if s <= most[0] and t <= most[1]]
@@ -149,7 +143,7 @@ def _collated(dataset: FairseqDataset, order: Sequence[int], tokens: int) -> lis
     return [dataset.collater([dataset[i] for i in part])["net_input"] for part in parts]
 
 
-def _cut(rows: Iterator[tuple[int, Any]], tokens: int) -> Iterator[list[Any]]:
+def _cut(rows: Iterable[tuple[int, Any]], tokens: int) -> Iterator[list[Any]]:
     """Rows in batches of few tokens; the first ones, until there are so many tokens in all."""
     batch: list[Any] = []
     longest = total = 0
