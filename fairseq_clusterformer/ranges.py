@@ -34,17 +34,15 @@ class Range:
             return value is not None and value not in self.choices
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
-        if not self._within(value) or (self.whole and value % 1 != 0):
-            return True
-        return abs(value) > LARGEST if isinstance(value, int) else not math.isfinite(value)
-
-    def _within(self, value: float) -> bool:
-        return (
+        within = (
             (self.at_least is None or value >= self.at_least)
             and (self.at_most is None or value <= self.at_most)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
         )
+        if not within or (self.whole and value % 1 != 0):
+            return True
+        return abs(value) > LARGEST if isinstance(value, int) else not math.isfinite(value)
 
     def allowed(self, value: Any = None) -> str:
         """What is in it, for people; of whole numbers the largest only if `value` is larger."""

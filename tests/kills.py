@@ -90,7 +90,7 @@ def kill(line: str, kills: int, inputs: Path, folder: Path) -> list[str]:
     def begun() -> list[str]:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
-        return make_words(line, inputs, place, random.Random(1))[0]
+        return make_words(line, inputs, place, random.Random(1))
 
     words = begun()
     status, changes, seconds, said = forked(words, place)

@@ -300,10 +300,3 @@ def test_a_failed_run_leaves_nothing_but_downloads_and_parts(dest, tmp_path, err
     kept.rename(left.parents[1])  # as after a kill at the very end
     assert make_folder(dest, RECIPE, build) is None
     assert names(tmp_path) == ["dest"]
-
-
-def test_a_source_that_changes_meanwhile(dest, tmp_path):
-    sizes = iter([1, 2])
-    with pytest.raises(UserError, match="a source has changed meanwhile; allowed: run it again"):
-        make_folder(dest, lambda: {"size": next(sizes)}, build)
-    assert not list(tmp_path.iterdir())

@@ -11,7 +11,6 @@ from omegaconf.errors import OmegaConfBaseException
 from torch.multiprocessing import ProcessRaisedException
 
 from .checks import what_hydra_refuses
-from .saving import what_is_saved
 
 #: what fairseq refuses, where it names an option
 _REFUSALS = {AssertionError, Exception, NotImplementedError, RuntimeError}
@@ -45,7 +44,7 @@ def report_in_one_line() -> None:
         if issubclass(kind, KeyboardInterrupt):
             if os.environ.get("RANK", "0") != "0":  # torchrun's first process says it
                 return
-            line = f"{command.stem}: interrupted{what_is_saved()}"
+            line = f"{command.stem}: interrupted"
         if line is None:
             before(kind, error, trace)
         else:

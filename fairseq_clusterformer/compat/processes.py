@@ -67,29 +67,28 @@ def check_configurations() -> None:
                 distributed_utils.distributed_init(cfg)
 
 
+def _on_cpus(cfg) -> bool:
+    return not cfg.common.tpu and (cfg.common.cpu or not torch.cuda.is_available())
+
+
 def _check(cfg) -> None:
     """Check a training. Give a job of hydra's its own folder, and nothing of the one before."""
     check_names(cfg)
     check_training(cfg)
-    saving.now["cfg"] = cfg.checkpoint
     if not HydraConfig.initialized():
         return
     for state in (vars(checkpoint_utils.save_checkpoint), saving.stopping()):
         state.pop("best", None)
     hydra = HydraConfig.get()
     folder = Path(cfg.checkpoint.save_dir).absolute()
-    if hydra.mode == RunMode.MULTIRUN and folder == Path(hydra.runtime.cwd, hydra.sweep.dir):
+    if hydra.mode != RunMode.MULTIRUN:
+        return
+    if folder == Path(hydra.runtime.cwd, hydra.sweep.dir):
         cfg.checkpoint.save_dir = hydra.runtime.output_dir
-    elif (
-        hydra.mode == RunMode.MULTIRUN and _jobs.setdefault(folder, hydra.job.num) != hydra.job.num
-    ):
+    elif _jobs.setdefault(folder, hydra.job.num) != hydra.job.num:
         problem = f"job {_jobs[folder]} of this sweep saves there"
         allowed = "hydra.sweep.dir='${checkpoint.save_dir}', so that each job has a folder in it"
         raise refused("checkpoint.save_dir", cfg.checkpoint.save_dir, allowed, problem)
-
-
-def _on_cpus(cfg) -> bool:
-    return not cfg.common.tpu and (cfg.common.cpu or not torch.cuda.is_available())
 
 
 def _join(cfg) -> None:

@@ -12,6 +12,7 @@ from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
+from filelock import BaseFileLock
 
 from fairseq_clusterformer.errors import UserError, first_line, refused
 from fairseq_clusterformer.outputs import hold
@@ -22,8 +23,6 @@ from .wrapping import mends
 logger = logging.getLogger(__name__)
 
 LOCK = ".training"
-#: where the training saves that this process, or others for it, have begun, as "cfg"
-now: dict[str, CheckpointConfig] = {}
 
 
 @mends(PathManager, "copy")
@@ -42,7 +41,6 @@ def load_checkpoint(load, cfg: CheckpointConfig, trainer: Trainer, **kwargs):
     """Refuses a folder where another training saves, and leaves one that is finished."""
     if trainer.is_data_parallel_master and not cfg.no_save:
         _lock(Path(cfg.save_dir), trainer)
-    now["cfg"] = cfg
     own = (last := _last(cfg)).is_file()
     if last.is_dir() and not cfg.no_save:
         raise refused("--save-dir", cfg.save_dir, "one without it", f"{last} is a folder")
@@ -81,16 +79,6 @@ def stopping() -> dict:
     return next((vars(function) for function in functions if function), {})
 
 
-def what_is_saved() -> str:
-    """For the line that says that a training was interrupted."""
-    cfg = now.get("cfg")
-    if cfg is None or cfg.no_save:
-        return ""
-    if (last := _last(cfg)).is_file():
-        return f"; the same command goes on from {last}"
-    return f"; {cfg.save_dir} has no checkpoint_last.pt yet"
-
-
 def _last(cfg: CheckpointConfig) -> Path:
     """The checkpoint that a training goes on from, or would."""
     suffix, name = cfg.checkpoint_suffix or "", CheckpointConfig.restore_file
@@ -120,12 +108,11 @@ def _lock(folder: Path, trainer: Trainer) -> None:
         lock = hold(folder / LOCK, "--save-dir", folder, what="training", **how)
     except UserError as error:
         raise ValueError(str(error)) from None
-    owner = os.getpid()
+    weakref.finalize(trainer, _let_go, lock, folder / LOCK, os.getpid())
 
-    def let_go() -> None:
-        if os.getpid() == owner:
-            if lock.lock_counter == 1:
-                (folder / LOCK).unlink(missing_ok=True)
-            lock.release()
 
-    weakref.finalize(trainer, let_go)
+def _let_go(lock: BaseFileLock, path: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        if lock.lock_counter == 1:
+            path.unlink(missing_ok=True)
+        lock.release()

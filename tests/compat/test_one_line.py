@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from fairseq.dataclass.initialize import hydra_init
-from fairseq.trainer import Trainer
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import run_and_report
 from hydra.core.utils import JobReturn, JobStatus
@@ -17,7 +16,7 @@ from torch.multiprocessing import ProcessRaisedException
 
 from fairseq_clusterformer.compat import one_line
 from fairseq_clusterformer.outputs import hold
-from tests.cli.in_process import CLUSTERFORMER, train
+from tests.cli.in_process import CLUSTERFORMER
 from tests.conftest import REPO_ROOT
 from tests.forked import Forked
 
@@ -84,33 +83,14 @@ def test_what_hydra_reads(given, said, hook, tmp_path, capsys):
     assert said in line
 
 
-@pytest.mark.parametrize(
-    ("saving", "said"),
-    [
-        ("--save-interval-updates 2", "the same command goes on from {}/checkpoint_last.pt"),
-        ("", "{} has no checkpoint_last.pt yet"),
-    ],
-)
-def test_ctrl_c(saving, said, hook, byte_data, tmp_path, monkeypatch, capsys):
-    step = Trainer.train_step
-
-    def train_step(trainer: Trainer, *args):
-        if trainer.get_num_updates() == 3:
-            raise KeyboardInterrupt
-        return step(trainer, *args)
-
-    monkeypatch.setattr(Trainer, "train_step", train_step)
-    with pytest.raises(KeyboardInterrupt) as caught:
-        train(byte_data, f"{CLUSTERFORMER} {saving}", tmp_path)
-    capsys.readouterr()
-    hook(caught.value)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"fairseq-train: interrupted; {said.format(tmp_path)}")
+def test_ctrl_c(hook, capsys):
+    hook(KeyboardInterrupt())
+    assert capsys.readouterr().err == "fairseq-train: interrupted\n"
 
 
 @pytest.mark.whole  # on a busy machine the processes may not end in time to say what is saved
 def test_ctrl_c_in_several_processes(byte_data, tmp_path):
-    """A terminal sends it to all of them. The folder is free again."""
+    """A terminal sends it to all of them. The folder is free again, with its checkpoint."""
     line = CLUSTERFORMER.replace("world-size 1", "world-size 2").replace("-update 6", "-update 0")
     last, printed = tmp_path / "saved" / "checkpoint_last.pt", tmp_path / "printed"
     words = [str(Path(sys.executable).with_name("fairseq-train")), str(byte_data), *line.split()]
@@ -124,7 +104,6 @@ def test_ctrl_c_in_several_processes(byte_data, tmp_path):
         time.sleep(0.05)
     os.killpg(command.pid, signal.SIGINT)
     assert command.wait(120) != 0
-    said = f"\nfairseq-train: interrupted; the same command goes on from {last}\n"
-    assert said in printed.read_text()
+    assert "\nfairseq-train: interrupted\n" in printed.read_text()
     assert "Traceback" not in printed.read_text()
     hold(last.parent / ".training", "--save-dir", last).release()
