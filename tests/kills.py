@@ -1,15 +1,11 @@
-"""Kills commands at random moments and gives each again: it must end right, with the same files as
-a run that nobody killed.
-
-Half of the kills come at a random time, the others at a random change of a file or folder.
-"""
+"""Kills commands at random changes of a file or folder and gives each again: it must end right,
+with the same files as a run that nobody killed."""
 
 import os
 import random
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,12 +28,10 @@ VOLATILE = (JOURNAL, LOCK, ".safetensors-index", "train.log")
 CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink"}
 
 
-def forked(
-    words: Sequence[str], place: Path, *, change: int = 0, after: float = 0
-) -> tuple[int, int, float, str]:
-    """Run a command in a child; kill it and its children at a change of a file or a time. Returns
-    its status (negative: a signal), its changes of files, its seconds, and what it printed."""
-    count, printed, start = place / "count", place / "printed", time.monotonic()
+def forked(words: Sequence[str], place: Path, change: int = 0) -> tuple[int, int, str]:
+    """Run a command in a child; kill it and its children at a change of a file. Returns its status
+    (negative: a signal), its changes of files, and what it printed."""
+    count, printed = place / "count", place / "printed"
     printed.touch()  # by now: the child may be killed before it prints
 
     def work() -> int | None:
@@ -58,16 +52,8 @@ def forked(
         finally:
             count.write_text(str(seen))
 
-    process = begin(work, place)
-    if after:
-        time.sleep(after)
-        try:
-            os.killpg(process, signal.SIGKILL)
-        except ProcessLookupError:  # not yet a group of its own
-            os.kill(process, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    seen = int(count.read_text()) if status >= 0 else 0
-    return status, seen, time.monotonic() - start, printed.read_text()
+    status = os.waitstatus_to_exitcode(os.waitpid(begin(work, place), 0)[1])
+    return status, int(count.read_text()) if status >= 0 else 0, printed.read_text()
 
 
 def files_of(place: Path) -> dict[Path, object]:
@@ -81,30 +67,22 @@ def files_of(place: Path) -> dict[Path, object]:
     return found
 
 
-def kill(line: str, kills: int, inputs: Path, folder: Path) -> list[str]:
-    """Kill a command so many times, by turns at a change and at a time, each followed by the same
-    command; return what went wrong, a line each."""
-    draw, wrong = random.Random(line), []
-    place = folder / "run"  # always the same, since some outputs hold it
-
-    def begun() -> list[str]:
+def kill(line: str, kills: int, inputs: Path, place: Path) -> list[str]:
+    """Kill a command so many times, each followed by the same command; return what went wrong, a
+    line each. The folder is always the same, since some outputs hold it."""
+    draw, wrong, changes = random.Random(line), [], 0
+    for number in range(kills + 1):
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
-        return make_words(line, inputs, place, random.Random(1))
-
-    words = begun()
-    status, changes, seconds, said = forked(words, place)
-    expected = files_of(place)
-    for number in range(-1, kills):
-        how: dict = {"after": draw.uniform(0, seconds)}
-        if number % 2:
-            how = {"change": draw.randint(1, changes)}
-        if number >= 0:  # else the whole command is given again
-            words = begun()
-            forked(words, place, **how)
-        again, *_, said = forked(words, place)
+        words = make_words(line, inputs, place, random.Random(1))
+        change = draw.randint(1, changes) if number else 0
+        status, seen, said = forked(words, place, change)
+        if not number:  # the whole command, which is given again as well
+            changes, expected = seen, files_of(place)
+            wrong += [f"{line}: {status}, {said[-400:]}"] * bool(status)
+        again, _, said = forked(words, place)
         found = files_of(place)
         differ = [key for key in {*found, *expected} if found.get(key) != expected.get(key)]
-        if status or again or differ:
-            wrong.append(f"{line}, killed {number} at {how}: {again}, {differ}; {said[-400:]}")
+        if again or differ:
+            wrong.append(f"{line}, killed at change {change}: {again}, {differ}; {said[-400:]}")
     return wrong

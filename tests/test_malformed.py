@@ -39,4 +39,4 @@ QUICK = [line for line in kills.COMMANDS if line.startswith(("prepare lm", "aver
 
 @pytest.mark.parametrize("line", sampled(kills.COMMANDS, QUICK))
 def test_a_killed_command_given_again_ends_right(line, inputs, tmp_path):
-    assert kills.kill(line, 2, inputs, tmp_path) == []
+    assert kills.kill(line, 2, inputs, tmp_path / "run") == []
