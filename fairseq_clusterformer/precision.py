@@ -28,12 +28,8 @@ def is_exact(x: Tensor) -> bool:
 
 class full_float32:  # noqa: N801  a context manager, as torch.no_grad
     """Context, or decorator, in which products of float32 matrices are computed in float32 even
-    where TF32 or bfloat16 is allowed, and autocast is off.
-
-    Contexts may be nested, and several threads be in one: the last to leave restores what was. A
-    compiled graph cannot hold the setting: where products are reduced, it breaks at the context,
-    or leaves out the function.
-    """
+    where TF32 or bfloat16 is allowed, and autocast is off. The last to leave, of all threads,
+    restores what was. A compiled graph cannot hold the setting, and breaks where it is needed."""
 
     def __enter__(self) -> None:
         self._within = ExitStack()
@@ -116,7 +112,7 @@ class _Full:
             except RuntimeError:  # set by the newer one
                 older = None
             self.kept = older, products
-            self._set("ieee", "ieee")
+            self._set(["ieee"] * len(products))
 
     def leave(self) -> None:
         with self.lock:
@@ -126,10 +122,10 @@ class _Full:
             older, products = self.kept
             if older is not None:
                 torch.set_float32_matmul_precision(older)
-            self._set(*products)
+            self._set(products)
             self.kept = None
 
-    def _set(self, *products: str) -> None:
+    def _set(self, products: list[str]) -> None:
         for of_device, precision in zip(_PRODUCTS.values(), products, strict=True):
             of_device.fp32_precision = precision
 

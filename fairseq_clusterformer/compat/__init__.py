@@ -109,8 +109,7 @@ def keep_colons(split, paths: str, separator: str = os.pathsep) -> list[str]:
 
 @mends(utils, "import_user_module")
 def know_user_dir(load, args):
-    """Lets ``--user-dir`` name this package, which is here, however it is spelled. fairseq calls
-    it "not globally unique" unless the path is exactly the one that Python found."""
+    """Lets ``--user-dir`` name this package, which is here, however it is spelled."""
     package, given = Path(__file__).parents[1], Path(getattr(args, "user_dir", None) or ".")
     # fairseq looks for a name beside itself
     if given != Path(package.name) and given.resolve() != package.resolve():
@@ -119,9 +118,8 @@ def know_user_dir(load, args):
 
 @mends(options, "parse_args_and_arch")
 def show_help_of_models(parse, parser, input_args=None, *args, **kwargs):
-    """Makes ``--help`` of fairseq's programs list the options of the model and the task that the
-    command line names. fairseq prints it before it knows them. Without ``--arch`` fairseq raises
-    an error that says nothing. What has moved is named."""
+    """Makes ``--help`` list the options of the model and the task that the line names, and names
+    a missing ``--arch``, and what has moved."""
     given = sys.argv[1:] if input_args is None else list(input_args)
     check_moved(given, {"arch": ARCH_MODEL_REGISTRY, "task": TASK_REGISTRY})
     rest = [word for word in given if word not in ("-h", "--help")]

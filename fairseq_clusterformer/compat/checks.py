@@ -35,8 +35,7 @@ _PREPARED = {
 
 @mends(tasks, "setup_task")
 def check_numbers(setup, cfg, **kwargs):
-    """Refuses options outside of their range wherever a task is set up, which every program does
-    first. Of a checkpoint, only what its model and its task need is checked."""
+    """Refuses options outside of their range; of a checkpoint, those of its model and task."""
     root = cfg._get_root() if omegaconf.OmegaConf.is_config(cfg) else {"task": cfg}
     check(root, ("task", "model") if kwargs.get("from_checkpoint") else tuple(root))
     if not kwargs.get("from_checkpoint"):
@@ -47,7 +46,10 @@ def check_numbers(setup, cfg, **kwargs):
 def check(root, sections: tuple[str, ...]) -> None:
     """Check the options of some sections. Raises ValueError: one is outside of its range."""
     model = root.get("model")
-    if getattr(model, "base_layers", 0) and _is_ours(model._name):  # which would leave them out
+    name = getattr(model, "_name", "")
+    kind = models.MODEL_REGISTRY.get(models.ARCH_MODEL_NAME_REGISTRY.get(name, name), object)
+    ours = kind.__module__.startswith("fairseq_clusterformer")
+    if ours and getattr(model, "base_layers", 0):  # which it would leave out
         raise refused("--base-layers", model.base_layers, "0 with this model")
     for name in sections:
         section = root.get(name)
@@ -56,15 +58,9 @@ def check(root, sections: tuple[str, ...]) -> None:
                 raise ValueError(problem)
 
 
-def _is_ours(model: str) -> bool:
-    kind = models.MODEL_REGISTRY.get(models.ARCH_MODEL_NAME_REGISTRY.get(model, model), object)
-    return kind.__module__.startswith("fairseq_clusterformer")
-
-
 def check_data(task) -> None:
-    """Check the folders of a task of fairseq's; others do so where they read the dictionary.
-    Raises ValueError: one is missing, or the first has no dictionary. UserError: see
-    `check_no_pipes`."""
+    """Check the folders of a task of fairseq's; ours do so where they read the dictionary. Raises
+    ValueError or UserError: one is missing, has pipes, or is the first and has no dictionary."""
     made_by, data = _PREPARED.get(getattr(task, "_name", None)), getattr(task, "data", None)
     shards = [Path(shard) for shard in utils.split_paths(data)] if isinstance(data, str) else []
     for shard in shards:
@@ -93,8 +89,7 @@ def check_training(cfg) -> None:
 
 
 def _check_optimizer(cfg) -> None:
-    """Refuse what fairseq's optimizers and schedules end in a traceback for: build them for one
-    number, and update it."""
+    """Build the optimizer and the schedule for one number, and update it."""
     section, option = copy.deepcopy(cfg.optimizer), "--optimizer"
     (weight := torch.nn.Parameter(torch.zeros(1))).grad = torch.zeros(1)
     if getattr(section, "_name", "composite") == "composite":  # which has parts by name
@@ -198,8 +193,7 @@ def value_of(text: str) -> object:
 
 
 def read_options_as_values() -> None:
-    """Lets the options of a checkpoint, or of a stranger's bundle, run no code: fairseq evaluates
-    some of them."""
+    """Lets the options of a stranger's checkpoint run no code: fairseq evaluates some."""
     for name, module in list(sys.modules.items()):
         if name.startswith("fairseq."):
             module.eval = value_of

@@ -45,8 +45,7 @@ def shuffle_after_curriculum(iterate, self, epoch, shuffle, *args, **kwargs):
 
 @mends(distributed_utils, "all_gather_list")
 def gather_without_cuda(gather, data, group=None, max_size=16384):
-    """Lets workers exchange what cannot be summed, such as ranked pairs, without a GPU, which
-    fairseq's own function needs."""
+    """Lets workers without GPUs exchange what cannot be summed, such as ranked pairs."""
     group = group or distributed_utils.get_global_group()
     if dist.get_backend(group) != "gloo":
         return gather(data, group, max_size)
@@ -81,8 +80,7 @@ class NamedError(UserError, ValueError):
 
 @mends(IndexedCachedDataset, "__getitem__")
 def read_what_is_not_kept(item_of, self, index):
-    """Lets data of ``--dataset-impl lazy`` and ``cached`` be read where nothing was kept of it in
-    memory: fairseq has stopped to do so, and takes lazy data for cached."""
+    """Lets data of ``--dataset-impl lazy`` and ``cached`` be read that are not in memory."""
     kept = index in self.cache_index
     return item_of(self, index) if kept else IndexedDataset.__getitem__(self, index)
 
@@ -97,7 +95,6 @@ def end_quietly(end, self):
 
 @mends(indexed_dataset, "make_dataset")
 def know_the_dictionary(make, path, impl, fix_lua_indexing=False, dictionary=None):
-    """See `check_tokens`."""
     data = make(path, impl, fix_lua_indexing, dictionary)
     if isinstance(data, MMapIndexedDataset) and dictionary is not None:
         check_tokens(data, len(dictionary))
@@ -105,8 +102,7 @@ def know_the_dictionary(make, path, impl, fix_lua_indexing=False, dictionary=Non
 
 
 def check_tokens(data: MMapIndexedDataset, most: int) -> None:
-    """Raises NamedError: a token beyond the dictionary, which would be a row that no embedding
-    has."""
+    """Raises NamedError: a token beyond the dictionary, for which no embedding has a row."""
     tokens = np.frombuffer(data._bin_buffer, dtype=data._index.dtype)
     if len(tokens) and not tokens.max() < most:
         raise _damaged(f"{data._path}.bin", f"token {tokens.max()} of a dictionary of {most}")
@@ -119,8 +115,13 @@ def name_damaged_data(read, self, path, *args, **kwargs):
     """Lets one line name a dictionary or an indexed file that cannot be read."""
     try:
         result = read(self, path, *args, **kwargs)
-        if isinstance(self, MMapIndexedDataset):
-            _check_whole(self, path)
+        if isinstance(self, MMapIndexedDataset):  # are the index's items those of the data?
+            index, there = self._index, os.path.getsize(f"{path}.bin")
+            sizes = index._sizes.astype(np.int64) * index._dtype().itemsize
+            ends = np.cumsum(sizes)
+            whole = (sizes >= 0).all() and (index._pointers + sizes == ends).all()
+            if len(sizes) and (not whole or ends[-1] != there):
+                raise ValueError(f"the index wants {ends[-1]:,} bytes of data, not {there:,}")
         return result
     except FileNotFoundError:
         raise
@@ -133,13 +134,3 @@ def name_damaged_data(read, self, path, *args, **kwargs):
 
 def _damaged(files: str, problem: str) -> NamedError:
     return NamedError(f"{files}: damaged ({problem}); allowed: a file as it was prepared")
-
-
-def _check_whole(data: MMapIndexedDataset, path: str) -> None:
-    """Raises ValueError: an index whose items are not those of the file of data."""
-    size, there = data._index.dtype().itemsize, os.path.getsize(f"{path}.bin")
-    sizes, places = data._index._sizes, data._index._pointers
-    ends = np.cumsum(sizes, dtype=np.int64) * size
-    whole = (sizes >= 0).all() and (places + sizes.astype(np.int64) * size == ends).all()
-    if len(sizes) and (not whole or ends[-1] != there):
-        raise ValueError(f"the index wants {ends[-1]:,} bytes of data, and there are {there:,}")

@@ -35,7 +35,7 @@ _jobs: dict[Path, int] = {}
 @mends(distributed_utils, "call_main")
 def call_main(call, cfg, main, **kwargs):
     """Lets torchrun, and on CPUs ``--distributed-world-size``, start processes that train one
-    model. fairseq counts GPUs: with none, or one a machine, each process trained its own."""
+    model: fairseq counts GPUs."""
     if Path(main.__code__.co_filename).name == "train.py":
         _check(cfg)
     if cfg.common.bf16 and utils.xm is None:

@@ -40,7 +40,6 @@ def load_checkpoint_to_cpu(load, path, *args, **kwargs):
 
 @mends(FairseqOptimizer, "load_state_dict")
 def load_optimizer(load, self, state_dict, optimizer_overrides=None):
-    """Notes that its first step shows whether it can go on with these numbers."""
     for numbers in state_dict["state"].values():
         if not all(n.isfinite().all() for n in numbers.values() if torch.is_tensor(n)):
             raise DamagedError("its optimizer's numbers are not finite")
@@ -71,8 +70,8 @@ def load_metrics(load, state_dict):
 
 
 def why_no_checkpoint(error: BaseException) -> str:
-    """What is wrong with a file, by the error that ``torch.load`` ended in. Of a file that is no
-    checkpoint, pickle says a bare number, or what a byte of it would mean."""
+    """What is wrong with a file, by the error that ``torch.load`` ended in: of a file that is no
+    checkpoint, pickle says what a byte of it would mean."""
     if isinstance(error, DamagedError):
         return str(error)
     if isinstance(error.__cause__, UNREADABLE):  # said already, with the file's name
@@ -86,8 +85,7 @@ def why_no_checkpoint(error: BaseException) -> str:
 
 
 def check_state(state: object) -> None:
-    """Raises DamagedError: no model of real numbers, stored whole, or no history of updates, where
-    there are some. What else a model has, such as a bank of K-Means, is no tensor."""
+    """Raises DamagedError: no model of real numbers, stored whole, or no history of updates."""
     if not isinstance(state, Mapping) or "model" not in state:
         raise DamagedError("it holds no model")
     for name in ("model", "task_state", "extra_state"):

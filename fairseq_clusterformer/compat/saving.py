@@ -73,7 +73,7 @@ def save_checkpoint(save, self: Trainer, filename: str, extra_state: dict):
 
 
 def stopping() -> dict:
-    """What fairseq counts to stop early, which it keeps as attributes of a function."""
+    """What fairseq counts to stop early, as attributes of a function."""
     places = sys.modules["__main__"], sys.modules.get("fairseq_cli.train")
     functions = (vars(module).get("should_stop_early") for module in places if module)
     return next((vars(function) for function in functions if function), {})

@@ -17,10 +17,8 @@ _UNROUNDED = "unrounded_weights"
 
 @mends(EMA, "__init__")
 def keep_what_is_no_mean(init, self, model, config, device=None, skip_keys=None):
-    """Lets ``--store-ema`` average models that have more than weights: see `_averaged`. It takes
-    the newest of others. fairseq multiplies every tensor by the decay: an error for whole numbers
-    and truth values, and not a number for a logarithm of 0 where ``--ema-start-update`` makes the
-    decay 0."""
+    """Lets ``--store-ema`` take the newest of what has no mean. fairseq multiplies every tensor
+    by the decay: an error for whole numbers, and not a number for the logarithm of 0 times 0."""
     newest = model.state_dict().keys() - _averaged(model)
     init(self, model, config, device, {*(skip_keys or ()), *newest})
 
@@ -34,8 +32,7 @@ def average_tensors_alone(build, self, state_dict=None):
 
 @mends(EMA, "restore")
 def keep_versions(restore, self, state_dict, build_fp32_params=False):
-    """Keeps a decoder's ``version`` in its average. Without one, fairseq takes the last layer norm
-    for that of an older decoder, and drops it."""
+    """Keeps a decoder's ``version``, without which fairseq drops its last layer norm."""
     versions = {n: t for n, t in self.model.state_dict().items() if "version" in n}
     restore(self, {**versions, **state_dict}, build_fp32_params)
 
@@ -53,8 +50,8 @@ def _averaged(model: nn.Module) -> set[str]:
 
 @mends(Trainer, "valid_step")
 def validate_the_average(valid_step, self, sample, raise_oom=False):
-    """Lets ``--store-ema`` validate the average, which is what will be used, instead of the newest
-    weights: ``checkpoint_best.pt`` is then the one whose average is best."""
+    """Lets ``--store-ema`` validate the average, which is what will be used: of
+    ``checkpoint_best.pt`` the average is best."""
     if self._ema is None:  # also before the first update
         return valid_step(self, sample, raise_oom)
     with _exchanged(self.get_model(), self.ema.get_model()):
@@ -82,8 +79,7 @@ def _exchanged(model: nn.Module, average: nn.Module) -> Iterator[None]:
 
 @mends(_FP16OptimizerMixin, "state_dict")
 def save_unrounded(state_of, self):
-    """Lets ``--bf16`` and ``--fp16`` resume to the bit: a checkpoint has the weights that are
-    updated, in float32. fairseq saves what they are rounded to."""
+    """Lets ``--bf16`` and ``--fp16`` resume to the bit: fairseq saves rounded weights alone."""
     return {**state_of(self), _UNROUNDED: [weights.detach() for weights in _unrounded(self)]}
 
 
@@ -116,8 +112,8 @@ def announce_epochs(begin, self, epoch: int):
 
 @mends(checkpoint_utils, "save_checkpoint")
 def announce_saving(save, cfg, trainer, *args, **kwargs):
-    """Calls ``consolidate`` of a model's modules before the first worker writes a checkpoint: here
-    the others can send it what they have."""
+    """Calls ``consolidate`` of a model's modules, in which workers send what they have to the
+    first, before it writes a checkpoint."""
     if not cfg.no_save:
         for module in trainer.get_model().modules():
             if hasattr(module, "consolidate"):
