@@ -85,7 +85,7 @@ def prepare(
                 "classes": corpus.classes,
                 "tokenised": corpus.tokenised,
                 **_write_folder(
-                    corpus, dealt, work / "texts", out / folder, model, vocabulary_size
+                    corpus, examples, dealt, work / "texts", out / folder, model, vocabulary_size
                 ),
                 "parts": counts,
                 **options_and_sources,
@@ -150,8 +150,8 @@ def _tokenise(
 
 def _deal(
     corpus: LabelledCorpus, examples: list[_Example], shares: dict[str, float], seed: int
-) -> dict[str, dict[str, list[_Example]]]:
-    """The examples of each split, for each folder to make."""
+) -> dict[str, list[str]]:
+    """The split of each example, for each folder to make."""
     undivided = "all" if "all" in corpus.files else "train"
     own = [example for example in examples if example.part == undivided]
     places = _places([example.label for example in own], seed)
@@ -159,7 +159,7 @@ def _deal(
         of_turn = ["test", "valid", *["train"] * (corpus.folds - 2)]  # after the tested fold
         fold = [int(corpus.folds * place) for place in places]
         return {
-            f"fold{k}": _grouped([of_turn[(each - k) % corpus.folds] for each in fold], own)
+            f"fold{k}": [of_turn[(each - k) % corpus.folds] for each in fold]
             for k in range(corpus.folds)
         }
     ends, end = {}, 0.0
@@ -171,19 +171,12 @@ def _deal(
         first = {}
         places = [first.setdefault(e.texts, at) for e, at in zip(own, places, strict=True)]
     of_own = (next((s for s, end in ends.items() if place < end), "train") for place in places)
-    splits = [next(of_own) if each.part == undivided else each.part for each in examples]
-    if missing := [split for split in (*ends, "train") if split not in splits]:
+    dealt = [next(of_own) if each.part == undivided else each.part for each in examples]
+    if missing := [split for split in (*ends, "train") if split not in dealt]:
         problem = f"{len(own):,} examples are too few to draw {missing[0]} from"
         allowed = "more examples, a larger share, or files of each split"
         raise wrong(corpus.files[undivided][0], problem, allowed)
-    return {"": _grouped(splits, examples)}
-
-
-def _grouped(splits: list[str], examples: list[_Example]) -> dict[str, list[_Example]]:
-    found = defaultdict(list)
-    for split, example in zip(splits, examples, strict=True):
-        found[split].append(example)
-    return found
+    return {"": dealt}
 
 
 def _places(labels: Sequence[str], seed: int) -> list[float]:
@@ -201,7 +194,8 @@ def _places(labels: Sequence[str], seed: int) -> list[float]:
 
 def _write_folder(
     corpus: LabelledCorpus,
-    dealt: dict[str, list[_Example]],
+    examples: list[_Example],
+    dealt: list[str],
     texts: Path,
     out: Path,
     model: "Subwords | None",
@@ -217,20 +211,21 @@ def _write_folder(
 
     shutil.rmtree(texts, ignore_errors=True)
     texts.mkdir()
-    facts, known = {}, {example.texts for example in dealt["train"]}
-    inputs = [f"input{i}" for i in range(corpus.inputs)]
+    facts, known, inputs = {}, set(), [f"input{i}" for i in range(corpus.inputs)]
     for split in filter(dealt.__contains__, SPLITS):  # a user's own data may have no test set
-        _, labels, groups, columns = zip(*dealt[split], strict=True)
+        own = [each for each, of in zip(examples, dealt, strict=True) if of == split]
+        _, labels, groups, columns = zip(*own, strict=True)
         count = Counter(labels)
         classes = {name: count[name] for name in corpus.classes}
-        facts[split] = {"examples": len(labels), "classes": classes}
-        if split != "train":
+        facts[split] = {"examples": len(own), "classes": classes}
+        if split == "train":
+            known.update(columns)
+        else:
             facts[split]["also in train"] = sum(each in known for each in columns)
         columns = (labels, groups, *zip(*columns, strict=True))
         for name, cells in zip(("label", "group", *inputs), columns, strict=True):
             lines = "".join(f"{cell}\n" for cell in cells)
             (texts / f"{split}.{name}").write_text(lines, encoding="utf-8")
-
     if model is not None:
         dictionary = binarize.symbol_dictionary(model.symbols)
     else:

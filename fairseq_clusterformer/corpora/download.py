@@ -44,13 +44,18 @@ def obtain(archives: Sequence[Archive], source: Path | None, work: Path) -> dict
         for name, published in archive.members.items():
             globs = (source.glob(each) for each in (name, f"*/{name}")) if source else ()
             places = [path for found in globs for path in sorted(found)]
-            if places or packed.is_file():
-                paths[name] = places[0] if places else _unpack(packed, name, work)
-            else:
+            if not places and not packed.is_file():
                 problem = f"holds no {name}" if source.is_dir() else "no such folder"
                 names = dict.fromkeys((", ".join(archive.members), archive.name))
                 allowed = f"a folder that holds {' or '.join(names)}"
                 raise bad_option("--source", source, allowed, problem)
+            paths[name] = places[0] if places else packed
+            if paths[name].name != name:
+                found = members(packed, lambda found, name=name: Path(found).name == name)
+                if (content := next(found, (name, None))[1]) is None:
+                    raise UserError(f"{packed} holds no {name}")
+                paths[name] = work / name
+                paths[name].write_bytes(content)
             _verify(paths[name], published)
     return paths
 
@@ -60,16 +65,6 @@ def _verify(path: Path, published: str | None) -> None:
     if published and (found := digest(path, algorithm)) != expected:
         what = f"has {path.stat().st_size:,} bytes with {algorithm} {found}"
         raise wrong(path, what, f"{algorithm} {expected}")
-
-
-def _unpack(path: Path, name: str, work: Path) -> Path:
-    """Return the file `name` out of the archive `path`, or `path` itself if it is that file."""
-    if path.name == name:
-        return path
-    for _, content in members(path, lambda found: Path(found).name == name):
-        (work / name).write_bytes(content)
-        return work / name
-    raise UserError(f"{path} holds no {name}")
 
 
 def download(archive: Archive, folder: Path) -> Path:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fairseq_clusterformer.errors import bad_option
 
 from . import SPLITS
-from .lines import OPENERS, numbered_lines, read_lines, some, split_of, visible, wrong
+from .lines import PACKED, numbered_lines, read_lines, some, split_of, visible, wrong
 
 
 class LabelledText(NamedTuple):
@@ -47,12 +47,6 @@ class LabelledCorpus:
         return list(dict.fromkeys(self.labels.values()))
 
 
-def short(value: object, most: int = 80) -> str:
-    """Return a value as Python writes it, or the beginning of it."""
-    text = repr(value)
-    return text if len(text) <= most else text[: most - 3] + "..."
-
-
 #: what is between columns, and whether they may be in quotes, as in CSV
 _COLUMNS = {"tsv": ("\t", False), "csv": (",", True), "quoted tsv": ("\t", True)}
 _COLUMNS["lines"] = (" ", False)  # the first blank parts the label and the text
@@ -69,7 +63,7 @@ def _read_rows(path: Path, kind: str, encoding: str) -> Iterator[tuple[str, list
             if isinstance(cells, dict):
                 yield where, cells
             elif line.strip():
-                raise wrong(where, short(line), "a JSON object on each line")
+                raise wrong(where, f"{line!r:.80}", "a JSON object on each line")
         return
     delimiter, quoted = _COLUMNS[kind]
     if not quoted:
@@ -113,13 +107,13 @@ def read_labelled(
                 elif any(cell.strip() for cell in cells):
                     between = f"with {_COLUMNS[kind][0]!r} between"
                     allowed = f"{len(columns)} columns ({some(columns)}) {between}"
-                    raise wrong(where, f"{len(cells)} columns, {short(cells)}", allowed)
+                    raise wrong(where, f"{len(cells)} columns, {cells!r:.80}", allowed)
                 continue
             if kind != "jsonl":
                 cells = dict(zip(columns, cells, strict=True))
             name, *found = (cells.get(name) for name in (label, *texts))
             if not isinstance(name, str | int) or not all(isinstance(text, str) for text in found):
-                raise wrong(where, short(cells), f"text in {some((label, *texts))}")
+                raise wrong(where, f"{cells!r:.80}", f"text in {some((label, *texts))}")
             name = json.dumps(name) if isinstance(name, bool) else str(name)
             try:
                 "".join((name, *found)).encode()
@@ -141,8 +135,6 @@ _TEXTS = (("text", "text2"), ("text1", "text2"), ("text",))
 def own_corpus(
     source: Path,
     *,
-    valid: Path | None = None,
-    test: Path | None = None,
     label: str = "label",
     texts: tuple[str, ...] = (),
     tokenised: bool = False,
@@ -150,7 +142,6 @@ def own_corpus(
     """Return a user's own data set, as ``clusterformer prepare classification text --help`` says.
     Raises UserError if the labels make no sense, as where a text or a header is taken for one."""
     files = _find_parts(source)
-    files |= {part: (path,) for part, path in (("valid", valid), ("test", test)) if path}
     read = partial(_read_own, label=label, texts=texts)
     path, counts, first = files["train"][0], Counter(), None
     for example in read(files["train"]):
@@ -163,10 +154,10 @@ def own_corpus(
     if not path.is_dir() and len(counts) > max(2, counts.total() / 2):
         problem = f"{len(counts):,} labels in {counts.total():,} examples, such as "
         allowed = f"labels that come again, or a folder per label; {remedy}"
-        raise wrong(path, problem + short(first.label), allowed)
+        raise wrong(path, f"{problem}{first.label!r:.80}", allowed)
     is_first = first.where.endswith(" line 1") and _kind(path) in ("tsv", "csv")
     if is_first and counts[first.label] == 1:
-        problem = f"no other line has the label {short(first.label)}"
+        problem = f"no other line has the label {first.label!r:.80}"
         raise wrong(first.where, problem, f"a label that comes again, or a header; {remedy}")
     names = sorted(counts, key=lambda name: (int(name), "") if name.isdecimal() else (0, name))
     how = {"inputs": len(first.texts), "tokenised": tokenised, "apart": True}
@@ -195,7 +186,7 @@ def _find_parts(source: Path) -> dict[str, tuple[Path, ...]]:
 
 def _suffix(path: Path) -> str:
     """Without what says that a file is packed."""
-    return (path.with_suffix("") if path.suffix in OPENERS else path).suffix
+    return (path.with_suffix("") if path.suffix in PACKED else path).suffix
 
 
 def _kind(path: Path) -> str:
@@ -209,7 +200,8 @@ def _read_own(files: Sequence[Path], label: str, texts: tuple[str, ...]) -> Iter
     """Yield the examples of files, or of folders with a folder per label, each label on one
     line."""
     for path in files:
-        for example in _folder(path) if path.is_dir() else _file(path, label, texts):
+        found = _folder(path) if path.is_dir() else _file(path, label, texts)
+        for example in found:
             name = " ".join(example.label.split())
             if not name:
                 raise wrong(example.where, "the label is empty", "a label")
@@ -217,10 +209,9 @@ def _read_own(files: Sequence[Path], label: str, texts: tuple[str, ...]) -> Iter
 
 
 def _folder(path: Path) -> Iterator[LabelledText]:
-    for folder in sorted(path.iterdir()):
-        if folder.is_dir() and not folder.name.startswith("."):
-            for file in visible(folder.rglob("*")):
-                yield LabelledText(folder.name, ("\n".join(read_lines(file)),), str(file))
+    for file in visible(path.glob("[!.]*/**/*")):
+        text = "\n".join(read_lines(file))
+        yield LabelledText(file.relative_to(path).parts[0], (text,), str(file))
 
 
 def _file(path: Path, label: str, texts: tuple[str, ...]) -> Iterator[LabelledText]:

@@ -91,7 +91,6 @@ def prepare_text(
     words: bool = False,
     sentences: bool = False,
     document_separator: str | None = None,
-    split: str | None = None,
     valid_fraction: float = 0.05,
     test_fraction: float = 0.05,
     workers: int | None = None,
@@ -111,19 +110,17 @@ def prepare_text(
     if sentences and by_bytes:
         raise bad_option("--sentences", "given", "together with subwords or --words")
     texts, skipped = find_texts(source)
-    named = split in (None, "files") and split_files(source, texts, needed=split == "files")
-    split_of = {path: name for name in SPLITS for path in named[name]} if named else {}
-    if split is None:
-        # of fewer files, whole ones would be more than a split's fraction
-        few = len(texts) * min(fractions.values()) < 1 and document_separator is None
-        split = "files" if split_of else "contiguous" if few else "documents"
+    split_of = split_files(source, texts)
+    # of fewer files, whole ones would be more than a split's fraction
+    few = len(texts) * min(fractions.values()) < 1 and document_separator is None
+    split = "files" if split_of else "contiguous" if few else "documents"
     if split_of:
         skipped += [path for path in texts if path not in split_of]
         texts = list(split_of)
 
     def build(work: Path, out: Path) -> dict:
         passed = f"; skipped: {some(path.name for path in skipped)}" if skipped else ""
-        print(f"taken: {len(texts)} files, split by --split {split}{passed}")
+        print(f"taken: {len(texts)} files, split by {split}{passed}")
         read = partial(documents, texts, document_separator)
         if split_of:
             parts = ((split_of[path], lines) for path, lines in read())

@@ -10,10 +10,8 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO
 
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.errors import UserError
@@ -30,31 +28,18 @@ def wrong(place: object, problem: object, allowed: str) -> UserError:
     return UserError(f"{place}: {problem}; allowed: {allowed}")
 
 
-@contextmanager
-def _open_zip(file: IO[bytes], _mode: str) -> Iterator[IO[bytes]]:
-    with zipfile.ZipFile(file) as archive:
-        # not folders, nor Tatoeba's _about.txt
-        names = [n for n in archive.namelist() if not (n.endswith("/") or n.startswith("_"))]
-        if len(names) != 1:
-            raise wrong(file.name, f"holds {', '.join(names) or 'nothing'}", "one text file")
-        with archive.open(names[0]) as member:
-            yield member
-
-
 PACKED = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-OPENERS = {**PACKED, ".zip": _open_zip}  # of files that are open
 
 
 def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
-    """Yield the lines of a text file, or of the one in a .gz, .bz2, .xz or .zip, with their ends.
-    Raises UserError if it cannot be read, or has another encoding (None: any bytes)."""
+    """Yield the lines of a text file, plain or as .gz, .bz2 or .xz, with their ends. Raises
+    UserError if it cannot be read, or has another encoding (None: any bytes)."""
     number = 0
     try:
         if path.exists() and not path.is_file():
             raise wrong(path, "it is no plain file", "a file that can be read more than once")
         longest = max(LONGEST, TIMES * path.stat().st_size)
-        unpacked = OPENERS.get(path.suffix, lambda file, _mode: nullcontext(file))
-        with open(path, "rb") as packed, unpacked(packed, "rb") as file:
+        with PACKED.get(path.suffix, open)(path, "rb") as file:
             while line := file.readline(longest + 1):
                 number += 1
                 if len(line) > longest:

@@ -12,8 +12,8 @@ from pathlib import Path
 from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import bad_option
 
-from .download import Archive, checksums, obtain
-from .lines import OPENERS, aligned_lines, key_of, numbered_lines, read_lines, wrong
+from .download import Archive, obtain
+from .lines import PACKED, aligned_lines, key_of, numbered_lines, read_lines, wrong
 
 Pair = tuple[str, str]
 Pairs = Iterator[Pair]
@@ -49,7 +49,7 @@ class ParallelCorpus:
     drawn: tuple[str, ...] = ()  # splits that come out of train, and are cleaned as train is
     #: a pair of train is dropped if a side is in valid or test, which `read` must return before
     disjoint: bool = False
-    facts: Callable[[], dict] = dict  # more for ``prepared.json``, computed anew at each call
+    own: dict[str, Sequence[Path]] = field(default_factory=dict)  # the user's files of each split
 
     # of a known corpus
     about: str = ""  # for the command's help
@@ -80,10 +80,6 @@ def own_pairs(
         given = {split: pairs(split) for split in ("valid", "test", "train")}
         return given | (draw_pairs(partial(pairs, "train"), drawn) if drawn else {})
 
-    def facts() -> dict:
-        sums = {part: checksums(chain.from_iterable(parts)) for part, parts in found.items()}
-        return {"files": sums}
-
     return ParallelCorpus(
         "text",
         TextPipeline(languages, lowercase=lowercase),
@@ -92,7 +88,7 @@ def own_pairs(
         read=read,
         drawn=drawn,
         disjoint=True,
-        facts=facts,
+        own={split: list(chain.from_iterable(parts)) for split, parts in found.items()},
     )
 
 
@@ -101,12 +97,12 @@ def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]
     option means."""
     if given.is_file():
         return [given]
-    ways = [[Path(f"{given}.{language}{end}") for end in ("", *OPENERS)] for language in languages]
+    ways = [[Path(f"{given}.{language}{end}") for end in ("", *PACKED)] for language in languages]
     found = [[path for path in paths if path.is_file()] for paths in ways]
     if [len(paths) for paths in found] != [1, 1]:
         names = " and ".join(path.name for path in chain.from_iterable(found)) or "nothing"
         wanted = " and ".join(f"PREFIX.{language}" for language in languages)
-        allowed = f"a PREFIX with {wanted} (or as .gz, .xz, .bz2, .zip), or a file of two columns"
+        allowed = f"a PREFIX with {wanted} (or as .gz, .xz, .bz2), or a file of two columns"
         raise bad_option(option, given, allowed, f"found {names}")
     return [path for (path,) in found]
 

@@ -10,7 +10,7 @@ import lzma
 import re
 import zlib
 from codecs import BOM_UTF8
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +19,7 @@ from fairseq_clusterformer.data.words import sentences
 from fairseq_clusterformer.errors import UserError, bad_option, no_file
 
 from . import SPLITS
-from .lines import PACKED, raw_lines, some
+from .lines import PACKED, raw_lines, some, wrong
 
 _SPLIT_NAME = re.compile(r"(train|valid|test)(?=[-._0-9]|$)")
 
@@ -82,19 +82,18 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield line if line.endswith(b"\n") else line + b"\n"
 
 
-def split_files(source: Path, texts: Sequence[Path], needed: bool) -> dict[str, list[Path]]:
-    """Return the files of each split, if files or folders right in `source` are named so, as
-    ``train-00.txt.xz`` and ``train/``. Raises UserError if there are some, but not of each; or, if
-    they are `needed`, none."""
-    files = defaultdict(list)
+def split_files(source: Path, texts: Sequence[Path]) -> dict[Path, str]:
+    """Return the split of each file, if files or folders right in `source` are named so, as
+    ``train-00.txt.xz`` and ``train/``. Raises UserError if there are some, but not of each."""
+    files = {}
     for path in texts:
         if path != source and (name := _SPLIT_NAME.match(path.relative_to(source).parts[0])):
-            files[name[1]].append(path)
-    missing = [split for split in SPLITS if split not in files]
-    if missing and (files or needed):
-        allowed = "all three (as train-00.txt.xz, valid.txt, test.txt), or --split documents or "
+            files[path] = name[1]
+    missing = [split for split in SPLITS if split not in files.values()]
+    if files and missing:
         problem = f"no file is named {' or '.join(missing)}"
-        raise bad_option("SOURCE", source, allowed + "--split contiguous", problem)
+        allowed = "files of all three (as train-00.txt.xz, valid.txt, test.txt), or other names"
+        raise bad_option("SOURCE", source, allowed, problem)
     return files
 
 
@@ -112,9 +111,8 @@ def by_document(read: Callable[[], Documents], fractions: dict[str, float]) -> S
         digests.append(digest.digest())
         sizes[digests[-1]] += size
     if len(sizes) < len(SPLITS):
-        allowed = "3 different documents or more; or give a --document-separator that occurs, or "
-        allowed += "--split contiguous to cut at line ends"
-        raise bad_option("--split", "documents", allowed, f"SOURCE has {len(sizes)}")
+        allowed = "3 different ones or more, or one file, which is cut at line ends"
+        raise wrong("documents of SOURCE", len(sizes), allowed)
     ranked, split_of = sorted(sizes, reverse=True), {}
     for split, others in (("valid", 2), ("test", 1)):
         room = fractions[split] * sizes.total()

@@ -62,7 +62,7 @@ def prepare(
             "hold_out": corpus.hold_out,
             "cleaning": asdict(corpus.cleaning),
             "extra_train": checksums(itertools.chain.from_iterable(extra)),
-            **corpus.facts(),
+            "files": {split: checksums(paths) for split, paths in corpus.own.items()},
         }
 
     def build(work: Path, out: Path) -> dict:

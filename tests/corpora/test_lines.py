@@ -11,20 +11,15 @@ from fairseq_clusterformer.corpora.lines import members
 from fairseq_clusterformer.errors import UserError
 
 
-def read_members(path: Path) -> list:
-    return list(members(path, lambda _: True))
-
-
 def read_lines(path: Path) -> list:
     return list(lines.raw_lines(path))
 
 
-@pytest.mark.parametrize("read", [read_lines, read_members])
 @pytest.mark.parametrize(
     ("central", "local", "value", "says"),
     [(8, 6, 1, "password required"), (10, 8, 97, "compression method is not supported")],
 )
-def test_a_zip_that_cannot_be_opened(read, central, local, value, says, tmp_path):
+def test_a_zip_that_cannot_be_opened(central, local, value, says, tmp_path):
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", "text")
@@ -32,7 +27,7 @@ def test_a_zip_that_cannot_be_opened(read, central, local, value, says, tmp_path
     data[data.index(b"PK\x01\x02") + central] = data[local] = value  # of both headers
     path.write_bytes(data)
     with pytest.raises(UserError, match=says) as caught:
-        read(path)
+        list(members(path, lambda _: True))
     assert str(caught.value).startswith(f"{path}: cannot be read")
     assert "\n" not in str(caught.value)
 

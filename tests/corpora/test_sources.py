@@ -49,7 +49,7 @@ def test_no_plain_file(task, kind, tmp_path, capsys):
     assert not (tmp_path / "dest").exists()
 
 
-@pytest.mark.parametrize("task", ["translation", "classification", "qa"])
+@pytest.mark.parametrize("task", ["translation", "qa"])
 def test_no_plain_file_of_a_split(task, source, tmp_path, capsys):
     assert prepare(task, source, tmp_path, "--valid", "/dev/null") == 1
     assert "/dev/null" in one_line(capsys)

@@ -17,7 +17,7 @@ from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.moved import check_corpus
 
 from ..common import Parser, add_dest, prepare_folder
-from .shared import add_tokenizer, take_existing
+from .shared import TOKENIZER, take_vocabulary
 
 _OWN = """Prepare your own labelled texts or pairs, in the folder DEST.
 
@@ -48,7 +48,7 @@ def _add_common_options(parser: Parser, made: str) -> None:
     add("--vocabulary-size N", about, default=VOCABULARY_SIZE)
     about = "the most tokens of a text, </s> included; longer ones lose their end (default: 1500 "
     add("--max-length N", about + "for 20news, any number for the others)")
-    add_tokenizer(parser)
+    add(*TOKENIZER)
     add("--force", f"replace {made}, which must hold nothing but what this command wrote")
 
 
@@ -61,7 +61,6 @@ def main(arguments: Sequence[str]) -> int:
     add_dest(own)
     add = own.add
     for split in ("valid", "test"):
-        add(f"--{split} PATH", f"the file or folder of {split}")
         add(f"--{split}-fraction F", f"the share of train that is drawn for {split}", default=0.1)
     about = "the header's or JSON's name of the label"
     add("--label-field NAME", about, dest="label", default="label")
@@ -71,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--tokenised", "words stand between blanks (default: punctuation marks become words)")
     _add_common_options(own, "DEST")
     options = vars(parser.parse_args(arguments))
-    names = ("source", "valid", "test", "label", "texts", "tokenised")
+    names = ("source", "label", "texts", "tokenised")
     corpus = own_corpus(**{name: options.pop(name) for name in names})
     for path in chain.from_iterable(corpus.files.values()):
         if options["dest"].resolve().is_relative_to(path.resolve()):
@@ -91,13 +90,8 @@ def prepare_known(
     divided: Collection[str],
     find: Callable[[str, Path], LabelledCorpus],
 ) -> int:
-    """Run a command that prepares known data sets; returns the exit status.
-
-    Args:
-        names: of the data sets.
-        divided: those whose valid is drawn from train.
-        find: returns a data set whose files are in a folder.
-    """
+    """Run a command that prepares data sets of these names, which `find` finds in a folder; of
+    those that are `divided`, valid is drawn from train. Returns the exit status."""
     parser = Parser(prog=prog, description=about)
     corpora = parser.corpora()
     for name in names:
@@ -115,7 +109,7 @@ def prepare_known(
 
 
 def _run(corpus: LabelledCorpus, options: dict) -> int:
-    vocabulary = take_existing(options)
+    vocabulary = take_vocabulary(options, usual=None)
     if vocabulary and (size := options["vocabulary_size"]) != VOCABULARY_SIZE:
         allowed = "without --tokenizer, which says its words"
         raise bad_option("--vocabulary-size", size, allowed)

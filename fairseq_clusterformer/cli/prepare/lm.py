@@ -3,6 +3,10 @@
 DEST becomes a folder for fairseq's language_modeling task: dict.txt, and train, valid and test as
 .bin and .idx. Its prepared.json holds the options, and counts the documents, lines, bytes and
 tokens of each split.
+
+Text is split as its files are named (train-00.txt.xz, valid.txt, test/...). Where no name says
+it, whole documents are drawn by a checksum of their text. Fewer than 20 files, each a document,
+are cut at line ends: train, valid and test in order.
 """
 
 from collections.abc import Sequence
@@ -32,14 +36,8 @@ def _parser() -> Parser:
     text.add("--sentences", about + "reads them")
     about = "the line that ends a document; it becomes no token (default: each file is a document)"
     text.add("--document-separator LINE", about)
-    about = """files: as the files are named (train-00.txt.xz, valid.txt, test/...); documents:
-        whole documents, drawn by a checksum of their text; contiguous: train, valid and test in
-        order, cut at line ends (default: files where the names say so; otherwise documents, or
-        contiguous for fewer than 20 files without --document-separator, where one file would be
-        more than a split's 5 percent)"""
-    text.add("--split", about, choices=("files", "documents", "contiguous"))
     for split in ("valid", "test"):
-        about = f"the part of all bytes that becomes {split}, unless split by files"
+        about = f"the part of all bytes that becomes {split}, unless files are named after splits"
         text.add(f"--{split}-fraction F", about, default=0.05)
     text.add(*WORKERS)
     for name, known in KNOWN.items():

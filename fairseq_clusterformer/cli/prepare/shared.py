@@ -20,6 +20,7 @@ def add_files(parser: Parser, source: str) -> None:
         parser.add(f"--{split} PATH", about, nargs="+")
 
 
+TOKENIZER = ("--tokenizer FILE", "the tokenizer.json of a pre-trained model, such as BERT's")
 WORKERS = ("--workers N", "processes (default: one for each core)")
 
 
@@ -58,17 +59,13 @@ def add_subwords(parser: Parser, about: str = "") -> argparse._MutuallyExclusive
     units = parser.add_mutually_exclusive_group()
     usual = f"pieces of a sentencepiece model to train on train (default: {SUBWORDS} or fewer)"
     add(units, "--sentencepiece VOCAB", about or usual)
-    add_tokenizer(units)
+    add(units, *TOKENIZER)
     add(units, "--sentencepiece-model FILE", "an existing sentencepiece model")
     about = "GPT-2's subwords, which RoBERTa has: a folder with encoder.json and vocab.bpe"
     add(units, "--gpt2-bpe DIR", about)
     about = "the dictionary of a pretrained model (RoBERTa's dict.txt; default: all subwords)"
     parser.add("--dict FILE", about)
     return units
-
-
-def add_tokenizer(parser: argparse._ActionsContainer) -> None:
-    add(parser, "--tokenizer FILE", "the tokenizer.json of a pre-trained model, such as BERT's")
 
 
 #: files of an existing model, and what they are
@@ -79,11 +76,13 @@ _FILES = {
 }
 
 
-def take_existing(options: dict) -> Vocabulary | None:
-    """Take the options of an existing model out; None if none is given."""
-    found, words = options.pop("gpt2_bpe", None), options.get("dict")
+def take_vocabulary(options: dict, usual: int | None = SUBWORDS) -> Vocabulary | None:
+    """Take a model, or one to train, out of the options. `usual`: pieces to train, or fewer, where
+    no model is given; None: none is trained."""
+    pieces, found = options.pop("sentencepiece", None), options.pop("gpt2_bpe", None)
     if found and not found.is_dir():
         raise bad_option("--gpt2-bpe", found, "a folder", "no such folder")
+    words = options.get("dict")
     for name, what in _FILES.items():
         if path := options.pop(name, None):
             option = f"--{name.replace('_', '-')}"
@@ -94,13 +93,6 @@ def take_existing(options: dict) -> Vocabulary | None:
     if words and not found:
         allowed = "with --gpt2-bpe, --sentencepiece-model or --tokenizer only"
         raise bad_option("--dict", words, allowed)
-    return Vocabulary(found, dictionary=words) if found else None
-
-
-def take_vocabulary(options: dict, usual: int | None = SUBWORDS) -> Vocabulary | None:
-    """Take a model, or one to train, out of the options. `usual`: pieces to train, or fewer, where
-    no model is given; None: none is trained."""
-    pieces, existing = options.pop("sentencepiece"), take_existing(options)
-    if existing or not (pieces or usual):
-        return existing
+    if found or not (pieces or usual):
+        return Vocabulary(found, dictionary=words) if found else None
     return Vocabulary(train=pieces or usual, at_most=pieces is None)

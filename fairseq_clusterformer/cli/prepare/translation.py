@@ -18,7 +18,7 @@ from .shared import WORKERS
 
 _FILES = (
     "PREFIX stands for the two files PREFIX.{0} and PREFIX.{1} of aligned lines, or is itself one "
-    "file of lines with {2}; plain, .gz, .xz, .bz2 or .zip"
+    "file of lines with {2}; plain, .gz, .xz or .bz2"
 )
 
 

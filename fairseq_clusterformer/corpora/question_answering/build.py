@@ -90,7 +90,15 @@ def prepare(
     def build_model(work: Path, out: Path) -> dict:
         text, words = work / "train.txt", set()
         if vocabulary.train:
-            _write_text(records("train", Drops()), text)
+            seen, found = set(), records("train", Drops())
+            texts = (t for r in found for t in (r.question, *(part.text for part in r.paragraphs)))
+            with open(text, "w", encoding="utf-8") as file:
+                for line in chain.from_iterable(map(str.splitlines, texts)):
+                    if (key := key_of(line)) not in seen:
+                        seen.add(key)
+                        file.write(line + "\n")
+            if not seen:
+                raise UserError("train has no question to learn subwords from; allowed: one")
         if vocabulary.whole_words:
             words.update(re.findall(r"\w+", composed(text.read_text("utf-8"), READ_FORM)))
         vocabulary.write(out, text, words=sorted(words), kind="reader", form=READ_FORM)
@@ -140,16 +148,3 @@ def prepare(
         }
 
     return make_folder(dest, recipe, build, force)
-
-
-def _write_text(records: Iterator[Record], path: Path) -> None:
-    """Write each line of the questions and paragraphs once."""
-    seen = set()
-    texts = (t for r in records for t in (r.question, *(part.text for part in r.paragraphs)))
-    with open(path, "w", encoding="utf-8") as file:
-        for line in chain.from_iterable(map(str.splitlines, texts)):
-            if (key := key_of(line)) not in seen:
-                seen.add(key)
-                file.write(line + "\n")
-    if not seen:
-        raise UserError("train has no question to learn subwords from; allowed: one or more")

@@ -17,17 +17,15 @@ def find_answers(texts: Iterable[str], paragraphs: Iterable[Paragraph]) -> tuple
     start together the longest is kept."""
     wanted = defaultdict(set)  # by the first word
     for text in texts:
-        if words := _folded(_words(text)):
+        if words := _words(text)[0]:
             wanted[words[0]].add(words)
     found = []
     for index, paragraph in enumerate(paragraphs):
-        text = paragraph.text
-        words = _words(text)
-        for i, (word, start, _) in enumerate(words):
-            here = [w for w in wanted.get(word, ()) if _folded(words[i : i + len(w)]) == w]
-            if here:
-                end = words[i + max(map(len, here)) - 1][2]
-                found.append(GoldAnswer(index, start, end, text[start:end]))
+        words, places = _words(paragraph.text)
+        for i, word in enumerate(words):
+            if here := [len(w) for w in wanted.get(word, ()) if words[i : i + len(w)] == w]:
+                start, end = places[i][0], places[i + max(here) - 1][1]
+                found.append(GoldAnswer(index, start, end, paragraph.text[start:end]))
     return tuple(found)
 
 
@@ -77,13 +75,10 @@ def distant_record(
 
 
 @lru_cache(256)  # each candidate is searched in the same paragraphs
-def _words(text: str) -> list[tuple[str, int, int]]:
-    """Folded words, with their characters [start, end)."""
-    return [(_fold(text[start:end]), start, end) for start, end in places_of_names(text)]
-
-
-def _folded(words: list[tuple[str, int, int]]) -> tuple[str, ...]:
-    return tuple(word for word, _, _ in words)
+def _words(text: str) -> tuple[tuple[str, ...], list[tuple[int, int]]]:
+    """Folded words, and their characters [start, end)."""
+    places = list(places_of_names(text))
+    return tuple(_fold(text[start:end]) for start, end in places), places
 
 
 @lru_cache(1 << 18)

@@ -28,9 +28,25 @@ class Encoder:
 
     def __call__(self, record: Record) -> tuple[list[np.ndarray], dict] | Unusable:
         try:
-            return self._items(record), _texts(record)
+            items = self._items(record)
         except Unusable as error:
             return error
+        return (
+            items,
+            {  # a line of SPLIT.jsonl
+                "id": record.id,
+                "question": record.question,
+                "paragraphs": [
+                    [part.title, part.text]
+                    + ([] if part.span is None else [part.span, part.tokens])
+                    for part in record.paragraphs
+                ],
+                "answers": [answer[:3] for answer in record.answers],
+                "texts": record.texts,
+                **({"candidates": record.candidates} if record.candidates else {}),
+                **({"titled": True} if record.titled else {}),
+            },
+        )
 
     def _items(self, record: Record) -> list[np.ndarray]:
         ids, characters, paragraph_starts, texts, position = [], [], [], [], 0
@@ -116,19 +132,3 @@ def _encode(model: subwords.Subwords, text: str) -> subwords.Tokens:
 def symbols_of(ids: np.ndarray, to_index: np.ndarray, dictionary: Dictionary) -> np.ndarray:
     """Return a document in symbols of the dictionary, by each id's (-1 stands for ``<s>``)."""
     return np.where(ids < 0, dictionary.bos(), to_index[ids])
-
-
-def _texts(record: Record) -> dict:
-    """What a line of ``SPLIT.jsonl`` says of a record."""
-    return {
-        "id": record.id,
-        "question": record.question,
-        "paragraphs": [
-            [part.title, part.text] + ([] if part.span is None else [part.span, part.tokens])
-            for part in record.paragraphs
-        ],
-        "answers": [answer[:3] for answer in record.answers],
-        "texts": record.texts,
-        **({"candidates": record.candidates} if record.candidates else {}),
-        **({"titled": True} if record.titled else {}),
-    }

@@ -98,7 +98,23 @@ def question_record(item: Mapping, drops: Drops) -> Record:
         else Paragraph(str(part.get("title") or title), get(part, "text"))
         for part in parts
     )
-    more = _structure(id_, item, paragraphs) | {"document": str(item.get("document", ""))}
+    more: dict = {"document": str(item.get("document", ""))}
+    if "sentences" in item:
+        spans = get(item, "sentences", list)
+        for span in spans:
+            if not isinstance(span, list) or [type(number) for number in span] != [int] * 3:
+                detail = f"{str(span)[:80]}; allowed: [paragraph, start, end]"
+                raise Unusable("no sentence", detail)
+        more["sentences"] = tuple(Sentence(*span) for span in spans)
+    if "supporting" in item:
+        more.setdefault("sentences", tuple(sentences_of(paragraphs)))
+        supporting = get(item, "supporting", list)
+        if not all(type(number) is int for number in supporting):
+            raise Unusable("no such sentence", f"supporting is {supporting}; allowed: numbers")
+        more["supporting"] = tuple(sorted({*supporting}))
+    if "candidates" in item:
+        more["candidates"] = tuple(dict.fromkeys(get(item, "candidates", list)))
+        more["mentions"] = mentions_of(id_, more["candidates"], paragraphs)
     if "answers" not in item:
         return Record(id_, question, paragraphs, answerable=None, **more)
     answers = list(_answers(item))
@@ -117,27 +133,6 @@ def question_record(item: Mapping, drops: Drops) -> Record:
     long = sorted({answer.paragraph for answer in gold}) if len(paragraphs) > 1 else ()
     gold = tuple(dict.fromkeys(gold))
     return Record(id_, question, paragraphs, gold, long_answers=tuple(long), **more)
-
-
-def _structure(id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...]) -> dict[str, tuple]:
-    found: dict[str, tuple] = {}
-    if "sentences" in item:
-        parts = get(item, "sentences", list)
-        for part in parts:
-            if not isinstance(part, list) or [type(number) for number in part] != [int] * 3:
-                allowed = "[paragraph, start, end]"
-                raise Unusable("no sentence", f"{str(part)[:80]}; allowed: {allowed}")
-        found["sentences"] = tuple(Sentence(*part) for part in parts)
-    if "supporting" in item:
-        found.setdefault("sentences", tuple(sentences_of(paragraphs)))
-        supporting = get(item, "supporting", list)
-        if not all(type(number) is int for number in supporting):
-            raise Unusable("no such sentence", f"supporting is {supporting}; allowed: numbers")
-        found["supporting"] = tuple(sorted({*supporting}))
-    if "candidates" in item:
-        found["candidates"] = tuple(dict.fromkeys(get(item, "candidates", list)))
-        found["mentions"] = mentions_of(id_, found["candidates"], paragraphs)
-    return found
 
 
 def _answers(item: Mapping) -> Iterator[tuple[str, int, int | None]]:
