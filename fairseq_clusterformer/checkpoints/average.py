@@ -14,17 +14,11 @@ from .load import read_tensors
 
 
 def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
-    """Return a checkpoint with the average of the checkpoints' parameters. Raises UserError: a
-    file that is no checkpoint, or has no moving average, or parameters that differ in name or
-    shape.
-
-    A tensor that two names share in every checkpoint is shared in the result too. The mean of
-    minus infinity, which a log-sum-exp starts from, is minus infinity.
-
-    Args:
-        paths: files that fairseq wrote, folders of bundles, or names of installed models.
-        ema: of each checkpoint take the moving average that ``--store-ema`` kept.
-    """
+    """Return a checkpoint with the average of the parameters of checkpoints, bundles or installed
+    models; `ema`: of the moving averages that ``--store-ema`` kept. A tensor that two names share
+    in each is shared in the result too. The mean of minus infinity, which a log-sum-exp starts
+    from, is minus infinity. Raises UserError: a file that is no checkpoint, or has no moving
+    average, or parameters that differ in name or shape."""
     sums: dict[str, Tensor] = {}
     places: dict[str, tuple] = defaultdict(tuple)  # where a tensor lies in each checkpoint
     newest, latest, shapes = {}, -1, {}

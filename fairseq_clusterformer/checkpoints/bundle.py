@@ -95,8 +95,7 @@ def write_bundle(
     `out` is there otherwise or cannot be written, or the type of numbers is unknown.
 
     Args:
-        out: the folder; it is complete or not there at all. A bundle with the same content is
-            left as it is.
+        out: complete or not there at all; one with the same content is left as it is.
         dtype: of the parameters in the file, one of `DTYPES`; or "int8" of matrices, with a
             factor for each row. Buffers keep their own.
         card: text of the model's card, in Markdown; None: that of `loaded`, if it has one.

@@ -50,27 +50,14 @@ class Pretrained:
         raise Unable(f"{problem}; allowed: {', '.join(self.abilities)}")
 
     def __repr__(self) -> str:
-        parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        return (
-            f"{type(self).__name__}({str(self.loaded.path)!r}: {self.loaded.cfg.model._name}, "
-            f"{parameters:,} parameters on {self.device}; {', '.join(self.abilities)})"
-        )
+        what = f"{self.loaded.path}: {self.loaded.cfg.model._name} on {self.device}"
+        return f"{type(self).__name__}({what}; {', '.join(self.abilities)})"
 
     def encode(self, texts: str | Sequence[str], *, pooled: bool = False) -> list[Tensor] | Tensor:
-        """What the model's last layer makes of texts: the states [N, D] of each text's tokens; of
-        a single text a list of one.
-
-        Args:
-            texts: one or several. The marks that the model reads around a text, such as ``</s>``,
-                are tokens as well.
-            pooled: return the mean over the tokens of each text, [texts, D].
-        """
+        """What the model's last layer makes of each text: the states [N, D] of its tokens, which
+        the marks around it are as well, such as ``</s>``; `pooled`: their means, [texts, D]."""
         states = [self._states(text) for text in ([texts] if isinstance(texts, str) else texts)]
         return torch.stack([x.mean(0) for x in states]) if pooled else states
-
-    def _states(self, text: str) -> Tensor:
-        """The states [N, D] of a text's tokens."""
-        raise NotImplementedError
 
 
 class MaskedLanguageModel(Pretrained):

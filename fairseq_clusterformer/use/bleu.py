@@ -30,11 +30,9 @@ def score(
     raw: list[str] | None = None,
     compound_split: bool = False,
 ) -> dict[str, dict]:
-    """The table's rows.
+    """The table's rows, of subwords that are joined by blanks.
 
     Args:
-        hypotheses: subwords, joined by blanks.
-        references: subwords too.
         pipeline: what the data was made by.
         target: the language, to detokenise; None: no sacreBLEU.
         raw: references as they were written; None: detokenised `references`.

@@ -90,15 +90,9 @@ def predict(
     batch_size: int = 8,
     cpu: bool = False,
 ) -> Predictions:
-    """Answer all questions of a split. Raises UserError: if the data has no such split, or the
-    readers do not go together.
-
-    Args:
-        loaded: a reader; its task reads the split.
-        others: more readers, which answer as one with it by the mean of all probabilities.
-        corpus: the name that the data was prepared by.
-        cpu: do not use an accelerator.
-    """
+    """Answer all questions of a split of a reader's data, whose `corpus` is the name that it was
+    prepared by; with `others`, by the mean of all probabilities. Raises UserError: if there is no
+    such split, or the readers do not go together."""
     for other in others:
         if _form(other) != _form(loaded):
             allowed = f"readers of one kind, dictionary and structure, such as {loaded.path}"
@@ -173,15 +167,9 @@ def _facts(data: QAData, index: int, sentences: Sequence[int]) -> list[tuple[str
 
 
 def score(found: Predictions, gold: Sequence[Path] = ()) -> dict[str, float]:
-    """Return the scores of the corpus, by their own names; none where the answers are secret.
-    Raises UserError: if a file of `gold` is something else, or lacks a question.
-
-    Besides: ``AvNA``, how often the reader is right about whether there is an answer, in per cent,
-    where some questions have none; ``nll`` and ``nll_one``, means of `Predictions.nll`.
-
-    Args:
-        gold: Natural Questions' files of the split; none: it gets no scores.
-    """
+    """Return the scores of the corpus, by their own names, and those that ``clusterformer evaluate
+    qa`` adds; none where the answers are secret, or `gold` is not given, Natural Questions' files
+    of the split. Raises UserError: if one is something else, or lacks a question."""
     if found.corpus == "natural-questions":
         return _score_natural(found.natural, gold) if gold else {}
     if not found.gold:

@@ -38,9 +38,9 @@ def leaks_future(model: nn.Module) -> bool:
 
 
 def begin_of(task: Mapping[str, object], coding: TextCoding, *, empty: bool = False) -> Tensor:
-    """What stands in front of a text by the training's options, int64 [N]: ``<s>`` where it had
-    --add-bos-token, and ``</s>``, which among bytes is rare, so that only an `empty` text of bytes
-    has it."""
+    """What stands in front of a text by the training's options, int64 [N]: ``<s>`` with
+    --add-bos-token, and ``</s>``, which is rare among bytes: only an `empty` text of them has it.
+    """
     tokens = [coding.dictionary.bos()] * bool(task.get("add_bos_token"))
     if coding.unit != "byte" or empty:
         tokens.append(coding.dictionary.eos())

@@ -18,17 +18,9 @@ from .perplexity import leaks_future
 
 
 class Translator(Pretrained):
-    """Translates texts. What is done to them is what was done to the training data. Raises
-    UserError: models that do not go together, or data that was prepared by something else.
-
-    Args:
-        loaded: a translation model.
-        others: more models of the same languages and dictionaries, for an ensemble.
-        options: see `Pretrained`.
-
-    Attributes:
-        source, target: the languages that it reads and writes.
-    """
+    """Translates texts, from the language `source` to `target`, by one model or an ensemble. What
+    is done to texts is what was done to the training data. Raises UserError: models that do not go
+    together, or data that was prepared by something else."""
 
     kind = "translation model"
     abilities = ("translate", "encode")

@@ -88,43 +88,32 @@ def test_tied_tensors_are_written_once(word_checkpoint, tmp_path):
     assert softmax is tied.embed_tokens.embeddings[0][0].weight
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
 def test_smaller_numbers(dtype, checkpoint, tmp_path):
-    loaded = load_checkpoint(checkpoint)
-    write_bundle(loaded, tmp_path / "whole")
-    write_bundle(loaded, tmp_path / "bundle", dtype=dtype)
-    sizes = [(tmp_path / n / "model.safetensors").stat().st_size for n in ("bundle", "whole")]
-    assert sizes[0] < 0.6 * sizes[1]
-    again = load_checkpoint(tmp_path / "bundle")
-    rounding = torch.finfo(getattr(torch, dtype)).eps
-    for (name, given), mine in zip(
-        loaded.model.named_parameters(), again.model.parameters(), strict=True
-    ):
-        assert mine.dtype == torch.float32
-        torch.testing.assert_close(mine, given, rtol=rounding, atol=1e-6, msg=name)
-    for given, mine in zip(loaded.model.buffers(), again.model.buffers(), strict=True):
-        assert torch.equal(mine, given)
-
-
-def test_int8(checkpoint, tmp_path):
-    """A quarter of the size; each number is off by half a step of its row at most."""
+    """By their rounding, or by half a step of their row at most; buffers keep theirs."""
     loaded = load_checkpoint(checkpoint)
     with torch.no_grad():
         next(p for p in loaded.model.parameters() if p.dim() == 2)[0] = 0
-    for name, dtype in (("whole", "float32"), ("bundle", "int8"), ("again", "int8")):
-        write_bundle(loaded, tmp_path / name, dtype=dtype)
+    for name, of in (("whole", "float32"), ("bundle", dtype), ("again", dtype)):
+        write_bundle(loaded, tmp_path / name, dtype=of)
         if name == "bundle":
             again = loaded = load_checkpoint(tmp_path / name)
     files = {n: tmp_path / n / "model.safetensors" for n in ("whole", "bundle", "again")}
-    assert files["bundle"].stat().st_size < 0.4 * files["whole"].stat().st_size
+    share = 0.4 if dtype == "int8" else 0.6
+    assert files["bundle"].stat().st_size < share * files["whole"].stat().st_size
     assert files["bundle"].read_bytes() == files["again"].read_bytes()
     whole = load_checkpoint(tmp_path / "whole").model
     for (name, given), mine in zip(
         whole.named_parameters(), again.model.parameters(), strict=True
     ):
         assert mine.dtype == torch.float32
-        step = given.abs().amax(-1, keepdim=True) / 127 if given.dim() == 2 else 0 * given
-        assert ((mine - given).abs() <= step * 0.501).all(), name
+        if dtype != "int8":
+            off = given.abs() * torch.finfo(getattr(torch, dtype)).eps + 1e-6
+        else:
+            off = given.abs().amax(-1, keepdim=True) / 127 * 0.501 * (given.dim() == 2)
+        assert ((mine - given).abs() <= off).all(), name
+    for given, mine in zip(whole.buffers(), again.model.buffers(), strict=True):
+        assert torch.equal(mine, given)
     assert torch.isfinite(outputs(again)).all()
 
 
@@ -164,11 +153,8 @@ def test_a_bundle_of_a_bundle_keeps_its_card(lm_bundle, tmp_path, capsys):
         ("bundle.json", "{", "damaged"),
         ("bundle.json", "[" * 5000, "damaged .*lists in lists"),
         ("bundle.json", '{"format": 9}', "a bundle of format 9, and this version reads 1"),
-        ("bundle.json", "[]", "damaged"),
         ("model.safetensors", "text", "damaged"),
-        ("model.safetensors", None, "damaged"),
         ("dict.txt", None, "dict.txt"),
-        ("dict.txt", "a 1\n", "does not fit"),
     ],
 )
 def test_damaged(file, content, says, lm_bundle, tmp_path):
@@ -246,17 +232,6 @@ def test_links_out_of_a_data_folder_are_not_followed(name, checkpoint, byte_data
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("where", ["task", "model", "dataset"])
-def test_options_of_a_bundle_stand_for_nothing_else(where, lm_bundle, tmp_path):
-    bundle = tmp_path / "bundle"
-    shutil.copytree(lm_bundle, bundle)
-    record = json.loads((bundle / "bundle.json").read_text())
-    record["cfg"][where]["data"] = ["a", {"b": "x${oc.env:HOME}"}]
-    (bundle / "bundle.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match=r"its options hold \$\{oc.env:HOME\}, .*; allowed: "):
-        load_checkpoint(bundle)
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -265,8 +240,8 @@ def test_options_of_a_bundle_stand_for_nothing_else(where, lm_bundle, tmp_path):
         ({"max_target_positions": 2**31 - 1}, "max_target_positions is 2147483647"),
         ({"decoder_ffn_embed_dim": 10**9}, r"a tensor of \[1000000000, \d+\], more than"),
         ({"attention": "neural(clusters=1000000000)"}, r"a tensor of \[1000000000.*more than"),
-        ({"short_convolution": 10**8}, "a tensor of .*, 1, 100000000.*more than"),
         ({"adaptive_softmax_cutoff": "1,2"}, "does not fit"),
+        ({"data": ["a", {"b": "x${oc.env:HOME}"}]}, r"its options hold \$\{oc.env:HOME\}, "),
     ],
 )
 def test_options_of_a_bundle_ask_for_no_more_than_it_has(changes, says, lm_bundle, tmp_path):

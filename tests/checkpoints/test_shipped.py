@@ -6,7 +6,6 @@ import pytest
 
 import fairseq_clusterformer
 from fairseq_clusterformer.checkpoints.bundle import CARD, SHIPPED, is_bundle, located
-from fairseq_clusterformer.errors import UserError
 from tests.documents.commands import run
 
 NAMES = fairseq_clusterformer.shipped()
@@ -34,11 +33,6 @@ def test_a_path_comes_before_a_name(tmp_path, monkeypatch):
     assert located(NAMES[0]) == SHIPPED / NAMES[0]
     (tmp_path / NAMES[0]).mkdir()
     assert not is_bundle(located(NAMES[0]))
-
-
-def test_an_unknown_name_lists_them():
-    with pytest.raises(UserError, match=f"no such file; allowed: .*{NAMES[0]}"):
-        fairseq_clusterformer.load("nothing-of-that-name")
 
 
 def test_a_translator_translates(capsys):

@@ -108,14 +108,6 @@ class TestCheckpoint:
         assert "size mismatch for decoder.layers.0.fc1.weight" in line
         assert "in current model is torch.Size([48, 32])" in line
 
-    def test_save_dir_of_another_size(self, checkpoint, train_task):
-        """The common mistake: other options, and the folder of the run before."""
-        with pytest.raises(ValueError, match="does not fit") as caught:
-            train_task("lm", "--num-clusters 6", checkpoint.parent)
-        line = last_line(caught.value)
-        assert f"--save-dir is {checkpoint.parent}: " in line
-        assert "clustering.centroids: copying a param with shape torch.Size([4, 32])" in line
-
     @pytest.mark.parametrize("problem", ["no such file; allowed: ", ""])
     def test_restore_file(self, problem, train_task, tmp_path):
         """Without it, fairseq would train from scratch."""
@@ -138,11 +130,8 @@ class TestCheckpoint:
         with pytest.raises(ValueError, match="no such file; allowed"):
             train_task("classifier", options)
         torch.save({"weights": torch.zeros(3)}, path)
-        whole = path.read_bytes()
-        for damaged in (b"no checkpoint", b"", whole[: len(whole) // 2], whole):
-            path.write_bytes(damaged)
-            with pytest.raises(ValueError, match="cannot be read"):
-                train_task("classifier", options)
+        with pytest.raises(ValueError, match="cannot be read"):
+            train_task("classifier", options)
         with pytest.raises(ValueError, match="allowed: one of them"):
             train_task("classifier", f"{options} --word-vectors {path}")
 

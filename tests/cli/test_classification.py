@@ -45,13 +45,6 @@ class TestTrain:
         for update in run.updates + run.valid:
             assert update["clustered_size"] == update["sample_size"]
 
-    def test_pairs(self, pair_data, tmp_path):
-        line = f"{CLASSIFICATION} {LEARNED} --pair-form siamese --pooling mean"
-        run = train(pair_data, line, tmp_path)
-        losses = [run.mean_loss(update) for update in range(45)]
-        assert sum(losses[-5:]) < sum(losses[:5])
-        assert valid_accuracy(run, 3) > 0.8  # of five seeds the worst has 0.90
-
 
 class TestValidate:
     def score(self, checkpoint: Path, data: Path) -> tuple[np.ndarray, np.ndarray]:

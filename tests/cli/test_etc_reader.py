@@ -15,7 +15,7 @@ from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.metrics import hotpotqa
 from question_answering import prepare
 from tests.cli.in_process import Run, train, validate
-from tests.cli.tasks import ETC_READER, NAMES, PLACES
+from tests.cli.tasks import ETC_READER
 from tests.corpora.commands import run
 
 TASK = "--task clusterformer_qa --valid-subset valid --batch-size 7"
@@ -73,47 +73,6 @@ def test_answers_from_a_text_show_what_supports_them(learned, stories, tmp_path,
     assert f": {fact.rstrip('.')}.\n" in shown.split("supported by (")[1]
 
 
-def exact_match(capsys: pytest.CaptureFixture, *words: object) -> float:
-    """What ``evaluate qa`` prints."""
-    capsys.readouterr()
-    assert run("evaluate qa --cpu", *words) == 0
-    shown = dict(line.strip().split("  ") for line in capsys.readouterr().out.splitlines())
-    return float(shown["exact_match"])
-
-
-@pytest.mark.whole
-def test_a_long_page_is_read_in_windows(tmp_path, capsys, caplog):
-    """Pages of 20 sentences, about 7 windows: answers are found in the last tenth as well, by
-    training and scoring in windows; pages that are cut do not have them."""
-    draw = random.Random(1)
-    for name, number in (("train", 60), ("valid", 20)):
-        lines = []
-        for i in range(number):
-            people, places = draw.choices(NAMES, k=20), draw.choices(PLACES, k=20)
-            asked = draw.randrange(20) if name == "train" else 19 - i % 2
-            people[asked] = "Key"
-            texts = [f"{who} is in the {of}." for who, of in zip(people, places, strict=True)]
-            before = len(" ".join([*texts[10 * (asked // 10) : asked], ""]))
-            start = before + texts[asked].index(places[asked])
-            answer = {"text": places[asked], "answer_start": start, "paragraph": asked // 10}
-            page = {"paragraphs": [" ".join(texts[:10]), " ".join(texts[10:])]}
-            page |= {"id": f"{name}-{i}", "question": "Where is Key?", "answers": [answer]}
-            lines.append(json.dumps(page) + "\n")
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
-    folder, valid = tmp_path / "data", tmp_path / "valid.jsonl"
-    assert run("prepare qa text", tmp_path / "train.jsonl", folder, "--valid", valid) == 0
-    line = f"{ETC_READER} --structure text --max-positions 40 --max-positions-inference 40"
-    line += " --document-stride 20 --null-windows 0.5 --batch-size 16 --radius 16"
-    with caplog.at_level("INFO", "fairseq_clusterformer"):
-        train(folder, f"{line} --max-update 180 --disable-validation", tmp_path / "out")
-    assert "60 of 60 documents are read in windows of 40 tokens (--document-str" in caplog.text
-    checkpoint = tmp_path / "out" / "checkpoint_last.pt"
-    words = ("--checkpoint", checkpoint, "--data", folder, "--document-stride")
-    found = {stride: exact_match(capsys, *words, stride) for stride in (20, 0)}
-    assert found[20] >= 90 > 60 > found[0]
-    assert validate(folder, checkpoint, TASK)["em"] == pytest.approx(found[20], abs=0.01)
-
-
 @pytest.mark.whole
 def test_wikihop_from_its_file_to_an_accuracy(tmp_path, capsys):
     """Candidates' words alone decide: no text mentions one; other questions are scored."""
@@ -136,7 +95,8 @@ def test_wikihop_from_its_file_to_an_accuracy(tmp_path, capsys):
         assert update["loss"] == pytest.approx(update["candidate_loss"])
     checkpoint = tmp_path / "out" / "checkpoint_last.pt"
     words = ("--checkpoint", checkpoint, "--data", folder)
-    found = exact_match(capsys, *words)
+    assert run("evaluate qa --cpu", *words, "--out", tmp_path / "scores") == 0
+    found = json.loads((tmp_path / "scores" / "scores.json").read_text())["exact_match"]
     assert found >= 95  # by chance, 33
     assert validate(folder, checkpoint, TASK)["em"] == pytest.approx(found, abs=0.01)
 

@@ -13,7 +13,6 @@ PROMPTS = [b"The for stat", b"x", b"assert expr", b"class C:\n    def "]
 WRITE = "--max-len-a 0 --max-len-b 24 --beam 3"
 BLOCKS = f"{WRITE} --gen-subset test --tokens-per-sample 50 --prefix-size 8"
 TASK = "--task translation --source-lang src --target-lang tgt --max-len-a 1 --max-len-b 5"
-WHOLE = pytest.mark.whole
 
 
 def searched(data: Path, checkpoint: Path | str, line: str, out: Path, *more: object) -> Results:
@@ -60,13 +59,12 @@ def assert_log2(positions: list[float], found: torch.Tensor, tokens: torch.Tenso
     torch.testing.assert_close(torch.tensor(positions), expected, rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("ensemble", [False, pytest.param(True, marks=WHOLE)])
 @torch.no_grad()
 def test_a_translators_are_those_of_one_pass(
-    ensemble, parallel_data, translator, tmp_path, request
+    parallel_data, translator, dense_translator, tmp_path
 ):
-    """Of every hypothesis; of an ensemble, their mean."""
-    paths = [translator, *[request.getfixturevalue("dense_translator") for _ in range(ensemble)]]
+    """Of every hypothesis of an ensemble, their mean."""
+    paths = [translator, dense_translator]
     line = f"{TASK} --beam 3 --nbest 3 --batch-size 10"
     lines = generate(parallel_data, ":".join(map(str, paths)), line, tmp_path)
     sources = {int(x.split("\t")[0][2:]): x.split("\t")[1] for x in lines if x[:2] == "S-"}
@@ -107,13 +105,3 @@ def test_prompts(byte_data, checkpoint, tmp_path, capsys):
         assert text.split()[: len(given)] == given
         assert len(text.split()) > len(given)
     assert_same(together, alone)
-
-
-def test_sentences(parallel_text, parallel_data, translator, tmp_path, capsys):
-    line = f"{TASK} --beam 3 --nbest 3 --batch-size 8"
-    expected = searched(parallel_data, translator, line, tmp_path)
-    for buffer in (8, 24):
-        capsys.readouterr()
-        given = (parallel_text / "test.src", "--buffer-size", buffer)
-        interactive(parallel_data, translator, line, *given)
-        assert_same(parse(capsys.readouterr().out.splitlines()), expected)

@@ -9,41 +9,18 @@ import torch
 from fairseq_clusterformer.answers import TYPES
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.metrics.answers import exact_match, f1
-from tests.cli.expected import assert_logged
 from tests.cli.in_process import (
     QUESTIONS,
-    Run,
     load_model,
     train,
     validate,
 )
 
-BY_HEART = "--max-update 120 --lr 0.006 --dropout 0 --attention-dropout 0 --validate-interval 20"
-BEST = "--best-checkpoint-metric f1 --maximize-best-checkpoint-metric"
 TASK = "--task clusterformer_qa --valid-subset valid"
 SCORES = ("em", "f1", "long_f1", "answerable_accuracy")
 
 
-@pytest.fixture(scope="session")
-def learned(qa_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
-    folder = tmp_path_factory.mktemp("learned")
-    run = train(qa_data, f"{QUESTIONS} {BY_HEART} {BEST} --no-epoch-checkpoints", folder)
-    return folder / "checkpoint_best.pt", run
-
-
 class TestTrain:
-    @pytest.mark.whole
-    def test_every_type_is_learned_by_heart(self, learned, qa_data):
-        checkpoint, run = learned
-        printed = validate(qa_data, checkpoint, TASK, "--batch-size", 7)
-        assert {name: printed[name] for name in SCORES} == dict.fromkeys(SCORES, 100)
-        assert_logged(run)
-        for update in run.updates + run.valid:
-            assert update["clustered_size"] == update["sample_size"]
-            parts = sum(update[f"{part}_loss"] for part in ("span", "long", "type"))
-            assert update["loss"] == pytest.approx(parts)
-        assert run.mean_loss(-1) < 0.5 < 3 < run.mean_loss(0)
-
     def test_what_is_cut_is_told(self, qa_data, tmp_path, caplog):
         data = QAData(qa_data, "train")
         longer = [i for i, size in enumerate(data.sizes) if size > 30]

@@ -234,23 +234,6 @@ def test_a_kind_of_ones_own_in_a_plug_in_of_ones_own(byte_data, tmp_path, plugin
 
 
 @pytest.mark.whole
-def test_an_option_of_ones_own_is_in_the_help(plugin, run_cli):
-    """Of each architecture; fairseq-train itself prints its help before it adds them."""
-    code = (
-        "from fairseq import options\n"
-        "from fairseq.models import ARCH_MODEL_REGISTRY\n"
-        "import my_plugin\n"
-        "for arch in ('clusterformer_lm_tiny', 'clusterformer', 'clusterformer_reader'):\n"
-        "    parser = options.get_training_parser()\n"
-        "    ARCH_MODEL_REGISTRY[arch].add_args(parser)\n"
-        "    print(parser.format_help())"
-    )
-    path = {"PYTHONPATH": f"{REPO_ROOT}:{plugin.parent}"}
-    text = " ".join(run_cli("python", "-c", code, env=path).stdout.split())
-    assert text.count("--signs SIGNS coordinates whose signs make the cluster") == 3
-
-
-@pytest.mark.whole
 def test_a_kind_of_ones_own_keeps_what_every_kind_promises(plugin, run_cli):
     """The conformance suite runs on it as on those of the package."""
     (plugin / "as_every_kind.py").write_text(
