@@ -19,16 +19,12 @@ BAD_OPTIONS = {
         "leaking-chunk; allowed: recent, for no kind of --attention has another",
         "--attention neural --cluster-rule leaking-chunk --attention-kernel blocks": "kernel "
         "is blocks; allowed: auto, reference with the rule leaking-chunk",
-        "--attention neural --cluster-gap 2 --cluster-rule leaking-chunk": "--cluster-gap is 2; "
-        "allowed: 0 with the rule leaking-chunk",
         "--attention gated --attention-window 1": "--attention-window is 1; allowed: 2 or "
         "more, the query's own included",
         "--attention full --attention-sinks 4": "--attention-sinks is 4; allowed: 0, for no "
         "kind of --attention has another",
         "--attention taught --cache-positions": "--cache-positions is True; allowed: "
         "False, for no kind of --attention has another",
-        "--attention neural --attention-sinks 2 --cluster-rule leaking-chunk": "--attention-sinks "
-        "is 2; allowed: 0 but in a causal model with the rule recent",
         "--activation-fn swiglue": "--activation-fn is swiglue; allowed: relu, gelu",
         "--rotary-scaling 8,4,1,8192 --positions rotary": "--rotary-scaling is 8,4,1,8192; "
         "allowed: with --positions rotary, FACTOR,LOW,HIGH,TOKENS as of Llama 3",
@@ -127,7 +123,7 @@ class TestCheckpoint:
     def test_no_pretrained(self, train_task, tmp_path):
         path = tmp_path / "notes.pt"
         options = f"--pretrained-checkpoint {path}"
-        with pytest.raises(ValueError, match="no such file; allowed"):
+        with pytest.raises(ValueError, match="no such file.*; allowed"):
             train_task("classifier", options)
         torch.save({"weights": torch.zeros(3)}, path)
         with pytest.raises(ValueError, match="cannot be read"):
@@ -201,8 +197,6 @@ class TestData:
     ("content", "message"),
     [
         ("a 1 2 3\n", "line 1: it has 3 numbers; allowed: a word and 32 numbers"),
-        ("9 32\na 1 2\n", "line 2: it has 2 numbers; allowed"),
-        (f"a{' 1' * 32}\nb{' 1' * 31}\n", "line 2: it has 31 numbers; allowed"),
         (f"a{' 1' * 32}\nb{' 1' * 31} one\n", "line 2: could not convert string"),
         (f"a{' nan' * 32}\n", "line 1: it has a number that is not finite"),
         (f"a{' 0' * 32}\n", "its numbers are all 0; allowed: vectors that differ"),

@@ -121,17 +121,14 @@ def test_mistakes(checkpoint, tmp_path, capsys):
     (tmp_path / "input0").mkdir()
     assert classify("--checkpoint", checkpoint, "--data", tmp_path, "x") == 1
     assert f"--data is {tmp_path}: " in capsys.readouterr().err
-    assert classify("--checkpoint", tmp_path / "no.pt", "x") == 1
-    assert "no.pt: no such file; allowed: a checkpoint" in capsys.readouterr().err
     record = checkpoint.parent / "data" / "data.json"
     text = record.read_text()
     record.unlink()
     assert classify("--checkpoint", checkpoint, "x") == 1
     assert "allowed: a folder that `clusterformer prepare class" in capsys.readouterr().err
-    for broken in ("1", '{"tokenised": true, "settings": 1}'):
-        record.write_text(broken)
-        assert classify("--checkpoint", checkpoint, "x") == 1
-        assert "does not say how texts became words" in capsys.readouterr().err
+    record.write_text('{"tokenised": true, "settings": 1}')
+    assert classify("--checkpoint", checkpoint, "x") == 1
+    assert "does not say how texts became words" in capsys.readouterr().err
     record.write_text(text)
 
 

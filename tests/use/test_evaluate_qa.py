@@ -247,7 +247,6 @@ def test_several_readers_answer_as_one(answered, tmp_path, capsys):
         ("squad1", ("--gold", "x"), "--gold is given: the data are squad1; allowed: for natural"),
         ("natural-questions", ("--gold", "no.jsonl"), "--gold is no.jsonl: no such file"),
         ("natural-questions", ("--gold", __file__), "test_evaluate_qa.py: line "),
-        ("squad1", ("--max-answer-length", 0), "--max-answer-length is 0; allowed: 1 or more"),
         ("squad1", ("--max-positions-inference", 1), "--max-positions-inference is 1; allowed"),
     ],
 )

@@ -108,25 +108,19 @@ def test_beyond_the_positions(model, byte_data, tmp_path):
     assert learned.generate("a" * 60, 5, temperature=0)
 
 
-def test_command(checkpoint, lm_bundle, model, tmp_path, monkeypatch, capsys):
+def test_command(checkpoint, lm_bundle, model, monkeypatch, capsys):
     wanted = model.generate("The é", 30, temperature=0.8, top_k=20, top_p=0.9, seed=2) + "\n"
     options = ["--max-tokens", 30, "--temperature", 0.8, "--top-k", 20, "--top-p", 0.9]
     words = ["generate", "--cpu", "--seed", 2, *options, "--checkpoint"]
     assert run(*words, checkpoint, "The é") == 0
-    assert capsys.readouterr().out == wanted
-    (tmp_path / "prompt").write_text("The é\n")
-    assert run(*words, lm_bundle, "--input", tmp_path / "prompt") == 0
     assert capsys.readouterr().out == wanted
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("The é\n".encode())))
     assert run(*words, lm_bundle) == 0
     assert capsys.readouterr().out == wanted
 
 
-def test_mistakes(checkpoint, translation_model, tmp_path, capsys):
+def test_mistakes(checkpoint, translation_model, capsys):
     model = ["generate", "--checkpoint", checkpoint, "--cpu"]
-    (tmp_path / "latin").write_bytes("é".encode("latin-1"))
-    assert "not UTF-8" in error(capsys, *model, "--input", tmp_path / "latin")
-    assert "No such file" in error(capsys, *model, "--input", tmp_path / "absent")
     words = ["generate", "--checkpoint", translation_model, "a"]
     assert "of the task translation" in error(capsys, *words)
     assert "--input is file" in usage_error(capsys, *model, "a", "--input", "file")
