@@ -134,9 +134,9 @@ def main(arguments: Sequence[str]) -> int:
     print("\nTo go on with training", end="")
     if not any((data := args.out / "data").glob("train*")) and data.is_dir():
         print(f", with texts in the place of {data}, which has none", end="")
-        if (tokens := data / "tokenizer.json").is_file():
-            words = f"--dict {data / 'dict.txt'}"
-            print(f"\n(prepare them with --tokenizer {tokens} {words})", end="")
+        tokens, words = data / "tokenizer.json", data / "dict.txt"
+        if tokens.is_file() and words.is_file():  # a translator has one for each language
+            print(f"\n(prepare them with --tokenizer {tokens} --dict {words})", end="")
     print(f":\n\n{fine_tuning(converted, args.out)}")
     return 0
 

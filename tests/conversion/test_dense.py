@@ -21,6 +21,7 @@ from transformers import (  # noqa: E402
 
 import fairseq_clusterformer  # noqa: E402
 from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
+from fairseq_clusterformer.conversion.batches import of_text  # noqa: E402
 from tests.conftest import sampled  # noqa: E402
 from tests.conversion.dense import ENGLISH, GERMAN, MAKERS, TEXT  # noqa: E402
 from tests.documents.commands import error, run  # noqa: E402
@@ -208,6 +209,14 @@ def test_clusters_by_what_the_heads_do(name: str, folders: Path, tmp_path: Path)
         assert model.encode("A small cat")[0].shape[1] == 16
     else:
         assert len(model.translate(ENGLISH)) == len(ENGLISH)
+
+
+def test_rows_of_a_masked_text(folders: Path) -> None:
+    rows = of_text(load_checkpoint(folders / "roberta-bundle"), texts(folders, "roberta"), 10**6, 24)
+    lengths = torch.cat([batch["src_tokens"].ne(1).sum(1) for batch in rows])
+    assert torch.equal(lengths, torch.cat([batch["src_lengths"] for batch in rows]))
+    assert set(lengths[:-1].tolist()) == {24}
+    assert lengths[-1] < 24
 
 
 def test_mistakes_are_one_line(
