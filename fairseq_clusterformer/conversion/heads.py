@@ -160,26 +160,20 @@ def order_of_heads(kinds: Sequence[Heads], mass: Mass, shared: int) -> list[int]
     """Which head comes to each place of a layer's spec: windows take the heads that look nearest,
     full kinds those that lose most by W keys, all others what is left, by their far mass. Groups
     of ``shared`` heads, which have their keys and values in common, stay together."""
-    heads = len(mass.far)
-    size = heads // len(kinds)
-    reach = [
-        (0, h.options.window) if h.kind == "window" else (2 if h.kind == "full" else 1, 0)
-        for h in kinds
-    ]
-    places = [
-        place
-        for part in sorted(range(len(kinds)), key=lambda part: reach[part])
-        for place in range(part * size, (part + 1) * size)
-    ]
-    groups = [list(range(first, first + shared)) for first in range(0, heads, shared)]
+    size = len(mass.far) // len(kinds)
+    groups = [list(range(first, first + shared)) for first in range(0, len(mass.far), shared)]
     groups.sort(key=lambda group: float(mass.best[group].mean()), reverse=True)
-    number_full = sum(size for h in kinds if h.kind == "full") // shared
-    others, full = groups[: len(groups) - number_full], groups[len(groups) - number_full :]
-    others.sort(key=lambda group: float(mass.far[group].mean()))
-    sorted_heads = [head for group in (*others, *full) for head in group]
+    others = len(groups) - sum(size for h in kinds if h.kind == "full") // shared
+    groups[:others] = sorted(groups[:others], key=lambda group: float(mass.far[group].mean()))
+    heads = [head for group in groups for head in group]
     if size % shared:  # a group would be parted: it stays, and serves two kinds
-        return sorted_heads
-    order = [0] * heads
-    for place, head in zip(places, sorted_heads, strict=True):
-        order[place] = head
+        return heads
+
+    def reach(part: int) -> tuple[int, int]:
+        kind, options, _ = kinds[part]
+        return {"window": 0, "full": 2}.get(kind, 1), options.window if kind == "window" else 0
+
+    order = [0] * len(heads)
+    for i, part in enumerate(sorted(range(len(kinds)), key=reach)):
+        order[part * size : (part + 1) * size] = heads[i * size : (i + 1) * size]
     return order

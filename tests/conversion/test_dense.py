@@ -212,7 +212,8 @@ def test_clusters_by_what_the_heads_do(name: str, folders: Path, tmp_path: Path)
 
 
 def test_rows_of_a_masked_text(folders: Path) -> None:
-    rows = of_text(load_checkpoint(folders / "roberta-bundle"), texts(folders, "roberta"), 10**6, 24)
+    loaded = load_checkpoint(folders / "roberta-bundle")
+    rows = of_text(loaded, texts(folders, "roberta"), 10**6, 24)
     lengths = torch.cat([batch["src_tokens"].ne(1).sum(1) for batch in rows])
     assert torch.equal(lengths, torch.cat([batch["src_lengths"] for batch in rows]))
     assert set(lengths[:-1].tolist()) == {24}
