@@ -136,10 +136,8 @@ class Document:
         return torch.searchsorted(self.starts, torch.arange(length), right=True) - 1
 
     def word_of(self, length: int) -> Tensor:
-        """The number of the word that each of the first tokens ends in, int64 [length].
-
-        Blanks part words; of East Asian scripts, each letter is a word.
-        """
+        """The number of the word that each of the first tokens ends in, int64 [length]. Blanks
+        part words; of East Asian scripts, each letter is a word."""
         bounds = [*self.starts.tolist(), self.characters.size(1)]
         found, before = [torch.zeros(bounds[0], dtype=torch.int64)], 0
         for text, (first, last) in zip(self.texts, pairwise(bounds), strict=True):
@@ -220,11 +218,9 @@ class Answers:
         return next((answer.text for answer in self.short if answer.type == self.type), "")
 
     def margin(self, type_: str, score: float) -> float:
-        """By how much an answer of a type is likelier than "no answer", in nats.
-
-        A span and "no answer" that share their softmaxes differ by their logits alone, whatever
-        else the document holds: such a margin can be compared with one of another document.
-        """
+        """By how much an answer of a type is likelier than "no answer", in nats. Of a span and
+        "no answer" that share their softmaxes, it is of their logits alone, whatever else the
+        document holds, and can be compared with that of another document."""
         shared = type_ == "short" and self.none is not None
         return score - (self.none if shared else math.log(max(self.types["none"], 1e-300)))
 
@@ -239,16 +235,14 @@ class Answers:
 
     def moved(self, tokens: int, paragraphs: int) -> "Answers":
         """The same of a document that has so many tokens and paragraphs more in front."""
-
-        def placed(answer: Answer) -> Answer:
-            if answer.tokens is None:
-                return answer
-            first, last = answer.tokens
-            place = {"tokens": (first + tokens, last + tokens)}
-            return replace(answer, paragraph=answer.paragraph + paragraphs, **place)
-
+        short = []
+        for each in self.short:
+            if each.tokens is not None:
+                places = tuple(token + tokens for token in each.tokens)
+                each = replace(each, tokens=places, paragraph=each.paragraph + paragraphs)
+            short.append(each)
         long = [(number + paragraphs, score) for number, score in self.long]
-        return replace(self, short=[*map(placed, self.short)], long=long)
+        return replace(self, short=short, long=long)
 
     @property
     def no_short(self) -> float:

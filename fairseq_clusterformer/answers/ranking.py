@@ -145,11 +145,9 @@ def best_spans(
     words: Tensor | None = None,
     top: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The spans whose first token's start and last token's end are most in sum: spans
-    [first, last), best first. Returns their scores [..., n], -inf where there are no more; first
-    and last, int64 [..., n].
-
-    Spans lie in one paragraph; a token with a logit of -inf (or nan) begins or ends none.
+    """The spans [first, last) whose first token's start and last token's end are most in sum, best
+    first. Returns their scores [..., n], -inf where there are no more; first and last, int64
+    [..., n]. They lie in one paragraph; a token with a logit of -inf (or nan) begins or ends none.
 
     Args:
         start: of each token being an answer's first, [..., N].
@@ -182,12 +180,9 @@ def best_spans(
 
 def natural_question(id_: str, answers: Answers, paragraphs: Sequence[Sequence]) -> dict[str, Any]:
     """An entry of ``predictions``, in tokens of the whole document; of each paragraph [title,
-    text, [start, end), words] is given, see ``data/qa.py``.
-
-    Both answers are given, whether or not the most likely type has them. Their scores, which are
-    logarithms of probabilities, say how sure they are, and a threshold decides. Where yes or no is
-    more likely than a span, it stands in the span's place.
-    """
+    text, [start, end), words] is given, see ``data/qa.py``. Both answers are given, with the
+    logarithms of their probabilities, by which a threshold decides. Where yes or no is more likely
+    than a span, it stands in the span's place."""
     long, long_score, spans = (-1, -1), _LEAST, []
     if answers.long:
         number, log_prob = answers.long[0]

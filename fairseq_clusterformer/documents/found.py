@@ -81,8 +81,7 @@ class FoundAnswer:
 
     def around(self, most: int = _AROUND, *, whole: bool = False) -> tuple[str, str, str]:
         """What stands before the answer in its sentence, or `whole` paragraph, the answer as it is
-        written there, and what stands behind it; up to `most` characters of words on either
-        side."""
+        written there, and what stands behind it; on either side up to `most` characters."""
         if self.characters is None:
             return "", self.text, ""
         text, (start, end) = self.read.section.source.paragraphs[self.paragraph], self.characters
@@ -208,21 +207,19 @@ def ranked(
     """The `top` best answers of all sections; `least` and `weights` (None: the defaults) say what
     counts.
 
-    A reader's probabilities are softmaxes over one section each, and cannot be compared: in a
-    short file that has nothing to do with the question, some span always has a high probability.
+    A reader's probabilities are softmaxes over one section each, and cannot be compared.
 
     **By margins**, where "no answer" is a place in the softmaxes of spans (`Answers.none`). An
     answer's margin is the score of its span less that of "no answer" in the same section
-    (Alberti et al. 2019 rank windows so). Its probability is that of the two. "No answer" in all
-    documents is as likely as against the best answer. The order is that of :class:`Weights`. A
-    calibrated reader's probabilities are those of being right, and its best answer counts from a
-    threshold on.
+    (Alberti et al. 2019 rank windows so); its probability is that of the two. "No answer" in all
+    documents is as likely as against the best answer. The order is that of :class:`Weights`.
 
-    **By shares** otherwise. Each section first gets a share of the evidence in all sections: the
-    softmax of `Answers.evidence`. An answer's probability is its section's share times its
-    probability in the section: for spans, one softmax over those of all sections (shared
-    normalisation, Clark and Gardner 2018), times the probability that its own section has an
-    answer. All answers and "no answer" sum to 1. Answers of the most likely type come first.
+    **By shares** otherwise. An answer's probability is its probability in the section, times the
+    section's share of the evidence: the softmax of `Answers.evidence`. So spans have one softmax
+    over those of all sections (shared normalisation, Clark and Gardner 2018). All answers and "no
+    answer" sum to 1. Answers of the most likely type come first.
+
+    A calibrated reader's probabilities are those of being right, and a threshold says what counts.
     """
     weights = weights or Weights()
     by_margin = all(read.answers.none is not None for read in reads)
@@ -327,10 +324,7 @@ def sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
 def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
     """Characters [start, end) and the rest of the words that they begin or end within, with the
     sign and currency of a number, the point of an abbreviation, and without a bracket or a
-    quotation mark that has no partner in them.
-
-    This is for people: a corpus is scored by the tokens that the model chose.
-    """
+    quotation mark that has no partner in them. For people: corpora are scored by tokens."""
     for match in WORD.finditer(text, max(0, start - 100), end + 100):
         if match.start() < start < match.end():
             start = match.start()

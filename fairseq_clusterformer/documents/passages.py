@@ -31,13 +31,12 @@ WORD = regex.compile(
 class Passages:
     """Sections of documents, and how relevant each is to a question.
 
-    By words, sections are ranked by BM25 (Robertson and Zaragoza 2009), and by meaning by the
-    cosine of sentence vectors. Words that every section has weigh next to nothing, so there is no
-    list of stop words.
+    By words, they are ranked by BM25 (Robertson and Zaragoza 2009), in which words that every
+    section has weigh next to nothing, and by meaning by the cosine of an encoder's vectors.
 
     Args:
         sections: those of one document together and in their order.
-        encoder: makes vectors of sections and questions; None: words alone.
+        encoder: None: words alone.
     """
 
     def __init__(
@@ -59,11 +58,8 @@ class Passages:
 
     def likeliest(self, question: str, most: int) -> list[tuple[int, float, float]]:
         """The places of the `most` most relevant sections, in their order, each with its relevance
-        by words (from 0) and by meaning (that of its most similar part, up to 1; 0 without
-        vectors). The first ones, if none is relevant.
-
-        Both ranks count, by reciprocal rank fusion (Cormack et al. 2009).
-        """
+        by words (from 0) and by meaning (up to 1; 0 without an encoder). Both ranks count, by
+        reciprocal rank fusion (Cormack et al. 2009). The first ones, if none is relevant."""
         words = self.by_words(question)
         likeness = self.likeness(question) if self._encoder else np.zeros(len(self))
         ranks = [np.argsort(np.argsort(-x, kind="stable")) for x in (words, likeness) if x.any()]

@@ -103,13 +103,10 @@ class Reader(Pretrained):
         *,
         encoder: str | Path | None = None,
     ) -> Passages:
-        """Read and encode documents (see `answer`), for the questions to come. Raises UserError: a
-        file that cannot be read, or an index that cannot be written.
-
-        The same documents as last time are read again only if a file has changed. What is skipped
-        in a folder is logged as a warning. `folder` and `encoder` are as the class has them;
-        neither: as before.
-        """
+        """Read documents (see `answer`) for the questions to come; the same ones as last time only
+        if a file has changed. What is skipped in a folder is logged as a warning. `folder` and
+        `encoder` are as the class has them; neither: as before. Raises UserError: a file that
+        cannot be read, or an index that cannot be written."""
         if isinstance(documents, Passages):
             return documents
         if folder or encoder:
@@ -138,10 +135,9 @@ class Reader(Pretrained):
         top: int = 3,
         candidates: Sequence[str] = (),
     ) -> Ranking:
-        """Answer a question from documents. Returns a list of answers, the best first. Its
-        ``found`` says whether there is an answer; if not, it holds a few guesses. Raises
-        UserError: for a question that cannot be asked, or a file that cannot be read; candidates,
-        and a reader that does not take them.
+        """Answers to a question, the best first; ``found`` of the list says whether there is one:
+        if not, it holds a few guesses. Raises UserError: a question that cannot be asked, a file
+        that cannot be read, or candidates, and a reader that does not take them.
 
         Args:
             documents: one or several; a string is a text itself, a `Path` is a file or a folder;
@@ -190,8 +186,7 @@ class Reader(Pretrained):
         return Passages(sections, self._sentences)
 
     def sections(self, source: Source, most: int | None = None) -> list[Section]:
-        """A document in sections of up to `most` tokens (None: `window`), of whole paragraphs, or
-        of pieces of one that is too long."""
+        """A document in sections of up to `most` tokens (None: `window`); see `Splitter`."""
         return self._splitter.sections(source, most or self.window)
 
     def question(self, text: str) -> Tensor:

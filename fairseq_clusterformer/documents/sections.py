@@ -38,10 +38,8 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """Paragraphs of a document that a model reads at once.
-
-    Its tokens are made anew when they are used, so that a long document takes little memory.
-    """
+    """Paragraphs of a document that a model reads at once. Its tokens are made anew when they are
+    used, so that a long document takes little memory."""
 
     source: Source  # the document
     pieces: tuple[Piece, ...]  # of its paragraphs, in their order
@@ -75,11 +73,8 @@ class Section:
             yield piece.number, self.source.paragraphs[piece.number], range(*span)
 
     def shown(self) -> list[str]:
-        """What each token shows: joined, it is the text of the paragraphs.
-
-        The first of several tokens that are bytes of one character shows it. ``<s>`` and titles
-        show nothing.
-        """
+        """What each token shows: joined, it is the text of the paragraphs. The first of several
+        tokens that are bytes of one character shows it; ``<s>`` and titles show nothing."""
         shown = [""] * self.length
         starts, ends = self.document.characters.tolist()
         for _, text, tokens in self.paragraphs():
@@ -94,8 +89,7 @@ class Splitter:
     """Divides documents into sections.
 
     Args:
-        pieces: the model's subwords.
-        dictionary: the model's.
+        pieces, dictionary: the model's subwords, and its own numbers of them.
         titles: whether each paragraph begins with the document's title.
         overlap: whether pieces of a long paragraph overlap by a quarter, so that an answer lies
             whole in one of them.
@@ -122,11 +116,9 @@ class Splitter:
         return torch.from_numpy(self._to_index[self._tokens(text).ids])
 
     def sections(self, source: Source, most: int) -> list[Section]:
-        """Sections of whole paragraphs, and pieces of those that have more than `most` tokens.
-
-        A fifth of the room is kept for what would be a short section by itself, such as a heading
-        in front of a long paragraph: it joins the section behind it, or else the one before.
-        """
+        """Sections of whole paragraphs, and pieces of those that have more than `most` tokens. A
+        fifth of the room is kept for what would be a short section by itself, such as a heading in
+        front of a long paragraph: it joins the section behind it, or else the one before."""
         short = most // 5
         found: list[tuple[list[Piece], int]] = [([], 0)]
         for piece, size in self._pieces(source, most - short):
