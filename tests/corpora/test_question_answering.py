@@ -213,13 +213,10 @@ def test_the_same_text_under_two_titles_is_one_document(model, tmp_path):
     assert len(set.union(*texts)) == 10
 
 
-@pytest.mark.parametrize("name", ["own.jsonl", "own.json"])
-def test_own_questions_are_divided_by_document(name, model, tmp_path, capsys):
-    lines = own_lines(40)
-    text = "\n".join(map(json.dumps, lines)) if name == "own.jsonl" else json.dumps(lines)
-    (tmp_path / name).write_text(text)
-    arguments = ("--gpt2-bpe", model, "--valid-fraction", "0.2")
-    assert run("text", tmp_path / name, tmp_path / "dest", *arguments) == 0
+def test_own_questions_are_divided_by_document(model, tmp_path, capsys):
+    path = write(tmp_path / "own.jsonl", "\n".join(map(json.dumps, own_lines(40))))
+    arguments = (path, tmp_path / "dest", "--gpt2-bpe", model, "--valid-fraction", "0.2")
+    assert run("text", *arguments) == 0
     seen, counts = set(), {}
     for split in SPLITS:
         assert_answers(tmp_path / "dest", split)
@@ -232,9 +229,9 @@ def test_own_questions_are_divided_by_document(name, model, tmp_path, capsys):
             assert example.answerable is bool(data.texts(i)["texts"])
             assert len(example.answers) == example.answerable
     assert counts == {"train": 56, "valid": 16, "test": 8}
-    assert run("text", tmp_path / name, tmp_path / "dest", *arguments) == 0
-    assert run("text", tmp_path / name, tmp_path / "dest", *arguments, "--seed", 2) == 1
-    assert run("text", tmp_path / name, tmp_path / "dest", *arguments, "--seed", 2, "--force") == 0
+    assert run("text", *arguments) == 0
+    assert run("text", *arguments, "--seed", 2) == 1
+    assert run("text", *arguments, "--seed", 2, "--force") == 0
 
 
 def test_own_files_of_splits(source, model, tmp_path):

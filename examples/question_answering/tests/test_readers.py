@@ -21,7 +21,7 @@ from question_answering.natural_questions import natural_questions, qed
 from question_answering.open_domain import quasar_t, searchqa, triviaqa
 from tests.corpora.commands import pack
 from tests.corpora.records import damaged, read, spans, write
-from tests.corpora.test_structured_corpora import shown
+from tests.corpora.test_question_corpora import shown
 
 # QED
 
