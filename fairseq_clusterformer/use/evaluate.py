@@ -161,9 +161,10 @@ def _nll(logits: AnswerLogits, target: dict[str, Tensor]) -> list[tuple[float, f
 def _facts(data: QAData, index: int, sentences: Sequence[int]) -> list[tuple[str, int]]:
     """Sentences as HotpotQA names them: the title of a paragraph, and a number behind it."""
     document, paragraphs = data.document(index), data.texts(index)["paragraphs"]
-    places = map(document.sentence, sentences)
-    before = int(document.titled)
-    return [(paragraphs[paragraph][0], number - before) for paragraph, number in places]
+    owners, before = document.paragraphs_of_sentences, int(document.titled)
+    first = {owner: number for number, owner in reversed([*enumerate(owners)])}
+    places = ((owners[number], number - first[owners[number]] - before) for number in sentences)
+    return [(paragraphs[paragraph][0], number) for paragraph, number in places]
 
 
 def score(found: Predictions, gold: Sequence[Path] = ()) -> dict[str, float]:
