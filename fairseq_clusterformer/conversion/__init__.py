@@ -30,14 +30,9 @@ def as_checkpoint(path: Path, data: Path | None) -> Iterator[tuple[Path, Path | 
 
 
 def as_bundle(folder: Path, out: Path, *, dtype: str = "float32", force: bool = False) -> Path:
-    """Write a folder of transformers as a bundle: one of our models, or another library's dense
-    model, which becomes ours with full attention. Raises UserError: a folder of another model, or
-    transformers is not installed.
-
-    Args:
-        folder: that ``save_pretrained`` wrote.
-        out, dtype, force: as of :func:`~fairseq_clusterformer.checkpoints.bundle.write_bundle`.
-    """
+    """Write a folder of transformers as a bundle, as ``write_bundle`` does: one of our models, or
+    another library's dense model, which becomes ours with full attention. Raises UserError:
+    another model, or transformers is not installed."""
     try:
         from fairseq_clusterformer.hf import no_progress_bars
         from fairseq_clusterformer.hf.folder import back

@@ -238,17 +238,11 @@ def fit_layers(
     sinks: int,
     plan: Plan,
 ) -> tuple[dict[Place, dict], list[float]]:
-    """Fit all routers; layers that an earlier run has fitted are taken from the files that it has
-    left beside those of batches. Returns of each layer its recall and chance [H] before and after,
-    the losses, and what its routers have learned; and the mean loss of all routers after each
-    update, in nats.
-
-    Args:
-        orders: which head of the dense model comes to each place of a layer.
-        measured, fitted: batches of :func:`~.reading.store`; of the latter, the `first` say where
-            routers begin.
-        sinks: first keys of a causal row, which count as near.
-    """
+    """Fit all routers to batches of :func:`~.reading.store`, the `first` of which say where they
+    begin; layers that an earlier run has fitted are taken from the files that it has left beside
+    those. ``orders`` and ``sinks`` as of :mod:`.heads`. Returns of each layer its recall and
+    chance [H] before and after, the losses, and what its routers have learned; and the mean loss
+    of all routers after each update, in nats."""
     routers: dict[Place, list[Pupil]] = {place: [] for place in orders}
     for pupil in pupils(dense, clustered, orders):
         routers[pupil.place].append(pupil)

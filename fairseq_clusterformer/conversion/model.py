@@ -166,15 +166,9 @@ def attentions(model: nn.Module) -> dict[Place, SelfAttention]:
 def permute_heads(
     state: dict[str, Tensor], prefix: str, attention: SelfAttention, order: Sequence[int]
 ) -> None:
-    """Let the heads of a layer change places; what the layer computes stays the same.
-
-    Args:
-        state: of the whole model, changed in place.
-        prefix: of the layer's attention, with a dot at its end.
-        attention: of the dense model, for its sizes.
-        order: which head comes to each place, H numbers; those that share keys and values stay
-            together.
-    """
+    """Let the heads of a layer change places in the model's ``state``; what the layer computes
+    stays the same. ``prefix`` is that of its attention, with a dot at its end; ``order`` says
+    which head comes to each place, and those that share keys and values stay together."""
     shared, width = attention.num_heads // attention.kv_heads, attention.head_dim
 
     def channels(heads: Sequence[int]) -> Tensor:

@@ -87,13 +87,9 @@ class ClusterformerReaderConfig(PretrainedOptions, EncoderOptions, ReaderCluster
 
 
 class AnswerHeads(nn.Module):
-    """Three linear maps (CF20 section 4.2), computed in float32 or more.
-
-    Args:
-        embed_dim: D.
-        shared: "no answer" starts and ends at the question's first token, by the map of spans
-            (Devlin et al. 2019, section 4.3); other types have a logit there, too.
-    """
+    """Three linear maps (CF20 section 4.2), computed in float32 or more. If ``shared``, "no
+    answer" starts and ends at the question's first token, by the map of spans (Devlin et al. 2019,
+    section 4.3); other types have a logit there, too."""
 
     def __init__(self, embed_dim: int, *, shared: bool = False):
         super().__init__()

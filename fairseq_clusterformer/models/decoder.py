@@ -167,12 +167,10 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """All layers: features [B, N, D] of embedded tokens x [N, B, D], and extra outputs.
-
-        ``extra["attn"]`` are the mean weights of the attention to the encoder of some heads of
-        ``alignment_layer``, ``extra["inner_states"]`` the input and each layer's output, and
-        ``extra["reports"]`` what :func:`~fairseq_clusterformer.clustering.summary` takes.
-        """
+        """All layers: features [B, N, D] of embedded tokens x [N, B, D], and extra outputs:
+        "attn", mean weights of the attention to the encoder of some heads of ``alignment_layer``,
+        "inner_states", the input and each layer's output, and "reports", what
+        :func:`~fairseq_clusterformer.clustering.summary` takes."""
         encoder, encoder_padding_mask = (
             encoder_out[name][0] if encoder_out is not None and encoder_out[name] else None
             for name in ("encoder_out", "encoder_padding_mask")

@@ -188,15 +188,11 @@ def check_heads(args: Namespace, side: str) -> None:
 def attention_plan(
     args: Namespace, side: str, *, spec: str = "", rule: str = "", **instead: object
 ) -> AttentionPlan:
-    """The attention of an encoder's or a decoder's layers. Raises ValueError: naming the option.
-
-    Args:
-        args: fairseq's options, of which those of positions are set as ``--positions`` says, and
-            those of the depth and the kinds to the layers of ``--decoder-layers-to-keep``.
-        side: "encoder" or "decoder".
-        spec, rule: names of the options in ``args`` that have them; default: those of the side.
-        instead: values that count instead of those in ``args``, by the names there.
-    """
+    """The attention of an encoder's or a decoder's layers, by fairseq's options, of which those of
+    positions are set as ``--positions`` says, and those of the depth and the kinds to the layers
+    of ``--decoder-layers-to-keep``. ``spec`` and ``rule`` name the options that have them
+    (default: those of the side); values of ``instead`` count instead of those in ``args``. Raises
+    ValueError, which names the option."""
     check_heads(args, side)
     names = spec or f"{side}_attention", rule or f"{side}_cluster_rule"
     own_centroids = side == "decoder" or _option(args, "own_centroids")
