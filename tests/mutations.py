@@ -11,6 +11,7 @@ import ast
 import importlib.util
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -111,12 +112,8 @@ def tests_of(path: Path) -> list[list[str]]:
     for test in sorted([*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("examples/**/test_*.py")]):
         text, place = test.read_text(), str(test.relative_to(ROOT))
         mirrored = test.stem == f"test_{name}" or test.parent.name == name
-        if (
-            mirrored
-            or f"{parent}.{name}" in text
-            or f"from {parent} import" in text
-            and name in text
-        ):
+        imported = rf"{parent}\.{name}\b|from {parent} import [(\w\s,]*\b{name}\b"
+        if mirrored or re.search(imported, text):
             named.append((not mirrored, len(text), place))
         elif inner.parts[0] in test.parts or test.name in TOGETHER.get(inner.parts[0], ()):
             rest.append(place)

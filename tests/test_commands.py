@@ -80,49 +80,41 @@ def reason(words: list[str]) -> str | None:
 
 def write_inputs(folder: Path) -> None:
     """What the pages take for given, as little of it as is enough."""
-    (folder / "my-texts").mkdir()
     sentence = "the cat sees a dog near the old mill and runs away from it at once . "
     lines = [sentence[i % 40 :] + str(i) for i in range(200)]
-    for name in ("my-texts/a.txt", "my-texts/b.txt", "README.md", "notes.txt"):
-        (folder / name).write_text("\n".join(lines if "/" in name else lines[:20]) + "\n")
-    shutil.copytree(folder / "my-texts", folder / "SOURCE")
-    (folder / "TEXT").mkdir()
-    documents = "".join(f"{line}. {line}.\nLINE\n" for line in lines)
-    (folder / "TEXT" / "books.txt").write_text(documents)
-    (folder / "letters").mkdir()
-    (folder / "letters" / "one.txt").write_text("Ada Lovelace signed the treaty.\n")
-    pairs = [f"{line}\t{line[::-1]}" for line in lines[:60]]
-    (folder / "pairs.tsv").write_text("\n".join(pairs) + "\n")
-    labelled = [f"{'good' if i % 2 else 'bad'}\t{line}" for i, line in enumerate(lines[:80])]
-    (folder / "reviews.tsv").write_text("\n".join(labelled) + "\n")
-    (folder / "DIR").mkdir()
+    scored = ["score\tsentence1\tsentence2"]
+    scored += [f"{i % 6}\t{line}\t{line[::-1]}" for i, line in enumerate(lines)]
+    story = "1 Ada moved to the mill.\n2 Bob went to the town.\n3 Where is {}?\t{}\t{}"
+    told = [story.format(*found) for found in (("Ada", "mill", 1), ("Bob", "town", 2)) * 20]
+    asked, files = [], {}
     for name, seed in (("train", 1), ("dev", 2)):
         articles = [squad(8, seed + i)["data"][0] | {"title": str(i)} for i in range(8)]
-        for article in articles:
-            for paragraph in article["paragraphs"]:
-                paragraph["qas"] = [asked for asked in paragraph["qas"] if asked["answers"]]
-        (folder / "DIR" / f"{name}-v1.1.json").write_text(json.dumps({"data": articles}))
-    asked = []
-    for article in articles:
-        for paragraph in article["paragraphs"]:
+        for paragraph in (
+            paragraph for article in articles for paragraph in article["paragraphs"]
+        ):
+            paragraph["qas"] = [one for one in paragraph["qas"] if one["answers"]]
             for one in paragraph["qas"]:
                 answers = [answer["text"] for answer in one["answers"]]
-                asked.append({"question": one["question"], "answers": answers})
-                asked[-1]["context"] = paragraph["context"]
-    (folder / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
-    (folder / "my-questions").mkdir()
-    shutil.copy(folder / "questions.jsonl", folder / "my-questions" / "train.jsonl")
-    reviews = [f"{sign} {line}\n" for sign in "01" for line in lines[:60]]
-    (folder / "DIR" / "rt-polarity.all").write_text("".join(reviews))
-    (folder / "DIR" / "STS-B").mkdir()
-    scored = [f"{i % 6}\t{line}\t{line[::-1]}\n" for i, line in enumerate(lines)]
-    for name in ("train", "dev"):
-        table = ["score\tsentence1\tsentence2\n", *scored]
-        (folder / "DIR" / "STS-B" / f"{name}.tsv").write_text("".join(table))
-    story = "1 Ada moved to the mill.\n2 Bob went to the town.\n3 Where is {}?\t{}\t{}\n"
-    told = [story.format(*found) for found in (("Ada", "mill", 1), ("Bob", "town", 2)) * 20]
-    for name in ("qa1_train.txt", "qa1_test.txt"):
-        (folder / name).write_text("".join(told))
+                record = {"question": one["question"], "context": paragraph["context"]}
+                asked.append(json.dumps({**record, "answers": answers}))
+        files[f"DIR/{name}-v1.1.json"] = [json.dumps({"data": articles})]
+    files |= dict.fromkeys(("my-texts/a.txt", "my-texts/b.txt", "SOURCE/a.txt"), lines)
+    files |= dict.fromkeys(("README.md", "notes.txt"), lines[:20])
+    files |= dict.fromkeys(("questions.jsonl", "my-questions/train.jsonl"), asked)
+    files |= dict.fromkeys(("DIR/STS-B/train.tsv", "DIR/STS-B/dev.tsv"), scored)
+    files |= dict.fromkeys(("qa1_train.txt", "qa1_test.txt"), told)
+    files |= {
+        "TEXT/books.txt": [f"{line}. {line}.\nLINE" for line in lines],
+        "letters/one.txt": ["Ada Lovelace signed the treaty."],
+        "pairs.tsv": [f"{line}\t{line[::-1]}" for line in lines[:60]],
+        "reviews.tsv": [
+            f"{'good' if i % 2 else 'bad'}\t{line}" for i, line in enumerate(lines[:80])
+        ],
+        "DIR/rt-polarity.all": [f"{sign} {line}" for sign in "01" for line in lines[:60]],
+    }
+    for name, rows in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("\n".join(rows) + "\n")
     write_mnist(folder / "mnist")
 
 
@@ -274,14 +266,6 @@ def ends_well() -> Iterator[None]:
             raise
 
 
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.stdin", io.StringIO("The cat\n"))
-    write_inputs(tmp_path)
-    return tmp_path
-
-
 def to_run(page: Path) -> list[list[str]]:
     return [words for words in commands(page) if not reason(words)]
 
@@ -296,7 +280,9 @@ BY_DEFAULT += [*ROOT.glob("examples/classification/**/*.*")]
     sampled(filter(to_run, (*PAGES, *CONFIGURATIONS)), BY_DEFAULT),
     ids=lambda page: str(page.relative_to(ROOT)),
 )
-def test_commands_run(page: Path, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_inputs(tmp_path)
     for words in to_run(page):
         monkeypatch.setattr("sys.stdin", io.StringIO("The cat\n"))
         execute(words)

@@ -80,13 +80,9 @@ def case(tmp_path: Path, monkeypatch) -> Case:
 
 def test_a_grid_becomes_results_a_table_and_a_picture(case, capsys, tmp_path):
     assert case("--workers", 2) == 0
-    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert table == [
-        "| model | valid bits per symbol | test bits per symbol |",
-        "| --- | ---: | ---: |",
-        "| dense | 0.5, 0.5 | 5.0, 5.0 |",
-        "| window | 0.5 | 5.0 |",
-    ]
+    printed = capsys.readouterr().out
+    assert "| model | valid bits per symbol | test bits per symbol |\n" in printed
+    assert "| dense | 0.5, 0.5 | 5.0, 5.0 |\n| window | 0.5 | 5.0 |\n" in printed
     result = case.result("dense@2")
     assert result["command"].startswith("fairseq-train DATA --user-dir fairseq_clusterformer")
     assert result["command"].endswith("--arch a --seed 2")
