@@ -1,11 +1,7 @@
 """``--bpe clusterformer``: fairseq's commands read and write plain text.
 
-It does all that was done to the text of a prepared folder, and undoes it. For a language model it
-makes bytes, pieces or words. For translation it makes Moses' tokens and subwords, so a
-``--tokenizer`` must not be given as well.
-
-fairseq-interactive removes blanks at both ends of a prompt, and a prompt is one line. ``sample``
-of ``from_pretrained`` keeps both.
+It does all that was done to the text of a prepared folder, and undoes it; a ``--tokenizer`` must
+not be given as well. fairseq-interactive removes blanks at both ends of a prompt.
 """
 
 from dataclasses import dataclass, field
@@ -57,5 +53,6 @@ def text_of_folder(cfg: ClusterformerTextConfig) -> SimpleNamespace:
     source, target = cfg.task_source_lang, cfg.task_target_lang
     if source is None or target is None:  # fairseq's task does the same
         source, target = infer_language_pair(str(folder))
-    encode, decode = partial(pipeline.encode, lang=source), partial(pipeline.decode, lang=target)
-    return SimpleNamespace(encode=encode, decode=decode)
+    return SimpleNamespace(
+        encode=partial(pipeline.encode, lang=source), decode=partial(pipeline.decode, lang=target)
+    )

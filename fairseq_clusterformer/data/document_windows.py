@@ -74,17 +74,11 @@ class WindowData:
         document = example.document[window.first : window.last]
         if window.led:
             document = torch.cat([example.document[:1], document])
+        fields = {"document": document, "paragraph_starts": starts}
         known = len(example.answers) or len(example.long_answers)
-        is_none = bool(known and not len(short) and not len(long))
-        return replace(
-            example,
-            document=document,
-            paragraph_starts=starts,
-            answers=short,
-            long_answers=long,
-            answerable=False if is_none else example.answerable,
-            yes_no=None if is_none else example.yes_no,
-        )
+        if known and not len(short) and not len(long):
+            fields |= {"answerable": False, "yes_no": None}
+        return replace(example, answers=short, long_answers=long, **fields)
 
     def texts(self, index: int) -> dict:
         """The question's line; no accepted ``texts`` where these stand in other windows alone."""

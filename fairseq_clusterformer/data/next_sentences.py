@@ -43,9 +43,7 @@ class NextSentences(BySize):
         replaced: float = 0.1,
         seed: int = 1,
     ):
-        self.lines = lines
-        self.dictionary = dictionary
-        self.mask = dictionary.index("<mask>")
+        self.lines, self.dictionary, self.mask = lines, dictionary, dictionary.index("<mask>")
         self.room = max_positions - 3
         self.guessed, self.kept, self.replaced = guessed, kept, replaced
         self.seed, self.epoch = seed, 1
@@ -88,7 +86,16 @@ class NextSentences(BySize):
         a, b, follows = self._pair(index, draw)
         (start, end) = (np.array([i]) for i in (self.dictionary.bos(), self.dictionary.eos()))
         tokens = np.concatenate([start, a, end, b, end])
-        tokens, target = self._masked(tokens, draw)
+        special = self.dictionary.nspecial
+        places = np.flatnonzero(tokens >= special)
+        places = draw.permutation(places)[: max(1, round(self.guessed * len(places)))]
+        target = np.full_like(tokens, self.dictionary.pad())
+        target[places] = tokens[places]
+        fate = draw.random(len(places))
+        tokens[places[fate >= self.kept + self.replaced]] = self.mask
+        others = places[(fate >= self.kept) & (fate < self.kept + self.replaced)]
+        drawn = draw.integers(special, len(self.dictionary) - 1, len(others))
+        tokens[others] = drawn + (drawn >= self.mask)
         segments = np.arange(len(tokens)) >= len(a) + 2
         parts = {"tokens": tokens, "target": target, "segments": segments}
         tensors = {name: torch.from_numpy(part).long() for name, part in parts.items()}
@@ -120,22 +127,6 @@ class NextSentences(BySize):
         if first == last:
             return np.empty(0, np.int64)
         return np.concatenate([self.lines[i][:-1].numpy() for i in self._line[first:last]])
-
-    def _masked(
-        self, tokens: np.ndarray, draw: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        special = self.dictionary.nspecial
-        places = np.flatnonzero(tokens >= special)
-        places = draw.permutation(places)[: max(1, round(self.guessed * len(places)))]
-        target = np.full_like(tokens, self.dictionary.pad())
-        target[places] = tokens[places]
-        fate = draw.random(len(places))
-        tokens = tokens.copy()
-        tokens[places[fate >= self.kept + self.replaced]] = self.mask
-        others = places[(fate >= self.kept) & (fate < self.kept + self.replaced)]
-        drawn = draw.integers(special, len(self.dictionary) - 1, len(others))
-        tokens[others] = drawn + (drawn >= self.mask)
-        return tokens, target
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch: ``src_tokens``, ``segments`` and ``target``, int64 [B, N], and ``follows``,

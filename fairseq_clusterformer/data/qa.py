@@ -60,25 +60,18 @@ class Example:
 
     def spans(self) -> np.ndarray:
         """All but the tokens as an item of ``SPLIT.spans``."""
-        counts = [len(x) for x in (self.paragraph_starts, self.answers, self.long_answers)]
-        head = [_ANSWERABLE[self.answerable], YES_NO.index(self.yes_no), *counts]
-        tail = (self.paragraph_starts, self.answers.flatten(), self.long_answers)
-        return np.concatenate([head, *tail]).astype(np.int32)
+        tail = (self.paragraph_starts, self.answers, self.long_answers)
+        head = [_ANSWERABLE[self.answerable], YES_NO.index(self.yes_no), *map(len, tail)]
+        return np.concatenate([head, *(part.flatten() for part in tail)]).astype(np.int32)
 
     @classmethod
     def of(cls, question: Tensor, document: Tensor, spans: Tensor) -> "Example":
         """What the items of the three files say."""
         answerable, yes_no, *counts = spans[:5].tolist()
         starts, answers, long = spans[5:].split([counts[0], 2 * counts[1], counts[2]])
-        return cls(
-            question=question,
-            document=document,
-            paragraph_starts=starts,
-            answers=answers.view(-1, 2),
-            long_answers=long,
-            answerable=None if answerable < 0 else bool(answerable),
-            yes_no=YES_NO[yes_no],
-        )
+        known = None if answerable < 0 else bool(answerable)
+        parts = (starts, answers.view(-1, 2), long)
+        return cls(question, document, *parts, known, YES_NO[yes_no])
 
 
 class QAWriter(RecordWriter):

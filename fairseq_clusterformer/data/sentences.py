@@ -43,13 +43,9 @@ class SentenceDataset(BySize):
         questions: Tensor | None = None,
         shuffle: bool = True,
     ):
-        self.texts = texts
-        self.labels = labels
-        self.questions = questions
-        self.dictionary = dictionary
+        self.texts, self.labels, self.questions = texts, labels, questions
+        self.dictionary, self.max_positions, self.shuffle = dictionary, max_positions, shuffle
         self.joined = len(texts) > 1 and pair_form == "joined"
-        self.max_positions = max_positions
-        self.shuffle = shuffle
         lengths = []
         for text in texts:  # without </s>, which all lines of a file end with, or none
             ends = len(text) > 0 and dictionary.eos() in text[0][-1:].tolist()
@@ -65,15 +61,13 @@ class SentenceDataset(BySize):
     def __getitem__(self, index: int) -> dict[str, Any]:
         start, end = (torch.tensor([t]) for t in (self.dictionary.bos(), self.dictionary.eos()))
         lengths = self._lengths[:, index].tolist()
-        if not self.joined:
-            texts = [text[index][:n] for text, n in zip(self.texts, lengths, strict=True)]
-            most = self.max_positions - 2
-            sequences = [torch.cat([start, text[:most], end]) for text in texts]
-            return {"id": index, "sequences": sequences}
-        first, second = lengths
-        first, second = shortened(first, second, self.max_positions - 3)
-        a, b = self.texts[0][index][:first], self.texts[1][index][:second]
-        return {"id": index, "sequences": [torch.cat([start, a, end, b, end])]}
+        if self.joined:
+            lengths = shortened(*lengths, self.max_positions - 3)
+        most = self.max_positions - 2
+        parts = [text[index][: min(n, most)] for text, n in zip(self.texts, lengths, strict=True)]
+        if self.joined:
+            return {"id": index, "sequences": [torch.cat([start, parts[0], end, parts[1], end])]}
+        return {"id": index, "sequences": [torch.cat([start, part, end]) for part in parts]}
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch: ``src_tokens`` and of siamese pairs ``pair_tokens``, int64 [B, N]; ``target``,

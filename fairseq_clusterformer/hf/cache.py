@@ -1,7 +1,5 @@
 """The cache of step-by-step decoding: our decoder's own state, of bounded size."""
 
-from collections.abc import Callable
-
 from torch import Tensor
 from transformers import Cache
 
@@ -12,6 +10,9 @@ from fairseq_clusterformer.models.attention import State
 class ClusterformerCache(Cache):
     """What a decoder keeps from token to token: rings of W keys and values for each cluster. Its
     size is bounded however long the text, except for layers of the kind full."""
+
+    is_linear = (False,)  # of one layer, as if all were: what the cache has not seen is read
+    is_croppable = False  # what a ring has dropped is gone
 
     def __init__(self):
         super().__init__(layers=[])
@@ -28,12 +29,6 @@ class ClusterformerCache(Cache):
         return sum(t.nbytes for t in tensors(self.state))
 
     @property
-    def batch_size(self) -> int:
-        """B; -1 before the first token."""
-        found = tensors(self.state)
-        return len(found[0]) if found else -1
-
-    @property
     def real(self) -> Tensor | int:
         """How many tokens of each row were seen without padding, int64 [B, 1], or of all."""
         return self.state.get("seen", {}).get("real", self.tokens)
@@ -42,31 +37,14 @@ class ClusterformerCache(Cache):
         """Tokens that were seen, whether or not their keys are still kept."""
         return self.tokens
 
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: a text of any length fits."""
-        return -1
-
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Follow a beam search's choice of hypotheses, int64 [B]."""
-        self._each(lambda t: t.index_select(0, beam_idx.to(t.device)))
+        self.state = each(self.state, lambda t: t.index_select(0, beam_idx.to(t.device)))
 
     batch_select_indices = reorder_cache
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._each(lambda t: t.repeat_interleave(repeats, dim=0))
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> None:
-        self.state = each(self.state, change)
-
-    @property
-    def is_linear(self) -> list[bool]:
-        """Of one layer, as if all were: generation then reads what the cache has not seen."""
-        return [False]
-
-    @property
-    def is_croppable(self) -> bool:
-        """False: what a ring has dropped is gone."""
-        return False
+        self.state = each(self.state, lambda t: t.repeat_interleave(repeats, dim=0))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Always raises ValueError."""

@@ -97,9 +97,9 @@ def build_model(config: ClusterformerConfig) -> BaseFairseqModel:
     """fairseq's model with its initial values, without fairseq's task and files; ValueError for an
     option that is not allowed. It is made on the CPU wherever transformers would make it: kinds of
     attention initialise centroids and buffers from data, which a meta device does not have."""
-    target = source = numbered(config.vocab_size)
-    if config.source_vocab_size is not None:
-        source = numbered(config.source_vocab_size)
+    # models ask for the number of symbols, and for the special ones
+    target, source = _numbered(config.vocab_size), config.source_vocab_size
+    source = target if source is None else _numbered(source)
     task = SimpleNamespace(
         dictionary=target,
         source_dictionary=source,
@@ -116,8 +116,7 @@ def build_model(config: ClusterformerConfig) -> BaseFairseqModel:
     return model.to(torch.get_default_dtype())  # positions are made in float32
 
 
-def numbered(size: int) -> Dictionary:
-    """A dictionary of that many symbols; models ask for their number and the special ones."""
+def _numbered(size: int) -> Dictionary:
     dictionary = Dictionary()
     for number in range(len(dictionary), size):
         dictionary.add_symbol(f"token{number}")

@@ -124,8 +124,6 @@ def export(
             tensors[name] = tensors[name].to(DTYPES[dtype])
     with whole_folder(out, **how) as new:
         _write_tokenizer(loaded, config, new, as_berts)
-        if config.family == "clusterformer_classifier":
-            _copy({WORDS: loaded.folder / WORDS}, loaded.folder, new)
         copy_recipe(loaded.folder, new)
         model.config.save_pretrained(new)
         if model.can_generate():
@@ -263,8 +261,8 @@ def _names(config: ClusterformerConfig) -> dict[str, str]:
 
 def slow_tokenizer(folder: Path, config: ClusterformerConfig) -> ClusterformerTokenizer:
     """The tokenizer of a model's files, which have the names of an export."""
-    places = {role: folder / name for role, name in _OF_TEXT.items()}
-    files = {role: str(path) for role, path in places.items() if path.is_file()}
+    found = ((role, folder / name) for role, name in _OF_TEXT.items())
+    files = {role: str(file) for role, file in found if file.is_file()}
     return ClusterformerTokenizer(**files, languages=config.languages)
 
 
@@ -332,13 +330,11 @@ def _read(folder: Path, data: Path) -> Loaded:
         names += [f"<missing-{i}>" for i in range(len(symbols), config.vocab_size)]
         symbol_dictionary(names[len(special) :]).save(str(data / "dict.txt"))
     else:
-        own = slow_tokenizer(folder, config)
-        for size, symbols in (
-            (config.vocab_size, own.target_symbols),
-            (config.source_vocab_size or config.vocab_size, own.source_symbols),
-        ):
-            if size != len(symbols):
-                raise ValueError(f"{size} embeddings, and {len(symbols)} symbols in a dictionary")
+        own, size = slow_tokenizer(folder, config), config.vocab_size
+        sizes = [size, config.source_vocab_size or size]
+        found = [len(own.target_symbols), len(own.source_symbols)]
+        if sizes != found:
+            raise ValueError(f"{sizes} embeddings, and {found} symbols in the dictionaries")
         _copy({to: folder / name for name, to in _names(config).items()}, folder, data)
     if config.family == "clusterformer_classifier":
         if config.task["_name"] == "masked_lm":
@@ -354,15 +350,10 @@ def _read(folder: Path, data: Path) -> Loaded:
         # whether words are tokenised is not asked where tokenizer.json says the tokens
         words = {"tokenised": False, "settings": {"max_length": config.text_length}}
         (data / WORDS).write_text(json.dumps(words), encoding="utf-8")
-        _copy({WORDS: folder / WORDS}, folder, data)  # which save_pretrained leaves behind
     if config.form == "joined":
         shutil.copytree(data / "input0", data / "input1")
-    sections = {
-        "model": {"_name": config.architecture, **config.options},
-        "task": config.task,
-        "criterion": config.criterion,
-        **config.others["sections"],
-    }
+    sections = {"task": config.task, "criterion": config.criterion, **config.others["sections"]}
+    sections["model"] = {"_name": config.architecture, **config.options}
     return Loaded(
         model=model.model,
         task=SimpleNamespace(cfg=SimpleNamespace(**config.task)),

@@ -194,36 +194,17 @@ class EncoderOutput(BaseModelOutput):
     attention_mask: Tensor | None = None
 
 
-@dataclass(eq=False, repr=False)
-class Encoder:
-    """fairseq's encoder as transformers' generation calls it, which reads its signature."""
-
-    model: "ClusterformerForConditionalGeneration"
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> EncoderOutput:
-        """States [B, N, D] of source sentences, int64 [B, N]."""
-        self.model._begin(output_attentions)
-        source, hidden, _ = self.model._encode(input_ids, attention_mask)
-        return EncoderOutput(source, attention_mask=~hidden)
-
-    __call__ = forward
-
-
 class ClusterformerForConditionalGeneration(GeneratingModel):
     """fairseq's Transformer over a clustered encoder and decoder."""
 
     families = ("clusterformer",)
     auto, form, hub_task = "AutoModelForSeq2SeqLM", "translation", "translation"
 
-    def get_encoder(self, modality: str | None = None) -> Encoder:
-        return Encoder(self)
+    def _prepare_text_encoder_decoder_kwargs_for_generation(
+        self, inputs_tensor: Tensor, model_kwargs: dict, **kwargs
+    ) -> dict:
+        source, hidden, _ = self._encode(inputs_tensor, model_kwargs.get("attention_mask"))
+        return model_kwargs | {"encoder_outputs": EncoderOutput(source, attention_mask=~hidden)}
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """What the decoder reads to write the labels, int64 [B, N]: they, shifted by one."""

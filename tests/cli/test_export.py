@@ -228,7 +228,7 @@ def test_mistakes_are_one_line(exported, towns_reader, tmp_path, capsys):  # noq
     (damaged / "chat_template.jinja").unlink()
     with (damaged / "dict.txt").open("a") as file:
         file.write("more 1\n")
-    assert "4064 embeddings, and 4065 symbols" in line(damaged)
+    assert "[4064, 4064] embeddings, and [4065, 4064] symbols" in line(damaged)
     words = ("export", exported, tmp_path / "o", "--to", "fairseq", "--data", tmp_path)
     assert "; allowed: none with --to fairseq" in error(capsys, *words)
     assert not (tmp_path / "o").exists()

@@ -135,7 +135,6 @@ def test_a_cache_can_be_copied_and_repeated():
     model, ids = language_model(), tokens(2, 8)
     with torch.no_grad():
         cache = model(ids[:, :7], use_cache=True).cache
-        assert cache.batch_size == 2
         other = copy.deepcopy(cache)
         cache.batch_repeat_interleave(2)
         one = model(ids[:, 7:].repeat_interleave(2, 0), cache=cache).logits
