@@ -36,9 +36,10 @@ import numpy as np
 from scipy.special import expit
 from scipy.stats import binom
 
-from examples.question_answering.reader_data import DIVIDED, part_of, read
+from examples.question_answering.reader_data import DIVIDED, part_of
 from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.cli.main import program
+from fairseq_clusterformer.corpora.question_answering.records import json_file
 from fairseq_clusterformer.documents.found import FEATURES, Weights
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.metrics.answers import exact_match, f1
@@ -54,7 +55,6 @@ def lines_of(path: Path) -> list[dict]:
 
 
 def write(path: Path, record: dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
     path.write_text(text, encoding="utf-8")
 
@@ -66,9 +66,9 @@ def row_of(question: dict, file: str | None) -> dict:
 
 def make(args: Namespace) -> None:
     """Write four folders of validation articles and four of test articles."""
-    draw = random.Random(3)
+    draw, content = random.Random(3), json_file(args.data / DIVIDED[0])
     (args.out / "articles").mkdir(parents=True)
-    articles = {article["title"]: article for article in read(args.data / DIVIDED[0])}
+    articles = {article["title"]: article for article in content["data"]}
     parts = {title: part_of([*articles], title) for title in articles}
     for title, article in articles.items():
         texts = [title.replace("_", " "), *(each["context"] for each in article["paragraphs"])]
@@ -94,13 +94,13 @@ def alone(args: Namespace) -> None:
     """Write a folder of one file for each article that the first questions of a test are about; of
     ``runs``, for each question, of whose paragraphs an article is made."""
     runs, asked = args.command == "runs", {}
+    (args.out / "articles").mkdir(parents=True, exist_ok=True)
     for record in lines_of(args.test)[: args.limit]:
         name = f"run-{record['id']}" if runs else record["title"]
         asked.setdefault(name, []).append(row_of(record, f"{name}.txt"))
         if runs:
-            path = args.out / "articles" / f"{name}.txt"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("\n\n".join(record["paragraphs"]), encoding="utf-8")
+            text = "\n\n".join(record["paragraphs"])
+            (args.out / "articles" / f"{name}.txt").write_text(text, encoding="utf-8")
     for name, rows in asked.items():
         record = {"documents": [f"{name}.txt"], "questions": rows}
         write(args.out / f"{'' if runs else 'whole-'}{name}.json", record)
@@ -152,16 +152,11 @@ def rows_of(path: Path) -> list[dict]:
     return rows
 
 
-def sums(row: dict, weights: Weights) -> np.ndarray:
-    """What each answer to a question is ranked by."""
-    values = [[each[name] for name in FEATURES] for each in row["found"]]
-    own = [getattr(weights, name) for name in FEATURES]
-    return np.array(values).reshape(-1, len(own)) @ own + weights.bias
-
-
-def ordered(row: dict, weights: Weights) -> list[dict]:
-    """The answers to a question, best first."""
-    return [row["found"][place] for place in np.argsort(-sums(row, weights), kind="stable")]
+def ranked(row: dict, weights: Weights) -> list[tuple[float, dict]]:
+    """The answers to a question with what they are ranked by, best first."""
+    of = [sum(getattr(weights, name) * each[name] for name in FEATURES) for each in row["found"]]
+    found = [(value + weights.bias, each) for value, each in zip(of, row["found"], strict=True)]
+    return sorted(found, key=lambda pair: -pair[0])
 
 
 def regression(values: list[list[float]], right: list[bool]) -> np.ndarray:
@@ -180,16 +175,17 @@ def fit(rows: list[dict]) -> Weights:
     answers = [each for row in rows for each in row["found"]]
     if len({each["right"] for each in answers}) < 2:
         raise UserError(f"none of {given} questions got a right answer; allowed: some, and wrong")
-    values = [[each[name] for name in FEATURES] for each in answers]
-    ranking = regression(values, [each["right"] for each in answers])[:-1]
-    weights = Weights(*ranking)
-    best = np.array([sums(row, weights).max() for row in rows])
-    right = np.array([ordered(row, weights)[0]["right"] for row in rows])
-    scale, bias = regression(best[:, None], right)
-    least = threshold(expit(scale * best + bias)[right])
     passages = {row["passage"] for row in rows}
     if len(passages) > 1:
         raise UserError(f"passages of {sorted(passages, key=str)} tokens; allowed: of one length")
+    values = [[each[name] for name in FEATURES] for each in answers]
+    ranking = regression(values, [each["right"] for each in answers])[:-1]
+    first = [ranked(row, Weights(*ranking))[0] for row in rows]
+    best, right = (
+        np.array(each) for each in zip(*((x, y["right"]) for x, y in first), strict=True)
+    )
+    scale, bias = regression(best[:, None], right)
+    least = threshold(expit(scale * best + bias)[right])
     return Weights(*map(float, (*(scale * ranking), bias, least)), *passages)
 
 
@@ -202,9 +198,7 @@ def threshold(of_right: np.ndarray, lost: float = 0.1, confidence: float = 0.9) 
     most j of a binomial's n draws do. Questions must be independent, which those of one folder are
     not quite.
     """
-    number = len(of_right)
-    chances = binom.cdf(np.arange(number), number, lost)
-    below = int(np.searchsorted(chances, 1 - confidence, side="right"))
+    below = int(binom.ppf(1 - confidence, len(of_right), lost))
     return float(np.sort(of_right)[max(below - 1, 0)])
 
 
@@ -215,18 +209,22 @@ def score(rows: list[dict], weights: Weights) -> tuple[dict[str, float], list[tu
     Where there is an answer: the right file first, the right answer first or among three. Where
     there is none: refused by the threshold, beside the right answers that are lost by it.
     """
-    orders = [ordered(row, weights) or [NOTHING] for row in rows]
-    shown = expit([sums(row, weights).max(initial=-700) for row in rows])
-    right = np.array([order[0]["right"] for order in orders])
+    orders = [ranked(row, weights) or [(-700.0, NOTHING)] for row in rows]
+    shown = expit([order[0][0] for order in orders])
+    right = np.array([order[0][1]["right"] for order in orders])
     none = np.array([row["file"] is None for row in rows])
-    asked = [(row["file"], order) for row, order in zip(rows, orders, strict=True) if row["file"]]
+    asked = [
+        (row["file"], order[0][1], order)
+        for row, order in zip(rows, orders, strict=True)
+        if row["file"]
+    ]
     least = weights.threshold or 0.5
     found = {
-        "right file first": [order[0]["file"] == file for file, order in asked],
+        "right file first": [first["file"] == file for file, first, _ in asked],
         "right answer first": right[~none],
-        "right answer among three": [any(e["right"] for e in order[:3]) for _, order in asked],
-        "exact match": [order[0]["exact"] * order[0]["right"] for _, order in asked],
-        "F1": [order[0]["f1"] * (order[0]["file"] == file) for file, order in asked],
+        "right answer among three": [any(x["right"] for _, x in of[:3]) for *_, of in asked],
+        "exact match": [first["exact"] * first["right"] for _, first, _ in asked],
+        "F1": [first["f1"] * (first["file"] == file) for file, first, _ in asked],
         "refused of those without an answer": shown[none] < least,
         "refused of the right answers": shown[right] < least,
     }
@@ -257,38 +255,35 @@ def run_score(args: Namespace) -> None:
         print(f"{low:.1f} to {high:.1f} {number:10} {mean:11.2f} {right:6.2f}")
 
 
-#: what each command calls, and what it is given first
-COMMANDS = {
-    "make": (make, "data FOLDER", "with squad/"),
-    "whole": (alone, "test FILE", "of reader_data --long"),
-    "runs": (alone, "test FILE", "of reader_data --long"),
-    "ask": (ask, "checkpoint READER", "a reader's checkpoint or folder"),
-    "fit": (run_fit, "answers FILE", "that ask wrote"),
-    "score": (run_score, "answers FILE", "that ask wrote"),
-}
-
-
 def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog=NAME, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    added = {}
-    for name, (run, *given) in COMMANDS.items():
-        added[name] = commands.add_parser(name)
-        added[name].set_defaults(run=run)
-        added[name].add(*given)
-    for name in ("make", "whole", "runs"):
-        added[name].add("out OUT", "the folder to write to")
-    asking = added["ask"].add
-    asking("folders FILE", "what make, whole and runs wrote", nargs="+")
-    asking("--data FOLDER", "of the training")
-    asking("--encoder FOLDER", "of sentences")
-    asking("--index FOLDER", "to keep vectors in")
-    asking("--passage N", "tokens of a passage")
-    for name in ("whole", "runs"):
-        added[name].add("--limit N", "questions")
-    for name in ("ask", "fit"):
-        added[name].add("--out FILE", "to write", required=True)
-    added["score"].add("--calibration FILE", "that fit wrote")
+
+    def command(name: str, run, given: str, about: str) -> Parser:
+        added = commands.add_parser(name)
+        added.set_defaults(run=run)
+        added.add(given, about)
+        return added
+
+    making = [command("make", make, "data FOLDER", "with squad/")]
+    making += [
+        command(name, alone, "test FILE", "of reader_data --long") for name in ("whole", "runs")
+    ]
+    for added in making:
+        added.add("out OUT", "the folder to write to")
+    for added in making[1:]:
+        added.add("--limit N", "questions")
+    asking = command("ask", ask, "checkpoint READER", "a reader's checkpoint or folder")
+    asking.add("folders FILE", "what make, whole and runs wrote", nargs="+")
+    asking.add("--data FOLDER", "of the training")
+    asking.add("--encoder FOLDER", "of sentences")
+    asking.add("--index FOLDER", "to keep vectors in")
+    asking.add("--passage N", "tokens of a passage")
+    fitting = command("fit", run_fit, "answers FILE", "that ask wrote")
+    for added in (asking, fitting):
+        added.add("--out FILE", "to write", required=True)
+    scoring = command("score", run_score, "answers FILE", "that ask wrote")
+    scoring.add("--calibration FILE", "that fit wrote")
     args = parser.parse_args(arguments)
     args.run(args)
     return 0

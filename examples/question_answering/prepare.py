@@ -5,22 +5,453 @@
 DEST is what `clusterformer prepare qa` makes, which prepares SQuAD, bAbI and your own questions.
 """
 
+import html
+import random
+import re
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from urllib.parse import parse_qs, urlsplit
 
 from fairseq_clusterformer.cli.main import program
-from fairseq_clusterformer.cli.prepare import qa
+from fairseq_clusterformer.cli.prepare.qa import prepare_known
+from fairseq_clusterformer.corpora.lines import members
+from fairseq_clusterformer.corpora.question_answering.build import PARAGRAPHS, QuestionCorpus
+from fairseq_clusterformer.corpora.question_answering.distant_supervision import (
+    distant_record,
+    in_sentences,
+)
+from fairseq_clusterformer.corpora.question_answering.records import (
+    Drops,
+    GoldAnswer,
+    Items,
+    Paragraph,
+    Record,
+    Unusable,
+    convert,
+    foreign,
+    get,
+    json_file,
+    json_lines,
+    json_list,
+    parse_json,
+    sentences_of,
+)
+from fairseq_clusterformer.corpora.question_answering.squad import question_record
 
 NAME = "python examples/question_answering/prepare.py"
+#: in simplified Natural Questions, <P>, </Table>, <Th_colspan="2"> are among the words
+_MARKUP = re.compile(r"</?[A-Z][A-Za-z0-9]*(_.*)?>")
+
+
+# Passages that a search found; answers are searched in them
+
+
+def quasar_t(path: Path, drops: Drops, *, contexts: str = "short") -> Iterator[Record]:
+    """Yield the records of a file ``questions/SPLIT_questions.json.gz``, in the order of their
+    passages, ``contexts/short/SPLIT_contexts.json.gz`` (or ``long``) next to that folder."""
+    name = path.name.replace("_questions", "_contexts")
+    passages = path.parent.parent / "contexts" / contexts / name
+    if "_questions" not in path.name or not passages.is_file():
+        raise foreign(path, f"questions/..._questions.json(.gz), and its passages: {passages}")
+    questions, used = {}, set()
+    for place, item in json_lines(path, drops):
+        with drops.at(place):
+            questions[get(item, "uid")] = get(item, "question"), get(item, "answer")
+
+    def to_record(item: Mapping) -> Record:
+        id_ = get(item, "uid")
+        if id_ not in questions:
+            raise Unusable("passages without a question", id_)
+        question, answer = questions[id_]
+        used.add(id_)
+        texts = [text for _score, text in get(item, "contexts", list)]
+        found = [Paragraph("", text) for text in texts if text.strip()]
+        return distant_record(id_, question, found, [answer])
+
+    yield from convert(json_lines(passages, drops), to_record, drops)
+    for id_ in questions.keys() - used:
+        drops.add(f"{passages}: {id_}", "question without passages")
+
+
+def searchqa(path: Path, drops: Drops) -> Iterator[Record]:
+    """Yield the records of a split: one JSON file an item, in a folder, .tar(.gz) or .zip."""
+
+    def to_record(data: bytes) -> Record:
+        item = parse_json(data)
+        snippets = [
+            Paragraph(str(result.get("title") or ""), result["snippet"])
+            for result in get(item, "search_results", list)
+            if isinstance(result, Mapping) and str(result.get("snippet") or "").strip()
+        ]
+        id_ = str(get(item, "id", (int, str)))
+        return distant_record(id_, get(item, "question"), snippets, [get(item, "answer")])
+
+    def items() -> Items:
+        found = False
+        for name, data in members(path, lambda name: name.endswith(".json")):
+            found = True
+            yield f"{path}: {name}", data
+        if not found:
+            raise foreign(path, "a folder, .tar, .tar.gz or .zip of SearchQA's .json files")
+
+    return convert(items(), to_record, drops)
+
+
+def triviaqa(path: Path, drops: Drops) -> Iterator[Record]:
+    """Yield the records of a file ``qa/*.json``, with ``evidence/`` next to the folder ``qa``.
+    Both may be in an archive, as in ``triviaqa-rc.tar.gz/qa/wikipedia-train.json``. All documents
+    of a question follow each other; in the domain Web, whose script wants an answer from each,
+    each is a record, with the id ``QUESTION--FILE``. Each line is a paragraph."""
+    archive = next((part for part in path.parents if part.is_file()), None)
+
+    def unpack(names: set[str]) -> None:
+        def short(name: str) -> str:  # without the archive's top folder
+            name = str(PurePosixPath(name))
+            return name if name in names else name.partition("/")[2]
+
+        for name, data in members(archive, lambda name: short(name) in names):
+            (target := folder / short(name)).parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+
+    with TemporaryDirectory() if archive else nullcontext(path.parent.parent) as folder:
+        folder, name = Path(folder), f"{path.parent.name}/{path.name}"
+        if archive:
+            unpack({name})
+        content = json_file(folder / name)
+        if not isinstance(content, Mapping) or not isinstance(content.get("Data"), list):
+            raise foreign(path, "TriviaQA's JSON, an object with a list of questions as Data")
+        apart, wanted, items = content.get("Domain") == "Web", set(), []
+        for i, item in enumerate(content["Data"]):
+            pages = {}
+            with suppress(Unusable, TypeError, AttributeError):  # reported with the record
+                pages = dict(_evidence(item))
+            wanted |= pages.keys()
+            for number in range(max(1, len(pages))) if apart else [None]:
+                items.append((f"{path}: Data {i}", (folder, item, number)))
+        if archive:
+            unpack(wanted)
+        yield from convert(items, _trivia_record, drops)
+
+
+def _evidence(item: Mapping) -> Iterator[tuple[str, str]]:
+    """Yield the file and the title of each document of a question."""
+    for field, folder in (("EntityPages", "wikipedia"), ("SearchResults", "web")):
+        for page in item.get(field) or ():
+            name = get(page, "Filename")
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise Unusable("foreign file name", name)
+            yield f"evidence/{folder}/{name}", str(page.get("Title") or "")
+
+
+def _trivia_record(given: tuple[Path, Mapping, int | None]) -> Record:
+    """Of a question and all its pages in a folder, or that of a number."""
+    folder, item, number = given
+    pages = list(dict(_evidence(item)).items())
+    id_, question, paragraphs = get(item, "QuestionId"), get(item, "Question"), []
+    if number is not None:
+        pages = pages[number : number + 1]
+        id_ += "".join(f"--{name.split('/', 2)[2]}" for name, _ in pages)
+    for name, title in pages:
+        try:
+            lines = (folder / name).read_text(encoding="utf-8-sig").splitlines()
+        except UnicodeDecodeError:
+            raise Unusable("not UTF-8", name) from None
+        except OSError:
+            raise Unusable("no evidence", f"{name} is missing") from None
+        paragraphs += [Paragraph(title, line.strip()) for line in lines if line.strip()]
+    if "Answer" not in item:
+        return Record(id_, question, tuple(paragraphs), answerable=None)
+    answer = get(item, "Answer", dict)
+    human = answer.get("HumanAnswers") or []
+    names = [get(answer, "Value"), *get(answer, "Aliases", list), *human]
+    texts = [*get(answer, "NormalizedAliases", list), *human]
+    return distant_record(id_, question, paragraphs, names, texts=texts)
+
+
+# Natural Questions, and QED, questions of it whose paragraph is known
+
+
+def natural_questions(path: Path, drops: Drops) -> Iterator[Record]:
+    """Yield the records of a .jsonl(.gz), simplified or in full, or of all of a folder. The
+    paragraphs are the long answer candidates on top level, in words without markup; one within
+    another (a row of a table) counts as the one around it. A question is answerable if two
+    annotators (in the training data, the only one) gave a long answer, or a short one."""
+    files = [path] if not path.is_dir() else sorted(path.glob("*.jsonl*"))
+    lines = (line for file in files for line in json_lines(file, drops))
+    return convert(lines, _nq_record, drops)
+
+
+def _nq_record(item: Mapping) -> Record:
+    if "document_text" in item:
+        tokens, places = get(item, "document_text").split(" "), None
+        is_word = [bool(token) and not _MARKUP.fullmatch(token) for token in tokens]
+    else:
+        found = get(item, "document_tokens", list)
+        tokens = [get(each, "token") for each in found]
+        places = [(get(each, "start_byte", int), get(each, "end_byte", int)) for each in found]
+        # a word with a blank in it would be taken for two
+        is_word = [
+            not get(each, "html_token", bool) and bool(text) and " " not in text
+            for each, text in zip(found, tokens, strict=True)
+        ]
+    if "document_title" in item:
+        title = get(item, "document_title")
+    else:
+        query = parse_qs(urlsplit(html.unescape(get(item, "document_url"))).query)
+        title = query.get("title", [""])[0].replace("_", " ")
+
+    def span_of(given: Mapping) -> tuple[int, int]:  # tokens [start, end)
+        start, end = get(given, "start_token", int), get(given, "end_token", int)
+        detail = f"tokens {start} to {end}"
+        if not 0 <= start < end <= len(tokens):
+            raise Unusable("answer not in its context", f"{detail} of {len(tokens)}")
+        if places is not None and "start_byte" in given:
+            told, found = (
+                (given["start_byte"], given["end_byte"]),
+                (places[start][0], places[end - 1][1]),
+            )
+            if told != found:
+                detail += f" are bytes {found}, the file says {told}"
+                raise Unusable("answer not in its context", detail)
+        return start, end
+
+    def around(start: int, end: int) -> int:  # the paragraph of tokens
+        for index, paragraph in enumerate(paragraphs):
+            if paragraph.span[0] <= start and end <= paragraph.span[1]:
+                return index
+        raise Unusable("answer not in a candidate", f"tokens {start} to {end}")
+
+    def answer(start: int, end: int) -> GoldAnswer:
+        paragraph = paragraphs[index := around(start, end)]
+        own = [k for k, token in enumerate(paragraph.tokens) if start <= token < end]
+        if not own:
+            raise Unusable("answer without a word", f"tokens {start} to {end}")
+        words = paragraph.text.split(" ")
+        text, first = (
+            " ".join(words[own[0] : own[-1] + 1]),
+            sum(len(w) + 1 for w in words[: own[0]]),
+        )
+        return GoldAnswer(index, first, first + len(text), text)
+
+    paragraphs, long, short, yes_no = [], [], [], []
+    for candidate in get(item, "long_answer_candidates", list):
+        if get(candidate, "top_level", bool):
+            start, end = span_of(candidate)
+            numbers = tuple(i for i in range(start, end) if is_word[i])
+            text = " ".join(tokens[i] for i in numbers)
+            if text.strip():
+                paragraphs.append(Paragraph(title, text, (start, end), numbers))
+    if not paragraphs:
+        raise Unusable("empty document")
+    annotations = get(item, "annotations", list) if "annotations" in item else []
+    for annotation in annotations:
+        if get(get(annotation, "long_answer", dict), "start_token", int) >= 0:
+            long.append(around(*span_of(annotation["long_answer"])))
+        if answers := [answer(*span_of(x)) for x in get(annotation, "short_answers", list)]:
+            short.append(answers)
+        if (word := get(annotation, "yes_no_answer").lower()) != "none":
+            yes_no.append(word)
+
+    from fairseq_clusterformer.metrics.natural_questions import is_answer  # not for --help
+
+    has_long = is_answer(len(long), len(annotations))
+    has_short = is_answer(len(short) + len(yes_no), len(annotations))
+    return Record(
+        str(get(item, "example_id", (int, str))),
+        get(item, "question_text"),
+        tuple(paragraphs),
+        tuple(dict.fromkeys(chain.from_iterable(short))) if has_short else (),
+        answerable=(has_long or has_short) if annotations else None,
+        yes_no=max(yes_no, key=yes_no.count) if has_short and yes_no else None,
+        long_answers=tuple(dict.fromkeys(long)) if has_long else (),
+    )
+
+
+def qed(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
+    """Yield the records of QED's jsonlines. Of the `paragraphs` of a document, others are of other
+    questions, in an order drawn by the question's id."""
+
+    def to_record(item: Mapping) -> Record:
+        answers = [
+            {"text": get(span, "string"), "answer_start": get(span, "start", int)}
+            for annotator in get(item, "original_nq_answers", list)
+            for span in annotator
+        ]
+        if not answers:
+            raise Unusable("no answer")
+        names = {"title": "title_text", "context": "paragraph_text", "question": "question_text"}
+        found = {name: get(item, theirs) for name, theirs in names.items()}
+        found["id"] = get(item, "example_id", (int, str))
+        return question_record(found | {"answers": answers}, drops)
+
+    records = convert(json_lines(path, drops), to_record, drops)
+    if paragraphs == 1:
+        yield from records
+        return
+    records = list(records)
+    pool = list(dict.fromkeys(record.paragraphs[0] for record in records))
+    for record in records:
+        draw = random.Random(record.id)
+        (own,) = record.paragraphs
+        chosen = draw.sample(pool, min(paragraphs, len(pool)))
+        chosen = [own, *(other for other in chosen if other != own)][:paragraphs]
+        draw.shuffle(chosen)
+        place = chosen.index(own)
+        answers = tuple(answer._replace(paragraph=place) for answer in record.answers)
+        more = {"answers": answers, "long_answers": (place,)}
+        yield replace(record, paragraphs=tuple(chosen), **more)
+
+
+# Answers by way of several paragraphs
+
+#: a paragraph's title, its text, and the characters [start, end) of its sentences
+Part = tuple[str, str, list[tuple[int, int]]]
+
+
+def several_hops(
+    path: Path,
+    drops: Drops,
+    *,
+    pool: Path | None = None,
+    distractors: int = 8,
+    titled: bool = False,
+) -> Iterator[Record]:
+    """Yield the records of HotpotQA or 2WikiMultihopQA, a JSON list of questions. The answer's
+    text is searched where the supporting facts are first.
+
+    Args:
+        pool: a JSON list of ``{title, text}``, where questions without a ``context`` find
+            their supporting paragraphs.
+        distractors: others of the pool among these, in an order drawn by the question's id.
+        titled: each paragraph's title stands in front of its text, as a sentence that may be the
+            answer (Ainslie et al. 2020, appendix B).
+    """
+    items = json_list(path, "HotpotQA's JSON, a list of questions")
+    passages = None
+    if pool:
+        try:
+            passages = {passage["title"]: passage["text"] for passage in json_file(pool)}
+        except (TypeError, KeyError):
+            raise foreign(pool, "a JSON list of {title, text}") from None
+
+    def to_record(item: Mapping) -> Record:
+        id_ = get(item, "_id")
+        facts = item.get("supporting_facts") or []  # a test set has neither these nor answers
+        for fact in facts:
+            if not isinstance(fact, list) or len(fact) != 2 or not isinstance(fact[1], int):
+                detail = f"{str(fact)[:80]}; allowed: [title, number]"
+                raise Unusable("no supporting fact", detail)
+        titles = list(dict.fromkeys(str(title) for title, _ in facts))
+        if "context" in item:
+            parts = list(_contexts(get(item, "context", list)))
+        elif passages is not None:
+            parts = _look_up(id_, titles, passages, distractors)
+        else:
+            raise Unusable("no context", "look it up in a corpus")
+        if missing := set(titles) - {title for title, *_ in parts}:
+            raise Unusable("supporting paragraph missing", f"question {id_}: {sorted(missing)}")
+        # sentences of a corpus are numbered otherwise, and a few questions lack one
+        known = bool(facts) and "context" in item
+        paragraphs, sentences, supporting = [], [], []
+        for number, (title, text, spans) in enumerate(parts):
+            own = [fact for name, fact in facts if str(name) == title]
+            known &= all(0 <= fact < len(spans) for fact in own)
+            supporting += [len(sentences) + titled + fact for fact in own]
+            before = len(title) + 1 if titled else 0
+            sentences += [[number, 0, len(title)]] * titled
+            sentences += [[number, before + start, before + end] for start, end in spans]
+            paragraphs.append({"title": title, "text": f"{title}\n{text}" if titled else text})
+        found = {"id": id_, "question": get(item, "question"), "paragraphs": paragraphs}
+        found |= {"sentences": sentences} | ({"supporting": supporting} if known else {})
+        if "answer" in item:
+            found["answers"] = [get(item, "answer")]
+        record = question_record(found, drops)
+        near = [record.sentences[number] for number in record.supporting or ()]
+        if titled:
+            own = {sentence.paragraph for sentence in near}
+            near += [x for x in record.sentences if x.paragraph in own and not x.start]
+        long = tuple(number for number, (title, *_) in enumerate(parts) if title in titles)
+        answers = tuple(a for a in record.answers if a.paragraph in long) or record.answers
+        long = long if "answer" in item else ()
+        answers = in_sentences(answers, near)
+        return replace(record, answers=answers, long_answers=long, titled=titled)
+
+    return convert(items, to_record, drops)
+
+
+def _contexts(context: list) -> Iterator[Part]:
+    """The paragraphs that are not empty."""
+    for part in context:
+        sentences = part[1] if isinstance(part, list) and len(part) == 2 else None
+        if not isinstance(sentences, list) or not all(isinstance(s, str) for s in sentences):
+            raise Unusable("no context", f"{str(part)[:80]}; allowed: [title, [sentence, ...]]")
+        text, spans = "", []
+        for sentence in sentences:
+            if text and not text[-1].isspace() and not sentence[:1].isspace():
+                text += " "
+            spans.append((len(text), len(text) + len(sentence)))
+            text += sentence
+        if text.strip():
+            yield str(part[0]), text, spans
+
+
+def _look_up(id_: str, titles: list[str], pool: Mapping[str, str], distractors: int) -> list[Part]:
+    draw = random.Random(id_)
+    chosen = draw.sample(list(pool), min(len(pool), distractors + len(titles)))
+    others = [title for title in chosen if title not in titles][:distractors]
+    known = [title for title in titles if title in pool] + others
+    draw.shuffle(known)
+    texts = [Paragraph(title, pool[title]) for title in known]
+    return [(x.title, x.text, [each[1:] for each in sentences_of([x])]) for x in texts]
+
+
+def wikihop(path: Path, drops: Drops) -> Iterator[Record]:
+    """Yield the records of a JSON list of queries, such as "country sms braunschweig", candidates
+    and paragraphs (Welbl et al. 2018). Candidates are found by search, as in the paper on ETC."""
+
+    def to_record(item: Mapping) -> Record:
+        texts = [text for text in get(item, "supports", list) if text.strip()]
+        found = {"id": get(item, "id"), "question": get(item, "query").replace("_", " ")}
+        found |= {"paragraphs": texts, "candidates": get(item, "candidates", list)}
+        if "answer" in item:
+            found["answers"] = [get(item, "answer")]
+        return replace(question_record(found, drops), answers=(), yes_no=None)
+
+    return convert(json_list(path, "WikiHop's JSON, a list of queries"), to_record, drops)
+
+
+_QUASAR = (
+    "questions/train_questions.json* questions/dev_questions.json* questions/test_questions.json*"
+)
+_HOTPOT = "hotpot_train_v1*.json* hotpot_dev_distractor_v1*.json*"
+_CONTEXTS = {"contexts": ("the passages (default: short)", {"choices": ("short", "long")})}
+_TITLE_TEXT = "a JSON list of {title, text}, for questions without paragraphs"
+_POOL = {"corpus PATH": (_TITLE_TEXT, {"dest": "pool"})}
+_POOL |= {"distractors N": "paragraphs drawn from --corpus per question (default: 8)"}
+_TRIVIAQA = {"archive": "triviaqa-rc*.tar*"}
+CORPORA = {
+    "quasar-t": QuestionCorpus(quasar_t, _QUASAR, _CONTEXTS),
+    "searchqa": QuestionCorpus(searchqa, "train* val* test*"),
+    "triviaqa-wikipedia": QuestionCorpus(
+        triviaqa, "qa/wikipedia-train.json qa/wikipedia-dev.json", **_TRIVIAQA
+    ),
+    "triviaqa-web": QuestionCorpus(triviaqa, "qa/web-train.json qa/web-dev.json", **_TRIVIAQA),
+    "natural-questions": QuestionCorpus(natural_questions, "*train*.jsonl* *dev*.jsonl*"),
+    "qed": QuestionCorpus(qed, "qed-train*.jsonlines* qed-dev*.jsonlines*", PARAGRAPHS),
+    "hotpotqa": QuestionCorpus(several_hops, _HOTPOT, titled=True),
+    "2wiki": QuestionCorpus(several_hops, "train.json* dev.json*", _POOL, titled=True),
+    "wikihop": QuestionCorpus(wikihop, "train.json* dev.json*"),
+}
 
 
 def main(arguments: Sequence[str]) -> int:
-    from question_answering.corpora import CORPORA
-
-    return qa.prepare_known(NAME, __doc__, CORPORA, arguments)
+    return prepare_known(NAME, __doc__, CORPORA, arguments)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     sys.exit(program(NAME, main, sys.argv[1:]))

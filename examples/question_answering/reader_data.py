@@ -9,19 +9,16 @@ DIR has ``squad/``, ``qa/`` and ``longqa/``. The articles of SQuAD 1.1's develop
 divided: every fourth is for tests, every twelfth for validation. Questions of SQuAD 2.0 follow
 their article. Each file may have a limit, so that no kind of text outweighs the others. For a
 share of the questions, the paragraph is exchanged for the one of the same article, or of another
-one, that shares most words with the question and has no answer in it: these have no answer.
-
-With ``--again``, the data of a second pass: the questions without an answer that people wrote come
-twice, and most of the others are of Wikipedia; with ``--last`` as well, all of them.
+one, that shares most words with the question and has no answer in it: these have no answer. With
+``--again``, the data of a second pass: the questions without an answer that people wrote, which
+mislead and are few, come twice, and most of the others are of Wikipedia.
 
 With ``--long``, a document is a run of paragraphs of an article: 4 to 14 in training, 12 else. So
 are the parts of FairytaleQA's stories. A question of QED has seven other questions' paragraphs
 around its own. For a share of the training questions, paragraphs with an answer are left out.
 """
 
-import gzip
 import json
-import lzma
 import random
 import re
 import sys
@@ -32,9 +29,10 @@ from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.cli.main import program
+from fairseq_clusterformer.corpora.question_answering.records import json_file
 
 NAME = "python -m examples.question_answering.reader_data"
-#: file: most questions; and of the second pass, as many from Wikipedia and fewer of the others
+#: file: most questions, and of the second pass
 TRAIN = {
     "squad/train-v1.1.first11articles.json": (None, None),
     "qa/squadshifts/new_wiki_v1.0.json.xz": (None, None),
@@ -49,13 +47,6 @@ STORIES = "qa/fairytaleqa/fairytaleqa-train.squad-v1.1.json.xz"
 QED = "longqa/qed-dev.first1000.jsonlines"
 QED_TRAIN = 800  # the others are for tests
 LONG, LONG_TEST = 20_000, 600  # questions over many paragraphs
-OPENERS = {".gz": gzip.open, ".xz": lzma.open}
-
-
-def read(path: Path) -> list[dict]:
-    """The articles of a file."""
-    with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
-        return list(json.load(file)["data"])
 
 
 def records(articles: list[dict]) -> Iterator[dict]:
@@ -79,12 +70,10 @@ def part_of(titles: list[str], title: str) -> str:
 
 
 def lacks(text: str, answers: list[dict]) -> bool:
-    """Whether no answer's text is in it."""
     return not any(answer["text"].lower() in text.lower() for answer in answers)
 
 
 def words_of(text: str) -> set[str]:
-    """Words of more than three letters."""
     return set(re.findall(r"\w{4,}", text.lower()))
 
 
@@ -127,22 +116,20 @@ def runs(articles: list[dict], lengths: tuple[int, int], draw: random.Random) ->
 def stories(articles: list[dict], draw: random.Random) -> Iterator[dict]:
     """Each question of stories, whose sections are lines, over a run of 4 to 14 sections."""
     for record in records(articles):
-        texts, answers = record["context"].split("\n"), []
+        texts, inside = record["context"].split("\n"), []
         starts = list(accumulate((len(text) + 1 for text in texts), initial=0))
-        for answer in record["answers"]:
-            own = bisect_right(starts, answer["answer_start"]) - 1
-            answers.append((own, answer | {"answer_start": answer["answer_start"] - starts[own]}))
-        own = answers[0][0]
-        inside = [answer for place, answer in answers if place == own]
-        yield of_run(record | {"answers": inside}, texts, own, draw.randint(4, 14), draw)
+        places = [bisect_right(starts, answer["answer_start"]) - 1 for answer in record["answers"]]
+        for place, answer in zip(places, record["answers"], strict=True):
+            if place == places[0]:
+                inside.append(answer | {"answer_start": answer["answer_start"] - starts[place]})
+        yield of_run(record | {"answers": inside}, texts, places[0], draw.randint(4, 14), draw)
 
 
-def natural_questions(path: Path, draw: random.Random) -> list[dict]:
+def natural_questions(path: Path, draw: random.Random) -> Iterator[dict]:
     """QED's training questions, each with the paragraphs of seven others of them."""
     lines = path.read_text(encoding="utf-8").splitlines()[:QED_TRAIN]
     found = [json.loads(line) for line in lines]
     texts = list(dict.fromkeys(item["paragraph_text"] for item in found))
-    made = []
     for item in found:
         own = item["paragraph_text"]
         paragraphs = draw.sample([text for text in texts if text != own], 7)
@@ -155,8 +142,7 @@ def natural_questions(path: Path, draw: random.Random) -> list[dict]:
         ]
         if answers:
             named = {"id": str(item["example_id"]), "title": "", "question": item["question_text"]}
-            made.append(named | {"paragraphs": paragraphs, "answers": answers})
-    return made
+            yield named | {"paragraphs": paragraphs, "answers": answers}
 
 
 def without_answers(record: dict) -> dict:
@@ -167,46 +153,42 @@ def without_answers(record: dict) -> dict:
     return record | {"id": record["id"] + "-none", "paragraphs": kept, "answers": []}
 
 
-def long_splits(folder: Path, share: float, draw: random.Random) -> dict[str, list[dict]]:
-    """The splits of ``--long``."""
-    splits: dict[str, list[dict]] = {"train": [], "valid": [], "test": []}
-    divided = read(folder / DIVIDED[0])
-    titles = [article["title"] for article in divided]
-    for article in divided:
-        split = part_of(titles, article["title"])
-        splits[split] += runs([article], (4, 14) if split == "train" else (12, 12), draw)
-    for name in TRAIN:
-        if "squad" in name:
-            splits["train"] += runs(read(folder / name), (4, 14), draw)
-    splits["train"] += stories(read(folder / STORIES), draw)
-    splits["train"] += natural_questions(folder / QED, draw)
-    drawn = draw.sample(splits["train"], min(LONG, len(splits["train"])))
-    splits["train"] = [without_answers(r) if draw.random() < share else r for r in drawn]
-    splits["test"] = draw.sample(splits["test"], min(LONG_TEST, len(splits["test"])))
-    return splits
-
-
-def short_splits(
-    folder: Path, share: float, draw: random.Random, again: bool = False, last: bool = False
+def splits_of(
+    folder: Path, share: float, draw: random.Random, *, long: bool, again: bool
 ) -> dict[str, list[dict]]:
-    """The splits without ``--long``: a paragraph a question."""
+    """The questions of each split; a ``share`` of train's also without an answer."""
+
+    def read(name: str) -> list[dict]:
+        return json_file(folder / name)["data"]
+
     splits: dict[str, list[dict]] = {"train": [], "valid": [], "test": []}
-    titles = [article["title"] for article in read(folder / DIVIDED[0])]
-    for name in DIVIDED:
-        for article in read(folder / name):
+    train, divided = splits["train"], read(DIVIDED[0])
+    titles = [article["title"] for article in divided]
+    if long:
+        for article in divided:
             split = part_of(titles, article["title"])
+            splits[split] += runs([article], (4, 14) if split == "train" else (12, 12), draw)
+        for name in TRAIN:
+            if "squad" in name:
+                train += runs(read(name), (4, 14), draw)
+        train += stories(read(STORIES), draw)
+        train += natural_questions(folder / QED, draw)
+        drawn = draw.sample(train, min(LONG, len(train)))
+        splits["train"] = [without_answers(r) if draw.random() < share else r for r in drawn]
+        splits["test"] = draw.sample(splits["test"], min(LONG_TEST, len(splits["test"])))
+        return splits
+    for name in DIVIDED:
+        for article in read(name):
             # answerable ones of 2.0 are those of 1.1
             more = [r for r in records([article]) if name == DIVIDED[0] or not r["answers"]]
-            splits[split] += more
-    if again:  # people wrote these to mislead, and they are few
-        written = [record for record in splits["train"] if not record["answers"]]
-        splits["train"] += [record | {"id": record["id"] + "-again"} for record in written]
+            splits[part_of(titles, article["title"])] += more
+    if again:
+        written = [record for record in train if not record["answers"]]
+        train += [record | {"id": record["id"] + "-again"} for record in written]
     for name, limits in TRAIN.items():
-        most = limits[again]
-        if not last or most is None:
-            found = list(records(read(folder / name)))
-            splits["train"] += found if most is None else draw.sample(found, most)
-    splits["train"] += list(unanswered(splits["train"], share, draw))
+        found, most = list(records(read(name))), limits[again]
+        train += found if most is None else draw.sample(found, most)
+    train += list(unanswered(train, share, draw))
     return splits
 
 
@@ -215,18 +197,13 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog=NAME, description=__doc__)
     parser.add("dir DIR", "of the files")
     parser.add("out OUT", "the folder to make")
-    parser.add("--long", "many paragraphs a document")
-    parser.add("--again", "the data of a second pass")
-    parser.add("--last", "with --again: questions of Wikipedia alone")
+    kinds = parser.add_mutually_exclusive_group()
+    Parser.add(kinds, "--long", "many paragraphs a document")
+    Parser.add(kinds, "--again", "the data of a second pass")
     parser.add("--none X", "share asked without an answer", type=float, default=0.2)
     args = parser.parse_args(arguments)
-    if (args.long and args.again) or (args.last and not args.again):
-        parser.error("allowed: --long, --again, or --again --last")
-    draw = random.Random(1)
-    if args.long:
-        splits = long_splits(args.dir, args.none, draw)
-    else:
-        splits = short_splits(args.dir, args.none, draw, args.again, args.last)
+    how = {"long": args.long, "again": args.again}
+    splits = splits_of(args.dir, args.none, random.Random(1), **how)
     args.out.mkdir(parents=True)
     for split, found in splits.items():
         lines = (json.dumps(record, ensure_ascii=False) for record in found)

@@ -1,8 +1,6 @@
 """Questions that reader-en learns from; folders of articles, and what is fitted and scored."""
 
-import gzip
 import json
-import lzma
 import random
 import re
 from collections import Counter
@@ -16,70 +14,119 @@ from fairseq_clusterformer.documents.found import FEATURES, Weights
 from fairseq_clusterformer.documents.read import Reader
 from fairseq_clusterformer.errors import UserError
 from tests.cli.towns import towns_data, towns_reader  # noqa: F401  fixtures
+from tests.corpora.records import write
 
-WRITERS = {".gz": gzip.open, ".xz": lzma.open}
-
-
-def write_squad(path: Path, articles: list[dict]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with WRITERS.get(path.suffix, open)(path, "wt", encoding="utf-8") as file:
-        json.dump({"data": articles}, file)
+DIVIDED = reader_data.DIVIDED
 
 
 def main(program, *words: object) -> int:
     return program.main([*map(str, words)])
 
 
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def answered(text: str, *wanted: str) -> list[dict]:
+    return [{"text": each, "answer_start": text.index(each)} for each in wanted]
+
+
 # reader_data.py
 
 
-@pytest.fixture(scope="module")
-def squad(tmp_path_factory: pytest.TempPathFactory) -> Path:
+#: a thousandth of the limits
+TRAIN = {name: [most and most // 1000 for most in of] for name, of in reader_data.TRAIN.items()}
+
+
+@pytest.fixture
+def squad(tmp_path, monkeypatch) -> Path:
     """A file of each name. Its titles say where they are from; of development articles, the first
     file has the questions with an answer and the second those without."""
-    folder = tmp_path_factory.mktemp("squad")
-    for name in (*reader_data.TRAIN, *reader_data.DIVIDED):
-        own, divided = Path(name).name.split(".json")[0], name in reader_data.DIVIDED
-        number = max(each or 3 for each in reader_data.TRAIN.get(name, (3,)))
-        question = {"question": "Who?", "answers": [{"text": "ox", "answer_start": 3}]}
-        if divided and "dev-v1.1" not in name:
-            question |= {"answers": [], "is_impossible": True}
+    monkeypatch.setattr(reader_data, "TRAIN", TRAIN)
+    folder = tmp_path / "squad"
+    for name in (*TRAIN, *DIVIDED):
+        own, divided = Path(name).name.split(".")[0], name in DIVIDED
+        number = max(each or 3 for each in TRAIN.get(name, (3,)))
+        answers = [] if name in DIVIDED[1:] else answered("An ox.", "ox")
+        asked = {"question": "Who?", "answers": answers, "is_impossible": not answers}
         articles = []
-        for i in range(4 if divided else 1):
-            asked = [question | {"id": f"{own} {i} {n}"} for n in range(number)]
-            title = f"Article {i}" if divided else own.removesuffix(".first11articles")
-            paragraphs = [{"context": f"An ox. {i}", "qas": asked}, {"context": "Else", "qas": []}]
+        for i in range(8 if divided else 1):
+            questions = [asked | {"id": f"{own} {i} {n}"} for n in range(number)]
+            paragraphs = [{"context": f"An ox. {i}", "qas": questions}]
+            paragraphs += [{"context": f"Else {n}", "qas": []} for n in range(20)]
+            title = f"Article {i}" if divided else own
             articles.append({"title": title, "paragraphs": paragraphs})
-        write_squad(folder / name, articles)
+        write(folder / name, json.dumps({"data": articles}).encode())
+    story = "\n".join(["It was so."] * 15 + ["A cat sat.", "A dog, a cat."])
+    twice = [*answered(story, "dog"), {"text": "cat", "answer_start": story.index("cat")}]
+    story = {"context": story, "qas": [{"id": "s", "question": "Who?", "answers": twice}]}
+    write(folder / reader_data.STORIES, json.dumps({"data": [{"paragraphs": [story]}]}).encode())
+    qed = {"example_id": 7, "question_text": "Who?", "original_nq_answers": []}
+    qed = [qed | {"paragraph_text": f"A hare. {i}"} for i in range(9)]
+    qed[8] |= {
+        "paragraph_text": "An elk.",
+        "example_id": 8,
+        "original_nq_answers": [[{"string": "elk", "start": 3}]],
+    }
+    write(folder / reader_data.QED, "".join(json.dumps(x) + "\n" for x in qed).encode())
     return folder
 
 
 def test_each_pass_has_its_files(squad, tmp_path):
     found = []
-    for options in ((), ("--again",), ("--again", "--last")):
+    for options in ((), ("--again",)):
         out = tmp_path / f"{len(options)}"
         assert main(reader_data, squad, out, "--none", 0, *options) == 0
         counts: tuple[Counter, Counter] = Counter(), Counter()
-        for line in (out / "train.jsonl").read_text().splitlines():
-            record = json.loads(line)
+        for record in lines(out / "train.jsonl"):
             title = re.sub(r"^Article .*", "Article", record["title"])
             counts[not record["answers"]][title] += 1
         found.append(counts)
-    first, again, last = found
-    assert len(first[0]) == 1 + len(reader_data.TRAIN)
-    assert again[0].keys() == first[0].keys()
-    assert again[0]["reddit_v1.0"] == 5_000
-    assert last[1]["Article"] == again[1]["Article"] == 2 * first[1]["Article"] > 0
-    of_wikipedia = ("Article", "train-v1.1", "new_wiki_v1.0")
-    assert last[0] == {name: again[0][name] for name in of_wikipedia}
-
-
-@pytest.mark.parametrize("options", [["--long", "--again"], ["--last"], ["--long", "--last"]])
-def test_passes_that_do_not_go_together(options, squad, tmp_path, capsys):
+        places = {"valid": {1}, "test": {3, 7}, "train": {0, 2, 4, 5, 6}}
+        for split, own in places.items():
+            titles = {record["title"] for record in lines(out / f"{split}.jsonl")}
+            assert {title for title in titles if " " in title} == {f"Article {i}" for i in own}
+    first, again = found
+    assert first[0] == again[0] | {"dev": 3, "qamr-dev": 10}
+    assert (again[0]["dev"], again[0]["qamr-dev"]) == (2, 3)
+    assert again[1]["Article"] == 2 * first[1]["Article"] == 2 * 2 * 3 * 5
     with pytest.raises(SystemExit):
-        main(reader_data, squad, tmp_path / "out", *options)
-    assert "allowed: --long, --again, or --again --last" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+        main(reader_data, squad, tmp_path / "x", "--long", "--again")
+
+
+def test_unanswered_questions_have_the_likeliest_other_paragraph():
+    texts = [
+        "A green ox there.",
+        "Nobody knows what the animal wants.",
+        "Birds.",
+        "An ox: what animal",
+    ]
+    asked = {"id": "1", "title": "A", "question": "What animal?", "context": texts[0]}
+    asked |= {"answers": answered(texts[0], "ox")}
+    others = [asked | {"id": str(i), "context": texts[i], "answers": []} for i in (1, 2, 3)]
+    (found,) = reader_data.unanswered([asked, *others], 1.0, random.Random(1))
+    assert found == asked | {"id": "1-none", "context": texts[1], "answers": []}
+
+
+def test_long_documents_are_runs_of_paragraphs(squad, tmp_path):
+    for share in (0, 1):
+        assert main(reader_data, squad, tmp_path / f"{share}", "--long", "--none", share) == 0
+    for split, lengths in (("train", range(4, 15)), ("test", [12])):
+        records = lines(tmp_path / "0" / f"{split}.jsonl")
+        assert {len(record["paragraphs"]) for record in records} <= {*lengths}
+        for record in records:
+            for answer in record["answers"]:
+                text = record["paragraphs"][answer["paragraph"]]
+                assert text[answer["answer_start"] :].startswith(answer["text"])
+    train = {record["id"]: record for record in lines(tmp_path / "0" / "train.jsonl")}
+    assert train["s"]["answers"][0]["text"] == "dog"
+    assert len(train["s"]["answers"]) == 1  # of the paragraph of the first answer alone
+    assert len({*train["8"]["paragraphs"]}) == 8
+    assert "7" not in train
+    for record in lines(tmp_path / "1" / "train.jsonl"):
+        assert record["id"].endswith("-none")
+        assert not record["answers"]
+        assert not any(re.search("ox|elk|dog", text) for text in record["paragraphs"])
 
 
 # folders.py
@@ -88,10 +135,9 @@ def test_passes_that_do_not_go_together(options, squad, tmp_path, capsys):
 def test_questions_of_missing_articles(tmp_path):
     """No article is asked of two parts, and each of a part's is missing once."""
     titles = [f"A {number}" for number in range(48)]
-    answers = [{"text": "x"}, {"text": "x"}, {"text": "y"}]
-    asked = [{"question": f"{i}?", "answers": answers} for i in range(60)]
+    asked = [{"question": f"{i}?", "answers": answered("xy", *"xxy")} for i in range(60)]
     articles = [{"title": t, "paragraphs": [{"context": t, "qas": asked}]} for t in titles]
-    write_squad(tmp_path / reader_data.DIVIDED[0], articles)
+    write(tmp_path / DIVIDED[0], json.dumps({"data": articles}).encode())
     assert main(folders, "make", tmp_path, tmp_path / "out") == 0
     assert len(list((tmp_path / "out" / "articles").iterdir())) == 48
     for part in ("valid", "test"):
@@ -111,15 +157,11 @@ def test_questions_of_missing_articles(tmp_path):
 
 def test_folders_of_one_article_or_of_a_questions_paragraphs(tmp_path):
     """Of the first questions of a test."""
-    answers = [{"text": "y"}, {"text": "x"}] * 2
-    lines = [
-        {"id": i, "title": title, "question": f"{title}?", "answers": answers}
-        | {"paragraphs": ["Ada.", "Ben."]}
-        for i, title in enumerate("ABAC")
-    ]
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rest = {"answers": answered("xy", *"yxyx"), "paragraphs": ["Ada.", "Ben."]}
+    asked = [{"id": i, "title": x, "question": f"{x}?"} | rest for i, x in enumerate("ABAC")]
+    path = write(tmp_path / "test", "".join(json.dumps(row) + "\n" for row in asked).encode())
     for command in ("whole", "runs"):
-        assert main(folders, command, tmp_path / "test.jsonl", tmp_path, "--limit", 3) == 0
+        assert main(folders, command, path, tmp_path, "--limit", 3) == 0
     made = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
     row = {"question": "A?", "answers": ["x", "y"], "file": "A.txt"}
     assert made["whole-A.json"] == {"documents": ["A.txt"], "questions": [row, row]}
@@ -185,37 +227,35 @@ def test_a_threshold_that_loses_a_tenth_of_others_as_well(number, below):
         assert held > 0.88
 
 
-def test_a_folder_is_encoded_once_for_all_its_questions(
-    towns_reader,  # noqa: F811
-    tmp_path,
-    monkeypatch,
-):
-    """Each answer comes with what it is ranked by."""
-    (tmp_path / "articles").mkdir()
+def test_from_a_reader_to_a_calibration(towns_reader, rows, tmp_path, capsys, monkeypatch):  # noqa: F811
+    """A folder is encoded once for all its questions; each answer comes with what it is ranked
+    by; a calibration is a file."""
     for name, text in (("a", "Otto rules Ulm."), ("b", "Noor rules Bree.")):
-        (tmp_path / "articles" / f"{name}.txt").write_text(text)
-    towns = ["Ulm", "Bree", "Ulm", "Bree", "Pisa", "Tyre"]
-    rows = [{"question": f"Who rules {town}?", "answers": [], "file": None} for town in towns]
-    folder, encoded = tmp_path / "valid-1.json", []
-    folder.write_text(json.dumps({"documents": ["a.txt", "b.txt"], "questions": rows}))
-    encode = Reader._encode_sections
+        write(tmp_path / "articles" / f"{name}.txt", text.encode())
+    asked = {"Ulm": ["Otto"], "Bree": ["x", "old Noor"], "Pisa": []}
+    asked = [{"question": f"Who rules {t}?", "answers": a, "file": None} for t, a in asked.items()]
+    folder = {
+        "documents": ["a.txt", "b.txt"],
+        "questions": [asked[0] | {"file": "a.txt"}, *asked[1:]],
+    }
+    path = write(tmp_path / "valid-1.json", json.dumps(folder).encode())
+    encoded, encode = [], Reader._encode_sections
 
     def count(reader: Reader, sections: list) -> list:
         encoded.extend(sections)
         return encode(reader, sections)
 
     monkeypatch.setattr(Reader, "_encode_sections", count)
-    line = ["--out", tmp_path / "out.jsonl", "--passage", 30]
-    assert main(folders, "ask", towns_reader, folder, *line) == 0
-    found = folders.rows_of(tmp_path / "out.jsonl")
-    assert [row["question"] for row in found] == [row["question"] for row in rows]
+    answers, out = tmp_path / "out.jsonl", tmp_path / "calibration.json"
+    assert main(folders, "ask", towns_reader, path, "--out", answers, "--passage", 30) == 0
     assert len(encoded) == 2
+    found = folders.rows_of(answers)
+    assert [row["question"] for row in found] == [row["question"] for row in asked]
     assert {row["passage"] for row in found} == {30}
     assert all(each.keys() >= set(FEATURES) for row in found for each in row["found"])
-
-
-def test_a_calibration_is_a_file(rows, tmp_path, capsys):
-    answers, out = tmp_path / "valid.jsonl", tmp_path / "calibration.json"
+    best = [row["found"][0] for row in found[:2]]
+    assert [(each["exact"], each["right"]) for each in best] == [(1, True), (0, False)]
+    assert best[1]["f1"] == pytest.approx(2 / 3)
 
     def fit(given: list[dict]) -> int:
         answers.write_text("".join(json.dumps(row) + "\n" for row in given))

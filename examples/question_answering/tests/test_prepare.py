@@ -1,0 +1,436 @@
+"""Corpora of questions in their own formats: every answer at its place, every loss counted."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from fairseq_clusterformer.corpora.question_answering.records import Mention
+from fairseq_clusterformer.data.qa import QAData
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.use.evaluate import _facts
+from question_answering import prepare
+from tests.corpora.commands import pack
+from tests.corpora.records import damaged, read, spans, write
+from tests.corpora.test_question_corpora import shown
+
+
+def prepared(folder: Path, corpus: str, item: dict, *words: str) -> QAData:
+    """Of one question, by the command."""
+    path = write(folder / "train.json", json.dumps([item]).encode())
+    assert prepare.main([corpus, str(folder / "data"), "--train", str(path), *words]) == 0
+    return QAData(folder / "data", "train")
+
+
+QED = {
+    "example_id": -329,
+    "title_text": "Physics",
+    "question_text": "who got it",
+    "paragraph_text": "To Wilhelm Röntgen , of Germany .",
+    "original_nq_answers": [
+        [{"start": 3, "end": 18, "string": "Wilhelm Röntgen"}],
+        [{"start": 3, "end": 31, "string": "Wilhelm Röntgen , of Germany"}],
+    ],
+}
+
+
+def test_qed_among_paragraphs_of_other_questions(tmp_path):
+    lines = [
+        QED | {"example_id": i, "paragraph_text": f"To Wilhelm Röntgen , of Germany . {i // 2}"}
+        for i in range(12)
+    ]
+    path = write(tmp_path / "qed.jsonl", lines)
+    for wanted, there in ((1, 1), (4, 4), (9, 6)):
+        records, _ = read(prepare.qed, path, paragraphs=wanted)
+        assert records == read(prepare.qed, path, paragraphs=wanted)[0]
+        places = set()
+        for i in range(12):
+            texts = [part.text for part in records[str(i)].paragraphs]
+            assert len(texts) == len(set(texts)) == there
+            place = texts.index(lines[i]["paragraph_text"])
+            assert [answer.paragraph for answer in records[str(i)].answers] == [place, place]
+            assert records[str(i)].long_answers == ((place,) if wanted > 1 else ())
+            places.add(place)
+        assert len(places) >= min(there, 3)
+
+
+def test_quasar_t(tmp_path):
+    questions = [
+        {"uid": f"s3q{i}", "question": f"{i} ?", "answer": answer}
+        for i, answer in enumerate(["gouda", "brie", "feta", "lost"])
+    ]
+    texts = {2: "Feta , from Greece .", 0: "In gouda , Gouda is made .", 1: "No cheese .", 9: "x"}
+    contexts = [  # in another order
+        {"uid": f"s3q{i}", "contexts": [[0.9, "x y"], [0.5, ""], [0.1, text]]}
+        for i, text in texts.items()
+    ]
+    write(tmp_path / "contexts" / "short" / "dev_contexts.json.gz", contexts)
+    path = write(tmp_path / "questions" / "dev_questions.json.gz", questions)
+    records, drops = read(prepare.quasar_t, path)
+    assert list(records) == ["s3q2", "s3q0"]
+    assert spans(records["s3q0"]) == [(1, 3, "gouda"), (1, 11, "Gouda")]
+    assert [part.text for part in records["s3q2"].paragraphs] == ["x y", "Feta , from Greece ."]
+    lost = ("answer not found", "question without passages", "passages without a question")
+    assert drops.counts == dict.fromkeys(lost, 1)
+    with pytest.raises(UserError, match="contexts/long/dev_contexts.json.gz"):
+        read(prepare.quasar_t, path, contexts="long")
+    with pytest.raises(UserError, match=r"allowed: questions/..._questions.json"):
+        read(prepare.quasar_t, write(tmp_path / "questions" / "dev.json", {}))
+
+
+SEARCHQA = {
+    "id": 30000,
+    "question": "Of Samos or Davos, Pythagoras' island",
+    "answer": "Samos",
+    "search_results": [
+        {"title": "Pythagoras", "snippet": "He was born on \n   Samos...", "x": None},
+        {"title": "nothing", "snippet": None},
+        {"title": None, "snippet": "SAMOS"},
+    ],
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_searchqa(tmp_path, packed):
+    items = {
+        "train/030000-1.json": json.dumps(SEARCHQA).encode(),
+        "train/030001-1.json": b"{",
+        "train/030002-1.json": json.dumps(SEARCHQA | {"id": 2, "answer": "Davos"}).encode(),
+        "train/030003-1.json": json.dumps(SEARCHQA | {"id": 3, "search_results": []}).encode(),
+        "train/readme.txt": b"",
+    }
+    if packed:
+        path = pack(tmp_path / "train.tar.gz", items)
+    else:
+        (path := tmp_path / "all").mkdir()
+        with pytest.raises(UserError, match="allowed: a folder, .tar"):
+            read(prepare.searchqa, path)
+        for member, data in items.items():
+            write(path / member, data)
+    records, drops = read(prepare.searchqa, path)
+    assert list(records) == ["30000"]
+    assert spans(records["30000"]) == [(0, 19, "Samos"), (1, 0, "SAMOS")]
+    assert [part.title for part in records["30000"].paragraphs] == ["Pythagoras", ""]
+    assert drops.counts == {"broken JSON": 1, "answer not found": 1, "empty document": 1}
+    assert "030001-1.json" in drops.examples["broken JSON"][0]
+
+
+def trivia(id_: str, *files: str, **more) -> dict:
+    answer = {"Value": "Sinclair Lewis", "Aliases": ["Harry Sinclair Lewis", "Sinclair Lewis"]}
+    answer["NormalizedAliases"] = ["harry sinclair lewis", "sinclair lewis"]
+    pages = [{"Filename": "Lewis.txt", "Title": "Sinclair Lewis", "DocSource": "TagMe"}]
+    web = [{"Filename": file, "Title": "Nobel", "Rank": 0} for file in files]
+    asked = {"QuestionId": id_, "Question": f"{id_}?", "Answer": answer}
+    return asked | {"EntityPages": pages, "SearchResults": web} | more
+
+
+QUESTIONS = [
+    trivia("tc_1", "46/46_46.txt", "46/46_46.txt"),
+    trivia("tc_2", "46/46_46.txt", "46/missing.txt"),
+    trivia("tc_3", "46/latin.txt"),
+    trivia("tc_4", "../../qa/web-train.json"),
+    trivia("tc_5", EntityPages=[]),
+    {key: value for key, value in trivia("tc_6").items() if key != "Answer"},
+    "tc_7",
+]
+EVIDENCE = {
+    "evidence/web/46/46_46.txt": "\ufeffThe prize \n\n  went to SINCLAIR LEWIS.\n".encode(),
+    "evidence/web/46/latin.txt": "Zoë".encode("latin-1"),
+    "evidence/wikipedia/Lewis.txt": b"Harry Sinclair Lewis was\nborn.",
+}
+
+
+@pytest.mark.parametrize("top", [None, "", "triviaqa-rc/"])
+@pytest.mark.parametrize("domain", ["Wikipedia", "Web"])
+def test_triviaqa(tmp_path, domain, top):
+    """In a folder, or an archive with and without a top folder. An answer is wanted from each page
+    of the web, by the names of its script; a page that is missing costs no other."""
+    content = {"Domain": domain, "Data": QUESTIONS}
+    files = {"qa/a-train.json": json.dumps(content).encode()} | EVIDENCE
+    if top is None:
+        for name, data in files.items():
+            write(tmp_path / name, data)
+        path = tmp_path / "qa" / "a-train.json"
+    else:
+        archive = {top + name: files[name] for name in sorted(files)}  # evidence first
+        path = pack(tmp_path / "triviaqa-rc.tar.gz", archive) / "qa" / "a-train.json"
+    records, drops = read(prepare.triviaqa, path)
+    texts = ["Harry Sinclair Lewis was", "born.", "The prize", "went to SINCLAIR LEWIS."]
+    found = [(0, 0, "Harry Sinclair Lewis"), (0, 6, "Sinclair Lewis"), (3, 8, "SINCLAIR LEWIS")]
+    lost = {"foreign file name": 1, "empty document": 1, "malformed": 1}
+    lost |= {"no evidence": 1, "not UTF-8": 1}
+    if domain == "Web":
+        page, other = "46/46_46.txt", "Lewis.txt"
+        ids = [f"tc_{n}--{name}" for n in (1, 2) for name in (other, page)]
+        assert list(records) == [*ids, "tc_3--Lewis.txt", "tc_6--Lewis.txt"]
+        first, second = records[f"tc_1--{other}"], records[f"tc_1--{page}"]
+        assert [part.text for x in (first, second) for part in x.paragraphs] == texts
+        assert spans(first) + spans(second) == [*found[:2], (1, *found[2][1:])]
+    else:
+        assert list(records) == ["tc_1", "tc_6"]
+        first = records["tc_1"]
+        assert [part.text for part in first.paragraphs] == texts
+        assert [part.title for part in first.paragraphs][1:3] == ["Sinclair Lewis", "Nobel"]
+        assert spans(first) == found
+    assert first.texts == ("harry sinclair lewis", "sinclair lewis")
+    assert [*records.values()][-1].answerable is None
+    assert drops.counts == lost
+    with pytest.raises(UserError, match="allowed: TriviaQA's JSON"):
+        read(prepare.triviaqa, write(tmp_path / "qa" / "other.json", {"Data": {}}))
+
+
+CONTEXT = [["A", ["One is 1.", " ", "Two is 2."]], ["Empty", [" "]], ["B", ["Three is 2."]]]
+
+
+def hop(**changes) -> dict:
+    """Of HotpotQA; its answer stands in each paragraph."""
+    given = {"_id": "q", "question": "?", "answer": "2", "context": CONTEXT}
+    return given | {"supporting_facts": [["A", 2], ["B", 0]]} | changes
+
+
+def hops(folder: Path, *items: dict, **options):
+    return read(prepare.several_hops, write(folder / "dev.json", [*items]), **options)
+
+
+def test_hotpotqa(tmp_path):
+    """A blank sentence keeps its number; a paragraph of blanks is no paragraph."""
+    items = [
+        hop(),
+        hop(_id="C too", context=[["C", ["It is 2."]], *CONTEXT]),  # which supports nothing
+        hop(_id="yes", answer="yes"),
+        hop(_id="elsewhere", answer="1", supporting_facts=[["B", 0]]),
+        hop(_id="no sentence", supporting_facts=[["A", 3]]),
+        {k: v for k, v in hop(_id="test").items() if k not in ("answer", "supporting_facts")},
+        hop(_id="lost", answer="Rome"),
+        hop(_id="missing", supporting_facts=[["E", 0]]),
+        hop(_id="null", context=[["A", ["In Paris.", None]]]),
+        hop(_id="untitled", supporting_facts=[["A"]]),
+        hop(_id="text", supporting_facts=[["A", "0"]]),
+    ]
+    records, drops = hops(tmp_path, *items)
+    assert list(records) == ["q", "C too", "yes", "elsewhere", "no sentence", "test"]
+    first, other = records["q"], records["C too"]
+    assert shown(first) == ["One is 1.", " ", "Two is 2.", "Three is 2."]
+    assert [part.text for part in first.paragraphs] == ["One is 1. Two is 2.", "Three is 2."]
+    assert spans(first) == [(0, 17, "2"), (1, 9, "2")]
+    assert (first.supporting, first.long_answers) == ((2, 3), (0, 1))
+    assert (spans(other), other.long_answers) == ([(1, 17, "2"), (2, 9, "2")], (1, 2))
+    assert (records["yes"].yes_no, records["yes"].answers) == ("yes", ())
+    assert spans(records["elsewhere"]) == [(0, 7, "1")]
+    assert records["no sentence"].supporting is None
+    assert records["test"].answerable is records["test"].supporting is None
+    lost = {"answer not found": 1, "supporting paragraph missing": 1, "no context": 1}
+    assert drops.counts == lost | {"no supporting fact": 2}
+    assert "item 10: ['A', '0']; allowed: [title, number]" in str(drops)
+    with pytest.raises(UserError, match="allowed: HotpotQA's JSON, a list"):
+        read(prepare.several_hops, write(tmp_path / "other.json", {}))
+
+
+def test_the_answer_of_hotpotqa_stands_in_a_supporting_sentence(tmp_path):
+    context = [["A", ["Two is 2.", "Or 2."]], ["B", ["2 it is."]]]
+    for fact, place in ((1, 13), (0, 7)):
+        records, _ = hops(tmp_path, hop(context=context, supporting_facts=[["A", fact]]))
+        assert spans(records["q"]) == [(0, place, "2")]
+
+
+def test_titles_of_hotpotqa_are_sentences_and_may_be_answers(tmp_path):
+    """In front of their texts, from the file to the data; the other paragraph's title is none.
+    An empty sentence is in its place."""
+    context = [["St. Mary", ["It is a church. ", "", "It is old.", ""]], ["B", ["B saw it."]]]
+    item = hop(context=context, supporting_facts=[["St. Mary", 2]], answer="St. Mary")
+    records, _ = hops(tmp_path, item, titled=True)
+    told = ["St. Mary", "It is a church. ", "", "It is old.", "", "B", "B saw it."]
+    record = records["q"]
+    assert shown(record) == told
+    assert spans(record) == [(0, 0, "St. Mary")]
+    assert (record.supporting, record.titled) == ((3,), True)
+    data = prepared(tmp_path, "hotpotqa", item, "--titles")
+    outline, document = data.outline(0), data.document(0)
+    assert document.titles == {0: 0, 1: 5}
+    outline.check(data[0].paragraph_starts, len(data[0].document))
+    assert [document.sentence_text(number).strip() for number in range(7)] == [
+        text.strip() for text in told
+    ]
+    ((first, last),) = data[0].answers.tolist()
+    assert document.answer(first, last).text == "St. Mary"
+    assert int(data.characters(0)[0, 1]) == 0  # and no title twice
+    assert _facts(data, 0, [1, 3, 6]) == [("St. Mary", 0), ("St. Mary", 2), ("B", 0)]
+
+
+def test_wiki2_looks_up_its_paragraphs(tmp_path):
+    passages = [{"title": title, "text": f"{title} is in Paris."} for title in "ABCDEFGH"]
+    corpus = write(tmp_path / "corpus.json", passages)
+    asked = {k: v for k, v in hop(answer="Paris").items() if k != "context"}
+    items = [asked | {"_id": id_} for id_ in "12"]
+    items.append(asked | {"_id": "3", "supporting_facts": [["Z", 0]]})
+    records, drops = hops(tmp_path, *items, pool=corpus, distractors=3)
+    assert list(records) == ["1", "2"]
+    for record in records.values():
+        titles = [part.title for part in record.paragraphs]
+        assert len(set(titles)) == len(titles) == 5
+        assert {titles[i] for i in record.long_answers} == {"A", "B"}
+        assert [answer.paragraph for answer in record.answers] == list(record.long_answers)
+        assert record.supporting is None
+    orders = [[part.title for part in record.paragraphs] for record in records.values()]
+    assert orders[0] != orders[1]
+    assert drops.counts == {"supporting paragraph missing": 1}
+    assert hops(tmp_path, *items, pool=corpus, distractors=3)[0] == records
+    few, _ = hops(tmp_path, *items, pool=corpus, distractors=0)
+    assert {len(record.paragraphs) for record in few.values()} == {2}
+    assert hops(tmp_path, *items)[1].counts == {"no context": 3}
+    with pytest.raises(UserError, match="allowed: a JSON list of {title, text}"):
+        hops(tmp_path, *items, pool=tmp_path / "dev.json")
+
+
+QUERY = {
+    "id": "WH_0",
+    "query": "capital_of some land",
+    "answer": "paris",
+    "candidates": ["paris", "new york", "york", "rome"],  # one stands nowhere
+    "supports": ["Paris is old.", " ", "New York and Paris."],
+}
+
+
+def test_wikihop(tmp_path):
+    path = write(tmp_path / "dev.json", [QUERY, QUERY | {"id": "1", "answer": "x"}])
+    records, drops = read(prepare.wikihop, path)
+    (record,) = records.values()
+    assert (record.question, record.texts) == ("capital of some land", ("paris",))
+    mentions = (0, 0, 0, 5), (0, 1, 13, 18), (1, 1, 0, 8), (2, 1, 4, 8)
+    assert record.mentions == tuple(Mention(*each) for each in mentions)
+    assert drops.counts == {"answer is no candidate": 1}
+    data = prepared(tmp_path, "wikihop", QUERY)
+    found, document = data.outline(0), data.document(0)
+    assert ([len(name) > 0 for name in found.names], found.right) == ([True] * 4, 0)
+    assert document.candidates == QUERY["candidates"]
+    texts = [document.answer(first, last).text for _, first, last in found.mentions.tolist()]
+    assert texts == ["Paris", "Paris", "New York", "York"]
+
+
+HTML = (
+    "<P> In 1901 , Röntgen . </P> <Table> <Tr> Row one </Tr> <Tr> Row two </Tr> </Table> <P> </P>"
+)
+WORDS = HTML.split(" ")
+
+
+def nq_span(start: int, end: int, full: bool = False) -> dict:
+    span = {"start_token": start, "end_token": end}
+    if full:
+        ends = [len(" ".join(WORDS[: i + 1]).encode()) for i in range(len(WORDS))]
+        starts = [end - len(word.encode()) for end, word in zip(ends, WORDS, strict=True)]
+        told = (starts[start], ends[end - 1]) if start >= 0 else (-1, -1)
+        span |= dict(zip(("start_byte", "end_byte"), told, strict=True))
+    return span
+
+
+def nq(id_: int, *labels: tuple[tuple[int, int], list[tuple[int, int]], str], full=False) -> dict:
+    """A question, each label of it a long answer, short answers and yes or no."""
+    url = "https://en.wikipedia.org//w/index.php?title=R%C3%B6ntgen_W&amp;oldid=8"
+    candidates = [((0, 7), 1), ((7, 17), 1), ((8, 12), 0), ((12, 16), 0), ((17, 19), 1)]
+    item = {"example_id": id_, "question_text": "who?", "document_url": url}
+    item["long_answer_candidates"] = [
+        nq_span(*span, full) | {"top_level": bool(top)} for span, top in candidates
+    ]
+    item["annotations"] = [
+        {
+            "long_answer": nq_span(*long, full) | {"candidate_index": 0},
+            "short_answers": [nq_span(*span, full) for span in short],
+            "yes_no_answer": yes_no,
+        }
+        for long, short, yes_no in labels
+    ]
+    if not full:
+        return item | {"document_text": HTML}
+    tokens = [
+        {"token": word, "html_token": word[0] == "<"}
+        | {k: v for k, v in nq_span(i, i + 1, full).items() if "byte" in k}
+        for i, word in enumerate(WORDS)
+    ]
+    return item | {"document_tokens": tokens, "document_title": "Röntgen W"}
+
+
+NULL = ((-1, -1), [], "NONE")
+PARAGRAPH = ((0, 7), [(4, 5), (1, 3)], "NONE")
+ROW = ((12, 16), [(13, 15)], "NONE")
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_natural_questions(tmp_path, full):
+    labels = [(PARAGRAPH,), (NULL,), (ROW,), (((0, 7), [], "YES"),)]
+    labels += [(PARAGRAPH, ROW, *[NULL] * 3), (PARAGRAPH, ((0, 7), [], "NONE"), *[NULL] * 3)]
+    labels += [(PARAGRAPH, *[NULL] * 4)]
+    items = [nq(number, *of, full=full) for number, of in enumerate(labels, 1)]
+    items.append({k: v for k, v in nq(8, full=full).items() if k != "annotations"})
+    write(tmp_path / "nq-dev-00.jsonl.gz", items[:4])
+    write(tmp_path / "nq-dev-01.jsonl.gz", items[4:])
+    records, drops = read(prepare.natural_questions, tmp_path)
+    assert not drops.counts
+    assert list(records) == list("12345678")
+    one = records["1"]
+    # the last candidate has no word
+    assert [part.text for part in one.paragraphs] == ["In 1901 , Röntgen .", "Row one Row two"]
+    assert {part.title for part in one.paragraphs} == {"Röntgen W"}
+    assert [part.span for part in one.paragraphs] == [(0, 7), (7, 17)]
+    assert one.paragraphs[1].tokens == (9, 10, 13, 14)
+    assert spans(one) == [(0, 10, "Röntgen"), (0, 0, "In 1901")]
+    assert spans(records["3"]) == [(1, 8, "Row two")]
+    assert records["4"].yes_no == "yes"
+    assert {id_: (r.answerable, r.long_answers, len(r.answers)) for id_, r in records.items()} == {
+        "1": (True, (0,), 2),
+        "2": (False, (), 0),
+        "3": (True, (1,), 1),
+        "4": (True, (0,), 0),
+        "5": (True, (0, 1), 3),
+        "6": (True, (0,), 0),
+        "7": (False, (), 0),
+        "8": (None, (), 0),
+    }
+
+
+def test_natural_questions_drops_wrong_spans(tmp_path):
+    full = nq(4, PARAGRAPH, full=True)
+    full["annotations"][0]["short_answers"][0]["end_byte"] += 1
+    items = [
+        nq(1, ((0, 7), [(4, 40)], "NONE")),
+        nq(2, ((0, 7), [(5, 8)], "NONE")),
+        nq(3, ((7, 17), [(12, 13)], "NONE")),
+        full,
+        nq(5) | {"long_answer_candidates": []},
+        nq(6) | {"document_text": None},
+    ]
+    records, drops = read(prepare.natural_questions, write(tmp_path / "nq.jsonl", items))
+    assert not records
+    assert drops.counts == {
+        "answer not in its context": 2,
+        "answer not in a candidate": 1,
+        "answer without a word": 1,
+        "empty document": 1,
+        "no document_text": 1,
+    }
+    assert "tokens 4 to 40 of 19" in str(drops)
+    assert "tokens 4 to 5 are bytes" in str(drops)
+
+
+@pytest.mark.parametrize(
+    ("reader", "name", "content"),
+    [
+        (prepare.qed, "all.jsonl", QED),
+        *(
+            (prepare.natural_questions, "all.jsonl", nq(1, PARAGRAPH, full=full))
+            for full in (0, 1)
+        ),
+        (prepare.several_hops, "file.json", [hop()]),
+        (prepare.wikihop, "file.json", [QUERY]),
+        (prepare.triviaqa, "qa/file.json", {"Data": QUESTIONS[:1]}),
+        (prepare.searchqa, "qa/file.json", SEARCHQA),
+    ],
+)
+def test_no_damage_stops_a_reader(tmp_path, reader, name, content):
+    for file, data in EVIDENCE.items():
+        write(tmp_path / file, data)
+    for changed in damaged(content):
+        path = write(tmp_path / name, json.dumps(changed).encode() + b"\n")
+        with suppress(UserError):
+            records, _ = read(reader, path.parent if reader is prepare.searchqa else path)
+            assert len(records) <= 1
