@@ -7,17 +7,19 @@
     clusterformer bundle CHECKPOINT my-reader --calibration calibration.json
     $F ask READER folders/test-*.json --out test.jsonl --passage 384 $MORE
     $F score test.jsonl --calibration calibration.json
-    $F whole data/reader-en-long/test.jsonl folders --limit 300
+    $F whole long/test.jsonl folders --limit 300
     $F ask READER folders/whole-*.json --out whole.jsonl --passage 384
 
-``make`` divides the articles of SQuAD 1.1's development set (DATA/squad) as ``reader_data`` does,
-and writes each to a file of its own. A folder is a list of 30 of them, with 60 questions, of which
-15 are about articles that are missing. There are four folders of the test articles, of which each
-is missing in one folder, and four of the validation articles. The other files are articles that
-readers train on. ``whole`` writes a folder of one article for each that the questions of
-``reader_data --long`` are about, ``runs`` one of the paragraphs of each question. ``ask`` keeps
-the ten best answers to each question, with what they are ranked by; an index keeps the vectors of
-articles that several folders have. ``fit`` makes weights of these, and ``score`` applies them.
+``make`` divides the articles of SQuAD 1.1's development set (DATA/squad/dev-v1.1.json.gz): every
+fourth is for tests, every twelfth for validation. It writes each to a file of its own. A folder is
+a list of 30 of them, with 60 questions, of which 15 are about articles that are missing. There are
+four folders of the test articles, of which each is missing in one folder, and four of the
+validation articles. The other files are articles that readers train on. Of questions over
+paragraphs, as ``clusterformer prepare qa text`` reads them, ``whole`` writes a folder of one
+article for each that they are about, ``runs`` one of the paragraphs of each question. ``ask``
+keeps the ten best answers to each question, with what they are ranked by; an index keeps the
+vectors of articles that several folders have. ``fit`` makes weights of these, and ``score``
+applies them.
 
 An answer is right if it is from the right file, and F1 with one of the gold answers is at least
 0.5. Unlike a user, ``score`` sees only the ten answers that are best by the default weights.
@@ -36,7 +38,6 @@ import numpy as np
 from scipy.special import expit
 from scipy.stats import binom
 
-from examples.question_answering.reader_data import DIVIDED, part_of
 from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.corpora.question_answering.records import json_file
@@ -48,6 +49,12 @@ NAME = "python -m examples.question_answering.folders"
 FILES, QUESTIONS, NONE, FOLDERS, KEPT = 30, 60, 15, 4, 10
 #: in the place of an answer, where none was found
 NOTHING = {"file": "", "right": False, "exact": 0.0, "f1": 0.0}
+
+
+def part_of(titles: list[str], title: str) -> str:
+    """Which split an article of the development set is in."""
+    number = titles.index(title)
+    return "test" if number % 4 == 3 else "valid" if number % 12 == 1 else "train"
 
 
 def lines_of(path: Path) -> list[dict]:
@@ -66,7 +73,7 @@ def row_of(question: dict, file: str | None) -> dict:
 
 def make(args: Namespace) -> None:
     """Write four folders of validation articles and four of test articles."""
-    draw, content = random.Random(3), json_file(args.data / DIVIDED[0])
+    draw, content = random.Random(3), json_file(args.data / "squad" / "dev-v1.1.json.gz")
     (args.out / "articles").mkdir(parents=True)
     articles = {article["title"]: article for article in content["data"]}
     parts = {title: part_of([*articles], title) for title in articles}
@@ -267,7 +274,8 @@ def main(arguments: Sequence[str]) -> int:
 
     making = [command("make", make, "data FOLDER", "with squad/")]
     making += [
-        command(name, alone, "test FILE", "of reader_data --long") for name in ("whole", "runs")
+        command(name, alone, "test FILE", "of questions over paragraphs")
+        for name in ("whole", "runs")
     ]
     for added in making:
         added.add("out OUT", "the folder to write to")

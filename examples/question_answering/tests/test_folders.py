@@ -1,135 +1,27 @@
-"""Questions that reader-en learns from; folders of articles, and what is fitted and scored."""
+"""Folders of articles with questions: what is asked, fitted and scored."""
 
 import json
 import random
 import re
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from examples.question_answering import folders, reader_data
+from examples.question_answering import folders
 from fairseq_clusterformer.documents.found import FEATURES, Weights
 from fairseq_clusterformer.documents.read import Reader
 from fairseq_clusterformer.errors import UserError
 from tests.cli.towns import towns_data, towns_reader  # noqa: F401  fixtures
 from tests.corpora.records import write
 
-DIVIDED = reader_data.DIVIDED
 
-
-def main(program, *words: object) -> int:
-    return program.main([*map(str, words)])
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def main(*words: object) -> int:
+    return folders.main([*map(str, words)])
 
 
 def answered(text: str, *wanted: str) -> list[dict]:
     return [{"text": each, "answer_start": text.index(each)} for each in wanted]
-
-
-# reader_data.py
-
-
-#: a thousandth of the limits
-TRAIN = {name: [most and most // 1000 for most in of] for name, of in reader_data.TRAIN.items()}
-
-
-@pytest.fixture
-def squad(tmp_path, monkeypatch) -> Path:
-    """A file of each name. Its titles say where they are from; of development articles, the first
-    file has the questions with an answer and the second those without."""
-    monkeypatch.setattr(reader_data, "TRAIN", TRAIN)
-    folder = tmp_path / "squad"
-    for name in (*TRAIN, *DIVIDED):
-        own, divided = Path(name).name.split(".")[0], name in DIVIDED
-        number = max(each or 3 for each in TRAIN.get(name, (3,)))
-        answers = [] if name in DIVIDED[1:] else answered("An ox.", "ox")
-        asked = {"question": "Who?", "answers": answers, "is_impossible": not answers}
-        articles = []
-        for i in range(8 if divided else 1):
-            questions = [asked | {"id": f"{own} {i} {n}"} for n in range(number)]
-            paragraphs = [{"context": f"An ox. {i}", "qas": questions}]
-            paragraphs += [{"context": f"Else {n}", "qas": []} for n in range(20)]
-            title = f"Article {i}" if divided else own
-            articles.append({"title": title, "paragraphs": paragraphs})
-        write(folder / name, json.dumps({"data": articles}).encode())
-    story = "\n".join(["It was so."] * 15 + ["A cat sat.", "A dog, a cat."])
-    twice = [*answered(story, "dog"), {"text": "cat", "answer_start": story.index("cat")}]
-    story = {"context": story, "qas": [{"id": "s", "question": "Who?", "answers": twice}]}
-    write(folder / reader_data.STORIES, json.dumps({"data": [{"paragraphs": [story]}]}).encode())
-    qed = {"example_id": 7, "question_text": "Who?", "original_nq_answers": []}
-    qed = [qed | {"paragraph_text": f"A hare. {i}"} for i in range(9)]
-    qed[8] |= {
-        "paragraph_text": "An elk.",
-        "example_id": 8,
-        "original_nq_answers": [[{"string": "elk", "start": 3}]],
-    }
-    write(folder / reader_data.QED, "".join(json.dumps(x) + "\n" for x in qed).encode())
-    return folder
-
-
-def test_each_pass_has_its_files(squad, tmp_path):
-    found = []
-    for options in ((), ("--again",)):
-        out = tmp_path / f"{len(options)}"
-        assert main(reader_data, squad, out, "--none", 0, *options) == 0
-        counts: tuple[Counter, Counter] = Counter(), Counter()
-        for record in lines(out / "train.jsonl"):
-            title = re.sub(r"^Article .*", "Article", record["title"])
-            counts[not record["answers"]][title] += 1
-        found.append(counts)
-        places = {"valid": {1}, "test": {3, 7}, "train": {0, 2, 4, 5, 6}}
-        for split, own in places.items():
-            titles = {record["title"] for record in lines(out / f"{split}.jsonl")}
-            assert {title for title in titles if " " in title} == {f"Article {i}" for i in own}
-    first, again = found
-    assert first[0] == again[0] | {"dev": 3, "qamr-dev": 10}
-    assert (again[0]["dev"], again[0]["qamr-dev"]) == (2, 3)
-    assert again[1]["Article"] == 2 * first[1]["Article"] == 2 * 2 * 3 * 5
-    with pytest.raises(SystemExit):
-        main(reader_data, squad, tmp_path / "x", "--long", "--again")
-
-
-def test_unanswered_questions_have_the_likeliest_other_paragraph():
-    texts = [
-        "A green ox there.",
-        "Nobody knows what the animal wants.",
-        "Birds.",
-        "An ox: what animal",
-    ]
-    asked = {"id": "1", "title": "A", "question": "What animal?", "context": texts[0]}
-    asked |= {"answers": answered(texts[0], "ox")}
-    others = [asked | {"id": str(i), "context": texts[i], "answers": []} for i in (1, 2, 3)]
-    (found,) = reader_data.unanswered([asked, *others], 1.0, random.Random(1))
-    assert found == asked | {"id": "1-none", "context": texts[1], "answers": []}
-
-
-def test_long_documents_are_runs_of_paragraphs(squad, tmp_path):
-    for share in (0, 1):
-        assert main(reader_data, squad, tmp_path / f"{share}", "--long", "--none", share) == 0
-    for split, lengths in (("train", range(4, 15)), ("test", [12])):
-        records = lines(tmp_path / "0" / f"{split}.jsonl")
-        assert {len(record["paragraphs"]) for record in records} <= {*lengths}
-        for record in records:
-            for answer in record["answers"]:
-                text = record["paragraphs"][answer["paragraph"]]
-                assert text[answer["answer_start"] :].startswith(answer["text"])
-    train = {record["id"]: record for record in lines(tmp_path / "0" / "train.jsonl")}
-    assert train["s"]["answers"][0]["text"] == "dog"
-    assert len(train["s"]["answers"]) == 1  # of the paragraph of the first answer alone
-    assert len({*train["8"]["paragraphs"]}) == 8
-    assert "7" not in train
-    for record in lines(tmp_path / "1" / "train.jsonl"):
-        assert record["id"].endswith("-none")
-        assert not record["answers"]
-        assert not any(re.search("ox|elk|dog", text) for text in record["paragraphs"])
-
-
-# folders.py
 
 
 def test_questions_of_missing_articles(tmp_path):
@@ -137,15 +29,15 @@ def test_questions_of_missing_articles(tmp_path):
     titles = [f"A {number}" for number in range(48)]
     asked = [{"question": f"{i}?", "answers": answered("xy", *"xxy")} for i in range(60)]
     articles = [{"title": t, "paragraphs": [{"context": t, "qas": asked}]} for t in titles]
-    write(tmp_path / DIVIDED[0], json.dumps({"data": articles}).encode())
-    assert main(folders, "make", tmp_path, tmp_path / "out") == 0
+    write(tmp_path / "squad/dev-v1.1.json.gz", json.dumps({"data": articles}).encode())
+    assert main("make", tmp_path, tmp_path / "out") == 0
     assert len(list((tmp_path / "out" / "articles").iterdir())) == 48
     for part in ("valid", "test"):
         there = Counter()
         for number in range(4):
             record = json.loads((tmp_path / "out" / f"{part}-{number + 1}.json").read_text())
             files, questions = record["documents"], record["questions"]
-            parts = {f: reader_data.part_of(titles, f.removesuffix(".txt")) for f in files}
+            parts = {f: folders.part_of(titles, f.removesuffix(".txt")) for f in files}
             assert len(parts) == folders.FILES
             assert {*parts.values()} == {part, "train"}
             there.update(file for file in files if parts[file] == part)
@@ -161,7 +53,7 @@ def test_folders_of_one_article_or_of_a_questions_paragraphs(tmp_path):
     asked = [{"id": i, "title": x, "question": f"{x}?"} | rest for i, x in enumerate("ABAC")]
     path = write(tmp_path / "test", "".join(json.dumps(row) + "\n" for row in asked).encode())
     for command in ("whole", "runs"):
-        assert main(folders, command, path, tmp_path, "--limit", 3) == 0
+        assert main(command, path, tmp_path, "--limit", 3) == 0
     made = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
     row = {"question": "A?", "answers": ["x", "y"], "file": "A.txt"}
     assert made["whole-A.json"] == {"documents": ["A.txt"], "questions": [row, row]}
@@ -247,7 +139,7 @@ def test_from_a_reader_to_a_calibration(towns_reader, rows, tmp_path, capsys, mo
 
     monkeypatch.setattr(Reader, "_encode_sections", count)
     answers, out = tmp_path / "out.jsonl", tmp_path / "calibration.json"
-    assert main(folders, "ask", towns_reader, path, "--out", answers, "--passage", 30) == 0
+    assert main("ask", towns_reader, path, "--out", answers, "--passage", 30) == 0
     assert len(encoded) == 2
     found = folders.rows_of(answers)
     assert [row["question"] for row in found] == [row["question"] for row in asked]
@@ -259,14 +151,14 @@ def test_from_a_reader_to_a_calibration(towns_reader, rows, tmp_path, capsys, mo
 
     def fit(given: list[dict]) -> int:
         answers.write_text("".join(json.dumps(row) + "\n" for row in given))
-        return main(folders, "fit", answers, "--out", out)
+        return main("fit", answers, "--out", out)
 
     assert fit(rows) == 0
     assert json.loads(out.read_text())["questions"] == 600
     assert 0 < Weights.from_file(out).threshold < 1
     assert Weights.from_file(out).passage == 384
     capsys.readouterr()
-    assert main(folders, "score", answers, "--calibration", out) == 0
+    assert main("score", answers, "--calibration", out) == 0
     printed = capsys.readouterr().out
     assert "right answer first" in printed
     assert re.search(r"^0\.8 to 1\.0 +\d+ +0\.9\d +(0\.9\d|1\.00)$", printed, re.MULTILINE)
