@@ -6,41 +6,44 @@ python -m examples.clustering assign clusters.npz X.npy --out assigned.npy
 python -m examples.clustering draw clusters.npz --out centroids.png
 """
 
+import gzip
 import json
 import logging
+import math
 import shlex
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
-from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import IO
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fairseq_clusterformer.cli.common import Parser, add_force, number
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.clustering import cluster_use
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, reading
 from fairseq_clusterformer.outputs import check_output, whole_file
 from fairseq_clusterformer.ranges import Range
 from scripts.experiments.results import provenance
 from scripts.experiments.tables import cell, markdown
 
-from .clusters import load_clusters, picture
-from .fit import METHODS, Options, check, fit
-from .matrices import FORMATS, read_labels, read_matrix
+from .clusters import load_clusters
+from .fit import METHODS, OPTIONS, check, fit
 
 PROGRAM = "python -m examples.clustering"
+FORMATS = ".npy, .csv and idx-ubyte files, each with .gz behind it or not"
+COLUMNS, PIXELS = 10, 80  # of a picture of centroids: images in a row, and the side of each
+TYPES = {int: number(Range(1, whole=True)), float: number(Range(above=0))}
 
 
 def parser() -> Parser:
-    """Of all commands; a method's options are those of its dataclass."""
     main_parser = Parser(prog=PROGRAM, description=__doc__)
     commands = main_parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     fitting = commands.add_parser("fit", help="fit centroids to a matrix")
@@ -55,12 +58,12 @@ def parser() -> Parser:
     add("--test-labels FILE", "of --test")
     add("--out PATH", "an .npz file: the centroids and all else that assigning needs")
     add("--json FILE", "every run, written after each")
-    for method in ("neural", "kmeans", "som"):
-        for item in fields(METHODS[method][0]):
-            limits, flag = item.metadata["range"], f"--{method}-{item.name.replace('_', '-')}"
-            how = {"type": type(item.default), "default": item.default}
-            how["choices"] = limits.choices or None
-            add(flag if limits.choices else f"{flag} X", item.metadata["help"], **how)
+    for method, options in OPTIONS.items():
+        for name, (default, about, how) in options.items():
+            flag = f"--{method}-{name.replace('_', '-')}"
+            if not how:
+                flag, how = f"{flag} X", {"type": TYPES[type(default)]}
+            add(flag, about, default=default, **how)
     assigning = commands.add_parser("assign", help="assign with what fit wrote")
     assigning.add("clusters PATH", "what fit --out wrote")
     assigning.add("input FILE", "as of fit")
@@ -74,51 +77,65 @@ def parser() -> Parser:
     return main_parser
 
 
-@contextmanager
-def output(args: Namespace, name: str = "out") -> Iterator[IO[bytes]]:
-    """The file of --out or --json, which is written whole or not at all, over no input."""
-    option, path = f"--{name}", getattr(args, name)
-    with whole_file(option, path, **_how(args)) as new, open(new, "wb") as file:
-        yield file
-
-
-def _how(args: Namespace) -> dict:
+def guards(args: Namespace) -> dict:
+    """What :func:`check_output` is told of each output."""
     names = ("input", "labels", "test", "test_labels", "clusters")
     given = (path for name, path in vars(args).items() if name in names)
     return {"inputs": [path for path in given if path is not None], "force": args.force}
+
+
+@contextmanager
+def output(args: Namespace, name: str = "out") -> Iterator[IO[bytes]]:
+    """The file of --out or --json, which is written whole or not at all, over no input."""
+    path = getattr(args, name)
+    with whole_file(f"--{name}", path, **guards(args)) as new, open(new, "wb") as file:
+        yield file
 
 
 def run_fit(args: Namespace) -> None:
     """Fit every method, K and seed asked for; print a table of means over seeds. Raises UserError
     before any fitting, for what is not allowed."""
     methods = list(METHODS) if "all" in args.methods else list(dict.fromkeys(args.methods))
-    options = {method: _options(args, method) for method in methods}
     plan = list(product(methods, args.num_clusters, args.seed))
-    x, labels, test, test_labels = _data(args)
+    names = ("labels", "test", "test_labels")
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
+    if given not in ([], ["--labels"], ["--labels", "--test", "--test-labels"]):
+        allowed = "--labels, or it with --test and --test-labels, or none"
+        raise UserError(f"given are {' and '.join(given)}; allowed: {allowed}")
+    x = read_matrix(args.input)
+    if args.labels is not None:
+        labels = read_labels(args.labels, args.input, len(x))
+    if args.test is not None:
+        test = read_matrix(args.test)
+        if test.shape[1] != x.shape[1]:
+            allowed = f"{x.shape[1]} columns, as {args.input}"
+            raise bad_option("--test", args.test, allowed, f"it has {test.shape[1]}")
+        test_labels = read_labels(args.test_labels, args.test, len(test))
     for method, num_clusters, _ in plan:
-        check(method, num_clusters, len(x), options[method])
+        check(method, num_clusters, len(x))
     if args.out is not None and (len(plan) > 1 or args.out.suffix != ".npz"):
         allowed = "a name that ends in .npz, for one fit"
         raise bad_option("--out", args.out, allowed, f"fits: {len(plan)}")
     for name in ("out", "json"):
         if (path := getattr(args, name)) is not None:
-            check_output(f"--{name}", path, **_how(args))
+            check_output(f"--{name}", path, **guards(args))
 
     rows: list[dict] = []
     for method, num_clusters, seed in plan:
-        start = time.perf_counter()
-        clusters = fit(method, x, num_clusters, seed=seed, options=options[method])
+        start, own = time.perf_counter(), method.removeprefix("spherical-")
+        options = {name: getattr(args, f"{own}_{name}") for name in OPTIONS[own]}
+        clusters = fit(method, x, num_clusters, seed=seed, **options)
         seconds = round(time.perf_counter() - start, 1)
         assigned = clusters.assign(x)
         use = cluster_use(assigned.bincount(minlength=num_clusters))
         row = {"method": method, "k": num_clusters, "seed": seed, "seconds": seconds}
-        row |= {"options": asdict(options[method]), "effective": round(float(use.effective), 2)}
+        row |= {"options": options, "effective": round(float(use.effective), 2)}
         row["empty"] = int(use.empty)
-        if labels is not None:
-            accuracy = partial(majority_accuracy, assigned, labels)
-            row["train accuracy"] = accuracy(assigned, labels)
-            if test is not None:
-                row["accuracy"] = accuracy(clusters.assign(test), test_labels)
+        if args.labels is not None:
+            row["train accuracy"] = majority_accuracy(assigned, labels, assigned, labels)
+        if args.test is not None:
+            parts = (assigned, labels, clusters.assign(test), test_labels)
+            row["accuracy"] = majority_accuracy(*parts)
         rows.append(row)
         if args.out is not None:
             with output(args) as file:
@@ -130,30 +147,6 @@ def run_fit(args: Namespace) -> None:
             with output(args, "json") as file:
                 file.write(f"{json.dumps(record, indent=1)}\n".encode())
     print(table(rows))
-
-
-def _options(args: Namespace, method: str) -> Options:
-    kind, prefix = METHODS[method][0], method.removeprefix("spherical-")
-    return kind(**{f.name: getattr(args, f"{prefix}_{f.name}") for f in fields(kind)})
-
-
-def _data(args: Namespace) -> tuple[np.ndarray, Tensor | None, np.ndarray | None, Tensor | None]:
-    """The vectors of INPUT and their labels, and those of --test."""
-    names = ("labels", "test", "test_labels")
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
-    if given not in ([], ["--labels"], ["--labels", "--test", "--test-labels"]):
-        allowed = "--labels, or it with --test and --test-labels, or none"
-        raise UserError(f"given are {' and '.join(given)}; allowed: {allowed}")
-    x, labels, test, test_labels = read_matrix(args.input), None, None, None
-    if args.labels is not None:
-        labels = torch.from_numpy(read_labels(args.labels, args.input, len(x)))
-    if args.test is not None:
-        test = read_matrix(args.test)
-        if test.shape[1] != x.shape[1]:
-            allowed = f"{x.shape[1]} columns, as {args.input}"
-            raise bad_option("--test", args.test, allowed, f"it has {test.shape[1]}")
-        test_labels = torch.from_numpy(read_labels(args.test_labels, args.test, len(test)))
-    return x, labels, test, test_labels
 
 
 def majority_accuracy(
@@ -184,7 +177,7 @@ def table(rows: list[dict]) -> str:
 
 def run_assign(args: Namespace) -> None:
     """Write the cluster of each row, and print how evenly clusters are used."""
-    check_output("--out", args.out, **_how(args))
+    check_output("--out", args.out, **guards(args))
     clusters = load_clusters(args.clusters)
     assigned = clusters.assign(read_matrix(args.input))
     with output(args) as file:
@@ -194,14 +187,69 @@ def run_assign(args: Namespace) -> None:
 
 
 def run_draw(args: Namespace) -> None:
-    """Draw all centroids as images; dark is high, and each image has a scale of its own."""
+    """Draw all centroids as images in rows; dark is high, and each has a scale of its own."""
     from matplotlib.image import imsave
 
-    check_output("--out", args.out, **_how(args))
-    image = picture(args.clusters).numpy()
+    check_output("--out", args.out, **guards(args))
+    centroids = load_clusters(args.clusters).centroids
+    side = math.isqrt(centroids.size(1))
+    if side * side != centroids.size(1):
+        problem = f"they have {centroids.size(1)} values each"
+        allowed = "centroids of square images, such as 28 x 28"
+        raise bad_option("the file", args.clusters, allowed, problem)
+    columns = min(COLUMNS, len(centroids))
+    rows = math.ceil(len(centroids) / columns)
+    images = centroids.clamp(min=0).unflatten(1, (side, side))
+    images = images / images.amax((1, 2), keepdim=True).clamp(min=1e-9)
+    for axis in (1, 2):
+        images = images.repeat_interleave(max(1, PIXELS // (side + 2)), axis)
+    images = pad(images, (1, 1, 1, 1, 0, rows * columns - len(images)))
+    image = images.unflatten(0, (rows, columns)).transpose(1, 2).flatten(2).flatten(0, 1)
     with output(args) as file:
-        imsave(file, image, cmap="gray_r", vmin=0, vmax=1, format="png")
-    print(f"{len(load_clusters(args.clusters).centroids)} centroids: {args.out}")
+        imsave(file, image.numpy(), cmap="gray_r", vmin=0, vmax=1, format="png")
+    print(f"{len(centroids)} centroids: {args.out}")
+
+
+def read_matrix(path: Path) -> np.ndarray:
+    """Read vectors, one per row, as float32 [N, D]; images of an idx file are flattened. Raises
+    UserError: damaged, not a matrix, empty, or a number that is not finite."""
+    values = _read(path)
+    if values.ndim > 2 and values.dtype == np.uint8:
+        values = values.reshape(len(values), -1)
+    with reading(path, FORMATS), np.errstate(over="ignore"):
+        matrix = np.ascontiguousarray(values, dtype=np.float32)
+    finite = np.isfinite(matrix)
+    if matrix.ndim != 2 or not matrix.size or not finite.all():
+        problem = f"shape {matrix.shape}, of which {(~finite).sum():,} are not finite float32"
+        raise bad_option("the file", path, "a matrix of finite numbers, 1 row or more", problem)
+    return matrix
+
+
+def read_labels(path: Path, of: Path, length: int) -> Tensor:
+    """Read a whole number of 0 or more for each of ``length`` rows of the file ``of``, int64 [N].
+    Raises UserError: damaged, not such numbers, or not as many."""
+    values = _read(path).squeeze()
+    if values.shape != (length,) or (values < 0).any() or (values % 1 != 0).any():
+        allowed = f"whole numbers of 0 or more, one for each of the {length:,} rows of {of}"
+        raise bad_option("the file", path, allowed, f"labels of shape {values.shape}")
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _read(path: Path) -> np.ndarray:
+    kind = path.name.removesuffix(".gz")
+    if not kind.endswith((".npy", ".csv", "ubyte")):
+        raise bad_option("the file", path, FORMATS, "not a known format")
+    opened = gzip.open if path.suffix == ".gz" else open
+    with reading(path, FORMATS), opened(path, "rb") as file:
+        if kind.endswith(".csv"):
+            return np.loadtxt(file, delimiter=",", ndmin=2)
+        if kind.endswith(".npy"):
+            return np.lib.format.read_array(file, allow_pickle=False)
+        # idx of bytes: two zeros, the type (8), the number of sizes, the sizes, the numbers
+        if file.read(3) != b"\0\0\x08":
+            raise ValueError("it does not begin with 00 00 08, as idx of bytes")
+        shape = np.frombuffer(file.read(4 * file.read(1)[0]), ">u4")
+        return np.frombuffer(file.read(), np.uint8).reshape(shape.tolist())
 
 
 def main(words: Sequence[str]) -> int:

@@ -1,9 +1,8 @@
-"""Fitted clusters: they assign vectors, are kept in files, and are drawn.
+"""Fitted clusters: they assign vectors, and are kept in files.
 
 Shape letters: N vectors, D width, K clusters.
 """
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -11,13 +10,11 @@ from typing import IO
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 
 from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, Similarity, fuzzy_clusters
-from fairseq_clusterformer.errors import UserError, bad_option, reading
+from fairseq_clusterformer.errors import UserError, reading
 from fairseq_clusterformer.precision import full_float32
-
-COLUMNS, PIXELS = 10, 80  # of a picture of centroids: images in a row, and the side of each
 
 
 @dataclass(frozen=True)
@@ -73,22 +70,3 @@ def load_clusters(path: Path | str) -> Clusters:
             raise ValueError("it is neither of K-Means nor neural")
         clusters.assign(torch.zeros(1, clusters.centroids.size(1)))  # that all of it fits
     return clusters
-
-
-def picture(path: Path) -> Tensor:
-    """All centroids of the file that ``fit --out`` wrote as images in rows, of numbers from 0 to 1
-    [height, width]; each image by its largest number. Raises UserError for another file, or
-    centroids that are no square images."""
-    centroids = load_clusters(path).centroids
-    side = math.isqrt(centroids.size(1))
-    if side * side != centroids.size(1):
-        allowed = "centroids of square images, such as 28 x 28"
-        raise bad_option("the file", path, allowed, f"they have {centroids.size(1)} values each")
-    columns = min(COLUMNS, len(centroids))
-    rows = math.ceil(len(centroids) / columns)
-    images = centroids.clamp(min=0).unflatten(1, (side, side))
-    images = images / images.amax((1, 2), keepdim=True).clamp(min=1e-9)
-    for axis in (1, 2):
-        images = images.repeat_interleave(max(1, PIXELS // (side + 2)), axis)
-    images = pad(images, (1, 1, 1, 1, 0, rows * columns - len(images)))
-    return images.unflatten(0, (rows, columns)).transpose(1, 2).flatten(2).flatten(0, 1)

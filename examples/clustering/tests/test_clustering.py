@@ -6,8 +6,6 @@ import json
 import re
 import struct
 from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
 
 import matplotlib.image
 import numpy as np
@@ -20,14 +18,13 @@ from torch.nn.functional import normalize
 
 from examples.clustering import __main__ as command
 from examples.clustering.clusters import Clusters, load_clusters
-from examples.clustering.fit import METHODS, NeuralOptions, SomOptions, fit
-from examples.clustering.matrices import read_labels, read_matrix
+from examples.clustering.fit import METHODS, fit
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.errors import UserError
 from tests.conftest import REPO_ROOT
 
-NEURAL = NeuralOptions(epochs=10, batch_size=100)
-FITS = {"neural": NEURAL, "kmeans": None, "spherical-kmeans": None, "som": SomOptions(epochs=3)}
+NEURAL = {"epochs": 10, "batch_size": 100}
+FITS = {"neural": NEURAL, "som": {"epochs": 3}}
 
 
 @pytest.fixture
@@ -47,7 +44,7 @@ def test_blobs_are_found_by_seeds_and_kept(method, blobs, tmp_path):
 
     def fitted(number: int, seed: int = 1) -> Clusters:
         torch.manual_seed(seed + number)  # which decides nothing
-        return fit(method, x, number, seed=seed, options=FITS[method])
+        return fit(method, x, number, seed=seed, **FITS.get(method, {}))
 
     assert max(adjusted_rand_score(y, fitted(4, s).assign(x)) for s in range(6)) == 1.0
     clusters = fitted(16)
@@ -67,13 +64,13 @@ def test_blobs_are_found_by_seeds_and_kept(method, blobs, tmp_path):
 def test_neural_assigns_by_the_equations_over_all_vectors(w_c, blobs, tmp_path):
     """CF22 eq. 2 and 4 over all of x as one sentence, written out; at any scale, and kept."""
     x, _ = blobs
-    fitted = fit("neural", x, 8, options=replace(NEURAL, w_c=w_c))
+    fitted = fit("neural", x, 8, w_c=w_c, **NEURAL)
     weight = torch.eye(6) if fitted.w_c is None else fitted.w_c
     assert (w_c == "learned") != torch.equal(weight, torch.eye(6))
     keys = normalize(torch.from_numpy(x).double() @ weight.double().T, dim=-1)
     u = torch.softmax(normalize(fitted.centroids.double(), dim=-1) @ keys.T / 0.1, dim=1)
     assert torch.equal(fitted.assign(x), u.argmax(0))
-    scaled = fit("neural", x * 2.0**10, 8, options=replace(NEURAL, w_c=w_c))
+    scaled = fit("neural", x * 2.0**10, 8, w_c=w_c, **NEURAL)
     assert torch.equal(scaled.assign(x), fitted.assign(x))
     fitted.save(tmp_path / "c.npz")
     assert torch.equal(load_clusters(tmp_path / "c.npz").assign(x), fitted.assign(x))
@@ -182,7 +179,7 @@ MISTAKES = {
     f"{FIT} --seed 1 2 --out c.npz": "--out is c.npz: fits: 2; allowed: .* for one fit",
     f"{FIT} --out x.npz": "--out is x.npz: it exists; allowed: a new file",
     f"{FIT} --json y.csv --labels y.csv": "--json is y.csv: it is one of the inputs",
-    f"{FIT} --neural-temperature 0": "--neural-temperature is 0.0; allowed: above 0",
+    f"{FIT} --neural-temperature 0": "--neural-temperature is 0; allowed: a number, above 0",
     f"{FIT} --methods all --json runs.json": "som: minisom is not installed; allowed: pip inst",
     "assign x.npy x.npy --out a.npy": "x.npy: cannot be read",
     "assign wide.npz x.npy --out a.npy": r"shape \(240, 5\); allowed: \[N, 17\]",
@@ -227,34 +224,12 @@ def idx(array: np.ndarray) -> bytes:
     return header + array.tobytes()
 
 
-def written(write, array, **how) -> bytes:
-    write(file := io.BytesIO(), array, **how)
+def npy(array: object) -> bytes:
+    np.save(file := io.BytesIO(), array)
     return file.getvalue()
 
 
-def npy(array: np.ndarray) -> bytes:
-    return written(np.save, array)
-
-
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("x.npy", npy(NUMBERS)),
-        (
-            "x.csv.gz",
-            gzip.compress(written(np.savetxt, NUMBERS, delimiter=",", fmt="%d"), mtime=0),
-        ),
-        ("x-idx3-ubyte", idx(NUMBERS.reshape(4, 2, 3))),  # flattened row by row
-        ("x.ubyte.gz", gzip.compress(idx(NUMBERS), mtime=0)),
-    ],
-)
-def test_every_format(name, data, tmp_path):
-    (tmp_path / name).write_bytes(data)
-    matrix = read_matrix(tmp_path / name)
-    assert matrix.dtype == np.float32
-    assert matrix.tolist() == NUMBERS.tolist()
-
-
+CSV = "\n".join(",".join(map(str, row)) for row in NUMBERS.tolist()).encode()
 DAMAGED = bytearray(gzip.compress(idx(NUMBERS), mtime=0))
 DAMAGED[len(DAMAGED) // 2] ^= 0xFF
 
@@ -262,24 +237,32 @@ DAMAGED[len(DAMAGED) // 2] ^= 0xFF
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("x.npy", npy(np.where(NUMBERS == 80, np.nan, NUMBERS.astype(float)))),
-        ("x.npy", npy(np.full((2, 2), 1e300))),
-        ("x.npy", npy(np.zeros((2, 3, 4)))),
-        ("x.npy", npy(np.array([["a", "b"]]))),
-        ("x.csv", b"1,two\n"),
-        ("x-ubyte", idx(NUMBERS) + b"1"),
-        ("x-ubyte.gz", bytes(DAMAGED)),
-        ("x.txt", b"1,2\n"),
+        ("x.npy", npy(NUMBERS)),
+        ("x.csv.gz", gzip.compress(CSV)),
+        ("x-idx3-ubyte", idx(NUMBERS.reshape(4, 2, 3))),  # flattened row by row
     ],
 )
-def test_bad_matrices_are_named(name, data, tmp_path):
+def test_every_format(name, data, tmp_path):
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=f"the file is {tmp_path / name}: .*; allowed: "):
-        read_matrix(tmp_path / name)
+    matrix = command.read_matrix(tmp_path / name)
+    assert matrix.dtype == np.float32
+    assert matrix.tolist() == NUMBERS.tolist()
 
 
-@pytest.mark.parametrize("labels", [[0, 1, 2], [0, 1, 2, -1], [0, 1, 2, np.nan], [0, 1, 2, 0.5]])
-def test_bad_labels_are_named(labels, tmp_path):
-    np.save(tmp_path / "y.npy", np.array(labels))
-    with pytest.raises(UserError, match="allowed: whole numbers of 0 or more, one for each of"):
-        read_labels(tmp_path / "y.npy", Path("x.npy"), 4)
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.npy", npy(np.where(NUMBERS == 80, np.nan, NUMBERS.astype(float)))),
+        ("x.npy", npy(np.zeros((2, 3, 4)))),
+        ("x.npy", npy([["a", "b"]])),
+        ("x-ubyte", b"\0" + idx(NUMBERS)),
+        ("x-ubyte.gz", bytes(DAMAGED)),
+        ("x.txt", b"1,2\n"),
+        *(("y.npy", npy(labels)) for labels in ([0, 1, 2], [0, 1, 2, -1], [0, 1, 2, 0.5])),
+    ],
+)
+def test_bad_files_are_named(name, data, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=f"the file is {path}: .*; allowed: "):
+        command.read_labels(path, path, 4) if name[0] == "y" else command.read_matrix(path)
