@@ -17,18 +17,20 @@ import math
 import random
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
-from examples.language_model.rivals import RIVALS, rival, sight_of
+from torch import nn
+
 from fairseq_clusterformer.checkpoints.load import Loaded, load_checkpoint
 from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.conversion import as_checkpoint
 from fairseq_clusterformer.conversion.convert import rebuilt
-from fairseq_clusterformer.errors import bad_option, check_file
+from fairseq_clusterformer.conversion.model import attentions
+from fairseq_clusterformer.errors import UserError, bad_option, check_file
 from fairseq_clusterformer.outputs import write_aside
 from fairseq_clusterformer.use.breakdown import POSITION, REPEATS, Breakdown
 from fairseq_clusterformer.use.language_model import LanguageModel
@@ -44,16 +46,29 @@ ANSWER = 8  # tokens, of which five digits may take as many
 TABLES = {POSITION: "nats by position", REPEATS: "nats on repeats by distance"}
 
 
+def keys_of(model: nn.Module) -> tuple[int, int]:
+    """How many keys the kind that sees most shows a query of a model on one side, and how many
+    first tokens besides; UserError for a model that sees all."""
+    keys, sinks = [], []
+    for router in (router for each in attentions(model).values() for router in each.routers):
+        rule = router.rule
+        if rule.window is None:
+            raise UserError("CHECKPOINT has heads of the kind full; allowed: kinds with a window")
+        keys.append(rule.gap + getattr(router.options, "probes", 1) * rule.by_cluster)
+        sinks.append(rule.sinks)
+    return max(keys), max(sinks)
+
+
 def score(loaded: Loaded, texts: Sequence[Path], length: int) -> dict:
     """Nats a token of the first so many tokens of each text, with those of `Breakdown`."""
     language = LanguageModel(loaded, device="cpu")
-    found = Breakdown(language.coding)
-    of_texts = (
-        islice(text_blocks(loaded, text, f"--text is {text}", tokens_per_sample=length), 1)
+    found, how = Breakdown(language.coding), {"tokens_per_sample": length}
+    blocks = (
+        block
         for text in texts
+        for block in islice(text_blocks(loaded, text, f"--text is {text}", **how), 1)
     )
-    how = {"stepwise": False, "breakdown": found}
-    result = compare(language.model, chain.from_iterable(of_texts), **how)
+    result = compare(language.model, blocks, stepwise=False, breakdown=found)
     nats = {"all": result["teacher-forced bits"] * math.log(2)}
     for title, rows in found.result().items():
         nats[TABLES[title]] = {row["from"]: row["bits"] * math.log(2) for row in rows}
@@ -75,8 +90,7 @@ def prompt(key: int, tokens: int, depth: float, count: Callable[[str], int]) -> 
 
 def passkeys(loaded: Loaded, tokens: int, trials: int) -> float:
     """Share of prompts of so many tokens that are continued by their keys."""
-    language, draw = LanguageModel(loaded, device="cpu"), random.Random(tokens)
-    right = 0
+    language, draw, right = LanguageModel(loaded, device="cpu"), random.Random(tokens), 0
     for trial in range(trials):
         key, depth = draw.randrange(10_000, 100_000), (trial + 0.5) / trials
         text = prompt(key, tokens, depth, lambda part: len(language.coding.encode(part)))
@@ -92,41 +106,26 @@ def compared(args: Namespace) -> dict[str, dict]:
         path, _ = stack.enter_context(as_checkpoint(args.dense, None))
         models = {"dense": load_checkpoint(path, option="--dense", **how)}
         models["converted"] = load_checkpoint(args.checkpoint, option="CHECKPOINT", **how)
-        sight = sight_of(models["converted"].model)
-        name = f"window({sight.near + sight.far},sinks={sight.sinks})"
+        keys, sinks = keys_of(models["converted"].model)
+        name = f"window({keys},sinks={sinks})"
         if args.windows is None:
             models[name] = rebuilt(models["dense"], {"decoder": name})
         else:
             models["windows"] = load_checkpoint(args.windows, option="--windows", **how)
-        for name in RIVALS if args.rivals else ():
-            models[name] = rival(models["dense"], name, sight)
         results: dict[str, dict] = {}
         for name, loaded in models.items():
             own = results[name] = score(loaded, args.text, args.length) if args.text else {}
-            for tokens in args.passkey if name not in RIVALS else ():
+            for tokens in args.passkey:
                 own[f"pass key at {tokens:,}"] = passkeys(loaded, tokens, args.trials)
             print(f"{name}: done", file=sys.stderr)
     return results
 
 
-def lines(results: dict[str, dict]) -> Iterator[str]:
-    """The tables, a model in each row."""
-    first = next(iter(results.values()))
-    plain = [name for name, value in first.items() if not isinstance(value, dict)]
-    if plain:
-        yield from _table("of all", {n: {p: r.get(p) for p in plain} for n, r in results.items()})
-    for name in TABLES.values():
-        if name in first:
-            yield from _table(f"{name}, from", {n: r[name] for n, r in results.items()})
-
-
-def _table(title: str, rows: dict[str, dict]) -> Iterator[str]:
-    columns = list(next(iter(rows.values())))
-    yield f"{title:30}" + "".join(f"{column:>18}" for column in columns)
+def print_table(title: str, rows: dict[str, dict]) -> None:
+    columns = next(iter(rows.values()))
+    print(f"{title:30}" + "".join(f"{column:>18}" for column in columns))
     for name, values in rows.items():
-        numbers = (values[column] for column in columns)
-        cells = ("-" if number is None else f"{number:.4f}" for number in numbers)
-        yield f"{name:30}" + "".join(f"{cell:>18}" for cell in cells)
+        print(f"{name:30}" + "".join(f"{values[column]:18.4f}" for column in columns))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -135,9 +134,6 @@ def main(arguments: Sequence[str]) -> int:
     add("checkpoint CHECKPOINT", "that convert wrote")
     add("--dense PATH", "what it was converted from", required=True)
     add("--windows PATH", "a checkpoint to compare with")
-    about = "also a dense model that shows each query as many keys as the converted one, without "
-    about += "training: those with most attention, and clusters of the text's keys; of --text only"
-    add("--rivals", about)
     add("--text FILE", "to score", nargs="+", default=[])
     add("--length N", "tokens of each text", default=4096)
     add("--passkey N", "tokens of prompts that hide a key", nargs="+", default=[])
@@ -149,7 +145,13 @@ def main(arguments: Sequence[str]) -> int:
     if not args.text and not args.passkey:
         raise bad_option("--text", "not given", "--text or --passkey")
     results = compared(args)
-    print("\n".join(lines(results)))
+    plain = {
+        n: {k: v for k, v in of.items() if k not in TABLES.values()} for n, of in results.items()
+    }
+    print_table("of all", plain)
+    for title in TABLES.values():
+        if title in results["dense"]:
+            print_table(f"{title}, from", {name: of[title] for name, of in results.items()})
     if args.out is not None:
         write_aside(args.out, json.dumps(results, indent=1) + "\n")
     return 0

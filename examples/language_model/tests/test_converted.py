@@ -1,5 +1,5 @@
 """What a converted model loses: nothing if it sees all, as many keys for windows, prompts with a
-key, and the tables; its rivals without training against plain loops."""
+key, and the tables."""
 
 import json
 from pathlib import Path
@@ -12,11 +12,9 @@ pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 from transformers import BertForMaskedLM  # noqa: E402
 
 from examples.language_model import converted  # noqa: E402
-from examples.language_model.rivals import BLOCK, RIVALS, Sight, few_keys, sight_of  # noqa: E402
 from examples.question_answering import converted_encoder  # noqa: E402
 from fairseq_clusterformer.attention.inspect import tokens_seen  # noqa: E402
 from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
-from fairseq_clusterformer.clustering.kmeans import kmeans  # noqa: E402
 from fairseq_clusterformer.errors import UserError  # noqa: E402
 from fairseq_clusterformer.use.language_model import LanguageModel  # noqa: E402
 from tests.conversion.dense import TEXT, llama  # noqa: E402
@@ -24,8 +22,6 @@ from tests.documents.commands import run  # noqa: E402
 from tests.models.bert import folder_of  # noqa: E402
 
 SEES_ALL = "taught(window=128,clusters=1,gap=0)"
-SIGHT = Sight(near=8, sinks=2, clusters=5, probes=2, window=3)
-H, N, E = 2, BLOCK + 40, 4
 
 
 def write_encoder(folder: Path) -> None:
@@ -64,18 +60,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @torch.no_grad()
-def test_windows_show_as_many_keys(folders):
-    for kind, most in (("decoder", 16), ("encoder", 21)):
-        model = load_checkpoint(folders[kind] / "few" / "checkpoint.pt").model
-        sight = sight_of(model)
-        layer = (model.decoder if kind == "decoder" else model.encoder).layers[0]
-        seen = tokens_seen(layer.self_attn, torch.randn(100, 4, 16), None).values()
-        if kind == "decoder":
-            assert sight == (8, 2, 4, 2, 3)
-            assert torch.cat([*seen], dim=1).sum(-1).max() == most
-        else:
-            assert max(int(of.sum(-1).max()) for of in seen) <= most
-            assert 2 * (sight.near + sight.far - 1) + 1 == most
+@pytest.mark.parametrize(
+    ("kind", "keys", "most"), [("decoder", (14, 2), 16), ("encoder", (11, 0), 21)]
+)
+def test_windows_show_as_many_keys(folders, kind, keys, most):
+    """With the sinks; an encoder's query is among those of either side."""
+    model = load_checkpoint(folders[kind] / "few" / "checkpoint.pt").model
+    assert converted.keys_of(model) == keys
+    assert most == (keys[0] + keys[1] if kind == "decoder" else 2 * keys[0] - 1)
+    layer = (model.decoder if kind == "decoder" else model.encoder).layers[0]
+    seen = tokens_seen(layer.self_attn, torch.randn(100, 4, 16), None).values()
+    found = max(int(of.sum(-1).max()) for of in seen)
+    assert found == most if kind == "decoder" else found <= most
 
 
 def results(program, folder: Path, *words: object) -> list[dict]:
@@ -90,18 +86,22 @@ def results(program, folder: Path, *words: object) -> list[dict]:
 
 
 def test_a_decoder_that_sees_all_loses_nothing(folders, capsys):
-    of_all, of_few = results(converted, folders["decoder"], "--length", 120, "--rivals")
+    of_all, of_few = results(converted, folders["decoder"], "--length", 120)
     table = capsys.readouterr().out.splitlines()
-    assert table[-12].split() == ["nats", "by", "position,", "from", "0", "64"]
-    assert table[-3].startswith("window(14,sinks=2)")
+    heads = [line for line in table if line.startswith("nats by position, from")]
+    assert heads[0].split()[-2:] == ["0", "64"]
     for of in of_all.values():
         assert of["all"] == pytest.approx(of_all["dense"]["all"], rel=1e-5)
-    assert list(of_few) == ["dense", "converted", "window(14,sinks=2)", *RIVALS]
-    assert len({round(of["all"], 3) for of in of_few.values()}) == 5
-    for of in of_few.values():
+    assert list(of_few) == ["dense", "converted", "window(14,sinks=2)"]
+    assert len({round(of["all"], 3) for of in of_few.values()}) == 3
+    for name, of in of_few.items():
         places = of["nats by position"]
         assert list(places) == ["0", "64"]
         assert of["all"] == pytest.approx((64 * places["0"] + 56 * places["64"]) / 120, rel=1e-3)
+        assert f"{name:30}{of['all']:18.4f}" in table
+    windows = folders["decoder"] / "few" / "checkpoint.pt"
+    of, _ = results(converted, folders["decoder"], "--length", 120, "--windows", windows)
+    assert of["windows"] == of_few["converted"]
 
 
 def test_an_encoder_that_sees_all_loses_nothing(folders, capsys):
@@ -154,29 +154,3 @@ def test_mistakes_are_one_line(folders, tmp_path):
         given = [folders[kind] / "few" / "checkpoint.pt", "--dense", folders[kind] / "dense"]
         with pytest.raises(UserError, match=told):
             program.main([*map(str, [*given, *words])])
-
-
-def seen_by_heaviest(q, k, far: list[int], centroids) -> set[int]:
-    return set(sorted(far, key=lambda j: -float(q @ k[j]))[: SIGHT.probes * SIGHT.window])
-
-
-def seen_by_clusters(q, k, far: list[int], centroids) -> set[int]:
-    cluster = [int((centroids - key).norm(dim=-1).argmin()) for key in k]
-    looked_into = sorted(range(SIGHT.clusters), key=lambda c: -float(q @ centroids[c]))
-    of_clusters = ([j for j in far if cluster[j] == c] for c in looked_into[: SIGHT.probes])
-    return {j for members in of_clusters for j in members[-SIGHT.window :]}
-
-
-@pytest.mark.parametrize("name", RIVALS)
-def test_rivals_are_loops(name):
-    choose = seen_by_heaviest if name == "oracle" else seen_by_clusters
-    q, k, v = torch.randn(3, H, N, E)
-    found = few_keys(q, k, v, RIVALS[name], SIGHT)
-    for head in range(H):
-        centroids = kmeans(k[head], SIGHT.clusters, spherical=False)
-        for i in (0, 3, 9, 60, BLOCK - 1, BLOCK, N - 1):
-            near = {j for j in range(i + 1) if j < SIGHT.sinks or j > i - SIGHT.near}
-            far = [j for j in range(i + 1) if j not in near]
-            seen = sorted(near | choose(q[head, i], k[head], far, centroids))
-            weights = (k[head, seen] @ q[head, i] / E**0.5).softmax(0)
-            torch.testing.assert_close(found[head, i], weights @ v[head, seen])
