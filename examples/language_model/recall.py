@@ -29,9 +29,8 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -86,15 +85,24 @@ class Setting:
     def __post_init__(self):
         if self.task not in TASKS:
             raise bad_option("--task", self.task, ", ".join(TASKS))
-        task, halves = TASKS[self.task], self.task == "recall"
-        (most, least), by = task.limits(self), ENTRY if self.task == "phonebook" else 1
+        (*_, most, least), by = self.sizes(), ENTRY if self.task == "phonebook" else 1
         if not 2 <= self.pairs <= most:
             raise bad_option("--pairs", self.pairs, f"2 to {most}")
         if self.length < least or self.length % by:
             raise bad_option("--length", self.length, f"{least} or more, by {by}")
-        if self.halvings and not (halves and self.pairs >> self.halvings >= 2):
+        halves = self.task == "recall" and self.pairs >> self.halvings >= 2
+        if self.halvings and not halves:
             most = f"0, and with --task recall as many as leave 2 of {self.pairs} pairs"
             raise bad_option("--halvings", self.halvings, most)
+
+    def sizes(self) -> tuple[int, int, int, int]:
+        """How many words and answers there are; the most pairs and the least length."""
+        symbols, end = self.symbols, self.pairs_end
+        return {
+            "recall": (3 * symbols, symbols, min(symbols, end // 2), self.pairs + end),
+            "mqar": (MQAR_WORDS, MQAR_WORDS, MQAR_WORDS // 2, 4 * self.pairs),
+            "phonebook": (DIGITS + 2 * NAMES, DIGITS, NAMES**2, ENTRY * (self.pairs + 1)),
+        }[self.task]
 
     def layers(self) -> list[tuple[Heads, ...]]:
         """The kinds of each layer; ``near`` is a window of 8."""
@@ -165,33 +173,7 @@ def make_phonebook(setting: Setting, rows: int, generator: torch.Generator) -> R
     )
 
 
-class Task(NamedTuple):
-    """How rows are drawn."""
-
-    make: Callable[[Setting, int, torch.Generator], Rows]
-    sizes: Callable[[Setting], tuple[int, int]]  # how many words and answers there are
-    limits: Callable[[Setting], tuple[int, int]]  # most pairs, and the least length
-    tied: bool = False  # words and answers share their embeddings
-
-
-TASKS = {
-    "recall": Task(
-        make_rows,
-        lambda s: (3 * s.symbols, s.symbols),
-        lambda s: (min(s.symbols, s.pairs_end // 2), s.pairs + s.pairs_end),
-    ),
-    "mqar": Task(
-        make_mqar,
-        lambda s: (MQAR_WORDS, MQAR_WORDS),
-        lambda s: (MQAR_WORDS // 2, 4 * s.pairs),
-        tied=True,
-    ),
-    "phonebook": Task(
-        make_phonebook,
-        lambda s: (DIGITS + 2 * NAMES, DIGITS),
-        lambda s: (NAMES**2, ENTRY * (s.pairs + 1)),
-    ),
-}
+TASKS = {"recall": make_rows, "mqar": make_mqar, "phonebook": make_phonebook}
 
 
 def training_rows(setting: Setting, generator: torch.Generator) -> Rows:
@@ -205,7 +187,7 @@ def training_rows(setting: Setting, generator: torch.Generator) -> Rows:
         names = ("length", "pairs", "pairs_end")
         smaller = {name: getattr(setting, name) // part for name in names}
         setting = replace(setting, batch=setting.batch * part, halvings=0, **smaller)
-    return TASKS[setting.task].make(setting, setting.batch, generator)
+    return TASKS[setting.task](setting, setting.batch, generator)
 
 
 class Layer(nn.Module):
@@ -223,8 +205,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, list]:
         out, reports = self.attention(self.attention_norm(x))
-        x = x + out
-        return x + self.feed_forward(x), reports
+        return (x := x + out) + self.feed_forward(x), reports
 
 
 class Model(nn.Module):
@@ -233,9 +214,9 @@ class Model(nn.Module):
     def __init__(self, setting: Setting):
         super().__init__()
         self.setting, width = setting, setting.width
-        words, values = TASKS[setting.task].sizes(setting)
+        words, values, *_ = setting.sizes()
         self.embed = nn.Embedding(words, width)  # variance 1, as fairseq's
-        self.tied = TASKS[setting.task].tied
+        self.tied = setting.task == "mqar"  # words and answers share their embeddings
         longest = max(setting.length, *(size for size, *_ in MQAR_TRAINING))
         has_positions = not (self.tied and setting.short_convolution)
         rate = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
@@ -304,11 +285,10 @@ def train(setting: Setting) -> dict:
 def evaluate(model: Model) -> dict:
     """Accuracy, cluster use, and the share of queries that see their pair, layer by layer."""
     drawn = torch.Generator().manual_seed(TEST_SEED)
-    rows = TASKS[model.setting.task].make(model.setting, TEST_ROWS, drawn)
+    rows = TASKS[model.setting.task](model.setting, TEST_ROWS, drawn)
     model.eval()
     right, sizes, pairs = [], [], []
-    for part in zip(*(x.split(TEST_TOGETHER) for x in rows), strict=True):
-        part = Rows(*part)
+    for part in map(Rows, *(x.split(TEST_TOGETHER) for x in rows)):
         logits, reports = model(part.tokens, part.queries_at)
         right.append(logits.argmax(-1) == part.answers)
         found = (r.cluster_sizes for of_layer in reports for r in of_layer)
@@ -333,10 +313,8 @@ def pairs_seen(seen_by_heads: list[Tensor], rows: Rows) -> tuple[float, float]:
     """Share of queries that see their own pair in a layer, and the mean over the other pairs, by
     which tokens each query of some heads sees, bool [B, G, N, N]."""
     pairs, length = rows.answers.size(1), rows.tokens.size(1)
-    seen = reduce(torch.logical_or, (of_heads.any(1) for of_heads in seen_by_heads))
-    seen = seen.expand(len(rows.tokens), -1, -1).gather(
-        1, rows.queries_at.unsqueeze(-1).expand(-1, -1, length)
-    )
+    seen = torch.cat([of.expand(len(rows.tokens), -1, -1, -1) for of in seen_by_heads], 1).any(1)
+    seen = seen.gather(1, rows.queries_at.unsqueeze(-1).expand(-1, -1, length))
     at = rows.pairs_at.unsqueeze(1).expand(-1, pairs, -1)
     seen = seen.gather(-1, at).float()  # [B, Q, Q]
     own = seen.diagonal(dim1=1, dim2=2).mean()

@@ -16,7 +16,7 @@ PAIRS, PAIRS_END, SYMBOLS, LENGTH = 8, 40, 16, 96  # the defaults
 
 def rows_of(count: int, **setting) -> task.Rows:
     setting = task.Setting("full", **setting)
-    return task.TASKS[setting.task].make(setting, count, torch.Generator().manual_seed(3))
+    return task.TASKS[setting.task](setting, count, torch.Generator().manual_seed(3))
 
 
 def test_answers_are_the_values_of_the_asked_keys():
