@@ -19,8 +19,8 @@ from .word_reader import (
     WordEmbedding,
     WordReader,
     WordReaderOptions,
+    Words,
 )
-from .words import Words
 
 
 @dataclass

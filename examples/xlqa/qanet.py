@@ -31,8 +31,8 @@ from .word_reader import (
     WordEmbedding,
     WordReader,
     WordReaderOptions,
+    Words,
 )
-from .words import Words
 
 PASSES = 3  # of the model encoder, with shared weights
 

@@ -1,6 +1,5 @@
 """Readers of words by fairseq's commands and ours: trained, validated, asked; ``similar.py``."""
 
-import json
 import re
 from pathlib import Path
 
@@ -8,13 +7,12 @@ import pytest
 import torch
 
 from fairseq_clusterformer.answers import ranked_answers
-from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.documents.sentences import Index
 from fairseq_clusterformer.errors import UserError
 from tests.cli.expected import assert_logged
 from tests.cli.in_process import Run, load_model, train, validate
 from tests.cli.tasks import QANET
-from tests.cli.towns import BIDAF, NAMES
+from tests.cli.towns import BIDAF
 from tests.models.bert import folder_of
 from xlqa import similar
 
@@ -90,22 +88,6 @@ def test_scores_are_those_of_one_question_at_a_time(by_heart, qa_data):
     assert printed["nll"] == pytest.approx(nll / len(dataset), abs=6e-4)
     assert printed["nll_one"] == pytest.approx(nll_one / len(dataset), abs=6e-4)
     assert nll_one > nll + 1
-
-
-def test_contexts_never_seen_are_read(towns_data, towns_reader, tmp_path):
-    """`evaluate qa` has the scores of a validation."""
-    printed = validate(towns_data, towns_reader, TASK, "--batch-size", 20)
-    assert min(printed["f1"], printed["answerable_accuracy"]) > 75
-    line = ["--checkpoint", towns_reader, "--split", "valid", "--out", tmp_path / "out", "--cpu"]
-    assert main(["evaluate", "qa", *map(str, line)]) == 0
-    scores = json.loads((tmp_path / "out" / "scores.json").read_text())
-    assert scores["f1"] == pytest.approx(printed["f1"], abs=0.1)
-    for name in ("nll", "nll_one"):
-        assert scores[name] == pytest.approx(printed[name], abs=1e-3)
-    assert scores["AvNA"] == pytest.approx(printed["answerable_accuracy"], abs=0.01)
-    found = json.loads((tmp_path / "out" / "predictions.json").read_text())
-    assert len(found) == 60
-    assert all(text in " ".join(NAMES) for text in found.values() if "rules" not in text)
 
 
 def test_the_plug_in_is_named_where_it_is_missing(by_heart, qa_data, run_cli):

@@ -15,8 +15,7 @@ from fairseq_clusterformer.attention import attention_kinds
 from fairseq_clusterformer.criterions.clusterformer_qa import span_nll, whole_words, with_slots
 from xlqa import qanet
 from xlqa.tests.word_readers import CLOSE, make, make_task, ragged, tokens
-from xlqa.word_reader import ContextQueryAttention, Highway, LetterConvolution, Reading
-from xlqa.words import Words
+from xlqa.word_reader import ContextQueryAttention, Highway, LetterConvolution, Reading, Words
 
 MIXED = ("window+taught", "window*2,neural", "window(2),lsh+kmeans")
 EVERY = (*attention_kinds(), *MIXED)
