@@ -19,8 +19,9 @@ reformer, routing    from PyPI, set to the 2 N / k keys that a query of clusterf
 
 A time is of one step, forward and in training backward, without an optimizer: a median of steps
 that the models take in turns. The paper's are of whole trainings, so only the ratios to the
-Transformer can be compared. Memory is the peak beyond the model and its input; the paper's is all
-that its GPU held. Models are first checked on a short text; one with wrong results is not timed.
+Transformer can be compared: README.md and the results have both. Memory is the peak beyond the
+model and its input; the paper's is all that its GPU held. Models are first checked on a short
+text; one with wrong results is not timed.
 """
 
 import math
@@ -46,45 +47,19 @@ MODELS |= {"reformer": "reformer", "routing": "routing"}
 CHECKED_LENGTH = 192
 COLUMNS = common.columns(
     "model | N | k | training ms: .0f | spread: .0% | inference ms: .0f | "
-    "memory MiB: .0f | training / transformer: .2f | paper training / transformer: .2f | "
-    "memory / transformer: .2f | paper memory / transformer: .2f"
+    "memory MiB: .0f | training / transformer: .2f | memory / transformer: .2f"
 )
 TIME, INFERENCE, MEMORY = "training ms", "inference ms", "memory MiB"
-#: the horizontal axis of each experiment's picture, and the columns that it shows
-PICTURES = {
-    "figures": (("N", "tokens"), (TIME, INFERENCE, MEMORY)),
-    "table4": (("k", "clusters"), (TIME, MEMORY)),
-    "table7": (("N", "tokens"), (TIME, MEMORY)),
-}
-#: lengths and batch
-SIZES = {
-    "figures": ((250, 500, 1000, 1500, 2000), 20),
-    "table4": ((1500,), 64),
-    "table7": ((2500, 5000, 7500, 10000, 15000, 25000, 35000, 45000, 55000), 2),
+#: of each experiment lengths, batch, and in its picture the horizontal axis and the columns
+EXPERIMENTS = {
+    "figures": ((250, 500, 1000, 1500, 2000), 20, ("N", "tokens"), (TIME, INFERENCE, MEMORY)),
+    "table4": ((1500,), 64, ("k", "clusters"), (TIME, MEMORY)),
+    "table7": (
+        (2500, 5000, 7500, 10000, 15000, 25000, 35000, 45000, 55000),
+        *(2, ("N", "tokens"), (TIME, MEMORY)),
+    ),
 }
 CLUSTERS = (5, 10, 20, 30, 60, 100, 300, 500)  # of table 4
-#: time and memory as ratios to the paper's Transformer, by experiment, model, and N or clusters:
-#: of figures 3 and 4, section 4.6 gives the reductions at N = 2,000
-PAPER = {
-    ("figures", "transformer", 2000): (1.0, 1.0),
-    ("figures", "clusterformer", 2000): (1 - 0.514, 1 - 0.538),
-    ("figures", "routing", 2000): (1 - 0.418, 1 - 0.608),
-    ("figures", "reformer", 2000): (1 - 0.144, 1 - 0.318),
-    ("table4", "transformer", 1): (1.0, 1.0),
-}
-_SECONDS = (197.9, 169.4, 153.6, 147.6, 150.4, 151.7, 170.0, 194.4)
-_MIB = (10980, 9312, 8542, 8282, 8072, 7920, 7830, 8444)
-for _k, _seconds, _mib in zip(CLUSTERS, _SECONDS, _MIB, strict=True):
-    PAPER["table4", "clusterformer", _k] = _seconds / 263.5, _mib / 21268
-for _n, *_rows in (
-    (2500, (46.5, 3271), (30.7, 2699), (24.8, 2129), (30.2, 2257)),
-    (5000, (127.6, 7663), (51.2, 3807), (38.5, 2467), (44.8, 2689)),
-    (7500, (260.9, 15519), (72.3, 4795), (58.5, 2841), (60.4, 3165)),  # its Transformer ends here
-):
-    for _model, _row in zip(
-        ("transformer", "reformer", "routing", "clusterformer"), _rows, strict=True
-    ):
-        PAPER["table7", _model, _n] = _row[0] / _rows[0][0], _row[1] / _rows[0][1]
 
 
 class Layer(nn.Module):
@@ -171,15 +146,11 @@ def measure_memory(model: str, setting: Setting) -> float:
 
 
 def measure(args: Namespace, length: int) -> list[dict]:
-    """Rows of one length, with ratios to the Transformer, of our numbers and of the paper's; a
-    model that cannot run has its reason in its row."""
+    """Rows of one length, with ratios to the Transformer; a model that cannot run has its reason
+    in its row."""
     rows, ready, ratio = [], {}, "/ transformer"
     for number, (model, setting) in enumerate(settings_of(args, length)):
-        x = setting.clusters if args.experiment == "table4" else length
-        time, memory = PAPER.get((args.experiment, model, x), (None, None))
-        row = {"model": model, "N": length, "k": setting.clusters}
-        row |= {f"paper training {ratio}": time, f"paper memory {ratio}": memory}
-        rows.append(row)
+        rows.append(row := {"model": model, "N": length, "k": setting.clusters})
         with common.reason_in(row):
             Contestant(MODELS[model], shortened(setting)).check()
             classifier = Classifier(model, setting)
@@ -205,7 +176,7 @@ def measure(args: Namespace, length: int) -> list[dict]:
 
 def plot(path: Path, rows: list[dict], experiment: str, title: str) -> None:
     """Draw an experiment's rows."""
-    x, columns = PICTURES[experiment]
+    *_, x, columns = EXPERIMENTS[experiment]
     if experiment == "table4":  # the Transformer has no clusters: its line is level
         dense, *others = rows
         rows = [{**dense, "k": other["k"]} for other in others] + others
@@ -219,11 +190,11 @@ def main(argv: list[str] | None = None) -> int:
         "--batch": (None, "default: the paper's"),
     }
     parser = common.make_parser("examples.efficiency.cf22", __doc__, numbers)
-    parser.add_argument("experiment", choices=list(PICTURES), metavar="EXPERIMENT")
+    parser.add_argument("experiment", choices=list(EXPERIMENTS), metavar="EXPERIMENT")
     parser.add_argument("--plot", type=Path, help="also draw time and memory here, as PNG")
     args = parser.parse_args(argv)
     common.settle_device(parser, args)
-    lengths, batch = SIZES[args.experiment]
+    lengths, batch, *_ = EXPERIMENTS[args.experiment]
     args.batch = args.batch or batch
     sizes = f"{LAYERS} layers, D = {HEADS * WIDTH}, H = {HEADS}, ffn {FFN}, B = {args.batch}"
     settings = f"{sizes}, float32, {args.impl}, no padding, no dropout, medians of {args.repeats}"
