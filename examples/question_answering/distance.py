@@ -26,7 +26,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import accumulate, chain, repeat
+from itertools import accumulate
 
 from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.cli.main import program
@@ -95,26 +95,23 @@ def make_document(
     return question, sum(sizes[slice(*supporting)])
 
 
-def documents(
-    stages: list[tuple[int, tuple[int, int]]], pool: list[str], tokens: Tokens, draw: random.Random
-) -> Iterator[dict]:
-    """Numbers of documents, each with its distances, of sentences of passages; one ends where a
+def sentences(
+    pool: list[str], most: int, tokens: Tokens, draw: random.Random
+) -> Iterator[Sentence]:
+    """The sentences of up to ``most`` tokens of passages, drawn without end; one ends where a
     capital follows."""
-    count, ends = 0, re.compile(r"(?<=[.!?]) (?=[A-Z])")
-    split = [[(text, tokens(text)) for text in ends.split(passage)] for passage in pool]
-    for number, distances in stages:
-        most = LONG if distances[0] >= 100 else SHORT
-        kept = [[one for one in passage if one[1] <= most] for passage in split]
-        if not (kept := [passage for passage in kept if passage]):
-            raise UserError(f"--passages: no sentence of {most} tokens or fewer")
-        filler = chain.from_iterable(draw.choice(chosen) for chosen in repeat(kept))
-        for _ in range(number):
-            document, apart = make_document(distances, filler, tokens, draw)
-            yield {"id": f"{distances[1]}-{apart}-{count}", **document}
-            count += 1
+    ends, kept = re.compile(r"(?<=[.!?]) (?=[A-Z])"), []
+    for passage in pool:
+        told = [(text, tokens(text)) for text in ends.split(passage)]
+        if told := [one for one in told if one[1] <= most]:
+            kept.append(told)
+    if not kept:
+        raise UserError(f"--passages: no sentence of {most} tokens or fewer")
+    while True:
+        yield from draw.choice(kept)
 
 
-def make(args: Namespace) -> int:
+def make(args: Namespace) -> None:
     """Make the documents, by the options of ``make --help``."""
     from fairseq_clusterformer.corpora.binarize import train_sentencepiece
     from fairseq_clusterformer.data.subwords import MODEL, load
@@ -141,15 +138,20 @@ def make(args: Namespace) -> int:
             "test": [(args.questions, (distance, distance)) for distance in args.distances],
         }
         for split, of_split in stages.items():
+            draw, rows = random.Random(f"{args.seed} {split}"), []
             pool = free[apart:] if split == "train" else free[:apart]
-            found = documents(of_split, pool, tokens, random.Random(f"{args.seed} {split}"))
-            rows = [json.dumps(each, ensure_ascii=False) + "\n" for each in found]
+            for number, distances in of_split:
+                most = LONG if distances[0] >= 100 else SHORT
+                filler = sentences(pool, most, tokens, draw)
+                for _ in range(number):
+                    document, true = make_document(distances, filler, tokens, draw)
+                    row = {"id": f"{distances[1]}-{true}-{len(rows)}", **document}
+                    rows.append(json.dumps(row, ensure_ascii=False) + "\n")
             (out / f"{split}.jsonl").write_text("".join(rows))
             print(f"{split:5}{len(rows):>13,} questions")
-    return 0
 
 
-def score(args: Namespace) -> int:
+def score(args: Namespace) -> None:
     """Print the percent of test's questions that are answered exactly, by the distance in their
     ids."""
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
@@ -168,7 +170,6 @@ def score(args: Namespace) -> int:
         write_aside(args.json, json.dumps(scores) + "\n")
     for distance, exact in scores.items():
         print(f"{int(distance):>10,} {exact:6.1f}")
-    return 0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -190,7 +191,8 @@ def main(arguments: Sequence[str]) -> int:
     add("--scale X", "times the documents of train", type=float, default=1.0)
     add("--seed N", "of everything that is drawn", default=1)
     args = parser.parse_args(arguments)
-    return args.run(args)
+    args.run(args)
+    return 0
 
 
 if __name__ == "__main__":

@@ -7,19 +7,14 @@
     clusterformer bundle CHECKPOINT my-reader --calibration calibration.json
     $F ask READER folders/test-*.json --out test.jsonl --passage 384 $MORE
     $F score test.jsonl --calibration calibration.json
-    $F whole long/test.jsonl folders --limit 300
-    $F ask READER folders/whole-*.json --out whole.jsonl --passage 384
 
 ``make`` divides the articles of SQuAD 1.1's development set (DATA/squad/dev-v1.1.json.gz): every
 fourth is for tests, every twelfth for validation. It writes each to a file of its own. A folder is
 a list of 30 of them, with 60 questions, of which 15 are about articles that are missing. There are
 four folders of the test articles, of which each is missing in one folder, and four of the
-validation articles. The other files are articles that readers train on. Of questions over
-paragraphs, as ``clusterformer prepare qa text`` reads them, ``whole`` writes a folder of one
-article for each that they are about, ``runs`` one of the paragraphs of each question. ``ask``
-keeps the ten best answers to each question, with what they are ranked by; an index keeps the
-vectors of articles that several folders have. ``fit`` makes weights of these, and ``score``
-applies them.
+validation articles. The other files are articles that readers train on. ``ask`` keeps the ten best
+answers to each question, with what they are ranked by; an index keeps the vectors of articles that
+several folders have. ``fit`` makes weights of these, and ``score`` applies them.
 
 An answer is right if it is from the right file, and F1 with one of the gold answers is at least
 0.5. Unlike a user, ``score`` sees only the ten answers that are best by the default weights.
@@ -57,18 +52,9 @@ def part_of(titles: list[str], title: str) -> str:
     return "test" if number % 4 == 3 else "valid" if number % 12 == 1 else "train"
 
 
-def lines_of(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def write(path: Path, record: dict) -> None:
     text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
     path.write_text(text, encoding="utf-8")
-
-
-def row_of(question: dict, file: str | None) -> dict:
-    texts = sorted({answer["text"] for answer in question["answers"]})
-    return {"question": question["question"], "answers": texts, "file": file}
 
 
 def make(args: Namespace) -> None:
@@ -92,25 +78,12 @@ def make(args: Namespace) -> None:
                     known = [q for p in articles[title]["paragraphs"] for q in p["qas"]]
                     share = most // len(asked) + (place < most % len(asked))
                     file = f"{title}.txt" if title in there else None
-                    rows += [row_of(question, file) for question in draw.sample(known, share)]
+                    for question in draw.sample(known, share):
+                        answers = sorted({answer["text"] for answer in question["answers"]})
+                        row = {"question": question["question"], "answers": answers}
+                        rows.append(row | {"file": file})
             record = {"documents": [f"{title}.txt" for title in titles], "questions": rows}
             write(args.out / f"{part}-{number + 1}.json", record)
-
-
-def alone(args: Namespace) -> None:
-    """Write a folder of one file for each article that the first questions of a test are about; of
-    ``runs``, for each question, of whose paragraphs an article is made."""
-    runs, asked = args.command == "runs", {}
-    (args.out / "articles").mkdir(parents=True, exist_ok=True)
-    for record in lines_of(args.test)[: args.limit]:
-        name = f"run-{record['id']}" if runs else record["title"]
-        asked.setdefault(name, []).append(row_of(record, f"{name}.txt"))
-        if runs:
-            text = "\n\n".join(record["paragraphs"])
-            (args.out / "articles" / f"{name}.txt").write_text(text, encoding="utf-8")
-    for name, rows in asked.items():
-        record = {"documents": [f"{name}.txt"], "questions": rows}
-        write(args.out / f"{'' if runs else 'whole-'}{name}.json", record)
 
 
 def ask(args: Namespace) -> None:
@@ -152,7 +125,7 @@ def likest(text: str, answers: list[str]) -> dict[str, float]:
 
 def rows_of(path: Path) -> list[dict]:
     """Questions and their answers, with whether each of these is right."""
-    rows = lines_of(path)
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for row in rows:
         for each in row["found"]:
             each["right"] = each["file"] == row["file"] and each["f1"] >= 0.5
@@ -264,7 +237,7 @@ def run_score(args: Namespace) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog=NAME, description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(required=True)
 
     def command(name: str, run, given: str, about: str) -> Parser:
         added = commands.add_parser(name)
@@ -272,17 +245,10 @@ def main(arguments: Sequence[str]) -> int:
         added.add(given, about)
         return added
 
-    making = [command("make", make, "data FOLDER", "with squad/")]
-    making += [
-        command(name, alone, "test FILE", "of questions over paragraphs")
-        for name in ("whole", "runs")
-    ]
-    for added in making:
-        added.add("out OUT", "the folder to write to")
-    for added in making[1:]:
-        added.add("--limit N", "questions")
+    making = command("make", make, "data FOLDER", "with squad/")
+    making.add("out OUT", "the folder to write to")
     asking = command("ask", ask, "checkpoint READER", "a reader's checkpoint or folder")
-    asking.add("folders FILE", "what make, whole and runs wrote", nargs="+")
+    asking.add("folders FILE", "what make wrote", nargs="+")
     asking.add("--data FOLDER", "of the training")
     asking.add("--encoder FOLDER", "of sentences")
     asking.add("--index FOLDER", "to keep vectors in")

@@ -96,7 +96,7 @@ def make(dest: Path, *arguments: object) -> int:
 def test_from_passages_to_what_training_reads(passages, tmp_path):
     dest, data = tmp_path / "made", tmp_path / "data"
     given = ("--passages", passages, "--distances", 300, 700, "--questions", 3)
-    for folder in (dest, dest, tmp_path / "again"):  # once it says that it is there
+    for folder in (dest, tmp_path / "again"):
         assert make(folder, *given) == 0
         content = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert content == {path.name: path.read_bytes() for path in dest.iterdir()}

@@ -10,7 +10,6 @@ import pytest
 
 from examples.question_answering import folders
 from fairseq_clusterformer.documents.found import FEATURES, Weights
-from fairseq_clusterformer.documents.read import Reader
 from fairseq_clusterformer.errors import UserError
 from tests.cli.towns import towns_data, towns_reader  # noqa: F401  fixtures
 from tests.corpora.records import write
@@ -45,22 +44,6 @@ def test_questions_of_missing_articles(tmp_path):
             assert {row["file"] for row in questions} <= {None, *files}
             assert questions[0]["answers"] == ["x", "y"]
         assert {*there.values()} == {3}
-
-
-def test_folders_of_one_article_or_of_a_questions_paragraphs(tmp_path):
-    """Of the first questions of a test."""
-    rest = {"answers": answered("xy", *"yxyx"), "paragraphs": ["Ada.", "Ben."]}
-    asked = [{"id": i, "title": x, "question": f"{x}?"} | rest for i, x in enumerate("ABAC")]
-    path = write(tmp_path / "test", "".join(json.dumps(row) + "\n" for row in asked).encode())
-    for command in ("whole", "runs"):
-        assert main(command, path, tmp_path, "--limit", 3) == 0
-    made = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
-    row = {"question": "A?", "answers": ["x", "y"], "file": "A.txt"}
-    assert made["whole-A.json"] == {"documents": ["A.txt"], "questions": [row, row]}
-    row["file"] = "run-2.txt"
-    assert made["run-2.json"] == {"documents": ["run-2.txt"], "questions": [row]}
-    assert (tmp_path / "articles" / "run-2.txt").read_text() == "Ada.\n\nBen."
-    assert len(made) == 2 + 3
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +102,8 @@ def test_a_threshold_that_loses_a_tenth_of_others_as_well(number, below):
         assert held > 0.88
 
 
-def test_from_a_reader_to_a_calibration(towns_reader, rows, tmp_path, capsys, monkeypatch):  # noqa: F811
-    """A folder is encoded once for all its questions; each answer comes with what it is ranked
-    by; a calibration is a file."""
+def test_from_a_reader_to_a_calibration(towns_reader, rows, tmp_path, capsys):  # noqa: F811
+    """Each answer comes with what it is ranked by; a calibration is a file."""
     for name, text in (("a", "Otto rules Ulm."), ("b", "Noor rules Bree.")):
         write(tmp_path / "articles" / f"{name}.txt", text.encode())
     asked = {"Ulm": ["Otto"], "Bree": ["x", "old Noor"], "Pisa": []}
@@ -131,16 +113,8 @@ def test_from_a_reader_to_a_calibration(towns_reader, rows, tmp_path, capsys, mo
         "questions": [asked[0] | {"file": "a.txt"}, *asked[1:]],
     }
     path = write(tmp_path / "valid-1.json", json.dumps(folder).encode())
-    encoded, encode = [], Reader._encode_sections
-
-    def count(reader: Reader, sections: list) -> list:
-        encoded.extend(sections)
-        return encode(reader, sections)
-
-    monkeypatch.setattr(Reader, "_encode_sections", count)
     answers, out = tmp_path / "out.jsonl", tmp_path / "calibration.json"
     assert main("ask", towns_reader, path, "--out", answers, "--passage", 30) == 0
-    assert len(encoded) == 2
     found = folders.rows_of(answers)
     assert [row["question"] for row in found] == [row["question"] for row in asked]
     assert {row["passage"] for row in found} == {30}
