@@ -112,18 +112,21 @@ class ClusterformerQATask(OwnModels):
             structure=self.structure,
         )
         if self.structure is not None:
-            self._check_structure(dataset, in_training)
+            known, short, lost = dataset.check_structure()
+            dataset.cuts |= {"documents with parts without a global token": short}
+            dataset.cuts |= {"long answers without a global token": lost}
+            if in_training and self.structure.supporting and not known:
+                problem = f"{split} of {self.cfg.data} has none within --max-positions"
+                allowed = "data with supporting sentences"
+                raise refused("--supporting-facts", "given", allowed, problem)
         documents, lost, questions = dataset.cut()
         lost += data.lost if data is not data.whole else 0
         dataset.cuts |= {"documents cut": documents, "answers lost by that": lost}
         dataset.cuts |= {"questions cut": questions}
-        asked, of = self.cfg.max_question_positions, f"of {len(data.whole)}"
-        if documents:
-            lose = f"({flag(name)}), where {lost} questions lose their answers"
-            logger.info(f"{split}: {documents} {of} documents are cut to {most} tokens {lose}")
-        if questions:
-            option = f"{asked} tokens (--max-question-positions)"
-            logger.info(f"{split}: {questions} {of} questions are cut to {option}")
+        if any(dataset.cuts.values()):
+            told = ", ".join(f"{number} {what}" for what, number in dataset.cuts.items())
+            told += f" ({flag(name)}, --max-question-positions, --max-global-positions)"
+            logger.info(f"{split}, {len(data.whole)} questions: {told}")
         if data is not data.whole and not in_training:
             dataset = WindowedQuestions(dataset)
         self.datasets[split] = dataset
@@ -136,27 +139,12 @@ class ClusterformerQATask(OwnModels):
             raise refused("--document-stride", stride, "0 with --supporting-facts")
         longer = int((data.sizes > size).sum())
         found = WindowData(data, size, min(stride, size - 1), share=share)
-        told = f"{longer} of {len(data)} documents are read in windows of {size} tokens"
-        told += f" (--document-stride {stride}); {len(found)} windows, {found.dropped} without an"
-        told += f" answer left out; no window holds an answer of {found.lost} questions"
-        logger.info(f"{split}: {told}")
+        logger.info(
+            f"{split}: {longer} of {len(data)} documents are read in windows of {size} tokens "
+            f"(--document-stride {stride}); {len(found)} windows, {found.dropped} without an "
+            f"answer left out; no window holds an answer of {found.lost} questions"
+        )
         return found
-
-    def _check_structure(self, dataset: QuestionDataset, in_training: bool) -> None:
-        """Log what has no global token; raise ValueError for a structure that is none, or no facts
-        to learn."""
-        split, total = dataset.split, len(dataset.data.whole)
-        known, short, lost = dataset.check_structure()
-        dataset.cuts |= {"documents with parts without a global token": short}
-        dataset.cuts |= {"long answers without a global token": lost}
-        logger.info(f"{split}: supporting sentences of {known} of {total} questions")
-        if short:
-            most = f"{self.cfg.max_global_positions} global tokens (--max-global-positions)"
-            told = f"the last parts have none, and so has the long answer of {lost} questions"
-            logger.info(f"{split}: {short} of {total} documents have more than {most}; {told}")
-        if in_training and self.structure.supporting and not known:
-            problem = f"{split} of {self.cfg.data} has none within --max-positions"
-            raise refused("--supporting-facts", "given", "data with supporting sentences", problem)
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """As `OwnModels` does; raises ValueError for a reader that has no room for questions."""
