@@ -11,8 +11,7 @@ _LONGEST = 800  # characters of an error: a file, or what a library says of it, 
 
 
 class UserError(Exception):
-    """A mistake of the user's, reported in one line without a traceback; of several mistakes, a
-    line for each."""
+    """A mistake of the user's, reported without a traceback: a line for each message."""
 
     def __init__(self, *messages: str):
         super().__init__("\n  ".join(map(shortened, messages)))
@@ -24,14 +23,8 @@ def shortened(message: str) -> str:
 
 
 def bad_option(option: str, value: object, allowed: str, problem: str = "") -> UserError:
-    """The one form of an error: ``--option is VALUE: problem; allowed: what is``.
-
-    Args:
-        option: as the user gave it, such as ``--data``, or the name of a positional argument.
-        value: what was given.
-        allowed: what would be right.
-        problem: what is wrong with it, where the value alone does not show it.
-    """
+    """The one form of an error: ``--option is VALUE: problem; allowed: what is``. The problem is
+    left out where the value shows it; positional arguments are named as in ``--help``."""
     return UserError(f"{option} is {value}{problem and f': {problem}'}; allowed: {allowed}")
 
 
@@ -88,14 +81,8 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
-    """Lets a damaged file be one line that names it.
-
-    Args:
-        what: it is to be, such as "a sentencepiece model".
-
-    Raises:
-        UserError: instead of what a library raises, or exits with, while it reads the file.
-    """
+    """Lets a damaged file be one line that names it and `what` it is to be: UserError, instead of
+    what a library raises, or exits with, while it reads the file."""
     try:
         yield
     except (Exception, SystemExit) as error:

@@ -106,9 +106,8 @@ def hold(lock: Path, option: str, place: Path, what: str = "run", **how):
 def working(
     work: Path, option: str, kept: Collection[str] = _KEPT, place: Path | None = None
 ) -> Iterator[None]:
-    """Hold the working folder beside an output; clear it before and after of what is not `kept`,
-    and remove it if nothing is left. Raises UserError: it is somebody else's, or another run's; or
-    the output, in its `place`, cannot be written."""
+    """Hold the working folder beside an output; clear it before and after of what is not `kept`.
+    Raises UserError: it is another run's or somebody's, or the `place` cannot be written to."""
     place, allowed = place or work, "a place to write to"
     try:
         if work.is_symlink() or not ((work / LOCK).is_file() or _is_new(work)):
@@ -173,19 +172,16 @@ def check_output(
     makes_folder: bool = False,
     folder: bool = False,
 ) -> None:
-    """Refuse a place for a file or a `folder` that must not be written to.
+    """Raise UserError if a place for a file or a `folder`, which the `option` named, is an input,
+    in no folder, something else, or the user's.
 
     Args:
-        option: what named it.
         inputs: what is read, and never replaced under whatever name; in a folder of these,
             nothing is replaced but what this program wrote.
         force: replace a file that this program did not write, or that was changed since; or a
             folder that it did write.
         keep: without `force`, replace no file at all.
         makes_folder: the folder that it stands in may be missing.
-
-    Raises:
-        UserError: if the place is an input, in no folder, something else, or the user's.
     """
     what, place = "folder" if folder else "file", path.resolve()
     if not (makes_folder or folder or place.parent.is_dir()):
@@ -221,15 +217,13 @@ def whole_file(
     **how,
 ) -> Iterator[Path]:
     """A path to write a file to, which becomes `path` when the context ends without an error.
+    Raises UserError as :func:`check_output`, of which are `option` and `how` (with ``folder`` the
+    path is a new folder); or the disk is full, or another run writes there.
 
     Args:
-        option, how: as of :func:`check_output`. With ``folder`` the path is a new folder.
         keep: replace nothing, unless forced; what has the same content is left as it is.
         recipe: what it is made from, for :func:`written`.
         work, kept: another working folder, and what a run that is stopped leaves in it.
-
-    Raises:
-        UserError: as of :func:`check_output`; or the disk is full, or another run writes there.
     """
     check_output(option, path, **how | {"force": how.get("force") or keep})
     path = path.resolve()  # what a link names is written, and the link stays
@@ -294,19 +288,18 @@ def write_aside(path: Path, text: str) -> None:
 def make_folder(
     dest: Path, recipe: dict | Callable[[], dict], build: Build, force: bool = False
 ) -> dict | None:
-    """Make the folder `dest` in one step, from what ``build(work, out)`` writes into ``out``.
+    """Make the folder `dest` in one step, from what ``build(work, out)`` writes into ``out``, and
+    return what its ``prepared.json`` says; None: it was there, made by the same recipe. Raises
+    UserError if something else is there, or a source changes.
 
     The working folder is ``DEST.partial``. The run after one that was stopped goes on with its
     ``download`` and ``parts``, see `make_part`; with another recipe it says so, and begins anew.
 
     Args:
-        recipe: the options, as JSON; they go into ``prepared.json``. A function that computes it
-            is called again at the end, to see whether a source has changed.
+        recipe: the options, as JSON. A function that computes it is called again at the end, to
+            see whether a source has changed.
         build: returns more for ``prepared.json``.
         force: replace a `dest` that was prepared before, and that nobody has changed.
-
-    Returns the content of ``prepared.json``, or None if `dest` was there, made by the same recipe;
-    raises UserError if something else is there, or a source changes.
     """
     dest, compute = dest.resolve(), recipe if callable(recipe) else lambda: recipe
     recipe = json.loads(json.dumps(compute()))

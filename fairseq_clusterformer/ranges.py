@@ -81,12 +81,8 @@ OF_FAIRSEQ: Mapping[str, Range] = {
 
 
 def strays(values: Mapping[str, Any] | Namespace, options: type | None = None) -> Iterator[str]:
-    """Options outside of what is allowed, each ``--option is VALUE; allowed: RANGE``.
-
-    Args:
-        values: of options, by name; lists hold one for each epoch.
-        options: dataclass that declares them.
-    """
+    """Those of these values (lists hold one for each epoch) that are outside of what is allowed,
+    each ``--option is VALUE; allowed: RANGE``. The dataclass `options` declares them."""
     declared = {item.name: item for item in dataclasses.fields(options or Range)}
     for name, given in (vars(values) if isinstance(values, Namespace) else values).items():
         item = declared.get(name) if options else None
