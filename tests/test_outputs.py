@@ -110,13 +110,14 @@ def test_an_input_is_never_replaced(tmp_path):
     write_text("--out", mine, "mine")
     write(folder := tmp_path / "folder", "mine")
     (link := tmp_path / "link").symlink_to(mine)
+    (linked := tmp_path / "linked").symlink_to(folder)
     os.link(mine, hard := tmp_path / "hard")
     spelling = deep / ".." / mine.name
     for force in (False, True):
         for other in (mine, link, hard, spelling):
             with pytest.raises(UserError, match="--out is .*: it is one of the inputs"):
                 write_text("--out", other, "new", inputs=[mine], force=force)
-        for read in (folder, folder / "file"):
+        for read in (folder, folder / "file", linked):
             with pytest.raises(UserError, match="OUT is .*: it is one of the inputs"):
                 write(folder, "new", inputs=[read], force=force)
     assert mine.read_text() == (folder / "file").read_text() == "mine"

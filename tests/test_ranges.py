@@ -27,6 +27,7 @@ class Declared:
         ({"seed": LARGEST + 1}, f"--seed is {LARGEST + 1}; allowed: 0 or more, up to {LARGEST}"),
         ({"seed": LARGEST}, None),
         ({"beam": 1.5}, "--beam is 1.5; allowed: 1 or more"),
+        ({"beam": 1, "max_update": 0}, None),
         ({"of_nobody": float("nan")}, "--of-nobody is nan; allowed: a finite number"),
         ({"of_nobody": 2**63}, f"--of-nobody is {2**63}; allowed: up to {LARGEST}"),
         ({"of_nobody": -(2**63), "name": "nan", "nothing": None}, None),
