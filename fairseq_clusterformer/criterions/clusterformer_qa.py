@@ -40,25 +40,17 @@ class ClusterformerQAConfig(ClusteringLossConfig, FairseqDataclass):
 
 def marginal_nll(logits: Tensor, gold: Tensor) -> Tensor:
     """- log of the probability of all that is right together, in nats, [B]; 0 where nothing is.
-
-    Args:
-        logits: [B, N]; -inf where nothing can be right.
-        gold: what is right, bool [B, N].
-    """
+    Of logits [B, N], -inf where nothing can be right, and what is right, bool [B, N]."""
     right = logits.masked_fill(~gold, -torch.inf).logsumexp(-1)
     return torch.where(gold.any(-1), logits.logsumexp(-1) - right, 0.0)
 
 
 def span_nll(start: Tensor, end: Tensor, spans: Tensor, marginal: str) -> Tensor:
-    """- log of the probability that gold spans have together, in nats, [B]; 0 where none is.
-
-    Args:
-        start, end: logits [B, N]; -inf where no span can start or end.
-        spans: first and last tokens, each pair once, int64 [B, A, 2]; -1: no more.
-        marginal: "joint": a span has the probability of its start times that of its end; "apart":
-            starts and ends are summed each by themselves (Clark and Gardner, 2018), which counts
-            what begins with one span and ends with another.
-    """
+    """- log of the probability that gold spans have together, in nats, [B]; 0 where none is. Of
+    logits [B, N], -inf where no span can start or end, and first and last tokens, each pair once,
+    int64 [B, A, 2]; -1: no more. By "joint", a span has the probability of its start times that of
+    its end; by "apart", starts and ends are summed each by themselves (Clark and Gardner, 2018),
+    which counts what begins with one span and ends with another."""
     some = spans[..., 0] >= 0
     places = spans.clamp(min=0).unbind(-1)
     if marginal == "apart":
@@ -122,16 +114,12 @@ class QACriterion(SummedLogs, FairseqCriterion):
     """Loss of a short answer's start and end, of the long answer's paragraph, and of the type.
 
     Each part is the cross-entropy of all right choices together: of several gold spans, the model
-    needs to find one. Validation logs exact match and F1 of SQuAD 2.0, F1 of long answers, and how
-    often the model is right about whether there is an answer (XLQA's AvNA), over the questions
-    whose answers are known. Where types share the spans' softmaxes, it also logs ``nll`` of all
-    gold answers together, and in validation ``nll_one`` of the last one listed alone, which is
-    larger, and XLQA's NLL.
-
-    Of a model that says which sentences support the answer, the loss is the mean of five parts:
-    start, end, paragraph, type and sentences (ETC's HotpotQA has no paragraph). Validation then
-    logs HotpotQA's scores of these sentences, and those of the answer with its sentences. Raises
-    ValueError: a task that is not ``clusterformer_qa``.
+    needs to find one. Where types share the spans' softmaxes, it also logs ``nll`` of all gold
+    answers together, and in validation ``nll_one`` of the last one listed alone, XLQA's NLL. Of a
+    model that says which sentences support the answer, the loss is the mean of five parts: start,
+    end, paragraph, type and sentences (ETC's HotpotQA has no paragraph). Validation logs scores
+    over the questions whose answers are known: of SQuAD 2.0, of long answers, XLQA's AvNA, and
+    HotpotQA's of sentences. Raises ValueError: a task that is not ``clusterformer_qa``.
     """
 
     def __init__(self, task, span_marginal: str):

@@ -46,13 +46,10 @@ class _Rows:
 
 
 class SentencePredictionCriterion(FairseqCriterion):
-    """Cross-entropy of the classes, or the squared error of numbers.
-
-    It logs accuracy; of two classes also F1 of the second one and Matthews' correlation, of
-    numbers the correlations of Pearson and Spearman, as GLUE (Wang et al., 2018) has them; and
-    where pairs are ranked, MAP and MRR by question. Raises ValueError: pairs to rank, and no such
-    label as ``relevant_label``.
-    """
+    """Cross-entropy of the classes, or the squared error of numbers. It logs accuracy; of two
+    classes also F1 of the second one and Matthews' correlation, of numbers the correlations of
+    Pearson and Spearman, as GLUE (Wang et al., 2018) has them; and where pairs are ranked, MAP and
+    MRR by question. Raises ValueError: no such label as ``relevant_label`` to rank pairs by."""
 
     def __init__(self, task, relevant_label: str):
         super().__init__(task)

@@ -80,8 +80,7 @@ class Streams(NamedTuple):
 
 
 def fixed_blocks(tokens: Tensor, block: int, pad: int) -> Structure:
-    """The paper's "fixed blocks": parts of ``block`` tokens each, the last one of what is left; of
-    tokens int64 [B, N], with padding behind."""
+    """The paper's "fixed blocks" of tokens, int64 [B, N], with padding behind."""
     padding = tokens.eq(pad)
     real = (~padding).sum(1).view(-1, 1, 1)
     begin = torch.arange(0, max(tokens.size(1), 1), block, device=tokens.device)
@@ -167,10 +166,9 @@ class ETCEncoder(nn.Module):
         types: Tensor | None = None,
         global_types: Tensor | None = None,
     ) -> Streams:
-        """Encode. Raises ValueError for padding before a token.
+        """Encode the long input, int64 [B, N]. Raises ValueError for padding before a token.
 
         Args:
-            tokens: of the long input, int64 [B, N], with padding behind.
             structure: which global tokens stand for which parts; None: fixed blocks. With
                 clusters it has no global tokens, but may have examples.
             global_tokens: words of the global tokens, int64 [B, G]; None, or clusters: ``<s>``.
@@ -232,8 +230,7 @@ class ETCEncoder(nn.Module):
         )
 
     def max_positions(self) -> int:
-        """A text may have any length."""
-        return int(1e9)
+        return int(1e9)  # a text may have any length
 
 
 _GELU = {"activation_fn": "gelu"}

@@ -170,13 +170,8 @@ def _apart(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Parts of what tokens see, without what one before has, and in front of them the gaps
     between them: the token, the first place, one past the last, and whether it is a part, [n].
-
-    Args:
-        parts: their tokens, first places, and those past the last.
-        low, high, gaps: where what each token may see begins and ends, and whether it sees what is
-            in no part.
-        most: the largest place.
-    """
+    ``low``, ``high`` and ``gaps`` say where what each token may see begins and ends, and whether
+    it sees what is in no part; ``most`` is the largest place."""
     low, high, gaps = (x.flatten() for x in (low, high, gaps))
     last = torch.arange(len(low), device=low.device), high, high  # an empty part behind the others
     token, begin, end = (torch.cat([x.flatten(), y]) for x, y in zip(parts, last, strict=True))
@@ -362,11 +357,8 @@ class GlobalLocalAttention(nn.Module):
             yield out, lse + given.added[..., label]
 
     def _nearest(self, given: _Projected, structure: Structure) -> Part:
-        """What long tokens find in those less than k away, whose labels differ.
-
-        Queries come in blocks; the keys of a block are its own tokens and those up to ``reach`` on
-        either side, cut out of the padded keys by ``unfold``.
-        """
+        """What long tokens find in those less than k away, whose labels differ. The keys of a
+        block of queries are its own tokens and those up to ``reach`` on either side."""
         reach = min(self.max_distance - 1, self.radius)
         first, blocks = structure.spans.size(1), -(-structure.length // _BLOCK)
         more = blocks * _BLOCK - structure.length
@@ -424,13 +416,9 @@ def _joined(out: Tensor, lse: Tensor, owner: Tensor, number: int) -> Part:
 
 
 def _attended(given: Sequence[Tensor], label: Tensor, hidden: Tensor, rate: float) -> Part:
-    """What blocks of queries find in a few keys each. ``rate`` is dropout's.
-
-    Args:
-        given: queries [B, H, blocks, queries, E], keys and values [B, H, blocks, keys, E], and
-            what labels add to queries' logits, [B, H, blocks, queries, L].
-        label, hidden: of each pair, [..., queries, keys].
-    """
+    """What blocks of queries [B, H, blocks, queries, E] find in a few keys and values each, [B, H,
+    blocks, keys, E]. Labels add to queries' logits [B, H, blocks, queries, L]; each pair has a
+    label, and may be hidden, [..., queries, keys]. ``rate`` is dropout's."""
     q, k, v, added = given
     logits = at_least_float32((q * q.size(-1) ** -0.5) @ k.mT)  # scaled first: half precision
     if not logits.numel():  # no global token

@@ -51,11 +51,10 @@ class ETCModel(EncoderOnlyModel):
         """Start from the dense model, or the other ETC encoder, that ``--lift`` names; raises
         CheckpointError for one that cannot be read, or that does not fit.
 
-        Queries, keys and values go to every copy of theirs, norms to both streams, words and
-        feed-forward layers as they are. Positions have no place, and labels and types start anew:
-        where these are 0 and the radius covers the text, the encoder is the dense one, except for
-        the epsilon of the norm behind words that a dense encoder scales. Parameters of another ETC
-        encoder stay as they are; centroids start anew where it has none.
+        Queries, keys and values go to every copy of theirs, norms to both streams. Positions have
+        no place, and labels and types start anew: where these are 0 and the radius covers the
+        text, the encoder is the dense one. Centroids start anew where another ETC encoder has
+        none.
         """
         option, path, words, cfg = "--lift", self.args.lift, self.encoder.dictionary, {}
         if not path:

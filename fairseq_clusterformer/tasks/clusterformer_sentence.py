@@ -48,14 +48,7 @@ class ClusterformerSentenceConfig(DataOptions):
 
 @register_task("clusterformer_sentence", dataclass=ClusterformerSentenceConfig)
 class ClusterformerSentenceTask(OwnModels):
-    """Texts or pairs with a label each; pairs with a question each are ranked as well.
-
-    Attributes:
-        classes: the labels, in the order of the labels' dictionary; none: a label is a number.
-        is_pair: whether there are two texts a sample.
-        is_siamese: whether they are two sequences.
-        is_ranking: whether each pair belongs to a question.
-    """
+    """Texts or pairs with a label each; pairs with a question each are ranked as well."""
 
     name, model, criterion = "clusterformer_sentence", ClusterformerClassifier, FairseqCriterion
 
@@ -65,10 +58,10 @@ class ClusterformerSentenceTask(OwnModels):
         super().__init__(cfg, dictionary)
         folder = shard_of(cfg.data)
         self.label_dictionary = labels
-        self.classes = labels.symbols[labels.nspecial :] if labels else []
+        self.classes = labels.symbols[labels.nspecial :] if labels else []  # none: numbers
         self.is_pair = (folder / "input1").is_dir()
-        self.is_siamese = self.is_pair and cfg.pair_form == "siamese"
-        self.is_ranking = (folder / "group").is_dir()
+        self.is_siamese = self.is_pair and cfg.pair_form == "siamese"  # two sequences
+        self.is_ranking = (folder / "group").is_dir()  # each pair belongs to a question
 
     @classmethod
     def setup_task(cls, cfg: ClusterformerSentenceConfig, **kwargs):
