@@ -6,6 +6,7 @@ also undoes ligatures and full-width digits, and their offsets stay those of the
 """
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unicodedata import combining, is_normalized, normalize
@@ -43,28 +44,19 @@ def with_places(text: str, form: str) -> "tuple[str, np.ndarray, np.ndarray] | N
         return None
     import numpy as np  # takes too long for --help
 
-    parts, starts, ends = [], [], []
-
-    def add(part: str, start: int, end: int) -> None:
-        parts.append(part)
-        if end - start == len(part) and text[start:end] == part:
-            starts.append(np.arange(start, end))
-            ends.append(np.arange(start + 1, end + 1))
-        else:
-            starts.append(np.full(len(part), start))
-            ends.append(np.full(len(part), end))
-
-    position = 0
+    cuts, parts, starts, ends = [0], [], [], []
     for run in _RUN.finditer(text):
-        add(text[position : run.start()], position, run.start())
-        begin = run.start()
-        for place in range(begin + 1, run.end() + 1):
-            if place < run.end() and _joins(text, begin, place, form):
-                continue
-            add(normalize(form, text[begin:place]), begin, place)
-            begin = place
-        position = run.end()
-    add(text[position:], position, len(text))
+        cuts.append(run.start())
+        for place in range(run.start() + 1, run.end()):
+            if not _joins(text, cuts[-1], place, form):
+                cuts.append(place)
+        cuts.append(run.end())
+    for start, end in pairwise([*cuts, len(text)]):
+        part = normalize(form, text[start:end])
+        is_same = part == text[start:end]
+        parts.append(part)
+        starts.append(np.arange(start, end) if is_same else np.full(len(part), start))
+        ends.append(np.arange(start + 1, end + 1) if is_same else np.full(len(part), end))
     return "".join(parts), *(np.concatenate(x).astype(np.int32) for x in (starts, ends))
 
 

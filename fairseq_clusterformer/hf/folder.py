@@ -227,26 +227,25 @@ def _copy(files: dict[str, Path], folder: Path, out: Path) -> None:
 def generation(loaded: Loaded, config: ClusterformerConfig, out: Path) -> GenerationConfig:
     """How fairseq's programs write with such a model; one of another library's text ends it."""
     bos, pad, eos = config.bos_token_id, config.pad_token_id, config.eos_token_id
+    how: dict = {"bos_token_id": bos, "pad_token_id": pad, "eos_token_id": eos}
     if config.family == "clusterformer":
         most = config.namespace().max_target_positions or DEFAULT_MAX_TARGET_POSITIONS
-        how = dict.fromkeys(("decoder_start_token_id", "forced_eos_token_id"), eos)
+        how |= dict.fromkeys(("decoder_start_token_id", "forced_eos_token_id"), eos)
         how |= {"num_beams": 5, "early_stopping": True, "suppress_tokens": [pad]}
-        how |= {"min_new_tokens": 1, "max_new_tokens": min(201, most)}
-        return GenerationConfig(bos_token_id=bos, pad_token_id=pad, eos_token_id=eos, **how)
+        return GenerationConfig(**how, min_new_tokens=1, max_new_tokens=min(201, most))
     coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
     if coding.ends_texts and (loaded.folder / TOKENIZER).is_file():
         names = read_json(out / "tokenizer_config.json")
         end = Tokenizer.from_file(str(out / TOKENIZER)).token_to_id(names["eos_token"])
-        ends, how = sorted({eos, end}), {"suppress_tokens": [bos, pad]}
-        return GenerationConfig(bos_token_id=eos, eos_token_id=ends, pad_token_id=pad, **how)
-    first, then, special = eos, None, [0, 1, 2, 3]
-    if coding.unit != "byte":
-        special.remove(eos)  # the end of a line, which ends no text
-        if config.task.get("add_bos_token"):  # without a prompt, a text begins by <s> </s>
-            first, then = bos, eos
-    return GenerationConfig(
-        bos_token_id=first, forced_bos_token_id=then, pad_token_id=pad, suppress_tokens=special
-    )
+        how |= {"bos_token_id": eos, "eos_token_id": sorted({eos, end})}
+        return GenerationConfig(**how, suppress_tokens=[bos, pad])
+    del how["eos_token_id"]  # it is the end of a line, which ends no text
+    how["suppress_tokens"] = [0, 1, 2, 3] if coding.unit == "byte" else [0, 1, 3]
+    if coding.unit != "byte" and config.task.get("add_bos_token"):
+        how["forced_bos_token_id"] = eos  # without a prompt, a text begins by <s> </s>
+    else:
+        how["bos_token_id"] = eos
+    return GenerationConfig(**how)
 
 
 def _names(config: ClusterformerConfig) -> dict[str, str]:

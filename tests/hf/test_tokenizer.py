@@ -1,39 +1,28 @@
 """The exported tokenizer: the tokens that preparation makes, and the text again."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
-from fairseq.data import Dictionary  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 from fairseq_clusterformer.data.coding import TextCoding  # noqa: E402
-from fairseq_clusterformer.data.subwords import Subwords  # noqa: E402
-from fairseq_clusterformer.hf.tokenizer import (  # noqa: E402
-    write_tokenizer,
-)
-from tests.data.tokenizers import made  # noqa: E402
+from fairseq_clusterformer.hf.tokenizer import write_tokenizer  # noqa: E402
 from tests.documents.commands import run  # noqa: E402
 
 LINES = ["The small cat sat on the mat .", "A dog ran away from the cat .", ""]
 
 
-@pytest.fixture(scope="module", params=["--bytes", "--words", "--sentencepiece"])
-def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "text").mkdir()
-    for split in ("train", "valid", "test"):
-        (folder / "text" / f"{split}.txt").write_text("\n".join(LINES * 30) + "\n")
-    coded = [request.param] + (["282"] if request.param == "--sentencepiece" else [])
-    assert run("prepare", "lm", "text", folder / "text", folder / "data", *coded) == 0
-    return folder / "data"
-
-
-def test_what_preparation_wrote_is_what_transformers_reads(data, tmp_path):
+@pytest.mark.parametrize("unit", ["--bytes", "--words", "--sentencepiece=282"])
+def test_what_preparation_wrote_is_what_transformers_reads(unit, tmp_path):
     """One file; a batch is padded on the left; lines come back."""
+    (tmp_path / "text").mkdir()
+    for split in ("train", "valid", "test"):
+        (tmp_path / "text" / f"{split}.txt").write_text("\n".join(LINES * 30) + "\n")
+    data = tmp_path / "data"
+    assert run("prepare", "lm", "text", tmp_path / "text", data, unit) == 0
     coding = TextCoding.from_folder(data)
     how = {"unicode": coding.form, "begin": [] if coding.unit == "byte" else ["</s>"]}
     write_tokenizer(data, tmp_path, coding.dictionary, "text", {"padding_side": "left"}, **how)
@@ -56,25 +45,3 @@ def test_what_preparation_wrote_is_what_transformers_reads(data, tmp_path):
         assert tokenizer.decode(tokens, skip_special_tokens=skip) == text
     found = tokenizer.batch_decode(batch["input_ids"], skip_special_tokens=True)
     assert found == ["The cat", "The dog ran away ."]
-
-
-@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
-def test_another_library_s_tokenizer_by_our_numbers(kind, tmp_path):
-    data, out = tmp_path / "data", tmp_path / "out"
-    data.mkdir()
-    out.mkdir()
-    model = Subwords(made(kind, data / "tokenizer.json"))
-    dictionary = Dictionary()
-    for symbol in reversed(model.symbols):  # other numbers
-        dictionary.add_symbol(symbol)
-    chats = {"chat_template": "{{ messages }}", "eos_token": {"content": "x"}, "backend": "y"}
-    (data / "tokenizer_config.json").write_text(json.dumps(chats))
-    pair = {"cls_token": "<s>", "sep_token": "</s>"}
-    write_tokenizer(data, out, dictionary, "reader", pair, unicode="NFKC")
-    tokenizer = AutoTokenizer.from_pretrained(out)
-    question, text = "a lake?", "[SEP] cafés"
-    wanted = [[dictionary.index(symbol) for symbol in model.split(t)] for t in (question, text)]
-    found = tokenizer(question, text)
-    assert found["input_ids"] == [0, *wanted[0], 2, 0, *wanted[1]]
-    assert tokenizer.chat_template == "{{ messages }}"
-    assert tokenizer.cls_token_id == 0
