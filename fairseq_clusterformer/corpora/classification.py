@@ -8,7 +8,7 @@ import json
 import random
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +19,7 @@ from fairseq_clusterformer.errors import reading
 from fairseq_clusterformer.outputs import make_folder
 
 from . import SPLITS
-from .download import checksum
+from .download import checksums
 from .labelled import LabelledCorpus
 from .lines import some, wrong
 from .vocabulary import Vocabulary
@@ -68,11 +68,7 @@ def prepare(
             "name": corpus.name,
             "unicode": FORM,
             "settings": settings,
-            "sources": {  # a path may lead into an archive
-                f"{part} {n} {(path if path.exists() else path.parent).name}": checksum(path)
-                for part, paths in corpus.files.items()
-                for n, path in enumerate(paths, 1)
-            },
+            "sources": {part: checksums(paths) for part, paths in corpus.files.items()},
             **(vocabulary.recipe() if vocabulary else {}),
         }
 
@@ -154,7 +150,14 @@ def _deal(
     """The split of each example, for each folder to make."""
     undivided = "all" if "all" in corpus.files else "train"
     own = [example for example in examples if example.part == undivided]
-    places = _places([example.label for example in own], seed)
+    # a number in [0, 1) for each, spread alike over each class: an interval is a stratified sample
+    places, by_class, rng = [0.0] * len(own), defaultdict(list), random.Random(seed)
+    for index, example in enumerate(own):
+        by_class[example.label].append(index)
+    for _, members in sorted(by_class.items()):
+        rng.shuffle(members)
+        for rank, index in enumerate(members):
+            places[index] = (rank + 0.5) / len(members)
     if corpus.folds:
         of_turn = ["test", "valid", *["train"] * (corpus.folds - 2)]  # after the tested fold
         fold = [int(corpus.folds * place) for place in places]
@@ -177,19 +180,6 @@ def _deal(
         allowed = "more examples, a larger share, or files of each split"
         raise wrong(corpus.files[undivided][0], problem, allowed)
     return {"": dealt}
-
-
-def _places(labels: Sequence[str], seed: int) -> list[float]:
-    """Return a random number in [0, 1) for each example, spread alike over each class: the
-    examples in an interval are a stratified sample of its length."""
-    result, by_class, rng = [0.0] * len(labels), defaultdict(list), random.Random(seed)
-    for index, label in enumerate(labels):
-        by_class[label].append(index)
-    for _, members in sorted(by_class.items()):
-        rng.shuffle(members)
-        for rank, index in enumerate(members):
-            result[index] = (rank + 0.5) / len(members)
-    return result
 
 
 def _write_folder(

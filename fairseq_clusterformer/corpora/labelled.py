@@ -197,8 +197,7 @@ def _kind(path: Path) -> str:
 
 
 def _read_own(files: Sequence[Path], label: str, texts: tuple[str, ...]) -> Iterator[LabelledText]:
-    """Yield the examples of files, or of folders with a folder per label, each label on one
-    line."""
+    """Yield the examples of files, or of folders with a folder per label."""
     for path in files:
         found = _folder(path) if path.is_dir() else _file(path, label, texts)
         for example in found:

@@ -57,8 +57,7 @@ def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
-    """Yield the lines of a text file in NFC, without their ends and a byte order mark; raises
-    UserError as `raw_lines` does."""
+    """Yield the same lines in NFC, without their ends and a byte order mark."""
     for line in raw_lines(path, encoding):
         yield composed(line.decode(encoding).removeprefix("\ufeff").rstrip("\r\n"))
 
@@ -72,8 +71,7 @@ def numbered_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[str, s
 def aligned_lines(
     files: Sequence[Path], read: Callable[[Path], Iterator[str]] = read_lines
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the lines that `read` yields of several files, side by side; raises UserError if one
-    has more of them."""
+    """Yield the lines of several files side by side; raises UserError if one has more."""
     for number, row in enumerate(zip_longest(*map(read, files))):
         if None in row:
             longer = next(path for path, cell in zip(files, row, strict=True) if cell is not None)

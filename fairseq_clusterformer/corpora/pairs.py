@@ -46,10 +46,9 @@ class ParallelCorpus:
     hold_out: int | None = None  # every such pair of train becomes valid; None: `read` has one
     #: takes a folder to work in, and returns the raw pairs of each split
     read: Callable[[Path], dict[str, Pairs]] = lambda _: {}
-    drawn: tuple[str, ...] = ()  # splits that come out of train, and are cleaned as train is
-    #: a pair of train is dropped if a side is in valid or test, which `read` must return before
-    disjoint: bool = False
-    own: dict[str, Sequence[Path]] = field(default_factory=dict)  # the user's files of each split
+    #: the user's own files of each split; what has none is drawn from train and cleaned as it is,
+    #: and a pair of train is dropped if a side is in valid or test, which `read` returns before
+    own: dict[str, Sequence[Path]] = field(default_factory=dict)
 
     # of a known corpus
     about: str = ""  # for the command's help
@@ -71,7 +70,7 @@ def own_pairs(
         split: [pair_files(path, languages, f"--{split}") for path in paths]
         for split, paths in files.items()
     }
-    drawn = tuple(split for split in ("valid", "test") if not found[split])
+    drawn = [split for split in ("valid", "test") if not found[split]]
 
     def pairs(split: str) -> Pairs:
         return chain.from_iterable(pairs_of(part, languages, languages) for part in found[split])
@@ -86,15 +85,12 @@ def own_pairs(
         {"test": "test"},
         Cleaning("subwords", 250, 9),
         read=read,
-        drawn=drawn,
-        disjoint=True,
         own={split: list(chain.from_iterable(parts)) for split, parts in found.items()},
     )
 
 
 def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]:
-    """Return the file of two columns, or the two files ``GIVEN.LANGUAGE`` of lines, that an
-    option means."""
+    """Return the file of two columns, or the two ``GIVEN.LANGUAGE``, that an option means."""
     if given.is_file():
         return [given]
     ways = [[Path(f"{given}.{language}{end}") for end in ("", *PACKED)] for language in languages]
@@ -143,8 +139,7 @@ def draw_pairs(read: Callable[[], Pairs], splits: Sequence[str]) -> dict[str, Pa
 
 
 def _read_talks(path: Path) -> Iterator[str]:
-    """Yield the lines of ``train.tags.*`` of IWSLT14, with titles and descriptions, without other
-    headers."""
+    """Yield the lines of ``train.tags.*``; of their headers, titles and descriptions are kept."""
     for line in read_lines(path):
         if not any(tag in line for tag in ("<url>", "<talkid>", "<keywords>")):
             yield re.sub("</?(title|description)>", "", line).strip()

@@ -112,10 +112,10 @@ class _Job:
         corpus, languages, train = self.corpus, self.pipeline.languages, self.counts["train"]
         held_out = [set(), set()]  # of the lines of valid and test in each language
         train["dropped by length"] = 0
-        if corpus.disjoint or extra:
+        if corpus.own or extra:
             train["in valid or test"] = 0
         read = corpus.read(self.work).items()
-        sources = [(split, pairs, corpus.disjoint, corpus.hold_out) for split, pairs in read]
+        sources = [(split, pairs, bool(corpus.own), corpus.hold_out) for split, pairs in read]
         for files in extra:  # columns as Tatoeba's
             sources.append(("train", pairs_of(files, languages, languages[::-1]), True, None))
         function = functools.partial(_tokens, self.pipeline)
@@ -151,8 +151,7 @@ class _Job:
                 raise wrong(self.corpus.name, problem, "at least one for each split")
 
     def learn(self, tokens: Path, number: int | None, out: Path) -> None:
-        """Learn the subwords of both languages together; raises UserError if the texts do not give
-        as many."""
+        """Learn the subwords of both languages together."""
         from fairseq_clusterformer.data import formats
 
         from . import binarize
@@ -180,7 +179,8 @@ class _Job:
         """Write the subwords of each split, and into `raw` the raw text of all but train."""
         cleaning, cleaned = self.corpus.cleaning, set()
         if cleaning.unit == "subwords":
-            cleaned = {"train", *self.corpus.drawn, *(["valid"] if self.corpus.hold_out else [])}
+            cleaned = {"train", *(split for split, files in self.corpus.own.items() if not files)}
+            cleaned |= {"valid"} if self.corpus.hold_out else set()
         function = functools.partial(_subwords, self.pipeline)
         with self._writer(out) as write:
             for split, count in self.counts.items():

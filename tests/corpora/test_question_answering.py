@@ -128,9 +128,9 @@ def test_nothing_left_is_an_error(model, tmp_path, capsys):
         ("squad1 --gpt2-bpe {model}", "--source is missing; allowed: .* or --train, --valid or"),
         ("squad2 --valid {source}/dev-v2.0.json --sentencepiece 99", "there is no train to draw"),
         ("squad1 --test {source} --gpt2-bpe {model} --valid-fraction .1", "there is no train"),
-        ("squad1 --train x --sentencepiece 99", "--train is /.*x: no such file"),
+        ("squad1 --train x --sentencepiece 99", "the file is /.*x: no such file"),
         ("squad1 --train x --gpt2-bpe {model} --dict y", "--dict is y: no such file"),
-        ("text {source} --gpt2-bpe {model} --test x", "--test is /.*x: no such file"),
+        ("text {source} --gpt2-bpe {model} --test x", "the file is /.*x: no such file"),
         ("text {model} --gpt2-bpe {model}", "SOURCE is .*: nothing found; .* names contain"),
     ],
 )

@@ -81,7 +81,11 @@ def _splits(
     """Take out the files of each split, and the shares of train that are drawn for others."""
     shares = {split: options.pop(f"{split}_fraction") for split in SPLITS[1:]}
     if patterns := corpus.files.split():
-        found = corpus.find(source)
+        found = {}
+        for split, pattern in zip(SPLITS, patterns if source else (), strict=False):
+            found[split] = sorted(source.glob(pattern)) or sorted(source.glob(f"*/{pattern}"))
+            if corpus.archive and not found[split]:
+                found[split] = [path / pattern for path in sorted(source.glob(corpus.archive))[:1]]
         if shares["valid"] and found.get("valid"):
             found["test"] = found.pop("valid")
         splits = files_of_splits(options, found, source, patterns)
@@ -144,8 +148,7 @@ def prepare_known(
     arguments: Sequence[str],
     own: bool = False,
 ) -> int:
-    """Run a command that prepares corpora of a table, and a user's own; returns the exit
-    status."""
+    """Run a command that prepares corpora of a table, and a user's own; return its status."""
     parser = Parser(prog=prog, description=about)
     corpora = parser.corpora()
     if own:

@@ -38,10 +38,6 @@ def files_of_splits(
     if not splits:
         allowed = f"a folder with {', '.join(patterns)}; or --train, --valid or --test with files"
         raise bad_option(option, source or "missing", allowed, "nothing found" if source else "")
-    for split, paths in splits.items():
-        for path in paths:  # which may lead into an archive
-            if not path.exists() and not any(part.is_file() for part in path.parents):
-                raise bad_option(f"--{split}", path, "files of the corpus", "no such file")
     return splits
 
 

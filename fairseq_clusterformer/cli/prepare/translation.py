@@ -45,8 +45,6 @@ def _parser() -> Parser:
         places = dict.fromkeys(archive.url.rsplit("/", 1)[0] for archive in known.archives)
         about = f"a folder that holds {', '.join(archive.name for archive in known.archives)}"
         about += f", unpacked or not; without it, they are downloaded from {' and '.join(places)}"
-        if not all(archive.checksum for archive in known.archives):
-            about += "; nobody publishes a checksum to verify the download with"
         corpus.add("--source DIR", about)
         files = _FILES.format("de", "en", "English<TAB>German")
         about = f"more training text, not tokenised: {files}; a pair that shares a sentence with "

@@ -16,7 +16,6 @@ from fairseq_clusterformer.data.unicode import READ_FORM, composed
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import copy_part, make_folder, make_part
 
-from .. import SPLITS
 from ..download import checksums
 from ..lines import key_of, wrong
 from ..parallel import parallel
@@ -40,15 +39,6 @@ class QuestionCorpus:
     few_words: bool = False  # so few that each is a piece of the sentencepiece model
     archive: str = ""  # a pattern of the archive that the files may be in
     titled: bool = False  # with --titles, the reader makes sentences of them
-
-    def find(self, source: Path | None) -> dict[str, list[Path]]:
-        """Return the files of each split in `source`, a folder in it, or the corpus's archive."""
-        found = {}
-        for split, pattern in zip(SPLITS, self.files.split() if source else (), strict=False):
-            found[split] = sorted(source.glob(pattern)) or sorted(source.glob(f"*/{pattern}"))
-            if self.archive and not found[split]:
-                found[split] = [path / pattern for path in sorted(source.glob(self.archive))[:1]]
-        return found
 
 
 CORPORA = {

@@ -36,13 +36,8 @@ _LINES = (".jsonl", ".jsonlines", ".ndjson")
 
 
 def own_questions(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
-    """Yield the records of a file of one of the `FORMATS`.
-
-    Args:
-        paragraphs: of SQuAD's JSON, how many paragraphs of the article make a document. They
-            follow each other and include the question's own; the first one is drawn for each
-            question by its id.
-    """
+    """Yield the records of a file of one of the `FORMATS`. Of SQuAD's JSON, so many `paragraphs`
+    in a row make a document, of which the first is drawn for each question by its id."""
     if any(suffix in _LINES for suffix in path.suffixes):
         items = json_lines(path, drops)
     else:
