@@ -95,21 +95,16 @@ KEPT |= {"similarity": np.array("dot"), "temperature": np.array(0.1), "w_c": np.
 @pytest.mark.parametrize(
     "changes",
     [
-        *(b"", b"PK\x03\x04 cut off", *({name: None} for name in KEPT if name != "w_c")),
-        *({"centroids": np.zeros(6, "f4")}, {"w_c": np.zeros((6, 5), "f4")}),
-        *({"log_normalizer": np.zeros(5, "f4")}, {"temperature": np.array("hot")}),
-        *({"similarity": np.array("l2")}, {"similarity": np.array([None])}),
-        {"other": np.array(True)},
+        *({"temperature": None}, {"w_c": np.zeros((6, 5), "f4")}, {"other": np.array(True)}),
+        *({"centroids": np.zeros(6, "f4")}, {"similarity": np.array("l2")}),
+        {"similarity": np.array([None])},  # pickled
     ],
 )
 def test_something_else_than_clusters_is_named(changes, tmp_path):
     path = tmp_path / "clusters.npz"
     np.savez(path, **KEPT)
     load_clusters(path)
-    if isinstance(changes, bytes):
-        path.write_bytes(changes)
-    else:
-        np.savez(path, **{k: v for k, v in (KEPT | changes).items() if v is not None})
+    np.savez(path, **{k: v for k, v in (KEPT | changes).items() if v is not None})
     with pytest.raises(UserError, match=f"{path}: cannot be read .*; allowed: a file th"):
         load_clusters(path)
 
@@ -179,7 +174,7 @@ MISTAKES = {
     f"{FIT} --seed 1 2 --out c.npz": "--out is c.npz: fits: 2; allowed: .* for one fit",
     f"{FIT} --out x.npz": "--out is x.npz: it exists; allowed: a new file",
     f"{FIT} --json y.csv --labels y.csv": "--json is y.csv: it is one of the inputs",
-    f"{FIT} --neural-temperature 0": "--neural-temperature is 0; allowed: a number, above 0",
+    f"{FIT} --neural-temperature 0": "--neural-temperature is 0; allowed: a .*number, above 0",
     f"{FIT} --methods all --json runs.json": "som: minisom is not installed; allowed: pip inst",
     "assign x.npy x.npy --out a.npy": "x.npy: cannot be read",
     "assign wide.npz x.npy --out a.npy": r"shape \(240, 5\); allowed: \[N, 17\]",
