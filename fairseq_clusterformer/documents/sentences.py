@@ -118,7 +118,7 @@ class SentenceEncoder:
         for name, tensor in sorted(self._model.state_dict().items()):
             hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             hashed.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
-        self._name = hashed.digest()
+        self._name, self._width = hashed.digest(), sizes["encoder_embed_dim"]
         self._longest = min(LONGEST, most - 3)
         self._splitter = Splitter(pieces, self._dictionary)
 
@@ -131,24 +131,26 @@ class SentenceEncoder:
         """Vectors of each section, float32 [parts, D]: a long one has several parts. What was
         written before an end in between is kept. Raises UserError: an index that cannot be used.
         """
-        parts = {}
-        for section in sections:
-            own = self._parts(section.text)
-            tokens = b"".join(part.numpy().tobytes() for part in own)
-            parts[section] = hashlib.sha256(self._name + tokens).digest(), own
-        found = self._index.get(key for key, _ in parts.values())
-        absent = [*{key: own for key, own in parts.values() if key not in found}.items()]
+        keys = [*map(self._key, sections)]
+        found = self._index.get(keys)
+        pairs = zip(keys, sections, strict=True)
+        absent = [*{key: section for key, section in pairs if key not in found}.items()]
         for first in range(0, len(absent), _AT_ONCE):
-            keys, some = zip(*absent[first : first + _AT_ONCE], strict=True)
-            made = self._vectors([*chain(*some)]).split([*map(len, some)])
-            found |= (new := dict(zip(keys, (x.numpy().tobytes() for x in made), strict=True)))
+            some = absent[first : first + _AT_ONCE]
+            parts = [self._parts(section.text) for _, section in some]
+            made = self._vectors([*chain(*parts)]).split([*map(len, parts)])
+            new = {key: x.numpy().tobytes() for (key, _), x in zip(some, made, strict=True)}
             self._index.put(new.items())
-        values = ((found[key], len(own)) for key, own in map(parts.get, sections))
-        return [np.frombuffer(value, np.float32).reshape(size, -1) for value, size in values]
+            found |= new
+        return [np.frombuffer(found[key], np.float32).reshape(-1, self._width) for key in keys]
 
     def of_question(self, text: str) -> np.ndarray:
         """The vector [D] of a text, of which the beginning counts if it is long."""
         return self._vectors(self._parts(text)[:1])[0].numpy()
+
+    def _key(self, section: Section) -> bytes:
+        tokens = b"".join(part.numpy().tobytes() for part in self._parts(section.text))
+        return hashlib.sha256(self._name + tokens).digest()
 
     def _parts(self, text: str) -> list[Tensor]:
         """The tokens of a text in parts of equal lengths."""
