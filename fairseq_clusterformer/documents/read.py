@@ -128,12 +128,7 @@ class Reader(Pretrained):
         return self._latest[1]
 
     def answer(
-        self,
-        question: str,
-        documents: Documents,
-        *,
-        top: int = 3,
-        candidates: Sequence[str] = (),
+        self, question: str, documents: Documents, *, top: int = 3, candidates: Sequence[str] = ()
     ) -> Ranking:
         """Answers to a question, the best first; ``found`` of the list says whether there is one:
         if not, it holds a few guesses. Raises UserError: a question that cannot be asked, a file
