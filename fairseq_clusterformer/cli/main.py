@@ -65,19 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"clusterformer: error: {error}", file=sys.stderr)
             return 2
         words.append(arguments.pop(0))
-    return run(words, arguments)
+    command = importlib.import_module(f"fairseq_clusterformer.cli.{'.'.join(words)}").main
+    return program(f"clusterformer {' '.join(words)}", command, arguments)
 
 
 def _leave_memory() -> None:
     """Let the system take all memory back at once. Triton would report it as leaks."""
     if "triton" not in sys.modules:
         gc.freeze()
-
-
-def run(words: Sequence[str], arguments: Sequence[str]) -> int:
-    """Run the sub-command ``words``; see `main`."""
-    command = importlib.import_module(f"fairseq_clusterformer.cli.{'.'.join(words)}").main
-    return program(f"clusterformer {' '.join(words)}", command, arguments)
 
 
 def _out_of_memory(error: BaseException) -> bool:

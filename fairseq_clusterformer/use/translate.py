@@ -116,7 +116,7 @@ class Translator(Pretrained):
         if max_tokens is not None and longest > max_tokens:
             problem = "the longest sentence has more"
             raise bad_option("--max-tokens", max_tokens, f"{longest} or more", problem)
-        generation = GenerationConfig(beam=beam, lenpen=lenpen)
+        generation = GenerationConfig(beam=beam, lenpen=float(lenpen))
         generator = self.task.build_generator(self.models, generation)
         unseen = generator.symbols_to_strip_from_output
         batches = self.task.get_batch_iterator(

@@ -89,9 +89,9 @@ def test_no_command_writes_over_a_file_of_the_user_s(
 def test_what_stdout_does_not_take(text, stdout, error):
     code = (
         "import sys, fairseq_clusterformer.cli.average as average\n"
-        "from fairseq_clusterformer.cli.main import run\n"
+        "from fairseq_clusterformer.cli.main import main\n"
         f"average.main = lambda _: print('{text}') or 0\n"
-        "sys.exit(run(['average'], []))"
+        "sys.exit(main(['average']))"
     )
     with open(stdout, "w") as file:
         command = [sys.executable, "-c", code]

@@ -52,6 +52,9 @@ def test_in_python(translation_models, clustered_translator):
     texts = (text for text in [GERMAN[3], "", GERMAN[5]])
     found = translator.translate(texts, source="de", target="en", beam=2)
     assert found == [ENGLISH[3], "", ENGLISH[5]]
+    how = {"beam": 20, "batch_size": 1}
+    short, long = (translator.translate(GERMAN[3], lenpen=power, **how) for power in (-9, 9))
+    assert len(short) < len(long)
     with pytest.raises(UserError, match="-t is fr; allowed: en, which the model has"):
         translator.translate(GERMAN[3], target="fr")
     both = Translator(*map(load_checkpoint, (first, second)), device="cpu", dtype="bfloat16")
