@@ -108,16 +108,12 @@ def test_a_corpus_that_has_moved(tmp_path, capsys):
 
 
 def test_nothing_left_is_an_error(model, tmp_path, capsys):
-    path = tmp_path / "train.json"
-    path.write_text(json.dumps({"data": [{"paragraphs": [{"context": "x", "qas": [WRONG]}]}]}))
+    content = {"data": [{"paragraphs": [{"context": "x", "qas": [WRONG]}]}]}
+    path = write(tmp_path / "train.json", json.dumps(content))
     assert run("squad1", tmp_path / "dest", "--train", path, "--gpt2-bpe", model) == 1
-    error = capsys.readouterr().err
-    assert "squad1: no question is left in train; left out: answer not in its context" in error
-    assert error.count("\n") == 1
+    said = "squad1: no question is left in train; left out: answer not in its context"
+    assert said in one_line(capsys)
     assert not (tmp_path / "dest").exists()
-    path.write_text(json.dumps({"data": []}))
-    assert run("squad1", tmp_path / "dest", "--train", path, "--gpt2-bpe", model) == 1
-    assert capsys.readouterr().err.endswith("no question is left in train\n")
 
 
 @pytest.mark.parametrize(
@@ -196,8 +192,7 @@ def test_ids_are_of_one_question_in_all_files_of_a_split(model, tmp_path, capsys
         question = (source / f"{name}.jsonl").read_text().splitlines()[0]
         (source / f"{name}.jsonl").write_text(json.dumps(json.loads(question) | {"id": 7}))
     assert run(*arguments, "--force") == 1
-    error = capsys.readouterr().err
-    assert "valid: the id '7' is of more than one question; allowed: " in error
+    assert "valid: the id '7' is of more than one question; allowed: " in capsys.readouterr().err
 
 
 def test_the_same_text_under_two_titles_is_one_document(model, tmp_path):

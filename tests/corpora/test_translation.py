@@ -3,7 +3,6 @@
 import random
 import re
 from hashlib import sha256
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -84,9 +83,6 @@ def talks(tmp_path):
     return tmp_path / "talks"
 
 
-# IWSLT14
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_talks_lose_their_markup_and_every_23rd_pair_is_valid(talks, tmp_path, capsys, packed):
     dest, source = tmp_path / "dest", talks
@@ -118,25 +114,6 @@ def test_talks_lose_their_markup_and_every_23rd_pair_is_valid(talks, tmp_path, c
     text = TextPipeline.from_folder(dest)  # raw text comes to the same subwords
     assert text.encode("Man & men", "de") == subwords_of(dest, "test", "de")[1]
     assert text.decode(subwords_of(dest, "test", "en")[1], "en") == "man & men"
-
-
-def test_is_what_fairseq_preprocess_makes(talks, tmp_path):
-    from fairseq import options
-    from fairseq_cli import preprocess
-
-    dest, theirs = tmp_path / "dest", tmp_path / "theirs"
-    assert run(dest, "--source", talks) == 0
-    for split in SPLITS:
-        lines = [subwords_of(dest, split, lang) for lang in LANGUAGES]
-        write_pairs(tmp_path / split, zip(*lines, strict=True))
-    arguments = f"-s en -t de --joined-dictionary --destdir {theirs}".split()
-    arguments += [f"--{split}pref={tmp_path / split}" for split in SPLITS]
-    preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
-    names = {f"dict.{lang}.txt": f"dict.{lang}.txt" for lang in LANGUAGES}
-    for split, lang, end in product(SPLITS, LANGUAGES, ("bin", "idx")):
-        names[f"{split}.de-en.{lang}.{end}"] = f"{split}.en-de.{lang}.{end}"
-    for ours, name in names.items():
-        assert (dest / ours).read_bytes() == (theirs / name).read_bytes()
 
 
 def test_sentencepiece_takes_text_without_tokens(talks, tmp_path):
