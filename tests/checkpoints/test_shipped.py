@@ -56,12 +56,6 @@ def test_a_reader_reads(tmp_path, capsys):
     asked = ["answer", "--document", str(tmp_path), "--cpu", "--question"]
     assert run(*asked, "Where was Marie Curie born?") == 0
     assert "[Warsaw]" in capsys.readouterr().out
-    (tmp_path / "ulm.txt").write_text("Ulm lies on the Danube.")
-    assert (
-        run("answer", "--document", tmp_path / "ulm.txt", "--cpu", *asked[-1:], "Where is Ulm?")
-        == 0
-    )
-    assert "[Danube]" in capsys.readouterr().out
     assert run(*asked, "Who painted the Mona Lisa?") == 0
     assert "No answer found" in capsys.readouterr().out
     reader = fairseq_clusterformer.load("reader-en", device="cpu")
@@ -70,20 +64,13 @@ def test_a_reader_reads(tmp_path, capsys):
 
 def test_draw_says_which_readers_cluster(tmp_path, capsys, towns_reader):
     (tmp_path / "a.txt").write_text("Ulm lies on the Danube.")
-    how = [
-        "--text",
-        tmp_path / "a.txt",
-        "--question",
-        "Where is Ulm?",
-        "--out",
-        tmp_path / "drawn",
-    ]
+    how = ["--text", tmp_path / "a.txt", "--question", "Where is Ulm?", "--out", tmp_path / "o"]
     assert run("draw", "--checkpoint", "reader-en", *how) == 1
     assert "no layer clusters; allowed: a reader with a --cluster-att" in capsys.readouterr().err
     assert run("draw", "--checkpoint", towns_reader, *how) == 1
     said = capsys.readouterr().err
     assert "is a BidafReader; allowed: a language model, or a reader of the architecture" in said
-    assert not (tmp_path / "drawn").exists()
+    assert not (tmp_path / "o").exists()
 
 
 CODE = "def total(values):\n    result = 0\n    for value in values:\n        return value\n"
