@@ -53,7 +53,7 @@ def examples_of(folder, split):
 def test_folds_are_stratified_and_cover_everything(tmp_path):
     """Each has the words of its train; what is in train too is counted."""
     rows = [("0", f"café w{i} is bad .") for i in range(60)]
-    rows += [("1", f"café w{i} is good !") for i in range(60, 98)] + [("1", "the same")] * 2
+    rows += [("1", "the same")] * 40
     text = "".join(f"{label} {text}\n" for label, text in rows)
     write(tmp_path / "source" / "rt-polarity.all", text, "latin-1")
     assert run("mr", tmp_path) == 0
@@ -70,8 +70,8 @@ def test_folds_are_stratified_and_cover_everything(tmp_path):
         tested += by_split["test"]
         doubled += facts_of(folder)["splits"]["test"]["also in train"]
     assert Counter(label for label, _ in tested) == {"0": 60, "1": 40}
-    assert sum("<unk>" in text for _, text in tested) == 98
-    assert doubled in (0, 2)
+    assert sum("<unk>" in text for _, text in tested) == 60
+    assert doubled == 40
 
 
 POST = "From: me@a.org\nSubject: Re: Engines_2\nLines: 5\n\nMy engine's 4 valves\xe9.\n--\nend\n"
