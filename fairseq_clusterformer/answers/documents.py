@@ -107,16 +107,17 @@ class Document:
     mentions: Tensor | None = None
     titled: bool = False  # the first sentence of each paragraph is its title
 
-    def sentence(self, number: int) -> tuple[int, int]:
-        """The paragraph of a sentence, and its number among those of that paragraph."""
-        own = torch.searchsorted(self.starts, self.sentences[:, 0].contiguous(), right=True) - 1
-        return int(own[number]), int((own[:number] == own[number]).sum())
+    @property
+    def paragraphs_of_sentences(self) -> list[int]:
+        """The paragraph of each sentence."""
+        firsts = self.sentences[:, 0].contiguous()
+        return (torch.searchsorted(self.starts, firsts, right=True) - 1).tolist()
 
     @property
     def titles(self) -> dict[int, int]:
         """Of a titled document, the sentence of each paragraph that is its title."""
-        places = map(self.sentence, range(len(self.sentences) if self.titled else 0))
-        return {paragraph: n for n, (paragraph, place) in enumerate(places) if not place}
+        numbered = [*enumerate(self.paragraphs_of_sentences if self.titled else ())]
+        return {paragraph: number for number, paragraph in reversed(numbered)}
 
     def sentence_of(self, length: int) -> Tensor:
         """The number of the sentence of each of the first tokens, -1 of none, int64 [length]."""

@@ -107,7 +107,7 @@ def _facts(
     found = [(i, p) for i, p in sentences if p >= threshold and i not in titles.values()]
     facts = [i for i, _ in found]
     if titles:
-        facts += [titles[document.sentence(i)[0]] for i in facts]
+        facts += [titles[document.paragraphs_of_sentences[i]] for i in facts]
     return found, facts
 
 
