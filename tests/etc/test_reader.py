@@ -57,9 +57,8 @@ def given(*rows: int, outlines: list[Outline] = OUTLINES, text_mask: Tensor | No
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
-    """What ETC's encoder is given: tokens, structure, words, types, global types."""
-    calls = []
-    forward = etc.ETCEncoder.forward
+    """What ETC's encoder is given: tokens, types, structure, words, global types."""
+    calls, forward = [], etc.ETCEncoder.forward
 
     def spy(self, tokens, **given):
         calls.append({"tokens": tokens, **given})
@@ -154,10 +153,11 @@ def test_heads_read_the_tokens_that_stand_for_their_parts() -> None:
 def test_without_tokens_of_their_own_parts_are_read_at_their_first_long_token(options) -> None:
     built = model(**options)
     logits, states, *_ = logits_and_states(built, 0)
-    expected = built.heads.supporting(states[0, [1, 3, 6]]).squeeze(-1)
-    torch.testing.assert_close(logits.sentences[0], expected, **CLOSE)
-    expected = built.heads.paragraph(states[0, [0, 5]]).squeeze(-1)
-    torch.testing.assert_close(logits.paragraph[0, [0, 5]], expected, **CLOSE)
+    for head, found, first in (
+        (built.heads.supporting, logits.sentences[0], [1, 3, 6]),
+        (built.heads.paragraph, logits.paragraph[0, [0, 5]], [0, 5]),
+    ):
+        torch.testing.assert_close(found, head(states[0, first]).squeeze(-1), **CLOSE)
 
 
 def test_structures(seen: list[dict]) -> None:
