@@ -120,6 +120,12 @@ def test_masked_words_are_transformers(family, tmp_path):
         torch.testing.assert_close(logits, expected.logits[..., numbers], rtol=1e-5, atol=1e-4)
 
 
+def test_a_head_of_its_own_words_starts_anew(tmp_path):
+    folder = folder_of("bert", tmp_path / "bert", "MaskedLM", tie_word_embeddings=False)
+    model, _ = encoder_from(folder, ClusterformerMaskedLM)
+    assert not model.lm_head.bias.any()
+
+
 def test_positions_beyond_the_folders_begin_anew(tmp_path):
     folder = folder_of("bert", tmp_path / "bert")
     model, _ = encoder_from(folder, ClusterformerMaskedLM, positions=100)
