@@ -88,7 +88,7 @@ def test_the_same_tokens_greedily(folder: Path, ours) -> None:
     hidden = sorted({*range(330)} - {*numbers.tolist()} | {*numbers[:4].tolist()} - {-1})
     wanted = theirs.generate(ids, suppress_tokens=hidden, **how)[0, ids.size(1) :]
     ours.model.decoder.output_projection.bias.data[2] = -1e4
-    found = torch.cat(list(ours._tokens(tokens[0], 40, 1, None, 0.0, None, 1.0)))
+    found = torch.tensor(list(ours._tokens(tokens[0], 40, None, 0.0, None, 1.0)))
     assert numbers[found].tolist() == wanted.tolist()
     written = ours.generate(PROMPT, 40, temperature=0)
     assert written == PROMPT + ours.coding.decode(found.tolist(), after=int(tokens[0, -1]))
