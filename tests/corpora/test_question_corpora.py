@@ -13,7 +13,11 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     Paragraph,
     Record,
 )
-from fairseq_clusterformer.corpora.question_answering.squad import babi, own_questions
+from fairseq_clusterformer.corpora.question_answering.squad import (
+    babi,
+    draw_documents,
+    own_questions,
+)
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.errors import UserError
 from tests.corpora.commands import run
@@ -308,3 +312,12 @@ def test_the_folder_has_the_tokens_of_all_that(tmp_path):
     assert data.outline(2).supporting.tolist() == [2]
     assert data[2].answers.tolist() == [[18, 19]]
     assert data.outline(1).names == ()
+
+
+def test_a_document_is_drawn_if_it_brings_a_split_closer_to_its_share(tmp_path):
+    """Of 20 questions, one document has 5, the others one each."""
+    items = [OWN | {"question": f"{i}?", "paragraphs": [f"Bob {min(i, 15)}"]} for i in range(20)]
+    path = write(tmp_path / "own.jsonl", items)
+    for seed in range(9):
+        drawn = draw_documents(own_questions, [path], {"valid": 0.1}, seed)
+        assert [len(read(drawn[split], path)[0]) for split in ("train", "valid")] == [18, 2]

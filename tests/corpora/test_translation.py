@@ -9,7 +9,7 @@ import pytest
 from fairseq.data import Dictionary, indexed_dataset
 
 from fairseq_clusterformer.corpora.download import Archive
-from fairseq_clusterformer.corpora.pairs import CORPORA
+from fairseq_clusterformer.corpora.pairs import CORPORA, draw_pairs
 from fairseq_clusterformer.data.text import TextPipeline
 from tests.corpora.commands import SPLITS, files_in, one_line, pack, record_of, write
 from tests.corpora.commands import run as run_command
@@ -251,6 +251,12 @@ def test_what_is_not_given_is_drawn_from_train_and_shares_no_sentence_with_it(tm
         held_out = {pair[side] for split in ("valid", "test") for pair in drawn[0][split]}
         assert not held_out & {pair[side] for pair in drawn[0]["train"]}
     assert all(pair[0].startswith("l’homme") for pair in drawn[0]["train"])
+
+
+def test_three_pairs_are_one_of_each_split():
+    pairs = [("a", "b"), ("c", "d"), ("e", "f")]
+    drawn = draw_pairs(lambda: pairs, ("valid", "test"))
+    assert [len(list(drawn[split])) for split in SPLITS] == [1, 1, 1]
 
 
 # Mistakes: one line that names the file, the value and what is allowed
