@@ -5,6 +5,7 @@ folds. Each folder's dictionary has the words of its own train.
 """
 
 import json
+import math
 import random
 import shutil
 from collections import Counter, defaultdict
@@ -126,8 +127,10 @@ def _tokenise(
                 continue
             try:
                 label = corpus.labels[example.label] if corpus.labels else float(example.label)
+                if not corpus.labels and not math.isfinite(label):
+                    raise ValueError(label)
             except (KeyError, ValueError):
-                allowed = some(corpus.labels) if corpus.labels else "a number"
+                allowed = some(corpus.labels) if corpus.labels else "a finite number"
                 raise wrong(example.where, f"label is {example.label!r}", allowed) from None
             if len(example.texts) != corpus.inputs:
                 allowed = f"{corpus.inputs}, as in the first example"

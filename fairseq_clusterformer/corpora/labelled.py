@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,8 @@ from fairseq_clusterformer.errors import bad_option
 
 from . import SPLITS
 from .lines import PACKED, numbered_lines, read_lines, some, split_of, visible, wrong
+
+_RESERVED = re.compile(r"<s>|<pad>|</s>|<unk>|madeupword\d{4,}")  # by fairseq's dictionaries
 
 
 class LabelledText(NamedTuple):
@@ -202,8 +205,9 @@ def _read_own(files: Sequence[Path], label: str, texts: tuple[str, ...]) -> Iter
         found = _folder(path) if path.is_dir() else _file(path, label, texts)
         for example in found:
             name = " ".join(example.label.split())
-            if not name:
-                raise wrong(example.where, "the label is empty", "a label")
+            if not name or _RESERVED.fullmatch(name):
+                allowed = "a label but <s>, <pad>, </s>, <unk> and madeupwordNNNN"
+                raise wrong(example.where, f"the label is {name!r}", allowed)
             yield example._replace(label=name)
 
 

@@ -178,6 +178,14 @@ def test_official_splits(tmp_path, layout):
     assert dropped == (name in ("snli", "qqp"))
 
 
+def test_a_label_that_is_no_finite_number(tmp_path, capsys):
+    for part in ("train", "dev"):
+        file = tmp_path / "source" / "STS-B" / f"{part}.tsv"
+        write(file, "sentence1\tsentence2\tscore\nx\ty\tnan\n")
+    assert run("stsb", tmp_path) == 1
+    assert "label is 'nan'; allowed: a finite number" in one_line(capsys)
+
+
 def test_quora_as_released_is_divided(tmp_path):
     rows = [f'{i}\t1\t2\tWhat is {i}?\t"Who said ""{i}""\nagain?"\t{i % 2}\n' for i in range(160)]
     write(tmp_path / "source" / "quora_duplicate_questions.tsv", QQP + "".join(rows))
@@ -289,7 +297,8 @@ def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
 
 OWN_MISTAKES = {  # what is said of a file: its name, its content, and options
     "line 2: 1 columns, ['x']; allowed: 2 columns (lab": ("a.tsv", "x\ty\nx"),
-    "a.tsv: line 2: the label is empty": ("a.tsv", "x\ty\n\ty"),
+    "a.tsv: line 2: the label is ''; allowed: a label but <s>": ("a.tsv", "x\ty\n\ty"),
+    "a.tsv: line 2: the label is '<pad>'": ("a.tsv", "x\ty\n<pad>\ty"),
     "9 examples, labels: x; allowed: two labels or more": ("a.tsv", "x\ty\n" * 9),
     "9 labels in 9 examples, such as": ("a.tsv", "".join(f"{i}\ty\n" for i in range(9))),
     "4 examples are too few to draw test from": ("a.tsv", "a\tx\nb\ty\n" * 2),

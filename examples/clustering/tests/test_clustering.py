@@ -233,7 +233,7 @@ DAMAGED[len(DAMAGED) // 2] ^= 0xFF
     ("name", "data"),
     [
         ("x.npy", npy(NUMBERS)),
-        ("x.csv.gz", gzip.compress(CSV)),
+        ("x.csv.gz", gzip.compress(CSV, mtime=0)),
         ("x-idx3-ubyte", idx(NUMBERS.reshape(4, 2, 3))),  # flattened row by row
     ],
 )
