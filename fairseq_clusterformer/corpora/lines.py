@@ -14,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from fairseq_clusterformer.data.unicode import composed
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, no_file
 
 #: what a damaged file raises; RuntimeError: a zip file with a password, or of an unknown method
 _DAMAGED = (OSError, EOFError, RuntimeError, lzma.LZMAError, zlib.error)
@@ -36,8 +36,8 @@ def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
     UserError if it cannot be read, or has another encoding (None: any bytes)."""
     number = 0
     try:
-        if path.exists() and not path.is_file():
-            raise wrong(path, "it is no plain file", "a file that can be read more than once")
+        if not path.is_file():
+            raise wrong(path, no_file(path), "a plain file, which can be read more than once")
         longest = max(LONGEST, TIMES * path.stat().st_size)
         with PACKED.get(path.suffix, open)(path, "rb") as file:
             while line := file.readline(longest + 1):

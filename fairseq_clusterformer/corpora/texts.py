@@ -165,6 +165,6 @@ def write_splits(parts: SplitLines, folder: Path) -> dict:
             count["documents"] += count["lines"] > before
     for split, count in counts.items():
         if not count["bytes"]:
-            allowed = f"more text, or a larger --{split}-fraction"
-            raise UserError(f"SOURCE has no text for {split}; allowed: {allowed}")
+            larger = "" if split == "train" else f", or a larger --{split}-fraction"
+            raise UserError(f"SOURCE has no text for {split}; allowed: more text{larger}")
     return counts

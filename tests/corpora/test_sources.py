@@ -39,13 +39,14 @@ def source(task, tmp_path):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("kind", ["device", "pipe"])
+@pytest.mark.parametrize("kind", ["device", "pipe", "none"])
 def test_no_plain_file(task, kind, tmp_path, capsys):
-    os.mkfifo(pipe := tmp_path / "pipe")
-    source = "/dev/null" if kind == "device" else pipe
+    os.mkfifo(tmp_path / "pipe")
+    source = "/dev/null" if kind == "device" else tmp_path / kind
     assert prepare(task, source, tmp_path) == 1
     assert f"{source}" in (line := one_line(capsys))
-    assert "plain file" in line or "found nothing" in line
+    problem = "no such file" if kind == "none" else "no plain file"
+    assert f"{problem}; allowed: " in line or "found nothing; allowed: " in line
     assert not (tmp_path / "dest").exists()
 
 
