@@ -164,11 +164,12 @@ class Subwords:
         """The tokens of a text in the form."""
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-        done = 0  # the bytes of several characters in a row have the span of one each
-        for first in np.flatnonzero(spans[:, 1] - spans[:, 0] > 1):
+        # the bytes of several characters in a row have the span of one each
+        done, pieces = 0, encoding.tokens  # which is a new list each time
+        for first in np.flatnonzero(spans[:, 1] - spans[:, 0] > 1).tolist():
             if not self._model.get("byte_fallback"):
                 break
-            if first < done or not _BYTE_PIECE.fullmatch(encoding.tokens[first]):
+            if first < done or not _BYTE_PIECE.fullmatch(pieces[first]):
                 continue
             done, (start, end) = first, spans[first].tolist()
             for place in range(start, end):
