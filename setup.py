@@ -64,11 +64,10 @@ setup(
         "sentencepiece>=0.2.3",
         "subword-nmt",
         "tqdm",
-        # bundles, folders and kernels, pages, pictures, documents
+        # bundles, folders and kernels, pages, documents
         "filelock>=4.3",
         "jinja2",
         "markdown-it-py>=3",
-        "matplotlib",
         "pypdf",
         "safetensors",
         "selectolax>=0.4,<2",
@@ -88,7 +87,7 @@ setup(
     },
     extras_require={
         "gpu": ["faiss-gpu", "triton"],
-        # clustering: the self-organising map that neural clustering is compared with
+        # clustering: pictures, as of scripts; the self-organising map of the comparison
         # documents: Word, Excel and RTF, and web pages without their menus
         # serve: the page to ask in; httpx: its test client
         # nbclient, ipykernel: a test runs the notebook
@@ -101,6 +100,7 @@ setup(
             "gensim>=4.3.3",
             "httpx",
             "ipykernel",
+            "matplotlib",
             "minisom",
             "nbclient",
             "pytest>=8",
@@ -117,7 +117,7 @@ setup(
             "uvicorn",
             "wheel",
         ],
-        "clustering": ["minisom"],
+        "clustering": ["matplotlib", "minisom"],
         "documents": ["lxml_html_clean", "mammoth", "openpyxl", "striprtf", "trafilatura"],
         "serve": ["fastapi", "uvicorn"],
         "vectors": ["gensim>=4.3.3"],

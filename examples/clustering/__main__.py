@@ -40,7 +40,6 @@ from .fit import METHODS, OPTIONS, check, fit
 PROGRAM = "python -m examples.clustering"
 FORMATS = ".npy, .csv and idx-ubyte files, each with .gz behind it or not"
 COLUMNS, PIXELS = 10, 80  # of a picture of centroids: images in a row, and the side of each
-TYPES = {int: number(Range(1, whole=True)), float: number(Range(above=0))}
 
 
 def parser() -> Parser:
@@ -62,7 +61,8 @@ def parser() -> Parser:
         for name, (default, about, how) in options.items():
             flag = f"--{method}-{name.replace('_', '-')}"
             if not how:
-                flag, how = f"{flag} X", {"type": TYPES[type(default)]}
+                limits = Range(1, whole=True) if isinstance(default, int) else Range(above=0)
+                flag, how = f"{flag} X", {"type": number(limits if default else Range(0))}
             add(flag, about, default=default, **how)
     assigning = commands.add_parser("assign", help="assign with what fit wrote")
     assigning.add("clusters PATH", "what fit --out wrote")

@@ -23,13 +23,16 @@ from fairseq_clusterformer.precision import full_float32
 from .clusters import Clusters
 
 METHODS = ("neural", "kmeans", "spherical-kmeans", "som")
-NEURAL_RATE = 0.1  # of Adam, by the first centroids' root mean square; falls to 0 along a cosine
-SOM_RATE, SOM_SIGMA = 0.2, 1.0  # the first; the rate falls to 0, the neighbourhood to a third
 #: the options of methods: the default, what it is, and what else argparse takes
 OPTIONS = {
     "neural": {
         "epochs": (5, "passes over INPUT", {}),
         "batch_size": (500, "vectors over which eq. 2 is normalised in learning", {}),
+        "learning_rate": (
+            0.1,
+            "of Adam, by the first centroids' root mean square; falls to 0",
+            {},
+        ),
         "similarity": ("cosine", "phi; dot is the paper's", {"choices": SIMILARITIES}),
         "temperature": (0.1, "divides phi inside the exponent of eq. 2", {}),
         "w_c": (
@@ -37,12 +40,17 @@ OPTIONS = {
             "of eq. 2; learned is the paper's",
             {"choices": ("identity", "learned")},
         ),
+        "sorting_weight": (0.0, "nu, of the centroid sorting loss (eq. 11)", {}),
     },
     "kmeans": {
         "iterations": (25, "of each run, spherical-kmeans too", {}),
         "redos": (3, "runs, the best by its loss is kept, spherical-kmeans too", {}),
     },
-    "som": {"epochs": (1, "vectors seen, in multiples of N", {})},
+    "som": {
+        "epochs": (1, "vectors seen, in multiples of N", {}),
+        "learning_rate": (0.2, "the first; it falls to 0", {}),
+        "sigma": (1.0, "first width of the neighbourhood; it falls to a third", {}),
+    },
 }
 
 
@@ -83,18 +91,18 @@ def _neural(
     *,
     epochs: int,
     batch_size: int,
-    similarity: str,
-    temperature: float,
+    learning_rate: float,
     w_c: str,
+    sorting_weight: float,
+    **shape: str | float,
 ) -> Clusters:
     generator = torch.Generator().manual_seed(seed)
     first = x[torch.randperm(len(x), generator=generator)[:num_clusters]]
-    shape = {"similarity": similarity, "temperature": temperature}
     # Each minibatch is a sentence: eq. 2 is normalised over it.
     learner = NeuralClustering(x.size(1), num_clusters, normalizer="sentence", **shape)
     with torch.no_grad():
         learner.centroids.copy_(learner.similarity.vectors(first))
-    unit = NEURAL_RATE * float(learner.centroids.detach().square().mean().sqrt())
+    unit = learning_rate * float(learner.centroids.detach().square().mean().sqrt())
     groups = [{"params": [learner.centroids], "lr": unit}]
     if w_c == "learned":
         nn.init.eye_(learner.w_c.weight)
@@ -113,7 +121,7 @@ def _neural(
             for batch in order.split(size)[: len(x) // size]:
                 _, report, _ = learner(x[batch].unsqueeze(0))
                 optimizer.zero_grad()
-                report.clustering_loss.backward()
+                (report.clustering_loss + sorting_weight * report.sorting_loss).backward()
                 optimizer.step()
                 schedule.step()
                 bar.update()
@@ -126,13 +134,12 @@ def _neural(
     return Clusters(centroids, log_normalizer=log_mean, w_c=weight, **shape)
 
 
-def _som(x: Tensor, num_clusters: int, seed: int, *, epochs: int) -> Clusters:
+def _som(x: Tensor, num_clusters: int, seed: int, *, epochs: int, **how: float) -> Clusters:
     from minisom import MiniSom
 
     # The most square map of K units.
     rows = next(n for n in range(int(num_clusters**0.5), 0, -1) if num_clusters % n == 0)
-    how = {"sigma": SOM_SIGMA, "learning_rate": SOM_RATE, "random_seed": seed}
-    how["decay_function"] = "linear_decay_to_zero"
+    how |= {"random_seed": seed, "decay_function": "linear_decay_to_zero"}
     how["sigma_decay_function"] = "asymptotic_decay"
     som = MiniSom(rows, num_clusters // rows, x.size(1), **how)
     som.random_weights_init(x.numpy())

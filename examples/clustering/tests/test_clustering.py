@@ -111,7 +111,7 @@ def test_something_else_than_clusters_is_named(changes, tmp_path):
 
 # The command
 
-QUICK = "--neural-epochs 4 --neural-batch-size 50 --kmeans-redos 1"
+QUICK = "--neural-epochs 4 --neural-batch-size 50 --neural-sorting-weight .1 --kmeans-redos 1"
 FIT = f"fit x.npy --num-clusters 3 {QUICK}"
 HERE = {"PYTHONPATH": str(REPO_ROOT)}
 LABELLED = "--labels y.csv --test t.npy --test-labels ty.csv"
@@ -175,6 +175,7 @@ MISTAKES = {
     f"{FIT} --out x.npz": "--out is x.npz: it exists; allowed: a new file",
     f"{FIT} --json y.csv --labels y.csv": "--json is y.csv: it is one of the inputs",
     f"{FIT} --neural-temperature 0": "--neural-temperature is 0; allowed: a .*number, above 0",
+    f"{FIT} --neural-sorting-weight -1": "--neural-sorting-weight is -1; allowed: .* 0 or more",
     f"{FIT} --methods all --json runs.json": "som: minisom is not installed; allowed: pip inst",
     "assign x.npy x.npy --out a.npy": "x.npy: cannot be read",
     "assign wide.npz x.npy --out a.npy": r"shape \(240, 5\); allowed: \[N, 17\]",
