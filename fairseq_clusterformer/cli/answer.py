@@ -183,7 +183,7 @@ def _parser() -> Parser:
     add("--top N", "answers to print", default=3)
     about = 'least margin of an answer over "no answer"; -1 is content with less than this'
     add("--no-answer-margin M", about, type=finite, default=0.0)
-    add("--index DIR", "keep the vectors of documents in this folder")
+    add("--index DIR", "keep the vectors of --encoder in this folder")
     about = "folder of BERT's form whose vectors of sentences also choose passages, such as "
     add("--encoder DIR", about + "all-MiniLM-L6-v2")
     add("--html FILE", "page to write, of the latest question")

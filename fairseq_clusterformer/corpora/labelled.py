@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import bad_option, check_file
 
 from . import SPLITS
 from .lines import PACKED, numbered_lines, read_lines, some, split_of, visible, wrong
@@ -170,6 +170,7 @@ def own_corpus(
 
 def _find_parts(source: Path) -> dict[str, tuple[Path, ...]]:
     if not source.is_dir():
+        check_file("SOURCE", source, "a file, or a folder per label")
         return {"train": (source,)}
     entries = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
     folders = tuple(path for path in entries if path.is_dir())

@@ -150,7 +150,7 @@ def _notebook(data: bytes, *_: object) -> Parsed:
         for out in cell.get("outputs", ()):
             shown = out.get("text", out.get("data", {}).get("text/plain", ""))
             found.append(f"~~~~~~\n{''.join(shown)}\n~~~~~~")
-    return _markdown("\n\n".join(found).encode(), "utf-8")
+    return _markdown("\n\n".join(found).replace("\0", "").encode(errors="ignore"), "utf-8")
 
 
 def _word(data: bytes, *_: object) -> Parsed:

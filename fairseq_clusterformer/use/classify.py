@@ -78,17 +78,15 @@ class Classifier(Pretrained):
         if isinstance(texts, str | tuple):
             return self.classify([texts])[0]
         check_numbers(batch_size=batch_size)
-        rows, task, result = (
-            [(t,) if isinstance(t, str) else t for t in texts],
-            self.loaded.task,
-            [],
-        )
+        rows = [(text,) if isinstance(text, str) else text for text in texts]
+        task, result = self.loaded.task, []
         for row in rows:
             if len(row) != 1 + self.is_pair:
                 wanted = "two texts, as it was trained on pairs" if self.is_pair else "one text"
                 raise UserError(f"the model gets {len(row)} texts, {row!r}; allowed: {wanted}")
         for first in range(0, len(rows), batch_size):
-            words = [[self._words(text) for text in row] for row in rows[first:][:batch_size]]
+            some = rows[first : first + batch_size]
+            words = [[self._words(text) for text in row] for row in some]
             sides = []
             for side in zip(*words, strict=True):
                 ids = [torch.tensor([*map(task.dictionary.index, of)]).long() for of, _ in side]
