@@ -45,7 +45,7 @@ def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
                     raise bad_option("--inputs", path, "checkpoints of finite weights", problem)
                 wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
                 sums[name] = sums[name] + wide if name in sums else wide
-        updates = state["optimizer_history"][-1]["num_updates"]
+        updates = state.get("optimizer_history", [{}])[-1].get("num_updates", 0)
         if updates >= latest:
             newest, latest = state, updates
         state["last_optimizer_state"] = None

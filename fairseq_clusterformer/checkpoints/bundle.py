@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fairseq_clusterformer import __version__, errors
 from fairseq_clusterformer.checkpoints import Loaded
-from fairseq_clusterformer.data import RECORD
+from fairseq_clusterformer.data import RECORD, TOKENIZER
 from fairseq_clusterformer.errors import UserError, bad_option, check_no_pipes, read_json, reading
 from fairseq_clusterformer.outputs import whole_folder
 
@@ -183,6 +183,8 @@ def copy_recipe(source: Path, folder: Path) -> None:
         check_inside(source / RECORD, source)
         with reading(source / RECORD, "what a prepare command wrote"):
             recipe = read_json(source / RECORD)["recipe"]
+            if recipe.get("bpe_model", TOKENIZER) != TOKENIZER:
+                raise ValueError(f"of an older version, with {recipe['bpe_model']}")
         text = json.dumps({"recipe": recipe}, indent=1) + "\n"
         (folder / RECORD).write_text(text, encoding="utf-8")
 

@@ -158,8 +158,8 @@ class WindowedQuestions(BySize):
     def __init__(self, windows: QuestionDataset):
         self.windows, self.data, self.split = windows, windows.data, windows.split
         self.shuffle, self.cuts = windows.shuffle, windows.cuts
-        numbers = windows.data.numbers  # rising
-        self._of_each = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
+        first = np.unique(windows.data.numbers, return_index=True)[1]  # they rise
+        self._of_each = np.split(np.arange(len(windows)), first)[1:]
         self.sizes = np.array([windows.sizes[of].sum() for of in self._of_each])
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ Shape letters: B batch, Q question tokens, N document tokens, L tokens of both, 
 D width.
 """
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,8 @@ from .global_tokens import (
     DocumentStructure,
 )
 from .lift import ETCModel, register_etc
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -83,6 +86,9 @@ class StructureHeads(nn.Module):
             nn.init.zeros_(head.bias)
         # all types are equally likely, and stay so if the data has no types
         nn.init.zeros_(self.answer_type.weight)
+        #: whether some question of the training had candidates
+        self.register_buffer("had_candidates", torch.tensor(False))
+        self.told = False  # that there were none
 
     def forward(
         self, document: Tensor, of_global: Tensor, types: Tensor, starts: Tensor, text: Tensor
@@ -104,6 +110,11 @@ class StructureHeads(nn.Module):
         if not candidates.size(1):
             # workers of a distributed training expect a gradient, of 0, for each parameter
             of_types, candidates = of_types + candidates.sum(), None
+        elif self.training:
+            self.had_candidates.fill_(True)
+        elif not (self.told or self.had_candidates):
+            logger.warning("this reader was never trained on candidates: its choices are random")
+            self.told = True
         return AnswerLogits(
             *spans.unbind(-1),
             paragraph=paragraph,

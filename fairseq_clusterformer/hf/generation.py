@@ -168,14 +168,10 @@ class ClusterformerForCausalLM(GeneratingModel):
             tokens, cache, output_hidden_states, documents=documents
         )
         if isinstance(logits_to_keep, int):
-            if (
-                logits_to_keep
-            ):  # at padding on the right, those before it: generation reads the end
-                places = torch.arange(x.size(1), device=x.device)
-                places = (
-                    places.masked_fill(tokens.eq(self.config.pad_token_id), 0).cummax(1).values
-                )
-                x = x.gather(1, places.unsqueeze(-1).expand_as(x))
+            if logits_to_keep:  # generation reads the end, also of rows that are padded there
+                padding = tokens.eq(self.config.pad_token_id)
+                places = torch.arange(x.size(1), device=x.device).masked_fill(padding, 0)
+                x = x.take_along_dim(places.cummax(1).values.unsqueeze(-1), 1)
             logits_to_keep = slice(-logits_to_keep, None)
         decoder, x, loss = self.model.decoder, x[:, logits_to_keep], None
         if decoder.adaptive_softmax is None:

@@ -22,7 +22,7 @@ def ranking_scores(
     questions: ArrayLike,
     scores: ArrayLike,
     relevant: ArrayLike,
-    candidates: ArrayLike,
+    candidates: ArrayLike | None = None,
     *,
     without_answer: str = "skip",
 ) -> RankingScores:
@@ -36,7 +36,7 @@ def ranking_scores(
         questions: the question that each candidate answers, [n], of any type that has a hash.
         scores: higher is better, [n].
         relevant: whether it is a right answer, bool or 0 and 1, [n].
-        candidates: names, different within a question, [n].
+        candidates: names, different within a question, [n]; None: their numbers.
         without_answer: of questions without a right answer: "skip" leaves them out, as papers on
             WikiQA do; "zero" counts them as 0, as trec_eval does.
     """
@@ -46,7 +46,7 @@ def ranking_scores(
     if np.isnan(scores).any():
         raise ValueError(f"score {int(np.isnan(scores).argmax())} is NaN; allowed: numbers")
     of_question, precisions, reciprocals = defaultdict(list), [], []
-    names = map(str, candidates)
+    names = map(str, range(len(scores)) if candidates is None else candidates)
     for question, *row in zip(questions, scores.tolist(), names, relevant, strict=True):
         of_question[question].append(row)
     for rows in of_question.values():

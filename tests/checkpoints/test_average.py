@@ -53,6 +53,15 @@ def averaged(tmp_path: Path) -> tuple[list[dict], dict]:
     return [load(path) for path in inputs], load(tmp_path / "out" / "average.pt")
 
 
+def test_of_checkpoints_without_a_history(tmp_path):
+    for n in (1, 2):
+        state = load(write(tmp_path / f"{n}.pt", n))
+        del state["optimizer_history"]
+        torch.save(state, tmp_path / f"{n}.pt")
+    inputs = tmp_path / "1.pt", tmp_path / "2.pt"
+    assert run("--inputs", *inputs, "--output", tmp_path / "average.pt") == 0
+
+
 def test_average_is_a_plain_loop_s(averaged):
     inputs, output = averaged
     assert output["model"].keys() == inputs[0]["model"].keys()

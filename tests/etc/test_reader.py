@@ -199,6 +199,15 @@ def test_candidates_are_told_apart_by_their_words_and_mentions(seen: list[dict])
     assert contexts.exempt[0].tolist() == [True] * 4 + [False] * 7
 
 
+def test_a_reader_that_saw_no_candidates_says_so_once(caplog) -> None:
+    learned, again, fresh = model(), model(), model()
+    learned.train()(**given(2))
+    again.load_state_dict(learned.state_dict())
+    for reader in (again, fresh, fresh):
+        reader(**given(2))
+    assert caplog.text.count("never trained on candidates") == 1
+
+
 @pytest.mark.parametrize(
     ("rows", "options"), [((0, 2), {}), ((0, 1), {}), ((0, 1), {"supporting_facts": False})]
 )

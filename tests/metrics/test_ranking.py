@@ -49,6 +49,7 @@ def test_trec_eval():
 def test_equal_scores_are_ordered_by_name_as_trec_eval_does():
     """Of 8, 9 and 10 the string "9" is the last, and comes first; then "8", then "10"."""
     assert score([("q", 0.3, 1, 8), ("q", 0.3, 0, 9), ("q", 0.3, 0, 10)])[:2] == (0.5, 0.5)
+    assert ranking_scores("q" * 11, [0.3] * 11, [*[0] * 10, 1])[1] == 1 / 9  # by their numbers
     # equal in float32
     assert score([("q", 1 + 1e-9, 1, 8), ("q", 1.0, 0, 9)])[:2] == (0.5, 0.5)
 
