@@ -253,9 +253,4 @@ def _write_recipe(folder: Path, data: Path, **how: object) -> None:
 
 
 #: by what a family says, see `fairseq_clusterformer.families`
-TEXTS = {
-    "bert": bert_text,
-    "tokenizer": tokenizer_text,
-    "bart": bart_text,
-    "marian": marian_text,
-}
+TEXTS = {"bert": bert_text, "tokenizer": tokenizer_text, "bart": bart_text, "marian": marian_text}

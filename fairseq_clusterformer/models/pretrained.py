@@ -29,7 +29,7 @@ _PRETRAINED = ("encoder.", "vocabulary")
 _HEADS = ("lm_head.", "classification_heads.")  # of fairseq's RoBERTa
 _OF_WORDS = {"encoder.embed_tokens.weight", "lm_head.weight", "lm_head.bias"}
 #: what no dense encoder has: clusters, our mark of the dictionary, and the mark of its version
-_OURS = (".routers.", "vocabulary", "encoder.version")
+_OURS = (".routers.", "encoder.centroids", "vocabulary", "encoder.version")
 
 
 def load_pretrained(

@@ -72,13 +72,13 @@ def test_states_are_transformers(family, tmp_path):
     assert torch.allclose(logits.end[0, 1:], expected.end_logits[0, 5:], atol=1e-5)
 
 
-def encoder_from(folder: Path, kind: type, positions: int = 30, is_pair: bool = False):
+def encoder_from(folder: Path, kind: type, positions: int = 30, is_pair: bool = False, **how):
     """A model of the folder's sizes, and the folder's numbers of its words."""
     symbols = Subwords(folder / "tokenizer.json").symbols
     dictionary = symbol_dictionary(symbols)
     task = SimpleNamespace(source_dictionary=dictionary, max_positions=lambda: positions)
     task.is_pair, task.is_siamese, task.classes = is_pair, False, ["a", "b"]
-    args = Namespace(pretrained=str(folder))
+    args = Namespace(pretrained=str(folder), **how)
     of = "classifier" if kind is ClusterformerClassifier else "masked_lm"
     ARCH_CONFIG_REGISTRY[f"clusterformer_{of}_pretrained"](args)
     model = kind.build_model(args, task)
@@ -124,6 +124,12 @@ def test_a_head_of_its_own_words_starts_anew(tmp_path):
     folder = folder_of("bert", tmp_path / "bert", "MaskedLM", tie_word_embeddings=False)
     model, _ = encoder_from(folder, ClusterformerMaskedLM)
     assert not model.lm_head.bias.any()
+
+
+def test_clusters_begin_anew(tmp_path):
+    how = {"encoder_attention": "neural", "num_clusters": 4, "own_centroids": False}
+    model, _ = encoder_from(folder_of("bert", tmp_path / "bert"), ClusterformerMaskedLM, **how)
+    assert model.encoder.centroids.shape == (1, 4, 16)
 
 
 def test_positions_beyond_the_folders_begin_anew(tmp_path):

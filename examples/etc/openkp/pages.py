@@ -81,7 +81,7 @@ def page_of(item: Mapping) -> dict[str, Any]:
         start, end = get(node, "start_idx", int), get(node, "end_idx", int)
         name, found = f"node {place} of {url}", " ".join(given[start:end])
         if not last == start <= end <= len(given) or get(node, "text") != found:
-            problem = f"{name} is words [{start}, {end}), {str(node['text'])[:60]!r}"
+            problem = f"{name} is words [{start}, {end}), {str(node.get('text'))[:60]!r}"
             allowed = f"from {last} to {len(given)}, as in the text: {found[:60]!r}"
             raise Unusable("nodes that do not cover the text", f"{problem}; allowed: {allowed}")
         looks = get(node, "feature", list)
