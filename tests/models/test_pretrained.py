@@ -129,7 +129,7 @@ def test_a_head_of_its_own_words_starts_anew(tmp_path):
 def test_clusters_begin_anew(tmp_path):
     how = {"encoder_attention": "neural", "num_clusters": 4, "own_centroids": False}
     model, _ = encoder_from(folder_of("bert", tmp_path / "bert"), ClusterformerMaskedLM, **how)
-    assert model.encoder.centroids.shape == (1, 4, 16)
+    assert model.encoder.centroids.shape == (4, 16)
 
 
 def test_positions_beyond_the_folders_begin_anew(tmp_path):
