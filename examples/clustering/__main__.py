@@ -188,8 +188,11 @@ def run_assign(args: Namespace) -> None:
 
 def run_draw(args: Namespace) -> None:
     """Draw all centroids as images in rows; dark is high, and each has a scale of its own."""
-    from matplotlib.image import imsave
-
+    try:
+        from matplotlib.image import imsave
+    except ImportError as error:
+        allowed = 'pip install ".[clustering]" in the clone'
+        raise UserError(f"draw needs matplotlib ({error}); allowed: {allowed}") from None
     check_output("--out", args.out, **guards(args))
     centroids = load_clusters(args.clusters).centroids
     side = math.isqrt(centroids.size(1))
