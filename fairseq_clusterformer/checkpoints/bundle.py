@@ -21,7 +21,7 @@ from fairseq.dataclass import configs
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_clusterformer import __version__, errors
 from fairseq_clusterformer.checkpoints import Loaded
@@ -106,17 +106,7 @@ def write_bundle(
     if dtype not in (*DTYPES, INT8):
         raise bad_option("--dtype", dtype, ", ".join([*DTYPES, INT8]))
     with whole_folder(out, inputs=(loaded.path, loaded.folder), force=force) as new:
-        tensors, shared = distinct(loaded.model.state_dict())
-        for name, _ in loaded.model.named_parameters(remove_duplicate=False):
-            if name not in tensors or not tensors[name].is_floating_point():
-                continue
-            if dtype != INT8:
-                tensors[name] = tensors[name].to(DTYPES[dtype])
-            elif tensors[name].dim() == 2 and tensors[name].numel():
-                scale = tensors[name].float().abs().amax(1) / 127  # of each row
-                whole = (tensors[name] / scale.clamp(min=1e-30).unsqueeze(1)).round()
-                tensors[name], tensors[name + SCALE] = whole.to(torch.int8), scale
-        save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
+        shared = save_weights(loaded.model, new / WEIGHTS, dtype)
         copy_data(loaded.folder, new)
         sections, namespaces = plain_options(loaded)
         record = {
@@ -138,6 +128,23 @@ def write_bundle(
                 (new / name).write_text(text, encoding="utf-8")
         shutil.copymode(new / MARK, new / WEIGHTS)  # safetensors makes it the owner's alone
     return out
+
+
+def save_weights(model: nn.Module, file: Path, dtype: str) -> dict[str, str]:
+    """Write a model's tensors, its parameters in a type of :func:`write_bundle`; return the other
+    names that some of them have."""
+    tensors, shared = distinct(model.state_dict())
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        if name not in tensors or not tensors[name].is_floating_point():
+            continue
+        if dtype != INT8:
+            tensors[name] = tensors[name].to(DTYPES[dtype])
+        elif tensors[name].dim() == 2 and tensors[name].numel():
+            scale = tensors[name].float().abs().amax(1) / 127  # of each row
+            whole = (tensors[name] / scale.clamp(min=1e-30).unsqueeze(1)).round()
+            tensors[name], tensors[name + SCALE] = whole.to(torch.int8), scale
+    save_file(tensors, file, metadata={"format": "pt"})
+    return shared
 
 
 def _from_int8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -162,11 +169,19 @@ def data_files(folder: Path) -> list[Path]:
 
 def copy_data(source: Path, folder: Path) -> None:
     """Copy what a model reads from a data folder, and its recipe."""
-    for file in data_files(source):
-        copy = folder / file.relative_to(source)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, copy)
+    names = (str(file.relative_to(source)) for file in data_files(source))
+    copy_files({name: name for name in names}, source, folder)
     copy_recipe(source, folder)
+
+
+def copy_files(names: dict[str, str], source: Path, folder: Path) -> None:
+    """Copy files of a folder, as far as they are there, by new names, which come first. Raises
+    UserError: a link that leads out of the folder."""
+    for name, old in names.items():
+        if (source / old).is_file():
+            check_inside(source / old, source)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / old, folder / name)
 
 
 def check_inside(file: Path, folder: Path, option: str = "--data") -> None:

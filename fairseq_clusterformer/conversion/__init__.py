@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fairseq_clusterformer.checkpoints.bundle import check_inside, is_bundle, write_bundle
-from fairseq_clusterformer.errors import UserError, check_no_pipes
+from fairseq_clusterformer.checkpoints.load import reason_of
+from fairseq_clusterformer.errors import UserError, bad_option, check_no_pipes
 
 
 def is_folder(path: Path) -> bool:
@@ -32,12 +33,12 @@ def as_checkpoint(path: Path, data: Path | None) -> Iterator[tuple[Path, Path | 
 def as_bundle(folder: Path, out: Path, *, dtype: str = "float32", force: bool = False) -> Path:
     """Write a folder of transformers as a bundle, as ``write_bundle`` does: one of our models, or
     another library's dense model, which becomes ours with full attention. Raises UserError:
-    another model, or transformers is not installed."""
+    another model, files that are missing or damaged, or transformers is not installed."""
     try:
-        from fairseq_clusterformer.hf import no_progress_bars
-        from fairseq_clusterformer.hf.folder import back
+        from fairseq_clusterformer.hf import ClusterformerConfig, no_progress_bars
+        from fairseq_clusterformer.hf import folder as exported
 
-        from .dense import is_dense, read_dense
+        from . import dense
     except ImportError as error:
         raise UserError(str(error)) from None
     no_progress_bars()
@@ -47,7 +48,19 @@ def as_bundle(folder: Path, out: Path, *, dtype: str = "float32", force: bool = 
     check_no_pipes("CHECKPOINT", folder)
     for file in filter(Path.is_symlink, folder.rglob("*")):
         check_inside(file, inside, "CHECKPOINT")
-    if not is_dense(folder):
-        return back(folder, out, dtype=dtype, force=force)
+    is_ours = (kind := exported.model_type(folder)) == ClusterformerConfig.model_type
+    allowed = exported.WRITTEN if is_ours else dense.ALLOWED
+    if kind is None:
+        what = "its config.json names no model" if folder.is_dir() else "no such folder"
+        raise bad_option("CHECKPOINT", folder, f"{exported.WRITTEN}, or {allowed}", what)
     with tempfile.TemporaryDirectory() as data:
-        return write_bundle(read_dense(folder, Path(data)), out, dtype=dtype, force=force)
+        try:
+            loaded = (exported if is_ours else dense).read(folder, Path(data))
+        except (UserError, MemoryError):
+            raise
+        except Exception as error:  # transformers and fairseq check little of what a file says
+            if str(error).startswith("CHECKPOINT"):  # as of load_pretrained
+                raise UserError(str(error)) from None
+            raise bad_option("CHECKPOINT", folder, allowed, reason_of(error)) from None
+        card = exported.card_of(folder) if is_ours else None
+        return write_bundle(loaded, out, dtype=dtype, card=card, force=force)

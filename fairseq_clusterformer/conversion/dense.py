@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,19 +17,19 @@ from fairseq.dataclass.configs import CommonConfig, DatasetConfig, GenerationCon
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
-from safetensors import safe_open
+from tokenizers import models
 from transformers import AutoConfig, PretrainedConfig
 
 from fairseq_clusterformer.checkpoints.bundle import CHAT_FILES
-from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
+from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data import RECORD, TOKENIZER, formats
 from fairseq_clusterformer.data.subwords import Subwords
 from fairseq_clusterformer.data.text import TARGETS_OWN, TextPipeline
-from fairseq_clusterformer.errors import UserError, bad_option, read_json
+from fairseq_clusterformer.errors import bad_option, read_json
 from fairseq_clusterformer.families import FAMILIES, KNOWN, Family
 from fairseq_clusterformer.hf.configuration import ClusterformerConfig, build_model
-from fairseq_clusterformer.hf.folder import pretrained
+from fairseq_clusterformer.hf.folder import pretrained, shapes_in
 from fairseq_clusterformer.models.encoder_only import fingerprint
 from fairseq_clusterformer.models.pretrained import load_pretrained
 
@@ -42,20 +41,10 @@ _DROPOUT = {"dropout": "hidden_dropout_prob", "attention_dropout": "attention_pr
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 
 
-def is_dense(folder: Path) -> bool:
-    """Whether a folder holds a model of another type than ours."""
-    try:
-        record = read_json(folder / "config.json")
-    except (OSError, ValueError):
-        return False
-    known = (None, ClusterformerConfig.model_type)
-    return isinstance(record, dict) and record.get("model_type") not in known
-
-
-def read_dense(folder: Path, data: Path) -> Loaded:
-    """Read a dense model as ours, with full attention; the new folder ``data`` gets the files of
-    its text. Raises UserError: a model of another type or with another form of a layer; files that
-    are missing or damaged."""
+def read(folder: Path, data: Path) -> Loaded:
+    """Read a dense model as ours, with full attention; the empty folder ``data`` gets the files of
+    its text. Raises UserError or ValueError: a model of another type or with another form of a
+    layer; and what transformers does."""
     record = read_json(folder / "config.json")
     kind = record["model_type"]
     if not isinstance(kind, str) or kind not in FAMILIES:
@@ -63,42 +52,34 @@ def read_dense(folder: Path, data: Path) -> Loaded:
     if record.get("quantization_config") is not None:
         raise bad_option("CHECKPOINT", folder, ALLOWED, "its weights are quantised")
     family = FAMILIES[kind]
-    data.mkdir(parents=True, exist_ok=True)
-    try:
-        config = AutoConfig.from_pretrained(folder)
-        options = family.options_of(config)
-        _check_sizes(folder, config)
-        if family.auto:
-            theirs = pretrained(getattr(transformers, family.auto), folder, dtype=torch.float32)
-            config = theirs.config
-        numbers = TEXTS[family.text](folder, data, config)
-        # of a decoder's texts, or of an encoder's
-        most = options.get("max_target_positions") or options["window_positions"]
-        if not family.auto:
-            known = vars(MODEL_DATACLASS_REGISTRY[family.architecture]())
-            options = {name: value for name, value in options.items() if name in known}
-            for ours, theirs in _DROPOUT.items():
-                options[ours] = getattr(config, theirs, getattr(config, ours, 0.1))
-            options["encoder_attention"] = "full"
-        sizes = {"vocab_size": len(numbers), "max_position_embeddings": most}
-        described = ClusterformerConfig(architecture=family.architecture, options=options, **sizes)
-        model = build_model(described)
-        if family.auto:
-            # without its version, fairseq drops the last layer norm
-            marks = {n: t for n, t in model.state_dict().items() if n.endswith(".version")}
-            state = family.state_of(theirs.state_dict(), config, numbers)
-            model.load_state_dict(state | marks)
-        else:
-            load_pretrained(model, str(folder), "CHECKPOINT", torch.tensor(numbers))
-            words = Dictionary.load(str(data / "dict.txt"))
-            words.add_symbol("<mask>")  # as fairseq's task does
-            model.vocabulary.copy_(fingerprint(words))
-    except UserError:
-        raise
-    except Exception as error:  # of every kind, for transformers checks little of what it reads
-        if str(error).startswith("CHECKPOINT"):
-            raise UserError(str(error)) from None
-        raise bad_option("CHECKPOINT", folder, ALLOWED, reason_of(error)) from None
+    config = AutoConfig.from_pretrained(folder)
+    options = family.options_of(config)
+    _check_sizes(folder, config)
+    if family.auto:
+        theirs = pretrained(getattr(transformers, family.auto), folder, dtype=torch.float32)
+        config = theirs.config
+    numbers = TEXTS[family.text](folder, data, config)
+    # of a decoder's texts, or of an encoder's
+    most = options.get("max_target_positions") or options["window_positions"]
+    if not family.auto:
+        known = vars(MODEL_DATACLASS_REGISTRY[family.architecture]())
+        options = {name: value for name, value in options.items() if name in known}
+        for ours, theirs in _DROPOUT.items():
+            options[ours] = getattr(config, theirs, getattr(config, ours, 0.1))
+        options["encoder_attention"] = "full"
+    sizes = {"vocab_size": len(numbers), "max_position_embeddings": most}
+    described = ClusterformerConfig(architecture=family.architecture, options=options, **sizes)
+    model = build_model(described)
+    if family.auto:
+        # without its version, fairseq drops the last layer norm
+        marks = {n: t for n, t in model.state_dict().items() if n.endswith(".version")}
+        state = family.state_of(theirs.state_dict(), config, numbers)
+        model.load_state_dict(state | marks)
+    else:
+        load_pretrained(model, str(folder), "CHECKPOINT", torch.tensor(numbers))
+        words = Dictionary.load(str(data / "dict.txt"))
+        words.add_symbol("<mask>")  # as fairseq's task does
+        model.vocabulary.copy_(fingerprint(words))
     of_task = {"tokens_per_sample": most}
     if family.task == "translation":
         of_task = dict(zip(("source_lang", "target_lang"), _languages(folder), strict=True))
@@ -108,12 +89,8 @@ def read_dense(folder: Path, data: Path) -> Loaded:
 def _check_sizes(folder: Path, config: PretrainedConfig) -> None:
     """Refuse a model of more layers than tensors, or without room for three copies in float32:
     theirs, ours, and in between."""
-    needed = number = 0
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, "pt") as tensors:
-            shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
-        needed += 3 * 4 * sum(map(math.prod, shapes))
-        number += len(shapes)
+    shapes = shapes_in(folder)
+    needed, number = 3 * 4 * sum(map(math.prod, shapes)), len(shapes)
     for name in ("num_hidden_layers", "encoder_layers", "decoder_layers"):
         if number and (layers := getattr(config, name, 0)) > number:
             raise ValueError(f"its {name} is {layers}, and it has {number} tensors")
@@ -169,7 +146,7 @@ def tokenizer_text(folder: Path, data: Path, config: Any) -> list[int]:
     special[2] = begin
     others = [number for number in range(len(symbols)) if number not in special]
     names = (f"<token-{i}>" if symbols[i] in _SPECIAL else symbols[i] for i in others)
-    _write_dictionary(data, names)
+    symbol_dictionary(names).save(str(data / "dict.txt"))
     for name in CHAT_FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, data / name)
@@ -200,7 +177,7 @@ def marian_text(folder: Path, data: Path, config: Any) -> list[int]:
     _check_vocabulary(max(pieces.values(), default=0), config)
     special = [config.pad_token_id, config.eos_token_id, pieces["<unk>"]]
     in_order = sorted((number, piece) for piece, number in pieces.items() if number not in special)
-    _write_dictionary(data, (piece for _, piece in in_order))
+    symbol_dictionary(piece for _, piece in in_order).save(str(data / "dict.txt"))
     for name, own in (("source.spm", TOKENIZER), ("target.spm", TARGETS_OWN)):
         formats.pieces(folder / name).save(str(data / own))
     _write_recipe(folder, data, bpe="sentencepiece", normalize_punctuation=True)
@@ -220,9 +197,8 @@ def _tokenizer(folder: Path, data: Path, config: Any) -> Subwords:
     if (folder / TOKENIZER).is_file() or not (folder / "vocab.json").is_file():
         shutil.copyfile(folder / TOKENIZER, data / TOKENIZER)
     else:
-        pieces = read_json(folder / "vocab.json")
-        lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
-        merges = [tuple(line.split()) for line in lines if line and line[:8] != "#version"]
+        files = (str(folder / name) for name in ("vocab.json", "merges.txt"))
+        pieces, merges = models.BPE.read_file(*files)
         made = formats.byte_level(pieces, merges)
         special = [name for name in (*_SPECIAL, "<mask>", "<|endoftext|>") if name in pieces]
         made.add_special_tokens(special)
@@ -235,11 +211,6 @@ def _tokenizer(folder: Path, data: Path, config: Any) -> Subwords:
 def _check_vocabulary(most: int, config: Any) -> None:
     if most >= config.vocab_size:
         raise ValueError(f"its tokenizer has number {most}, and the model {config.vocab_size}")
-
-
-def _write_dictionary(data: Path, symbols: Iterable[str]) -> None:
-    text = "".join(f"{symbol} 1\n" for symbol in symbols)
-    (data / "dict.txt").write_text(text, encoding="utf-8")
 
 
 def _write_recipe(folder: Path, data: Path, **how: object) -> None:

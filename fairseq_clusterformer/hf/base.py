@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from fairseq_clusterformer.attention import Batch
+from fairseq_clusterformer.checkpoints.bundle import distinct
 from fairseq_clusterformer.clustering import summary
 from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig, weighted
 from fairseq_clusterformer.models.decoder import decode
@@ -59,7 +60,7 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         super().__init__(config)
         self.model = build_model(config)
         self._steps = 0  # of an optimizer; what batches observed is applied between them
-        tied = _tied(self)
+        tied = distinct(dict(self.named_parameters(remove_duplicate=False)))[1]
         self._tied_weights_keys, config.tie_word_embeddings = tied or None, bool(tied)
         self.post_init()
         if self.can_generate():  # as in fairseq: padding is no word
@@ -247,12 +248,3 @@ def share_of(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor 
 def batch_first(states: Iterable[Tensor], wanted: bool) -> tuple[Tensor, ...] | None:
     """States [B, N, D] of fairseq's [N, B, D], if they are wanted."""
     return tuple(state.transpose(0, 1) for state in states) if wanted else None
-
-
-def _tied(model: nn.Module) -> dict[str, str]:
-    """Names of parameters that are another one, and the first name of each."""
-    first, tied = {}, {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(parameter), name) != name:
-            tied[name] = first[id(parameter)]
-    return tied

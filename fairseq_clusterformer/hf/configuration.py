@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from fairseq.data import Dictionary
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
     ARCH_MODEL_NAME_REGISTRY,
@@ -17,6 +16,7 @@ from fairseq.models import (
 from transformers import PreTrainedConfig
 
 import fairseq_clusterformer.plugin  # noqa: F401  registers our architectures
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.models.options import defaults_of, set_defaults
 
 
@@ -97,9 +97,9 @@ def build_model(config: ClusterformerConfig) -> BaseFairseqModel:
     """fairseq's model with its initial values, without fairseq's task and files; ValueError for an
     option that is not allowed. It is made on the CPU wherever transformers would make it: kinds of
     attention initialise centroids and buffers from data, which a meta device does not have."""
-    # models ask for the number of symbols, and for the special ones
-    target, source = _numbered(config.vocab_size), config.source_vocab_size
-    source = target if source is None else _numbered(source)
+    # models ask for the number of symbols, and for the special ones, which are four
+    sizes = config.vocab_size, config.source_vocab_size or config.vocab_size
+    target, source = (symbol_dictionary(f"token{n}" for n in range(4, size)) for size in sizes)
     task = SimpleNamespace(
         dictionary=target,
         source_dictionary=source,
@@ -114,10 +114,3 @@ def build_model(config: ClusterformerConfig) -> BaseFairseqModel:
         model = ARCH_MODEL_REGISTRY[config.architecture].build_model(config.namespace(), task)
     model.set_num_updates(config.updates)  # before loading: a model commits to what it has seen
     return model.to(torch.get_default_dtype())  # positions are made in float32
-
-
-def _numbered(size: int) -> Dictionary:
-    dictionary = Dictionary()
-    for number in range(len(dictionary), size):
-        dictionary.add_symbol(f"token{number}")
-    return dictionary

@@ -9,7 +9,6 @@
 
 import json
 import shutil
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,6 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS
 from omegaconf import OmegaConf
 from safetensors import safe_open
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
@@ -31,20 +29,20 @@ from fairseq_clusterformer.checkpoints.bundle import (
     DTYPES,
     WEIGHTS,
     check_inside,
+    copy_files,
     copy_recipe,
-    distinct,
     plain_options,
-    write_bundle,
+    save_weights,
 )
-from fairseq_clusterformer.checkpoints.load import Loaded, as_large_as, reason_of
+from fairseq_clusterformer.checkpoints.load import Loaded, as_large_as
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.corpora.classification import RECORD as WORDS
 from fairseq_clusterformer.data import TOKENIZER
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import Subwords
 from fairseq_clusterformer.data.unicode import FORM, READ_FORM, form_of
-from fairseq_clusterformer.errors import UserError, bad_option, read_json, reading
-from fairseq_clusterformer.outputs import check_output, check_utf8, whole_folder
+from fairseq_clusterformer.errors import bad_option, read_json, reading
+from fairseq_clusterformer.outputs import check_utf8, whole_folder
 from fairseq_clusterformer.use.perplexity import begin_of
 
 from .configuration import ClusterformerConfig
@@ -88,7 +86,7 @@ _OF_TEXT = ClusterformerTokenizer.vocab_files_names
 _OF_PAIR = {"cls_token": "<s>", "sep_token": "</s>"}
 _ALLOWED = "a language model by byte pairs that keep line ends; a reader or classifier by byte "
 _ALLOWED += "pairs or word pieces; sentencepiece or GPT-2's subwords"
-_WRITTEN = "a folder that clusterformer export or save_pretrained wrote"
+WRITTEN = "a folder that clusterformer export or save_pretrained wrote"
 
 
 def export(
@@ -107,9 +105,6 @@ def export(
     out = Path(out)
     if dtype not in DTYPES:
         raise bad_option("--dtype", dtype, ", ".join(DTYPES))
-    how = {"inputs": (loaded.path, loaded.folder), "force": force}
-    check_utf8("OUT", out)
-    check_output("OUT", out, folder=True, **how | {"force": True})
     config = config_of(loaded)
     if as_berts := config.family == "clusterformer_reader" and is_bert(loaded):
         model = as_bert(loaded.model)
@@ -118,17 +113,14 @@ def export(
         model.model = loaded.model
     model.config.architectures = [type(model).__name__]
     model.config.dtype = DTYPES[dtype]
-    tensors, _ = distinct(model.state_dict())
-    for name, _ in model.named_parameters(remove_duplicate=False):
-        if name in tensors and tensors[name].is_floating_point():
-            tensors[name] = tensors[name].to(DTYPES[dtype])
-    with whole_folder(out, **how) as new:
+    check_utf8("OUT", out)
+    with whole_folder(out, inputs=(loaded.path, loaded.folder), force=force) as new:
         _write_tokenizer(loaded, config, new, as_berts)
         copy_recipe(loaded.folder, new)
         model.config.save_pretrained(new)
         if model.can_generate():
             generation(loaded, config, new).save_pretrained(new)
-        save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
+        save_weights(model, new / WEIGHTS, dtype)
         text = _card(loaded, config, "" if as_berts else _NEEDS)
         (new / README).write_text(text, encoding="utf-8")
         shutil.copymode(new / CONFIG, new / WEIGHTS)  # safetensors makes it the owner's alone
@@ -182,7 +174,7 @@ def _write_tokenizer(
     folder, dictionary = loaded.folder, loaded.task.source_dictionary
     form, most = KINDS[config.family].form, config.max_position_embeddings
     if form == "translation" or (form == "reader" and has_titles(folder)):
-        _copy({name: folder / in_data for name, in_data in _names(config).items()}, folder, out)
+        copy_files(_names(config), folder, out)
         slow_tokenizer(out, config).save_pretrained(out)
         return
     for name in (TOKENIZER, "tokenizer_config.json", *_OF_TEXT.values()):
@@ -214,14 +206,6 @@ def _write_tokenizer(
         write_tokenizer(folder, out, dictionary, form, about, **how)
     except ValueError as error:
         raise bad_option("CHECKPOINT", loaded.path, _ALLOWED, str(error)) from None
-
-
-def _copy(files: dict[str, Path], folder: Path, out: Path) -> None:
-    """Copy files of a folder, as far as they are there, by new names."""
-    for name, file in files.items():
-        if file.is_file():
-            check_inside(file, folder)
-            shutil.copyfile(file, out / name)
 
 
 def generation(loaded: Loaded, config: ClusterformerConfig, out: Path) -> GenerationConfig:
@@ -286,36 +270,17 @@ def _card(loaded: Loaded, config: ClusterformerConfig, needs: str) -> str:
     return f"---\n{front}\n---\n\n{card}\n\n{MARK}\n{usage}"
 
 
-def back(
-    folder: Path | str, out: Path | str, *, dtype: str = "float32", force: bool = False
-) -> Path:
-    """Write an exported folder, or what was fine-tuned from it, as a bundle; return `out`. Raises
-    UserError for one that is missing, something else or damaged.
-
-    Args:
-        folder: by :func:`export`, or ``save_pretrained`` of a model and its tokenizer.
-        out, dtype, force: as of :func:`~fairseq_clusterformer.checkpoints.bundle.write_bundle`.
-    """
-    folder = Path(folder)
+def model_type(folder: Path) -> object:
+    """What a folder's ``config.json`` says that its model is; None: it says nothing."""
     try:
-        is_ours = read_json(folder / CONFIG).get("model_type") == ClusterformerConfig.model_type
+        return read_json(folder / CONFIG).get("model_type")
     except (OSError, ValueError, AttributeError):
-        is_ours = False
-    if not is_ours:
-        what = "its config.json names no model of ours" if folder.is_dir() else "no such folder"
-        raise bad_option("CHECKPOINT", folder, _WRITTEN, what)
-    with tempfile.TemporaryDirectory() as work:
-        try:
-            loaded = _read(folder, Path(work))
-        except (UserError, MemoryError):
-            raise
-        except Exception as error:  # transformers and fairseq check little of what a file says
-            raise bad_option("CHECKPOINT", folder, _WRITTEN, reason_of(error)) from None
-        return write_bundle(loaded, out, dtype=dtype, card=_card_of(folder), force=force)
+        return None
 
 
-def _read(folder: Path, data: Path) -> Loaded:
-    """The model of an exported folder, and its text in the empty folder `data`."""
+def read(folder: Path, data: Path) -> Loaded:
+    """The model of a folder, by :func:`export` or ``save_pretrained`` of it and its tokenizer, and
+    its text in the empty folder `data`. Raises what transformers and fairseq do."""
     _check_record(folder)
     config = ClusterformerConfig.from_pretrained(folder)
     model = pretrained(KINDS[config.family], folder)
@@ -323,7 +288,7 @@ def _read(folder: Path, data: Path) -> Loaded:
         raise ValueError("it was not made from a fairseq model")
     if (folder / TOKENIZER).is_file():
         copy_recipe(folder, data)
-        _copy({name: folder / name for name in (TOKENIZER, *CHAT_FILES)}, folder, data)
+        copy_files({name: name for name in (TOKENIZER, *CHAT_FILES)}, folder, data)
         symbols, special = Subwords(folder / TOKENIZER).symbols, Dictionary().symbols
         names = [f"<token-{i}>" if s in special else s for i, s in enumerate(symbols)]
         names += [f"<missing-{i}>" for i in range(len(symbols), config.vocab_size)]
@@ -334,7 +299,7 @@ def _read(folder: Path, data: Path) -> Loaded:
         found = [len(own.target_symbols), len(own.source_symbols)]
         if sizes != found:
             raise ValueError(f"{sizes} embeddings, and {found} symbols in the dictionaries")
-        _copy({to: folder / name for name, to in _names(config).items()}, folder, data)
+        copy_files({to: name for name, to in _names(config).items()}, folder, data)
     if config.family == "clusterformer_classifier":
         if config.task["_name"] == "masked_lm":
             problem = "it began as a masked language model, which does not say how texts become"
@@ -385,14 +350,20 @@ def pretrained(kind: type, folder: Path, **how) -> PreTrainedModel:
     return model
 
 
-def _check_record(folder: Path) -> None:
-    """Raise ValueError for a configuration that would make transformers load code or write
-    elsewhere, or that names more words than the file has numbers."""
-    record, shapes = read_json(folder / CONFIG), []
+def shapes_in(folder: Path) -> list[list[int]]:
+    """Shapes of all tensors in a folder's files of safetensors, which are not read."""
+    shapes = []
     for file in folder.glob("*.safetensors"):  # one, or some of a large model
         with safe_open(file, "pt") as tensors:
             shapes += [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
-    most = max((size for shape in shapes for size in shape), default=1 << 20)
+    return shapes
+
+
+def _check_record(folder: Path) -> None:
+    """Raise ValueError for a configuration that would make transformers load code or write
+    elsewhere, or that names more words than the file has numbers."""
+    record = read_json(folder / CONFIG)
+    most = max((size for shape in shapes_in(folder) for size in shape), default=1 << 20)
     sizes = {record.get(name) or most for name in ("vocab_size", "source_vocab_size")}
     kernels = {record.get(f"{of}attn_implementation") for of in ("", "_")}
     languages = record.get("languages") or ["", ""]
@@ -406,7 +377,7 @@ def _check_record(folder: Path) -> None:
         raise ValueError(f"its {wrong[0]} is {record.get(wrong[0])!s:.60}")
 
 
-def _card_of(folder: Path) -> str | None:
+def card_of(folder: Path) -> str | None:
     """The card without what the export added; None: there is none, or none of ours."""
     if not (folder / README).is_file():
         return None

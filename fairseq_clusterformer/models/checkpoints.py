@@ -99,9 +99,7 @@ def read_checkpoint(option: str, path: str) -> dict[str, Any]:
     if not Path(path).is_file():
         raise unfit(option, path, "no such file", "a checkpoint")
     try:
-        state = checkpoint_utils.load_checkpoint_to_cpu(path)
-        state["model"]
-        return state
+        return checkpoint_utils.load_checkpoint_to_cpu(path)
     except UNREADABLE as error:
         problem = f"cannot be read ({why_no_checkpoint(error)})"
         raise unfit(option, path, problem, WRITTEN) from error
