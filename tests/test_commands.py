@@ -53,7 +53,7 @@ TINY = {
     **{"--validate-interval-updates": 1, "--validate-after-updates": 0, "--max-blocks": 1},
     **{"--max-tokens": 200, "--num-clusters": 8, "--sentencepiece": 300, "--workers": 1},
     **{"--max-epoch": 1, "--eval-bleu-args": '{"beam": 1, "max_len_a": 0, "max_len_b": 5}'},
-    **{"--num-update-checkpoints": 2, "--num-epoch-checkpoints": 1, "--beam": 2, "--max-len-b": 5},
+    **{"--beam": 2, "--max-len-b": 5},
 }
 TINY_CONFIGURATION = {
     **{"max_update": "2", "update_freq": "[1]", "total_num_update": "2", "warmup_updates": "1"},
