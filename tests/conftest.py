@@ -1,6 +1,5 @@
 """What tests of every part need: one thread, a fixed seed, fairseq's command lines."""
 
-import importlib.util
 import json
 import logging
 import os
@@ -77,28 +76,6 @@ def _where_triton_can_run(request: pytest.FixtureRequest):
 def is_of_triton(item: pytest.Item) -> bool:
     given = getattr(item, "callspec", None)
     return given is not None and given.params.get("impl") == "triton"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _interpreter_prepares_once():
-    """Triton's interpreter replaces its language's functions at each call from kernel to helper,
-    though the kernel's launch has done so: half of its time."""
-    if not os.environ.get("TRITON_INTERPRET") or importlib.util.find_spec("triton") is None:
-        return
-    interpreter = importlib.import_module("triton.runtime.interpreter")
-    prepare, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
-    prepared: set[int] = set()
-
-    def prepare_once(function):
-        seen = id(function.__globals__) in prepared
-        prepared.add(id(function.__globals__))
-        return None if seen else prepare(function)
-
-    def launch_anew(*args, **kwargs):
-        prepared.clear()
-        return launch(*args, **kwargs)
-
-    interpreter._patch_lang, interpreter.GridExecutor.__call__ = prepare_once, launch_anew
 
 
 @pytest.fixture(scope="session", autouse=True)

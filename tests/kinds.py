@@ -100,10 +100,6 @@ BIDIRECTIONAL = {
 
 FLAGS = {"window": "attention_window", "clusters": "num_clusters", "rounds": "hash_rounds"}
 
-# Kinds (and whether causal) whose query and key are one vector: a token's own key, which would
-# outweigh all others, counts only where nothing else is seen, as in the papers.
-OWN_KEY_LAST = {("lsh", True), ("lsh", False), ("routing", True)}
-
 # Kinds that carry more than rings from token to token, which no document of a row may begin with.
 CARRIED_ON = (
     "neural, running normaliser",
@@ -169,11 +165,6 @@ def _id(value: object) -> str | None:
 def family(name: str) -> str:
     """The kind of that name from the tables, without its options."""
     return name.split(",")[0].removeprefix("window+")
-
-
-def whole(kind: str, length: int) -> int:
-    """W with which a query of one cluster sees a whole row; in xl, half of it is one segment."""
-    return 2 * length if family(kind) == "xl" else length
 
 
 class HandedOn(MultiheadAttention):

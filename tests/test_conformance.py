@@ -5,8 +5,7 @@ import re
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import Batch, MultiheadAttention, parse_layer
-from fairseq_clusterformer.attention.heads import Convolved
+from fairseq_clusterformer.attention import MultiheadAttention, parse_layer
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.naive import naive
 from fairseq_clusterformer.attention.past import tensors
@@ -17,7 +16,6 @@ from .kinds import (
     CAUSAL,
     CLUSTERS,
     HEADS,
-    OWN_KEY_LAST,
     WIDTH,
     WINDOW,
     HandedOn,
@@ -29,7 +27,6 @@ from .kinds import (
     family,
     losses_of,
     pads,
-    whole,
 )
 
 LENGTH = 23
@@ -134,30 +131,6 @@ def test_a_row_is_the_same_alone_and_in_a_batch(impl, kind, causal):
     sum(losses_of([*reports, *of_nothing]), (together + nothing).square().sum()).backward()
     for tensor in (x, *module.parameters()):
         assert tensor.grad is None or torch.isfinite(tensor.grad).all()
-
-
-@every_kind_and_kernel()
-def test_wide_windows_and_one_cluster_are_dense_attention(impl, kind, causal):
-    # Of several rounds of hashing, each would count a far key once, and the window a near one.
-    once = {"rounds": 1} if "lsh" in kind and "gap" in kind else {}
-    if "dropped" in kind:
-        once = {"drop_keys": 0}  # a dropped key is seen by nobody
-    options = {"window": whole(kind, LENGTH), "clusters": 1, **once}
-    module = build(kind, impl=impl, causal=causal, **options)
-    x = inputs()
-    outputs = []
-    heads = module.project(x, Convolved(Batch()))
-    for i, (name, router) in enumerate(zip(module.kinds, module.routers, strict=True)):
-        q, k, v = (t.chunk(len(module.kinds), dim=1)[i] for t in heads[1:4])
-        q, k = router.project(q, k)
-        logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
-        if causal:
-            logits = logits.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -torch.inf)
-        if (name.kind, causal) in OWN_KEY_LAST:
-            logits.diagonal(dim1=-2, dim2=-1).sub_(1e5)
-        outputs.append(logits.softmax(-1) @ v)
-    expected = module.out_proj(torch.cat(outputs, dim=1).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(module(x)[0], expected, rtol=0, atol=1e-12)
 
 
 @every_kind_and_kernel(dtype=HALF)

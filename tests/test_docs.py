@@ -12,9 +12,8 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_clusterformer.plugin  # noqa: F401
 from docs import generate as docs
-from fairseq_clusterformer.attention import MultiheadAttention, attention_kinds, parse_layer
+from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.attention import options as kinds
-from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.cli.main import COMMANDS
 from tests.kinds import by_steps
 from tests.pages import PAGES, PARSERS, ROOT, blocks, commands, parse
@@ -82,22 +81,6 @@ def plugin(text: str) -> Iterator[ModuleType]:
 
 
 @torch.no_grad()
-def test_a_kind_in_one_file():
-    """What it sees; tests/cli/test_train.py holds it to what every kind promises."""
-    with plugin("def signs") as module:
-        assert "signs" in attention_kinds()
-        heads = parse_layer("signs(2,clusters=100)", signs=3)
-        layer = MultiheadAttention(8, 2, kinds=heads, causal=True).eval()
-    x = torch.randn(1, 40, 8)
-    codes = module.signs(layer.k_proj(x).unflatten(-1, (2, 4)).transpose(1, 2), 3)[0]
-    assert codes.unique().tolist() == list(range(8))
-    (seen,) = tokens_seen(layer, x).values()
-    for head, query in torch.cartesian_prod(torch.arange(2), torch.arange(40)).tolist():
-        same = (codes[head, : query + 1] == codes[head, query]).nonzero().flatten()
-        assert torch.equal(seen[0, head, query].nonzero().flatten(), same[-2:])
-
-
-@torch.no_grad()
 def test_a_kind_with_a_store_of_its_own():
     """It keeps three keys of each head; steps, portions and reordered rows are the whole."""
     with plugin("class Heavy(Kind)"):
@@ -113,12 +96,3 @@ def test_attention_without_fairseq():
     names = {"x": torch.randn(1, 50, 512)}
     exec(compile(block, "extending.md", "exec"), names)
     assert names["y"].shape == names["x"].shape
-
-
-def test_every_command_and_kind_is_named():
-    changelog = (ROOT / "CHANGELOG.md").read_text()
-    assert [name for name in COMMANDS if name.split()[0] not in changelog] == []
-    page = (ROOT / "docs" / "attention-kinds.md").read_text()
-    for kind in attention_kinds():
-        if kinds.registered(kind).kind.__module__.startswith("fairseq_clusterformer."):
-            assert f"| `{kind}` |" in page, kind

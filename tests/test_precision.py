@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.precision import exact_linear, full_float32
 
 CUDA, CPU = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
@@ -138,3 +139,25 @@ def test_an_exact_map_keeps_what_it_was_given(dtype, biased):
         found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other.to(one.dtype))
+
+
+def test_gated_heads_route_by_float32_of_their_own_heads():
+    """Others are not computed: those of a window read none."""
+    attention = MultiheadAttention(16, 4, kinds="window+gated", causal=True).bfloat16()
+    x, seen = torch.randn(2, 9, 16).bfloat16(), {}
+    router, project = attention.routers[1], attention.project
+    router.register_forward_pre_hook(lambda _, given: seen.update(tokens=given[0]))
+
+    def noted(*args, **kwargs):
+        heads = project(*args, **kwargs)
+        return seen.update(heads=heads) or heads
+
+    attention.project = noted
+    attention(x)
+    for name, found in (("q", seen["tokens"].q), ("k", seen["tokens"].k)):
+        of = getattr(attention, f"{name}_proj")
+        whole = torch.nn.functional.linear(x.float(), of.weight.float(), of.bias.float())
+        torch.testing.assert_close(
+            found, attention.split(name, whole)[:, 2:], rtol=1e-5, atol=1e-6
+        )
+    assert [t.size(1) for t in seen["heads"].exact] == [2, 2]

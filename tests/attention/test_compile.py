@@ -33,23 +33,6 @@ def test_a_layer_is_one_graph(spec, causal):
     torch._dynamo.reset()
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize(
-    ("kind", "causal"), [("gated, sinks, gap", True), ("kmeans", True), ("kmeans, chunk", False)]
-)
-def test_documents_and_padding_break_no_graph(kind, causal):
-    module, hidden = build(kind, causal=causal, dtype=torch.float32).train(), documents() > 1
-    x = torch.randn(*hidden.shape, WIDTH)
-    for batch in (Batch(hidden), Batch(None, documents())):
-        assert torch._dynamo.explain(module)(x, batch).graph_break_count == 0
-        results = []
-        for layer in (module, torch.compile(module, backend="eager")):
-            torch.manual_seed(1)
-            results.append(layer(x, batch)[0][~hidden])
-        torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
-    torch._dynamo.reset()
-
-
 def test_documents_that_were_taken_apart_break_no_graph():
     """By a kind that looks at whole rows."""
     module = build("neural, running normaliser", causal=True, dtype=torch.float32).train()

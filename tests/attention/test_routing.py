@@ -1,4 +1,4 @@
-"""Routing heads, and how their centroids move."""
+"""What hashing promises; routing heads, and how their centroids move."""
 
 import math
 
@@ -6,9 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
-
-from fairseq_clusterformer.clustering import cluster_use
-from fairseq_clusterformer.clustering.learner import SphericalMeans
 
 from ..kinds import pads
 from .plain import BATCH, HEADS, WIDTH, layer, projected
@@ -71,18 +68,26 @@ def test_centroids_are_a_moving_average(causal, num_clusters):
 
 
 @torch.no_grad()
-def test_an_empty_cluster_comes_alive():
-    means = SphericalMeans(1, 4, 8)
-    x = torch.randn(1, 1, 400, 8) + torch.tensor([3.0, *[0.0] * 7])
-    means.centroids.copy_(-normalize(x[:, 0, :4], dim=-1))
-    means.centroids[0, 0] *= -1
-    used = []
-    for _ in range(600):
-        clusters, _ = means(x)
-        sums = means.sums(x, clusters, None)
-        used.append(cluster_use(sums[0, :, -1]).effective.item())
-        means.observe(sums)
-        means.commit()
-    assert used[0] < 1.1
-    assert used[-1] > 3
-    torch.testing.assert_close(means.centroids.norm(dim=-1), torch.ones(1, 4))
+def test_keys_are_queries_at_length_1():
+    q, k, _ = projected(layer("lsh", causal=True), inputs())
+    torch.testing.assert_close(k, normalize(q, dim=-1))
+
+
+@torch.no_grad()
+def test_rotations_change_in_training_only():
+    module, x = layer("lsh", causal=True, num_clusters=4), inputs()
+    kept = module.routers[0].rotations.clone()
+    assert torch.equal(module(x)[0], module(x)[0])
+    module.train()
+    assert not torch.allclose(module(x)[0], module(x)[0])
+    assert torch.equal(module.routers[0].rotations, kept)
+    assert "routers.0.rotations" in module.state_dict()
+
+
+@torch.no_grad()
+def test_bucket_sizes_are_reported():
+    module = layer("lsh", causal=True, num_clusters=3)
+    (report,) = module(inputs())[1]
+    assert report.cluster_sizes.shape == (2 * 2, 3)  # rounds and heads
+    assert report.cluster_sizes.sum(-1).eq(BATCH * LENGTH).all()
+    assert report.clustering_loss is None

@@ -1,7 +1,6 @@
 """Clusters that attention teaches: who sees what in training, what is taught, and to whom."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -280,38 +279,6 @@ def test_scouts_teach_in_every_third_update():
     torch.testing.assert_close(module(x)[0], plain(x)[0])  # updates 7: nobody sees more
 
 
-def learn(module: MultiheadAttention, draw: Callable, updates: int) -> list[float]:
-    """The routing losses of a router that learns from batches that are drawn."""
-    optimizer = torch.optim.Adam(module.routers.parameters(), lr=0.02)
-    losses = []
-    for _ in range(updates):
-        _, reports = module(draw())
-        optimizer.zero_grad()
-        reports[0].routing_loss.backward()
-        optimizer.step()
-        module.observe(reports)
-        module.commit()
-        losses.append(reports[0].routing_loss.item())
-    return losses
-
-
-def test_learns_where_attention_goes():
-    """Tokens of four sorts, of which each attends to its own."""
-    torch.manual_seed(3)
-    module = layer(f"taught(window=8,clusters=4,scouts={N},routing_convolution=0)").train()
-    sorts = torch.nn.functional.normalize(torch.randn(4, D), dim=-1).double()
-    with torch.no_grad():
-        for projection in (module.q_proj, module.k_proj):
-            torch.nn.init.orthogonal_(projection.weight).mul_(6)
-            projection.bias.zero_()
-        module.k_proj.weight.copy_(module.q_proj.weight)
-    losses = learn(module, lambda: sorts[torch.randint(4, (8, N))], 80)
-    assert losses[-1] < losses[0] - 0.5
-    assert losses[-1] < -0.9
-    (report,) = module.eval()(sorts[None])[1]
-    assert len(report.clusters[0, 0].unique()) == 4  # each sort has a cluster of its own
-
-
 def test_queries_and_keys_that_match_begin_in_one_cluster():
     router = layer(f"taught(clusters={K},routes_by=heads)").routers[0]
     x, alike = torch.randn(B, N, D).double(), torch.randn(B, H, N, E).double()
@@ -373,27 +340,24 @@ def test_keys_that_are_alike_are_dropped_alike():
     torch.testing.assert_close(by_steps(module, x)[0], expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("routes_by", ["input", "heads"])
-def test_keys_that_attention_asks_for_are_held(routes_by):
-    """Of tokens of two sorts, all attend to the first."""
-    torch.manual_seed(3)
-    options = f"clusters=2,scouts={N},routing_convolution=0,drop_keys=0.5,routes_by={routes_by}"
-    module = layer(f"taught(window=8,{options})").train()
-    first, other = torch.nn.functional.normalize(torch.randn(2, D), dim=-1).double()
-    with torch.no_grad():
-        module.q_proj.weight.zero_()
-        module.k_proj.weight.zero_()
-        module.q_proj.bias.copy_(torch.ones(D))
-        module.k_proj.weight.copy_(torch.outer(torch.ones(D), first - other)).mul_(4)
-    generator = torch.Generator().manual_seed(1)
-
-    def drawn() -> torch.Tensor:
-        return torch.where(torch.rand(8, N, 1, generator=generator) < 0.5, first, other)
-
-    learn(module, drawn, 60)
-    of_first = torch.arange(N) % 2 == 0
-    (seen,) = tokens_seen(
-        module.eval(), torch.where(of_first[:, None], first, other)[None]
-    ).values()
-    seen = (seen[0] & ~torch.eye(N, dtype=torch.bool)).any(-2)[..., :-1]
-    assert torch.equal(seen, of_first[:-1].expand_as(seen))
+@pytest.mark.parametrize(("causal", "gap"), [(True, 1), (True, 5), (False, 1)])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("more", ["", ",drop_keys=0.6", ",probes=2,routes_by=heads"])
+def test_each_key_counts_once_with_means_of_clusters(causal, gap, padded, more):
+    """Where keys are alike a mean stands for them exactly: the output is that of dense attention,
+    if rings hold all and, causal, a chunk is one token."""
+    spec = f"taught(window={N + 1},clusters=4,summaries=1,gap={gap},scouts=9{more})"
+    layer = MultiheadAttention(16, 2, kinds=spec, causal=causal).double()
+    dense = MultiheadAttention(16, 2, kinds="full", causal=causal).double()
+    torch.nn.init.zeros_(layer.k_proj.weight)
+    torch.nn.init.normal_(layer.k_proj.bias)
+    dense.load_state_dict(layer.state_dict(), strict=False)
+    x, mask = torch.randn(B, N, 16).double(), torch.zeros(B, N, dtype=torch.bool)
+    if padded:
+        mask[0, :6] = mask[1, -4:] = True
+    found, reports = layer.train()(x, mask)  # scouts and others side by side
+    expected = dense(x, mask)[0][~mask]
+    torch.testing.assert_close(found[~mask], expected)
+    layer.observe(reports)
+    layer.commit()
+    torch.testing.assert_close(layer.eval()(x, mask)[0][~mask], expected)

@@ -107,19 +107,6 @@ def test_bidirectional_contestants_are_right():
         Local(setting)
 
 
-def test_taught_clusters_learn_as_they_do_in_training():
-    """64 queries of 48 are all: dense attention, and a loss with a gradient for the router."""
-    learning, dense, taught = (
-        Contestant(n, SETTING) for n in ("taught+losses", "dense", "taught")
-    )
-    given = (learning.x, *learning.qkv)
-    out, (loss,) = learning.attention(*given)
-    torch.testing.assert_close(out, dense.attention(*given)[0])
-    gradients = torch.autograd.grad(loss, list(learning.attention.parameters()))
-    assert all(gradient.any() for gradient in gradients)
-    assert taught.attention(*given)[1] == []
-
-
 @pytest.mark.whole
 def test_memory_is_of_a_process_of_its_own():
     setting, memory = Setting(768, heads=2, width=8), benchmark.measure_memory

@@ -4,7 +4,6 @@ what they measured."""
 import json
 import math
 from argparse import Namespace
-from itertools import count
 
 import pytest
 import torch
@@ -44,28 +43,6 @@ def test_all_encoders_have_times_and_memory(tmp_path, capsys):
     assert rows[3]["times half the length"] == pytest.approx(seconds[3] / seconds[2])
     assert rows[2]["times as fast as full"] == pytest.approx(seconds[0] / seconds[2])
     assert len(capsys.readouterr().out.splitlines()) == 2 + 8
-
-
-def test_backward_nodes_count_where_they_were_made(monkeypatch):
-    seconds = count()  # each look at the clock takes one
-    monkeypatch.setattr(parts.time, "process_time", lambda: next(seconds))
-    clock = parts.Clock()
-    x = torch.ones(3, requires_grad=True)
-    clock.enter("outer")
-    y = x * 2
-    clock.enter("inner")
-    y = y.exp().sin()
-    clock.leave()
-    y = y.sum()
-    clock.leave()
-    made = {(parts.OUTSIDE, "forward"): 1, ("outer", "forward"): 2, ("inner", "forward"): 1}
-    assert clock.seconds == made
-    clock.watch(y)
-    y.backward()
-    clock.switch(parts.OUTSIDE)
-    # of the sum; of the sine and the exponential; of the product
-    assert clock.seconds["outer", "backward"] == 2
-    assert clock.seconds["inner", "backward"] == 2
 
 
 @WHOLE

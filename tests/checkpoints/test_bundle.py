@@ -122,11 +122,6 @@ def test_command(checkpoint, tmp_path, capsys):
     assert run("bundle", checkpoint, out) == 0
     assert f"{out}: 0.1 MB in float32" in capsys.readouterr().out
     assert [path.name for path in out.parent.iterdir()] == ["bundle"]
-    (out / "README.md").write_text("mine")
-    for more in ([], ["--force"]):
-        assert "was changed since" in error(capsys, "bundle", checkpoint, out, *more)
-    assert (out / "README.md").read_text() == "mine"
-    (out / "README.md").unlink()
     assert run("bundle", checkpoint, out, "--force", "--dtype", "float16") == 0
     assert json.loads((out / "bundle.json").read_text())["dtype"] == "float16"
 

@@ -85,14 +85,6 @@ def test_what_is_no_checkpoint(checkpoint, tmp_path):
         assert says in refused(edited(checkpoint, path, edit))
 
 
-@pytest.mark.parametrize("name", ["extra_state", "task_state", "optimizer_history", "cfg"])
-@pytest.mark.parametrize("value", [3, [1.5], {"train_iterator": 1}])
-def test_parts_of_other_types(name, value, checkpoint, tmp_path):
-    """They are one line, or of no matter."""
-    with contextlib.suppress(UserError):
-        load_checkpoint(edited(checkpoint, tmp_path / "x.pt", lambda s: s.update({name: value})))
-
-
 @pytest.mark.parametrize(
     ("where", "value"),
     [

@@ -53,14 +53,6 @@ def parse(lines: list[str]) -> Results:
     return results
 
 
-def targets(lines: list[str]) -> dict[int, list[str]]:
-    return {
-        int(line.split("\t")[0][2:]): line.split("\t")[1].split()
-        for line in lines
-        if line.startswith("T-")
-    }
-
-
 def assert_same(results: Results, others: Results) -> None:
     """Equal texts and scores, but for the few that a search loses by rounding."""
     assert results.keys() == others.keys()

@@ -20,6 +20,7 @@ import fairseq_cli.validate
 import pytest
 import torch
 from fairseq import checkpoint_utils, options
+from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 from fairseq.logging.progress_bar import SimpleProgressBar
@@ -266,6 +267,12 @@ def load_model(checkpoint: Path, data: Path, **overrides: object) -> tuple[nn.Mo
             [str(checkpoint)], overrides
         )
     return model.eval(), task
+
+
+def letters(data: Path, *shape: int) -> Tensor:
+    """Random tokens of a prepared folder's dictionary."""
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    return torch.randint(dictionary.nspecial, len(dictionary), shape)
 
 
 def assert_equal_states(

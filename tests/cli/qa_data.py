@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data.qa import Example, QAWriter
 
 WORDS = [first + second for first in "bdfgk" for second in "aeiou"]
@@ -18,9 +19,7 @@ TYPES = ["short"] * 12 + ["yes", "no", "long", "none"] * 2
 def write_questions(folder: Path, types: Sequence[str] = TYPES) -> Path:
     """``train``, the same as ``valid``, and ``test``, whose answers are kept secret."""
     folder.mkdir(parents=True, exist_ok=True)
-    dictionary = Dictionary()
-    for word in [*WORDS, TITLE]:
-        dictionary.add_symbol(word)
+    dictionary = symbol_dictionary([*WORDS, TITLE])
     dictionary.save(str(folder / "dict.txt"))
     for split in ("train", "valid", "test"):
         draw = random.Random(1)

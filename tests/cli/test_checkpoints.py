@@ -1,14 +1,11 @@
 """Checkpoints: resumed, warm-started from a dense model, finetuned from."""
 
-import math
-
 import pytest
 import torch
 
 from tests.cli.in_process import (
     CLUSTERFORMER,
     RESET,
-    TRANSFORMER,
     assert_equal_states,
     load_state,
     train,
@@ -80,16 +77,6 @@ def test_a_job_may_restore_what_it_has_not_saved_yet(train_task, tmp_path):
 
 class TestWarmStart:
     """From fairseq's own language model."""
-
-    def test_full_attention_is_the_dense_model(self, byte_data, dense_checkpoint, tmp_path):
-        line = f"--dropout 0 --restore-file {dense_checkpoint} {RESET} --max-update 2"
-        dense = train(byte_data, f"{TRANSFORMER} {line}", tmp_path / "dense")
-        full = train(byte_data, f"{CLUSTERFORMER} --attention full {line}", tmp_path / "full")
-        for name in ("loss", "gnorm"):
-            for update, same in zip(dense.updates, full.updates, strict=True):
-                assert math.isclose(update[name], same[name], rel_tol=1e-5)
-        for batch, same in zip(dense.valid, full.valid, strict=True):
-            assert math.isclose(batch["loss"], same["loss"], rel_tol=1e-5)
 
     @pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
     def test_only_what_routes_is_new(self, option, byte_data, dense_checkpoint, tmp_path):

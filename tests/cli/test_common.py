@@ -8,25 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_clusterformer.cli.common import check_files, harmless, read_lines
+from fairseq_clusterformer.cli.common import harmless, read_lines
 from fairseq_clusterformer.cli.main import main, program
 from fairseq_clusterformer.errors import UserError
-
-
-def test_outputs_are_checked_before_anything_is_computed(tmp_path):
-    """And the check leaves nothing."""
-    (tmp_path / "scores.json").write_text("mine")
-    (tmp_path / "file").write_text("mine")
-    for place, names, said in (
-        ("", ["clusters.html", "scores.json"], r"scores\.json: it exists"),
-        ("file/out", ["scores.json"], "file cannot be written to; allowed: a folder to write"),
-    ):
-        with pytest.raises(UserError, match=f"--out is .*{said}"):
-            check_files(tmp_path / place, names)
-    check_files(tmp_path, ["clusters.html"])
-    check_files(tmp_path / "new", ["scores.json"])
-    check_files(tmp_path, ["scores.json"], force=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "scores.json"]
 
 
 def test_what_commands_a_terminal_is_not_printed():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.data.bytes import byte_symbols
-from tests.cli.expected import Results, assert_same, parse, targets
+from tests.cli.expected import Results, assert_same, parse
 from tests.cli.in_process import generate, interactive, load_model
 
 PROMPTS = [b"The for stat", b"x", b"assert expr", b"class C:\n    def "]
@@ -77,14 +77,6 @@ def test_a_translators_are_those_of_one_pass(
             tokens = torch.tensor([words.eos(), *map(words.index, text.split()), words.eos()])
             outs = [model(source, length, tokens[None, :-1]) for model, _ in models]
             assert_log2(positions, sum(x[0][0].softmax(-1) for x in outs) / len(outs), tokens[1:])
-
-
-def test_it_has_learned_something_and_not_all(parallel_data, translator, tmp_path):
-    """So that the other tests compare what is not sure."""
-    lines = generate(parallel_data, translator, f"{TASK} --beam 1", tmp_path)
-    wanted = targets(lines)
-    right = [found[0][1].split() == wanted[number] for number, found in parse(lines).items()]
-    assert 0 < sum(right) < 24, sum(right)
 
 
 def test_prompts(byte_data, checkpoint, tmp_path, capsys):

@@ -43,6 +43,7 @@ def test_from_folder_to_answer(options, kind, tmp_path, capsys):
     train(data, f"{LINE} {options} --pretrained {bert}", tmp_path / "saved")
     checkpoint, bundle = tmp_path / "saved" / "checkpoint_last.pt", tmp_path / "bundle"
     assert run("bundle", checkpoint, bundle) == 0
+    assert str(bert) not in (bundle / "bundle.json").read_text()
     (tmp_path / "document.txt").write_text("A lake and a cafe.")
     said = []
     for model in (checkpoint, bundle):

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.data import Dictionary
-from torch import Tensor
 
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-from tests.cli.in_process import ROBERTA_SIZES, load_model, load_state
+from tests.cli.in_process import ROBERTA_SIZES, letters, load_model, load_state
 
 
 def reader(data: Path, checkpoint: Path | str, **changes) -> ClusterformerReader:
@@ -28,11 +27,6 @@ def reader(data: Path, checkpoint: Path | str, **changes) -> ClusterformerReader
     model = ClusterformerReader.build_model(Namespace(**{**values, **changes}), task)
     model.load_initial_weights()
     return model.eval()
-
-
-def letters(data: Path, *shape: int) -> Tensor:
-    dictionary = Dictionary.load(str(data / "dict.txt"))
-    return torch.randint(dictionary.nspecial, len(dictionary), shape)
 
 
 @torch.no_grad()

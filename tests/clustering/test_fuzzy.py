@@ -8,21 +8,15 @@ import torch
 from fairseq_clusterformer.clustering import fuzzy
 from fairseq_clusterformer.clustering.fuzzy import (
     SIMILARITIES,
-    ClusterSums,
     Similarity,
     fuzzy_clusters,
     lowest_argmax,
 )
 
+from ..clusters import phi
 from ..kinds import pads
 
 BATCH, LENGTH, WIDTH, CLUSTERS, TEMPERATURE = 3, 50, 6, 5, 0.3
-
-
-def phi(left, right, similarity):
-    if similarity == "cosine":
-        left, right = (t / t.norm(dim=-1, keepdim=True) for t in (left, right))
-    return left @ right.transpose(-1, -2) / (WIDTH**0.5 if similarity == "scaled-dot" else 1.0)
 
 
 @pytest.mark.usefixtures("chunks")
@@ -38,7 +32,7 @@ def test_equal_to_the_equations(similarity, normalizer, handed_on, padded):
     weight = torch.randn(BATCH, CLUSTERS, WIDTH, dtype=torch.float64)
     average = torch.randn(CLUSTERS, dtype=torch.float64)
 
-    scores = phi(keys, centroids, similarity) / TEMPERATURE
+    scores = phi(similarity, keys, centroids) / TEMPERATURE
     if padded:
         scores = scores.masked_fill(mask.unsqueeze(-1), -math.inf)
     mass = scores.logsumexp(1, keepdim=True)
@@ -69,26 +63,6 @@ def test_equal_to_the_equations(similarity, normalizer, handed_on, padded):
     torch.testing.assert_close(log_mass, mass.squeeze(1))
     torch.testing.assert_close(updated, expected_updated)
     torch.testing.assert_close(gradients, expected_gradients)
-
-
-@pytest.mark.usefixtures("chunks")
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_sums_of_clusters(similarity):
-    x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
-    clusters = torch.randint(CLUSTERS, (BATCH, LENGTH))
-    real = torch.rand(BATCH, LENGTH) < 0.7
-    centroids = torch.randn(BATCH, CLUSTERS, WIDTH, dtype=torch.float64)
-
-    of_own = phi(x, centroids, similarity).gather(-1, clusters.unsqueeze(-1)).squeeze(-1)
-    expected = of_own[real].sum()
-    (expected_gradient,) = torch.autograd.grad(expected, x)
-
-    phi_of = Similarity(similarity)
-    sums = ClusterSums.apply(x, clusters, CLUSTERS, phi_of, real.to(torch.float64))
-    total = (sums * phi_of.vectors(centroids)).sum()
-    (gradient,) = torch.autograd.grad(total, x)
-    torch.testing.assert_close(total, expected)
-    torch.testing.assert_close(gradient, expected_gradient)
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])

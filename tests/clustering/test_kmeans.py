@@ -115,21 +115,6 @@ def test_too_few_states_leave_the_centroids(caplog):
     assert "4 states for 5 clusters are too few" in caplog.text
 
 
-def test_stopping_and_going_on_equals_never_stopping():
-    batches = [groups(13) for _ in range(9)]
-    whole, stopped = clustering(), clustering()
-    for number, states in enumerate(batches):
-        if number == 5:
-            saved = stopped.state_dict()
-            stopped = clustering()
-            stopped.centroids.zero_()
-            stopped.load_state_dict(saved)
-        for module in (whole, stopped):
-            module.commit()
-            module.observe(states)
-    torch.testing.assert_close(whole.state_dict(), stopped.state_dict(), rtol=0, atol=0)
-
-
 def test_what_is_observed_after_saving_is_in_the_next_checkpoint():
     module = clustering(size=40)
     for number in (20, 30):

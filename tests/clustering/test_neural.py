@@ -89,22 +89,6 @@ def test_the_average_normaliser_is_the_mean_over_what_was_seen():
     torch.testing.assert_close(module.log_normalizer.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_average_keeps_clusters_in_use():
-    """What it is for: one centroid that is nearest to every token does not take them all."""
-    module = make(normalizer="average", temperature=0.1)
-    with torch.no_grad():
-        module.w_c.weight.copy_(torch.eye(WIDTH))
-        module.centroids[0] = 1.0
-    x = 0.3 * torch.randn(8, 50, WIDTH, dtype=torch.float64) + 1.0
-    _, report, _ = module(x)
-    alone = cluster_use(report.cluster_sizes).effective
-    module.observe(report.observation)
-    module.commit()
-    _, report, _ = module(x)
-    assert alone < 1.2
-    assert cluster_use(report.cluster_sizes).effective > 2.5
-
-
 @pytest.mark.parametrize("normalizer", ["sentence", "running", "average"])
 def test_nothing_that_teaches_is_computed_in_evaluation(normalizer):
     module = make(normalizer=normalizer)

@@ -149,34 +149,6 @@ def test_rounding_is_that_of_what_offsets_cancel(sign):
     assert found.keys.eq(0).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(dtype):
-    q, k, centroids = leaves(dtype)
-    in_float32 = [t.detach().float().requires_grad_() for t in (q, k, centroids)]
-    with torch.autocast("cpu", dtype=dtype):
-        found = assign(q, k, centroids)
-        found.log_share.sum().backward()
-    expected = assign(*in_float32)
-    expected.log_share.sum().backward()
-    assert found.log_share.dtype == torch.float32
-    for name in ("queries", "keys", "log_mass", "sizes", "tokens", "log_share"):
-        assert torch.equal(getattr(found, name), getattr(expected, name))
-    assert torch.equal(k.grad, in_float32[1].grad.to(dtype))
-
-
-def test_a_share_of_the_keys_explores():
-    """Any cluster alike, so that one of K is the key's own; each head draws for itself."""
-    q, k, centroids = (t.detach() for t in leaves(length=2000))
-    keys = assign(q, k, centroids).keys
-    moved = assign(q, k, centroids, exploration=0.3).keys != keys
-    share = 0.3 * (CLUSTERS - 1) / CLUSTERS
-    assert moved.double().mean().item() == pytest.approx(share, abs=0.02)
-    lies = assign(q, k, centroids, exploration=0.999).keys
-    parts = lies.flatten().bincount(minlength=CLUSTERS).double()
-    assert (parts / parts.sum() - 1 / CLUSTERS).abs().max() < 0.02
-    assert not torch.equal(moved[:, 0], moved[:, 1])
-
-
 def kept(run, *inputs):
     """Bytes that ``run`` keeps for its backward pass, besides its inputs and parameters."""
     storages = {}

@@ -42,7 +42,6 @@ from tests.cli.in_process import CLUSTERFORMER, train
         ("--lr-scheduler tri_stage --optimizer nag", "please specify steps or phase_ratio; allow"),
         ("--optimizer nag --lr-scheduler inverse_sqrt --warmup-updates 0", "division by zero; al"),
         ("--fp16", "--fp16 is given: no GPU; allowed: float32"),
-        ("--arch clusterformer_lm --base-layers 1", "--base-layers is 1; allowed: 0 with this"),
     ],
 )
 def test_before_anything_is_written(options, message, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from fairseq.data import TokenBlockDataset, data_utils
+from fairseq.data import data_utils
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from torch.utils.data import TensorDataset
@@ -31,18 +31,6 @@ def test_ngrams_are_blocked():
     tokens[:, :4] = torch.tensor([[2, a, b, a], [2, b, b, a]])
     out = NGramRepeatBlock(2)(tokens, torch.zeros(2, 8), bsz=1, beam_size=2, step=3)
     assert torch.isinf(out).nonzero().tolist() == [[0, b]]
-
-
-def test_sample_break_mode_eos(monkeypatch):
-    def blocks() -> TokenBlockDataset:
-        sentences = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]
-        return TokenBlockDataset(sentences, [3, 2], None, pad=1, eos=2, break_mode="eos")
-
-    monkeypatch.delattr(np, "compat", raising=False)
-    with pytest.raises(AttributeError):
-        blocks()
-    compat.restore_names()
-    assert [block.tolist() for block in blocks()] == [[4, 5, 2], [6, 2]]
 
 
 @pytest.mark.parametrize("reused", [False, True])

@@ -2,13 +2,10 @@
 
 import copy
 import math
-import os
-from pathlib import Path
 
 import pytest
 import torch
 
-from fairseq_clusterformer.compat import resuming
 from fairseq_clusterformer.compat.one_line import one_line
 from tests.cli.in_process import CLUSTERFORMER, TRANSFORMER, train
 
@@ -72,15 +69,3 @@ def test_a_training_that_goes_on(path, value, said, trained, byte_data, tmp_path
         train(byte_data, f"{line} {SHORT} 3", tmp_path)
     assert said in one_line(caught.value)
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == before
-
-
-def test_a_file_of_every_kind(tmp_path: Path):
-    """Also where a command of fairseq's loads it."""
-    for number, written in enumerate((b"", b"PK\3\4", os.urandom(99), [], {}, {"model": {}})):
-        path = tmp_path / f"{number}.pt"
-        if isinstance(written, bytes):
-            path.write_bytes(written)
-        else:
-            torch.save(written, path)
-        with pytest.raises(ValueError, match=f"the checkpoint is {path}: cannot be read"):
-            resuming.checkpoint_utils.load_checkpoint_to_cpu(str(path))

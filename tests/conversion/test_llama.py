@@ -189,6 +189,3 @@ def test_another_form_is_one_line(folder: Path, tmp_path: Path, capsys) -> None:
     (other / "config.json").write_text(json.dumps(config))
     words = "convert", other, tmp_path / "out", "--text", other / "config.json", "--attention=9"
     assert "--attention is 9: unknown kind '9'; allowed: full, " in error(capsys, *words)
-    (other / "tokenizer.json").write_text("{}")
-    line = error(capsys, "export", other, tmp_path / "out", "--to", "fairseq")
-    assert "is no tokenizer.json" in line

@@ -5,6 +5,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data.next_sentences import NextSentences
 
 DOCUMENTS, LINES, WORDS = 6, 5, 4
@@ -21,11 +22,7 @@ class Lines(list):
 @pytest.fixture(scope="module")
 def dictionary() -> Dictionary:
     """A word says where it stands: document, line, place."""
-    dictionary = Dictionary()
-    for number in range(DOCUMENTS * LINES * WORDS):
-        dictionary.add_symbol(str(number))
-    dictionary.add_symbol("<mask>")
-    return dictionary
+    return symbol_dictionary([*map(str, range(DOCUMENTS * LINES * WORDS)), "<mask>"])
 
 
 def lines_of(dictionary: Dictionary, lines: int = LINES) -> Lines:
@@ -84,9 +81,7 @@ def test_what_follows_and_what_does_not(dictionary, length):
 
 def test_words_to_guess():
     """They become the mask, wherever it stands among the symbols, stay, or become any other."""
-    words = Dictionary()
-    for symbol in ("a", "<mask>", "b", "c", *map(str, range(40))):
-        words.add_symbol(symbol)
+    words = symbol_dictionary(["a", "<mask>", "b", "c", *map(str, range(40))])
     first, mask, eos = words.nspecial, words.index("<mask>"), words.eos()
     rows = [[*range(first + 2 + n, first + 12 + n), eos] for n in (0, 8)]
     lines = Lines(map(torch.tensor, (*rows, [eos], *rows, [eos])))

@@ -10,7 +10,7 @@ import sentencepiece
 from fairseq.data import Dictionary
 from tokenizers import Tokenizer, models
 
-from fairseq_clusterformer.corpora.binarize import train_sentencepiece
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary, train_sentencepiece
 from fairseq_clusterformer.corpora.classification import split_words
 from fairseq_clusterformer.data.bytes import byte_symbols
 from fairseq_clusterformer.data.coding import TextCoding
@@ -37,10 +37,7 @@ TEXTS = [
 
 
 def write(folder: Path, symbols: list[str]) -> None:
-    dictionary = Dictionary()
-    for symbol in symbols:
-        dictionary.add_symbol(symbol)
-    dictionary.save(str(folder / "dict.txt"))
+    symbol_dictionary(symbols).save(str(folder / "dict.txt"))
 
 
 def pieces(folder: Path, how: str) -> None:

@@ -87,46 +87,7 @@ def test_no_program_outlives_the_others_failure(tmp_path, interrupted):
         os.kill(process, 0)
 
 
-def test_interruption_keeps_older_results(tmp_path, monkeypatch, capsys):
-    out = tmp_path / "out"
-
-    def made(work, *_) -> str:
-        (work / "results.json").write_text("old")
-        return ""
-
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(demo, "fill", made)
-    for _ in range(2):  # what a demo made is replaced
-        assert demo.main(["--out", str(out)]) == 0
-    monkeypatch.setattr(demo, "fill", interrupt)
-    assert demo.main(["--out", str(out)]) == 130
-    assert (out / "results.json").read_text() == "old"
-    (out / "thesis.tex").touch()  # what is somebody else's is refused
-    assert demo.main(["--out", str(out)]) == 1
-    said = capsys.readouterr().err
-    assert "demo: interrupted" in said
-    assert f"demo: error: --out is {out}: it holds something" in said
-    assert (out / "thesis.tex").is_file()
-
-
 # Fairness
-
-
-def test_verdict_says_what_clusters_add():
-    made = [(0.0, demo.ENOUGH, 3.0)]
-    runners = [Runner("", {}, made, bits_per_byte=bits) for bits in (3.2, 2.5, 2.45)]
-    said = demo.compare(runners, [3.5, 3.9, 2.6])
-    assert "--minutes" not in said
-    assert "clusters need 2.45 bits per byte: 0.75 fewer than dense attention, 0.05 fewer" in said
-    assert "far back: 2.60, dense 3.50, windows 3.90." in said
-    said = demo.compare(runners[::-1], [None, 3.9, 2.6])
-    assert "0.75 more than dense attention, 0.70 more than windows alone." in said
-    assert "far back" not in said
-    made[-1] = (0.0, 37, 3.0)
-    said = demo.compare(runners[::-1], [None])
-    assert "after 37 updates; clusters need about 100: give more --minutes or fewer" in said
 
 
 def test_the_clock_stops_all_models(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from fairseq_clusterformer.documents.sentences import Index
 from fairseq_clusterformer.documents.sources import Source, text_source
 from fairseq_clusterformer.errors import UserError
 from tests.cli.in_process import QUESTIONS, train
-from tests.cli.towns import COMMON, long_text
+from tests.cli.towns import long_text
 from tests.documents.commands import error, run, usage_error
 from tests.documents.sections import read_of, section_of
 from tests.models.bert import folder_of
@@ -377,18 +377,6 @@ class TestClusters:
         expected = [int(sequence[0, 0, place]) for place in places]
         assert read.clusters[layer].tolist() == expected
         assert len(set(expected)) > 1
-
-    def test_those_of_a_qanet(self, towns_data, tmp_path):
-        sizes = "--encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2"
-        line = f"{COMMON} --arch qanet_reader {sizes} --encoder-layers 2 --attention full,kmeans"
-        line += " --num-clusters 3 --attention-window 4 --max-update 2 --disable-validation"
-        train(towns_data, line, tmp_path)
-        reader = Reader(load_checkpoint(tmp_path / "checkpoint_last.pt"), device="cpu")
-        sections = reader.sections(text_source(long_text("Noor"), "x"), 60)
-        for answer in reader.ask(ASKED, reader.passages(sections), 2):
-            (clusters,) = answer.read.clusters.values()
-            assert len(clusters) == len(answer.read.section.tokens)
-            assert {0, 1, 2} >= set(clusters.unique().tolist())
 
     def test_page(self, clustered, tmp_path, capsys):
         """A file that needs nothing else: all text, each token with its cluster, the answers."""

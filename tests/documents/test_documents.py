@@ -156,13 +156,11 @@ PAGES = [
         ["The Elm", "It is long, and deep & cold \N{SHORTCAKE}.", "Second one"]
         + ["Ida Otto", "x y", "tail word"],
     ),
-    ("<noscript><p>none</p></noscript><title>a</title><body>b<noscript>", ["b"]),
     ("<header><nav><a>Home</a></header><p>Otto", ["Otto"]),  # a parent's end closes it
     (
         "<nav><ul><li><a>Home</a></ul><h1>Ulm</h1><p>It is an old town.",
         ["Ulm", "It is an old town."],
     ),
-    ("<svg><title>x</title><p>Otto</p>", ["Otto"]),
     ("<menu><li>Cut<li>Paste</menu><p>Otto", ["Otto"]),
     ("<p hidden>a<p hidden=until-found>b<template><p>c</template><p>d", ["b", "d"]),
     ("<p style='color:red;Display: NONE'>a<div style=visibility:hidden>b</div>c", ["c"]),
@@ -182,7 +180,6 @@ PAGES = [
         "<del>1888</del><ins>1889</ins> 18<s>5</s>7 un<ins>done</ins>",
         ["1888 1889 18 5 7 undone"],
     ),
-    ("<del>colour</del><ins>color</ins>", ["colour color"]),
     ("3<math><mfrac><mn>1</mn><mn>2</mn></mfrac> <mn>1</mn><mn>2</mn></math>", ["3 1/2 1 2"]),
     ("a<select><option>b</select>c", ["a", "c"]),
     ("<span style='display:block'>a</span><style>i{display:flex}</style>b<i>c", [*"abc"]),
@@ -207,7 +204,6 @@ PAGES = [
     ),
     ("<p>a</i></p></div></script><svg/>b<p", ["a", "b"]),
     ("<title>a</title>b<script>c</script>d<style>e", ["bd"]),
-    ("no tags & none", ["no tags & none"]),
     ("<div>" * 20_000 + "low" + "</div>" * 7, ["low"]),
 ]
 

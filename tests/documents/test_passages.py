@@ -1,7 +1,5 @@
 """Which passages are read: by words and by sentence vectors, which those of transformers are."""
 
-import json
-import math
 from pathlib import Path
 from unittest import mock
 
@@ -10,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.documents import sentences
-from fairseq_clusterformer.documents.passages import Passages, stems
+from fairseq_clusterformer.documents.passages import Passages
 from fairseq_clusterformer.documents.sentences import FILE, Index, SentenceEncoder
 from fairseq_clusterformer.errors import UserError
 from tests.documents.sections import sections_of
@@ -39,26 +37,12 @@ def test_both_ranks_count(caplog):
     assert not caplog.records  # the library is quiet
 
 
-def by_hand(texts: list[str], question: str) -> list[float]:
-    """Robertson and Zaragoza 2009, with the inverse document frequency that is never below 0."""
-    words = [[*stems(text)] for text in texts]
-    mean, found = sum(map(len, words)) / len(words), [0.0] * len(words)
-    for stem in stems(question):
-        holders = sum(stem in own for own in words)
-        rarity = math.log(1 + (len(words) - holders + 0.5) / (holders + 0.5))
-        for place, own in enumerate(words):
-            count = own.count(stem)
-            found[place] += rarity * count / (count + 1.2 * (0.25 + 0.75 * len(own) / mean))
-    return found
-
-
 class TestWords:
     TEXTS = ("Otto rules Ulm. Otto is old.", "All is well in Ulm.", "Ulm, Ulm: rulers rule.", "")
     ASKED = "Who is ruling Ulm, Ulm or Bree?"
 
-    def test_scores_are_those_of_bm25(self):
+    def test_what_has_no_word_of_a_question_scores_nothing(self):
         found = Passages(sections_of(*self.TEXTS)).by_words(self.ASKED)
-        assert found == pytest.approx(by_hand([*self.TEXTS], self.ASKED), rel=1e-5)
         assert min(found[:3]) > found[3] == 0
         assert not Passages(sections_of("...", "\u4eac\u90fd")).by_words(self.ASKED).any()
         assert not Passages(sections_of("...", "")).by_words(self.ASKED).any()
@@ -109,26 +93,13 @@ def test_vectors_are_means_of_states(folder):
         assert np.linalg.norm(vectors, axis=1) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "t5"}, "its model_type is t5; allowed: bert"),
-        ({"num_hidden_layers": 3}, "Missing key.*encoder.layers.2"),
-        ({"type_vocab_size": 3}, "its type_vocab_size is 3; allowed: 1 or 2"),
-    ],
-)
-def test_folders_of_another_form(changes, message, folder, tmp_path):
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for file in folder.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
-    config = json.loads((copy / "config.json").read_text()) | changes
-    (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=f"--encoder is {copy}: .*{message}"):
-        SentenceEncoder(copy, Index(None))
-    (copy / "config.json").unlink()
+def test_folders_of_another_form(tmp_path):
+    folder = folder_of("bert", tmp_path / "t5", model_type="t5")
+    with pytest.raises(UserError, match=f"--encoder is {folder}: .* is t5; allowed: bert"):
+        SentenceEncoder(folder, Index(None))
+    (folder / "config.json").unlink()
     with pytest.raises(UserError, match="no config.json can be read"):
-        SentenceEncoder(copy, Index(None))
+        SentenceEncoder(folder, Index(None))
 
 
 class TestIndex:

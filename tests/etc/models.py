@@ -9,6 +9,7 @@ import torch
 from fairseq.data import Dictionary, ListDataset
 from torch import Tensor
 
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLMTaskConfig
 from fairseq_clusterformer.etc.masked_parts import MaskedParts
 from fairseq_clusterformer.models.options import defaults_of
@@ -20,10 +21,7 @@ SIZES |= {"radius": 5, "max_distance": 2, "block": 8}
 
 
 def make_dictionary(words: int = 30, *more: str) -> Dictionary:
-    dictionary = Dictionary()
-    for symbol in [*(f"word{number}" for number in range(words)), *more]:
-        dictionary.add_symbol(symbol)
-    return dictionary
+    return symbol_dictionary([*(f"word{number}" for number in range(words)), *more])
 
 
 def make_task(*symbols: str, words: int = 30, **more: object) -> Namespace:

@@ -249,51 +249,6 @@ def test_sums_of_large_values_stay_finite_in_half_precision() -> None:
     torch.testing.assert_close(lse, torch.full_like(lse, math.log(512)))
 
 
-# A question of four tokens and two paragraphs of a title of two tokens and two sentences of one;
-# the global tokens: one for all, four of the question, and for each paragraph one for it, one for
-# its title and two for its sentences; the example of the authors' test, with k = 2 and r = 4.
-AUTHORS_SPANS = [[0, 0], *([i, i + 1] for i in range(4))]
-for _first in (4, 8):
-    AUTHORS_SPANS += [[_first, _first + 4], [_first, _first + 2]]
-    AUTHORS_SPANS += [[_first + 2, _first + 3], [_first + 3, _first + 4]]
-NEAR = ["0122", "3012", "4301", "4430"]  # four neighbours
-G2G = ["0" + "7" * 12]
-G2G += ["7" * (1 + 4 * i) + row + "7" * (8 - 4 * i) for i in range(3) for row in NEAR]
-L2G = """5655555555555 5565555555555 5556555555555 5555655555555 5555566555555 5555566555555
-5555565655555 5555565565555 5555555556655 5555555556655 5555555556565 5555555556556""".split()
-L2L = ["." * 4 * i + row + "." * (8 - 4 * i) for i in range(3) for row in NEAR]
-
-
-@pytest.mark.parametrize("hard_long", [False, True])
-@pytest.mark.parametrize("hard", [False, True])
-def test_the_loops_have_the_labels_of_the_authors(hard: bool, hard_long: bool) -> None:
-    """All, and what is hidden: of hard g2l the first and the third global token are exempt."""
-    module = attention(radius=4, max_distance=2, hard_global=hard, hard_long=hard_long)
-    given = Structure(
-        torch.tensor([AUTHORS_SPANS]),
-        12,
-        paragraphs=torch.tensor([[0, *[1] * 4, *[2] * 4, *[3] * 4]]),
-        long_paragraphs=torch.tensor([[0] * 4 + [1] * 4 + [2] * 4]),
-        exempt=torch.tensor([[i in (0, 2) for i in range(13)]]),
-    )
-    loops = WrittenOut(module, given)
-
-    def seen(own: int, key: int) -> list[str]:
-        labels = (
-            [loops.label(own, i, key, j) for j in range(loops.sizes[key])]
-            for i in range(loops.sizes[own])
-        )
-        return ["".join("." if label is None else str(label) for label in row) for row in labels]
-
-    across = ["".join(column) for column in zip(*L2G, strict=True)]
-    if hard:
-        across = [x if i in (0, 2) else x.replace("5", ".") for i, x in enumerate(across)]
-    assert seen(OF_GLOBAL, OF_GLOBAL) == G2G
-    assert seen(OF_GLOBAL, OF_LONG) == across
-    assert seen(OF_LONG, OF_GLOBAL) == [x.replace("5", ".") if hard_long else x for x in L2G]
-    assert seen(OF_LONG, OF_LONG) == L2L
-
-
 @every_form
 def test_gradients(form: str) -> None:
     """Against finite differences, in random directions that all numbers take part in."""

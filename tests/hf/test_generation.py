@@ -1,7 +1,6 @@
 """Generation with our bounded cache: the same tokens as without it, and as fairseq writes."""
 
 import copy
-import shutil
 
 import pytest
 import torch
@@ -9,9 +8,9 @@ import torch
 pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
 import transformers  # noqa: E402
-from fairseq.data import Dictionary  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary  # noqa: E402
 from fairseq_clusterformer.hf import ClusterformerCache  # noqa: E402
 from fairseq_clusterformer.hf.tokenizer import write_tokenizer  # noqa: E402
 from tests.hf.small import (  # noqa: E402
@@ -205,16 +204,6 @@ def test_what_needs_another_cache_is_refused(make, name):
 
 
 @pytest.mark.whole
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-def test_compiled_by_inductor():
-    """Its training takes minutes on a processor."""
-    model, ids = language_model(decoder_layers=1, attention="window"), tokens(2, 9)
-    compiled = torch.compile(copy.deepcopy(model), backend="inductor")
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(ids).logits, model(ids).logits)
-
-
-@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["window+taught", "gated(exploration=0)"])
 def test_compiled_training(kind):
     """The same gradients, also when an optimizer's step has begun an update."""
@@ -264,9 +253,8 @@ def test_exported_as_a_graph(kind):
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> transformers.PreTrainedTokenizerFast:
     """Of words that no tokenizer can spell anew."""
-    symbols, out = Dictionary(), tmp_path_factory.mktemp("words")
-    for number in range(VOCABULARY - 4):
-        symbols.add_symbol(f"w{number}")
+    out = tmp_path_factory.mktemp("words")
+    symbols = symbol_dictionary(f"w{number}" for number in range(VOCABULARY - 4))
     write_tokenizer(out, out, symbols, "text", {})
     return transformers.AutoTokenizer.from_pretrained(out)
 

@@ -59,25 +59,6 @@ def check(impl, length, layouts, bias) -> None:
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("impl", ["blocks", "cpu"])
-def test_half_precision(impl, dtype):
-    """As on a GPU, where parts are joined in float32 and rounded once."""
-    layouts = [make_layout(name, 30, HEADS) for name in NAMES[:2]]
-    leaves = [t.to(dtype).requires_grad_() for t in make_inputs(30)[:3]]
-    wide = [t.detach().double().requires_grad_() for t in leaves]
-    own, found = Own(0.3, some(30)), []
-    for out, inputs in (
-        (joint_attention(*leaves, layouts, own, impl=impl)[0], leaves),
-        (one_by_one(*wide, layouts, own)[0], wide),
-    ):
-        gradients = torch.autograd.grad(out.double().square().sum(), inputs)
-        found.append([t.double() for t in (out, *gradients)])
-        assert out.dtype == inputs[0].dtype
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0.05)
-
-
 @pytest.mark.parametrize("impl", ["blocks", "cpu"])
 def test_wide(impl):
     """Half precision is computed as if it were float32, and kept as it is."""

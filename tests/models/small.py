@@ -4,10 +4,10 @@ from argparse import Namespace
 from types import SimpleNamespace
 
 import torch
-from fairseq.data import Dictionary
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.criterions.fairseq_losses import (
     ClusterformerCrossEntropy,
     ClusterformerCrossEntropyConfig,
@@ -37,9 +37,7 @@ ENCODERS = {
 
 
 def make_task(form: str = "text") -> SimpleNamespace:
-    dictionary = Dictionary()
-    for letter in "abcdefghijklmnopqrst":
-        dictionary.add_symbol(letter)
+    dictionary = symbol_dictionary("abcdefghijklmnopqrst")
     return SimpleNamespace(
         source_dictionary=dictionary,
         target_dictionary=dictionary,

@@ -55,27 +55,6 @@ def test_the_task_teaches_no_cluster():
     assert heard(learning) == heard(everything - routing)
 
 
-def join(*batches: dict) -> dict:
-    """One batch of several of one width."""
-    names = ("src_tokens", "src_lengths")
-    inputs = {n: torch.cat([batch["net_input"][n] for batch in batches]) for n in names}
-    target = torch.cat([batch["target"] for batch in batches])
-    return {"net_input": inputs, "target": target, "ntokens": sum(b["ntokens"] for b in batches)}
-
-
-@pytest.mark.parametrize("normalizer", ["average", "running"])
-def test_weights_mean_the_same_at_any_batch_size(normalizer):
-    """Two batches, even of different numbers of tokens, accumulated or as one."""
-    model = make_model(cluster_normalizer=normalizer).double()
-    criterion = make_criterion(**WEIGHTS)
-    first, second = lm_sample((12, 12)), lm_sample((12, 3))
-    parts = gradients(model, criterion, first, second)
-    whole = gradients(model, criterion, join(first, second))
-    assert parts.keys() == whole.keys()
-    for name, gradient in whole.items():
-        torch.testing.assert_close(parts[name], gradient, rtol=1e-9, atol=1e-12)
-
-
 def test_total_is_equation_17():
     """mu L1 + nu L2 + lambda L_task, each a mean, as fairseq divides by the sample size."""
     model, batch = make_model(), lm_sample((12, 9))

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from safetensors.torch import load_file, save_file
 
@@ -27,9 +26,7 @@ transformers = pytest.importorskip("transformers")
 
 def reader_from(folder: Path, words: Path | None = None):
     """A reader that starts from a folder, and its dictionary: of its tokenizer, or of another."""
-    dictionary = Dictionary()
-    for symbol in Subwords(words or folder / "tokenizer.json").symbols:
-        dictionary.add_symbol(symbol)
+    dictionary = symbol_dictionary(Subwords(words or folder / "tokenizer.json").symbols)
     config = json.loads((folder / "config.json").read_text()) if words is None else {}
     typed = config.get("type_vocab_size", 2) == 2 and config.get("model_type") != "distilbert"
     args = Namespace(

@@ -157,21 +157,6 @@ def test_portions_give_what_the_whole_gives(attention, monkeypatch):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("attention", attention_kinds())
-def test_every_attention_trains(attention):
-    model = make_reader(cluster_attention=attention, checkpoint_activations=True).train()
-    question, document, *_ = ragged(model.encoder.padding_idx)
-    document[:3, 0] = document[1, 9] = model.encoder.dictionary.bos()
-    logits, extra = model(question, document)
-    loss = sum(x[x > -torch.inf].square().sum() for x in logits[:4])
-    for report in extra["reading"].reports:
-        losses = report.clustering_loss, report.sorting_loss
-        loss = loss + sum(more for more in losses if more is not None)
-    loss.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad.isfinite().all(), name
-
-
 @torch.no_grad()
 def test_the_bank_holds_what_enters_a_cluster_layer():
     """Real states alone, the question's of every window too, and centroids come of them."""

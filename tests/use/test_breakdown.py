@@ -5,22 +5,15 @@ import random
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data.bytes import byte_symbols
 from fairseq_clusterformer.data.coding import ByteCoding, TextCoding
 from fairseq_clusterformer.use.breakdown import Breakdown
 
 
-def dictionary(symbols: list[str]) -> Dictionary:
-    made = Dictionary()
-    for symbol in symbols:
-        made.add_symbol(symbol)
-    return made
-
-
 def test_bytes():
-    coding = ByteCoding(dictionary(byte_symbols()))
+    coding = ByteCoding(symbol_dictionary(byte_symbols()))
     text = b"omega" + b" " * 95 + b"omega" + b" " * 25 + b"omega"
     target = coding.encode(text)
     target[-6] = 2  # what is no byte ends an identifier as well
@@ -47,7 +40,7 @@ def test_bytes():
 @pytest.mark.parametrize("front", [[], [0]])
 def test_words_repeat_in_pairs(front):
     """Also behind ``<s>``, after which the first word is not scored."""
-    coding = TextCoding(dictionary(["a", "b", "c"]))
+    coding = TextCoding(symbol_dictionary("abc"))
     a, b, c = (coding.dictionary.index(word) for word in "abc")
     source, target = torch.tensor([a, b, c, a, b, c]), torch.tensor([b, c, a, b, c, c])
     breakdown = Breakdown(coding, [torch.tensor([b, c] * 21)])
@@ -71,5 +64,5 @@ def test_identifiers_against_plain_loops():
             before[word] = begin
             begin += len(word) + 1
             expected.append(0)
-        found = Breakdown(ByteCoding(dictionary(byte_symbols()))).repeated_identifiers(text)
+        found = Breakdown(ByteCoding(symbol_dictionary(byte_symbols()))).repeated_identifiers(text)
         assert found == expected[:-1]

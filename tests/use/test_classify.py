@@ -1,22 +1,18 @@
 """clusterformer classify: plain texts and pairs get the labels that the model learned."""
 
 import io
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
 import fairseq_clusterformer
 from fairseq_clusterformer.checkpoints.bundle import write_bundle
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.data.subwords import Subwords
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.use.classify import Classifier
 from tests.cli.in_process import CLASSIFICATION, train
-from tests.models.bert import folder_of
 
 # of a machine without an accelerator
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
@@ -130,37 +126,3 @@ def test_mistakes(checkpoint, tmp_path, capsys):
     assert classify("--checkpoint", checkpoint, "x") == 1
     assert "does not say how texts became words" in capsys.readouterr().err
     record.write_text(text)
-
-
-def test_a_classifier_that_starts_from_a_folder(tmp_path):
-    """Its words are those of the folder's tokenizer, in training, in a checkpoint, in a bundle."""
-    folder, data = folder_of("bert", tmp_path / "bert"), tmp_path / "data"
-    rows = (f"{i % 2}\tA lake {'a fish ' * i}and a café\n" for i in range(20))
-    (tmp_path / "rows.tsv").write_text("".join(rows))
-    words = (tmp_path / "rows.tsv", data, "--tokenizer", folder / "tokenizer.json")
-    assert main(["prepare", "classification", "text", *map(str, words)]) == 0
-    line = "--task clusterformer_sentence --criterion clusterformer_sentence_prediction --cpu"
-    line += " --arch clusterformer_classifier_pretrained --max-positions 30 --truncate-sequence"
-    train(
-        data,
-        f"{line} --batch-size 4 --optimizer adam --max-update 1 --lr 0",
-        tmp_path,
-        "--pretrained",
-        folder,
-    )
-    model = fairseq_clusterformer.load(tmp_path / "checkpoint_last.pt")
-    theirs = transformers.AutoModel.from_pretrained(folder).eval()
-    pieces, text = Subwords(folder / "tokenizer.json"), "Cafés: lakefish, Zürich"
-    first, last = (pieces.symbols.index(symbol) for symbol in ("<s>", "</s>"))
-    numbers = torch.tensor([[first, *pieces.encode(text).ids, last]])
-    with torch.no_grad():
-        expected = theirs(input_ids=numbers).last_hidden_state[0]
-    (states,) = model.encode(text)
-    torch.testing.assert_close(states, expected, rtol=0, atol=1e-5)
-    write_bundle(model.loaded, tmp_path / "bundle")
-    assert str(folder) not in (tmp_path / "bundle" / "bundle.json").read_text()
-    shutil.rmtree(folder)
-    shutil.rmtree(data)
-    again = fairseq_clusterformer.load(tmp_path / "bundle")
-    assert torch.equal(again.encode([text], pooled=True)[0], states.mean(0))
-    assert again.classify(text) == model.classify(text)
