@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 LARGEST = 2**31 - 1  # of whole numbers: what torch, numpy and fairseq's C code all take
@@ -80,9 +80,9 @@ OF_FAIRSEQ: Mapping[str, Range] = {
 }
 
 
-def strays(values: Mapping[str, Any] | Namespace, options: type | None = None) -> Iterator[str]:
-    """Those of these values (lists hold one for each epoch) that are outside of what is allowed,
-    each ``--option is VALUE; allowed: RANGE``. The dataclass `options` declares them."""
+def check_ranges(values: Mapping[str, Any] | Namespace, options: type | None = None) -> None:
+    """Raise ValueError for one of these values (lists hold one for each epoch) that is not
+    allowed. The dataclass `options` declares them."""
     declared = {item.name: item for item in dataclasses.fields(options or Range)}
     for name, given in (vars(values) if isinstance(values, Namespace) else values).items():
         item = declared.get(name) if options else None
@@ -94,7 +94,7 @@ def strays(values: Mapping[str, Any] | Namespace, options: type | None = None) -
                 continue
             if known.forbids(value) if known else _is_no_number(value):
                 text = (known or Range()).allowed(value)
-                yield f"--{str(name).replace('_', '-')} is {value}; allowed: {text}"
+                raise ValueError(f"--{str(name).replace('_', '-')} is {value}; allowed: {text}")
 
 
 def _is_no_number(value: Any) -> bool:

@@ -1,10 +1,12 @@
 """Which numbers an option may have, and what is said of others."""
 
+import re
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import pytest
 
-from fairseq_clusterformer.ranges import LARGEST, Range, strays
+from fairseq_clusterformer.ranges import LARGEST, Range, check_ranges
 
 
 @dataclass
@@ -34,5 +36,6 @@ class Declared:
     ],
 )
 def test_what_is_outside_is_said(options, said):
-    assert list(strays(options, Declared)) == ([said] if said else [])
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$") if said else nullcontext():
+        check_ranges(options, Declared)
     assert Range(whole=True).allowed() == "a whole number"

@@ -12,6 +12,7 @@ from typing import Optional
 
 import torch
 from fairseq import checkpoint_utils, tasks, utils
+from fairseq.data import FairseqDataset
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
@@ -34,11 +35,11 @@ from fairseq_clusterformer.checkpoints.bundle import (
 )
 from fairseq_clusterformer.compat.checks import dataclass_of
 from fairseq_clusterformer.compat.resuming import UNREADABLE, check_state, why_no_checkpoint
-from fairseq_clusterformer.errors import bad_option, check_no_pipes
+from fairseq_clusterformer.errors import bad_option, check_no_pipes, first_line
 from fairseq_clusterformer.models import lora
 from fairseq_clusterformer.models.checkpoints import unfit_numbers
 from fairseq_clusterformer.moved import user_dir_of
-from fairseq_clusterformer.ranges import strays
+from fairseq_clusterformer.ranges import check_ranges
 
 import_module("fairseq_clusterformer.plugin")  # all that a checkpoint may name
 
@@ -127,6 +128,21 @@ def load_checkpoint(
     return Loaded(model.eval(), loaded_task, cfg, folder, path, updates)
 
 
+def dataset_of(loaded: Loaded, split: str, option: str) -> FairseqDataset:
+    """A split of a model's data, which the `option` named. Raises UserError: there is no such
+    split, or nothing in it."""
+    try:
+        loaded.task.load_dataset(split)
+    except (FileNotFoundError, ValueError) as error:
+        there = sorted({path.name.partition(".")[0] for path in loaded.folder.glob("*.idx")})
+        allowed = ", ".join(there) or "one of a folder with texts (--data)"
+        problem = first_line(error).partition("; allowed: ")[0]
+        raise bad_option(option, split, allowed, problem) from None
+    if not len(dataset := loaded.task.dataset(split)):
+        raise bad_option(option, split, "a split with text", "it is empty")
+    return dataset
+
+
 def _check_options(cfg: DictConfig, name: str, tensors: dict) -> None:
     """Raises ValueError: a task or a model that is unknown; an option whose type or range is not
     what its dataclass declares, or that asks for more layers or positions than the tensors have,
@@ -152,8 +168,7 @@ def _check_options(cfg: DictConfig, name: str, tensors: dict) -> None:
                 raise ValueError(f"{key} is {values[key]}; allowed: text")
         given = {key: values[key] if plain else section._get_node(key) for key in declared}
         OmegaConf.merge(kind(), {k: v for k, v in given.items() if v is not None or not plain})
-    for problem in strays(section, kind):
-        raise ValueError(problem)
+    check_ranges(section, kind)
     for key in ("source_lang", "target_lang"):
         if "/" in str(values.get(key)):
             raise ValueError(f"{key} is {values[key]}; allowed: a language")

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from fairseq_clusterformer.errors import check_no_pipes, first_line, refused
-from fairseq_clusterformer.ranges import strays
+from fairseq_clusterformer.ranges import check_ranges
 
 from .resuming import UNREADABLE
 from .wrapping import mends
@@ -54,8 +54,7 @@ def check(root, sections: tuple[str, ...]) -> None:
     for name in sections:
         section = root.get(name)
         if isinstance(section, (omegaconf.DictConfig, argparse.Namespace)):
-            for problem in strays(section, dataclass_of(name, section)):
-                raise ValueError(problem)
+            check_ranges(section, dataclass_of(name, section))
 
 
 def check_data(task) -> None:

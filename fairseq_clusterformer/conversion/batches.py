@@ -5,6 +5,7 @@ Shape letters: N tokens.
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from fairseq.data import FairseqDataset, LanguagePairDataset
 from fairseq.data.data_utils import collate_tokens
 from torch import Tensor
 
-from fairseq_clusterformer.checkpoints.load import Loaded
+from fairseq_clusterformer.checkpoints.load import Loaded, dataset_of
+from fairseq_clusterformer.corpora.lines import aligned_lines
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.data.text import TextPipeline
@@ -51,15 +53,7 @@ def of_split(
     if length is not None:
         section.tokens_per_sample = length
     task = tasks.setup_task(section, from_checkpoint=True)
-    try:
-        task.load_dataset(split)
-    except (FileNotFoundError, ValueError) as error:
-        allowed = "a prepared folder with this split (--gen-subset), or --text FILE"
-        problem = f"it has no split {split} ({str(error).splitlines()[0]})"
-        raise bad_option("--data", loaded.folder, allowed, problem) from None
-    dataset = task.dataset(split)
-    if not len(dataset):
-        raise bad_option("--gen-subset", split, "a split with text", "it is empty")
+    dataset = dataset_of(replace(loaded, task=task), split, "--gen-subset")
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))
     return _collated(dataset, order.tolist(), tokens)
 
@@ -113,23 +107,17 @@ def _of_pairs(loaded: Loaded, files: Sequence[Path], tokens: int) -> list[Inputs
     text = TextPipeline.from_folder(loaded.folder)
     languages = task.cfg.source_lang, task.cfg.target_lang
     dictionaries = task.src_dict, task.tgt_dict
-    rows: list[list[Tensor]] = []
-    for file, language, dictionary in zip(files, languages, dictionaries, strict=True):
-        try:
-            lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        except UnicodeDecodeError as error:
-            raise bad_option("--text", file, "UTF-8 text", str(error)) from None
-        encoded = (text.encode(line, language) for line in lines)
-        rows.append([dictionary.encode_line(e, add_if_not_exist=False).long() for e in encoded])
+    rows: list[list[Tensor]] = [[], []]
+    for pair in aligned_lines(files):
+        for side, line, language, words in zip(rows, pair, languages, dictionaries, strict=True):
+            symbols = text.encode(line, language)
+            side.append(words.encode_line(symbols, add_if_not_exist=False).long())
     (source, target), most = rows, loaded.model.max_positions()
-    if len(source) != len(target):
-        problem = f"{len(source)} and {len(target)} lines"
-        raise bad_option("--text", given, "as many lines in both", problem)
     sizes = [[len(row) for row in side] for side in rows]
     lengths = enumerate(zip(*sizes, strict=True))
     fitting = [i for i, (s, t) in lengths if s <= most[0] and t <= most[1]]
     if not fitting:
-        problem = "every line is longer than the model's positions"
+        problem = "no line fits the model's positions"
         raise bad_option("--text", given, f"up to {most} subwords", problem)
     dataset = LanguagePairDataset(
         source, sizes[0], dictionaries[0], target, sizes[1], dictionaries[1]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairseq_clusterformer.clustering import LOSSES, summary
 from fairseq_clusterformer.errors import refused
-from fairseq_clusterformer.models.options import check_ranges, option, options_of
+from fairseq_clusterformer.models.options import option
 
 STATISTICS = (*LOSSES, "cluster_entropy", "cluster_effective", "cluster_largest", "cluster_empty")
 
@@ -69,9 +69,7 @@ class ClusteringLosses:
 
     @classmethod
     def build_criterion(cls, cfg: ClusteringLossConfig, task):
-        """The criterion, whose own arguments fairseq takes from the options by their names. Raises
-        ValueError: an option outside of its range."""
-        check_ranges(cfg, options_of(cls))
+        """The criterion, whose own arguments fairseq takes from the options by their names."""
         criterion = super().build_criterion(cfg, task)
         for name in ClusteringLossConfig.__annotations__:
             setattr(criterion, name, getattr(cfg, name))

@@ -6,11 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.data import Dictionary, FairseqDataset
-from fairseq.data.data_utils import collate_tokens
-from torch import Tensor
 
 from .sentences import shortened
-from .stored import BySize
+from .stored import BySize, padded
 
 
 class NextSentences(BySize):
@@ -128,26 +126,18 @@ class NextSentences(BySize):
             return np.empty(0, np.int64)
         return np.concatenate([self.lines[i][:-1].numpy() for i in self._line[first:last]])
 
-    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch: ``src_tokens``, ``segments`` and ``target``, int64 [B, N], and ``follows``,
+    def batch(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """``src_tokens``, ``segments`` and ``target``, int64 [B, N], and ``follows``,
         int64 [B]."""
-        if not samples:
-            return {}
-
-        def padded(name: str, value: int) -> Tensor:
-            return collate_tokens([sample[name] for sample in samples], value)
-
         pad = self.dictionary.pad()
         lengths = torch.tensor([len(sample["tokens"]) for sample in samples])
         return {
-            "id": torch.tensor([sample["id"] for sample in samples]),
             "net_input": {
-                "src_tokens": padded("tokens", pad),
+                "src_tokens": padded(samples, "tokens", pad),
                 "src_lengths": lengths,
-                "segments": padded("segments", 0),
+                "segments": padded(samples, "segments", 0),
             },
-            "target": padded("target", pad),
+            "target": padded(samples, "target", pad),
             "follows": torch.tensor([sample["follows"] for sample in samples]),
-            "nsentences": len(samples),
             "ntokens": int(lengths.sum()),
         }

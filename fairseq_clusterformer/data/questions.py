@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.data import Dictionary
-from fairseq.data.data_utils import collate_tokens
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.answers import TYPES, text_mask
 
 from .qa import Example, QAData
-from .stored import BySize
+from .stored import BySize, padded
 from .structure import Outline
 
 
@@ -138,8 +137,8 @@ class QuestionDataset(BySize):
                 types.add("long")
         return torch.tensor([name in types or not types for name in TYPES])
 
-    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch: ``id``, the ``split`` that it counts in, and
+    def batch(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """The ``split`` that it counts in, and
 
         - ``net_input``: what the model reads;
         - ``target``: ``spans``, first and last tokens of short answers, int64 [B, A, 2], -1: no
@@ -148,13 +147,7 @@ class QuestionDataset(BySize):
           [B, 5]; of structured documents also ``supporting`` sentences, 1, 0 or -1 (unknown, or
           no more), int64 [B, S], and the right ``candidate``, int64 [B], -1: none.
         """
-        if not samples:
-            return {}
-
-        def padded(name: str, value: int) -> Tensor:
-            return collate_tokens([sample[name] for sample in samples], value)
-
-        tokens = padded("document", self.dictionary.pad())
+        tokens = padded(samples, "document", self.dictionary.pad())
         paragraphs = torch.zeros_like(tokens, dtype=torch.bool)
         for row, sample in zip(paragraphs, samples, strict=True):
             row[sample["paragraphs"]] = True
@@ -163,12 +156,11 @@ class QuestionDataset(BySize):
             for name in ("spans", "last_span")
         )
         batch = {
-            "id": torch.tensor([sample["id"] for sample in samples]),
             "split": self.split,
             "net_input": {
-                "question_tokens": padded("question", self.dictionary.pad()),
+                "question_tokens": padded(samples, "question", self.dictionary.pad()),
                 "document_tokens": tokens,
-                "text_mask": padded("text_mask", False),
+                "text_mask": padded(samples, "text_mask", False),
             },
             "target": {
                 "spans": spans,
@@ -176,7 +168,6 @@ class QuestionDataset(BySize):
                 "paragraphs": paragraphs,
                 "types": torch.stack([sample["types"] for sample in samples]),
             },
-            "nsentences": len(samples),
             "ntokens": sum(len(sample["document"]) for sample in samples),
         }
         if self.structure is not None:

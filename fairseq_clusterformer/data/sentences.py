@@ -69,22 +69,17 @@ class SentenceDataset(BySize):
             return {"id": index, "sequences": [torch.cat([start, parts[0], end, parts[1], end])]}
         return {"id": index, "sequences": [torch.cat([start, part, end]) for part in parts]}
 
-    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch: ``src_tokens`` and of siamese pairs ``pair_tokens``, int64 [B, N]; ``target``,
+    def batch(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """``src_tokens`` and of siamese pairs ``pair_tokens``, int64 [B, N]; ``target``,
         of the labels, [B]; and, where pairs are ranked, ``question``, int64 [B]."""
-        if not samples:
-            return {}
-        ids = torch.tensor([sample["id"] for sample in samples])
-        net_input = {}
+        ids, net_input = [sample["id"] for sample in samples], {}
         sides = zip(*(sample["sequences"] for sample in samples), strict=True)
         for name, rows in zip(("src", "pair"), sides, strict=False):
             net_input[f"{name}_tokens"] = collate_tokens(rows, self.dictionary.pad())
             net_input[f"{name}_lengths"] = torch.tensor([len(row) for row in rows])
         batch = {
-            "id": ids,
             "net_input": net_input,
             "target": self.labels[ids],
-            "nsentences": len(samples),
             "ntokens": sum(len(row) for sample in samples for row in sample["sequences"]),
         }
         if self.questions is not None:

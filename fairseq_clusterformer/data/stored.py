@@ -9,11 +9,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from fairseq import utils
-from fairseq.data import Dictionary, FairseqDataset
+from fairseq.data import Dictionary, FairseqDataset, data_utils
+from fairseq.data.data_utils import collate_tokens
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 
 from fairseq_clusterformer.compat.data import check_tokens
@@ -137,8 +139,23 @@ def load_dictionary(folder: Path | str, made_by: str = "clusterformer prepare") 
     return Dictionary.load(str(path))
 
 
+def binarized(path: Path, dictionary: Dictionary, combine: bool) -> FairseqDataset:
+    """The lines of a split; raises FileNotFoundError: there are none."""
+    lines = data_utils.load_indexed_dataset(str(path), dictionary, combine=combine)
+    if lines is None:
+        allowed = "a split of DATA, as fairseq-preprocess writes it"
+        raise FileNotFoundError(f"{path}.idx: no such file; allowed: {allowed}")
+    return lines
+
+
+def padded(samples: Sequence[Mapping], name: str, value: int) -> torch.Tensor:
+    """A field of all samples, [B, N]; what is missing gets the value."""
+    return collate_tokens([sample[name] for sample in samples], value)
+
+
 class BySize(FairseqDataset):
-    """Samples in the order of their lengths."""
+    """Samples in the order of their lengths. A subclass has ``batch(samples)``, what a batch holds
+    beside the samples' ``id`` and number."""
 
     sizes: np.ndarray  # tokens of each sample, int [n]
     shuffle: bool  # samples of one length come in a random order, instead of their own
@@ -154,3 +171,10 @@ class BySize(FairseqDataset):
     def ordered_indices(self) -> np.ndarray:
         order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
         return order[np.argsort(self.sizes[order], kind="stable")]
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch; of no samples, as fairseq has it, nothing."""
+        if not samples:
+            return {}
+        ids = torch.tensor([sample["id"] for sample in samples])
+        return {"id": ids, "nsentences": len(samples), **self.batch(samples)}

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
-from fairseq.data import Dictionary, ListDataset, data_utils
+from fairseq.data import Dictionary, ListDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.tasks import register_task
@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.criterions.clustering_losses import SummedLogs, weight
-from fairseq_clusterformer.data.stored import shard_of
+from fairseq_clusterformer.data.stored import binarized, shard_of
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
@@ -228,9 +228,7 @@ class ETCMaskedLMTask(OwnModels):
         """Load "train", "valid" or "test", and log what is left out; raises FileNotFoundError or
         ValueError: no such split, or none with a word."""
         cfg, path = self.cfg, shard_of(self.cfg.data, epoch) / split
-        lines = data_utils.load_indexed_dataset(str(path), self.dictionary, combine=combine)
-        if lines is None:
-            raise FileNotFoundError(f"{path}.idx: no such file; allowed: a split of DATA")
+        lines = binarized(path, self.dictionary, combine)
         if not (lines.sizes == 1).any():
             problem = "has no empty line, which ends a document"
             raise ValueError(f"{path} {problem}; allowed: a folder that `{self.made_by}` made")

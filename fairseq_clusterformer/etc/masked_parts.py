@@ -143,21 +143,17 @@ class MaskedParts(BySize):
         shown = np.where(hidden, mask, np.where(guessed, shown, tokens))
         return shown, np.where(guessed, tokens, self.dictionary.pad())
 
-    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+    def batch(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """``src_tokens`` and ``target``, int64 [B, N], and ``parts``: their ``spans`` [B, G, 2],
         whether each is ``hidden`` [B, G], ``long_examples`` [B, N], ``global_examples`` [B, G]
         (:data:`NO_EXAMPLE` for padding). ``alone`` has all hidden ones as rows that do not see
         each other, with the same fields, and where each global token is, ``at`` int64 [S, 2]."""
-        if not samples:
-            return {}
         pad = self.dictionary.pad()
         parts = _batch([sample["row"] for sample in samples], pad)
         alone = {"alone": _alone([part for sample in samples for part in sample["alone"]], pad)}
         return {
-            "id": torch.tensor([sample["id"] for sample in samples]),
             "target": parts.pop("target"),
             "net_input": {"src_tokens": parts.pop("src_tokens"), "parts": parts | alone},
-            "nsentences": len(samples),
             "ntokens": sum(len(sample["row"]["target"]) for sample in samples),
         }
 

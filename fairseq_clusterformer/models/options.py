@@ -18,7 +18,7 @@ from fairseq_clusterformer.attention.projections import Rotary
 from fairseq_clusterformer.attention.spec import Heads, parse_attention, written
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, WIDEST
-from fairseq_clusterformer.ranges import strays
+from fairseq_clusterformer.ranges import check_ranges
 
 _RULES = {"encoder": ("chunk", "recent"), "decoder": ("recent", "leaking-chunk")}
 # What each architecture names itself: an encoder and a decoder differ there.
@@ -122,14 +122,7 @@ def complete(args, options: type[FairseqDataclass]) -> None:
             problem = "fairseq-hydra-train does not apply the sizes of a named architecture"
             raise refused("model._name", args._name, f"{model}, with each size", problem)
     set_defaults(args, **defaults_of(options))
-    check_ranges(args, options)
-
-
-def check_ranges(args, options: type) -> None:
-    """Raise ValueError for a value that its declaration in a dataclass does not allow."""
-    given = {name: getattr(args, name) for name in defaults_of(options)}
-    for problem in strays(given, options):
-        raise ValueError(problem)
+    check_ranges({name: getattr(args, name) for name in defaults_of(options)}, options)
 
 
 def set_defaults(args, **values) -> None:

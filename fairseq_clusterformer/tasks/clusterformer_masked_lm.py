@@ -5,14 +5,13 @@ import logging
 from dataclasses import dataclass, fields
 
 from fairseq.criterions import FairseqCriterion
-from fairseq.data import data_utils
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 
 from fairseq_clusterformer.criterions.fairseq_losses import ClusterformerMaskedLMLoss
 from fairseq_clusterformer.data.next_sentences import NextSentences
-from fairseq_clusterformer.data.stored import shard_of
+from fairseq_clusterformer.data.stored import binarized, shard_of
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.options import flag, option
@@ -89,9 +88,7 @@ class ClusterformerMaskedLMTask(InitialWeights, MaskedLMTask):
             super().load_dataset(split, epoch, combine, **kwargs)
             return
         path = shard_of(self.cfg.data, epoch) / split
-        lines = data_utils.load_indexed_dataset(str(path), self.dictionary, combine=combine)
-        if lines is None:
-            raise FileNotFoundError(f"{path}.idx: no such file; allowed: a split of DATA")
+        lines = binarized(path, self.dictionary, combine)
         try:
             dataset = NextSentences(
                 lines,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 from fairseq.criterions import FairseqCriterion
-from fairseq.data import Dictionary, data_utils
+from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from torch import Tensor
 
 from fairseq_clusterformer.data.sentences import PAIR_FORMS, SentenceDataset
-from fairseq_clusterformer.data.stored import check_shards, load_dictionary, shard_of
+from fairseq_clusterformer.data.stored import binarized, check_shards, load_dictionary, shard_of
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.clusterformer_classifier import ClusterformerClassifier
 from fairseq_clusterformer.models.options import option
@@ -103,12 +103,12 @@ class ClusterformerSentenceTask(OwnModels):
         ValueError: files that do not fit together, or a text that is too long."""
         folder = shard_of(self.cfg.data, epoch)
         texts = {
-            name: _read_binarized(folder / name / split, self.dictionary, combine)
+            name: binarized(folder / name / split, self.dictionary, combine)
             for name in ("input0", "input1")[: 1 + self.is_pair]
         }
         if self.label_dictionary:
             path = folder / "label" / split
-            labels = self._classes_of(_read_binarized(path, self.label_dictionary, combine), path)
+            labels = self._classes_of(binarized(path, self.label_dictionary, combine), path)
         else:
             path, allowed = folder / "label" / f"{split}.label", "a number a line"
             try:
@@ -164,14 +164,6 @@ class ClusterformerSentenceTask(OwnModels):
 
     def max_positions(self) -> int:
         return self.cfg.max_positions
-
-
-def _read_binarized(path: Path, dictionary: Dictionary, combine: bool):
-    dataset = data_utils.load_indexed_dataset(str(path), dictionary, combine=combine)
-    if dataset is None:
-        problem = f"{path}.bin, {path}.idx: no such files"
-        raise FileNotFoundError(f"{problem}; allowed: what fairseq-preprocess writes")
-    return dataset
 
 
 def _read_lines(path: Path, allowed: str) -> list[str]:

@@ -23,11 +23,11 @@ from fairseq_clusterformer.answers import (
 from fairseq_clusterformer.corpora.question_answering.records import Drops, json_lines
 from fairseq_clusterformer.criterions.clusterformer_qa import answer_parts
 from fairseq_clusterformer.data.qa import QAData
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.metrics import answers, hotpotqa, natural_questions
 from fairseq_clusterformer.metrics.natural_questions import Label
 
-from ..checkpoints.load import Loaded
+from ..checkpoints.load import Loaded, dataset_of
 from .base import device_of
 
 logger = logging.getLogger(__name__)
@@ -100,10 +100,7 @@ def predict(
     task, is_natural = loaded.task, corpus == "natural-questions"
     device = device_of("cpu" if cpu else None)
     models = [one.model.to(device) for one in (loaded, *others)]
-    try:
-        dataset = task.load_dataset(split)
-    except (FileNotFoundError, ValueError) as error:
-        raise UserError(f"--split is {split}: {error}") from None
+    dataset = dataset_of(loaded, split, "--split")
     data, whole = dataset.data, dataset.data.whole
     options = ranking_options(task.cfg) | {"within_long": is_natural}
     batches = task.get_batch_iterator(dataset, max_sentences=batch_size)

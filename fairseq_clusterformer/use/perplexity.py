@@ -22,7 +22,7 @@ from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.decoder import ClusterformerDecoder, DecoderState, decode
 
-from ..checkpoints.load import Loaded
+from ..checkpoints.load import Loaded, dataset_of
 from .breakdown import Breakdown
 
 #: inputs int64 [M], and the targets of the last N of them, int64 [N]
@@ -50,13 +50,8 @@ def begin_of(task: Mapping[str, object], coding: TextCoding, *, empty: bool = Fa
 def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
     """Yield the blocks of a split of the data folder, as ``fairseq-eval-lm`` scores them. Raises
     UserError: if there is no such split, or nothing in it."""
-    if not (loaded.folder / f"{split}.idx").is_file():
-        there = sorted(path.stem for path in loaded.folder.glob("*.idx")) or ["--text FILE"]
-        raise bad_option("--gen-subset", split, ", ".join(there), f"not in {loaded.folder}")
-    loaded.task.load_dataset(split)
-    if not len(loaded.task.dataset(split)):
-        raise bad_option("--gen-subset", split, "a split with text", "it is empty")
-    return _blocks(loaded, loaded.task.dataset(split), f"--gen-subset is {split}")
+    dataset = dataset_of(loaded, split, "--gen-subset")
+    return _blocks(loaded, dataset, f"--gen-subset is {split}")
 
 
 def text_blocks(

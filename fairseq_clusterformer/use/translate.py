@@ -12,7 +12,7 @@ from tqdm import tqdm
 from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import UserError, bad_option
 
-from ..checkpoints.load import Loaded
+from ..checkpoints.load import Loaded, dataset_of
 from .base import Pretrained, check_numbers
 from .perplexity import leaks_future
 
@@ -80,11 +80,7 @@ class Translator(Pretrained):
         once. Returns the subwords of the best translations and of the references, joined by
         blanks. Raises UserError: there is no such split, or a sentence is longer than the model
         allows."""
-        try:
-            self.task.load_dataset(split)
-        except FileNotFoundError as error:
-            raise bad_option("--split", split, "one of --data's", str(error)) from None
-        dataset = self.task.dataset(split)
+        dataset = dataset_of(self.loaded, split, "--split")
         found = [""] * len(dataset)
         search = self._search(dataset, beam, lenpen, batch_size, max_tokens)
         for i, best in tqdm(search, total=len(found), unit=" sentences", disable=None):

@@ -213,7 +213,7 @@ def test_other_kinds_start_anew(dense_checkpoint, tmp_path, capsys):
         ("--probes 64", "--probes is 64; allowed: less than --far-window, 64"),
         ("--attention full --probes 3", "--probes is 3: there is no spec of heads to make"),
         ("--text no/such", "--text is no/such: no such file; allowed: a file of text"),
-        ("--gen-subset tests", "it has no split tests"),
+        ("--gen-subset tests", "--gen-subset is tests: Dataset not found"),
     ],
 )
 def test_mistakes_are_one_line(words, message, dense_checkpoint, tmp_path, capsys):

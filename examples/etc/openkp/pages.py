@@ -219,22 +219,18 @@ class PageDataset(BySize):
         number = int(self.pages[index])
         return {"id": number, "page": self.data[number].within(*self._most)}
 
-    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch; its targets are ``places``, int64 [B, P, 2] (of no words: no more), and
+    def batch(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Its targets are ``places``, int64 [B, P, 2] (of no words: no more), and
         ``first``, int64 [B, 5, W], see `Page.first_places`."""
-        if not samples:
-            return {}
         pages = [sample["page"] for sample in samples]
         inputs = batch_of_pages(pages, self.dictionary.pad())
         most = int(inputs["page"]["num_words"].max())
         first = np.stack([page.first_places(most) for page in pages])
         places = pad_sequence([torch.from_numpy(page.places) for page in pages], True)
         return {
-            "id": torch.tensor([sample["id"] for sample in samples]),
             "split": self.split,
             "net_input": inputs,
             "target": {"places": places, "first": torch.from_numpy(first)},
-            "nsentences": len(samples),
             "ntokens": sum(len(page.tokens) for page in pages),
         }
 
