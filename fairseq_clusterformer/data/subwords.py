@@ -193,7 +193,7 @@ class Subwords:
             if number == self._unknown:
                 inside = suffix and text[end : end + 1].strip()
                 symbol = text[start:end].strip() + ("@@" if inside else "")
-            found.append(symbol)
+            found += [*symbol] if symbol in ROLES else [symbol]  # a text has none of them
         return found
 
     def join(self, symbols: Iterable[str]) -> str:

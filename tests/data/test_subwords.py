@@ -120,3 +120,4 @@ def test_any_tokenizer(kind, tmp_path):
         assert len(found) <= len(word) + 2
     special = {model.symbols.index(name) for name in ("<s>", "</s>", "<pad>")}
     assert not special & set(model.encode("[CLS] a [SEP] </s> <pad> [PAD]").ids.tolist())
+    assert not {"<s>", "</s>", "<pad>", "<unk>"} & {*model.split("a </s> <s> <pad> <unk>")}
