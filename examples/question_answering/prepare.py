@@ -407,7 +407,7 @@ def _look_up(id_: str, titles: list[str], pool: Mapping[str, str], distractors: 
     known = [title for title in titles if title in pool] + others
     draw.shuffle(known)
     texts = [Paragraph(title, pool[title]) for title in known]
-    return [(x.title, x.text, [each[1:] for each in sentences_of([x])]) for x in texts]
+    return [(x.title, x.text, [each[1:] for each in sentences_of([x.text])]) for x in texts]
 
 
 def wikihop(path: Path, drops: Drops) -> Iterator[Record]:

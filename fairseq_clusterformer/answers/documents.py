@@ -135,6 +135,13 @@ class Document:
         """The number of the paragraph of each of the first tokens, int64 [length]."""
         return torch.searchsorted(self.starts, torch.arange(length), right=True) - 1
 
+    def tokens_of(self, paragraph: int, start: int, end: int) -> list[int]:
+        """The tokens that show a character of [start, end) of a paragraph's text."""
+        begins, ends = self.characters
+        inside = text_mask(self.characters) & (begins < end) & (ends > start)
+        own = self.paragraph_of(len(inside)) == paragraph
+        return (own & inside).nonzero()[:, 0].tolist()
+
     def word_of(self, length: int) -> Tensor:
         """The number of the word that each of the first tokens ends in, int64 [length]. Blanks
         part words; of East Asian scripts, each letter is a word."""

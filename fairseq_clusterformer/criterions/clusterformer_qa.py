@@ -186,7 +186,7 @@ class QACriterion(SummedLogs, FairseqCriterion):
             sums["long_gold"] += len(example.long_answers) > 0
             sums["long_found"] += long is not None
             sums["long_right"] += long in example.long_answers.tolist()
-            gold = whole.outline(number).supporting
+            gold = example.outline.supporting
             if answers.supporting is None or gold is None or not texts:
                 continue
             found = [number for number, _ in answers.supporting]

@@ -71,14 +71,21 @@ class WindowData:
         window = self._windows[index]
         example = self.whole[window.question]
         starts, short, long = _answers(example, window)
-        document = example.document[window.first : window.last]
+        own = slice(window.first, window.last)
+        document, places = example.document[own], example.characters[:, own]
         if window.led:
             document = torch.cat([example.document[:1], document])
-        fields = {"document": document, "paragraph_starts": starts}
+            places = torch.cat([places.new_full((2, 1), -1), places], dim=1)
+        sentences, names = example.outline.sentences, example.outline.names
+        first, last = sentences.T
+        inside = sentences[(first < window.last) & (last > window.first)]
+        outline = Outline(inside.clamp(window.first, window.last) - window.shift, names=names)
+        fields = {"document": document, "characters": places, "paragraph_starts": starts}
+        fields |= {"answers": short, "long_answers": long, "outline": outline}
         known = len(example.answers) or len(example.long_answers)
         if known and not len(short) and not len(long):
             fields |= {"answerable": False, "yes_no": None}
-        return replace(example, answers=short, long_answers=long, **fields)
+        return replace(example, **fields)
 
     def texts(self, index: int) -> dict:
         """The question's line; no accepted ``texts`` where these stand in other windows alone."""
@@ -87,27 +94,12 @@ class WindowData:
         elsewhere = len(self.whole[number].answers) and not len(self[index].answers)
         return line | {"texts": []} if elsewhere else line
 
-    def characters(self, index: int) -> Tensor:
-        """As `QAData.characters`."""
-        window = self._windows[index]
-        found = self.whole.characters(window.question)[:, window.first : window.last]
-        return torch.cat([found.new_full((2, window.led), -1), found], dim=1)
-
-    def outline(self, index: int) -> Outline:
-        """The sentences of a window; raises ValueError for a question with candidates."""
-        window = self._windows[index]
-        whole = self.whole.outline(window.question)
-        if whole.names:
-            raise ValueError(f"{len(whole.names)} candidates; allowed: without --document-stride")
-        first, last = whole.sentences.T
-        inside = whole.sentences[(first < window.last) & (last > window.first)]
-        return Outline(inside.clamp(window.first, window.last) - window.shift)
-
     def document(self, index: int) -> Document:
         """As `QAData.document`."""
-        window, starts = self._windows[index], self[index].paragraph_starts
+        window, example = self._windows[index], self[index]
+        starts, places = example.paragraph_starts, example.characters
         texts = self.whole.document(window.question).texts[window.before :][: len(starts)]
-        return Document(texts=texts, starts=starts, characters=self.characters(index))
+        return Document(texts=texts, starts=starts, characters=places)
 
     def questions(
         self, windows: Sequence[int], found: Sequence[Answers]

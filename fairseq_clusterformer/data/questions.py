@@ -68,7 +68,7 @@ class QuestionDataset(BySize):
         sample, paragraphs = {}, len(example.paragraph_starts)
         if self.structure is not None:
             starts = example.paragraph_starts
-            given = (self.data.outline(index), starts, length, len(question))
+            given = (example.outline, starts, length, len(question))
             outline, paragraphs, _ = self.structure.read(*given)
             question = with_names(question, outline.names, self.dictionary)
             sample["outline"] = outline
@@ -80,7 +80,7 @@ class QuestionDataset(BySize):
             "id": index,
             "question": question,
             "document": example.document[:length],
-            "text_mask": text_mask(self.data.characters(index)[:, :length]),
+            "text_mask": text_mask(example.characters[:, :length]),
             "spans": answers.unique(dim=0) - torch.tensor([0, 1]),
             "last_span": answers[-1:] - torch.tensor([0, 1]),
             "paragraphs": long,
@@ -110,7 +110,9 @@ class QuestionDataset(BySize):
             starts = example.paragraph_starts
             asked = min(int(self.data.question_sizes[index]) + 2, self.max_question_positions)
             try:
-                outline = self.data.outline(index)
+                outline, of_windows = example.outline, self.data is not self.data.whole
+                if of_windows and (names := outline.names):
+                    raise ValueError(f"{len(names)} candidates; allowed: no --document-stride")
                 outline.check(starts, int(self.data.sizes[index]))
                 outline, some, left_out = self.structure.read(outline, starts, length, asked)
             except ValueError as error:

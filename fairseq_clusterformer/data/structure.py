@@ -5,7 +5,6 @@ Shape letters: N tokens of the document, S sentences, C candidates, M mentions.
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,36 +26,6 @@ class Outline:
     right: int | None = None  # the number of the right candidate; None: unknown
     #: candidate, first and last token of each place where one stands, int64 [M, 3]
     mentions: Tensor = field(default_factory=lambda: nothing(0, 3))
-
-    def item(self) -> np.ndarray:
-        """An item of ``SPLIT.structure``, int32: the numbers S, F (-1: unknown), C, the right
-        candidate (-1: unknown) and M; then sentences, supporting ones, mentions, and of each
-        candidate the number of its tokens, and these."""
-        supporting = nothing(0) if self.supporting is None else self.supporting
-        head = [
-            len(self.sentences),
-            -1 if self.supporting is None else len(supporting),
-            len(self.names),
-            -1 if self.right is None else self.right,
-            len(self.mentions),
-        ]
-        sizes = [len(name) for name in self.names]
-        tail = (self.sentences.flatten(), supporting, self.mentions.flatten(), sizes, *self.names)
-        return np.concatenate([head, *tail]).astype(np.int32)
-
-    @classmethod
-    def of(cls, item: Tensor) -> "Outline":
-        """What an item says."""
-        sentences, supporting, candidates, right, mentions = item[:5].tolist()
-        known = [2 * sentences, max(supporting, 0), 3 * mentions]
-        *parts, names = item[5:].split([*known, len(item) - 5 - sum(known)])
-        return cls(
-            sentences=parts[0].view(-1, 2),
-            supporting=None if supporting < 0 else parts[1],
-            names=names[candidates:].split(names[:candidates].tolist()) if candidates else (),
-            right=None if right < 0 else right,
-            mentions=parts[2].view(-1, 3),
-        )
 
     def check(self, starts: Tensor, length: int) -> None:
         """Raise ValueError for what a document of ``length`` tokens and paragraphs at ``starts``,

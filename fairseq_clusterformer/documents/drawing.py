@@ -61,11 +61,10 @@ def _tokens_of(found: FoundAnswer) -> list[int]:
     """The tokens that show a character of an answer; none of yes and no."""
     if found.characters is None:
         return []
-    section, (start, end) = found.read.section, found.characters
-    firsts, lasts = section.document.characters
-    inside = ((firsts >= 0) & (firsts < end) & (lasts > start)).tolist()
-    own = (span for number, _, span in section.paragraphs() if number == found.paragraph)
-    return [token for span in own for token in span if inside[token]]
+    section, tokens_of = found.read.section, found.read.section.document.tokens_of
+    pieces = enumerate(section.pieces)
+    own = [number for number, piece in pieces if piece.number == found.paragraph]
+    return [token for number in own for token in tokens_of(number, *found.characters)]
 
 
 def read_clusters(loaded: Loaded, path: Path, question: str) -> ClusteredText:

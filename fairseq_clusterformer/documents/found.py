@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq_clusterformer.errors import read_json, reading
 
-from ..answers import TYPES, Answer, Answers, text_mask
+from ..answers import TYPES, Answer, Answers
 from .passages import WORD
 from .sections import Section
 from .texts import ABBREVIATION, SENTENCE_END
@@ -279,10 +279,9 @@ def _candidates(read: SectionRead) -> Iterator[tuple[str, Answer]]:
     for answer in read.answers.short:
         yield answer.type, answer
     log_long = math.log(max(read.answers.types["long"], _LEAST))
-    document, length = read.section.document, read.section.length
+    document = read.section.document
     for number, score in read.answers.long:
-        own = (document.paragraph_of(length) == number) & text_mask(document.characters)
-        if tokens := own.nonzero()[:, 0].tolist():
+        if tokens := document.tokens_of(number, 0, len(document.texts[number])):
             yield "long", document.answer(tokens[0], tokens[-1] + 1, score + log_long)
 
 

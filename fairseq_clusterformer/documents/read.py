@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.corpora.question_answering.distant_supervision import mentions_of
-from fairseq_clusterformer.corpora.question_answering.records import Paragraph
 from fairseq_clusterformer.data import RECORD, subwords
 from fairseq_clusterformer.data.questions import framed, with_names
 from fairseq_clusterformer.data.structure import Outline
@@ -191,7 +190,7 @@ class Reader(Pretrained):
         if not text:
             raise bad_option("--question", "empty", "a question")
         try:
-            tokens = self._splitter.symbols(text)
+            tokens = self._splitter.subwords.symbols(text)
         except UnicodeEncodeError:
             raise bad_option("--question", ascii(shown), "a question", "no Unicode") from None
         most = self.task.cfg.max_question_positions - 2
@@ -210,7 +209,9 @@ class Reader(Pretrained):
             problem = f"the model is a {self.loaded.cfg.model._name}"
             raise bad_option("--candidates", shown, allowed, problem)
         try:
-            names = {text.strip(): self._splitter.symbols(text.strip()) for text in candidates}
+            names = {
+                text.strip(): self._splitter.subwords.symbols(text.strip()) for text in candidates
+            }
         except UnicodeEncodeError:
             names = {}
         if len(names) < 2 or not all(map(len, names.values())):
@@ -219,12 +220,10 @@ class Reader(Pretrained):
 
     def _weigh(self, question: Tensor, section: Section, names: dict[str, Tensor]) -> SectionRead:
         """Read a section for a question with candidates."""
-        document, (begins, ends) = section.document, section.document.characters
-        of_tokens, shown = document.paragraph_of(len(section)), begins >= 0
-        paragraphs, mentions = [Paragraph("", text) for text in document.texts], []
-        for number, place, start, end in mentions_of("", [*names], paragraphs):
-            inside = shown & (of_tokens == place) & (begins < end) & (ends > start)
-            tokens = inside.nonzero()[:, 0].tolist()
+        document, mentions = section.document, []
+        begins, ends = document.characters
+        for number, place, start, end in mentions_of("", [*names], document.texts):
+            tokens = document.tokens_of(place, start, end)
             if tokens and begins[tokens[0]] <= start and ends[tokens[-1]] >= end:
                 mentions.append((number, tokens[0], tokens[-1] + 1))
         mentions = torch.tensor(mentions, dtype=torch.int64).view(-1, 3)

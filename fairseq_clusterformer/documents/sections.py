@@ -12,18 +12,14 @@ from fairseq.data import Dictionary
 from fairseq.data.data_utils import batch_by_size
 from torch import Tensor
 
-from fairseq_clusterformer.corpora.question_answering.encode import (
-    led_by_start,
-    symbols_of,
-    token_span,
-)
-from fairseq_clusterformer.corpora.question_answering.records import Paragraph, sentences_of
+from fairseq_clusterformer.corpora.question_answering.encode import Pieces, token_span
+from fairseq_clusterformer.corpora.question_answering.records import sentences_of
 from fairseq_clusterformer.data.subwords import Subwords, Tokens
 
 from ..answers import Document
 from .sources import Source
 
-_KEPT = 32  # sections, and paragraphs, whose tokens stay in memory
+_KEPT = 32  # sections whose tokens stay in memory
 
 
 class Piece(NamedTuple):
@@ -105,15 +101,9 @@ class Splitter:
         overlap: bool = False,
         sentences: bool = False,
     ) -> None:
-        self._dictionary, self._titles = dictionary, titles
-        self._overlap, self._sentences = overlap, sentences
-        self._to_index = np.array([dictionary.index(symbol) for symbol in pieces.symbols])
-        self._tokens = functools.lru_cache(_KEPT)(pieces.encode)
+        self._titles, self._overlap, self._sentences = titles, overlap, sentences
+        self.subwords = Pieces(pieces, dictionary)
         self._encoded = functools.lru_cache(_KEPT)(self._encode)
-
-    def symbols(self, text: str) -> Tensor:
-        """The model's tokens of a text, int64 [N]. Raises UnicodeEncodeError: no Unicode."""
-        return torch.from_numpy(self._to_index[self._tokens(text).ids])
 
     def sections(self, source: Source, most: int) -> list[Section]:
         """Sections of whole paragraphs, and pieces of those that have more than `most` tokens. A
@@ -134,7 +124,7 @@ class Splitter:
         return [Section(source, tuple(pieces), length, self._encoded) for pieces, length in found]
 
     def _title(self, source: Source) -> Tokens | None:
-        return self._tokens(source.title) if self._titles else None
+        return self.subwords.tokens(source.title) if self._titles else None
 
     def _pieces(self, source: Source, most: int) -> Iterator[tuple[Piece, int]]:
         """Each piece, and how many tokens it has with ``<s>`` and the title."""
@@ -143,7 +133,7 @@ class Splitter:
         step = room - room // 4 if self._overlap else room
         every = range(len(source.paragraphs))
         for number in [n for n in every if n not in source.silent] or every:
-            tokens = self._tokens(source.paragraphs[number])
+            tokens = self.subwords.tokens(source.paragraphs[number])
             length = len(tokens)
             for first in range(0, max(1, length - (room - step)), step):
                 last = min(first + room, length)
@@ -151,25 +141,25 @@ class Splitter:
                 yield Piece(number, first, last, *map(int, shown)), head + last - first
 
     def _encode(self, section: Section) -> tuple[Tensor, Document]:
-        parts, sentences, length = [], [], 0
+        title, parts, texts = self._title(section.source), [], []
         for piece in section.pieces:
-            text = section.source.paragraphs[piece.number]
-            tokens, own = self._tokens(text), slice(piece.first, piece.last)
-            tokens = Tokens(tokens.ids[own], tokens.starts[own], tokens.ends[own])
-            parts.append((text, length, *led_by_start(tokens, self._title(section.source))))
-            length += len(parts[-1][2])
-            for _, first, last in sentences_of([Paragraph("", text)]) if self._sentences else ():
-                if len(tokens) and first < tokens.ends[-1] and last > tokens.starts[0]:
-                    sentences.append(token_span(length - len(tokens), tokens, first, last))
-        texts, starts, ids, characters = zip(*parts, strict=True)
-        document = Document(
+            texts.append(section.source.paragraphs[piece.number])
+            tokens, own = self.subwords.tokens(texts[-1]), slice(piece.first, piece.last)
+            parts.append((title, Tokens(tokens.ids[own], tokens.starts[own], tokens.ends[own])))
+        symbols, characters, starts, begins = self.subwords.document(parts)
+        sentences = [
+            token_span(begins[number], tokens, first, last)
+            for number, first, last in (sentences_of(texts) if self._sentences else ())
+            if len(tokens := parts[number][1])
+            and first < tokens.ends[-1]
+            and last > tokens.starts[0]
+        ]
+        return symbols, Document(
             texts=texts,
-            starts=torch.tensor(starts),
-            characters=torch.from_numpy(np.concatenate(characters, axis=1)),
+            starts=starts,
+            characters=characters,
             sentences=torch.tensor(sentences).view(-1, 2).long() if self._sentences else None,
         )
-        symbols = symbols_of(np.concatenate(ids), self._to_index, self._dictionary)
-        return torch.from_numpy(symbols), document
 
 
 def together(items: Sequence[Sized], most: int, read: Callable[[list], Iterable]) -> list:

@@ -154,7 +154,7 @@ class SentenceEncoder:
 
     def _parts(self, text: str) -> list[Tensor]:
         """The tokens of a text in parts of equal lengths."""
-        tokens = self._splitter.symbols(text)
+        tokens = self._splitter.subwords.symbols(text)
         return [*tokens.tensor_split(max(1, -(-len(tokens) // self._longest)))]
 
     @torch.no_grad()

@@ -124,14 +124,15 @@ def predict(
         predictions.texts[id_] = found.short[0].text  # the best span, even if none is likelier
         if is_natural:
             predictions.natural.append(natural_question(id_, found, line["paragraphs"]))
-        if whole[number].answerable is not None:
+        example = whole[number]
+        if example.answerable is not None:
             predictions.gold[id_] = line["texts"]
             if losses.get(number) is not None:
                 predictions.nll[id_] = losses[number]
         if found.supporting is not None:
             places = [place for place, _ in found.supporting]
             predictions.facts[id_] = _facts(whole, number, places)
-            if (right := whole.outline(number).supporting) is not None:
+            if (right := example.outline.supporting) is not None:
                 predictions.gold_facts[id_] = _facts(whole, number, right.tolist())
     return predictions
 

@@ -4,7 +4,6 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from fairseq.data import Dictionary
 
@@ -26,8 +25,7 @@ def write_questions(folder: Path, types: Sequence[str] = TYPES) -> Path:
         with QAWriter(folder, split, vocab_size=len(dictionary)) as writer:
             for i, type_ in enumerate(types):
                 told = None if split == "test" else type_
-                *items, line = _question(draw, dictionary, str(i), told)
-                writer.write(writer.items(*items), line)
+                writer.write(*_question(draw, dictionary, str(i), told))
     return folder
 
 
@@ -54,6 +52,7 @@ def _question(draw: random.Random, dictionary: Dictionary, id_: str, type_: str 
     example = Example(
         question=torch.tensor([dictionary.index(draw.choice(WORDS)) for _ in range(5)]),
         document=torch.tensor(document),
+        characters=torch.tensor(characters).T,
         paragraph_starts=torch.tensor(starts),
         answers=torch.tensor([(head + a, head + b) for a, b in places], dtype=int).view(-1, 2),
         long_answers=torch.tensor([] if type_ in ("none", None) else [gold], dtype=int),
@@ -67,4 +66,4 @@ def _question(draw: random.Random, dictionary: Dictionary, id_: str, type_: str 
         "answers": [[gold, 3 * a, 3 * b - 1] for a, b in places],
         "texts": texts or ([type_] if example.yes_no else []),
     }
-    return example, np.array(characters, np.int32).T, lines
+    return example, lines

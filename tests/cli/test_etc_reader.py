@@ -51,7 +51,7 @@ def test_scores_and_files_of_a_corpus(learned, stories, tmp_path, capsys):
     written = json.loads((tmp_path / "predictions.json").read_text())
     data, facts, gold = QAData(stories, "valid"), {}, {}
     for index, texts in enumerate(map(data.texts, range(len(data)))):
-        (number,) = data.outline(index).supporting.tolist()
+        (number,) = data[index].outline.supporting.tolist()
         facts[texts["id"]] = [("", number)]  # the story has no title
         gold[texts["id"]] = texts["texts"]
     found = {id_: [tuple(fact) for fact in of] for id_, of in written["sp"].items()}

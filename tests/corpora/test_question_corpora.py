@@ -173,7 +173,7 @@ def test_a_damaged_paragraph_of_squad_costs_no_other(tmp_path, damage):
     ],
 )
 def test_find_answers(text, answer, found):
-    answers = find_answers([answer], [Paragraph("", "none"), Paragraph("", text)])
+    answers = find_answers([answer], ["none", text])
     assert [place.text for place in answers] == found
     assert all(place.paragraph == 1 for place in answers)
     assert all(text[place.start : place.end] == place.text for place in answers)
@@ -308,10 +308,10 @@ def test_the_folder_has_the_tokens_of_all_that(tmp_path):
     folder = tmp_path / "folder"
     assert run("prepare qa babi", folder, "--source", tmp_path) == 0
     data = QAData(folder, "train")
-    assert data.outline(2).sentences.tolist() == [[1, 7], [7, 13], [13, 20]]
-    assert data.outline(2).supporting.tolist() == [2]
+    assert data[2].outline.sentences.tolist() == [[1, 7], [7, 13], [13, 20]]
+    assert data[2].outline.supporting.tolist() == [2]
     assert data[2].answers.tolist() == [[18, 19]]
-    assert data.outline(1).names == ()
+    assert data[1].outline.names == ()
 
 
 def test_a_document_is_drawn_if_it_brings_a_split_closer_to_its_share(tmp_path):

@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
@@ -18,7 +17,7 @@ from fairseq_clusterformer.data.structure import Outline
 TEXTS = ["abcdefg", "hi"]
 DOCUMENT = torch.tensor([0, *range(10, 17), 0, 17, 18])
 PLACES = [-1, *range(7), -1, 0, 1]
-CHARACTERS = np.array([PLACES, [place + (place >= 0) for place in PLACES]], np.int32)
+CHARACTERS = torch.tensor([PLACES, [place + (place >= 0) for place in PLACES]])
 
 
 def write(folder: Path, answers: list, long: list, **more) -> QAData:
@@ -26,17 +25,17 @@ def write(folder: Path, answers: list, long: list, **more) -> QAData:
     example = Example(
         question=torch.tensor([30]),
         document=DOCUMENT,
+        characters=CHARACTERS,
         paragraph_starts=torch.tensor([0, 8]),
         answers=torch.tensor(answers, dtype=torch.int64).view(-1, 2),
         long_answers=torch.tensor(long, dtype=torch.int64),
+        outline=Outline(torch.tensor([[1, 4], [4, 8], [9, 11]])),
         **given,
     )
     line = {"id": "q", "question": "?", "paragraphs": [["", text] for text in TEXTS]}
-    outline = Outline(torch.tensor([[1, 4], [4, 8], [9, 11]]))
     with QAWriter(folder, "train", vocab_size=100) as writer:
         for _ in range(2):
-            items = writer.items(example, CHARACTERS, outline)
-            writer.write(items, line | {"answers": [], "texts": ["f"]})
+            writer.write(example, line | {"answers": [], "texts": ["f"]})
     return QAData(folder, "train")
 
 
@@ -57,7 +56,7 @@ def test_windows_written_out(tmp_path):
     assert [row.answers.tolist() for row in rows] == [[], [[4, 5]], [[1, 2]], []]
     assert [row.long_answers.tolist() for row in rows] == [[], [], [1], []]
     assert [row.answerable for row in rows] == [False, True, True, False]
-    sentences = [data.outline(index).sentences.tolist() for index in range(4)]
+    sentences = [row.outline.sentences.tolist() for row in rows]
     assert sentences == [[[1, 4], [4, 5]], [[1, 2], [2, 5]], [[1, 3], [4, 5]], [[1, 3]]]
     shown = [data.document(index) for index in range(4)]
     assert [found.texts for found in shown] == [TEXTS[:1], TEXTS[:1], TEXTS, TEXTS[1:]]

@@ -11,7 +11,7 @@ from fairseq_clusterformer.data.questions import QuestionDataset
 from fairseq_clusterformer.data.stored import load_dictionary
 from tests.cli.qa_data import TITLE, write_questions
 from tests.cli.qa_data import TYPES as WRITTEN
-from tests.data.questions import CHARACTERS, NOTHING, TEXTS, example
+from tests.data.questions import NOTHING, TEXTS, example
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_what_is_too_long_is_cut(folder):
 def test_a_span_that_is_cut_through_is_lost(tmp_path):
     with QAWriter(tmp_path, "train", vocab_size=100) as writer:
         answers = torch.tensor([[7, 9], [1, 2], [7, 9]])  # one place of two texts
-        writer.write(writer.items(example(answers=answers), CHARACTERS), TEXTS)
+        writer.write(example(answers=answers), TEXTS)
     write_questions(tmp_path / "other")
     (tmp_path / "other" / "dict.txt").rename(tmp_path / "dict.txt")
     data = dataset(tmp_path, max_positions=8)
@@ -108,6 +108,6 @@ def test_a_span_that_is_cut_through_is_lost(tmp_path):
 def test_types(changes, texts, types, tmp_path):
     write_questions(tmp_path)
     with QAWriter(tmp_path, "train", vocab_size=100) as writer:
-        writer.write(writer.items(example(**changes), CHARACTERS), TEXTS | {"texts": texts})
+        writer.write(example(**changes), TEXTS | {"texts": texts})
     (sample,) = dataset(tmp_path)
     assert {name for name, may in zip(TYPES, sample["types"], strict=True) if may} == types

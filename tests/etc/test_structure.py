@@ -11,16 +11,8 @@ from fairseq_clusterformer.data.questions import QuestionDataset
 from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.etc import global_tokens
 from fairseq_clusterformer.etc.global_tokens import DocumentStructure
-from tests.data.questions import CHARACTERS, TEXTS, example
+from tests.data.questions import OUTLINE, TEXTS, example
 
-# of the example: <s> and a text of 4 tokens, <s>, a title and a text of 3
-OUTLINE = Outline(
-    sentences=torch.tensor([[1, 3], [3, 5], [7, 10]]),
-    supporting=torch.tensor([1, 2]),
-    names=(torch.tensor([7]), torch.tensor([8, 9])),
-    right=1,
-    mentions=torch.tensor([[1, 1, 2], [0, 3, 5], [1, 8, 9]]),
-)
 ALL, ASKED, PARAGRAPH, SENTENCE, CANDIDATE = (
     getattr(global_tokens, f"OF_{name}")
     for name in ("ALL", "QUESTION", "PARAGRAPH", "SENTENCE", "CANDIDATE")
@@ -31,12 +23,11 @@ def changed(**changes) -> Outline:
     return Outline(**{**vars(OUTLINE), **changes})
 
 
-def write(folder: Path, *outlines: Outline | None) -> QAData:
+def write(folder: Path, *outlines: Outline) -> QAData:
     folder.mkdir(exist_ok=True)
     with QAWriter(folder, "train", vocab_size=100_000) as writer:
         for number, outline in enumerate(outlines):
-            items = writer.items(example(), CHARACTERS, outline)
-            writer.write(items, TEXTS | {"id": f"q{number}"})
+            writer.write(example(outline=outline), TEXTS | {"id": f"q{number}"})
     return QAData(folder, "train")
 
 

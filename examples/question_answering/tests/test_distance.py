@@ -117,7 +117,7 @@ def test_from_passages_to_what_training_reads(passages, tmp_path):
         wanted, true, _ = map(int, texts["id"].split("-"))
         assert (wanted, at[1] - at[0]) == (asked, true)
         assert abs(true - asked) < 200
-        outline = test.outline(i)
+        outline = test[i].outline
         told = (outline.sentences[k].tolist() for k in outline.supporting)
         supporting = sorted(document.answer(*span).text for span in told)
         assert supporting == sorted([f"{winner} won.", f"{answer}."])

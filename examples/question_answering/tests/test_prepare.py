@@ -246,7 +246,7 @@ def test_titles_of_hotpotqa_are_sentences_and_may_be_answers(tmp_path):
     assert spans(record) == [(0, 0, "St. Mary")]
     assert (record.supporting, record.titled) == ((3,), True)
     data = prepared(tmp_path, "hotpotqa", item, "--titles")
-    outline, document = data.outline(0), data.document(0)
+    outline, document = data[0].outline, data.document(0)
     assert document.titles == {0: 0, 1: 5}
     outline.check(data[0].paragraph_starts, len(data[0].document))
     assert [document.sentence_text(number).strip() for number in range(7)] == [
@@ -254,7 +254,7 @@ def test_titles_of_hotpotqa_are_sentences_and_may_be_answers(tmp_path):
     ]
     ((first, last),) = data[0].answers.tolist()
     assert document.answer(first, last).text == "St. Mary"
-    assert int(data.characters(0)[0, 1]) == 0  # and no title twice
+    assert int(data[0].characters[0, 1]) == 0  # and no title twice
     assert _facts(data, 0, [1, 3, 6]) == [("St. Mary", 0), ("St. Mary", 2), ("B", 0)]
 
 
@@ -301,7 +301,7 @@ def test_wikihop(tmp_path):
     assert record.mentions == tuple(Mention(*each) for each in mentions)
     assert drops.counts == {"answer is no candidate": 1}
     data = prepared(tmp_path, "wikihop", QUERY)
-    found, document = data.outline(0), data.document(0)
+    found, document = data[0].outline, data.document(0)
     assert ([len(name) > 0 for name in found.names], found.right) == ([True] * 4, 0)
     assert document.candidates == QUERY["candidates"]
     texts = [document.answer(first, last).text for _, first, last in found.mentions.tolist()]

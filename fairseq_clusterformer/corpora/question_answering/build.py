@@ -113,10 +113,10 @@ def prepare(
                     raise wrong(split, problem, "an id of its own for each question, or none")
                 ids.add(id_)
                 writer.write(*item)
-                _, document, spans, *_ = item[0]
-                counts.update(questions=1, answers=int(spans[3]), paragraphs=int(spans[2]))
-                counts.update(tokens=len(document))
-                counts["longest"] = max(counts["longest"], len(document))
+                example, length = item[0], len(item[0].document)
+                counts.update(questions=1, answers=len(example.answers), tokens=length)
+                counts.update(paragraphs=len(example.paragraph_starts))
+                counts["longest"] = max(counts["longest"], length)
         if not counts["questions"]:
             problem = f"{corpus}: no question is left in {split}"
             raise UserError(f"{problem}; {drops.summary()}" if drops.counts else problem)

@@ -11,7 +11,7 @@ from fairseq_clusterformer.data.words import places_of_names
 from .records import GoldAnswer, Mention, Paragraph, Record, Sentence, Unusable
 
 
-def find_answers(texts: Iterable[str], paragraphs: Iterable[Paragraph]) -> tuple[GoldAnswer, ...]:
+def find_answers(texts: Iterable[str], paragraphs: Iterable[str]) -> tuple[GoldAnswer, ...]:
     """Return every place where one of `texts` stands in the paragraphs. Whole words are compared,
     without regard to case, marks such as accents, punctuation and white space. Of places that
     start together the longest is kept."""
@@ -21,11 +21,11 @@ def find_answers(texts: Iterable[str], paragraphs: Iterable[Paragraph]) -> tuple
             wanted[words[0]].add(words)
     found = []
     for index, paragraph in enumerate(paragraphs):
-        words, places = _words(paragraph.text)
+        words, places = _words(paragraph)
         for i, word in enumerate(words):
             if here := [len(w) for w in wanted.get(word, ()) if words[i : i + len(w)] == w]:
                 start, end = places[i][0], places[i + max(here) - 1][1]
-                found.append(GoldAnswer(index, start, end, paragraph.text[start:end]))
+                found.append(GoldAnswer(index, start, end, paragraph[start:end]))
     return tuple(found)
 
 
@@ -43,7 +43,7 @@ def in_sentences(
 
 
 def mentions_of(
-    id_: str, candidates: Sequence[str], paragraphs: Sequence[Paragraph]
+    id_: str, candidates: Sequence[str], paragraphs: Sequence[str]
 ) -> tuple[Mention, ...]:
     """Return the places of each candidate, as `find_answers`; they may overlap those of another.
     Raises `Unusable` if there is no candidate."""
@@ -71,7 +71,8 @@ def distant_record(
         raise Unusable("no answer")
     paragraphs = tuple(paragraphs)
     texts = tuple(dict.fromkeys(names if texts is None else texts))
-    return Record(id_, question, paragraphs, find_answers(names, paragraphs), texts)
+    found = find_answers(names, [part.text for part in paragraphs])
+    return Record(id_, question, paragraphs, found, texts)
 
 
 @lru_cache(256)  # each candidate is searched in the same paragraphs

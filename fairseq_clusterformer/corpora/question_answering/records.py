@@ -58,10 +58,10 @@ class Mention(NamedTuple):
     end: int
 
 
-def sentences_of(paragraphs: Iterable[Paragraph]) -> Iterator[Sentence]:
+def sentences_of(paragraphs: Iterable[str]) -> Iterator[Sentence]:
     """Yield the sentences of paragraphs, by their lines and their punctuation."""
-    for number, paragraph in enumerate(paragraphs):
-        for line in re.finditer(r"\S.*", paragraph.text):
+    for number, text in enumerate(paragraphs):
+        for line in re.finditer(r"\S.*", text):
             for start, end in sentences(line[0]):
                 yield Sentence(number, line.start() + start, line.start() + end)
 

@@ -93,6 +93,7 @@ def question_record(item: Mapping, drops: Drops) -> Record:
         else Paragraph(str(part.get("title") or title), get(part, "text"))
         for part in parts
     )
+    passages = [paragraph.text for paragraph in paragraphs]
     more: dict = {"document": str(item.get("document", ""))}
     if "sentences" in item:
         spans = get(item, "sentences", list)
@@ -102,14 +103,14 @@ def question_record(item: Mapping, drops: Drops) -> Record:
                 raise Unusable("no sentence", detail)
         more["sentences"] = tuple(Sentence(*span) for span in spans)
     if "supporting" in item:
-        more.setdefault("sentences", tuple(sentences_of(paragraphs)))
+        more.setdefault("sentences", tuple(sentences_of(passages)))
         supporting = get(item, "supporting", list)
         if not all(type(number) is int for number in supporting):
             raise Unusable("no such sentence", f"supporting is {supporting}; allowed: numbers")
         more["supporting"] = tuple(sorted({*supporting}))
     if "candidates" in item:
         more["candidates"] = tuple(dict.fromkeys(get(item, "candidates", list)))
-        more["mentions"] = mentions_of(id_, more["candidates"], paragraphs)
+        more["mentions"] = mentions_of(id_, more["candidates"], passages)
     if "answers" not in item:
         return Record(id_, question, paragraphs, answerable=None, **more)
     answers = list(_answers(item))
