@@ -1,6 +1,5 @@
 """Questions and their documents as a reader's samples."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,6 @@ def framed(question: Tensor, dictionary: Dictionary, max_positions: int) -> Tens
     """``<s> question </s>``, int64 [Q]; of more than ``max_positions`` tokens it loses its end."""
     first, last = (torch.tensor([token]) for token in (dictionary.bos(), dictionary.eos()))
     return torch.cat([first, question[: max_positions - 2], last])
-
-
-def with_names(question: Tensor, names: Sequence[Tensor], dictionary: Dictionary) -> Tensor:
-    """A question, and behind it each candidate, led by ``<s>``, int64 [Q]."""
-    parts = (part for name in names for part in (question.new_tensor([dictionary.bos()]), name))
-    return torch.cat([question, *parts])
 
 
 class QuestionDataset(BySize):
@@ -70,10 +63,9 @@ class QuestionDataset(BySize):
             starts = example.paragraph_starts
             given = (example.outline, starts, length, len(question))
             outline, paragraphs, _ = self.structure.read(*given)
-            question = with_names(question, outline.names, self.dictionary)
+            given = (question, starts, length, outline, self.dictionary)
+            question, sample["globals"] = self.structure.rows(*given)
             sample["outline"] = outline
-            rows = (question, starts, length, outline, self.dictionary)
-            sample["globals"] = self.structure.rows(*rows)
         answers, long, is_lost = _left(example, length, paragraphs)
         return {
             **sample,

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.corpora.question_answering.distant_supervision import mentions_of
+from fairseq_clusterformer.corpora.question_answering.encode import Pieces
 from fairseq_clusterformer.data import RECORD, subwords
-from fairseq_clusterformer.data.questions import framed, with_names
+from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.errors import UserError, bad_option, read_json
 from fairseq_clusterformer.models.stack import ClusteredStack
@@ -80,13 +81,13 @@ class Reader(Pretrained):
         self.window = min(self.window, self.weights.passage or self.window)
         self._keep_in(index, encoder)
         try:
-            pieces = subwords.load_prepared(folder)
+            self._pieces = Pieces(subwords.load_prepared(folder), self._dictionary)
             titles = bool(read_json(folder / RECORD)["recipe"]["titles"])
         except (UserError, OSError, ValueError, LookupError, TypeError) as error:
             allowed = "a folder that clusterformer prepare qa has made"
             raise bad_option("--data", folder, allowed, str(error)) from None
         how = {"titles": titles, "overlap": not structured, "sentences": structured}
-        self._splitter = Splitter(pieces, self._dictionary, **how)
+        self._splitter = Splitter(self._pieces, **how)
 
     def _keep_in(self, folder: Path | None, encoder: Path | None) -> None:
         index = Index(folder)  # before anything changes
@@ -190,7 +191,7 @@ class Reader(Pretrained):
         if not text:
             raise bad_option("--question", "empty", "a question")
         try:
-            tokens = self._splitter.subwords.symbols(text)
+            tokens = self._pieces.symbols(text)
         except UnicodeEncodeError:
             raise bad_option("--question", ascii(shown), "a question", "no Unicode") from None
         most = self.task.cfg.max_question_positions - 2
@@ -209,9 +210,7 @@ class Reader(Pretrained):
             problem = f"the model is a {self.loaded.cfg.model._name}"
             raise bad_option("--candidates", shown, allowed, problem)
         try:
-            names = {
-                text.strip(): self._splitter.subwords.symbols(text.strip()) for text in candidates
-            }
+            names = {text.strip(): self._pieces.symbols(text.strip()) for text in candidates}
         except UnicodeEncodeError:
             names = {}
         if len(names) < 2 or not all(map(len, names.values())):
@@ -230,22 +229,27 @@ class Reader(Pretrained):
         document = replace(document, candidates=[*names], mentions=mentions)
         asked = Outline(document.sentences, names=(*names.values(),), mentions=mentions)
         try:
-            structure = self._globals(question, section, asked)
+            logits, _ = self._together(question, [section], asked)
         except ValueError as error:  # no room for so many
             raise UserError(f"{len(names)} --candidates: {error}") from None
-        question = with_names(question, asked.names, self._dictionary)
-        logits, _ = self._together(question, [section], structure)
         (answers,) = ranked_answers(logits, [document], top=len(names))
         return SectionRead(section, answers)
 
     @torch.no_grad()
     def _together(
-        self, question: Tensor, sections: Sequence[Section], *more: object
+        self, question: Tensor, sections: Sequence[Section], outline: Outline | None = None
     ) -> tuple[AnswerLogits, dict]:
-        """What the model returns for a question and some sections, one of a structured model."""
-        if self._structure is not None and not more:
-            outline = Outline(sentences=sections[0].document.sentences)
-            more = (self._globals(question, sections[0], outline),)
+        """What the model returns for a question and some sections; of a structured model one, and
+        its outline, or that of its sentences."""
+        more, words = [], self._dictionary
+        if self._structure is not None:
+            document, length = sections[0].document, len(sections[0])
+            outline = outline or Outline(document.sentences)
+            outline, *_ = self._structure.read(outline, document.starts, length, len(question))
+            given = (question, document.starts, length, outline, words)
+            question, row = self._structure.rows(*given)
+            batch = self._structure.batch([row], words.pad())
+            more = [{name: tensor.to(self.device) for name, tensor in batch.items()}]
         rows = question.expand(len(sections), -1).to(self.device)
         return self.model(rows, *self._padded(sections), *more)
 
@@ -254,15 +258,6 @@ class Reader(Pretrained):
         if not isinstance(encoder, ClusteredStack):
             return {}
         return encoder.clusters(self._together(question, [section])[1]["reading"])
-
-    def _globals(self, question: Tensor, section: Section, outline: Outline) -> dict[str, Tensor]:
-        """The global tokens of a section, as a batch of one."""
-        given = (section.document.starts, len(section))
-        outline, *_ = self._structure.read(outline, *given, len(question))
-        question = with_names(question, outline.names, self._dictionary)
-        row = self._structure.rows(question, *given, outline, self._dictionary)
-        batch = self._structure.batch([row], self._dictionary.pad())
-        return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     @torch.no_grad()
     def read(self, question: Tensor, sections: Sequence[Section], top: int) -> list[SectionRead]:

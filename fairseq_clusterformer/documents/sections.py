@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary
 from fairseq.data.data_utils import batch_by_size
 from torch import Tensor
 
 from fairseq_clusterformer.corpora.question_answering.encode import Pieces, token_span
 from fairseq_clusterformer.corpora.question_answering.records import sentences_of
-from fairseq_clusterformer.data.subwords import Subwords, Tokens
+from fairseq_clusterformer.data.subwords import Tokens
 
 from ..answers import Document
 from .sources import Source
@@ -85,7 +84,7 @@ class Splitter:
     """Divides documents into sections.
 
     Args:
-        pieces, dictionary: the model's subwords, and its own numbers of them.
+        pieces: the model's subwords.
         titles: whether each paragraph begins with the document's title.
         overlap: whether pieces of a long paragraph overlap by a quarter, so that an answer lies
             whole in one of them.
@@ -94,15 +93,14 @@ class Splitter:
 
     def __init__(
         self,
-        pieces: Subwords,
-        dictionary: Dictionary,
+        pieces: Pieces,
         *,
         titles: bool = False,
         overlap: bool = False,
         sentences: bool = False,
     ) -> None:
         self._titles, self._overlap, self._sentences = titles, overlap, sentences
-        self.subwords = Pieces(pieces, dictionary)
+        self._subwords = pieces
         self._encoded = functools.lru_cache(_KEPT)(self._encode)
 
     def sections(self, source: Source, most: int) -> list[Section]:
@@ -124,7 +122,7 @@ class Splitter:
         return [Section(source, tuple(pieces), length, self._encoded) for pieces, length in found]
 
     def _title(self, source: Source) -> Tokens | None:
-        return self.subwords.tokens(source.title) if self._titles else None
+        return self._subwords.tokens(source.title) if self._titles else None
 
     def _pieces(self, source: Source, most: int) -> Iterator[tuple[Piece, int]]:
         """Each piece, and how many tokens it has with ``<s>`` and the title."""
@@ -133,7 +131,7 @@ class Splitter:
         step = room - room // 4 if self._overlap else room
         every = range(len(source.paragraphs))
         for number in [n for n in every if n not in source.silent] or every:
-            tokens = self.subwords.tokens(source.paragraphs[number])
+            tokens = self._subwords.tokens(source.paragraphs[number])
             length = len(tokens)
             for first in range(0, max(1, length - (room - step)), step):
                 last = min(first + room, length)
@@ -144,9 +142,9 @@ class Splitter:
         title, parts, texts = self._title(section.source), [], []
         for piece in section.pieces:
             texts.append(section.source.paragraphs[piece.number])
-            tokens, own = self.subwords.tokens(texts[-1]), slice(piece.first, piece.last)
+            tokens, own = self._subwords.tokens(texts[-1]), slice(piece.first, piece.last)
             parts.append((title, Tokens(tokens.ids[own], tokens.starts[own], tokens.ends[own])))
-        symbols, characters, starts, begins = self.subwords.document(parts)
+        symbols, characters, starts, begins = self._subwords.document(parts)
         sentences = [
             token_span(begins[number], tokens, first, last)
             for number, first, last in (sentences_of(texts) if self._sentences else ())

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
+from fairseq_clusterformer.corpora.question_answering.encode import Pieces
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.errors import UserError, bad_option
@@ -120,12 +121,12 @@ class SentenceEncoder:
             hashed.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
         self._name, self._width = hashed.digest(), sizes["encoder_embed_dim"]
         self._longest = min(LONGEST, most - 3)
-        self._splitter = Splitter(pieces, self._dictionary)
+        self._pieces = Pieces(pieces, self._dictionary)
 
     def sections(self, source: Source) -> list[Section]:
         """A document in passages of whole paragraphs, each of one part; a paragraph that is too
         long, in pieces."""
-        return self._splitter.sections(source, self._longest)
+        return Splitter(self._pieces).sections(source, self._longest)
 
     def of_sections(self, sections: Sequence[Section]) -> list[np.ndarray]:
         """Vectors of each section, float32 [parts, D]: a long one has several parts. What was
@@ -154,7 +155,7 @@ class SentenceEncoder:
 
     def _parts(self, text: str) -> list[Tensor]:
         """The tokens of a text in parts of equal lengths."""
-        tokens = self._splitter.subwords.symbols(text)
+        tokens = self._pieces.symbols(text)
         return [*tokens.tensor_split(max(1, -(-len(tokens) // self._longest)))]
 
     @torch.no_grad()

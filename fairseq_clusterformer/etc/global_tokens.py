@@ -84,16 +84,17 @@ class DocumentStructure:
         length: int,
         outline: Outline,
         dictionary: Dictionary,
-    ) -> GlobalTokens:
-        """The global tokens of a question, ``<s> question </s>`` and then ``<s>`` and the words of
-        each candidate, int64 [Q], and its document: one for ``<s>``, or one for each candidate
-        instead; one for each token of the question; and for each paragraph, whose starts are int64
-        [P], one for it and one for each of its sentences."""
-        before, bos = len(question), dictionary.bos()
-        names = [len(name) + 1 for name in outline.names]
-        asked = before - 2 - sum(names)
+    ) -> tuple[Tensor, GlobalTokens]:
+        """What is read of a question, ``<s> question </s>``: it and then ``<s>`` and the words of
+        each candidate, int64 [Q]. And its global tokens and those of its document: one for
+        ``<s>``, or one for each candidate instead; one for each token of the question; and for
+        each paragraph, whose starts are int64 [P], one for it and one for each sentence."""
+        asked, bos = len(question) - 2, dictionary.bos()
+        names = [torch.cat([question.new_tensor([bos]), name]) for name in outline.names]
+        question = torch.cat([question, *names])
+        before = len(question)
         # of each its symbol, type, first token and the one past the last
-        ends = accumulate(names, initial=asked + 2)
+        ends = accumulate(map(len, names), initial=asked + 2)
         found = [(bos, OF_CANDIDATE, *span) for span in pairwise(ends)] or [(bos, OF_ALL, 0, 1)]
         own = len(found)
         paragraphs = [*range(own), *[own] * asked]
@@ -111,7 +112,8 @@ class DocumentStructure:
         found += [(bos, kind, before + first, before + last) for _, kind, first, last in parts]
         words, types, *ends = torch.tensor(found).unbind(1)
         links = outline.mentions + torch.tensor([0, before, before])
-        return GlobalTokens(words, types, torch.stack(ends, 1), links, torch.tensor(paragraphs))
+        spans = torch.stack(ends, 1)
+        return question, GlobalTokens(words, types, spans, links, torch.tensor(paragraphs))
 
     def batch(self, rows: Sequence[GlobalTokens], pad: int) -> dict[str, Tensor]:
         """Global tokens of B questions by their fields; padding is ``pad``, or an empty span."""

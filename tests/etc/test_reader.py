@@ -8,7 +8,6 @@ from fairseq.data import Dictionary
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fairseq_clusterformer.data.questions import with_names
 from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.etc import encoder as etc
 from fairseq_clusterformer.etc import global_tokens as places
@@ -44,9 +43,10 @@ def given(*rows: int, outlines: list[Outline] = OUTLINES, text_mask: Tensor | No
     made, asked, structure = [], [], DocumentStructure()
     documents = [torch.tensor(DOCUMENTS[row]) for row in rows]
     for row, document in zip(rows, documents, strict=True):
-        names, starts = outlines[row].names, document.eq(0).nonzero().flatten()
-        asked.append(with_names(torch.tensor(QUESTIONS[row]), names, Dictionary()))
-        made.append(structure.rows(asked[-1], starts, len(document), outlines[row], Dictionary()))
+        question, starts = torch.tensor(QUESTIONS[row]), document.eq(0).nonzero().flatten()
+        of = structure.rows(question, starts, len(document), outlines[row], Dictionary())
+        asked.append(of[0])
+        made.append(of[1])
     return {
         "question_tokens": pad_sequence(asked, True, PAD),
         "document_tokens": pad_sequence(documents, True, PAD),
