@@ -114,8 +114,8 @@ def prepare(
                 ids.add(id_)
                 writer.write(*item)
                 example, length = item[0], len(item[0].document)
-                counts.update(questions=1, answers=len(example.answers), tokens=length)
-                counts.update(paragraphs=len(example.paragraph_starts))
+                counts.update(questions=1, answers=len(example.answers))
+                counts.update(paragraphs=len(example.paragraph_starts), tokens=length)
                 counts["longest"] = max(counts["longest"], length)
         if not counts["questions"]:
             problem = f"{corpus}: no question is left in {split}"
