@@ -11,6 +11,7 @@ import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_clusterformer.plugin  # noqa: F401
+import xlqa  # noqa: F401  the plug-in of a page's commands
 from docs import generate as docs
 from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.attention import options as kinds
