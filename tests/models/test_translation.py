@@ -6,7 +6,6 @@ import pytest
 import torch
 from fairseq.models.transformer import TransformerModel
 
-from fairseq_clusterformer.attention.inspect import token_clusters
 from fairseq_clusterformer.criterions.fairseq_losses import (
     ClusterformerLabelSmoothedCrossEntropy,
     ClusterformerLabelSmoothedCrossEntropyConfig,
@@ -103,29 +102,21 @@ def test_pruned_layers_keep_their_attention():
 @torch.no_grad()
 def test_centroids_are_handed_on():
     """CF22 section 3.1: the second layer clusters by what the first made of the centroids."""
-    task = make_task()
+    task, given, made = make_task(), [], []
     model = make_model(task, encoder_attention="neural").eval()
-    tokens = sentences(task, [9, 12, 5], "left")
-    mask = tokens == task.source_dictionary.pad()
-    found = list(token_clusters(model.encoder, tokens).values())
 
-    x, _ = model.encoder.forward_embedding(tokens)
-    x = x.masked_fill(mask.unsqueeze(-1), 0.0)
-    centroids = model.encoder.centroids.expand(3, -1, -1)
-    for layer, clusters in zip(model.encoder.layers, found, strict=True):
-        clustering = layer.self_attn.routers[0].clustering
-        assert clustering.centroids is None
-        expected = torch.zeros_like(tokens)
-        handed_on = torch.empty_like(centroids)
-        for row in range(3):
-            keys = x[row, ~mask[row]] @ clustering.w_c.weight.T
-            scores = torch.cosine_similarity(centroids[row, :, None], keys, dim=-1) / 0.1
-            membership = scores.softmax(-1)  # CF22 eq. 2: over tokens
-            expected[row, ~mask[row]] = membership.argmax(0)
-            handed_on[row] = membership @ keys  # CF22 eq. 3
-        assert torch.equal(clusters.squeeze(1), expected)
-        x = layer(x.transpose(0, 1), mask, centroids)[0].transpose(0, 1)
-        centroids = handed_on
+    def note(_, of, seen):
+        given.append(of[0].centroids)
+        made.append(seen.assignment.report.centroids)
+
+    for layer in model.encoder.layers:
+        (router,) = layer.self_attn.routers
+        assert router.clustering.centroids is None
+        router.register_forward_hook(note)
+    model.encoder(sentences(task, [9, 12, 5], "left"))
+    assert torch.equal(given[0], model.encoder.centroids.expand(3, -1, -1))
+    assert torch.equal(given[1], made[0])
+    assert not torch.equal(given[1], given[0])
 
 
 def test_losses_are_means_over_the_layers_of_both_sides():
