@@ -37,5 +37,5 @@ esac
 python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10 "$@"
 if [[ "${1-}" == -m && -z "${2-}" && $# -eq 2 ]]; then
   of_the_matrix >"$passed"
-  python -m tests.sizes
+  python -m scripts.sizes
 fi

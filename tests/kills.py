@@ -20,7 +20,7 @@ from tests.malformed import begin, make_words, run_words
 #: they write to out, or to out.pt
 COMMANDS = [line for line in malformed.COMMANDS if " out" in line and "fairseq-train" not in line]
 COMMANDS += [
-    "answer --cpu --document {text} --html out.html --index out --question What?",
+    "answer --cpu --document {text.txt} --html out.html --index out --question What?",
     f"fairseq-train {{data}} {CLUSTERFORMER} --save-dir out --save-interval-updates 2",
 ]
 #: what is the same to a user, but never the same in its bytes

@@ -51,29 +51,29 @@ _TRAIN = (
     " --save-dir out --criterion clusterformer_cross_entropy --distributed-world-size 1"
 )
 COMMANDS = [
-    "generate --checkpoint {model} --cpu --max-tokens 2 --input {text}",
-    "perplexity --checkpoint {model} --cpu --max-blocks 1 --text {text} --tokens-per-sample 8",
-    "perplexity --data {data} --checkpoint {checkpoint} --cpu --max-blocks 1 --teacher-forced",
-    "translate --checkpoint {translator} --cpu --beam 1 --input {lines}",
+    "generate --checkpoint {model} --cpu --max-tokens 2 --input {text.txt}",
+    "perplexity --checkpoint {model} --cpu --max-blocks 1 --text {text.txt} --tokens-per-sample 8",
+    "perplexity --data {data} --checkpoint {checkpoint.pt} --cpu --max-blocks 1 --teacher-forced",
+    "translate --checkpoint {translator} --cpu --beam 1 --input {lines.txt}",
     "answer --cpu --document {files.zip|document.pdf|text.txt|notes.txt.xz|page.html|page.md"
     "|mail.eml|letter.rtf|book.ipynb|book.epub|word.docx} --question Who",
     "answer --cpu --document {documents} --question Who",
-    "draw --checkpoint {model} --text {lines} --out out",
-    "bundle {checkpoint} out --data {data}",
+    "draw --checkpoint {model} --text {lines.txt} --out out",
+    "bundle {checkpoint.pt} out --data {data}",
     "export {model} out --to transformers",
     "export {gpt2|roberta|marian|bart|exported} out --to fairseq",
-    "average --inputs {checkpoint} {checkpoint} --output out.pt",
-    "convert {dense} out --data {data} --updates 0 --near-window 4 --far-window 4 --clusters 2",
-    "convert {llama} out --text {text} --tokens 64 --tokens-per-sample 16 --updates 0 --clusters 2"
-    " --near-window 4 --far-window 4",
-    "prepare lm text {text} out --words",
-    "prepare lm text {text} out --sentencepiece 400",
+    "average --inputs {checkpoint.pt} {checkpoint.pt} --output out.pt",
+    "convert {dense.pt} out --data {data} --updates 0 --near-window 4 --far-window 4 --clusters 2",
+    "convert {llama} out --text {text.txt} --tokens 64 --tokens-per-sample 16 --updates 0"
+    " --clusters 2 --near-window 4 --far-window 4",
+    "prepare lm text {text.txt} out --words",
+    "prepare lm text {text.txt} out --sentencepiece 400",
     "prepare translation text out --source-lang de --target-lang en --train {pair}",
-    "prepare classification text {table} out",
-    "prepare qa text {questions} out",
+    "prepare classification text {table.tsv} out",
+    "prepare qa text {questions.json} out",
     # goes on from a checkpoint that has an optimizer's state
     _TRAIN.replace("--max-update 1", "--max-update 2")
-    + " --attention window+neural --restore-file {last}",
+    + " --attention window+neural --restore-file {checkpoint.pt}",
     f"fairseq-train {{classes}} {PRETRAINED_CLASSIFIER} --max-update 1 --save-dir out"
     " --pretrained {bert}",
     f"fairseq-train {{asked}} {QUESTIONS} --max-update 1 --save-dir out --disable-validation",
@@ -161,12 +161,6 @@ def make_checkpoint(folder: Path, name: str, more: str) -> None:
     # in a child: fairseq's task, model and logs stay there
     assert os.waitpid(begin(lambda: run_words(words), folder), 0)[1] == 0
     (folder / "saved" / "checkpoint_last.pt").rename(folder / f"{name}.pt")
-
-
-#: the files that words of a command stand for
-FILES = {"text": "text.txt", "lines": "lines.txt", "table": "table.tsv"}
-FILES |= {"questions": "questions.json", "checkpoint": "checkpoint.pt", "dense": "dense.pt"}
-FILES["last"] = "checkpoint.pt"
 
 
 # ---- damage
@@ -289,8 +283,7 @@ def make_words(command: str, inputs: Path, place: Path, draw: random.Random) -> 
     for word in command.split():
         name = word.strip("{}")
         if name != word:
-            one = draw.choice(name.split("|"))
-            used.append(FILES.get(one, one))
+            used.append(draw.choice(name.split("|")))
             word = f"in/{used[-1]}"
         words.append(word)
     (place / "in").mkdir()

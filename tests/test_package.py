@@ -14,10 +14,10 @@ import pytest
 from setuptools import find_packages
 
 from fairseq_clusterformer.cli.main import COMMANDS
+from scripts.sizes import FILE as SIZES
+from scripts.sizes import lines
 from tests.conftest import REPO_ROOT
 from tests.packaging import build_wheel
-from tests.sizes import FILE as SIZES
-from tests.sizes import lines
 
 NAME = "fairseq_clusterformer"
 PACKAGE = REPO_ROOT / NAME

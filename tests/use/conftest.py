@@ -25,7 +25,8 @@ from tests.cli.conftest import (  # noqa: F401  fixtures
     towns_reader,
     word_data,
 )
-from tests.cli.in_process import CLASSIFICATION, CLUSTERFORMER, HERE, train, trained
+from tests.cli.in_process import CLUSTERFORMER, HERE, train, trained
+from tests.cli.tasks import MASKED
 from tests.conftest import once
 
 SUBJECTS = {"Der Hund": "The dog", "Die Katze": "The cat", "Ein Kind": "A child", "Er": "He"}
@@ -103,30 +104,20 @@ clustered_translator = trained(
 )
 
 
-@pytest.fixture(scope="session")
-def word_checkpoint(word_data: Path, tmp_path_factory) -> Path:  # noqa: F811
-    """A clustered language model with adaptive embeddings and softmax, all tied."""
-    line = CLUSTERFORMER.replace("cross_entropy", "adaptive_loss")
-    line = line.replace("--share-decoder-input-output-embed", "--ddp-backend legacy_ddp")
-    for side in ("softmax", "input"):
-        line += f" --adaptive-{side}-cutoff 100,200 --adaptive-{side}-factor 4"
-    options = "--adaptive-input --tie-adaptive-weights --tie-adaptive-proj --max-update 12"
-    make = partial(train, word_data, f"{line} {options}")
-    return once(tmp_path_factory, "adaptive", make) / "checkpoint_last.pt"
-
-
-@pytest.fixture(scope="session")
-def masked_checkpoint(word_data: Path, tmp_path_factory) -> Path:  # noqa: F811
-    """A masked language model."""
-    line = CLASSIFICATION
-    for old, new in (
-        ("clusterformer_sentence_prediction", "clusterformer_masked_lm"),
-        ("clusterformer_sentence ", "masked_lm "),
-        ("clusterformer_classifier", "clusterformer_masked_lm"),
-    ):
-        line = line.replace(old, new)
-    make = partial(train, word_data, f"{line} --tokens-per-sample 64 --max-update 3")
-    return once(tmp_path_factory, "masked", make) / "checkpoint_last.pt"
+#: of a clustered language model with adaptive embeddings and softmax, all tied
+word_checkpoint = trained(
+    "word_data",
+    CLUSTERFORMER.replace("cross_entropy", "adaptive_loss").replace(
+        "--share-decoder-input-output-embed", "--ddp-backend legacy_ddp"
+    ),
+    *"--adaptive-softmax-cutoff 100,200 --adaptive-input-cutoff 100,200".split(),
+    *"--adaptive-softmax-factor 4 --adaptive-input-factor 4 --adaptive-input".split(),
+    *"--tie-adaptive-weights --tie-adaptive-proj --max-update 12".split(),
+)
+#: of a masked language model
+masked_checkpoint = trained(
+    "word_data", f"{MASKED} --batch-size 16 --tokens-per-sample 64 --max-update 3"
+)
 
 
 @pytest.fixture(scope="session")

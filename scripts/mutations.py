@@ -1,6 +1,6 @@
 """Breaks the package's code at random places, one at a time: the tests must see each.
 
-    python -m tests.mutations --number 20 --seed 1
+    python -m scripts.mutations --number 20 --seed 1
 
 No file is changed: a fork of this process imports the broken module and runs the tests that name
 the module, or, where none does, those of its folder and of the commands.

@@ -1,6 +1,6 @@
 """Lines of the house: what is over its agreed size does not grow beyond what it was.
 
-    python -m tests.sizes    writes what each part has, where that is less
+    python -m scripts.sizes    writes what each part has, where that is less
 
 ``bash scripts/test.sh --all`` does so when everything has passed.
 """
