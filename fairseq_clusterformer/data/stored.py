@@ -144,7 +144,7 @@ def binarized(path: Path, dictionary: Dictionary, combine: bool) -> FairseqDatas
     lines = data_utils.load_indexed_dataset(str(path), dictionary, combine=combine)
     if lines is None:
         allowed = "a split of DATA, as fairseq-preprocess writes it"
-        raise FileNotFoundError(f"{path}.idx: no such file; allowed: {allowed}")
+        raise FileNotFoundError(f"{path}.bin, {path.name}.idx: not both there; allowed: {allowed}")
     return lines
 
 
