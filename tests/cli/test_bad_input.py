@@ -50,7 +50,7 @@ BAD_OPTIONS = {
     "etc": {
         "--hide-parts 1.5": "--hide-parts is 1.5; allowed: 0 or more, up to 1",
         "--min-sentences 99": "no word in a document of --min-sentences 99 or more; allowed",
-        "--valid-subset dev": "dev.idx: no such file; allowed: a split of DATA",
+        "--valid-subset dev": "dev.idx: not both there; allowed: a split of DATA",
         "--random-token-prob 0.6 --leave-unmasked-prob 0.6": "--random-token-prob is 0.6, and "
         "--leave-unmasked-prob 0.6; allowed: a sum of 1",
         "--clusters 4": "--clusters is 4, and --parts sentences; allowed: --parts none",
