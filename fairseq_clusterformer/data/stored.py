@@ -107,7 +107,7 @@ class RecordData(Sequence):
             if "allowed: " in str(error):
                 raise
             problem = f"record {index} is damaged ({first_line(error)})"
-            raise bad_option("DATA", self.prefix, "data as prepared", problem) from None
+            raise bad_option("DATA", self.prefix, "data as now prepared", problem) from None
 
 
 def shard_of(data: str, epoch: int = 1) -> Path:
