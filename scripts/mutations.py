@@ -3,7 +3,7 @@
     python -m scripts.mutations --number 20 --seed 1
 
 No file is changed: a fork of this process imports the broken module and runs the tests that name
-the module, or, where none does, those of its folder and of the commands.
+the module, then those of its folder, and of the commands.
 """
 
 import argparse
@@ -105,7 +105,7 @@ def drawn(number: int, seed: int) -> list[tuple[Path, int]]:
 
 
 def tests_of(path: Path) -> list[list[str]]:
-    """Files of tests, run in turn: those that name the module, else its folder's and commands'."""
+    """Files of tests, run in turn: those that name the module, its folder's, and the commands'."""
     inner = path.relative_to(ROOT / PACKAGE).with_suffix("")
     parent, _, name = ".".join([PACKAGE, *inner.parts]).removesuffix(".__init__").rpartition(".")
     named, rest, commands = [], [], []
@@ -119,7 +119,7 @@ def tests_of(path: Path) -> list[list[str]]:
             rest.append(place)
         elif test.parent.name == "cli":
             commands.append(place)
-    return [[place] for *_, place in sorted(named)] or [rest, commands]
+    return [*([place] for *_, place in sorted(named)), rest, commands]
 
 
 class Broken(SourceFileLoader):
