@@ -125,6 +125,8 @@ def test_a_reader_is_fine_tuned(tmp_path):
     assert model(**none).type_logits.argmax() == TYPES.index("none")
     with pytest.raises(ValueError, match="output_hidden_states is True: .*; allowed: False"):
         model(**none, output_hidden_states=True)
+    with pytest.raises(ValueError, match="inputs_embeds is given"):
+        model(**none, inputs_embeds=torch.ones(1))
 
 
 def test_clustering_losses_teach_and_are_not_logged():
