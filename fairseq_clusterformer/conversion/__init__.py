@@ -37,6 +37,7 @@ def as_bundle(folder: Path, out: Path, *, dtype: str = "float32", force: bool = 
     try:
         from fairseq_clusterformer.hf import ClusterformerConfig, no_progress_bars
         from fairseq_clusterformer.hf import folder as exported
+        from fairseq_clusterformer.models.checkpoints import CheckpointError
 
         from . import dense
     except ImportError as error:
@@ -58,9 +59,9 @@ def as_bundle(folder: Path, out: Path, *, dtype: str = "float32", force: bool = 
             loaded = (exported if is_ours else dense).read(folder, Path(data))
         except (UserError, MemoryError):
             raise
+        except CheckpointError as error:
+            raise UserError(str(error)) from None
         except Exception as error:  # transformers and fairseq check little of what a file says
-            if str(error).startswith("CHECKPOINT"):  # as of load_pretrained
-                raise UserError(str(error)) from None
             raise bad_option("CHECKPOINT", folder, allowed, reason_of(error)) from None
         card = exported.card_of(folder) if is_ours else None
         return write_bundle(loaded, out, dtype=dtype, card=card, force=force)

@@ -25,7 +25,6 @@ from fairseq_clusterformer.corpora.question_answering.encode import Pieces
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.encoder_only import masked_mean
 from fairseq_clusterformer.models.pretrained import load_pretrained, read_config
@@ -112,7 +111,7 @@ class SentenceEncoder:
             words = {"source_dictionary": self._dictionary, "max_positions": lambda: most}
             model = ClusterformerMaskedLM.build_model(args, SimpleNamespace(**words))
             load_pretrained(model, str(folder), "--encoder")
-        except (CheckpointError, TypeError, ValueError) as error:
+        except (TypeError, ValueError) as error:
             raise UserError(str(error)) from None
         self._model = model.encoder.eval().to(device, dtype)
         hashed = hashlib.sha256(str(self._model).encode())
