@@ -17,8 +17,7 @@ from pathlib import Path
 from fairseq_clusterformer.cli.common import Parser, number
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.corpora.texts import Documents, documents, find_texts
-from fairseq_clusterformer.data.unicode import composed
-from fairseq_clusterformer.data.words import words_of
+from fairseq_clusterformer.data.characters import composed, words_of
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import check_output, whole_file
 from fairseq_clusterformer.ranges import Range

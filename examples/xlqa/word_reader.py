@@ -22,7 +22,7 @@ from torch.nn.functional import dropout
 
 from fairseq_clusterformer.answers import AnswerLogits
 from fairseq_clusterformer.clustering import Report
-from fairseq_clusterformer.data.words import joins
+from fairseq_clusterformer.data.characters import joins
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
 from fairseq_clusterformer.models.word_vectors import read_word_vectors

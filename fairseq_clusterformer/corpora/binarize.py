@@ -17,8 +17,8 @@ import sentencepiece
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset, best_fitting_int_dtype
 
+from fairseq_clusterformer.data.characters import FORM, composed
 from fairseq_clusterformer.data.coding import FileItems, blocks_of_lines, split_lines
-from fairseq_clusterformer.data.unicode import FORM, composed
 from fairseq_clusterformer.errors import bad_option
 
 from .parallel import parallel

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fairseq_clusterformer.data import TOKENIZER
-from fairseq_clusterformer.data.unicode import FORM, composed
-from fairseq_clusterformer.data.words import words_of
+from fairseq_clusterformer.data.characters import FORM, composed, words_of
 from fairseq_clusterformer.errors import reading
 from fairseq_clusterformer.outputs import make_folder
 

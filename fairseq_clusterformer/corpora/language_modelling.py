@@ -4,8 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_clusterformer.data.bytes import byte_symbols
-from fairseq_clusterformer.data.unicode import FORM
+from fairseq_clusterformer.data.characters import FORM, byte_symbols
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import make_folder
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from fairseq_clusterformer.data.unicode import composed
+from fairseq_clusterformer.data.characters import composed
 from fairseq_clusterformer.errors import UserError, no_file
 
 #: what a damaged file raises; RuntimeError: a zip file with a password, or of an unknown method

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from fairseq_clusterformer.data.words import sentences
+from fairseq_clusterformer.data.characters import sentences
 from fairseq_clusterformer.errors import UserError, bad_option, no_file
 
 from . import SPLITS

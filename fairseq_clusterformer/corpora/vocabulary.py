@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.data import TOKENIZER
-from fairseq_clusterformer.data.unicode import FORM
+from fairseq_clusterformer.data.characters import FORM
 from fairseq_clusterformer.errors import bad_option, reading
 from fairseq_clusterformer.outputs import digest
 

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from fairseq_clusterformer.errors import UserError, reading
 
-from .bytes import byte_symbols
+from .characters import FORM, byte_symbols, composed, form_of
 from .subwords import Subwords, Words, has_subwords, load_prepared
-from .unicode import FORM, composed, form_of
 
 # TokenBlockDataset copies every item that a block touches, so one item of 90M bytes would cost
 # 720 MB per block. Where a block starts with an item, it gives </s> for the token before. With a
@@ -183,7 +182,7 @@ class TextCoding:
 
 
 class ByteCoding(TextCoding):
-    """One token per byte; see `fairseq_clusterformer.data.bytes`."""
+    """One token per byte; see `fairseq_clusterformer.data.characters`."""
 
     unit, form = "byte", "none"
     _lines, _leads = False, False

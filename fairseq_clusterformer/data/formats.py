@@ -12,8 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from fairseq_clusterformer.errors import reading
 
-from .bytes import letters_of_bytes
-from .words import UNSPACED
+from .characters import UNSPACED, letters_of_bytes
 
 GPT2_FILES = ("encoder.json", "vocab.bpe")
 END = "</w>"  # of a word, in codes of subword-nmt

@@ -17,9 +17,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from . import TOKENIZER, formats
-from .bytes import byte_symbols, letters_of_bytes
+from .characters import READ_FORM, byte_symbols, form_of, letters_of_bytes, with_places
 from .formats import GPT2_FILES
-from .unicode import READ_FORM, form_of, with_places
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -83,7 +82,7 @@ class Subwords:
     Attributes:
         symbols: each id's symbol in a fairseq dictionary.
         bytes: what each id stands for, led by a blank where a word begins; empty of special ones.
-        form: of Unicode; see :mod:`~fairseq_clusterformer.data.unicode`.
+        form: of Unicode; see :mod:`~fairseq_clusterformer.data.characters`.
         first: the special token that it puts in front of a text; None: it puts none.
         is_of_words: whether each token is a word as a text has it.
     """

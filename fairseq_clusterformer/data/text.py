@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fairseq_clusterformer.errors import UserError, bad_option, read_json
 
 from . import RECORD, TOKENIZER
-from .unicode import FORM, composed
+from .characters import FORM, composed
 
 if TYPE_CHECKING:
     from .subwords import Subwords
@@ -38,7 +38,7 @@ class TextPipeline:
     #: ``tokenizer.json``; None until it is learned. The second language has one of its own if
     #: there is :data:`TARGETS_OWN` in the same folder.
     model: Path | None = None
-    unicode: str = FORM  # of every line, see :mod:`~fairseq_clusterformer.data.unicode`
+    unicode: str = FORM  # of every line, see :mod:`~fairseq_clusterformer.data.characters`
 
     def __post_init__(self) -> None:
         for name, allowed in (("tokenizer", TOKENIZERS), ("bpe", VOCABULARIES)):

@@ -12,7 +12,7 @@ from fairseq.data import Dictionary
 from tokenizers import Tokenizer, processors
 
 from . import TOKENIZER, formats
-from .bytes import letters_of_bytes
+from .characters import letters_of_bytes
 from .coding import TextCoding
 from .subwords import GPT2_FILES, MODEL, Subwords
 

@@ -8,7 +8,7 @@ import bm25s
 import numpy as np
 import regex
 
-from fairseq_clusterformer.data.unicode import READ_FORM, composed
+from fairseq_clusterformer.data.characters import READ_FORM, composed
 
 from .sections import Section
 from .sentences import SentenceEncoder

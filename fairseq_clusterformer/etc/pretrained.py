@@ -4,7 +4,7 @@ import torch
 from fairseq.utils import apply_to_sample
 from torch import Tensor
 
-from fairseq_clusterformer.data.words import sentences as sentences_in
+from fairseq_clusterformer.data.characters import sentences as sentences_in
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.use.base import MaskedLanguageModel
 

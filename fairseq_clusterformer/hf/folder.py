@@ -38,9 +38,9 @@ from fairseq_clusterformer.checkpoints.load import Loaded, as_large_as
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.corpora.classification import RECORD as WORDS
 from fairseq_clusterformer.data import TOKENIZER
+from fairseq_clusterformer.data.characters import FORM, READ_FORM, form_of
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import Subwords
-from fairseq_clusterformer.data.unicode import FORM, READ_FORM, form_of
 from fairseq_clusterformer.errors import bad_option, read_json, reading
 from fairseq_clusterformer.outputs import check_utf8, whole_folder
 from fairseq_clusterformer.use.perplexity import begin_of

@@ -34,7 +34,7 @@ def prepare_library(dest: Path) -> Path:
 
     def build(work: Path, out: Path) -> dict:
         from fairseq_clusterformer.corpora import binarize
-        from fairseq_clusterformer.data.bytes import byte_symbols
+        from fairseq_clusterformer.data.characters import byte_symbols
         from fairseq_clusterformer.data.coding import ByteCoding
 
         files = {split: work / f"{split}.txt" for split in ("train", "valid")}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_clusterformer.data.bytes import byte_symbols
+from fairseq_clusterformer.data.characters import byte_symbols
 from tests.cli.expected import Results, assert_same, parse
 from tests.cli.in_process import generate, interactive, load_model
 

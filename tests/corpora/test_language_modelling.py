@@ -14,7 +14,7 @@ from fairseq_clusterformer.corpora import binarize, language_modelling
 from fairseq_clusterformer.corpora.download import Archive
 from fairseq_clusterformer.corpora.texts import by_document, documents
 from fairseq_clusterformer.data import coding, subwords
-from fairseq_clusterformer.data.bytes import byte_symbols
+from fairseq_clusterformer.data.characters import byte_symbols
 from fairseq_clusterformer.data.coding import BYTES_PER_ITEM, TextCoding
 from tests.corpora.commands import SPLITS, one_line, pack, record_of, run, write, write_splits
 from tests.data.subword_models import LOSSLESS, write_gpt2, write_sentencepiece

@@ -8,7 +8,7 @@ from fairseq.data import Dictionary
 from tokenizers import Tokenizer
 
 from fairseq_clusterformer.corpora import binarize
-from fairseq_clusterformer.data.bytes import byte_symbols
+from fairseq_clusterformer.data.characters import byte_symbols
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import Subwords, load
 from fairseq_clusterformer.errors import UserError

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary, train_sentencepiece
 from fairseq_clusterformer.corpora.classification import split_words
-from fairseq_clusterformer.data.bytes import byte_symbols
+from fairseq_clusterformer.data.characters import byte_symbols
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import Subwords, load, load_prepared
 from fairseq_clusterformer.data.tokenizer_json import make

@@ -9,10 +9,10 @@ import pytest
 from fairseq_clusterformer.corpora.binarize import count_words
 from fairseq_clusterformer.corpora.classification import split_words
 from fairseq_clusterformer.corpora.lines import read_lines
+from fairseq_clusterformer.data.characters import composed, form_of, with_places
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import load_prepared
 from fairseq_clusterformer.data.text import TextPipeline
-from fairseq_clusterformer.data.unicode import composed, form_of, with_places
 from tests.conftest import REPO_ROOT
 
 #: letters and marks that compose, reorder, expand, or are in one form already

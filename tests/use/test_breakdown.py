@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
-from fairseq_clusterformer.data.bytes import byte_symbols
+from fairseq_clusterformer.data.characters import byte_symbols
 from fairseq_clusterformer.data.coding import ByteCoding, TextCoding
 from fairseq_clusterformer.use.breakdown import Breakdown
 

@@ -35,7 +35,7 @@ from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.download import checksums
 from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.corpora.question_answering.records import Drops
-from fairseq_clusterformer.data.unicode import READ_FORM
+from fairseq_clusterformer.data.characters import READ_FORM
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import make_folder
 

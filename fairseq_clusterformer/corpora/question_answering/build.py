@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from fairseq_clusterformer.data.unicode import READ_FORM, composed
+from fairseq_clusterformer.data.characters import READ_FORM, composed
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import copy_part, make_folder, make_part
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import regex
 
-from fairseq_clusterformer.data import words
+from fairseq_clusterformer.data import characters
 
 from ..texts import documents
 from .records import Drops, Items, Record, convert
@@ -74,7 +74,7 @@ def passages(lines: Iterable[str]) -> Iterator[str]:
 
 def questions(passage: str, draw: random.Random) -> list[tuple[str, str, str]]:
     """Every question, document and answer of a passage, no answer twice, in drawn order."""
-    sentences = [passage[start:end] for start, end in words.sentences(passage)]
+    sentences = [passage[start:end] for start, end in characters.sentences(passage)]
     places = defaultdict(list)  # of an answer: sentences, and where it begins there
     for number, sentence in enumerate(sentences):
         for match in _NAME.finditer(sentence):

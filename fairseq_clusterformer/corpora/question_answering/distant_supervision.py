@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from fairseq_clusterformer.data.words import places_of_names
+from fairseq_clusterformer.data.characters import places_of_names
 
 from .records import GoldAnswer, Mention, Paragraph, Record, Sentence, Unusable
 

@@ -14,8 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_clusterformer.data.unicode import READ_FORM, composed, with_places
-from fairseq_clusterformer.data.words import sentences
+from fairseq_clusterformer.data.characters import READ_FORM, composed, sentences, with_places
 from fairseq_clusterformer.errors import UserError
 
 from ..lines import raw_lines, wrong

@@ -1,11 +1,12 @@
-"""One form for texts that look the same: composed letters, and for readers plain ones.
+"""What texts are made of: bytes, characters in one form of Unicode, words and sentences.
 
-"é" is one character or two, as every Mac writes file names; "ﬁ" is one letter in many PDF files.
 Texts become NFC before they become tokens, except by bytes. Readers of documents take NFKC, which
 also undoes ligatures and full-width digits, and their offsets stay those of the original.
 """
 
 import re
+from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,32 @@ if TYPE_CHECKING:
 FORM, READ_FORM = "NFC", "NFKC"
 #: what may change, and the letter before it, which a mark may join
 _RUN = re.compile(r"[\x00-\x7f]?[^\x00-\x7f]+")
+
+_SCRIPTS = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar")
+#: letters of scripts that put no blanks between words, which stand for themselves, as a regular
+#: expression writes them in brackets; the mark of long vowels is of no script
+UNSPACED = "".join(rf"\p{{{script}}}" for script in _SCRIPTS) + "\u30fc\uff70"
+_LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}]--[{UNSPACED}]]"
+_NAME = rf"[[\p{{L}}\p{{N}}]--[{UNSPACED}]][{_LETTER}\u200C\u200D]*|[\p{{L}}\p{{N}}]\p{{M}}*"
+_SENTENCE = r"\S.*?(?:[.!?][\"'\u201d)]*(?=\s+[\p{Lu}\p{N}\"'\u201c(])|$)"
+
+
+@cache
+def byte_symbols() -> list[str]:
+    """Return a symbol for each of the 256 byte values, as in every ``dict.txt`` of bytes.
+
+    Printable ASCII stands for itself, every other byte (the space too, which separates symbols in
+    fairseq's files) for its two hex digits: ``"Hi you\\n"`` is ``H i <20> y o u <0A>``.
+    """
+    return [chr(byte) if 0x21 <= byte <= 0x7E else f"<{byte:02X}>" for byte in range(256)]
+
+
+@cache
+def letters_of_bytes() -> dict[str, int]:
+    """The byte of each letter that stands for one, in byte-level models such as GPT-2's."""
+    from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def form_of(folder: Path, default: str = FORM) -> str:
@@ -67,3 +94,33 @@ def _joins(text: str, begin: int, place: int, form: str) -> bool:
         return True
     before = text[begin:place]
     return normalize(form, before + letter) != normalize(form, before) + normalize(form, letter)
+
+
+@cache
+def _compiled(pattern: str):
+    import regex  # takes too long for --help
+
+    return regex.compile(rf"(?V1){pattern}")
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text: runs of letters and digits, and every other visible character."""
+    return _compiled(rf"{_LETTER}+|[^\s\x1c-\x1f]").findall(text)
+
+
+def places_of_names(text: str) -> Iterator[tuple[int, int]]:
+    """Where the words and the symbols ($, +, =) of a text begin and end, without punctuation."""
+    for match in _compiled(rf"{_NAME}|[\p{{Sc}}\p{{Sm}}\p{{So}}]").finditer(text):
+        yield match.span()
+
+
+def joins(character: str) -> bool:
+    """Whether a character belongs to one word with such characters before and behind it."""
+    return _compiled(_LETTER).fullmatch(character) is not None
+
+
+def sentences(text: str) -> Iterator[tuple[int, int]]:
+    """Where the sentences of a line begin, and where they end: behind a mark of its end that a
+    blank and then a capital letter, a number or a quotation mark follow, and at the line's end."""
+    for match in _compiled(_SENTENCE).finditer(text):
+        yield match.span()
