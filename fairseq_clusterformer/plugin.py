@@ -5,7 +5,7 @@ today's torch. It is the one module that knows all wings.
 """
 
 from . import compat, criterions, models  # noqa: F401  the last two register themselves
-from .data import bpe  # noqa: F401
+from .data import coding  # noqa: F401
 from .etc import lamb, masked_lm, reader  # noqa: F401
 from .tasks import (  # noqa: F401
     clusterformer_masked_lm,

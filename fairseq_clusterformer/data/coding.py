@@ -1,4 +1,4 @@
-"""Text to the tokens of a language model and back, by bytes, sentencepiece pieces or words.
+"""Text to tokens and back, by bytes, subwords or words; and ``--bpe clusterformer``.
 
     coding = TextCoding.from_folder("data-bin/enwik8", dictionary)
     tokens = coding.encode("The cat")
@@ -10,19 +10,28 @@ for subwords that are made of bytes, as GPT-2's.
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple, Optional
 
 import numpy as np
 import torch
+from fairseq import utils
 from fairseq.data import Dictionary
+from fairseq.data.data_utils import infer_language_pair
+from fairseq.data.encoders import register_bpe
+from fairseq.dataclass import FairseqDataclass
+from omegaconf import II
 from torch import Tensor
 
 from fairseq_clusterformer.errors import UserError, reading
 
 from .characters import FORM, byte_symbols, composed, form_of
 from .subwords import Subwords, Words, has_subwords, load_prepared
+from .text import TextPipeline
 
 # TokenBlockDataset copies every item that a block touches, so one item of 90M bytes would cost
 # 720 MB per block. Where a block starts with an item, it gives </s> for the token before. With a
@@ -32,6 +41,7 @@ BYTES_PER_ITEM = 4093
 _BLOCK = 1 << 20  # bytes of a file that are coded at a time
 
 UNREADABLE = "\ufffd".encode()
+_OF_TASK = "oc.select:task.{},null"
 
 
 class FileItems(NamedTuple):
@@ -211,3 +221,43 @@ class ByteCoding(TextCoding):
 def _utf8(text: str | bytes) -> bytes:
     """The text's bytes; those that the command line could not read come back as given."""
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+
+
+@dataclass
+class ClusterformerTextConfig(FairseqDataclass):
+    """Options of ``--bpe clusterformer``."""
+
+    clusterformer_data: Optional[str] = field(  # noqa: UP045 (what fairseq reads)
+        default=None,
+        metadata={"help": "prepared folder whose text coding is used (default: the data folder)"},
+    )
+    # Not on the command line, since they have no help: fairseq takes them from the task.
+    task_data: Optional[str] = II("task.data")  # noqa: UP045
+    task_source_lang: Optional[str] = II(_OF_TASK.format("source_lang"))  # noqa: UP045
+    task_target_lang: Optional[str] = II(_OF_TASK.format("target_lang"))  # noqa: UP045
+
+
+@register_bpe("clusterformer", dataclass=ClusterformerTextConfig)
+def text_of_folder(cfg: ClusterformerTextConfig) -> SimpleNamespace:
+    """``--bpe clusterformer``: fairseq's commands read and write plain text, without a
+    ``--tokenizer``; fairseq-interactive removes blanks at both ends of a prompt.
+
+    ``encode`` makes symbols with blanks between them, and ``decode`` readable text of these, in
+    lower case if the data is, and U+FFFD of what is no character. Raises UserError: another
+    folder, or text that is not UTF-8.
+    """
+    folder = Path(utils.split_paths(cfg.clusterformer_data or cfg.task_data)[0])
+    if (folder / "dict.txt").is_file():
+        coding = TextCoding.from_folder(folder)
+        words = coding.dictionary
+        return SimpleNamespace(
+            encode=lambda text: " ".join(words[i] for i in coding.encode(text)),
+            decode=lambda symbols: coding.decode(map(words.index, symbols.split())),
+        )
+    pipeline = TextPipeline.from_folder(folder)
+    source, target = cfg.task_source_lang, cfg.task_target_lang
+    if source is None or target is None:  # fairseq's task does the same
+        source, target = infer_language_pair(str(folder))
+    return SimpleNamespace(
+        encode=partial(pipeline.encode, lang=source), decode=partial(pipeline.decode, lang=target)
+    )

@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 from fairseq_clusterformer.corpora.question_answering.distant_supervision import mentions_of
 from fairseq_clusterformer.corpora.question_answering.encode import Pieces
 from fairseq_clusterformer.data import RECORD, subwords
+from fairseq_clusterformer.data.qa import Outline
 from fairseq_clusterformer.data.questions import framed
-from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.errors import UserError, bad_option, read_json
 from fairseq_clusterformer.models.stack import ClusteredStack
 

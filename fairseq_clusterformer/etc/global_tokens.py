@@ -20,7 +20,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fairseq_clusterformer.data.structure import Outline
+from fairseq_clusterformer.data.qa import Outline
 
 #: types of tokens, which ETC adds to their words; pre-training has the first two alone
 OF_SENTENCE, OF_TEXT, OF_QUESTION, OF_PARAGRAPH, OF_ALL, OF_CANDIDATE = range(6)

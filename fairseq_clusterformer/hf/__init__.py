@@ -24,7 +24,7 @@ except ImportError as error:
         "pip install '.[transformers]' in the clone"
     ) from error
 
-from .cache import ClusterformerCache
+from .base import ClusterformerCache
 from .configuration import ClusterformerConfig
 from .encoders import (
     ClusterformerForMaskedLM,

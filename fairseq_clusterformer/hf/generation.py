@@ -19,8 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPas
 from transformers.utils import can_return_tuple
 from transformers.utils.deprecation import deprecate_kwarg
 
-from .base import ClusterformerPreTrainedModel
-from .cache import ClusterformerCache
+from .base import ClusterformerCache, ClusterformerPreTrainedModel
 
 #: read by generate, which passes some on to every forward
 _STEERING = set(vars(GenerationConfig())) - {"output_attentions"}

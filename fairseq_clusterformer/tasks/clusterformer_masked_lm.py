@@ -10,7 +10,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 
 from fairseq_clusterformer.criterions.fairseq_losses import ClusterformerMaskedLMLoss
-from fairseq_clusterformer.data.next_sentences import NextSentences
+from fairseq_clusterformer.data.sentences import NextSentences
 from fairseq_clusterformer.data.stored import binarized, shard_of
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM

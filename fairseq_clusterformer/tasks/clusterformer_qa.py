@@ -10,9 +10,8 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 
 from fairseq_clusterformer.criterions.clusterformer_qa import QACriterion
-from fairseq_clusterformer.data.document_windows import WindowData, WindowedQuestions
 from fairseq_clusterformer.data.qa import QAData
-from fairseq_clusterformer.data.questions import QuestionDataset
+from fairseq_clusterformer.data.questions import QuestionDataset, WindowData, WindowedQuestions
 from fairseq_clusterformer.data.stored import shard_of
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.errors import refused

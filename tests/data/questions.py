@@ -2,8 +2,7 @@
 
 import torch
 
-from fairseq_clusterformer.data.qa import Example
-from fairseq_clusterformer.data.structure import Outline
+from fairseq_clusterformer.data.qa import Example, Outline
 
 TEXTS = {
     "id": "q1",

@@ -8,10 +8,8 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_clusterformer.answers import TYPES, Answer, Answers
-from fairseq_clusterformer.data.document_windows import WindowData, WindowedQuestions
-from fairseq_clusterformer.data.qa import Example, QAData, QAWriter
-from fairseq_clusterformer.data.questions import QuestionDataset
-from fairseq_clusterformer.data.structure import Outline
+from fairseq_clusterformer.data.qa import Example, Outline, QAData, QAWriter
+from fairseq_clusterformer.data.questions import QuestionDataset, WindowData, WindowedQuestions
 
 # <s> a b c d e f g <s> h i: two paragraphs of one letter a token
 TEXTS = ["abcdefg", "hi"]

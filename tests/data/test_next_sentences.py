@@ -6,7 +6,7 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
-from fairseq_clusterformer.data.next_sentences import NextSentences
+from fairseq_clusterformer.data.sentences import NextSentences
 
 DOCUMENTS, LINES, WORDS = 6, 5, 4
 

@@ -8,7 +8,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fairseq_clusterformer.data.structure import Outline
+from fairseq_clusterformer.data.qa import Outline
 from fairseq_clusterformer.etc import encoder as etc
 from fairseq_clusterformer.etc import global_tokens as places
 from fairseq_clusterformer.etc.global_tokens import DocumentStructure

@@ -6,9 +6,8 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_clusterformer.data.qa import QAData, QAWriter
+from fairseq_clusterformer.data.qa import Outline, QAData, QAWriter
 from fairseq_clusterformer.data.questions import QuestionDataset
-from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.etc import global_tokens
 from fairseq_clusterformer.etc.global_tokens import DocumentStructure
 from tests.data.questions import OUTLINE, TEXTS, example

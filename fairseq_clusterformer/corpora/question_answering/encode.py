@@ -9,9 +9,8 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from fairseq_clusterformer.data.qa import Example
+from fairseq_clusterformer.data.qa import Example, Outline
 from fairseq_clusterformer.data.stored import load_dictionary
-from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.data.subwords import Subwords, Tokens, load_prepared
 
 from .records import Record, Unusable, sentences_of
