@@ -29,7 +29,7 @@ class QuestionDataset(BySize):
         data, split: questions of a split, and its name, which is in each batch.
         max_positions: tokens of a document, whose number is the sample's size.
         max_question_positions: tokens of a question, with ``<s>`` and ``</s>``.
-        structure: what batches have of the documents' structure, see etc/global_tokens.py; None:
+        structure: what batches have of the documents' structure, see etc/reader.py; None:
             nothing.
 
     Attributes:

@@ -31,9 +31,8 @@ from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.precision import at_least_float32
 from fairseq_clusterformer.tasks.own_models import OwnModels
 
-from .encoder import ETCOptions, Streams
+from .encoder import ETCModel, ETCOptions, Streams, register_etc
 from .global_local import Structure
-from .lift import ETCModel, register_etc
 from .masked_parts import NO_EXAMPLE, PARTS, MaskedParts
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.data.qa import Outline
 from fairseq_clusterformer.etc import encoder as etc
-from fairseq_clusterformer.etc import global_tokens as places
-from fairseq_clusterformer.etc.global_tokens import DocumentStructure
-from fairseq_clusterformer.etc.reader import ETCReader
+from fairseq_clusterformer.etc import reader as places
+from fairseq_clusterformer.etc.reader import DocumentStructure, ETCReader
 from tests.etc.models import CLOSE, assert_all_have_gradients, build
 
 PAD = 1

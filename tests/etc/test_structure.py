@@ -8,12 +8,12 @@ from fairseq.data import Dictionary
 
 from fairseq_clusterformer.data.qa import Outline, QAData, QAWriter
 from fairseq_clusterformer.data.questions import QuestionDataset
-from fairseq_clusterformer.etc import global_tokens
-from fairseq_clusterformer.etc.global_tokens import DocumentStructure
+from fairseq_clusterformer.etc import reader
+from fairseq_clusterformer.etc.reader import DocumentStructure
 from tests.data.questions import OUTLINE, TEXTS, example
 
 ALL, ASKED, PARAGRAPH, SENTENCE, CANDIDATE = (
-    getattr(global_tokens, f"OF_{name}")
+    getattr(reader, f"OF_{name}")
     for name in ("ALL", "QUESTION", "PARAGRAPH", "SENTENCE", "CANDIDATE")
 )
 

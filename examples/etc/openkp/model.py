@@ -15,9 +15,8 @@ from torch.func import functional_call
 from torch.nn.functional import gelu, pad
 
 from fairseq_clusterformer.errors import refused
-from fairseq_clusterformer.etc.encoder import ETCOptions
+from fairseq_clusterformer.etc.encoder import ETCModel, ETCOptions, register_etc
 from fairseq_clusterformer.etc.global_local import Structure
-from fairseq_clusterformer.etc.lift import ETCModel, register_etc
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.precision import at_least_float32
 
