@@ -40,9 +40,7 @@ class ClusteringLossConfig:
     """Options that a criterion inherits in addition to its own."""
 
     clustering_loss_weight: float = weight(0.1, "mu: weight of the clustering loss (eq. 6)")
-    centroid_sorting_loss_weight: float = weight(
-        0.1, "nu: weight of the centroid sorting loss (eq. 11)"
-    )
+    centroid_sorting_loss_weight: float = weight(0.1, "nu: weight of centroid sorting (eq. 11)")
     routing_loss_weight: float = weight(1.0, "weight of the routing loss of taught heads")
     task_loss_weight: float = weight(1.0, "lambda: weight of the task's loss")
 

@@ -91,9 +91,7 @@ class ClusterformerLabelSmoothedCrossEntropyConfig(
     """
 
     clustering_loss_weight: float = weight(0.01, "mu: weight of the clustering loss (eq. 6)")
-    centroid_sorting_loss_weight: float = weight(
-        0.01, "nu: weight of the centroid sorting loss (eq. 11)"
-    )
+    centroid_sorting_loss_weight: float = weight(0.01, "nu: weight of centroid sorting (eq. 11)")
 
 
 @register_criterion(

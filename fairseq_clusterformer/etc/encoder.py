@@ -1,5 +1,5 @@
-"""ETC's encoder (Ainslie et al. 2020): a long input, and global tokens that stand for its parts; and
-what models of it share.
+"""ETC's encoder (Ainslie et al. 2020) of a long input and of global tokens that stand for its
+parts, and the base of its models.
 
 Shape letters: B batch, G global tokens, N long tokens, D width.
 """
@@ -52,14 +52,11 @@ _DENSE = {
 class ETCOptions(EncoderOptions):
     """Options of the encoder, and what it starts from."""
 
-    radius: int = option(
-        84, "r: long tokens see those up to so far away, on either side", at_least=0
-    )
-    max_distance: int = option(
-        12, "k: distances from which on are one; each nearer one has a label", at_least=0
-    )
-    num_labels: int = option(  # of the authors' 32, k = 12 uses 28
-        32, "room for labels: 2 k + 4 or more, and one more for --same-cluster", at_least=4
+    radius: int = option(84, "r: how far long tokens see, on either side", at_least=0)
+    max_distance: int = option(12, "k: each nearer distance has a label of its own", at_least=0)
+    # of the authors' 32, k = 12 uses 28
+    num_labels: int = option(
+        32, "room for 2 k + 4 labels, one more with --same-cluster", at_least=4
     )
     projections: str = option(
         "separate",
@@ -68,23 +65,13 @@ class ETCOptions(EncoderOptions):
         choices=tuple(PROJECTIONS),
     )
     hard_global: bool = option(False, "global tokens see their own part alone of the long input")
-    hard_long: bool = option(
-        False, "long tokens see those global tokens alone that stand for them"
-    )
-    block: int = option(
-        97, "tokens of a part, where the data names no parts: fixed blocks", at_least=1
-    )
+    hard_long: bool = option(False, "long tokens see the global tokens of their own parts alone")
+    block: int = option(97, "tokens of a fixed block, where the data names no parts", at_least=1)
     clusters: int = option(
-        0,
-        "global tokens are so many learned centroids, each of which stands for the tokens that "
-        "are nearest to it; 0: they stand for parts",
-        at_least=0,
+        0, "this many learned centroids are the global tokens; 0: parts have them", at_least=0
     )
     same_cluster: int = option(
-        0,
-        "with --clusters: beyond the radius, long tokens see so many tokens of their cluster on "
-        "either side, with a label of their own; 0: none",
-        at_least=0,
+        0, "with --clusters: farther tokens of its cluster that each sees, per side", at_least=0
     )
     attention_kernel: str = option(
         "auto", f"auto, {', '.join(IMPLEMENTATIONS)}", choices=("auto", *IMPLEMENTATIONS)

@@ -170,24 +170,14 @@ class ETCMaskedLMTaskConfig(FairseqDataclass):
     """Options; the defaults are the paper's."""
 
     data: str = option(MISSING, "folder that `clusterformer prepare lm text --sentences` made")
-    tokens_per_sample: int = option(
-        4096, "tokens of a row: of a piece of a long document, or of short ones", at_least=1
-    )
-    max_parts: int = option(
-        256, "most global tokens of a row; of --parts none, most documents", at_least=1
-    )
+    tokens_per_sample: int = option(4096, "tokens of a row, of one document or more", at_least=1)
+    max_parts: int = option(256, "most parts of a row; of --parts none, documents", at_least=1)
     parts: str = option(
-        "sentences",
-        "what global tokens stand for: sentences, blocks of equal length, or none",
-        choices=PARTS,
+        "sentences", "what has global tokens: sentences, equal blocks, or none", choices=PARTS
     )
-    min_sentences: int = option(
-        1, "of a document, else it is left out; the paper has 7", at_least=1
-    )
+    min_sentences: int = option(1, "shorter documents are left out; the paper has 7", at_least=1)
     part_tokens: int = option(97, "tokens of a block", at_least=1)
-    hide_parts: float = option(
-        0.1, "share of the parts of which all is hidden; 0: none", at_least=0, at_most=1
-    )
+    hide_parts: float = option(0.1, "share of the parts to hide whole", at_least=0, at_most=1)
     mask_prob: float = option(0.15, "share of the words to guess", at_least=0, at_most=1)
     leave_unmasked_prob: float = option(
         0.1, "share of the guessed tokens that stay", at_least=0, at_most=1

@@ -79,8 +79,9 @@ class DocumentStructure:
         first = max(len(outline.names), 1) + question - 2
         if first >= self.most:
             given = f"{first} global tokens of the question and of its candidates"
-            allowed = f"{self.most - 1} or fewer (--max-global-positions)"
-            raise ValueError(f"{given}; allowed: {allowed}")
+            raise ValueError(
+                f"{given}; allowed: {self.most - 1} or fewer (--max-global-positions)"
+            )
         number = torch.arange(len(starts))
         place = number + torch.searchsorted(outline.paragraph_of(starts), number)
         paragraphs = int((place < self.most - first).sum())
@@ -144,17 +145,11 @@ class ETCReaderConfig(ETCOptions):
         "stand for something, the paper's ablation",
         choices=("contexts", "text", "flat"),
     )
-    fixed_blocks: bool = option(
-        False, "global tokens stand for --block tokens each, and for nothing else"
-    )
+    fixed_blocks: bool = option(False, "global tokens stand for --block tokens each")
     paragraphs_alone: bool = option(
-        False,
-        "sentences have no global tokens, as in ETC's Natural Questions, so that longer documents "
-        "keep within --max-global-positions",
+        False, "sentences have no global tokens, so that longer documents fit (Natural Questions)"
     )
-    supporting_facts: bool = option(
-        False, "say which sentences support an answer; the data must have them"
-    )
+    supporting_facts: bool = option(False, "say which sentences support an answer; data must, too")
     narrow_cls: bool = option(
         False,
         "with --structure text --hard-global, the global <s> sees the long <s> alone, as in ETC's "

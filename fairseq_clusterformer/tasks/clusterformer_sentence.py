@@ -28,12 +28,8 @@ _MADE_BY = "clusterformer prepare classification"
 class ClusterformerSentenceConfig(DataOptions):
     """Options; the data is a folder as for fairseq's ``sentence_prediction``."""
 
-    num_classes: int = option(
-        0, "number of classes; 0: as many as the labels' dictionary has", at_least=0
-    )
-    regression_target: bool = option(
-        False, "a label is a number, in label/SPLIT.label, as fairseq's sentence_prediction has it"
-    )
+    num_classes: int = option(0, "number of classes; 0: as many as there are labels", at_least=0)
+    regression_target: bool = option(False, "a label is a number, in label/SPLIT.label")
     pair_form: str = option(
         "joined",
         "how a pair is read: joined (one sequence <s> a </s> b </s> with segment embeddings) or "
@@ -41,9 +37,7 @@ class ClusterformerSentenceConfig(DataOptions):
         choices=PAIR_FORMS,
     )
     max_positions: int = option(512, "most tokens of a sequence", at_least=5)
-    truncate_sequence: bool = option(
-        False, "cut longer sequences to --max-positions, instead of refusing them"
-    )
+    truncate_sequence: bool = option(False, "cut longer sequences, instead of refusing them")
 
 
 @register_task("clusterformer_sentence", dataclass=ClusterformerSentenceConfig)

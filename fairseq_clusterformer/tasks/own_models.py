@@ -22,9 +22,7 @@ class DataOptions(FairseqDataclass):
     """Options of every task that trains on a prepared folder."""
 
     data: str = option(MISSING, "folder that `clusterformer prepare` made for this task")
-    no_shuffle: bool = option(
-        False, "keep the order of samples of one length, instead of a random one"
-    )
+    no_shuffle: bool = option(False, "keep the order of samples of one length")
     train_subset: str = II("dataset.train_subset")
 
 
