@@ -68,12 +68,9 @@ def evaluate(
 ) -> dict[str, float]:
     """``exact_match`` and ``f1``, means over all questions in per cent, and ``total``.
 
-    A question counts with the gold answer that its prediction agrees with best, and with 0 if it
-    has no prediction, as in ``evaluate-v1.1``. Raises ValueError: see :func:`check_gold`.
-
-    Args:
-        gold: the accepted answers of each question's id, one or more (TriviaQA: the aliases).
-        predictions: the answer to each; ids that are not in `gold` are passed over.
+    A question counts with the gold answer (TriviaQA: alias) that its prediction agrees with best,
+    and with 0 if it has no prediction, as in ``evaluate-v1.1``; predictions of other ids are
+    passed over. Raises ValueError: see :func:`check_gold`.
     """
     check_gold(gold)
     result = {}
@@ -104,16 +101,11 @@ def evaluate_v2(
 ) -> dict[str, float]:
     """The scores of SQuAD 2.0 in per cent: the numbers of ``evaluate-v2.0.py``.
 
-    Args:
-        gold: the accepted answers of each question's id; empty: it has none.
-        predictions: the answer to each question, "" for none.
-        no_answer: how likely each question has no answer (any scale).
-        threshold: a prediction whose `no_answer` is above it counts as "".
-
-    Returns:
-        ``exact``, ``f1``, ``total``; the same as ``HasAns_*`` and ``NoAns_*`` where there are
-        such questions; and ``best_exact`` and ``best_f1``, what the best threshold would give,
-        with ``best_exact_thresh`` and ``best_f1_thresh``: 0 for "none answered".
+    A question may have no gold answer, and "" as its prediction. A prediction counts as "" if its
+    ``no_answer``, of any scale, is above the threshold. Returns ``exact``, ``f1``, ``total``; the
+    same as ``HasAns_*`` and ``NoAns_*`` where there are such questions; and what the best
+    threshold would give, ``best_exact`` and ``best_f1``, with it as ``best_exact_thresh`` and
+    ``best_f1_thresh``: 0 for "none answered".
     """
     raw = {id_: score_v2(predictions[id_], answers) for id_, answers in gold.items()}
     groups = {"": [*gold], "HasAns_": [], "NoAns_": []}

@@ -19,14 +19,10 @@ def evaluate(
     """``em``, ``f1``, ``prec`` and ``recall``, means over all questions from 0 to 1; and over
     those with gold facts ``sp_em`` and so on of these, and ``joint_em`` and so on of both.
 
-    As in ``hotpot_evaluate_v1.py``: "yes", "no" and "noanswer" agree with themselves only, and a
-    question without a prediction counts 0. Raises ValueError: see :func:`.answers.check_gold`.
-
-    Args:
-        gold: the answers to each question's id (aliases; the best by F1 counts).
-        predictions: the answer to each.
-        gold_facts: the supporting sentences of questions, in any form that can be compared.
-        facts: those that were predicted; a question without any counts 0.
+    As in ``hotpot_evaluate_v1.py``: "yes", "no" and "noanswer" agree with themselves only, of
+    aliases the best by F1 counts, and a question without a prediction counts 0. Facts are a
+    question's supporting sentences, in any form that can be compared. Raises ValueError: see
+    :func:`.answers.check_gold`.
     """
     check_gold(gold)
     sums = Counter()

@@ -75,21 +75,14 @@ class Label:
 def evaluate(
     gold: Mapping[object, Sequence[Label]], predictions: Mapping[object, Label]
 ) -> dict[str, float]:
-    """The scores, from 0 to 1, of long and short answers.
+    """The scores, from 0 to 1, of a label for each question, by those of its annotators (five in
+    the development set, one in the training data).
 
-    Args:
-        gold: each question's labels, one per annotator (five in the development set, one in the
-            training data).
-        predictions: one label for each question.
-
-    Returns:
-        for ``long`` and ``short``: ``long-answer-f1``, ``-precision``, ``-recall`` and ``-n`` of
-        all predictions; ``long-best-threshold-f1``, ``-precision``, ``-recall`` of those whose
-        score is ``long-best-threshold`` or higher; and ``long-recall-at-precision>=0.5``,
-        ``long-precision-at-precision>=0.5``, the same for 0.75 and 0.9.
-
-    Raises:
-        ValueError: if the questions of both are not the same, or there are none.
+    For ``long`` and ``short`` answers: ``long-answer-f1``, ``-precision``, ``-recall`` and ``-n``
+    of all predictions; ``long-best-threshold-f1``, ``-precision``, ``-recall`` of those whose
+    score is ``long-best-threshold`` or higher; and ``long-recall-at-precision>=0.5``,
+    ``long-precision-at-precision>=0.5``, the same for 0.75 and 0.9. Raises ValueError: the
+    questions of both are not the same, or there are none.
     """
     if not gold or gold.keys() != predictions.keys():
         given = f"gold has {len(gold)} questions, predictions {len(predictions)}"
@@ -135,8 +128,6 @@ def _same_short(label: Label, prediction: Label) -> bool:
 
 
 def _scores(outcomes: Sequence[_Outcome]) -> Iterator[tuple[str, float]]:
-    """Scores of all predictions, those at the best threshold, and the most recall at some
-    precisions."""
     at_score = {}  # precision, recall and F1 of all predictions as sure as that or surer
     right = predicted = 0
     gold = sum(has_gold for has_gold, *_ in outcomes)

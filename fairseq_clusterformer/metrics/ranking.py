@@ -34,11 +34,10 @@ def ranking_scores(
 
     Args:
         questions: the question that each candidate answers, [n], of any type that has a hash.
-        scores: higher is better, [n].
-        relevant: whether it is a right answer, bool or 0 and 1, [n].
+        scores, relevant: higher is better, and whether it is right, bool or 0 and 1, both [n].
         candidates: names, different within a question, [n]; None: their numbers.
-        without_answer: of questions without a right answer: "skip" leaves them out, as papers on
-            WikiQA do; "zero" counts them as 0, as trec_eval does.
+        without_answer: questions without a right answer are left out ("skip"), as in papers on
+            WikiQA, or count as 0 ("zero"), as in trec_eval.
     """
     if without_answer not in ("skip", "zero"):
         raise ValueError(f"without_answer is {without_answer!r}; allowed: skip, zero")

@@ -9,7 +9,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 )
 from torch import Tensor, nn
 
-from fairseq_clusterformer.criterions import in_chunks
+from fairseq_clusterformer.criterions import fairseq_losses
 from fairseq_clusterformer.criterions.fairseq_losses import (
     ClusterformerLabelSmoothedCrossEntropy,
     ClusterformerLabelSmoothedCrossEntropyConfig,
@@ -23,8 +23,8 @@ ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, tor
 
 @pytest.fixture(autouse=True)
 def _short_chunks(monkeypatch):
-    monkeypatch.setattr(in_chunks, "LOGITS", 1)
-    monkeypatch.setattr(in_chunks, "TOKENS", 5)
+    monkeypatch.setattr(fairseq_losses, "LOGITS", 1)
+    monkeypatch.setattr(fairseq_losses, "TOKENS", 5)
 
 
 def draw(dtype: torch.dtype, bias: bool) -> tuple[Tensor, nn.Linear, Tensor]:
@@ -49,7 +49,7 @@ def test_losses_and_gradients(dtype, smoothing, bias):
     features, output, target = draw(dtype, bias)
     given = [features, *output.parameters()]
     how = {"ignore_index": PAD, "smoothing": smoothing}
-    found = in_chunks.cross_entropy_in_chunks(features, output, target, **how)
+    found = fairseq_losses.cross_entropy_in_chunks(features, output, target, **how)
     assert all(x.dtype == torch.promote_types(dtype, torch.float32) for x in found)
     assert not found[1].requires_grad
     gradients = torch.autograd.grad(3 * found[0], given)
@@ -67,7 +67,7 @@ def test_losses_and_gradients(dtype, smoothing, bias):
 
 def test_no_tensor_is_of_all_logits():
     sizes = []
-    for loss in (in_chunks.cross_entropy_in_chunks, of_all_logits):
+    for loss in (fairseq_losses.cross_entropy_in_chunks, of_all_logits):
         features, output, target = draw(torch.float32, False)
         how = {"smoothing": 0.1} if loss is of_all_logits else {"ignore_index": PAD}
         with Largest() as largest:
