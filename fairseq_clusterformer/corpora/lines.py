@@ -17,8 +17,8 @@ from fairseq_clusterformer.data.characters import composed
 from fairseq_clusterformer.errors import UserError, no_file
 
 #: what a damaged file raises; RuntimeError: a zip file with a password, or of an unknown method
-_DAMAGED = (OSError, EOFError, RuntimeError, lzma.LZMAError, zlib.error)
-_DAMAGED += (zipfile.BadZipFile, tarfile.TarError)
+DAMAGED = (OSError, EOFError, RuntimeError, lzma.LZMAError, zlib.error)
+DAMAGED += (zipfile.BadZipFile, tarfile.TarError)
 #: bytes of a line, or as many times those of its file: a small packed file may not fill the memory
 LONGEST, TIMES = 1 << 26, 100
 
@@ -52,7 +52,7 @@ def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
         byte = f"line {number:,}: byte 0x{error.object[error.start]:02X}"
         allowed = "text in this encoding, as iconv -f latin1 -t utf-8 makes of Latin-1"
         raise wrong(path, f"{byte} cannot be read as {encoding.upper()}", allowed) from None
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise UserError(f"{path}: cannot be read after line {number:,}: {error}") from None
 
 
@@ -100,7 +100,7 @@ def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, by
                 for member in archive:
                     if member.isfile() and wanted(member.name):
                         yield member.name, archive.extractfile(member).read()
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
 
 

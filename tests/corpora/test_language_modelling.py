@@ -10,9 +10,9 @@ import pytest
 from fairseq.data import Dictionary, indexed_dataset
 from tokenizers import Tokenizer
 
-from fairseq_clusterformer.corpora import binarize, language_modelling
+from fairseq_clusterformer.corpora import binarize
 from fairseq_clusterformer.corpora.download import Archive
-from fairseq_clusterformer.corpora.texts import by_document, documents
+from fairseq_clusterformer.corpora.texts import KNOWN, by_document, documents
 from fairseq_clusterformer.data import coding, subwords
 from fairseq_clusterformer.data.characters import byte_symbols
 from fairseq_clusterformer.data.coding import BYTES_PER_ITEM, TextCoding
@@ -268,8 +268,7 @@ def small(monkeypatch, folder, name, members, **more):
     path = pack(folder / "corpus.zip", {f"corpus/{name}": c for name, c in members.items()})
     sums = {name: "sha1:" + sha1(content).hexdigest() for name, content in members.items()}
     archive = Archive(path.as_uri(), "sha256:" + sha256(path.read_bytes()).hexdigest(), sums)
-    known = language_modelling.KNOWN
-    monkeypatch.setitem(known, name, known[name]._replace(archive=archive, **more))
+    monkeypatch.setitem(KNOWN, name, KNOWN[name]._replace(archive=archive, **more))
     return folder
 
 

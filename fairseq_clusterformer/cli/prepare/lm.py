@@ -11,7 +11,7 @@ are cut at line ends: train, valid and test in order.
 
 from collections.abc import Sequence
 
-from fairseq_clusterformer.corpora.language_modelling import KNOWN, prepare_known, prepare_text
+from fairseq_clusterformer.corpora.texts import KNOWN, prepare_known, prepare_text
 
 from ..common import Parser, add, add_dest, prepare_folder
 from .shared import WORKERS, add_subwords, take_vocabulary
