@@ -21,10 +21,6 @@ from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.cli.prepare.qa import prepare_known
 from fairseq_clusterformer.corpora.lines import members
 from fairseq_clusterformer.corpora.question_answering.build import PARAGRAPHS, QuestionCorpus
-from fairseq_clusterformer.corpora.question_answering.distant_supervision import (
-    distant_record,
-    in_sentences,
-)
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
     GoldAnswer,
@@ -33,8 +29,10 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     Record,
     Unusable,
     convert,
+    distant_record,
     foreign,
     get,
+    in_sentences,
     json_file,
     json_lines,
     json_list,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fairseq_clusterformer.corpora.question_answering.distant_supervision import mentions_of
 from fairseq_clusterformer.corpora.question_answering.encode import Pieces
+from fairseq_clusterformer.corpora.question_answering.records import mentions_of
 from fairseq_clusterformer.data import RECORD, subwords
 from fairseq_clusterformer.data.qa import Outline
 from fairseq_clusterformer.data.questions import framed

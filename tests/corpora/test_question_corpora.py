@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_clusterformer.corpora.question_answering.distant_supervision import find_answers
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
     Mention,
     Paragraph,
     Record,
+    find_answers,
 )
 from fairseq_clusterformer.corpora.question_answering.squad import (
     babi,

@@ -6,6 +6,7 @@ another kind ends in a `UserError`.
 
 import json
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,13 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_clusterformer.data.characters import READ_FORM, composed, sentences, with_places
+from fairseq_clusterformer.data.characters import (
+    READ_FORM,
+    composed,
+    places_of_names,
+    sentences,
+    with_places,
+)
 from fairseq_clusterformer.errors import UserError
 
 from ..lines import raw_lines, wrong
@@ -170,12 +177,10 @@ class Drops:
         return f"left out: {reason}: {first}" + (f"; and {others:,} more" if others else "")
 
     def __str__(self) -> str:
-        lines = []
-        if self.moved:
-            lines = [f"took {self.moved:,} answers where the text stands, not at answer_start"]
+        took = f"took {self.moved:,} answers where the text stands, not at answer_start"
+        lines = [took] if self.moved else []
         for reason, count in self.counts.most_common():
-            examples = (f"  {example}" for example in self.examples[reason])
-            lines += [f"dropped {count:,}: {reason}", *examples]
+            lines.append("\n  ".join([f"dropped {count:,}: {reason}", *self.examples[reason]]))
         return "\n".join(lines)
 
 
@@ -224,11 +229,10 @@ def convert(items: Items, to_record: Callable[[Any], Record], drops: Drops) -> I
     for place, item in items:
         with drops.at(place):
             record = to_record(item)
-            if isinstance(record, Record) and not drops.keep_unfound:
-                found = record.answers or record.yes_no or record.candidates
-                if record.texts and not found:
-                    detail = f"{record.texts[0]!r} is in no paragraph of question {record.id}"
-                    raise Unusable("answer not found", detail)
+            found = record.answers or record.yes_no or record.candidates
+            if record.texts and not (found or drops.keep_unfound):
+                detail = f"{record.texts[0]!r} is in no paragraph of question {record.id}"
+                raise Unusable("answer not found", detail)
             if record.id in ids:
                 raise Unusable("id seen before", record.id)
             ids.add(record.id)
@@ -289,3 +293,83 @@ def json_list(path: Path, allowed: str, content: Any = None) -> Items:
 def foreign(path: Path, allowed: str) -> UserError:
     """Return the error for a file that is not of the corpus."""
     return wrong(path, "is something else", allowed)
+
+
+# Distant supervision: where an answer's text stands; not every such place answers the question
+
+
+def find_answers(texts: Iterable[str], paragraphs: Iterable[str]) -> tuple[GoldAnswer, ...]:
+    """Return every place where one of `texts` stands in the paragraphs. Whole words are compared,
+    without regard to case, marks such as accents, punctuation and white space. Of places that
+    start together the longest is kept."""
+    wanted = defaultdict(set)  # by the first word
+    for text in texts:
+        if words := _words(text)[0]:
+            wanted[words[0]].add(words)
+    found = []
+    for index, paragraph in enumerate(paragraphs):
+        words, places = _words(paragraph)
+        for i, word in enumerate(words):
+            if here := [len(w) for w in wanted.get(word, ()) if words[i : i + len(w)] == w]:
+                start, end = places[i][0], places[i + max(here) - 1][1]
+                found.append(GoldAnswer(index, start, end, paragraph[start:end]))
+    return tuple(found)
+
+
+def in_sentences(
+    answers: Sequence[GoldAnswer], sentences: Sequence[Sentence]
+) -> tuple[GoldAnswer, ...]:
+    """Return the answers that lie in one of some sentences; all if none does."""
+    inside = [
+        one
+        for one in answers
+        for number, start, end in sentences
+        if number == one.paragraph and start <= one.start and one.end <= end
+    ]
+    return tuple(dict.fromkeys(inside) or answers)
+
+
+def mentions_of(
+    id_: str, candidates: Sequence[str], paragraphs: Sequence[str]
+) -> tuple[Mention, ...]:
+    """Return the places of each candidate, as `find_answers`; they may overlap those of another.
+    Raises `Unusable` if there is no candidate."""
+    if not candidates or not all(isinstance(text, str) for text in candidates):
+        raise Unusable("no candidates", f"question {id_}")
+    return tuple(
+        Mention(number, place.paragraph, place.start, place.end)
+        for number, text in enumerate(candidates)
+        for place in find_answers([text], paragraphs)
+    )
+
+
+def distant_record(
+    id_: str,
+    question: str,
+    paragraphs: Iterable[Paragraph],
+    names: Iterable[str],
+    *,
+    texts: Iterable[str] | None = None,
+) -> Record:
+    """Return a record whose spans are the places of an answer's `names`; one must be given.
+    `texts` are the accepted answers, where they differ from the `names`."""
+    names = [name for name in dict.fromkeys(names) if isinstance(name, str) and name.strip()]
+    if not names:
+        raise Unusable("no answer")
+    paragraphs = tuple(paragraphs)
+    texts = tuple(dict.fromkeys(names if texts is None else texts))
+    found = find_answers(names, [part.text for part in paragraphs])
+    return Record(id_, question, paragraphs, found, texts)
+
+
+@lru_cache(256)  # each candidate is searched in the same paragraphs
+def _words(text: str) -> tuple[tuple[str, ...], list[tuple[int, int]]]:
+    """Folded words, and their characters [start, end)."""
+    places = list(places_of_names(text))
+    return tuple(_fold(text[start:end]) for start, end in places), places
+
+
+@lru_cache(1 << 18)
+def _fold(word: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", word).casefold()
+    return "".join(char for char in decomposed if not unicodedata.combining(char))

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from ..lines import key_of, raw_lines, wrong
-from .distant_supervision import distant_record, in_sentences, mentions_of
 from .records import (
     Drops,
     Items,
@@ -22,12 +21,15 @@ from .records import (
     Sentence,
     Unusable,
     convert,
+    distant_record,
     foreign,
     get,
     gold_answer,
+    in_sentences,
     json_file,
     json_lines,
     json_list,
+    mentions_of,
     sentences_of,
 )
 
