@@ -131,15 +131,11 @@ def working(
         problem = "the disk is full, or a file must not be as large"
         raise bad_option(option, place, allowed, problem) from None
     finally:
-        _leave(work, kept)
+        _clear(work, kept)
+        if not any(any((work / name).glob("*")) for name in kept):
+            _clear(work)
+            shutil.rmtree(work, ignore_errors=True)
         lock.release()
-
-
-def _leave(work: Path, kept: Collection[str]) -> None:
-    _clear(work, kept)
-    if not any(any((work / name).glob("*")) for name in kept):
-        _clear(work)
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _clear(work: Path, kept: Collection[str] = ()) -> None:
@@ -339,18 +335,14 @@ def make_folder(
 
 def make_part(work: Path, name: str, build: Build) -> tuple[Path, dict]:
     """Make the folder ``parts/NAME`` of a working folder, unless a run before has; return it, and
-    what `build` returned. It may have parts of its own, which go when it is complete."""
-    part, own = work / "parts" / name, work / "parts" / f"{name}.partial"
+    what `build` returned."""
+    part, own = work / "parts" / name, work / f"{name}.partial"
     if not part.exists():
-        own.mkdir(parents=True, exist_ok=True)
-        _clear(own, _KEPT)
-        try:
-            (out := own / "out").mkdir()
-            (out / RECORD).write_text(json.dumps(build(own, out)))
-            os.rename(out, part)
-        finally:
-            _leave(own, _KEPT)
-    shutil.rmtree(own, ignore_errors=True)
+        part.parent.mkdir(exist_ok=True)
+        (out := own / "out").mkdir(parents=True)
+        (out / RECORD).write_text(json.dumps(build(own, out)))
+        os.rename(out, part)
+        shutil.rmtree(own)
     return part, read_json(part / RECORD)
 
 
