@@ -28,6 +28,11 @@ def bad_option(option: str, value: object, allowed: str, problem: str = "") -> U
     return UserError(f"{option} is {value}{problem and f': {problem}'}; allowed: {allowed}")
 
 
+def wrong(place: object, problem: object, allowed: str) -> UserError:
+    """The one form of an error in a file."""
+    return UserError(f"{place}: {problem}; allowed: {allowed}")
+
+
 def check_no_device(option: str, path: Path, allowed: str) -> None:
     """Raise UserError if a path is that of a device, which may never end; a terminal does."""
     with suppress(OSError):  # it is not there: whoever opens it says so

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.cli.prepare.classification import prepare_known
+from fairseq_clusterformer.corpora.files import aligned_lines, members, numbered_lines, wrong
 from fairseq_clusterformer.corpora.labelled import LabelledCorpus, LabelledText, read_labelled
-from fairseq_clusterformer.corpora.lines import aligned_lines, members, numbered_lines, wrong
 from fairseq_clusterformer.errors import bad_option
 
 NAME = "python examples/classification/prepare.py"

@@ -30,7 +30,7 @@ from itertools import accumulate
 
 from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.cli.main import program
-from fairseq_clusterformer.corpora.lines import raw_lines
+from fairseq_clusterformer.corpora.files import raw_lines
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import whole_folder, write_aside
 

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.cli.prepare.qa import prepare_known
-from fairseq_clusterformer.corpora.lines import members
+from fairseq_clusterformer.corpora.files import members
 from fairseq_clusterformer.corpora.question_answering.build import PARAGRAPHS, QuestionCorpus
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,

@@ -16,7 +16,7 @@ from fairseq.data.data_utils import collate_tokens
 from torch import Tensor
 
 from fairseq_clusterformer.checkpoints.load import Loaded, dataset_of
-from fairseq_clusterformer.corpora.lines import aligned_lines
+from fairseq_clusterformer.corpora.files import aligned_lines
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.data.text import TextPipeline

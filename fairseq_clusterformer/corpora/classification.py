@@ -19,9 +19,8 @@ from fairseq_clusterformer.errors import reading
 from fairseq_clusterformer.outputs import make_folder
 
 from . import SPLITS
-from .download import checksums
+from .files import checksums, some, wrong
 from .labelled import LabelledCorpus
-from .lines import some, wrong
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fairseq_clusterformer.errors import bad_option, check_file
 
 from . import SPLITS
-from .lines import PACKED, numbered_lines, read_lines, some, split_of, visible, wrong
+from .files import PACKED, numbered_lines, read_lines, some, split_of, visible, wrong
 
 _RESERVED = re.compile(r"<s>|<pad>|</s>|<unk>|madeupword\d{4,}")  # by fairseq's dictionaries
 

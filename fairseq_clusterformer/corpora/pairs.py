@@ -10,10 +10,9 @@ from itertools import chain
 from pathlib import Path
 
 from fairseq_clusterformer.data.text import TextPipeline
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import bad_option, wrong
 
-from .download import Archive, obtain
-from .lines import PACKED, aligned_lines, key_of, numbered_lines, read_lines, wrong
+from .files import PACKED, Archive, aligned_lines, key_of, numbered_lines, obtain, read_lines
 
 Pair = tuple[str, str]
 Pairs = Iterator[Pair]

@@ -21,8 +21,7 @@ from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import copy_part, make_folder, make_part
 
 from . import SUBWORDS
-from .download import checksums
-from .lines import aligned_lines, key_of, wrong
+from .files import aligned_lines, checksums, key_of, wrong
 from .pairs import Pair, ParallelCorpus, pair_files, pairs_of
 from .parallel import parallel
 

@@ -6,7 +6,7 @@ from hashlib import sha1, sha256
 
 import pytest
 
-from fairseq_clusterformer.corpora.download import Archive, checksum, checksums, download, obtain
+from fairseq_clusterformer.corpora.files import Archive, checksum, checksums, download, obtain
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import make_folder
 from tests.corpora.commands import pack, write

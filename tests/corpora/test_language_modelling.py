@@ -11,7 +11,7 @@ from fairseq.data import Dictionary, indexed_dataset
 from tokenizers import Tokenizer
 
 from fairseq_clusterformer.corpora import binarize
-from fairseq_clusterformer.corpora.download import Archive
+from fairseq_clusterformer.corpora.files import Archive
 from fairseq_clusterformer.corpora.texts import KNOWN, by_document, documents
 from fairseq_clusterformer.data import coding, subwords
 from fairseq_clusterformer.data.characters import byte_symbols

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-from fairseq_clusterformer.corpora import binarize, lines
+from fairseq_clusterformer.corpora import binarize, files
 from fairseq_clusterformer.corpora.binarize import train_sentencepiece
-from fairseq_clusterformer.corpora.lines import members
+from fairseq_clusterformer.corpora.files import members
 from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.errors import UserError
 
 
 def read_lines(path: Path) -> list:
-    return list(lines.raw_lines(path))
+    return list(files.raw_lines(path))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_zip_that_cannot_be_opened(central, local, value, says, tmp_path):
 
 
 def test_a_line_may_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "LONGEST", 100_000)
+    monkeypatch.setattr(files, "LONGEST", 100_000)
     path = tmp_path / "a.xz"
     path.write_bytes(lzma.compress(b"short\n" + b"a" * 5_000_000))
     with pytest.raises(UserError, match=r"a.xz: line 2 has more than 100,000 bytes .*; allowed: "):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fairseq.data import Dictionary, indexed_dataset
 
-from fairseq_clusterformer.corpora.download import Archive
+from fairseq_clusterformer.corpora.files import Archive
 from fairseq_clusterformer.corpora.pairs import CORPORA, draw_pairs
 from fairseq_clusterformer.data.text import TextPipeline
 from tests.corpora.commands import SPLITS, files_in, one_line, pack, record_of, write

@@ -8,7 +8,7 @@ import pytest
 
 from fairseq_clusterformer.corpora.binarize import count_words
 from fairseq_clusterformer.corpora.classification import split_words
-from fairseq_clusterformer.corpora.lines import read_lines
+from fairseq_clusterformer.corpora.files import read_lines
 from fairseq_clusterformer.data.characters import composed, form_of, with_places
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import load_prepared

@@ -32,7 +32,7 @@ from fairseq_clusterformer.cli.prepare.shared import (
     take_vocabulary,
 )
 from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.download import checksums
+from fairseq_clusterformer.corpora.files import checksums
 from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.corpora.question_answering.records import Drops
 from fairseq_clusterformer.data.characters import READ_FORM

@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.download import checksums
-from fairseq_clusterformer.corpora.lines import split_of, visible
+from fairseq_clusterformer.corpora.files import checksums, found_in, split_of, visible
 from fairseq_clusterformer.corpora.question_answering.build import (
     CORPORA,
     PARAGRAPHS,
@@ -83,7 +82,7 @@ def _splits(
     if patterns := corpus.files.split():
         found = {}
         for split, pattern in zip(SPLITS, patterns if source else (), strict=False):
-            found[split] = sorted(source.glob(pattern)) or sorted(source.glob(f"*/{pattern}"))
+            found[split] = found_in(source, pattern)
             if corpus.archive and not found[split]:
                 found[split] = [path / pattern for path in sorted(source.glob(corpus.archive))[:1]]
         if shares["valid"] and found.get("valid"):

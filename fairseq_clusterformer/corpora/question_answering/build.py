@@ -16,8 +16,7 @@ from fairseq_clusterformer.data.characters import READ_FORM, composed
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import copy_part, make_folder, make_part
 
-from ..download import checksums
-from ..lines import key_of, wrong
+from ..files import checksums, key_of, wrong
 from ..parallel import parallel
 from ..vocabulary import Vocabulary
 from .records import Drops, Reader, Record, Unusable

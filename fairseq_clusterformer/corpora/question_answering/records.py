@@ -24,7 +24,7 @@ from fairseq_clusterformer.data.characters import (
 )
 from fairseq_clusterformer.errors import UserError
 
-from ..lines import raw_lines, wrong
+from ..files import raw_lines, wrong
 
 
 @dataclass(frozen=True)

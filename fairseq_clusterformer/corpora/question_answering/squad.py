@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ..lines import key_of, raw_lines, wrong
+from ..files import key_of, raw_lines, wrong
 from .records import (
     Drops,
     Items,
