@@ -18,7 +18,6 @@ from tokenizers import Tokenizer
 
 from . import TOKENIZER, formats
 from .characters import READ_FORM, byte_symbols, form_of, letters_of_bytes, with_places
-from .formats import GPT2_FILES
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -132,6 +131,8 @@ class Subwords:
         self._special = dict.fromkeys(hidden, self._unknown)
         if numbers:
             self.symbols = [str(number) for number in range(size)]
+        self._bytes_of = dict(zip(self.symbols, self.bytes, strict=True))
+        self._bytes_of.pop("<unk>", None)
         self.first = next(iter(self.tokenizer.encode("").ids), None)
         self.is_of_words = model["type"] == "WordLevel"
 
@@ -149,19 +150,8 @@ class Subwords:
     def encode(self, text: str) -> Tokens:
         """Return the tokens of a text; raises ValueError for what is not Unicode."""
         text.encode()  # the models do not say what is wrong
-        formed = with_places(text, self.form)
-        if formed is None:
-            return self._encode(text)
-        formed, first, last = formed
-        tokens = self._encode(formed)
-        first, last = np.append(first, len(text)), np.append(last, len(text))
-        starts = first[tokens.starts]
-        ends = np.where(tokens.ends > tokens.starts, last[tokens.ends - 1], starts)
-        return Tokens(tokens.ids, starts.astype(np.int32), ends.astype(np.int32))
-
-    def _encode(self, text: str) -> Tokens:
-        """The tokens of a text in the form."""
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        formed, *places = with_places(text, self.form) or [text]
+        encoding = self.tokenizer.encode(formed, add_special_tokens=False)
         spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
         # the bytes of several characters in a row have the span of one each
         done, pieces = 0, encoding.tokens  # which is a new list each time
@@ -172,11 +162,15 @@ class Subwords:
                 continue
             done, (start, end) = first, spans[first].tolist()
             for place in range(start, end):
-                size = len(text[place].encode())
+                size = len(formed[place].encode())
                 spans[done : done + size] = place, place + 1
                 done += size
+        starts, ends = spans.T
+        if places:  # those of the original
+            first, last = (np.append(place, len(text)).astype(np.int32) for place in places)
+            starts, ends = first[starts], np.where(ends > starts, last[ends - 1], first[starts])
         ids = [self._special.get(i, i) for i in encoding.ids]
-        return Tokens(np.array(ids, np.int32), spans[:, 0], spans[:, 1])
+        return Tokens(np.array(ids, np.int32), starts, ends)
 
     def ids(self, texts: list[str]) -> Iterable[Sequence[int]]:
         """The tokens of each text, which is in the form."""
@@ -202,11 +196,6 @@ class Subwords:
         known, unknown = self._bytes_of, self._unknown is not None  # GPT-2 knows all
         found = (known.get(each, each.encode() if unknown else b"") for each in symbols)
         return b"".join(found).decode(errors="replace").strip(" ")
-
-    @cached_property
-    def _bytes_of(self) -> dict[str, bytes]:
-        found = dict(zip(self.symbols, self.bytes, strict=True))
-        return {symbol: content for symbol, content in found.items() if symbol != "<unk>"}
 
 
 class Words(Subwords):
@@ -256,7 +245,7 @@ def load(path: Path) -> Subwords:
 
 def has_subwords(folder: Path) -> bool:
     """Whether a prepared folder says how texts become tokens; else each symbol is a word."""
-    return any((folder / name).is_file() for name in (TOKENIZER, MODEL, GPT2_FILES[0]))
+    return any((folder / name).is_file() for name in (TOKENIZER, MODEL, formats.GPT2_FILES[0]))
 
 
 def load_prepared(folder: Path, name: str = TOKENIZER) -> Subwords:

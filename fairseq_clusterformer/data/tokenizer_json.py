@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, processors
 from . import TOKENIZER, formats
 from .characters import letters_of_bytes
 from .coding import TextCoding
-from .subwords import GPT2_FILES, MODEL, Subwords
+from .subwords import MODEL, Subwords
 
 _UNUSED_PARTS = ("post_processor", "truncation", "padding")  # of a file that is given
 
@@ -57,7 +57,7 @@ def make(
         model, ends = Subwords(folder / TOKENIZER), False
     elif (folder / MODEL).is_file():
         model = Subwords(formats.pieces(folder / MODEL, line_end))
-    elif (folder / GPT2_FILES[0]).is_file():
+    elif (folder / formats.GPT2_FILES[0]).is_file():
         ends = form == "reader"
         model = Subwords(formats.gpt2(folder, line_end if ends else None), numbers=True)
     elif ends:

@@ -11,7 +11,8 @@ from fairseq.data import Dictionary
 from transformers import PreTrainedTokenizer
 
 from fairseq_clusterformer.data import RECORD, TOKENIZER
-from fairseq_clusterformer.data.subwords import GPT2_FILES, Subwords, load_prepared
+from fairseq_clusterformer.data.formats import GPT2_FILES
+from fairseq_clusterformer.data.subwords import Subwords, load_prepared
 from fairseq_clusterformer.data.text import TARGETS_OWN, TextPipeline
 from fairseq_clusterformer.data.tokenizer_json import make
 from fairseq_clusterformer.errors import read_json, reading

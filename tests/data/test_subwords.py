@@ -62,7 +62,7 @@ def test_any_span_of_any_text(model):
 def test_gpt2_is_roberta_s(tmp_path):
     """Ids are those of fairseq's own encoder, and each token's bytes are its characters."""
     model = subwords.load(write_gpt2(tmp_path))
-    bpe = get_encoder(*(str(tmp_path / name) for name in subwords.GPT2_FILES))
+    bpe = get_encoder(*(str(tmp_path / name) for name in subwords.formats.GPT2_FILES))
     for _ in range(100):
         text = random_text()
         tokens = model.encode(text)
