@@ -24,29 +24,20 @@ except ImportError as error:
         "pip install '.[transformers]' in the clone"
     ) from error
 
-from .base import ClusterformerCache
+from .base import ClusterformerCache  # noqa: F401
 from .configuration import ClusterformerConfig
-from .encoders import (
+from .encoders import (  # noqa: F401
     ClusterformerForMaskedLM,
     ClusterformerForQuestionAnswering,
     ClusterformerForSequenceClassification,
     ClusterformerModel,
 )
 from .folder import KINDS
-from .generation import ClusterformerForCausalLM, ClusterformerForConditionalGeneration
+from .generation import (  # noqa: F401
+    ClusterformerForCausalLM,
+    ClusterformerForConditionalGeneration,
+)
 from .tokenizer import ClusterformerTokenizer
-
-__all__ = [
-    "ClusterformerCache",
-    "ClusterformerConfig",
-    "ClusterformerForCausalLM",
-    "ClusterformerForConditionalGeneration",
-    "ClusterformerForMaskedLM",
-    "ClusterformerForQuestionAnswering",
-    "ClusterformerForSequenceClassification",
-    "ClusterformerModel",
-    "ClusterformerTokenizer",
-]
 
 transformers.utils.import_utils.is_torchaudio_available.cache_clear()
 no_progress_bars = transformers.utils.logging.disable_progress_bar

@@ -142,11 +142,10 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Of both sides if they are one."""
-        first, *others = self._stacks()
-        for stack in others:
-            if stack.embed_tokens is first.embed_tokens:
+        old = self.get_input_embeddings()
+        for stack in self._stacks():
+            if stack.embed_tokens is old:
                 stack.embed_tokens = value
-        first.embed_tokens = value
 
     def resize_token_embeddings(self, *args, **kwargs):
         """As transformers', of one table of embeddings; others raise ValueError."""
@@ -192,38 +191,35 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         _TRAINED.add(self)
         self.model.set_num_updates(self.config.updates + self._steps + 1)
 
-    def _masked(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Tokens with fairseq's padding where the mask is 0."""
-        if attention_mask is None:
-            return input_ids
-        return input_ids.masked_fill(attention_mask == 0, self.config.pad_token_id)
-
-    def _one_text_a_row(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
-    ) -> Tensor:
-        """:meth:`_masked`, for encoders, which cannot keep packed documents apart."""
-        tokens = self._masked(input_ids, attention_mask)
-        if self._documents(position_ids, tokens) is not None:
-            problem = "say that rows hold several documents, which this model cannot keep apart"
-            raise ValueError(f"position_ids {problem}; allowed: one a row")
-        return tokens
-
-    def _documents(
-        self, position_ids: Tensor | None, tokens: Tensor, cache: ClusterformerCache | None = None
-    ) -> Tensor | None:
-        """Numbers of documents packed in rows behind the cache, int64 [B, N]; None: none are."""
+    def _tokens(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None = None,
+        cache: ClusterformerCache | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Tokens with fairseq's padding where the mask is 0, and numbers of documents packed in
+        rows behind the cache, int64 [B, N]; None: none are. Encoders cannot keep them apart."""
+        tokens = input_ids
+        if attention_mask is not None:
+            tokens = tokens.masked_fill(attention_mask == 0, self.config.pad_token_id)
         if position_ids is None:
-            return None
+            return tokens, None
         real = tokens.ne(self.config.pad_token_id)
         if position_ids.dim() == 2 and position_ids.size(1) == tokens.size(1):
             found = position_ids.expand_as(tokens)
             in_row = real.cumsum(1) - 1 + (0 if cache is None else cache.real)
             if torch.equal(in_row[real], found[real]):
-                return None
+                return tokens, None
             documents = (found.eq(0) & real).cumsum(1)  # each begins at position 0
             in_document = Batch(~real, documents).positions(tokens)
             if cache is None and torch.equal(in_document[real], found[real]):
-                return documents
+                if self.config.family == "clusterformer_lm":
+                    return tokens, documents
+                problem = (
+                    "say that rows hold several documents, which this model cannot keep apart"
+                )
+                raise ValueError(f"position_ids {problem}; allowed: one a row")
         raise ValueError(
             "position_ids count neither each row's tokens from 0 nor, without a cache, those "
             "of each document in it; allowed: None, or one of these"

@@ -1,5 +1,4 @@
-"""``AutoModel``, ``AutoModelForMaskedLM``, ``AutoModelForSequenceClassification`` and
-``AutoModelForQuestionAnswering``, or transformers' own ``BertForQuestionAnswering``."""
+"""Models that read: states, masked words, classes, and answers, also by transformers' BERT."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -47,12 +46,10 @@ class ClusterformerModel(ClusterformerPreTrainedModel):
         """States [B, N, D] of the tokens."""
         self._begin(position_ids=position_ids, **kwargs)
         wanted = self._wants_states(output_hidden_states)
+        tokens, documents = self._tokens(input_ids, attention_mask, position_ids)
         if self.config.family == "clusterformer_lm":
-            tokens = self._masked(input_ids, attention_mask)
-            documents = self._documents(position_ids, tokens)
             x, states, _ = self._decoded(tokens, None, wanted, documents=documents)
         else:
-            tokens = self._one_text_a_row(input_ids, attention_mask, position_ids)
             encoded = self.model.encoder(tokens, return_all_hiddens=wanted)
             x = encoded["encoder_out"][0].transpose(0, 1)
             states = batch_first(encoded["encoder_states"], wanted)
@@ -80,7 +77,7 @@ class _EncoderWithHead(ClusterformerPreTrainedModel):
             labels: a classifier's are [B], of a regression floating point.
         """
         self._begin(position_ids=position_ids, **kwargs)
-        tokens = self._one_text_a_row(input_ids, attention_mask, position_ids)
+        tokens, _ = self._tokens(input_ids, attention_mask, position_ids)
         if token_type_ids is not None:
             own = self.model.second(tokens) if self.config.form == "joined" else tokens * 0
             real = tokens.ne(self.config.pad_token_id)
@@ -189,7 +186,7 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
             raise ValueError(f"output_hidden_states is True: {problem}; allowed: False")
         if token_type_ids is None:
             raise ValueError("token_type_ids is None; allowed: 0 at the question, 1 behind it")
-        tokens = self._one_text_a_row(input_ids, attention_mask, position_ids)
+        tokens, _ = self._tokens(input_ids, attention_mask, position_ids)
         real = tokens.ne(self.config.pad_token_id)
         in_question, in_document = (real & token_type_ids.eq(part) for part in (0, 1))
         question, document = self._picked(tokens, in_question), self._picked(tokens, in_document)
@@ -230,21 +227,18 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
         return torch.cat([first, last], dim=1)
 
 
-def is_bert(loaded: Loaded) -> bool:
-    """Whether a reader reads by another library's text, its layers are all alike, and its "no
-    answer" is a span, as BERT has it."""
-    if not (loaded.folder / TOKENIZER).is_file() or has_titles(loaded.folder):
-        return False
-    args, encoder = loaded.model.args, loaded.model.encoder
-    plain = args.embedding_scale == 1 and not args.encoder_normalize_before
-    return plain and args.shared_softmax and not encoder.cluster_layers
-
-
-def as_bert(model: ClusterformerReader) -> BertForQuestionAnswering:
-    """The same model by transformers' class; see `is_bert`. Up to ``--window-size`` tokens of the
-    document, its logits are the reader's. "No answer" starts and ends at the row's first token;
-    "yes", "no" and whole paragraphs as answers are left out."""
+def as_bert(loaded: Loaded) -> BertForQuestionAnswering | None:
+    """A reader by transformers' class, if it reads another library's text, its layers are all
+    alike, and its "no answer" is a span, as BERT has it; None: another model. Up to
+    ``--window-size`` tokens of the document, its logits are the reader's. "No answer" starts and
+    ends at the row's first token; "yes", "no" and whole paragraphs as answers are left out."""
+    model, folder = loaded.model, loaded.folder
+    is_reader = isinstance(model, ClusterformerReader) and (folder / TOKENIZER).is_file()
+    if not is_reader or has_titles(folder) or model.encoder.cluster_layers:
+        return None
     args, family = model.args, FAMILIES["bert"]
+    if args.embedding_scale != 1 or args.encoder_normalize_before or not args.shared_softmax:
+        return None
     named = {name: ours for ours, name in family.options.items() if isinstance(name, str)}
     sizes = {name: getattr(args, ours) for name, ours in named.items()}
     theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}

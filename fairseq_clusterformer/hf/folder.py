@@ -51,7 +51,6 @@ from .encoders import (
     ClusterformerForQuestionAnswering,
     ClusterformerForSequenceClassification,
     as_bert,
-    is_bert,
 )
 from .generation import ClusterformerForCausalLM, ClusterformerForConditionalGeneration
 from .tokenizer import ClusterformerTokenizer, has_titles, write_tokenizer
@@ -69,7 +68,7 @@ KINDS = {
         ClusterformerForQuestionAnswering,
     )
 }
-CONFIG, README, GENERATION = "config.json", "README.md", "generation_config.json"
+CONFIG, README = "config.json", "README.md"
 MARK = "<!-- how to use it -->"
 _USAGE = """
 ## With transformers
@@ -106,22 +105,21 @@ def export(
     if dtype not in DTYPES:
         raise bad_option("--dtype", dtype, ", ".join(DTYPES))
     config = config_of(loaded)
-    if as_berts := config.family == "clusterformer_reader" and is_bert(loaded):
-        model = as_bert(loaded.model)
-    else:
+    model = bert = as_bert(loaded)
+    if bert is None:
         model = KINDS[config.family](config)
         model.model = loaded.model
     model.config.architectures = [type(model).__name__]
     model.config.dtype = DTYPES[dtype]
     check_utf8("OUT", out)
     with whole_folder(out, inputs=(loaded.path, loaded.folder), force=force) as new:
-        _write_tokenizer(loaded, config, new, as_berts)
+        _write_tokenizer(loaded, config, new, bert is not None)
         copy_recipe(loaded.folder, new)
         model.config.save_pretrained(new)
         if model.can_generate():
             generation(loaded, config, new).save_pretrained(new)
         save_weights(model, new / WEIGHTS, dtype)
-        text = _card(loaded, config, "" if as_berts else _NEEDS)
+        text = _card(loaded, config, _NEEDS if bert is None else "")
         (new / README).write_text(text, encoding="utf-8")
         shutil.copymode(new / CONFIG, new / WEIGHTS)  # safetensors makes it the owner's alone
     return out

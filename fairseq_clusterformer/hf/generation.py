@@ -161,8 +161,7 @@ class ClusterformerForCausalLM(GeneratingModel):
                 given, allowed = attention_mask.size(1), "those in the cache and the new ones"
                 raise ValueError(f"attention_mask has {given} tokens; allowed: {right}, {allowed}")
             attention_mask = attention_mask[:, -input_ids.size(1) :]
-        tokens = self._masked(input_ids, attention_mask)
-        documents = self._documents(position_ids, tokens, cache)
+        tokens, documents = self._tokens(input_ids, attention_mask, position_ids, cache)
         x, states, reports = self._decoded(
             tokens, cache, output_hidden_states, documents=documents
         )
@@ -250,7 +249,7 @@ class ClusterformerForConditionalGeneration(GeneratingModel):
         encoded = {"encoder_out": [source.transpose(0, 1)], "encoder_padding_mask": [hidden]}
         if decoder_attention_mask is not None:
             decoder_attention_mask = decoder_attention_mask[:, -decoder_input_ids.size(1) :]
-        tokens = self._masked(decoder_input_ids, decoder_attention_mask)
+        tokens, _ = self._tokens(decoder_input_ids, decoder_attention_mask)
         cache = self._cache(cache, use_cache, output_hidden_states)
         x, states, of_decoder = self._decoded(tokens, cache, output_hidden_states, encoded)
         logits, loss = self.model.decoder.output_layer(x), None
@@ -268,6 +267,6 @@ class ClusterformerForConditionalGeneration(GeneratingModel):
         self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor, list]:
         """States [B, S, D], the padding mask, bool [B, S], and the layers' reports."""
-        out = self.model.encoder(self._one_text_a_row(input_ids, attention_mask, position_ids))
+        out = self.model.encoder(self._tokens(input_ids, attention_mask, position_ids)[0])
         states = out["encoder_out"][0].transpose(0, 1)
         return states, out["encoder_padding_mask"][0], out["reports"]
