@@ -292,8 +292,7 @@ def make_folder(
     ``download`` and ``parts``, see `make_part`; with another recipe it says so, and begins anew.
 
     Args:
-        recipe: the options, as JSON. A function that computes it is called again at the end, to
-            see whether a source has changed.
+        recipe: the options, as JSON; a function is called again at the end: has a source changed?
         build: returns more for ``prepared.json``.
         force: replace a `dest` that was prepared before, and that nobody has changed.
     """

@@ -12,21 +12,15 @@ LARGEST = 2**31 - 1  # of whole numbers: what torch, numpy and fairseq's C code 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers between limits, or some words. What is not finite is never one of them.
-
-    Attributes:
-        at_least, at_most, above, below: limits of a number; None: there is none. Whole numbers
-            are also at most `LARGEST`.
-        choices: allowed words, instead.
-        whole: without a fraction.
-    """
+    """Numbers between limits, or some words. What is not finite is never one of them, nor is a
+    whole number above `LARGEST`."""
 
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
     below: float | None = None
-    choices: tuple[str, ...] = ()
-    whole: bool = False
+    choices: tuple[str, ...] = ()  # allowed words, instead
+    whole: bool = False  # without a fraction
 
     def forbids(self, value: Any) -> bool:
         """Whether a number or a word is outside; what is neither, such as None, never is."""

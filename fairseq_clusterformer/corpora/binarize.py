@@ -1,8 +1,7 @@
 """Text files into the folders that fairseq's tasks read.
 
 Bytes have one token each, in items of a fixed length without ``</s>``: only ``--sample-break-mode
-none`` fits. Words and pieces have an item per line, ended by ``</s>``. Bits per byte are fairseq's
-loss in base 2 times tokens / bytes, both in ``prepared.json``.
+none`` fits. Words and pieces have an item per line, ended by ``</s>``.
 """
 
 import random
@@ -70,8 +69,7 @@ def symbol_dictionary(symbols: Iterable[str]) -> Dictionary:
 
 def count_words(text: Path, form: str = FORM, workers: int | None = 1) -> Counter:
     """Return how often each word occurs in a form of Unicode, in the order in which they come, and
-    ``</s>`` once per line. What a text writes like a special symbol, such as ``<pad>``, counts as
-    ``<unk>``."""
+    ``</s>`` once per line. Special symbols in the text, such as ``<pad>``, count as ``<unk>``."""
     counts, lines = Counter(), 0
     count = partial(_counted, form=form)
     for found, number in parallel(count, blocks_of_lines(text), workers, "words", batch=1):

@@ -1,8 +1,4 @@
-"""From a data set to the folders that fairseq's ``sentence_prediction`` task reads.
-
-The tokenised examples of each part are dealt to train, valid and test, in one folder or in ten
-folds. Each folder's dictionary has the words of its own train.
-"""
+"""From a data set to the folders that fairseq's ``sentence_prediction`` reads: one, or ten folds."""
 
 import json
 import math
@@ -50,9 +46,9 @@ def prepare(
     force: bool = False,
     vocabulary: Vocabulary | None = None,
 ) -> dict | None:
-    """Prepare `corpus` in the folder `dest`, as `make_folder` does. `shares` of train become valid
-    and test, where there are none; the other options are those of ``clusterformer prepare
-    classification``. Raises UserError for files that are damaged, or too small to be split."""
+    """Prepare `corpus` in the folder `dest`, as `make_folder` does; the options are those of
+    ``clusterformer prepare classification``. `shares` of train become valid and test, where there
+    are none. Raises UserError for files that are damaged, or too small to be split."""
     model, max_length = None, max_length or corpus.max_length
     if vocabulary:
         from fairseq_clusterformer.data.subwords import load  # takes too long for --help
@@ -98,9 +94,8 @@ def prepare(
 def split_words(
     text: str, *, tokenised: bool, max_length: int | None, model: "Subwords | None" = None
 ) -> tuple[list[str], bool]:
-    """Return the words of a text in lower case, and whether its end was cut off, since it has
-    `max_length` tokens or more (``</s>`` is one). `tokenised`: words stand between blanks.
-    With a model of subwords: its symbols instead."""
+    """Return the words of a text in lower case, or a model's symbols, and whether its end was cut
+    off at `max_length` tokens (``</s>`` is one). `tokenised`: words stand between blanks."""
     text = composed(text)
     if model is not None:
         words = [model.symbols[i] for i in model.encode(text).ids]
@@ -114,7 +109,6 @@ def split_words(
 def _tokenise(
     corpus: LabelledCorpus, max_length: int | None, model: "Subwords | None"
 ) -> tuple[list[_Example], dict[str, Counter]]:
-    """The examples of all parts, in tokens, and their counts."""
     made, counts = [], {}
     how = {"tokenised": corpus.tokenised, "max_length": max_length, "model": model}
     for part, files in corpus.files.items():
@@ -192,8 +186,7 @@ def _write_folder(
     model: "Subwords | None",
     vocabulary_size: int,
 ) -> dict:
-    """Write a folder as the task reads it; return the size of its dictionary, and facts of each
-    split. `texts` is for its columns."""
+    """Write a folder, with `texts` for its columns; return its dictionary's size, and facts."""
     import torch
 
     from fairseq_clusterformer.data.coding import FileItems, TextCoding, blocks_of_lines

@@ -80,9 +80,8 @@ def aligned_lines(
 
 
 def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Yield names, below `path`, and contents of the wanted files of a folder (in order), or of a
-    .tar (packed or not) or .zip (as they lie in it). Raises UserError if it cannot be read to its
-    end."""
+    """Yield names, below `path`, and contents of the wanted files of a folder, in order, or of a
+    .zip or .tar, as they lie in it. Raises UserError if it cannot be read to its end."""
     try:
         if path.is_dir():
             for file in sorted(path.rglob("*")):
@@ -140,8 +139,7 @@ class Archive(NamedTuple):
 
 
 def checksums(paths: Iterable[Path]) -> dict[str, str]:
-    """Return the checksums of sources, by their folders' and their own names; equal ones are
-    numbered."""
+    """Return the checksums of sources, by folder and name; where these are equal, numbered."""
     found, times = {}, Counter()
     for path in map(Path.resolve, paths):
         times[name := f"{path.parent.name}/{path.name}"] += 1

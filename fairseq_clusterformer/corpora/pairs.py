@@ -1,5 +1,4 @@
-"""Parallel text: your own pairs, from two files or from two columns; Multi30k, IWSLT14 and WMT14,
-from the markup of the TED talks and of WMT's test sets."""
+"""Parallel text: your own pairs, from two files or from two columns; Multi30k, IWSLT14, WMT14."""
 
 import math
 import re

@@ -31,8 +31,7 @@ SplitLines = Iterable[tuple[str, Iterable[bytes]]]
 
 def find_texts(source: Path) -> tuple[list[Path], list[Path]]:
     """Return the text files below `source`, a folder or one file, in order of their paths, and the
-    binary files; hidden ones, whose names start with a dot, are neither. Raises UserError if there
-    is no text."""
+    binary files; hidden ones are neither. Raises UserError if there is no text."""
     texts, binary = [], []
     for path in [source] if source.is_file() else sorted(source.rglob("*")):
         parts = path.relative_to(source).parts
@@ -58,9 +57,8 @@ def _is_binary(path: Path) -> bool:
 
 
 def documents(texts: Sequence[Path], separator: str | None = None) -> Documents:
-    """Yield the documents that are not empty, each with its file. Read each before you take the
-    next. Raises UserError if no text has the `separator`, the line that ends a document; without
-    one, a file is a document."""
+    """Yield the documents that are not empty, with their files; read each before the next. Raises
+    UserError if no text has the `separator`, the line that ends one (None: a file is one)."""
     end = None if separator is None else separator.encode()
     seen = end is None
     for path in texts:
@@ -97,10 +95,9 @@ def split_files(source: Path, texts: Sequence[Path]) -> dict[Path, str]:
 
 
 def by_document(read: Callable[[], Documents], fractions: dict[str, float]) -> SplitLines:
-    """Yield every document that `read` yields, whole, with its split. They are ranked by the
-    SHA-256 of their text. The first ones become valid and the next ones test, within their
-    `fractions` of all bytes; where the first is too long, only the shortest document. All others
-    become train."""
+    """Yield every document that `read` yields, whole, with its split. By the SHA-256 of their text
+    the first ones become valid and the next ones test, within their `fractions` of all bytes;
+    where the first is too long, only the shortest document. All others become train."""
     sizes, digests = Counter(), []
     for _, document in read():
         digest, size = hashlib.sha256(), 0
@@ -150,8 +147,7 @@ def by_sentence(parts: SplitLines) -> SplitLines:
 
 
 def write_splits(parts: SplitLines, folder: Path) -> dict:
-    """Write ``train.txt``, ``valid.txt`` and ``test.txt``; return how many documents, lines and
-    bytes each has."""
+    """Write ``SPLIT.txt``; return how many documents, lines and bytes each split has."""
     counts = {split: dict.fromkeys(("documents", "lines", "bytes"), 0) for split in SPLITS}
     with ExitStack() as stack:
         files = {s: stack.enter_context(open(folder / f"{s}.txt", "wb")) for s in SPLITS}
@@ -241,8 +237,7 @@ def prepare_text(
     workers: int | None = None,
 ) -> dict | None:
     """Prepare the text files in `source`, and print which of them were taken. The options are
-    those of ``clusterformer prepare lm text``; without a `vocabulary` or `words`, text becomes
-    bytes."""
+    those of ``clusterformer prepare lm text``; without `vocabulary` or `words`, bytes are tokens."""
     source, dest = source.resolve(), dest.resolve()
     by_bytes = not (words or vocabulary)
     fractions = {"valid": valid_fraction, "test": test_fraction}
@@ -305,8 +300,7 @@ def _binarize(
     lines: bool = False,
     workers: int | None = None,
 ) -> dict:
-    """Binarise the texts; return the bytes, tokens and items of each split. With `lines`, each
-    line is an item, whatever the unit."""
+    """Return the bytes, tokens and items of each split. `lines`: each is an item, in any unit."""
     from fairseq_clusterformer.data.coding import TextCoding
 
     from . import binarize  # with fairseq it takes seconds; mistakes are to show at once

@@ -1,8 +1,7 @@
 """From a corpus of pairs to the folder that fairseq's ``translation`` task reads.
 
 There are stages, each from files to files: pairs are tokenised, split and cleaned; subwords are
-learned; they are applied; the result is binarised. A run that was stopped goes on with the stages
-that are finished.
+learned; they are applied; the result is binarised.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ def prepare(
     workers: int | None = None,
 ) -> dict | None:
     """Prepare `corpus` in the folder `dest`, as `make_folder` does. The options are those of
-    ``clusterformer prepare translation``, where `bpe`, "subword_nmt" or "sentencepiece", is
+    ``clusterformer prepare translation``; `bpe`, "subword_nmt" or "sentencepiece", is its
     --vocabulary."""
     pipeline = replace(corpus.pipeline, bpe=bpe)
     if bpe == "sentencepiece":

@@ -1,8 +1,4 @@
-"""From the files of a corpus to the folder that ``fairseq_clusterformer.data.qa`` describes.
-
-The model of subwords and each split become a folder in ``DEST.partial/parts``. An interrupted run
-goes on with those that are complete.
-"""
+"""From the files of a corpus to the folder that ``fairseq_clusterformer.data.qa`` describes."""
 
 import re
 from collections import Counter

@@ -1,8 +1,7 @@
 """Cloze questions, made from plain text, to train a reader before it has real questions.
 
-A name or a number that stands in two sentences of a passage or more is a possible answer. One of
-these sentences is the question, with "what" in the place of the answer. The document is the
-passage without that sentence, where the answer stands elsewhere.
+A name or a number that stands in two sentences of a passage is a possible answer. One of these
+sentences is the question, with "what" in its place; the rest of the passage is the document.
 """
 
 import hashlib

@@ -1,8 +1,5 @@
 """Records: questions with their paragraphs and answers, which the readers of all corpora yield.
-
-What cannot be a record is dropped, and reported with file, place and reason. A whole file of
-another kind ends in a `UserError`.
-"""
+What cannot be one is dropped, and reported with file, place and reason."""
 
 import json
 import re
@@ -274,7 +271,7 @@ def json_lines(path: Path, drops: Drops) -> Items:
 
 
 def json_file(path: Path) -> Any:
-    """Return the content of a JSON file, unpacked; raises UserError if it is no such file."""
+    """Return the content of a JSON file; raises UserError if it is no such file."""
     try:
         return parse_json(b"".join(raw_lines(path, None)))
     except Unusable as error:
@@ -282,8 +279,7 @@ def json_file(path: Path) -> Any:
 
 
 def json_list(path: Path, allowed: str, content: Any = None) -> Items:
-    """Return the items of a JSON list, whose `content` may have been read before; raises UserError
-    for another file."""
+    """Return the items of a JSON list, whose `content` may be known; UserError: it is no list."""
     content = json_file(path) if content is None else content
     if not isinstance(content, list):
         raise foreign(path, allowed)

@@ -1,8 +1,4 @@
-"""SQuAD, bAbI, a user's own questions, and splits that are drawn by document.
-
-The files hold SQuAD's JSON, other lists of JSON, or one question per line as JSON. In SQuAD other
-paragraphs can be put around the one of a question, to make a long document.
-"""
+"""SQuAD, bAbI, a user's own questions, and splits that are drawn by document."""
 
 import random
 from collections import Counter
@@ -197,8 +193,7 @@ def draw_documents(
 ) -> dict[str, Reader]:
     """Return a reader of the same files for train and for each split of `shares` (of all
     questions). Documents are drawn, as long as each brings a split closer to its share; by its
-    title and its text, none is in two splits. Raises UserError if there are too few; it names the
-    first question that is unusable."""
+    title and its text, none is in two splits. Raises UserError if there are too few."""
     unusable = Drops()
     sizes, document_of = _documents(r for path in paths for r in reader(path, unusable))
     if len(sizes) <= len(shares):
