@@ -1,4 +1,4 @@
-"""From a data set to the folders that fairseq's ``sentence_prediction`` reads: one, or ten folds."""
+"""From a data set to folders that fairseq's ``sentence_prediction`` reads: one, or one a fold."""
 
 import json
 import math

@@ -236,8 +236,8 @@ def prepare_text(
     test_fraction: float = 0.05,
     workers: int | None = None,
 ) -> dict | None:
-    """Prepare the text files in `source`, and print which of them were taken. The options are
-    those of ``clusterformer prepare lm text``; without `vocabulary` or `words`, bytes are tokens."""
+    """Prepare the text files in `source`, and print which were taken. The options are those of
+    ``clusterformer prepare lm text``; without a `vocabulary` or `words`, bytes are tokens."""
     source, dest = source.resolve(), dest.resolve()
     by_bytes = not (words or vocabulary)
     fractions = {"valid": valid_fraction, "test": test_fraction}

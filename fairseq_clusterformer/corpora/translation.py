@@ -24,6 +24,8 @@ from .files import aligned_lines, checksums, key_of, wrong
 from .pairs import Pair, ParallelCorpus, pair_files, pairs_of
 from .parallel import parallel
 
+#: the tokens or subwords of a pair, and maybe its raw text, with single blanks for white space
+Row = tuple[str, ...]
 _MOST_WORDS = 1_000_000  # that subword-nmt learns from, at about 1 kB of memory for each
 
 
@@ -65,11 +67,11 @@ def prepare(
 
     def build(work: Path, out: Path) -> dict:
         job = _Job(corpus, pipeline, work, workers)
-        tokens = job.made("tokens", functools.partial(job.tokenise, extra))
-        model = job.made("model", functools.partial(job.learn, tokens, bpe_operations))
+        tokens = job.made("tokens", job.tokenise, extra)
+        model = job.made("model", job.learn, tokens, bpe_operations)
         copy_part(model, out)
         job.pipeline = replace(pipeline, model=model / TOKENIZER)
-        subwords = job.made("subwords", functools.partial(job.segment, tokens))
+        subwords = job.made("subwords", job.segment, tokens)
         shutil.copytree(subwords / "raw", out / "raw")
         job.binarise(subwords, out)
         return {"splits": job.counts}
@@ -79,7 +81,7 @@ def prepare(
 
 @dataclass
 class _Job:
-    """The stages, and the counts that they fill in; their files are NAME.LANGUAGE."""
+    """The stages, and the counts that they fill in."""
 
     corpus: ParallelCorpus
     pipeline: TextPipeline
@@ -90,23 +92,30 @@ class _Job:
         splits = ["train", "valid", *self.corpus.test_sets]
         self.counts = {split: Counter(pairs=0) for split in splits}
 
-    def made(self, name: str, stage: Callable[[Path], None]) -> Path:
+    def made(self, name: str, stage: Callable[..., None], *given: object) -> Path:
         """The folder of a stage, made now or by a run before; take over its counts."""
 
         def build(_work: Path, out: Path) -> dict:
-            stage(out)
+            stage(*given, out)
+            if empty := [split for split, count in self.counts.items() if not count["pairs"]]:
+                train = self.counts["train"].items()
+                dropped = [f"{n:,} {what}" for what, n in train if n and what != "pairs"]
+                why = f" ({', '.join(dropped)})" if dropped else ""
+                problem = f"no pair is left for {empty[0]}{why}"
+                raise wrong(self.corpus.name, problem, "at least one for each split")
             return self.counts
 
         part, counts = make_part(self.work, name, build)
         self.counts = {split: Counter(count) for split, count in counts.items()}
         return part
 
-    def files(self, folder: Path, name: str) -> list[Path]:
-        """Return the files of both languages."""
-        return [folder / f"{name}.{language}" for language in self.pipeline.languages]
+    def files(self, folder: Path, split: str) -> list[Path]:
+        """The files of a split: both languages' and, but for train, both of its raw text."""
+        names = [split] if split == "train" else [split, f"raw/{split}"]
+        return [folder / f"{name}.{lang}" for name in names for lang in self.pipeline.languages]
 
     def tokenise(self, extra: Sequence[Sequence[Path]], out: Path) -> None:
-        """Write the tokens of each split, and the raw text of all but train; count the pairs."""
+        """Write the tokens of each split, and count the pairs."""
         corpus, languages, train = self.corpus, self.pipeline.languages, self.counts["train"]
         held_out = [set(), set()]  # of the lines of valid and test in each language
         train["dropped by length"] = 0
@@ -120,8 +129,8 @@ class _Job:
         with self._writer(out) as write:
             for split, pairs, disjoint, hold_out in sources:
                 number = 0
-                for raw, words in parallel(function, pairs, self.workers, split):
-                    to = split
+                for row in parallel(function, pairs, self.workers, split):
+                    words, to = row[:2], split
                     if split == "train":
                         if corpus.cleaning.unit == "tokens" and not corpus.cleaning.keeps(words):
                             train["dropped by length"] += 1
@@ -132,21 +141,11 @@ class _Job:
                             continue
                         number += 1
                         to = "valid" if hold_out and not number % hold_out else split
-                    write(to, words)
+                    write(to, row)
                     self.counts[to]["pairs"] += 1
                     if to != "train":
-                        write(f"raw/{to}", raw)
                         for known, line in zip(held_out, words, strict=True):
                             known.add(key_of(line))
-        self._check_pairs()
-
-    def _check_pairs(self) -> None:
-        dropped = {what: n for what, n in self.counts["train"].items() if n and what != "pairs"}
-        why = ", ".join(f"{number:,} {what}" for what, number in dropped.items())
-        for split, count in self.counts.items():
-            if not count["pairs"]:
-                problem = f"no pair is left for {split}" + (f" ({why})" if why else "")
-                raise wrong(self.corpus.name, problem, "at least one for each split")
 
     def learn(self, tokens: Path, number: int | None, out: Path) -> None:
         """Learn the subwords of both languages together."""
@@ -174,7 +173,7 @@ class _Job:
         model.unlink()
 
     def segment(self, tokens: Path, out: Path) -> None:
-        """Write the subwords of each split, and into `raw` the raw text of all but train."""
+        """Write the subwords of each split."""
         cleaning, cleaned = self.corpus.cleaning, set()
         if cleaning.unit == "subwords":
             cleaned = {"train", *(split for split, files in self.corpus.own.items() if not files)}
@@ -182,19 +181,12 @@ class _Job:
         function = functools.partial(_subwords, self.pipeline)
         with self._writer(out) as write:
             for split, count in self.counts.items():
-                pairs = aligned_lines(self.files(tokens, split))
-                raws = itertools.repeat(None)
-                if split != "train":
-                    raws = aligned_lines(self.files(tokens, f"raw/{split}"))
-                subwords = parallel(function, pairs, self.workers, split)
-                for pair, raw in zip(subwords, raws, strict=False):
-                    if split in cleaned and not cleaning.keeps(pair):
+                rows = aligned_lines(self.files(tokens, split))
+                for row in parallel(function, rows, self.workers, split):
+                    if split in cleaned and not cleaning.keeps(row[:2]):
                         count.update({"pairs": -1, "dropped by length": 1})
-                        continue
-                    write(split, pair)
-                    if raw:
-                        write(f"raw/{split}", raw)
-        self._check_pairs()
+                    else:
+                        write(split, row)
 
     def binarise(self, subwords: Path, out: Path) -> None:
         """Write the one dictionary of both languages, and every split; count the tokens."""
@@ -225,28 +217,28 @@ class _Job:
         (out / "dict.txt").unlink()
 
     @contextlib.contextmanager
-    def _writer(self, folder: Path) -> Iterator[Callable[[str, Pair], None]]:
-        opened = functools.partial(open, mode="w", encoding="utf-8")
+    def _writer(self, folder: Path) -> Iterator[Callable[[str, Row], None]]:
         (folder / "raw").mkdir()
-        names = [*self.counts, *(f"raw/{split}" for split in self.counts if split != "train")]
         with contextlib.ExitStack() as stack:
             files = {
-                name: [stack.enter_context(opened(path)) for path in self.files(folder, name)]
-                for name in names
+                split: [
+                    stack.enter_context(open(path, "w", encoding="utf-8"))
+                    for path in self.files(folder, split)
+                ]
+                for split in self.counts
             }
 
-            def write(name: str, pair: Pair) -> None:
-                for file, line in zip(files[name], pair, strict=True):
+            def write(split: str, row: Row) -> None:
+                for file, line in zip(files[split], row, strict=False):
                     file.write(line + "\n")
 
             yield write
 
 
-def _tokens(pipeline: TextPipeline, pair: Pair) -> tuple[Pair, Pair]:
-    """Return the pair with single blanks for its white space, and its tokens."""
-    raw = tuple(" ".join(line.split()) for line in pair)
-    return raw, tuple(map(pipeline.tokens, pair, pipeline.languages))
+def _tokens(pipeline: TextPipeline, pair: Pair) -> Row:
+    raw = (" ".join(line.split()) for line in pair)
+    return (*map(pipeline.tokens, pair, pipeline.languages), *raw)
 
 
-def _subwords(pipeline: TextPipeline, pair: Pair) -> Pair:  # named, for other processes
-    return tuple(map(pipeline.subwords, pair))
+def _subwords(pipeline: TextPipeline, row: Row) -> Row:
+    return (*map(pipeline.subwords, row[:2]), *row[2:])
