@@ -123,7 +123,7 @@ def joint_attention(
         validate(call)
     if own is not None:
         own = own._replace(drops=drawn(at_least_float32(q[..., 0].detach()), dropout))
-        calls[-1] = calls[-1]._replace(own=own)
+        calls[0] = calls[0]._replace(own=own)
     if any(layout.earlier_only for layout in layouts):
         if impl not in ("auto", "reference"):
             raise ValueError(
@@ -166,7 +166,7 @@ _OF_LAYOUT = 2 + len(TENSORS)
 def _flat(calls: list[Call], wide: bool) -> tuple[list[Tensor | None], tuple]:
     """What calls that differ in their layouts alone consist of: tensors, and else the own key's
     bias, dropout, and whether they are computed wide."""
-    own = calls[-1].own
+    own = calls[0].own
     bias, *of_own = (None, None, None) if own is None else own
     tensors = [*calls[0][:3], *of_own]
     for call in calls:
@@ -182,7 +182,7 @@ def _calls(tensors: Sequence[Tensor | None], rest: tuple) -> list[Call]:
         bias, seed, *found = (None if x is None or not x.numel() else x for x in of_layout)
         calls.append(Call(q, k, v, bias, seed, Layout(*found), dropout))
     if own_bias is not None:
-        calls[-1] = calls[-1]._replace(own=Own(own_bias, *of_own))
+        calls[0] = calls[0]._replace(own=Own(own_bias, *of_own))
     return _widened(calls, wide)
 
 

@@ -10,8 +10,8 @@
 // alone, and gradients of keys are summed in the order of segments: results do not depend on the
 // number of threads. Logits are kept in units of log 2.
 //
-// Several layouts share one softmax: each call goes on from what the call before it wrote, and the
-// last one adds each query's own key.
+// Several layouts share one softmax: the first call adds each query's own key, and each later one
+// goes on from what the call before it wrote, with those queries alone that its layout has.
 //
 // Shape letters as in simd.h.
 
@@ -378,7 +378,11 @@ struct Attention {
       f(strips[i / Q], i % Q, token(p.query_order, slot + i));
   }
 
+  // Whether no slot from this one on has a query that adds to what is there.
+  bool is_behind(int64_t slot) const { return p.adds && slot >= count(p.num_queries, p.length); }
+
   void forward_tile(int64_t slot) {
+    if (is_behind(slot)) return;
     over_chunks(slot, false, [&](Strip& s, int64_t begin, int64_t end) { attend(s, begin, end); });
     over_queries(slot, [&](Strip& s, int i, int64_t at) {
       if (p.adds && !s.asks[i]) return;  // what is there stays
@@ -429,6 +433,7 @@ struct Attention {
 
   // Adds to the part what the tile's queries contribute.
   void backward_tile(int64_t slot, Part& part) {
+    if (is_behind(slot)) return;
     over_chunks(slot, true, [&](Strip& s, int64_t begin, int64_t end) {
       part.clear(end);
       int64_t at = begin - part.begin;
