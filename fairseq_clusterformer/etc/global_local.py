@@ -5,15 +5,15 @@ Each stream has one softmax: a global token attends to global tokens (g2g) and t
 (g2l), a long one to global tokens (l2g) and to the long tokens nearby (l2l). The logit of a pair
 whose label is c is ``(q . (k + a_c) + b_c) / sqrt(E)``; the bias is in the authors' code alone.
 Labels say how far apart two tokens of a stream are, and whether a global token stands for a long
-one. Most labels are constant over a range of keys: a kernel attends to the range, and what the
-label adds to a query's logits is added to the log-sum-exp of that part before parts are joined.
-This is exact, and linear in N. Only the 2k - 1 nearest keys have a label each.
+one. Most are constant over a range of keys: a kernel attends to the range, and what the label adds
+to a query's logits is added to the log-sum-exp of that part before parts are joined. This is
+exact, and linear in N. Only the 2k - 1 nearest keys have a label each.
 
 Shape letters: B batch, G global tokens, N long tokens, M = G + N, D width, H heads, E head width,
 R ranges, L labels, k the largest distance.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear, pad
+from torch.nn.functional import linear, pad
 from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.kernels import Layout, join, ranged_attention
@@ -120,11 +120,8 @@ class Structure:
         the token, the first place and one past the last, and whether one stands for the other
         there, or is linked to it. With ``hard`` what stands for it alone; global tokens that are
         exempt see all. Empty ranges are padding."""
-        if (stream, hard) not in self._seen:
-            self._seen[stream, hard] = self._ranges(stream, hard)
-        return self._seen[stream, hard]
-
-    def _ranges(self, stream: int, hard: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if (stream, hard) in self._seen:
+            return self._seen[stream, hard]
         rows, number = self.spans.shape[:2]
         sizes = max(number, 1), max(self.length, 1)
         row = torch.arange(rows, device=self.spans.device).unsqueeze(1)
@@ -153,8 +150,9 @@ class Structure:
         token, *more = _apart((token, begin, end), *bounds, seen, most)
         row = token // sizes[stream]
         order, counts = row.argsort(stable=True), row.bincount(minlength=rows).tolist()
-        found = (token % sizes[stream], *more)
-        return tuple(pad_sequence(x[order].split(counts), batch_first=True) for x in found)
+        found = (x[order].split(counts) for x in (token % sizes[stream], *more))
+        self._seen[stream, hard] = result = tuple(pad_sequence(x, True) for x in found)
+        return result
 
 
 def _bounds(tokens: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,7 +216,7 @@ class GlobalLocalAttention(nn.Module):
         self.head_dim, self.hard = embed_dim // num_heads, (args.hard_global, args.hard_long)
         self.radius, self.max_distance = args.radius, args.max_distance
         self.clusters, self.same_cluster = args.clusters > 0, args.same_cluster
-        self.dropout, self.impl = args.attention_dropout, args.attention_kernel
+        self.dropout, self.impl = nn.Dropout(args.attention_dropout), args.attention_kernel
         self.projections = args.projections
         pairs = product(("q", "out", "k", "v"), ("gg", "gl", "lg", "ll"))
         names = dict.fromkeys(self.named(*pair) for pair in pairs)
@@ -277,19 +275,12 @@ class GlobalLocalAttention(nn.Module):
     def _assigned(self, x_global: Tensor, x_long: Tensor, structure: Structure) -> Tensor:
         """The global token nearest to each long one, int64 [B, N]; rounding must not decide."""
         q, k = (
-            linear(*(at_least_float32(t) for t in (x, projection.weight, projection.bias)))
-            for x, projection in (
-                (x_long, self.linear[self.named("q", "l")]),
-                (x_global, self.linear[self.named("k", "lg")]),
-            )
+            linear(*map(at_least_float32, (x, *self.linear[name].parameters())))
+            for x, name in ((x_long, self.named("q", "l")), (x_global, self.named("k", "lg")))
         )
         low, high = (bound.unsqueeze(-1) for bound in structure.bounds(LONG, GLOBAL))
         place = torch.arange(k.size(1), device=k.device)
         return (q @ k.mT).masked_fill((place < low) | (place >= high), -torch.inf).argmax(-1)
-
-    @property
-    def _rate(self) -> float:
-        return self.dropout if self.training else 0.0
 
     def _across(self, stream: int, given: _Projected, structure: Structure) -> Part:
         """What queries find in the other stream."""
@@ -300,26 +291,22 @@ class GlobalLocalAttention(nn.Module):
             number = structure.spans.size(1)
             begin, end = begin + number, end + number
             if structure.order is not None:
-                place = torch.arange(slots, device=token.device).expand(len(token), -1)
-                order = torch.cat(
-                    [place[:, :number], number + structure.order, place[:, keys:]], 1
-                )
-                order = order.unsqueeze(1)
-        q = given.q.gather(
-            2, token[:, None, :, None].expand(-1, self.num_heads, -1, self.head_dim)
-        )
+                order = torch.arange(slots, device=token.device).repeat(len(token), 1, 1)
+                order[:, 0, number:keys] = number + structure.order
+        q = given.q.take_along_dim(token[:, None, :, None], 2)
         q = pad(q, (0, 0, 0, slots - asked))
         k, v = (pad(x, (0, 0, 0, slots - keys)) for x in (given.k, given.v))
         lo, hi = (pad(x, (0, slots - asked)).unsqueeze(1) for x in (begin, end))
         out, lse = self._by_kernel(q, k, v, Layout(lo, hi, key_order=order))
         out, lse = out[:, :, :asked], lse[:, :, :asked]
         label = 2 * self.max_distance + torch.where(mine, MINE, OTHERS)
-        label = (token * given.added.size(-1) + label).unsqueeze(1).expand_as(lse)
-        lse = lse + given.added.flatten(2).gather(2, label)
+        label = (token * given.added.size(-1) + label).unsqueeze(1)
+        lse = lse + given.added.flatten(2).take_along_dim(label, 2)
         return _joined(out, lse, token, given.q.size(2))
 
     def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Part:
-        return ranged_attention(q, k, v, layout, dropout=self._rate, impl=self.impl)
+        rate = self.dropout.p if self.training else 0.0
+        return ranged_attention(q, k, v, layout, dropout=rate, impl=self.impl)
 
     def _among_long(self, given: _Projected, structure: Structure) -> Iterator[Part]:
         """What long tokens find in those nearby, by their labels, and in their cluster."""
@@ -379,7 +366,7 @@ class GlobalLocalAttention(nn.Module):
         key = distance + torch.arange(blocks * _BLOCK, device=q.device).view(blocks, _BLOCK, 1)
         hidden = (distance.abs() > reach) | (key < low) | (key >= high)
         given, label = (q, k.mT, v.mT, added), self._of_distance(distance)
-        out, lse = _attended(given, label, hidden, self._rate)
+        out, lse = _attended(given, label, hidden, self.dropout)
         return out[:, :, : structure.length], lse[:, :, : structure.length]
 
     def _among_global(self, given: _Projected, structure: Structure) -> Part:
@@ -392,7 +379,7 @@ class GlobalLocalAttention(nn.Module):
             label = torch.where(apart, other, label)[:, None, None]
         hidden = examples.unsqueeze(2) != examples.unsqueeze(1)
         blocks = (x[:, :, None, : len(place)] for x in given)  # one of all queries
-        return _attended(blocks, label, hidden[:, None, None], self._rate)
+        return _attended(blocks, label, hidden[:, None, None], self.dropout)
 
     def _of_distance(self, distance: Tensor) -> Tensor:
         """The label: 0 for the token itself, 1 to k to the right, k + 1 to 2k to the left."""
@@ -415,10 +402,10 @@ def _joined(out: Tensor, lse: Tensor, owner: Tensor, number: int) -> Part:
     return joined.to(out.dtype), highest + total.log()
 
 
-def _attended(given: Sequence[Tensor], label: Tensor, hidden: Tensor, rate: float) -> Part:
+def _attended(given: Iterable[Tensor], label: Tensor, hidden: Tensor, dropout: nn.Module) -> Part:
     """What blocks of queries [B, H, blocks, queries, E] find in a few keys and values each, [B, H,
     blocks, keys, E]. Labels add to queries' logits [B, H, blocks, queries, L]; each pair has a
-    label, and may be hidden, [..., queries, keys]. ``rate`` is dropout's."""
+    label, and may be hidden, [..., queries, keys]."""
     q, k, v, added = given
     logits = at_least_float32((q * q.size(-1) ** -0.5) @ k.mT)  # scaled first: half precision
     if not logits.numel():  # no global token
@@ -428,5 +415,5 @@ def _attended(given: Sequence[Tensor], label: Tensor, hidden: Tensor, rate: floa
     highest = logits.detach().amax(-1, keepdim=True)
     weights = (logits - highest).exp()  # once for the softmax and its log-sum-exp
     total = weights.sum(-1, keepdim=True)
-    out = dropout(weights / total, rate).to(v.dtype) @ v
+    out = dropout(weights / total).to(v.dtype) @ v
     return out.flatten(2, 3), (highest + total.log()).squeeze(-1).flatten(2, 3)
