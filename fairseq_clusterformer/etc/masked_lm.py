@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
-from fairseq.data import Dictionary, ListDataset
+from fairseq.data import ListDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.tasks import register_task
@@ -130,10 +130,9 @@ class ETCMaskedLMLoss(SummedLogs, FairseqCriterion):
     def __init__(self, task, words_weight: float, parts_weight: float):
         super().__init__(task)
         self.words_weight, self.parts_weight = words_weight, parts_weight
-        self.pad = task.target_dictionary.pad()
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
-        masked = sample["target"].ne(self.pad)
+        masked = sample["target"].ne(self.padding_idx)
         logits, extra = model(**sample["net_input"], masked_tokens=masked)
         target, size = sample["target"][masked], max(int(masked.sum()), 1)
         words = cross_entropy(at_least_float32(logits), target, reduction="sum")
@@ -197,9 +196,7 @@ class ETCMaskedLMTask(OwnModels):
     name, model, criterion = "etc_masked_lm", ETCMaskedLM, ETCMaskedLMLoss
     made_by = "clusterformer prepare lm text --sentences"
 
-    def __init__(self, cfg: ETCMaskedLMTaskConfig, dictionary: Dictionary):
-        super().__init__(cfg, dictionary)
-        self.hides_parts = cfg.hide_parts > 0 and cfg.parts != "none"
+    target_dictionary = OwnModels.source_dictionary
 
     @classmethod
     def setup_task(cls, cfg: ETCMaskedLMTaskConfig, **kwargs):
@@ -209,11 +206,10 @@ class ETCMaskedLMTask(OwnModels):
             raise refused("--random-token-prob", given, "a sum of 1 or less")
         task = super().setup_task(cfg, **kwargs)
         task.dictionary.add_symbol("<mask>")
+        task.hides_parts = cfg.hide_parts > 0 and cfg.parts != "none"
         return task
 
-    def load_dataset(
-        self, split: str, combine: bool = False, epoch: int = 1, **kwargs
-    ) -> MaskedParts:
+    def load_dataset(self, split: str, combine=False, epoch=1, **kwargs) -> MaskedParts:
         """Load "train", "valid" or "test", and log what is left out; raises FileNotFoundError or
         ValueError: no such split, or none with a word."""
         cfg, path = self.cfg, shard_of(self.cfg.data, epoch) / split
@@ -252,10 +248,5 @@ class ETCMaskedLMTask(OwnModels):
         rows = MaskedParts(lines, self.dictionary, self._begins_word, cfg)
         return rows.collater([rows[0]])["net_input"]
 
-    @property
-    def target_dictionary(self) -> Dictionary:
-        return self.dictionary
-
     def max_positions(self) -> int:
-        """Tokens of a row."""
         return self.cfg.tokens_per_sample

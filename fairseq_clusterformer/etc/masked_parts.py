@@ -72,7 +72,7 @@ class MaskedParts(BySize):
         lines: one binarised sentence an item; one without a word ends a document.
         dictionary: of the words; it has ``<mask>``.
         begins_word: whether each symbol begins a word, bool [symbols].
-        cfg: the task's options. A line of more tokens than a row loses its end.
+        cfg: the task's options.
 
     Attributes:
         left_out, lost: lines of too short documents, and tokens of too long lines.
@@ -116,44 +116,37 @@ class MaskedParts(BySize):
         lines = [[self.lines[line][: self._lengths[line]] for line in range(*p)] for p in pieces]
         row = _row([torch.cat(piece).numpy() for piece in lines], [self._ends(*p) for p in pieces])
         tokens, spans = row["src_tokens"], row["spans"]
-        words, of_spans = (
+        draw, of_spans = (
             np.random.default_rng((self.cfg.seed, self.epoch, index, of)) for of in range(2)
         )  # what is guessed does not depend on what parts there are
         row["hidden"] = of_spans.random(len(spans)) < self.cfg.hide_parts
-        alone = [tokens[slice(*span)] for span in spans[row["hidden"]]]
-        in_hidden = np.zeros(len(tokens), bool)
-        for span in spans[row["hidden"]]:
-            in_hidden[slice(*span)] = True
+        alone, hidden = [], np.zeros(len(tokens), bool)
+        for first, last in spans[row["hidden"]]:
+            alone.append(tokens[first:last])
+            hidden[first:last] = True
         begins = self.begins_word[tokens]
         begins[np.cumsum([0, *(len(line) for piece in lines for line in piece)])[:-1]] = True
-        row["src_tokens"], row["target"] = self._masked(tokens, begins, in_hidden, words)
-        return {"id": index, "row": row, "alone": alone}
-
-    def _masked(
-        self, tokens: np.ndarray, begins: np.ndarray, hidden: np.ndarray, draw: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """What the model reads, and what it guesses (padding elsewhere), int64 [N]; of tokens,
-        whether each begins a word, and whether it is of a hidden part, bool [N]."""
         word = begins.cumsum() - 1  # one draw a word: all its tokens are guessed, or none
         guessed = (draw.random(len(tokens)) < self.cfg.mask_prob)[word] & ~hidden
         change, mask = draw.random(len(tokens)), self.dictionary.index("<mask>")
         others = draw.integers(self.dictionary.nspecial, len(self.dictionary), len(tokens))
         shown = np.where(change < 1 - self.cfg.leave_unmasked_prob, mask, tokens)
         shown = np.where(change < self.cfg.random_token_prob, others, shown)
-        shown = np.where(hidden, mask, np.where(guessed, shown, tokens))
-        return shown, np.where(guessed, tokens, self.dictionary.pad())
+        row["src_tokens"] = np.where(hidden, mask, np.where(guessed, shown, tokens))
+        row["target"] = np.where(guessed, tokens, self.dictionary.pad())
+        return {"id": index, "row": row, "alone": alone}
 
     def batch(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """``src_tokens`` and ``target``, int64 [B, N], and ``parts``: their ``spans`` [B, G, 2],
-        whether each is ``hidden`` [B, G], ``long_examples`` [B, N], ``global_examples`` [B, G]
-        (:data:`NO_EXAMPLE` for padding). ``alone`` has all hidden ones as rows that do not see
-        each other, with the same fields, and where each global token is, ``at`` int64 [S, 2]."""
+        """``src_tokens`` and ``target`` (padding: not guessed), int64 [B, N], and ``parts``:
+        their ``spans`` [B, G, 2], whether each is ``hidden`` [B, G], ``long_examples`` [B, N],
+        ``global_examples`` [B, G] (:data:`NO_EXAMPLE` for padding). ``alone`` has all hidden ones
+        as rows, with the same fields, and where each global token is, ``at`` int64 [S, 2]."""
         pad = self.dictionary.pad()
         parts = _batch([sample["row"] for sample in samples], pad)
-        alone = {"alone": _alone([part for sample in samples for part in sample["alone"]], pad)}
+        parts["alone"] = _alone([part for sample in samples for part in sample["alone"]], pad)
         return {
             "target": parts.pop("target"),
-            "net_input": {"src_tokens": parts.pop("src_tokens"), "parts": parts | alone},
+            "net_input": {"src_tokens": parts.pop("src_tokens"), "parts": parts},
             "ntokens": sum(len(sample["row"]["target"]) for sample in samples),
         }
 

@@ -235,11 +235,9 @@ class ETCReader(ETCModel, ReaderModel):
         if args.clusters and args.fixed_blocks:
             raise refused("--clusters", args.clusters, "0 with --fixed-blocks")
         if structure != "contexts" and apart:
-            allowed = "contexts with --clusters or --fixed-blocks, which know of no structure"
-            raise refused("--structure", structure, allowed)
+            raise refused("--structure", structure, "contexts with --clusters or --fixed-blocks")
         if args.narrow_cls and not (structure == "text" and args.hard_global):
-            allowed = "text, and --hard-global, with --narrow-cls"
-            raise refused("--structure", structure, allowed)
+            raise refused("--structure", structure, "text, and --hard-global, with --narrow-cls")
         if args.paragraphs_alone and args.supporting_facts:
             raise refused("--paragraphs-alone", "given", "without --supporting-facts")
 
@@ -253,20 +251,17 @@ class ETCReader(ETCModel, ReaderModel):
         """As `ClusterformerReader.forward`; ``structure`` is a batch of global tokens, of
         `DocumentStructure`."""
         words, by_parts = self.encoder.dictionary, self.structure.by_parts
-        check_padding(question_tokens, document_tokens, words.pad())
+        given, pad = (question_tokens, document_tokens), words.pad()
+        check_padding(*given, pad)
         _, text = self.starts_and_text(document_tokens, text_mask)
-        text = text & document_tokens.ne(words.pad())
-        asked, read = (  # tokens of each
-            tokens.ne(words.pad()).sum(1, keepdim=True)
-            for tokens in (question_tokens, document_tokens)
-        )
-        both = torch.cat([question_tokens, document_tokens], dim=1)
+        text, both = text & document_tokens.ne(pad), torch.cat(given, dim=1)
+        asked, read = (tokens.ne(pad).sum(1, keepdim=True) for tokens in given)
         place = torch.arange(int((asked + read).max()), device=both.device).expand(len(both), -1)
         in_question, padding = place < asked, place >= asked + read
         # the place in `both` of each token: behind the question, its padding is skipped
         source = torch.where(in_question, place, place - asked + question_tokens.size(1))
         source = source.clamp(max=both.size(1) - 1)
-        tokens = both.gather(1, source).masked_fill(padding, words.pad())
+        tokens = both.gather(1, source).masked_fill(padding, pad)
         ends = tokens.eq(words.eos())  # candidates stand behind the question's
         types = torch.where(ends.cumsum(1) > ends, IN_CANDIDATE, IN_QUESTION)
         is_text = torch.cat([torch.zeros_like(question_tokens).bool(), text], 1).gather(1, source)
@@ -289,7 +284,7 @@ class ETCReader(ETCModel, ReaderModel):
             of_long(asked + torch.arange(document_tokens.size(1), device=tokens.device)),
             # of blocks or clusters, each part's first long token instead
             streams.of_global if by_parts else of_long(first),
-            structure["types"].masked_fill(structure["words"].eq(words.pad()), -1),
+            structure["types"].masked_fill(structure["words"].eq(pad), -1),
             first - asked,
             text,
         )

@@ -71,9 +71,7 @@ class ClusterformerQATask(OwnModels):
                 raise refused("--document-stride", given, "a stride below the tokens of a window")
         return super().setup_task(cfg, **kwargs)
 
-    def load_dataset(
-        self, split: str, combine: bool = False, epoch: int = 1, **kwargs
-    ) -> QuestionDataset:
+    def load_dataset(self, split: str, combine=False, epoch=1, **kwargs) -> QuestionDataset:
         """Load "train", "valid" or "test", and log what is cut. Raises FileNotFoundError: a file
         that is missing; ValueError: files that do not fit together."""
         in_training = split == self.cfg.train_subset

@@ -90,9 +90,7 @@ class ClusterformerSentenceTask(OwnModels):
         logger.info(f"{len(dictionary)} words, {len(task.classes)} classes")
         return task
 
-    def load_dataset(
-        self, split: str, combine: bool = False, epoch: int = 1, **kwargs
-    ) -> SentenceDataset:
+    def load_dataset(self, split: str, combine=False, epoch=1, **kwargs) -> SentenceDataset:
         """Load "train", "valid" or "test". Raises FileNotFoundError: a file that is missing;
         ValueError: files that do not fit together, or a text that is too long."""
         folder = shard_of(self.cfg.data, epoch)
