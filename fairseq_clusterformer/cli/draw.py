@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.documents import drawing
     from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-    from fairseq_clusterformer.visual import language_model, pages
+    from fairseq_clusterformer.visual import pages
 
     loaded = load_checkpoint(args.checkpoint, data=args.data)
     if isinstance(loaded.model, ClusterformerReader):
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     elif isinstance(loaded.model, FairseqLanguageModel):
         if args.question is not None:
             raise bad_option("--question", args.question, "none for a language model")
-        text = language_model.read_clusters(loaded, args.text)
+        text = pages.read_clusters(loaded, args.text)
     else:
         what = f"is a {type(loaded.model).__name__}"
         allowed = "a language model, or a reader of the architecture clusterformer_reader"

@@ -8,16 +8,14 @@ import jinja2
 from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.errors import bad_option
 
-from ..visual.language_model import describe_model
-from ..visual.pages import ENVIRONMENT
-from ..visual.words import ClusteredText, DrawnLayer, describe, word_endings
+from ..visual import pages
 from .found import FoundAnswer, Ranking, confidence
 from .passages import WORD
 from .read import Reader
 from .sources import read_source
 
-_FOLDERS = [Path(__file__).parent, *ENVIRONMENT.loader.searchpath]
-_TEMPLATES = ENVIRONMENT.overlay(loader=jinja2.FileSystemLoader(_FOLDERS))
+_FOLDERS = [Path(__file__).parent, *pages.ENVIRONMENT.loader.searchpath]
+_TEMPLATES = pages.ENVIRONMENT.overlay(loader=jinja2.FileSystemLoader(_FOLDERS))
 TOKENS = 20_000  # of a document, from its beginning
 
 
@@ -67,7 +65,7 @@ def _tokens_of(found: FoundAnswer) -> list[int]:
     return [token for number in own for token in tokens_of(number, *found.characters)]
 
 
-def read_clusters(loaded: Loaded, path: Path, question: str) -> ClusteredText:
+def read_clusters(loaded: Loaded, path: Path, question: str) -> pages.ClusteredText:
     """Read the beginning of a document with a reader, for a question; raises UserError if no layer
     clusters, or the file or the question cannot be read."""
     source, reader = read_source(path), Reader(loaded)
@@ -79,13 +77,13 @@ def read_clusters(loaded: Loaded, path: Path, question: str) -> ClusteredText:
     tokens = section.shown()
     for start in section.document.starts.tolist()[1:]:
         tokens[start] = "\n"  # between paragraphs
-    words, layers = word_endings(tokens), []
+    words, layers = pages.word_endings(tokens), []
     for (_, name), clusters in read.clusters.items():
         own = clusters.tolist()
-        described = describe(tokens, own, max(own) + 1, words)
-        layers.append(DrawnLayer(name, None, own, described))
-    return ClusteredText(
-        model=describe_model(loaded),
+        described = pages.describe(tokens, own, max(own) + 1, words)
+        layers.append(pages.DrawnLayer(name, None, own, described))
+    return pages.ClusteredText(
+        model=pages.describe_model(loaded),
         unit="piece",
         tokens=tokens,
         row=len(tokens),

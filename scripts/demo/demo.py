@@ -227,8 +227,7 @@ def picture(runners: Sequence[Runner], path: Path, verdict: str) -> None:
 def write_and_draw(checkpoint: Path, data: Path, work: Path, verdict: str) -> None:
     """Let the model with clusters write, and draw them."""
     import fairseq_clusterformer
-    from fairseq_clusterformer.visual.language_model import read_clusters
-    from fairseq_clusterformer.visual.pages import cluster_page
+    from fairseq_clusterformer.visual.pages import cluster_page, read_clusters
 
     model = fairseq_clusterformer.load(checkpoint, data=data, device="cpu")
     valid = library()["valid"]

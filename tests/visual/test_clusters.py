@@ -18,12 +18,12 @@ from fairseq_clusterformer.checkpoints.load import Loaded, load_checkpoint
 from fairseq_clusterformer.cli.prepare import lm as prepare_lm
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.visual import pages
-from fairseq_clusterformer.visual.language_model import read_clusters, shown_tokens
-from fairseq_clusterformer.visual.words import (
+from fairseq_clusterformer.visual.pages import (
     ClusteredText,
     DrawnLayer,
     Item,
     describe,
+    read_clusters,
     typical_items,
     word_endings,
 )
@@ -127,11 +127,11 @@ def untrained(loaded: Loaded, data: Path, **options: object) -> Loaded:
 def test_tokens_join_to_the_text(texts):
     """The bytes of a character show it at the last."""
     coding = TextCoding.from_folder(texts / "byte")
-    shown = shown_tokens(coding, coding.encode("aé…\n"))
+    shown = pages.shown_tokens(coding, coding.encode("aé…\n"))
     assert shown == ["a", "", "é", "", "", "…", "\n"]
-    assert shown_tokens(coding, coding.encode(b"\xe2x\xc3")) == ["", "\ufffdx", "\ufffd"]
+    assert pages.shown_tokens(coding, coding.encode(b"\xe2x\xc3")) == ["", "\ufffdx", "\ufffd"]
     coding = TextCoding.from_folder(texts / "word")
-    tokens = shown_tokens(coding, coding.encode("the  value of\n\nnobody-wrote-this the\n"))
+    tokens = pages.shown_tokens(coding, coding.encode("the  value of\n\nnobody-wrote-this the\n"))
     assert tokens == ["the", " value", " of", "\n", "\n", "<unk>", " the", "\n"]
 
 
