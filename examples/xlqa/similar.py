@@ -36,8 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     if not args.sentence.strip():
         raise bad_option("sentence", "empty", "a text")
     check_encoder(args.encoder)
-    from fairseq_clusterformer.documents.passages import Passages
-    from fairseq_clusterformer.documents.sentences import Index, SentenceEncoder
+    from fairseq_clusterformer.documents.passages import Index, Passages, SentenceEncoder
     from fairseq_clusterformer.documents.sources import read_sources
     from fairseq_clusterformer.use.base import device_of
 

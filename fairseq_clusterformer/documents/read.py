@@ -27,9 +27,8 @@ from ..checkpoints.bundle import CALIBRATION
 from ..checkpoints.load import Loaded
 from ..use.base import Pretrained
 from .found import Ranking, SectionRead, Weights, ranked, ranked_candidates
-from .passages import Passages
+from .passages import Index, Passages, SentenceEncoder
 from .sections import Section, Splitter, together
-from .sentences import Index, SentenceEncoder
 from .sources import Source, read_sources, state_of, text_source
 from .texts import clean
 

@@ -20,8 +20,8 @@ from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.documents import sources
 from fairseq_clusterformer.documents.drawing import answer_page
 from fairseq_clusterformer.documents.found import Weights, ranked
+from fairseq_clusterformer.documents.passages import Index
 from fairseq_clusterformer.documents.read import Reader
-from fairseq_clusterformer.documents.sentences import Index
 from fairseq_clusterformer.documents.sources import Source, text_source
 from fairseq_clusterformer.errors import UserError
 from tests.cli.in_process import QUESTIONS, train

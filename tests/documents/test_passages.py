@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_clusterformer.documents import sentences
-from fairseq_clusterformer.documents.passages import Passages
-from fairseq_clusterformer.documents.sentences import FILE, Index, SentenceEncoder
+from fairseq_clusterformer.documents.passages import FILE, Index, Passages, SentenceEncoder
 from fairseq_clusterformer.errors import UserError
 from tests.documents.sections import sections_of
 from tests.models.bert import folder_of
@@ -116,7 +114,7 @@ class TestIndex:
             put(self, values)
 
         monkeypatch.setattr(Index, "put", write)
-        monkeypatch.setattr(sentences, "_AT_ONCE", 2)
+        monkeypatch.setattr("fairseq_clusterformer.documents.passages._AT_ONCE", 2)
         return made
 
     def vectors(self, folder: Path, index: Path | None, *texts: str) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.answers import ranked_answers
-from fairseq_clusterformer.documents.sentences import Index
+from fairseq_clusterformer.documents.passages import Index
 from fairseq_clusterformer.errors import UserError
 from tests.cli.expected import assert_logged
 from tests.cli.in_process import Run, load_model, train, validate
