@@ -1,7 +1,4 @@
-"""Reads documents with a trained reader, and answers questions from all of them.
-
-The reader is extractive: an answer is a piece of a document, never a new sentence.
-"""
+"""Reads documents with a trained reader, and answers questions from all of them."""
 
 import logging
 import os
@@ -42,24 +39,21 @@ IN_A_BATCH = 4096  # tokens of sections that are read together
 
 
 class Reader(Pretrained):
-    """Answers questions by pieces of documents. Raises UserError: if the data folder is something
-    else, or no index can be in this folder.
+    """Answers questions by pieces of documents, never by a new sentence. Raises UserError: if the
+    data folder is something else, or no index can be in this folder.
 
     A reader of structured documents also reads their sentences, which end with punctuation; others
-    read windows, as long as the documents of their training, many at once. Of many passages, it
-    reads those that are most relevant by their words and, with an encoder of sentences, by their
-    meaning.
+    read windows, as long as the documents of their training, many at once.
 
     Args:
         loaded: a checkpoint or a bundle of the task clusterformer_qa.
         index: a folder to keep sentence vectors of documents in; None: none are kept.
-        encoder: a folder of BERT's form that gives these vectors, such as all-MiniLM-L6-v2.
+        encoder: see `SentenceEncoder`; None: passages are chosen by their words alone.
         options: see `Pretrained`.
 
     Attributes:
         window, windows: tokens of a passage, and passages that are read for a question, unless
             other numbers are asked for.
-        weights: what ranks answers.
     """
 
     kind = "reader"
@@ -102,10 +96,9 @@ class Reader(Pretrained):
         *,
         encoder: str | Path | None = None,
     ) -> Passages:
-        """Read documents (see `answer`) for the questions to come; the same ones as last time only
-        if a file has changed. What is skipped in a folder is logged as a warning. `folder` and
-        `encoder` are as the class has them; neither: as before. Raises UserError: a file that
-        cannot be read, or an index that cannot be written."""
+        """Read documents for the questions to come; the same ones as last time only if a file has
+        changed. What is skipped in a folder is logged as a warning. `folder` and `encoder` are as
+        the class has them; neither: as before. Raises UserError: see `answer` and `Index`."""
         if isinstance(documents, Passages):
             return documents
         if folder or encoder:
@@ -113,14 +106,13 @@ class Reader(Pretrained):
         given = [documents] if isinstance(documents, str | Path) else [*documents]
         state = [each if isinstance(each, str) else state_of(each) for each in given]
         if self._latest is None or self._latest[0] != state:
-            sources = []
+            sources, paths = [], [each for each in given if isinstance(each, Path)]
             for number, text in enumerate(given):
                 if isinstance(text, str):
                     if os.path.exists(text):
                         how = f"give Path({text!r}) for the file or folder of this name"
                         logger.warning("%r is read as a text: %s", text, how)
                     sources.append(text_source(text, f"text {number}"))
-            paths = [each for each in given if isinstance(each, Path)]
             sources += read_sources(paths, report=logger.warning)
             sections = [part for source in sources for part in self.sections(source)]
             self._latest = state, self.passages(sections)
@@ -129,14 +121,13 @@ class Reader(Pretrained):
     def answer(
         self, question: str, documents: Documents, *, top: int = 3, candidates: Sequence[str] = ()
     ) -> Ranking:
-        """Answers to a question, the best first; ``found`` of the list says whether there is one:
-        if not, it holds a few guesses. Raises UserError: a question that cannot be asked, a file
-        that cannot be read, or candidates, and a reader that does not take them.
+        """The `top` answers to a question, the best first; ``found`` of the list says whether
+        there is one: if not, it holds a few guesses. Raises UserError: a question that cannot be
+        asked, a file that cannot be read, or candidates, and a reader that does not take them.
 
         Args:
             documents: one or several; a string is a text itself, a `Path` is a file or a folder;
                 or what `index` returned.
-            top: answers to return.
             candidates: of which one is the answer; none: any piece of the documents may be.
         """
         return self.ask(question, self.index(documents), top, candidates=candidates)
@@ -164,8 +155,7 @@ class Reader(Pretrained):
         chosen = passages.likeliest(question, most)
         sections = [passages.sections[place] for place, *_ in chosen]
         if names:
-            reads = [self._weigh(tokens, section, names) for section in sections]
-            return ranked_candidates(reads, top)
+            return ranked_candidates([self._weigh(tokens, x, names) for x in sections], top)
         reads = self.read(tokens, sections, top)
         for read, (_, words, likeness) in zip(reads, chosen, strict=True):
             read.words, read.likeness = words, likeness
@@ -238,8 +228,8 @@ class Reader(Pretrained):
     def _together(
         self, question: Tensor, sections: Sequence[Section], outline: Outline | None = None
     ) -> tuple[AnswerLogits, dict]:
-        """What the model returns for a question and some sections; of a structured model one, and
-        its outline, or that of its sentences."""
+        """What the model returns for a question and some sections; of a structured model, one
+        section and its outline, or that of its sentences."""
         more, words = [], self._dictionary
         if self._structure is not None:
             document, length = sections[0].document, len(sections[0])
@@ -247,10 +237,12 @@ class Reader(Pretrained):
             outline, *_ = self._structure.read(outline, document.starts, length, len(question))
             given = (question, document.starts, length, outline, words)
             question, row = self._structure.rows(*given)
-            batch = self._structure.batch([row], words.pad())
-            more = [{name: tensor.to(self.device) for name, tensor in batch.items()}]
-        rows = question.expand(len(sections), -1).to(self.device)
-        return self.model(rows, *self._padded(sections), *more)
+            batch = self._structure.batch([row], words.pad()).items()
+            more = [{name: tensor.to(self.device) for name, tensor in batch}]
+        masks = [text_mask(section.document.characters) for section in sections]
+        tokens = pad_sequence([section.tokens for section in sections], True, words.pad())
+        rows = (question.expand(len(sections), -1), tokens, pad_sequence(masks, True))
+        return self.model(*(each.to(self.device) for each in rows), *more)
 
     def _clusters(self, question: Tensor, section: Section) -> dict[tuple[int, str], Tensor]:
         encoder = self.model.encoder
@@ -260,8 +252,7 @@ class Reader(Pretrained):
 
     @torch.no_grad()
     def read(self, question: Tensor, sections: Sequence[Section], top: int) -> list[SectionRead]:
-        """Read sections for a question, many at once unless the model reads their structure, and
-        keep the `top` best answers in each."""
+        """Read sections for a question, and keep the `top` best answers in each."""
         options = ranking_options(self.task.cfg) | {"top": top}
 
         def read(chosen: list[Section]) -> Iterator[SectionRead]:
@@ -271,15 +262,6 @@ class Reader(Pretrained):
                 yield SectionRead(section, answer, partial(self._clusters, question, section))
 
         return together(sections, 1 if self._structure else IN_A_BATCH, read)
-
-    def _padded(self, sections: Sequence[Section]) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [B, N], and where an answer can begin and end, bool [B, N]."""
-        tokens = [section.tokens for section in sections]
-        masks = [text_mask(section.document.characters) for section in sections]
-        return (
-            pad_sequence(tokens, True, self._dictionary.pad()).to(self.device),
-            pad_sequence(masks, True).to(self.device),
-        )
 
     @torch.no_grad()
     def _states(self, text: str) -> Tensor:

@@ -80,33 +80,23 @@ class Section:
         return shown
 
 
+@dataclass(eq=False)
 class Splitter:
-    """Divides documents into sections.
+    """Divides documents into sections."""
 
-    Args:
-        pieces: the model's subwords.
-        titles: whether each paragraph begins with the document's title.
-        overlap: whether pieces of a long paragraph overlap by a quarter, so that an answer lies
-            whole in one of them.
-        sentences: whether a section's document names its sentences.
-    """
+    subwords: Pieces  # the model's
+    titles: bool = False  # whether each paragraph begins with the document's title
+    #: whether pieces of a long paragraph overlap by a quarter, so that one holds a whole answer
+    overlap: bool = False
+    sentences: bool = False  # whether a section's document names its sentences
 
-    def __init__(
-        self,
-        pieces: Pieces,
-        *,
-        titles: bool = False,
-        overlap: bool = False,
-        sentences: bool = False,
-    ) -> None:
-        self._titles, self._overlap, self._sentences = titles, overlap, sentences
-        self._subwords = pieces
+    def __post_init__(self) -> None:
         self._encoded = functools.lru_cache(_KEPT)(self._encode)
 
     def sections(self, source: Source, most: int) -> list[Section]:
-        """Sections of whole paragraphs, and pieces of those that have more than `most` tokens. A
-        fifth of the room is kept for what would be a short section by itself, such as a heading in
-        front of a long paragraph: it joins the section behind it, or else the one before."""
+        """Sections of whole paragraphs, and pieces of those that have more than `most` tokens.
+        What would be a short section, such as a heading, joins the one behind it, or else the one
+        before: a fifth of the room is kept for it."""
         short = most // 5
         found: list[tuple[list[Piece], int]] = [([], 0)]
         for piece, size in self._pieces(source, most - short):
@@ -121,17 +111,14 @@ class Splitter:
             found[-1] = found[-1][0] + pieces, found[-1][1] + length
         return [Section(source, tuple(pieces), length, self._encoded) for pieces, length in found]
 
-    def _title(self, source: Source) -> Tokens | None:
-        return self._subwords.tokens(source.title) if self._titles else None
-
     def _pieces(self, source: Source, most: int) -> Iterator[tuple[Piece, int]]:
         """Each piece, and how many tokens it has with ``<s>`` and the title."""
-        head = 1 + len(self._title(source) or ())
+        head = 1 + (len(self.subwords.tokens(source.title)) if self.titles else 0)
         room = max(1, most - head)
-        step = room - room // 4 if self._overlap else room
+        step = room - room // 4 if self.overlap else room
         every = range(len(source.paragraphs))
         for number in [n for n in every if n not in source.silent] or every:
-            tokens = self._subwords.tokens(source.paragraphs[number])
+            tokens = self.subwords.tokens(source.paragraphs[number])
             length = len(tokens)
             for first in range(0, max(1, length - (room - step)), step):
                 last = min(first + room, length)
@@ -139,25 +126,22 @@ class Splitter:
                 yield Piece(number, first, last, *map(int, shown)), head + last - first
 
     def _encode(self, section: Section) -> tuple[Tensor, Document]:
-        title, parts, texts = self._title(section.source), [], []
+        title = self.subwords.tokens(section.source.title) if self.titles else None
+        parts, texts = [], []
         for piece in section.pieces:
             texts.append(section.source.paragraphs[piece.number])
-            tokens, own = self._subwords.tokens(texts[-1]), slice(piece.first, piece.last)
+            tokens, own = self.subwords.tokens(texts[-1]), slice(piece.first, piece.last)
             parts.append((title, Tokens(tokens.ids[own], tokens.starts[own], tokens.ends[own])))
-        symbols, characters, starts, begins = self._subwords.document(parts)
+        symbols, characters, starts, begins = self.subwords.document(parts)
         sentences = [
             token_span(begins[number], tokens, first, last)
-            for number, first, last in (sentences_of(texts) if self._sentences else ())
+            for number, first, last in (sentences_of(texts) if self.sentences else ())
             if len(tokens := parts[number][1])
             and first < tokens.ends[-1]
             and last > tokens.starts[0]
         ]
-        return symbols, Document(
-            texts=texts,
-            starts=starts,
-            characters=characters,
-            sentences=torch.tensor(sentences).view(-1, 2).long() if self._sentences else None,
-        )
+        named = torch.tensor(sentences).view(-1, 2).long() if self.sentences else None
+        return symbols, Document(texts, starts, characters, named)
 
 
 def together(items: Sequence[Sized], most: int, read: Callable[[list], Iterable]) -> list:
