@@ -1,5 +1,4 @@
-"""Pages of clusters: those that a reader sees in a document, and those of answers in theirs, which
-``clusterformer answer --html`` writes."""
+"""Pages of clusters: a reader's in a document, and those of answers in theirs."""
 
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def answer_page(question: str, ranking: Ranking) -> str:
     the sections that the answers are from."""
     reads = list(dict.fromkeys(each.read for each in ranking))
     layers = list(dict.fromkeys(name for read in reads for _, name in read.clusters))
-    answers, marked = [], set()
+    answers, marked, sections = [], set(), []
     for each in ranking:
         tokens, chosen = _tokens_of(each), None
         if tokens:
@@ -35,7 +34,6 @@ def answer_page(question: str, ranking: Ranking) -> str:
             chosen = reads.index(each.read), tokens[int((lasts > place).nonzero()[0])]
         answers.append(chosen)
         marked |= {(each.read, token) for token in tokens}
-    sections = []
     for read in reads:
         shown = read.section.shown()
         paragraphs = [
@@ -57,11 +55,8 @@ def answer_page(question: str, ranking: Ranking) -> str:
 
 def _tokens_of(found: FoundAnswer) -> list[int]:
     """The tokens that show a character of an answer; none of yes and no."""
-    if found.characters is None:
-        return []
-    section, tokens_of = found.read.section, found.read.section.document.tokens_of
-    pieces = enumerate(section.pieces)
-    own = [number for number, piece in pieces if piece.number == found.paragraph]
+    pieces, tokens_of = found.read.section.pieces, found.read.section.document.tokens_of
+    own = [number for number, piece in enumerate(pieces) if piece.number == found.paragraph]
     return [token for number in own for token in tokens_of(number, *found.characters)]
 
 

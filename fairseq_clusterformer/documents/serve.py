@@ -1,12 +1,10 @@
 """A page to drop documents on and to ask in: ``clusterformer answer --serve``.
 
 The page is one file that asks no other host for anything. The server is FastAPI on uvicorn, which
-the extra ``serve`` installs.
-
-There is no password. Others are kept out by three rules: the server listens at this computer
-alone unless another address is asked for; a request must name that address as its host, so that
-no other name can be led to it (DNS rebinding), except at 0.0.0.0, which takes any name; and it
-must not come from another site's page.
+the extra ``serve`` installs. There is no password. Others are kept out by three rules: the server
+listens at this computer alone unless another address is asked for; a request must name that
+address as its host, so that no other name can be led to it (DNS rebinding), except at 0.0.0.0,
+which takes any name; and it must not come from another site's page.
 """
 
 import base64
@@ -49,22 +47,14 @@ class Desk:
     Args:
         top: answers to show.
         most: tokens of a document that are read at once; None: the reader's.
-        windows: as of `Reader.ask`; None: the reader's.
-        options: ``least``, as of `Reader.ask`.
+        options: ``windows``, a number, and ``least``, as of `Reader.ask`.
     """
 
     def __init__(
-        self,
-        reader: Reader,
-        *,
-        top: int = 3,
-        most: int | None = None,
-        windows: int | None = None,
-        **options: float,
+        self, reader: Reader, *, top: int = 3, most: int | None = None, **options: float
     ) -> None:
         self.reader, self._top, self._most = reader, top, most
-        self._windows = reader.windows if windows is None else windows
-        self._options = options | {"windows": self._windows}
+        self._options = {"windows": reader.windows} | options
         self._documents: dict[str, tuple[Source, list[Section]]] = {}  # by name
         self._passages: Passages | None = None  # of all documents, once somebody asks
         self._lock = threading.Lock()
@@ -75,8 +65,7 @@ class Desk:
         return [{"name": each.name, "paragraphs": len(each.paragraphs)} for each in sources]
 
     def add(self, source: Source) -> None:
-        """Take a document, in the place of one of the same name. Raises UserError: if there are
-        too many already."""
+        """Take a document, or another of its name. Raises UserError: there are too many."""
         with self._lock:
             others = (own for name, (own, _) in self._documents.items() if name != source.name)
             size = sum(sum(map(len, each.paragraphs)) for each in (source, *others))
@@ -89,7 +78,7 @@ class Desk:
             self._documents[source.name], self._passages = (source, sections), None
 
     def remove(self, name: str) -> None:
-        """Put a document away. Raises UserError: if there is none of this name."""
+        """Put a document away. Raises UserError: there is none of this name."""
         with self._lock:
             if name not in self._documents:
                 raise bad_option("document", name, ", ".join(self._documents) or "none is here")
@@ -97,10 +86,9 @@ class Desk:
             self._passages = None
 
     def ask(self, question: str) -> dict[str, Any]:
-        """Answer a question: ``verdict``, a sentence if there is no answer, else ""; ``note``, as
-        of `Ranking`; ``answers``, of which ``found`` says whether each is more than a guess;
-        ``read`` windows ``of`` all. Raises UserError if there is no document, or the question
-        cannot be asked."""
+        """Answer a question: ``verdict`` and ``note`` of its `Ranking`; ``answers``, of which
+        ``found`` says whether each is more than a guess; ``read`` windows ``of`` all. Raises
+        UserError: there is no document, or the question cannot be asked."""
         with self._lock:
             if not self._documents:
                 raise bad_option("document", "none", "one or more: drop a file on the page first")
@@ -109,20 +97,19 @@ class Desk:
                 self._passages = self.reader.passages(parts)
             number = len(self._passages)
             ranking = self.reader.ask(question, self._passages, self._top, **self._options)
-        answers = []
+        answers, names = [], ("text", "probability", "found", "file", "place")
         for found in ranking:
             before, _, behind = found.around(AROUND, whole=True)
-            names = ("text", "probability", "found", "file", "place")
             shown = {name: getattr(found, name) for name in names}
             answers.append(shown | {"before": before, "behind": behind})
-        windows = min(number, self._windows or number)
+        windows = min(number, self._options["windows"] or number)
         said = {"verdict": ranking.verdict, "note": ranking.note, "answers": answers}
         return said | {"read": windows, "of": number}
 
 
 def serve(desk: Desk, host: str, port: int, limit: int, **options: Any) -> int:
     """Serve the page at an address of this computer until Ctrl-C; files have up to `limit` bytes,
-    and `options` are those of `read_source`. Returns the exit status, 0. Raises UserError for an
+    and `options` are those of `read_source`. Returns the exit status, 0. Raises UserError: an
     address or a port that cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -132,7 +119,7 @@ def serve(desk: Desk, host: str, port: int, limit: int, **options: Any) -> int:
         problem = f"cannot listen at {host} ({getattr(error, 'strerror', None) or error})"
         raise bad_option("--port", port, allowed, problem) from None
     address = listener.getsockname()[0]
-    if not is_loopback(address):
+    if not ipaddress.ip_address(address).is_loopback:
         warning = f"everybody who can reach {host}:{port} can read the documents and add others"
         print(f"clusterformer answer: {warning}", file=sys.stderr)
     shown = f"[{host}]" if ":" in host else host
@@ -142,14 +129,6 @@ def serve(desk: Desk, host: str, port: int, limit: int, **options: Any) -> int:
     return 0
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this computer can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def build_app(desk: Desk, host: str, limit: int, address: str = "", **options: Any) -> FastAPI:
     """The page, its documents and its questions. The server listens at `host`, whose name stands
     for `address` (empty: it is one itself); `limit` and `options` are as of :func:`serve`."""
@@ -157,7 +136,7 @@ def build_app(desk: Desk, host: str, limit: int, address: str = "", **options: A
     page = PAGE.read_text(encoding="utf-8")
     hosts = {host.lower(), address or host}
     everywhere = hosts & {"0.0.0.0", "::"}  # by any name: nobody knows which is the right one
-    if is_loopback(address or host):
+    if ipaddress.ip_address(address or host).is_loopback:
         hosts |= {"127.0.0.1", "localhost", "::1"}
     hashes = []  # the page may run its own script, use its own style, and ask this server
     for tag in ("script", "style"):
@@ -206,8 +185,7 @@ def build_app(desk: Desk, host: str, limit: int, address: str = "", **options: A
     @app.put("/documents")
     async def add_document(name: str, request: Request) -> dict:
         data = await _body(request, limit, name)
-        path = Path(name)
-        await run_in_threadpool(lambda: desk.add(read_source(path, data=data, **options)))
+        await run_in_threadpool(lambda: desk.add(read_source(Path(name), data=data, **options)))
         return {"documents": desk.documents()}
 
     @app.delete("/documents")
