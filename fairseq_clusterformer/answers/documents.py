@@ -21,25 +21,22 @@ _EAST_ASIAN = 0x2E80  # the first of their letters
 
 
 class AnswerLogits(NamedTuple):
-    """What a reader says of questions and their documents, in float32. In BERT's form for SQuAD
-    2.0, spans, yes, no, "long" and "none" share the softmaxes of starts and ends: the last four
-    have ``slots`` there, and ``type`` sums the best span of any length, or those of a slot."""
+    """What a reader says of questions and their documents, in float32; -inf for what is not there.
+    In BERT's form for SQuAD 2.0, spans, yes, no, "long" and "none" share the softmaxes of starts
+    and ends: the last four have ``slots`` there, and ``type`` sums the best span of any length, or
+    those of a slot."""
 
-    #: of each token being a short answer's first, [B, N]; -inf for padding, ``<s>`` and what else
-    #: is no text; of a reader of words, finite at the first token of a word
+    #: of each token of text being a short answer's first, [B, N]; of a reader of words, finite at
+    #: the first token of a word
     start: Tensor
-    end: Tensor  # of each being its last, [B, N]; -inf likewise
-    #: at each ``<s>``, of its paragraph being the long answer, [B, N]; -inf elsewhere
-    paragraph: Tensor
+    end: Tensor  # of each being its last, [B, N]
+    paragraph: Tensor  # at each ``<s>``, of its paragraph being the long answer, [B, N]
     type: Tensor  # of each of :data:`TYPES`, [B, 5]
-    #: of each sentence supporting the answer, each on its own, [B, S]; -inf where there are no
-    #: more; None: it does not say
+    #: of each sentence supporting the answer, each on its own, [B, S]; None: it does not say
     sentences: Tensor | None = None
-    #: of each candidate being the answer, [B, C]; -inf where there are no more; None: no question
-    #: of the batch has candidates
+    #: of each candidate being the answer, [B, C]; None: no question of the batch has candidates
     candidates: Tensor | None = None
-    #: of places in front of the document, one for each of :data:`TYPES` but the first, [B, 2, 4];
-    #: None: types are apart
+    #: in front of the document, of each of :data:`TYPES` but the first, [B, 2, 4]; None: apart
     slots: Tensor | None = None
     #: of a reader of words, the first and last token of each token's word, int64 [B, N, 2]
     bounds: Tensor | None = None
@@ -57,21 +54,19 @@ class AnswerLogits(NamedTuple):
 
 
 def mean_logits(found: Sequence[AnswerLogits]) -> AnswerLogits:
-    """Logits of the mean of several readers' probabilities of the same questions and documents: of
-    starts, of ends, of paragraphs and of types, and of what else they say. Of one reader, its own
-    logits."""
+    """Logits of the mean of several readers' probabilities of the same questions and documents; of
+    one reader, its own logits."""
     first = found[0]
     if len(found) == 1:
         return first
     said = [name for name, value in first._asdict().items() if value is not None]
     fields = {name: [getattr(logits, name) for logits in found] for name in said}
     if first.slots is not None:
-        number, sides = first.slots.size(-1), []
-        for i, name in enumerate(("start", "end")):
-            tokens = zip(fields["slots"], fields[name], strict=True)
-            sides.append(_mean([torch.cat([slots[:, i], x], dim=1) for slots, x in tokens]))
-        slots = torch.stack([side[:, :number] for side in sides], dim=1)
-        start, end = (side[:, number:] for side in sides)
+        number = first.slots.size(-1)
+        sides = [torch.stack([each.start, each.end], dim=1) for each in found]
+        whole = [torch.cat([own.slots, x], dim=2) for own, x in zip(found, sides, strict=True)]
+        slots, tokens = _mean(whole).tensor_split([number], dim=2)
+        start, end = tokens.unbind(1)
         return AnswerLogits.shared(start, end, _mean(fields["paragraph"]), slots, first.bounds)
     means = {name: _mean(each) for name, each in fields.items()}
     if first.sentences is not None:
@@ -80,14 +75,13 @@ def mean_logits(found: Sequence[AnswerLogits]) -> AnswerLogits:
 
 
 def _mean(logits: Sequence[Tensor]) -> Tensor:
-    """The logarithm of the mean of softmaxes [B, N]; -inf where all are."""
+    """The logarithm of the mean of softmaxes [..., N]; -inf where all are."""
     logs = torch.stack([x.log_softmax(-1) for x in logits])
     return logs.logsumexp(0).sub(math.log(len(logs))).nan_to_num(-torch.inf, neginf=-torch.inf)
 
 
 def text_mask(characters: Tensor) -> Tensor:
-    """The tokens that an answer can begin or end with, those of some character, bool [N], by the
-    ``characters`` of a :class:`Document`."""
+    """The tokens that an answer can begin or end with, bool [N]; see :class:`Document`."""
     first, last = characters
     return (first >= 0) & (last > first)
 
@@ -225,9 +219,9 @@ class Answers:
         return next((answer.text for answer in self.short if answer.type == self.type), "")
 
     def margin(self, type_: str, score: float) -> float:
-        """By how much an answer of a type is likelier than "no answer", in nats. Of a span and
-        "no answer" that share their softmaxes, it is of their logits alone, whatever else the
-        document holds, and can be compared with that of another document."""
+        """By how much an answer of a type is likelier than "no answer", in nats. Where spans and
+        "no answer" share their softmaxes, it is of the two's logits alone, and can be compared
+        with that of another document."""
         shared = type_ == "short" and self.none is not None
         return score - (self.none if shared else math.log(max(self.types["none"], 1e-300)))
 
@@ -250,8 +244,3 @@ class Answers:
             short.append(each)
         long = [(number + paragraphs, score) for number, score in self.long]
         return replace(self, short=short, long=long)
-
-    @property
-    def no_short(self) -> float:
-        """The probability that there is no short answer."""
-        return self.types["long"] + self.types["none"]

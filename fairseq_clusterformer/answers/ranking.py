@@ -79,15 +79,11 @@ def ranked_answers(
             of_type |= {name: [Answer(name, log_probs[name])] for name in ("yes", "no")}
         in_order = sorted(of_type, key=log_probs.get, reverse=True)
         short = sum((of_type[name] for name in in_order), [])[:top]
-        best = zip(*(x.tolist() for x in _best(paragraph, top)), strict=True)
+        best = zip(*(x.tolist() for x in paragraph.topk(min(top, len(paragraph)))), strict=True)
         long = [(int(numbers[n]), score) for score, n in best if score > -torch.inf]
         types = {name: math.exp(value) for name, value in log_probs.items()}
         found.append(Answers(types, short, long, float(evidence), none, supporting))
     return found
-
-
-def _best(scores: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    return scores.topk(min(most, len(scores)))
 
 
 def ranking_options(cfg: Any) -> dict[str, Any]:
@@ -106,16 +102,14 @@ def _facts(
     sentences = [*enumerate(likely.tolist()[:number])]
     found = [(i, p) for i, p in sentences if p >= threshold and i not in titles.values()]
     facts = [i for i, _ in found]
-    if titles:
-        facts += [titles[document.paragraphs_of_sentences[i]] for i in facts]
-    return found, facts
+    return found, facts + [titles[document.paragraphs_of_sentences[i]] for i in facts if titles]
 
 
 def _candidates(document: Document, log_probs: Tensor, top: int) -> list[Answer]:
     """The best candidates, at their first mention."""
-    found = []
-    scores, numbers = _best(log_probs[: len(document.candidates)], top)
-    for score, number in zip(scores.tolist(), numbers.tolist(), strict=True):
+    found, log_probs = [], log_probs[: len(document.candidates)]
+    best = log_probs.topk(min(top, len(log_probs)))
+    for score, number in zip(*(x.tolist() for x in best), strict=True):
         mention, own = Answer("", score), document.mentions[:, 0] == number
         if own.any():
             mention = document.answer(*document.mentions[own][0, 1:].tolist(), score)
@@ -150,8 +144,7 @@ def best_spans(
     [..., n]. They lie in one paragraph; a token with a logit of -inf (or nan) begins or ends none.
 
     Args:
-        start: of each token being an answer's first, [..., N].
-        end: of each being its last, [..., N].
+        start, end: of each token being an answer's first and its last, [..., N].
         paragraph: the number of each token's paragraph, 0 or more, int64 [..., N].
         max_length: words of a span, 1 or more.
         words: the number of each token's word, never decreasing, int64 [..., N]; None: each token
@@ -180,9 +173,13 @@ def best_spans(
 
 def natural_question(id_: str, answers: Answers, paragraphs: Sequence[Sequence]) -> dict[str, Any]:
     """An entry of ``predictions``, in tokens of the whole document; of each paragraph [title,
-    text, [start, end), words] is given, see ``data/qa.py``. Both answers are given, with the
-    logarithms of their probabilities, by which a threshold decides. Where yes or no is more likely
-    than a span, it stands in the span's place."""
+    text, [start, end), words] is given, see ``data/qa.py``. Both answers have the logarithms of
+    their probabilities, by which a threshold decides. Yes or no, if more likely than a span,
+    stands in its place."""
+
+    def span(start: int, end: int) -> dict[str, int]:
+        return {"start_byte": -1, "end_byte": -1, "start_token": start, "end_token": end}
+
     long, long_score, spans = (-1, -1), _LEAST, []
     if answers.long:
         number, log_prob = answers.long[0]
@@ -192,16 +189,12 @@ def natural_question(id_: str, answers: Answers, paragraphs: Sequence[Sequence])
     if best.tokens is not None:
         _, text, _, tokens = paragraphs[best.paragraph]  # blanks part its words
         first, last = (tokens[text.count(" ", 0, place)] for place in best.characters)
-        spans = [(first, last + 1)]
+        spans = [span(first, last + 1)]
     return {
         "example_id": int(id_) if re.fullmatch(r"-?\d+", id_) else id_,
-        "long_answer": _span(*long),
+        "long_answer": span(*long),
         "long_answer_score": long_score,
-        "short_answers": [_span(*span) for span in spans],
+        "short_answers": spans,
         "short_answers_score": max(best.score, _LEAST),
         "yes_no_answer": "NONE" if spans else best.text.upper(),
     }
-
-
-def _span(start: int, end: int) -> dict[str, int]:
-    return {"start_byte": -1, "end_byte": -1, "start_token": start, "end_token": end}

@@ -48,7 +48,7 @@ class SectionRead:
 
 @dataclass(frozen=True, eq=False)
 class FoundAnswer:
-    """One answer among all that were found."""
+    """One answer among all that were found; "yes" and "no" are in no place."""
 
     text: str  # whole words of the document, unchanged; or "yes", "no"
     type: str  # "short" for a span, "long" for a paragraph as a whole, "yes" or "no"
@@ -56,8 +56,8 @@ class FoundAnswer:
     probability: float
     margin: float  # by how much likelier than "no answer", in nats; if calibrated, than wrong
     file: str  # the name of the document
-    paragraph: int | None  # its number in the document, from 0; None of yes and no
-    characters: tuple[int, int] | None  # [start, end) of the paragraph; None of yes and no
+    paragraph: int | None  # its number in the document, from 0
+    characters: tuple[int, int] | None  # [start, end) of the paragraph
     read: SectionRead = field(repr=False)  # the section that it is from
     found: bool = False  # whether it is likely enough to be an answer; else it is a guess
 
@@ -70,8 +70,7 @@ class FoundAnswer:
 
     @property
     def place(self) -> str:
-        """Where a person finds it in its document: a page, a heading above it, or the number of
-        its paragraph from 1; "" of yes and no."""
+        """Where a person finds it in its document; see `Source.place`."""
         return "" if self.paragraph is None else self.read.section.source.place(self.paragraph)
 
     @property
@@ -95,8 +94,7 @@ class FoundAnswer:
 
     @property
     def supporting(self) -> list[tuple[str, float]]:
-        """The sentences that support the answer, as the model says, and how likely each does;
-        none of a model that does not say."""
+        """The sentences that the model says support the answer, and how likely each does."""
         document = self.read.section.document
         return [(document.sentence_text(n), p) for n, p in self.read.answers.supporting or ()]
 
@@ -134,19 +132,15 @@ class Weights:
 
 
 class Ranking(list[FoundAnswer]):
-    """The answers of all documents, best first; where none is found, up to `GUESSES` guesses.
+    """The answers of all documents, best first; where none is ``found``, up to `GUESSES` guesses.
 
     Args:
         no_answer: the probability that there is none in any of the documents; of a `calibrated`
             reader, that the best one is wrong.
         least: the margin that the best answer must have, in nats.
-
-    Attributes:
-        found: whether there is an answer.
-        note: a sentence about the question, or "".
     """
 
-    note = ""
+    note = ""  # a sentence about the question
 
     def __init__(
         self,
@@ -205,9 +199,7 @@ def ranked(
     reads: Sequence[SectionRead], top: int, least: float = 0.0, weights: Weights | None = None
 ) -> Ranking:
     """The `top` best answers of all sections; `least` and `weights` (None: the defaults) say what
-    counts.
-
-    A reader's probabilities are softmaxes over one section each, and cannot be compared.
+    counts. A reader's probabilities are softmaxes over one section each, and cannot be compared.
 
     **By margins**, where "no answer" is a place in the softmaxes of spans (`Answers.none`). An
     answer's margin is the score of its span less that of "no answer" in the same section
@@ -244,9 +236,8 @@ def ranked(
     found.sort(key=lambda each: (not by_margin and each.type != likeliest, -weights.of(each)))
     kept: list[FoundAnswer] = []
     for answer in found:
-        if by_margin and kept and answer.type in ("yes", "no"):  # no guess beside a span
-            continue
-        if len(kept) < top and not any(_overlap(answer, other) for other in kept):
+        is_guess = by_margin and kept and answer.type in ("yes", "no")  # none beside a span
+        if len(kept) < top and not (is_guess or any(_overlap(answer, x) for x in kept)):
             kept.append(answer)
     if calibrated := weights.threshold is not None:
         least += math.log(weights.threshold / (1 - weights.threshold))
@@ -274,8 +265,7 @@ def ranked_candidates(reads: Sequence[SectionRead], top: int) -> Ranking:
 
 
 def _candidates(read: SectionRead) -> Iterator[tuple[str, Answer]]:
-    """The answers of a section and their types, with scores that its types are in; of a paragraph
-    as much as the section holds, if it is more than blanks."""
+    """The answers of a section and their types, with scores that its types are in."""
     for answer in read.answers.short:
         yield answer.type, answer
     log_long = math.log(max(read.answers.types["long"], _LEAST))

@@ -120,7 +120,7 @@ def predict(
         line = whole.texts(number)
         id_ = line["id"]
         predictions.questions[id_] = line["question"]
-        predictions.no_answer[id_] = found.no_short
+        predictions.no_answer[id_] = found.types["long"] + found.types["none"]
         predictions.texts[id_] = found.short[0].text  # the best span, even if none is likelier
         if is_natural:
             predictions.natural.append(natural_question(id_, found, line["paragraphs"]))

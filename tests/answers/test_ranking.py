@@ -61,7 +61,7 @@ def test_answers_with_their_probabilities():
     assert best.score == pytest.approx(math.log(math.exp(2) / total) + 2 * math.log(sure))
     assert found.types["none"] == pytest.approx(math.exp(1) / total)
     assert sum(found.types.values()) == pytest.approx(1)
-    assert found.no_short == pytest.approx((1 + math.exp(1)) / total)
+    assert found.types["long"] + found.types["none"] == pytest.approx((1 + math.exp(1)) / total)
     assert found.type == "short"
     assert found.text == best.text
     assert [paragraph for paragraph, _ in found.long] == [1, 0]
