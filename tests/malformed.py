@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 import fairseq_clusterformer.plugin  # noqa: F401
 from fairseq_clusterformer.checkpoints.bundle import SHIPPED
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.compat.one_line import report_in_one_line
+from fairseq_clusterformer.compat.checks import report_in_one_line
 from tests.cli.in_process import PRETRAINED_CLASSIFIER, QUESTIONS
 from tests.conversion.dense import LLAMAS, MAKERS
 from tests.documents import books

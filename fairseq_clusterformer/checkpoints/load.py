@@ -24,9 +24,9 @@ from torch.nn.modules.module import (
 )
 from torch.overrides import TorchFunctionMode
 
-from fairseq_clusterformer.checkpoints import Loaded
 from fairseq_clusterformer.checkpoints.bundle import (
     ALLOWED,
+    Loaded,
     data_files,
     is_bundle,
     located,
@@ -34,7 +34,7 @@ from fairseq_clusterformer.checkpoints.bundle import (
     read_bundle,
 )
 from fairseq_clusterformer.compat.checks import dataclass_of
-from fairseq_clusterformer.compat.resuming import UNREADABLE, check_state, why_no_checkpoint
+from fairseq_clusterformer.compat.saving import UNREADABLE, check_state, why_no_checkpoint
 from fairseq_clusterformer.errors import bad_option, check_no_pipes, first_line
 from fairseq_clusterformer.models import lora
 from fairseq_clusterformer.models.checkpoints import unfit_numbers

@@ -1,8 +1,7 @@
 """Mends fairseq 0.12 for today's torch, numpy and hydra, and for every model of the process.
 
-The plug-in calls ``apply`` when it is imported. fairseq imports ``--user-dir`` before it loads a
-checkpoint or builds a data set: that is early enough for every command and worker. Batches change
-as well, for dense models too: see `data.keep_last_batches`.
+fairseq imports ``--user-dir`` before it loads a checkpoint or builds a data set: that is early
+enough for every command and worker. Batches change as well: see `data.keep_last_batches`.
 """
 
 import argparse
@@ -31,9 +30,8 @@ from omegaconf.base import ContainerMetadata, Metadata
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.moved import check_moved
 
-from . import data, processes, resuming, saving, weights  # noqa: F401  they mend as well
-from .checks import read_options_as_values
-from .one_line import report_in_one_line
+from . import data, processes, saving  # noqa: F401  they mend as well
+from .checks import read_options_as_values, report_in_one_line
 from .wrapping import mends
 
 # fairseq calls torch.load without weights_only (checkpoint_utils.load_checkpoint_to_cpu,
@@ -63,11 +61,7 @@ KNOWN_WARNINGS = {
 
 
 def apply(begin: Callable[[], None] | None = None) -> None:
-    """Apply all changes. Calling it again changes nothing.
-
-    Args:
-        begin: what a training's further processes call first.
-    """
+    """Apply all changes; again, it changes nothing. A training's processes first call `begin`."""
     torch.serialization.add_safe_globals(CHECKPOINT_TYPES)
     read_options_as_values()
     restore_names()

@@ -1,9 +1,12 @@
-"""What a command of fairseq's is given is looked at before anything is built or written."""
+"""What a command of fairseq's is given is looked at before anything is built or written; mistakes
+and Ctrl-C end it in one line, without a traceback."""
 
 import argparse
 import ast
 import copy
 import math
+import os
+import re
 import sys
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,13 +18,15 @@ from fairseq.dataclass import utils as dataclass_utils
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.optim import lr_scheduler
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException, ValidationError
+from torch.multiprocessing import ProcessRaisedException
 
 from fairseq_clusterformer.errors import check_no_pipes, first_line, refused
 from fairseq_clusterformer.ranges import check_ranges
 
-from .resuming import UNREADABLE
+from .saving import UNREADABLE
 from .wrapping import mends
 
 #: tasks of fairseq's, and what prepares their data
@@ -129,21 +134,6 @@ def check_names(cfg) -> None:
             raise refused(f"{section}._name", chosen, close, "unknown")
 
 
-def what_hydra_refuses(error: HydraException | OmegaConfBaseException) -> str:
-    """One line of what is wrong with a file, an option behind ``fairseq-hydra-train``, or one that
-    its dataclass refuses."""
-    said, cause = [], error
-    if isinstance(error, HydraException):
-        said, cause = [" ".join(str(error).split())], error.__cause__
-        if not isinstance(cause, OmegaConfBaseException):
-            return said[0]
-    said.append(f"{cause.full_key}: {first_line(cause)}")
-    if not isinstance(cause, ValidationError):
-        close = get_close_matches(str(cause.key), [str(key) for key in cause.parent_node or ()])
-        said.append(f"allowed: {', '.join(close) or 'what the configuration names'}")
-    return "; ".join(said)
-
-
 def dataclass_of(section: str, options) -> type | None:
     """The dataclass that declares a section's options; None: argparse does."""
     name, declared = getattr(options, "_name", None), FairseqConfig.__dataclass_fields__
@@ -196,3 +186,71 @@ def read_options_as_values() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("fairseq."):
             module.eval = value_of
+
+
+# One line
+
+#: what fairseq refuses, where it names an option
+_REFUSALS = {AssertionError, Exception, NotImplementedError, RuntimeError}
+
+
+def what_hydra_refuses(error: HydraException | OmegaConfBaseException) -> str:
+    """One line of what is wrong with a file, an option behind ``fairseq-hydra-train``, or one that
+    its dataclass refuses."""
+    said, cause = [], error
+    if isinstance(error, HydraException):
+        said, cause = [" ".join(str(error).split())], error.__cause__
+        if not isinstance(cause, OmegaConfBaseException):
+            return said[0]
+    said.append(f"{cause.full_key}: {first_line(cause)}")
+    if not isinstance(cause, ValidationError):
+        close = get_close_matches(str(cause.key), [str(key) for key in cause.parent_node or ()])
+        said.append(f"allowed: {', '.join(close) or 'what the configuration names'}")
+    return "; ".join(said)
+
+
+def one_line(error: BaseException) -> str | None:
+    """What a user needs to know of a mistake; None: it is an error of another kind."""
+    if isinstance(error, (HydraException, OmegaConfBaseException)):
+        return what_hydra_refuses(error)
+    text = f"{type(error).__name__}: {error}"
+    # these quote the traceback of their process
+    if isinstance(error, ProcessRaisedException) or "Original Traceback" in text:
+        text = str(error).strip().splitlines()[-1]
+    # a file or a package that is missing, or a full disk, is no fault of the program's either
+    known = "allowed: " in text or isinstance(error, (OSError, ImportError))
+    if type(error) in _REFUSALS or isinstance(error, ValueError):
+        known = known or re.search(r"(^|[\s`(])--[a-z]", str(error))
+    return " ".join(text.split()) if known else None
+
+
+def report_in_one_line() -> None:
+    """Lets this process print one line where it is a command of fairseq."""
+    command = Path(sys.argv[0] if sys.argv else "")
+    started = command.name.startswith("fairseq-") or command.parent.name == "fairseq_cli"
+    before = sys.excepthook
+    if not started or hasattr(before, "__wrapped__"):
+        return
+
+    def excepthook(kind, error, trace):
+        line = one_line(error)
+        if issubclass(kind, KeyboardInterrupt):
+            if os.environ.get("RANK", "0") != "0":  # torchrun's first process says it
+                return
+            line = f"{command.stem}: interrupted"
+        if line is None:
+            before(kind, error, trace)
+        else:
+            print(line, file=sys.stderr)
+
+    excepthook.__wrapped__ = before
+    sys.excepthook = excepthook
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # else hydra prints its errors itself, in several lines
+
+    def return_value(self: JobReturn):
+        if self.status == JobStatus.FAILED:
+            raise self._return_value  # hydra would print a line before it
+        return of_job.fget(self)
+
+    of_job = JobReturn.return_value
+    JobReturn.return_value = property(return_value, of_job.fset)

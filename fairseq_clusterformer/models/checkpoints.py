@@ -20,7 +20,7 @@ from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
-from fairseq_clusterformer.compat.resuming import UNREADABLE, WRITTEN, why_no_checkpoint
+from fairseq_clusterformer.compat.saving import UNREADABLE, WRITTEN, why_no_checkpoint
 from fairseq_clusterformer.compat.wrapping import mends
 from fairseq_clusterformer.errors import shortened
 

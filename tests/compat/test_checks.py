@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 import fairseq_clusterformer.plugin  # noqa: F401
-from fairseq_clusterformer.compat.one_line import one_line
+from fairseq_clusterformer.compat.checks import one_line
 from fairseq_clusterformer.compat.processes import check_configurations
 from tests.cli.in_process import CLUSTERFORMER, train
 

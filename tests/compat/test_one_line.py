@@ -14,7 +14,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException
 from torch.multiprocessing import ProcessRaisedException
 
-from fairseq_clusterformer.compat import one_line
+from fairseq_clusterformer.compat import checks
 from fairseq_clusterformer.outputs import hold
 from tests.cli.in_process import CLUSTERFORMER
 from tests.conftest import REPO_ROOT
@@ -31,7 +31,7 @@ def hook(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setattr(JobReturn, "return_value", JobReturn.return_value)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    one_line.report_in_one_line()
+    checks.report_in_one_line()
     return lambda error: sys.excepthook(type(error), error, error.__traceback__)
 
 
@@ -50,7 +50,7 @@ def test_mistakes(error, printed, hook, capsys):
     hook(error)
     assert capsys.readouterr().err.strip() == printed
     for other in (AssertionError(), ValueError("too many values")):
-        assert one_line.one_line(other) is None
+        assert checks.one_line(other) is None
 
 
 def test_a_job_of_hydra(hook, capsys):

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from fairseq_clusterformer.compat.one_line import one_line
+from fairseq_clusterformer.compat.checks import one_line
 from tests.cli.in_process import CLUSTERFORMER, TRANSFORMER, train
 
 SHORT = "--disable-validation --no-epoch-checkpoints --decoder-layers 1 --max-update"
