@@ -32,9 +32,8 @@ from fairseq_clusterformer.conversion.convert import rebuilt
 from fairseq_clusterformer.conversion.model import attentions
 from fairseq_clusterformer.errors import UserError, bad_option, check_file
 from fairseq_clusterformer.outputs import write_aside
-from fairseq_clusterformer.use.breakdown import POSITION, REPEATS, Breakdown
 from fairseq_clusterformer.use.language_model import LanguageModel
-from fairseq_clusterformer.use.perplexity import compare, text_blocks
+from fairseq_clusterformer.use.perplexity import POSITION, REPEATS, Breakdown, compare, text_blocks
 
 NAME = "python -m examples.language_model.converted"
 FILLER = (

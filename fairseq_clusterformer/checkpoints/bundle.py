@@ -13,18 +13,19 @@ import os
 import re
 import shutil
 from argparse import Namespace
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
 from fairseq.dataclass import configs
-from omegaconf import OmegaConf
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
+from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fairseq_clusterformer import __version__, errors
-from fairseq_clusterformer.checkpoints import Loaded
 from fairseq_clusterformer.data import RECORD, TOKENIZER
 from fairseq_clusterformer.errors import UserError, bad_option, check_no_pipes, read_json, reading
 from fairseq_clusterformer.outputs import whole_folder
@@ -56,6 +57,18 @@ _OF_A_RUN = {
     for field in fields(getattr(configs, f"{section}Config"))
     if field.name != "_name"
 }
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A model that is ready for inference."""
+
+    model: BaseFairseqModel  # in evaluation mode, on the CPU
+    task: FairseqTask  # fairseq's, set up on `folder`
+    cfg: DictConfig  # all options of the training
+    folder: Path  # of the data, or the bundle itself
+    path: Path  # of the checkpoint or the bundle
+    updates: int  # that the training had made
 
 
 def is_bundle(path: Path | str) -> bool:

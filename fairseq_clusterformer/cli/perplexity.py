@@ -50,7 +50,6 @@ def main(arguments: Sequence[str]) -> int:
     from tqdm import tqdm
 
     from fairseq_clusterformer.use import perplexity
-    from fairseq_clusterformer.use.breakdown import Breakdown
 
     loaded, model, coding = language.loaded, language.model, language.coding
     if length and length > (longest := model.max_positions()):
@@ -63,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     if args.breakdown:
         has_training = (loaded.folder / "train.idx").is_file()
         training = perplexity.split_blocks(loaded, "train") if has_training else ()
-        ways["breakdown"] = Breakdown(coding, (target for _, target in training))
+        ways["breakdown"] = perplexity.Breakdown(coding, (target for _, target in training))
     blocks = tqdm(blocks, unit="block", disable=not sys.stderr.isatty())
     result = perplexity.compare(model, blocks, **ways)
     whole = args.max_blocks is None and coding.unit != "word"  # <unk> stands for any bytes

@@ -14,7 +14,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
-from fairseq_clusterformer.checkpoints import Loaded
+from fairseq_clusterformer.checkpoints.bundle import Loaded
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models.attention import SelfAttention
 

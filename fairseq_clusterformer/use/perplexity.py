@@ -1,12 +1,16 @@
-"""How likely a language model holds a text, in one pass and token by token as it would write."""
+"""How likely a language model holds a text: in one pass, token by token, and place by place."""
 
 import copy
 import math
+import os
+import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +27,16 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.decoder import ClusterformerDecoder, DecoderState, decode
 
 from ..checkpoints.load import Loaded, dataset_of
-from .breakdown import Breakdown
 
 #: inputs int64 [M], and the targets of the last N of them, int64 [N]
 Block = tuple[Tensor, Tensor]
 
 TOKENS_AT_ONCE = 2048
+#: buckets are powers of two: below it, from it to twice it, and so on
+FIRST = 64
+RARE = 20  # what training holds more often is no repeat
+POSITION, REPEATS = "bits by position", "bits on repeats by distance"
+_IDENTIFIER = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{3,}")  # or a word, of at least 4 letters
 
 
 def leaks_future(model: nn.Module) -> bool:
@@ -107,19 +115,17 @@ def compare(
     stepwise: bool = True,
     streamed: bool = False,
     most: int | None = None,
-    breakdown: Breakdown | None = None,
+    breakdown: "Breakdown | None" = None,
 ) -> dict[str, float]:
     """Score each block on its own, in one pass and step by step. Returns bits per token,
     perplexities, and the largest difference of a log-probability between these two; of a stream
     also the bytes that are kept. Raises UserError: see `stream_of`.
 
-    A model whose later tokens change earlier outputs cannot work step by step. It reads every
-    prefix anew instead.
-
     Args:
         model: a language model of fairseq, in evaluation mode.
-        stepwise: whether to go step by step as well, which takes longer.
-        streamed: whether to read the blocks also as one text, see `stream_of`.
+        stepwise: go step by step as well, which takes longer; where later tokens change earlier
+            outputs, every prefix is read anew instead.
+        streamed: read the blocks also as one text, see `stream_of`.
         most: how many blocks to score; None: all.
         breakdown: is given each block, and what one pass found.
     """
@@ -131,18 +137,19 @@ def compare(
         state = stream_of(model)
         ways["streamed"] = partial(_streamed, state=state)
     sums, tokens, largest = dict.fromkeys(ways, 0.0), 0, 0.0
-    for source, target in _batches(islice(blocks, most)):
-        source, target = source.to(device), target.to(device)
-        found = {name: score(model, source, target) for name, score in ways.items()}
-        for name, log_probs in found.items():
-            sums[name] -= log_probs.double().sum().item()
-        one_pass = found["teacher-forced"]
-        if stepwise:
-            largest = max(largest, (found["stepwise"] - one_pass).abs().max().item())
-        tokens += target.numel()
-        if breakdown is not None:
-            for block in zip(source, target, one_pass, strict=True):
-                breakdown.add(*block)
+    for length, neighbours in groupby(islice(blocks, most), lambda block: len(block[0])):
+        while some := [*islice(neighbours, max(1, TOKENS_AT_ONCE // length))]:
+            source, target = (torch.stack(each).to(device) for each in zip(*some, strict=True))
+            found = {name: score(model, source, target) for name, score in ways.items()}
+            for name, log_probs in found.items():
+                sums[name] -= log_probs.double().sum().item()
+            one_pass = found["teacher-forced"]
+            if stepwise:
+                largest = max(largest, (found["stepwise"] - one_pass).abs().max().item())
+            tokens += target.numel()
+            if breakdown is not None:
+                for block in zip(source, target, one_pass, strict=True):
+                    breakdown.add(*block)
     bits = {name: total / tokens / math.log(2) for name, total in sums.items()}
     result = {"tokens": tokens, **{f"{name} bits": value for name, value in bits.items()}}
     result |= {f"{name} perplexity": 2**value for name, value in bits.items()}
@@ -150,13 +157,6 @@ def compare(
     if streamed:
         result["bytes kept"] = sum(t.numel() * t.element_size() for t in tensors(state.state))
     return result
-
-
-def _batches(blocks: Iterable[Block]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield neighbours of one length together, [B, M] and [B, N]."""
-    for length, rows in groupby(blocks, lambda block: len(block[0])):
-        while some := [*islice(rows, max(1, TOKENS_AT_ONCE // length))]:
-            yield tuple(map(torch.stack, zip(*some, strict=True)))
 
 
 def in_one_pass(model: nn.Module, tokens: Tensor, target: Tensor) -> Tensor:
@@ -206,3 +206,96 @@ def _streamed(model: nn.Module, tokens: Tensor, target: Tensor, state: DecoderSt
         features = decode(model.decoder, row, state)
         rows.append(_of_targets(model, (model.decoder.output_layer(features), None), of_row))
     return torch.cat(rows)
+
+
+class Breakdown:
+    """Bits per token by position in the block, and on repeats by distance.
+
+    A repeat is a token that a model can only know from the text before. On bytes, these are the
+    letters of an identifier that stood before, once no other one of the text so far begins alike;
+    on pieces and words, the second token of a pair that stood before (Arora et al., Zoology, 2023,
+    section 3). What training holds often is left out: a model knows it by heart.
+
+    Args:
+        coding: of the tokens.
+        training: items of the training set, int64 [N] each; none: everything is rare.
+    """
+
+    def __init__(self, coding: TextCoding, training: Iterable[Tensor] = ()):
+        self.coding, self.of_bytes = coding, coding.unit == "byte"
+        self.known: Counter = Counter()  # how often each identifier, or pair, stands in training
+        for tokens in training:
+            if self.of_bytes:
+                self.known.update(_IDENTIFIER.findall(self._text(tokens)))
+            else:
+                self.known.update(pairwise(tokens.tolist()))
+        # by the title of a table: nats and tokens of each bucket
+        self._nats = {POSITION: Counter(), REPEATS: Counter()}
+        self._count = {POSITION: Counter(), REPEATS: Counter()}
+
+    def add(self, source: Tensor, target: Tensor, log_probs: Tensor) -> None:
+        """Count a block: inputs int64 [M], the last targets int64 [N], their log-probabilities."""
+        if self.of_bytes:
+            distances = np.array(self.repeated_identifiers(self._text(target)))
+        else:
+            tokens = [int(source[-len(target)]), *target.tolist()]
+            distances = np.array(self.repeated_pairs(tokens)[1:])
+        nats, far = -log_probs.double().cpu().numpy(), distances > 0
+        tables = (POSITION, np.arange(len(nats)), nats), (REPEATS, distances[far], nats[far])
+        for title, places, of_places in tables:
+            buckets = np.frexp(places // FIRST)[1]  # 0 below FIRST, 1 below twice it, and so on
+            for bucket in np.unique(buckets).tolist():
+                self._nats[title][bucket] += float(of_places[buckets == bucket].sum())
+                self._count[title][bucket] += int((buckets == bucket).sum())
+
+    def result(self) -> dict[str, list[dict]]:
+        """`POSITION` and `REPEATS`: for each bucket, where it begins and ends (not included), how
+        many tokens it has, and the bits of one."""
+        return {
+            title: [
+                {
+                    "from": FIRST << (bucket - 1) if bucket else 0,
+                    "to": FIRST << bucket,
+                    "tokens": count,
+                    "bits": self._nats[title][bucket] / count / math.log(2),
+                }
+                for bucket, count in sorted(counts.items())
+            ]
+            for title, counts in self._count.items()
+        }
+
+    def _text(self, tokens: Tensor) -> bytes:
+        """One byte a token; a blank for what is none."""
+        chunks = self.coding.chunks(tokens.tolist())
+        return b"".join(chunk if len(chunk) == 1 else b" " for chunk in chunks)
+
+    def repeated_pairs(self, tokens: Sequence[int]) -> list[int]:
+        """Distances from each token to the last time that it stood after the same token; 0: it is
+        new, or the pair is no rare one."""
+        last: dict[tuple[int, int], int] = {}
+        found = [0] * len(tokens)
+        for i, pair in enumerate(pairwise(tokens), start=1):
+            if pair in last and self.known[pair] <= RARE:
+                found[i] = i - last[pair]
+            last[pair] = i
+        return found
+
+    def repeated_identifiers(self, text: bytes) -> list[int]:
+        """Distances from each byte to the same byte of the identifier that it belongs to, the last
+        time; 0: it belongs to none, to a new one or one that is not rare, or more than one
+        identifier of the text so far begins as this one does."""
+        last: dict[bytes, int] = {}
+        ordered: list[bytes] = []  # those of the text so far
+        found = [0] * len(text)
+        for match in _IDENTIFIER.finditer(text):
+            word, begin = match.group(), match.start()
+            if word not in last:
+                insort(ordered, word)
+            elif self.known[word] <= RARE:
+                at = bisect_left(ordered, word)
+                neighbours = (*ordered[max(0, at - 1) : at], *ordered[at + 1 : at + 2])
+                alike = (len(os.path.commonprefix((word, other))) for other in neighbours)
+                for i in range(begin + max(alike, default=0) + 1, match.end()):
+                    found[i] = begin - last[word]
+            last[word] = begin
+        return found

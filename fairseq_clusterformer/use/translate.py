@@ -1,5 +1,6 @@
-"""Translates text as people write it, by one model of fairseq or an ensemble."""
+"""Translates text as people write it, by one model of fairseq or an ensemble; and its BLEU."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -69,32 +70,23 @@ class Translator(Pretrained):
         if any(subwords):
             inputs = self.task.get_interactive_tokens_and_lengths(subwords, str)
             dataset = self.task.build_dataset_for_inference(*inputs)
-            for i, best in self._search(dataset, beam, lenpen, batch_size):
+            for i, best in self._search(dataset, None, beam, lenpen, batch_size):
                 found[i] = self.text.decode(best, self.target) if subwords[i] else ""
         return found[0] if isinstance(texts, str) else found
 
-    def of_split(
-        self, split: str, beam: int, lenpen: float, batch_size: int | None, max_tokens: int
-    ) -> tuple[list[str], list[str]]:
-        """Translate a split of the data folder, with options of `translate`, and max_tokens at
-        once. Returns the subwords of the best translations and of the references, joined by
-        blanks. Raises UserError: there is no such split, or a sentence is longer than the model
-        allows."""
+    def of_split(self, split: str, max_tokens: int, **how) -> tuple[list[str], list[str]]:
+        """Translate a split of the data folder, max_tokens at once, and by beam, lenpen and
+        batch_size (or None) as in `translate`. Returns the subwords of the best translations and
+        of the references, joined by blanks. Raises UserError: there is no such split, or a
+        sentence is longer than the model allows."""
         dataset = dataset_of(self.loaded, split, "--split")
-        found = [""] * len(dataset)
-        search = self._search(dataset, beam, lenpen, batch_size, max_tokens)
-        for i, best in tqdm(search, total=len(found), unit=" sentences", disable=None):
-            found[i] = best
-        symbols = self.task.target_dictionary
-        return found, [symbols.string(line, escape_unk=True) for line in dataset.tgt]
+        search = self._search(dataset, max_tokens, **how)
+        found = dict(tqdm(search, total=len(dataset), unit=" sentences", disable=None))
+        right = [self.task.target_dictionary.string(line, escape_unk=True) for line in dataset.tgt]
+        return [found[i] for i in range(len(dataset))], right
 
     def _search(
-        self,
-        dataset: LanguagePairDataset,
-        beam: int,
-        lenpen: float,
-        batch_size: int | None,
-        max_tokens: int | None = None,
+        self, dataset: LanguagePairDataset, max_tokens: int | None, beam, lenpen, batch_size
     ) -> Iterator[tuple[int, str]]:
         """Yield each sentence's index, and the subwords of its best translation."""
         check_numbers(beam=beam, lenpen=lenpen, batch_size=batch_size)
@@ -143,3 +135,64 @@ def _vocabularies(loaded: Loaded) -> list:
     task = loaded.task
     symbols = [task.source_dictionary.symbols, task.target_dictionary.symbols]
     return [task.cfg.source_lang, task.cfg.target_lang, *symbols]
+
+
+def bleu(hypotheses: list[str], references: list[str], **options: object) -> dict[str, object]:
+    """What sacrebleu finds: score, precisions, brevity and signature."""
+    from sacrebleu.metrics import BLEU  # here, since translating needs none of it
+
+    metric = BLEU(force=True, **options)  # force: without a warning that text looks tokenised
+    result = metric.corpus_score(hypotheses, [references])
+    return {
+        "bleu": result.score,
+        "precisions": result.precisions,
+        "brevity_penalty": result.bp,
+        "length_ratio": result.ratio,
+        "hypothesis_length": result.sys_len,
+        "reference_length": result.ref_len,
+        "signature": str(metric.get_signature()),
+    }
+
+
+def score(
+    hypotheses: list[str],
+    references: list[str],
+    pipeline: TextPipeline,
+    target: str | None = None,
+    raw: list[str] | None = None,
+    compound_split: bool = False,
+) -> dict[str, dict]:
+    """BLEU's rows of ``clusterformer evaluate translation``, of subwords joined by blanks.
+
+    Args:
+        pipeline: what the data was made by.
+        target: the language, to detokenise; None: no sacreBLEU.
+        raw: references as they were written; None: detokenised `references`.
+        compound_split: also with words split at hyphens, by tensor2tensor's get_ende_bleu.sh.
+    """
+    words = [[pipeline.words(line) for line in lines] for lines in (hypotheses, references)]
+    tokens = {"tokenize": "none", "smooth_method": "none", "lowercase": pipeline.lowercase}
+    rows = {"tokenised": bleu(*words, **tokens)}
+    if compound_split:
+        parts = r"\1 ##AT##-##AT## \2"
+        split = [[re.sub(r"(\S)-(\S)", parts, line) for line in lines] for lines in words]
+        rows["compound-split"] = bleu(*split, **tokens)
+    if target is not None:
+        text = [pipeline.decode(line, target) for line in hypotheses]
+        if raw is None:
+            raw = [pipeline.decode(line, target) for line in references]
+        case = {"lowercase": pipeline.lowercase, "trg_lang": target}
+        rows["sacreBLEU"] = bleu(text, raw, **case)
+    return rows
+
+
+def table(rows: dict[str, dict]) -> str:
+    """The rows for people."""
+    lines = [f"{'':16}{'BLEU':>7}{'1/2/3/4-grams':>22}{'brevity':>9}{'length':>8}"]
+    for name, row in rows.items():
+        grams = "/".join(f"{value:.1f}" for value in row["precisions"])
+        lines.append(
+            f"{name:16}{row['bleu']:7.2f}{grams:>22}"
+            f"{row['brevity_penalty']:9.3f}{row['length_ratio']:8.3f}"
+        )
+    return "\n".join(lines + [f"{name:16}{row['signature']}" for name, row in rows.items()])

@@ -154,13 +154,12 @@ def far_names(folder: Path, data: Path, context: int) -> float | None:
     there is none."""
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.use import perplexity
-    from fairseq_clusterformer.use.breakdown import Breakdown
     from fairseq_clusterformer.use.language_model import LanguageModel
 
     loaded = load_checkpoint(folder / "checkpoint_last.pt", data=data)
     language = LanguageModel(loaded, device="cpu")
     training = (target for _, target in perplexity.split_blocks(loaded, "train"))
-    breakdown = Breakdown(language.coding, training)
+    breakdown = perplexity.Breakdown(language.coding, training)
     blocks = perplexity.split_blocks(loaded, "valid")
     perplexity.compare(language.model, blocks, stepwise=False, most=BLOCKS, breakdown=breakdown)
     buckets = breakdown.result()["bits on repeats by distance"]

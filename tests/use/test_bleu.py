@@ -10,7 +10,7 @@ import pytest
 import sacrebleu
 
 from fairseq_clusterformer.data.text import TextPipeline
-from fairseq_clusterformer.use.bleu import score, table
+from fairseq_clusterformer.use.translate import score, table
 from tests.cli.in_process import generate
 from tests.documents.commands import error as refused
 from tests.documents.commands import run as run_command

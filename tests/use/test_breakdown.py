@@ -9,7 +9,7 @@ import torch
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data.characters import byte_symbols
 from fairseq_clusterformer.data.coding import ByteCoding, TextCoding
-from fairseq_clusterformer.use.breakdown import Breakdown
+from fairseq_clusterformer.use.perplexity import Breakdown
 
 
 def test_bytes():

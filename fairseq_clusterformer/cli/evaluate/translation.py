@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     if args.json is not None:
         check_output("--json", args.json, **how)
     translator = load_translator(args)
-    from fairseq_clusterformer.use.bleu import score, table
+    from fairseq_clusterformer.use.translate import score, table
 
     source, target, text = translator.source, translator.target, translator.text
     folder, name = translator.loaded.folder, f"{args.split}.{target}"
