@@ -47,8 +47,7 @@ def check_moved(words: Sequence[str], known: Mapping[str, Container[str]]) -> No
 
 
 def check_corpus(command: str, words: Sequence[str]) -> None:
-    """Raise UserError if `clusterformer prepare COMMAND` is given a corpus that an example
-    prepares now."""
+    """Raise UserError if `clusterformer prepare COMMAND` is given a corpus of an example's."""
     if words and words[0] in _CORPORA[command]:
         allowed = f"python examples/{_FOLDERS[command]}/prepare.py {words[0]}, in the repository"
         raise bad_option("CORPUS", words[0], allowed, "it has moved")

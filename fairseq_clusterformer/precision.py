@@ -134,8 +134,7 @@ _full = _Full()
 
 
 def exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``linear`` computed in float32 or more, whatever the precision of x and of the weights.
-    What the backward pass needs of them is kept as it was given."""
+    """``linear`` in float32 or more; the backward pass keeps what it needs as it was given."""
     if x.dtype in HALF and not torch.compiler.is_compiling():
         return _ExactLinear.apply(x, weight, bias)
     return _linear(x, weight, bias)
@@ -172,8 +171,7 @@ class _ExactLinear(torch.autograd.Function):
 
 
 class ExactLinear(nn.Linear):
-    """A linear map computed in float32 or more, whatever the precision of its weights. What
-    quantises ``nn.Linear`` alone leaves it as it is."""
+    """A linear map in float32 or more. What quantises ``nn.Linear`` alone leaves it as it is."""
 
     def forward(self, x: Tensor) -> Tensor:
         return exact_linear(x, self.weight, self.bias)

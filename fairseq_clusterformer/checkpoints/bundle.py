@@ -144,8 +144,7 @@ def write_bundle(
 
 
 def save_weights(model: nn.Module, file: Path, dtype: str) -> dict[str, str]:
-    """Write a model's tensors, its parameters in a type of :func:`write_bundle`; return the other
-    names that some of them have."""
+    """Write tensors, parameters as `write_bundle` says; return the other names that some have."""
     tensors, shared = distinct(model.state_dict())
     for name, _ in model.named_parameters(remove_duplicate=False):
         if name not in tensors or not tensors[name].is_floating_point():
@@ -188,8 +187,7 @@ def copy_data(source: Path, folder: Path) -> None:
 
 
 def copy_files(names: dict[str, str], source: Path, folder: Path) -> None:
-    """Copy files of a folder, as far as they are there, by new names, which come first. Raises
-    UserError: a link that leads out of the folder."""
+    """Copy those files that a folder has, by new names (first). UserError: as `data_files`."""
     for name, old in names.items():
         if (source / old).is_file():
             check_inside(source / old, source)
@@ -198,8 +196,7 @@ def copy_files(names: dict[str, str], source: Path, folder: Path) -> None:
 
 
 def check_inside(file: Path, folder: Path, option: str = "--data") -> None:
-    """Raise UserError if a file of a folder is a link that leads out of it: what it names would be
-    read, and copied, though nobody asked for that."""
+    """Raise UserError if a file is a link that leads out of a folder, to what nobody asked for."""
     if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
         problem = f"{file.relative_to(folder)} is a link that leads out of it"
         raise bad_option(option, folder, "a folder with all its files", problem)
@@ -218,10 +215,8 @@ def copy_recipe(source: Path, folder: Path) -> None:
 
 
 def distinct(state: dict[str, object]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors that lie in different places, and the other names that some of them have.
-
-    What is no tensor serves training alone, such as a memory bank, and is left out.
-    """
+    """Tensors that lie in different places, and the other names that some have. What is no tensor
+    serves training alone, such as a memory bank, and is left out."""
     tensors, shared, first = {}, {}, {}
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
@@ -277,9 +272,11 @@ def read_bundle(folder: Path, option: str) -> dict:
         problem = f"damaged ({type(error).__name__}: {error})"
         allowed = "a bundle that clusterformer bundle wrote"
         raise bad_option(option, folder, allowed, problem) from None
-    history = [{"num_updates": record["updates"]}]
+    # as --finetune-from-model reads it too
+    made = {"num_updates": record["updates"], "optimizer_name": "", "lr_scheduler_state": {}}
     cfg = OmegaConf.create(sections, flags={"allow_objects": True})
-    return {"cfg": cfg, "model": weights, "optimizer_history": history}
+    state = {"cfg": cfg, "model": weights, "optimizer_history": [made]}
+    return state | {"args": None, "extra_state": {}}
 
 
 def _with_data(sections: dict[str, dict], data: str | None) -> dict[str, dict]:

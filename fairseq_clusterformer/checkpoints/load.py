@@ -1,8 +1,9 @@
-"""Loads any checkpoint: a file that fairseq wrote, or a bundle."""
+"""Loads any checkpoint, a file that fairseq wrote or a bundle; and the average of several."""
 
 import math
 import re
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
@@ -35,7 +36,7 @@ from fairseq_clusterformer.checkpoints.bundle import (
 )
 from fairseq_clusterformer.compat.checks import dataclass_of
 from fairseq_clusterformer.compat.saving import UNREADABLE, check_state, why_no_checkpoint
-from fairseq_clusterformer.errors import bad_option, check_no_pipes, first_line
+from fairseq_clusterformer.errors import UserError, bad_option, check_no_pipes, first_line
 from fairseq_clusterformer.models import lora
 from fairseq_clusterformer.models.checkpoints import unfit_numbers
 from fairseq_clusterformer.moved import user_dir_of
@@ -62,16 +63,15 @@ def load_checkpoint(
     something else, or does not fit.
 
     Args:
-        path: a file that fairseq wrote, the folder of a bundle, or the name of a model that is
-            installed with this package.
-        data: a prepared folder with the model's dictionary; None: the folder that the model was
-            trained on, or the bundle itself.
+        path: a file that fairseq wrote, a bundle's folder, or the name of an installed model.
+        data: a prepared folder with the model's dictionary; None: that of the training, or the
+            bundle itself.
         task: names of the fairseq tasks that are allowed; None: any.
         option: what named `path`, for messages.
         overrides: options of the task that should differ from the training's.
     """
     path = located(path)
-    state = read_bundle(path, option) if is_bundle(path) else read_tensors(path, option)
+    state = read_tensors(path, option)
     try:
         cfg = state["cfg"] if is_bundle(path) else _upgraded(state)
         _check_sections(cfg)
@@ -128,9 +128,51 @@ def load_checkpoint(
     return Loaded(model.eval(), loaded_task, cfg, folder, path, updates)
 
 
+def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
+    """A checkpoint with the average of the parameters of checkpoints, bundles or installed models;
+    `ema`: of the moving averages that ``--store-ema`` kept. A tensor that two names share in each
+    is shared in the result too. The mean of minus infinity, which a log-sum-exp starts from, is
+    minus infinity. Raises UserError: no checkpoint, no moving average, or other names or
+    shapes."""
+    sums: dict[str, Tensor] = {}
+    places: dict[str, tuple] = defaultdict(tuple)  # where a tensor lies in each checkpoint
+    newest, latest, shapes = {}, -1, {}
+    for path in map(located, paths):
+        state = read_tensors(path, "--inputs")
+        moving = state.get("extra_state", {}).pop("ema", None)
+        if ema and moving is None:
+            raise bad_option("--ema", "given", "checkpoints of --store-ema", f"{path} has none")
+        if ema:
+            state["model"] |= moving
+        # what is no tensor, such as a memory bank, is taken from the newest
+        model = {n: t for n, t in state["model"].items() if isinstance(t, Tensor)}
+        given = {name: list(tensor.shape) for name, tensor in model.items()}
+        shapes = shapes or given
+        if other := next((n for n in {**shapes, **given} if given.get(n) != shapes.get(n)), None):
+            there, here = (of.get(other, "missing") for of in (shapes, given))
+            problem = f"{other} is {there} in {paths[0]}, {here} in {path}"
+            raise UserError(f"--inputs: {problem}; allowed: checkpoints of one model")
+        for name, tensor in model.items():
+            places[name] += ((tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.dtype),)
+            if tensor.is_floating_point():
+                if not (tensor < torch.inf).all():
+                    problem = f"{name} holds numbers that are not finite"
+                    raise bad_option("--inputs", path, "checkpoints of finite weights", problem)
+                wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+                sums[name] = sums[name] + wide if name in sums else wide
+        updates = state.get("optimizer_history", [{}])[-1].get("num_updates", 0)
+        if updates >= latest:
+            newest, latest = state, updates
+        state["last_optimizer_state"] = None
+    means: dict[tuple, Tensor] = {}
+    for name, total in sums.items():
+        mean = (total / len(paths)).to(newest["model"][name].dtype)
+        newest["model"][name] = means.setdefault(places[name], mean)
+    return newest
+
+
 def dataset_of(loaded: Loaded, split: str, option: str) -> FairseqDataset:
-    """A split of a model's data, which the `option` named. Raises UserError: there is no such
-    split, or nothing in it."""
+    """A split of a model's data, which `option` names. UserError: none there, or an empty one."""
     try:
         loaded.task.load_dataset(split)
     except (FileNotFoundError, ValueError) as error:
@@ -146,10 +188,8 @@ def dataset_of(loaded: Loaded, split: str, option: str) -> FairseqDataset:
 def _check_options(cfg: DictConfig, name: str, tensors: dict) -> None:
     """Raises ValueError: a task or a model that is unknown; an option whose type or range is not
     what its dataclass declares, or that asks for more layers or positions than the tensors have,
-    as far as a model makes these without tensors of its own.
-
-    What a model was trained from is in its tensors: no file that its options name is read later.
-    It scores no translations either, for which a training loads tokenizers."""
+    as far as a model makes these without tensors of its own. Options that name files, or how to
+    score translations, served training alone, and are emptied."""
     section, found = cfg[name], f"its {name} {cfg[name]._name}"
     known = TASK_REGISTRY if name == "task" else {**MODEL_REGISTRY, **ARCH_MODEL_REGISTRY}
     if section._name not in known and (folder := user_dir_of(section._name)):
@@ -219,8 +259,7 @@ class _Budget(TorchFunctionMode):
 
 @contextmanager
 def as_large_as(numbers: int) -> Iterator[None]:
-    """Stops the building of a model before it makes far more numbers than a file has. Raises
-    ValueError: its options ask for them."""
+    """Stops models of far more numbers than a file has; ValueError: their options ask for them."""
     with ExitStack() as hooks:
         budget = hooks.enter_context(_Budget(numbers))
         hooks.callback(register_module_parameter_registration_hook(budget.count).remove)
@@ -229,8 +268,9 @@ def as_large_as(numbers: int) -> Iterator[None]:
 
 
 def read_tensors(path: Path, option: str) -> dict:
-    """Everything in a file that fairseq wrote, on the CPU. Raises UserError: no such file, or
-    something else."""
+    """All of a bundle, or of a file of fairseq's, on the CPU. UserError: it is none of these."""
+    if is_bundle(path):
+        return read_bundle(path, option)
     if not path.is_file():
         raise no_file(path, option)
     try:
@@ -243,8 +283,7 @@ def read_tensors(path: Path, option: str) -> dict:
 
 
 def _upgraded(state: dict) -> DictConfig:
-    """The options of a file, which gets the form of today's. Raises ValueError: it has none; or
-    what fairseq raises."""
+    """A file's options in the form of today's; ValueError, or what fairseq raises: it has none."""
     if cfg := state.get("cfg"):
         if not isinstance(cfg, (dict, DictConfig)):
             raise ValueError("its cfg holds no options of a training")

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     check_output("--output", args.output, **how)
     import torch
 
-    from fairseq_clusterformer.checkpoints.average import average
+    from fairseq_clusterformer.checkpoints.load import average
 
     state = average(args.inputs, ema=args.ema)
     with whole_file("--output", args.output, **how) as new:

@@ -77,8 +77,7 @@ def check_data(task) -> None:
 
 
 def check_training(cfg) -> None:
-    """Check what a training does before it sets up its task: it draws numbers and writes. Raises
-    ValueError: an option that cannot be, alone or with another."""
+    """Check what a training does before it has a task. ValueError: an option that cannot be."""
     check(cfg, ("common",))
     check_data(cfg.task)
     on_cpu = cfg.common.cpu or not torch.cuda.is_available()
@@ -116,8 +115,7 @@ def _check_optimizer(cfg) -> None:
 
 
 def check_names(cfg) -> None:
-    """Check what a configuration of hydra's chooses by name. Raises ValueError: there is no such
-    file, task, model or other part."""
+    """Check what hydra's configuration chooses. ValueError: no such file, task, model or part."""
     if not HydraConfig.initialized():
         return
     if cfg.task is None:
@@ -195,8 +193,7 @@ _REFUSALS = {AssertionError, Exception, NotImplementedError, RuntimeError}
 
 
 def what_hydra_refuses(error: HydraException | OmegaConfBaseException) -> str:
-    """One line of what is wrong with a file, an option behind ``fairseq-hydra-train``, or one that
-    its dataclass refuses."""
+    """What is wrong with a file, an option of the command line, or one of a dataclass."""
     said, cause = [], error
     if isinstance(error, HydraException):
         said, cause = [" ".join(str(error).split())], error.__cause__

@@ -255,8 +255,7 @@ def _averaged(model: nn.Module) -> set[str]:
 
 @mends(Trainer, "valid_step")
 def validate_the_average(valid_step, self, sample, raise_oom=False):
-    """Lets ``--store-ema`` validate the average, which is what will be used: of
-    ``checkpoint_best.pt`` the average is best."""
+    """Lets ``--store-ema`` validate the average, of which ``checkpoint_best.pt`` has the best."""
     if self._ema is None:  # also before the first update
         return valid_step(self, sample, raise_oom)
     model = self.get_model()  # itself, which a translator's search has
@@ -310,8 +309,7 @@ def announce_epochs(begin, self, epoch: int):
 
 @mends(checkpoint_utils, "save_checkpoint")
 def announce_saving(save, cfg, trainer, *args, **kwargs):
-    """Calls ``consolidate`` of a model's modules, in which workers send what they have to the
-    first, before it writes a checkpoint."""
+    """Calls ``consolidate`` of modules, in which workers send the first what it is to write."""
     if not cfg.no_save:
         for module in trainer.get_model().modules():
             if hasattr(module, "consolidate"):

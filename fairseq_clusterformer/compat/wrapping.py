@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 
 def mends(owner: object, name: str) -> Callable[[Callable], Callable]:
-    """Decorator: this function takes the place of one of a module or a class, which it is given
-    before its arguments."""
+    """Decorator: this function replaces one of `owner`, which it is given before its arguments."""
 
     def put(function: Callable) -> Callable:
         mended = getattr(owner, name)

@@ -115,8 +115,7 @@ def load(
     data: Path | str | None = None,
     **how: object,
 ) -> Pretrained:
-    """Load a checkpoint or a bundle; see `fairseq_clusterformer.load`. What else is given is for
-    `load_checkpoint`."""
+    """See `fairseq_clusterformer.load`; what else is given is for `load_checkpoint`."""
     loaded = load_checkpoint(path, data=data, **{"task": list(CLASSES), "option": "path"} | how)
     module, _, name = CLASSES[loaded.cfg.task._name].partition(":")
     return getattr(import_module(module), name)(loaded, device=device, dtype=dtype)

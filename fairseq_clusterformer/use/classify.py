@@ -33,13 +33,8 @@ class Classification:
 
 
 class Classifier(Pretrained):
-    """Labels texts, or pairs of texts. Raises UserError: if the data folder does not say how its
-    texts became words.
-
-    Attributes:
-        labels: in the order of the model's outputs.
-        is_pair: whether it labels pairs of texts.
-    """
+    """Labels texts, or pairs of texts if it `is_pair`; `labels` are in the order of the model's
+    outputs. Raises UserError: if the data folder does not say how its texts became words."""
 
     kind = "classifier"
     abilities = ("classify", "encode")
@@ -68,13 +63,8 @@ class Classifier(Pretrained):
     def classify(
         self, texts: Text | Sequence[Text], *, batch_size: int = 32
     ) -> Classification | list[Classification]:
-        """Label texts, or pairs of texts if the model was trained on pairs. Raises UserError: a
-        pair for a model of texts, or the other way round; a batch of nothing.
-
-        Args:
-            texts: one text (or one tuple of two), or a list of them.
-            batch_size: how many the model reads at once.
-        """
+        """Label texts (or pairs, each a tuple), or one, `batch_size` at once. Raises UserError: a
+        pair for a model of texts, or the other way round; a batch of nothing."""
         if isinstance(texts, str | tuple):
             return self.classify([texts])[0]
         check_numbers(batch_size=batch_size)

@@ -44,8 +44,7 @@ ANSWERS = {0: "none", 1: "1", 2: "2", 3: "3 to 4", 5: "5 to 9", 10: "10 or more"
 
 @dataclass
 class Predictions:
-    """A reader's answers to a split, and the right ones, by each question's id in the order of the
-    split."""
+    """A reader's answers to a split, and the right ones, by each question's id in its order."""
 
     corpus: str  # the name that it was prepared by
     texts: dict[str, str] = field(default_factory=dict)  # short answers
@@ -90,9 +89,8 @@ def predict(
     batch_size: int = 8,
     cpu: bool = False,
 ) -> Predictions:
-    """Answer all questions of a split of a reader's data, whose `corpus` is the name that it was
-    prepared by; with `others`, by the mean of all probabilities. Raises UserError: if there is no
-    such split, or the readers do not go together."""
+    """Answer all questions of a split, prepared by the name `corpus`; with `others`, by the mean
+    of all probabilities. Raises UserError: no such split, or readers that do not go together."""
     for other in others:
         if _form(other) != _form(loaded):
             allowed = f"readers of one kind, dictionary and structure, such as {loaded.path}"
@@ -189,7 +187,6 @@ def score(found: Predictions, gold: Sequence[Path] = ()) -> dict[str, float]:
 
 
 def _score_texts(found: Predictions, ids: Iterable[str]) -> dict[str, float]:
-    """Scores of the short answers to some questions."""
     gold = {id_: found.gold[id_] for id_ in ids}
     if found.some_unanswerable:
         return answers.evaluate_v2(gold, found.texts, found.no_answer, threshold=NO_ANSWER)
@@ -223,7 +220,6 @@ def breakdown(found: Predictions) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _score_natural(entries: Sequence[dict], paths: Sequence[Path]) -> dict[str, float]:
-    """Return Natural Questions' scores of the split's questions; files may have more."""
     predictions = {str(entry["example_id"]): Label.from_json(entry) for entry in entries}
     gold, drops = {}, Drops()
     for path in paths:

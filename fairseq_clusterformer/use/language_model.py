@@ -16,11 +16,9 @@ from .perplexity import begin_of, compare, leaks_future, text_blocks
 
 
 class LanguageModel(Pretrained):
-    """Continues texts, and says how likely they are.
-
-    Each step reads a state of bounded size (dense attention: of all tokens so far). Sinusoidal
-    positions go on beyond the length of the training's texts, which the model has not learned.
-    """
+    """Continues texts, and says how likely they are. A step reads a state of bounded size (dense
+    attention: of all tokens so far). Sinusoidal positions go on beyond the length of the
+    training's texts, which the model has not learned."""
 
     kind = "language model"
     abilities = ("generate", "perplexity", "encode")
@@ -65,7 +63,6 @@ class LanguageModel(Pretrained):
         return parts if stream else "".join(parts)
 
     def _begin(self, tokens: Tensor) -> Tensor:
-        """Tokens with what a text begins by."""
         first = begin_of(self.loaded.cfg.task, self.coding, empty=not len(tokens))
         return torch.cat([first, tokens])
 
@@ -105,8 +102,7 @@ class LanguageModel(Pretrained):
             yield token
 
     def perplexity(self, text: str) -> float:
-        """Perplexity per token of a text, which is cut as the training's texts were. Raises
-        UserError: if there is no text."""
+        """Perplexity per token of a text, cut as the training's. Raises UserError: it is empty."""
         blocks = text_blocks(self.loaded, text)
         return compare(self.model, blocks, stepwise=False)["teacher-forced perplexity"]
 

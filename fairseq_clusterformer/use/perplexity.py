@@ -47,8 +47,7 @@ def leaks_future(model: nn.Module) -> bool:
 
 def begin_of(task: Mapping[str, object], coding: TextCoding, *, empty: bool = False) -> Tensor:
     """What stands in front of a text by the training's options, int64 [N]: ``<s>`` with
-    --add-bos-token, and ``</s>``, which is rare among bytes: only an `empty` text of them has it.
-    """
+    --add-bos-token, and ``</s>``; among bytes, only an `empty` text has it."""
     tokens = [coding.dictionary.bos()] * bool(task.get("add_bos_token"))
     if coding.unit != "byte" or empty:
         tokens.append(coding.dictionary.eos())
@@ -65,14 +64,9 @@ def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
 def text_blocks(
     loaded: Loaded, text: Path | str, name: str = "the text", **overrides: object
 ) -> Iterator[Block]:
-    """Yield the blocks of a text, which are those of a split that is prepared from it. Raises
-    UserError: if it is empty, or not UTF-8 where that matters.
-
-    Args:
-        text: a file, or what would stand in it.
-        name: what an error calls the text.
-        overrides: options of the task that should differ from the training's.
-    """
+    """The blocks of a split that is prepared from a text, a file or what would stand in it; an
+    error calls it `name`. The `overrides` are options of the task that should differ from the
+    training's. Raises UserError: if it is empty, or not UTF-8 where that matters."""
     coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
     section = copy.deepcopy(loaded.cfg.task)
     with tempfile.TemporaryDirectory() as folder:  # its files stay mapped
@@ -183,9 +177,8 @@ def step_by_step(model: nn.Module, tokens: Tensor, target: Tensor) -> Tensor:
 
 def stream_of(model: nn.Module) -> DecoderState:
     """The state behind which blocks that follow each other are scored, each behind what the layers
-    keep of those before: as Transformer-XL (Dai et al. 2019) is evaluated. What is kept is
-    bounded, except for the kind ``full``. Raises UserError: a model of fairseq's own, one that
-    leaks, or with learned positions."""
+    keep of those before (Transformer-XL, Dai et al. 2019): bounded, except for the kind ``full``.
+    Raises UserError: a model of fairseq's own, one that leaks, or with learned positions."""
     decoder, problem = model.decoder, ""
     if not isinstance(decoder, ClusterformerDecoder):
         problem = "it keeps every token"
@@ -281,9 +274,8 @@ class Breakdown:
         return found
 
     def repeated_identifiers(self, text: bytes) -> list[int]:
-        """Distances from each byte to the same byte of the identifier that it belongs to, the last
-        time; 0: it belongs to none, to a new one or one that is not rare, or more than one
-        identifier of the text so far begins as this one does."""
+        """Distances from each byte to the same byte of its identifier, the last time; 0: there is
+        none, or it is new, not rare, or until here like another one of the text so far."""
         last: dict[bytes, int] = {}
         ordered: list[bytes] = []  # those of the text so far
         found = [0] * len(text)

@@ -19,9 +19,8 @@ from .perplexity import leaks_future
 
 
 class Translator(Pretrained):
-    """Translates texts, from the language `source` to `target`, by one model or an ensemble. What
-    is done to texts is what was done to the training data. Raises UserError: models that do not go
-    together, or data that was prepared by something else."""
+    """Translates texts from the language `source` to `target`, by one model or an ensemble. Raises
+    UserError: models that do not go together, or data that were prepared by something else."""
 
     kind = "translation model"
     abilities = ("translate", "encode")
@@ -56,9 +55,8 @@ class Translator(Pretrained):
 
         Args:
             source, target: to be sure: an error if the model reads or writes another language.
-            beam: hypotheses that are followed at once.
+            beam: hypotheses that are followed, of the batch_size sentences that are read at once.
             lenpen: scores are divided by the length to this power.
-            batch_size: sentences at once.
         """
         for option, given, own in (("-s", source, self.source), ("-t", target, self.target)):
             if given not in (None, own):
@@ -75,10 +73,9 @@ class Translator(Pretrained):
         return found[0] if isinstance(texts, str) else found
 
     def of_split(self, split: str, max_tokens: int, **how) -> tuple[list[str], list[str]]:
-        """Translate a split of the data folder, max_tokens at once, and by beam, lenpen and
-        batch_size (or None) as in `translate`. Returns the subwords of the best translations and
-        of the references, joined by blanks. Raises UserError: there is no such split, or a
-        sentence is longer than the model allows."""
+        """Translate a split of the data folder, max_tokens at once; more options as of
+        `translate`. Returns the subwords of the best translations and of the references, joined by
+        blanks. Raises UserError also: there is no such split."""
         dataset = dataset_of(self.loaded, split, "--split")
         search = self._search(dataset, max_tokens, **how)
         found = dict(tqdm(search, total=len(dataset), unit=" sentences", disable=None))
@@ -88,7 +85,6 @@ class Translator(Pretrained):
     def _search(
         self, dataset: LanguagePairDataset, max_tokens: int | None, beam, lenpen, batch_size
     ) -> Iterator[tuple[int, str]]:
-        """Yield each sentence's index, and the subwords of its best translation."""
         check_numbers(beam=beam, lenpen=lenpen, batch_size=batch_size)
         if any(map(leaks_future, self.models)):
             problem = f"{self.loaded.path} or a model with it has --decoder-cluster-rule "
@@ -123,7 +119,6 @@ class Translator(Pretrained):
 
     @torch.no_grad()
     def _states(self, text: str) -> Tensor:
-        """Of the encoder."""
         subwords = self.text.encode(text, self.source)
         tokens = self.task.source_dictionary.encode_line(subwords, add_if_not_exist=False)
         tokens = tokens.long()[None].to(self.device)

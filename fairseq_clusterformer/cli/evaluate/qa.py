@@ -7,12 +7,11 @@ accepted answers together, in nats; nll_one, that of the answer listed last alon
 questions have no answer, AvNA: how often the reader is right about whether there is one, in per
 cent; and how many documents and questions are cut, or lose answers by that. --out writes
 predictions.json and scores.json, for SQuAD 2.0 and for own questions without answers also
-no_answer.json (--na-prob-file of SQuAD's script; a question whose probability of no answer is
-above 0.5 has none). Natural Questions is scored with the labels in its own files (--gold): all
-answers are written, with scores that can be compared with a threshold. For HotpotQA,
-2WikiMultihopQA and bAbI, a reader with --supporting-facts (etc_reader) is also scored by the
-sentences that it says support its answers. Several readers answer as one, by the mean of their
-probabilities.
+no_answer.json (--na-prob-file of SQuAD's script; above 0.5, a question has none). Natural
+Questions is scored with the labels in its own files (--gold): all answers are written, with scores
+that can be compared with a threshold. For HotpotQA, 2WikiMultihopQA and bAbI, a reader with
+--supporting-facts (etc_reader) is also scored by the sentences that it says support its answers.
+Several readers answer as one, by the mean of their probabilities.
 """
 
 import json
@@ -36,8 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--split SPLIT", "of the folder", default="valid")
     add("--out PATH", "the folder for the files")
     add("--gold PATH", "for natural-questions: its files of the split", nargs="+", default=())
-    about = "also exact match and F1 by question word, and by length of question and answer"
-    add("--breakdown", about)
+    add("--breakdown", "also exact match and F1 by question word, length of question and answer")
     add("--batch-size N", "questions at once", default=8)
     add_force(parser)
     for name in _OPTIONS:
